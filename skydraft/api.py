@@ -109,9 +109,11 @@ def connect(
     another model or execution or a smaller context, its open texts end with an error. `notify` gets a line when the
     cloud is lost and when it is back. Any number of generations may use it at once. Raises OptionError.
     """
-    from skydraft.edge.budget import Budget
+    from skydraft.edge.budget import Budget, DaySum
     from skydraft.edge.cloud import Cloud
+    from skydraft.edge.own_server import OwnServer
     from skydraft.edge.servers import Servers
+    from skydraft.edge.stock.connection import StockOptions
     from skydraft.edge.stock.server import StockServer
     from skydraft.edge.tls import ServerOptions
     from skydraft.protocol.address import is_url, parse_addresses
@@ -121,12 +123,10 @@ def connect(
     if isinstance(address, str) and is_url(address):
         if tls_name:
             raise OptionError("--tls-name does not apply to a server without skydraft.", hint="Remove it.")
-        stock = StockServer(
-            address, api=api, model=model, key=token, tls_ca=tls_ca, insecure=insecure,
-            budget=Budget(parse_prices(price) if price is not None else None, max_cost, max_calls),
-            memory=cache_dir() / "servers.json",
-        )  # fmt: skip
-        return Cloud(stock, **behaviour)
+        where = StockOptions(address, api, model, token, tls_ca, insecure)
+        day_sum = DaySum(cache_dir() / "spent.json", where.host.lower())
+        budget = Budget(parse_prices(price) if price is not None else None, max_cost, max_calls, day_sum)
+        return Cloud(Servers([StockServer(where, budget)]), **behaviour)
     given = {"--cloud-model": model, "--cloud-api": api != "auto", "--price": price, "--max-cost": max_cost}
     if unfit := [option for option, value in given.items() if value not in (None, False)]:
         raise OptionError(
@@ -135,7 +135,8 @@ def connect(
         )
     addresses = parse_addresses(address if isinstance(address, str) else ",".join(address))
     options = [ServerOptions(each, token, tls_ca, tls_name, insecure) for each in addresses]
-    return Cloud(Servers(options, None if max_calls is None else Budget(max_calls=max_calls)), **behaviour)
+    calls = None if max_calls is None else Budget(max_calls=max_calls)
+    return Cloud(Servers([OwnServer(each, calls) for each in options]), **behaviour)
 
 
 def generate(

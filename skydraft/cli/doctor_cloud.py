@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
 from rich.console import Console
 
+from skydraft import api
 from skydraft.characters import one_line
 from skydraft.cli.doctor_devices import measure_devices
 from skydraft.cli.pair_options import CloudChoice, ModelChoice
 from skydraft.cli.terminal import TERMINAL, counted
+from skydraft.config import DecodingParams
 from skydraft.decoding.cost_model import CostModel
+from skydraft.decoding.generation import Generation
+from skydraft.decoding.plan import make_plan
 from skydraft.edge.cloud import Cloud
-from skydraft.edge.stock.chat import TextDialect
-from skydraft.edge.stock.load import Examined
 from skydraft.engines.base import Engine
 from skydraft.errors import CloudError, CloudLost, OptionError, SkydraftError
 from skydraft.evaluation.diagnosis import NUM_PINGS, PROMPTS, drafts_after, examine_link, ping_times
 from skydraft.protocol.address import is_url
 from skydraft.protocol.values import ServerInfo
+from skydraft.types import StepRecord
 
 _LOOK_S = 3.0  # for the first sign of life
+_NUM_WRITTEN = 16  # tokens that a server without skydraft writes to show what it can
 
 
 def examine_cloud(
@@ -153,36 +158,38 @@ def _examine_stock(
     with closing(choice.connect(models.cloud_model)) as cloud:
         try:
             with TERMINAL.state(f"Asking {cloud.name}…"):
-                found = cloud.examine(edge.vocab)
+                _check_port(cloud)
+                facts = cloud.facts(None)
+                assert facts is not None
+                _, again = _written(edge, cloud), _written(edge, cloud)
         except SkydraftError as error:
             yield f"{cloud.name} cannot be used: {error.line}"
             return
-        _show_stock(console, found, cloud)
+        num_cached, gap_ms = again.stats.cached_tokens.cloud, _gap_ms(again.records)
+        encryption = "encrypted" if cloud.uses_tls else "plaintext"
+        same = "the same as the draft model's"
+        if cloud.kind in ("completions", "chat"):
+            same = "compared as text: the server gives no ids"
+        console.print(f"cloud        {cloud.name}, {cloud.kind}, {encryption}, key accepted or not needed")
+        console.print(f"             {one_line(facts.name)}, not exact: its tokens may depend on other requests")
+        console.print(f"tokens       {same}")
+        console.print(f"cache        {num_cached} of {again.num_prompt_tokens} tokens of a prompt, the second time")
+        console.print(f"round trip   {facts.wire_ms:.1f} ms; a written token {gap_ms:.1f} ms")
         if num_devices:
-            yield from measure_devices(
-                console, partial(_device, choice, models.cloud_model), edge, num_devices, seconds
-            )
-    if not found.num_cached:
+            connect = partial(_device, choice, models.cloud_model)
+            yield from measure_devices(console, connect, edge, num_devices, seconds)
+    if not num_cached:
         yield "turn on the server's prefix cache, or let it tell of it: without it each call reads the whole text anew"
 
 
-def _show_stock(console: Console, found: Examined, cloud: Cloud) -> None:
-    """Print what a server without skydraft is and costs."""
-    met = found.met
-    encryption = "encrypted" if cloud.uses_tls else "plaintext"
-    context = f", context {met.context_len}" if met.context_len else ""
-    console.print(f"cloud        {cloud.name}, {met.dialect.name}, {encryption}, key accepted or not needed")
-    console.print(f"             {one_line(met.model)}{context}, not exact: its tokens may depend on other requests")
-    same = (
-        "compared as text: the server gives no ids"
-        if isinstance(met.dialect, TextDialect)
-        else "the same as the draft model's"
-    )
-    console.print(f"tokens       {same}")
-    console.print(f"cache        {found.num_cached} of {found.num_sent} tokens of a prompt, the second time")
-    console.print(f"round trip   {found.rtt_ms:.1f} ms; a written token {found.costs.write_ms:.1f} ms")
-    if found.costs.check_ms:
-        does = "in one request" if met.checks(6) else "by writing, which takes less here"
-        console.print(
-            f"             a draft of 6 tokens checked in one request {found.costs.check_ms[-1]:.1f} ms: done {does}"
-        )
+def _written(edge: Engine, cloud: Cloud) -> Generation:
+    """A few tokens that the server writes after a prompt of some hundred tokens."""
+    prompt, params = "".join(PROMPTS) * 4, DecodingParams(max_new_tokens=_NUM_WRITTEN)
+    return api.generate(prompt, edge=edge, cloud=cloud, plan=make_plan("cloud"), params=params).run()
+
+
+def _gap_ms(records: Seq[StepRecord]) -> float:
+    """Milliseconds from one token of a stream to the next; of a text of one token, all that it took."""
+    if len(records) < 2:
+        return records[0].ended_ms
+    return (records[-1].ended_ms - records[0].ended_ms) / (len(records) - 1)

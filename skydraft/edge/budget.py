@@ -73,27 +73,31 @@ class Budget:
     """
 
     def __init__(
-        self, prices: Prices | None = None, max_cost: float | None = None, max_calls: int | None = None
-    ) -> None:
+        self, prices: Prices | None = None, max_cost: float | None = None, max_calls: int | None = None,
+        day_sum: DaySum | None = None,
+    ) -> None:  # fmt: skip
         if max_cost is not None and (prices is None or not max_cost > 0):
             raise OptionError("--max-cost must be above 0, and needs --price HIT,MISS,OUT.")
         if max_calls is not None and not max_calls >= 1:  # NaN is no number of calls
             raise OptionError(f"--max-calls must be 1 or more, not {max_calls}.")
-        self.prices = prices
+        self.prices, self.day_sum = prices, day_sum
         self._max_cost, self._max_calls = max_cost, max_calls
-        self.day_sum: DaySum | None = None
         self._settling = asyncio.Lock()
         self._day, self._num_calls = 0, 0
         self._settled, self._unsettled = 0.0, 0.0  # cost that is in the sum of the day, and that is not yet
         self._soon: asyncio.Task[None] | None = None
         self._error: OSError | None = None  # why the sum could not be kept, the last time
 
+    @property
+    def cost(self) -> float:
+        """What all requests of the day have cost, as far as it is known here."""
+        return self._settled + self._unsettled
+
     def check(self) -> None:
         """Raise BudgetSpent if nothing more may be asked today."""
         self._begin_day()
-        cost = self._settled + self._unsettled
-        if self._max_cost is not None and cost >= self._max_cost:
-            raise BudgetSpent(f"Today's requests have cost {cost:.4g}, and --max-cost is {self._max_cost:g}.")
+        if self._max_cost is not None and self.cost >= self._max_cost:
+            raise BudgetSpent(f"Today's requests have cost {self.cost:.4g}, and --max-cost is {self._max_cost:g}.")
         if self._max_calls is not None and self._num_calls >= self._max_calls:
             raise BudgetSpent(f"Today's {self._max_calls} calls are used up.")
 
@@ -104,7 +108,6 @@ class Budget:
         return self._day
 
     def give_back(self, day: int) -> None:
-        """Take back a call of a day that could not be sent."""
         self._num_calls -= day == self._day and self._num_calls > 0
 
     def pay(self, link: LinkCost) -> None:

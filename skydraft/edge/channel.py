@@ -1,189 +1,35 @@
-"""The channel to a server: TLS, tokens, bytes. All channels of a process share one event loop, in one thread.
-
-Deadlines, signs of life and cancelling are timers and tasks there: a generation needs no thread of its own.
-"""
+"""The channel to a server of ours: TLS, tokens, bytes. Its methods run on the event loop, and raise SkydraftErrors."""
 
 from __future__ import annotations
 
 import asyncio
-import atexit
-import os
-import threading
-import time
-from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import grpc
 
-from skydraft.characters import one_line
+from skydraft.edge.event_loop import Waiting, seen, shared_loop, sign_of_life
 from skydraft.edge.tls import ServerOptions, first_error
-from skydraft.errors import (
-    CloudDraining,
-    CloudFailure,
-    CloudLost,
-    CloudTimeout,
-    OptionError,
-    ProtocolError,
-    SessionNotFound,
-    SkydraftError,
-)
-from skydraft.protocol.info import decode_info
+from skydraft.errors import CloudDraining, CloudLost, CloudTimeout, SessionNotFound, SkydraftError
 from skydraft.protocol.status import from_rpc
-from skydraft.protocol.values import FEW_FRAMES, SERVICE, ServerInfo
+from skydraft.protocol.values import FEW_FRAMES, SERVICE
 from skydraft.tracing import HEADER as TRACE_HEADER
 
-T = TypeVar("T")
 _HEALTH = "/grpc.health.v1.Health/Check"
 _SERVING = b"\x08\x01"  # HealthCheckResponse(status=SERVING)
 _SESSION = f"/{SERVICE}/Session"
-_CLOSE_S, _END_S = 10.0, 0.3  # for the close of a session to be sent, in the background; at the interpreter's end
-_TICK_S, _UNSEEN_S = 0.1, 0.3  # a longer pause between two ticks is none of the servers'
+_CLOSE_S = 10.0  # for the close of a session to be sent, in the background
 _NOT_SENT = "Internal error from Core"  # gRPC's text for a message that could not be sent; the status has the cause
 _LOOK_S, _NUM_LOOKS = 0.01, 20  # interval and number of looks for that status
 _LOOK_AGAIN_S = 0.3  # from an answer of the server to the next ping, while other answers take long
 
 
-class Awaited(Generic[T]):
-    """Work on the event loop, for which a thread waits.
-
-    It is a lock and one task: the two chained futures of concurrent.futures take 0.03 ms more in every round.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
-        self._loop = loop
-        self._work = work
-        self._is_cancelled = False
-        self._done = threading.Lock()
-        self._done.acquire()
-        try:
-            loop.call_soon_threadsafe(self._start)
-        except RuntimeError as error:
-            work.close()
-            raise CloudLost("The interpreter is ending.") from error
-
-    def _start(self) -> None:
-        self.task = self._loop.create_task(self._work)  # only the loop may use it
-        self.task.add_done_callback(self._end)
-        if self._is_cancelled:
-            self.task.cancel()
-
-    def _end(self, task: asyncio.Task[T]) -> None:
-        _ = task.cancelled() or task.exception()  # the result may never be asked for
-        self._done.release()
-
-    def cancel(self) -> None:
-        """Make `result` raise CloudLost. Any thread may call this; it never waits."""
-        self._is_cancelled = True
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(lambda: self.task.cancel())
-
-    def result(self) -> T:
-        """Wait until the work is done. Raises the error of the work, or CloudLost if it was cancelled."""
-        try:
-            self._done.acquire()
-        except BaseException:
-            self.cancel()
-            raise
-        try:
-            return self.task.result()
-        except asyncio.CancelledError as error:
-            raise CloudLost("The generation was cancelled.") from error
-
-
-class WatchedTime:
-    """A clock that stands still while nobody ticks: a stopped process, or a machine that sleeps, hears no server."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._seen, self._last = 0.0, clock()
-
-    def now(self) -> float:
-        """Seconds during which it ticked."""
-        return self._seen + min(self._clock() - self._last, _UNSEEN_S)
-
-    def tick(self) -> None:
-        """Go on for a moment."""
-        self._seen, self._last = self.now(), self._clock()
-
-
-class EventLoop:
-    """An event loop in a daemon thread, for callers that block. `now` is the time during which it ran, in seconds."""
-
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-        self._loop = asyncio.new_event_loop()
-        self._watch = WatchedTime()
-        self.now = self._watch.now
-        self._loop.call_soon(self._tick)
-        self._thread = threading.Thread(target=self._loop.run_forever, name="skydraft edge", daemon=True)
-        self._thread.start()
-        atexit.register(self._stop)
-
-    def _tick(self) -> None:
-        self._watch.tick()
-        self._loop.call_later(_TICK_S, self._tick)
-
-    def begin(self, work: Coroutine[Any, Any, T]) -> Awaited[T]:
-        """Start work on the loop. Raises CloudLost while the interpreter ends, OptionError in a forked process."""
-        if self.pid != os.getpid():
-            work.close()
-            raise OptionError(
-                "This process was forked after a cloud was used, so it cannot use a cloud.",
-                hint="Start processes with the method spawn, or use the cloud in them alone.",
-            )
-        return Awaited(self._loop, work)
-
-    def post(self, work: Callable[[], Any]) -> None:
-        """Run `work` on the loop, unless the interpreter is ending. Never waits, so a finalizer may call this."""
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(work)
-
-    def _stop(self) -> None:
-        self.post(lambda: self._loop.create_task(self._wind_up()))
-        self._thread.join(2.0)
-        if not self._thread.is_alive() and not self._loop.is_running():  # after a fork it is neither
-            self._loop.close()
-
-    async def _wind_up(self) -> None:
-        """End what is under way: what is left over would be complained about."""
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        _, late = await asyncio.wait(others, timeout=_END_S) if others else ((), ())
-        for task in late:
-            task.cancel()
-        await asyncio.gather(*late, return_exceptions=True)
-        self._loop.stop()
-
-
-_lock = threading.Lock()
-_shared: EventLoop | None = None
-
-
-def shared_loop() -> EventLoop:
-    """The event loop of this process."""
-    global _shared
-    with _lock:
-        if _shared is None or _shared.pid != os.getpid():  # a fork leaves the thread of the loop behind
-            _shared = EventLoop()
-        return _shared
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """Seconds: pings begin after `quick_s`, each may take `ping_s`; after `timeout_s` the answer is too late."""
-
-    timeout_s: float
-    quick_s: float
-    ping_s: float
-
-
 class Channel:
-    """A connection to one server, shared by all generations. Its methods run on the loop, and raise SkydraftErrors."""
+    """A connection to one server, shared by all generations."""
 
     def __init__(self, options: ServerOptions) -> None:
         self.options = options
-        self.target = options.target
+        self.address = options.target
         self.heard_at = 0.0  # when the server last answered, in the loop's time
         self._pings: dict[float, asyncio.Task[float]] = {}  # under way, by how long they may take
         self._authorization = (("authorization", f"Bearer {options.token}"),) if options.token else ()
@@ -191,9 +37,7 @@ class Channel:
 
     @property
     def wire(self) -> grpc.aio.Channel:
-        """gRPC's channel, made at the first use."""
-        if self._wire is None:
-            self._wire = self._connect()
+        self._wire = self._wire or self._connect()
         return self._wire
 
     def _connect(self) -> grpc.aio.Channel:
@@ -207,8 +51,8 @@ class Channel:
             settings.append(("grpc.ssl_target_name_override", self.options.tls_name))
         if self.options.uses_tls:
             credentials = grpc.ssl_channel_credentials(self.options.tls_ca)
-            return grpc.aio.secure_channel(self.target, credentials, settings)
-        return grpc.aio.insecure_channel(self.target, settings)
+            return grpc.aio.secure_channel(self.address, credentials, settings)
+        return grpc.aio.insecure_channel(self.address, settings)
 
     async def renew(self, wire: grpc.aio.Channel | None = None) -> None:
         """Drop a connection that may be dead, the current one or `wire`, unless it was dropped before."""
@@ -218,7 +62,6 @@ class Channel:
             await dead.close()
 
     async def call(self, path: str, timeout_s: float) -> bytes:
-        """A unary call without arguments."""
         try:
             method: Any = self.wire.unary_unary(path)
             reply: bytes = await method(b"", timeout=timeout_s, metadata=self._authorization)
@@ -230,7 +73,6 @@ class Channel:
         return reply
 
     async def reason(self, error: grpc.aio.AioRpcError) -> SkydraftError:
-        """The error of a failed call."""
         meant = from_rpc(error)
         return meant if self.heard_at else await first_error(meant, self.options)
 
@@ -238,32 +80,15 @@ class Channel:
         """Ping the server, once for all who ask meanwhile; returns the round trip in ms. Raises CloudLost."""
         if (ping := self._pings.get(timeout_s)) is None or ping.done():
             ping = self._pings[timeout_s] = asyncio.ensure_future(self._ping(timeout_s))
-            ping.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps nobody asks any more
+            ping.add_done_callback(seen)
         return await asyncio.shield(ping)
 
     async def _ping(self, timeout_s: float) -> float:
-        began, seen = time.perf_counter(), shared_loop().now()
-        try:
-            answer = await self.call(_HEALTH, timeout_s)
-        except CloudTimeout as error:
-            if shared_loop().now() - seen < timeout_s / 2:  # this process was stopped meanwhile
-                return await self._ping(timeout_s)
-            raise CloudLost(f"no sign of life in {timeout_s:g} s.") from error
-        if answer != _SERVING:
+        return await sign_of_life(self._look, timeout_s)
+
+    async def _look(self, timeout_s: float) -> None:
+        if await self.call(_HEALTH, timeout_s) != _SERVING:
             raise CloudDraining("it is shutting down.")
-        return (time.perf_counter() - began) * 1e3
-
-    async def info(self, timeout_s: float) -> ServerInfo:
-        """The server's description. Names are one line without control characters, since they are shown."""
-        try:
-            info = decode_info(await self.call(f"/{SERVICE}/GetInfo", timeout_s))
-        except ProtocolError as error:
-            raise CloudFailure(f"The cloud at {self.target} sent an invalid description: {error.message}") from error
-        return replace(info, model=one_line(info.model)[:200], version=one_line(info.version)[:200])
-
-    async def max_block(self, timeout_s: float) -> int:
-        """The longest block that the server takes."""
-        return (await self.info(timeout_s)).max_block
 
     def stream(self, traceparent: str) -> SessionStream:
         """A stream for one session, in the trace of `traceparent` ("": in none)."""
@@ -272,7 +97,6 @@ class Channel:
         return SessionStream(self, self.wire, method(metadata=[*self._authorization, *trace]))
 
     async def close(self) -> None:
-        """Close the connection."""
         await self.renew()
 
 
@@ -290,23 +114,12 @@ class SessionStream:
 
     @property
     def is_over(self) -> bool:
-        """Whether the stream has ended."""
         return bool(self._call.done())
 
     @property
     def may_have_sent(self) -> bool:
         """Whether a message may have left this device: one was written, or there is a connection."""
         return self._has_written or self._wire.get_state() is grpc.ChannelConnectivity.READY
-
-    async def ended_by(self) -> SkydraftError:
-        """The error that ended a stream that is over."""
-        try:
-            await self._call.read()
-        except grpc.aio.AioRpcError as error:
-            return await self._told(error)
-        except asyncio.CancelledError as error:
-            return _closed(error)
-        return CloudLost("The stream ended early.")
 
     def send(self, message: bytes) -> None:
         """Send a message that has no reply of its own; if that fails, the stream is over."""
@@ -331,7 +144,7 @@ class SessionStream:
                 self.send(message)  # a write waits for ever if no connection comes, whatever is cancelled
             reply = await self._call.read()
         except grpc.aio.AioRpcError as error:
-            raise self._broken_by or await self._told(error) from error
+            raise self._broken_by or await self._reason(error) from error
         except (asyncio.CancelledError, asyncio.InvalidStateError) as error:
             raise self._broken_by or _closed(error) from error
         finally:
@@ -344,7 +157,7 @@ class SessionStream:
         self._has_replied, self._channel.heard_at = True, shared_loop().now()
         return reply
 
-    async def _told(self, error: grpc.aio.AioRpcError) -> SkydraftError:
+    async def _reason(self, error: grpc.aio.AioRpcError) -> SkydraftError:
         """The server's error. For a message to an ended stream gRPC reports one of its own first, or only that."""
         for _ in range(_NUM_LOOKS):
             if error.details() != _NOT_SENT:
@@ -371,11 +184,9 @@ class SessionStream:
         self.cancel()
 
     async def renew(self) -> None:
-        """Drop the connection of this stream."""
         await self._channel.renew(self._wire)
 
     def cancel(self) -> None:
-        """Break the stream off; the session stays."""
         self._call.cancel()
         if self._sending is not None:
             self._sending.cancel()
@@ -391,7 +202,6 @@ class SessionStream:
 
 
 def _closed(error: BaseException) -> CloudLost:
-    """The error for a cancelled call; if the task itself was cancelled, it raises CancelledError."""
     task = asyncio.current_task()
     if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
         raise error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
@@ -13,12 +14,10 @@ from skydraft.decoding.plan import Plan
 from skydraft.decoding.prices import Prices
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
-from skydraft.edge.channel import Awaited
-from skydraft.edge.line import ServerList
+from skydraft.edge.event_loop import Awaited, shared_loop
+from skydraft.edge.own_server import OwnServer
+from skydraft.edge.server import OURS, Server
 from skydraft.edge.servers import Servers
-from skydraft.edge.session import new_number
-from skydraft.edge.stock.load import Examined, Steps
-from skydraft.edge.stock.server import StockServer
 from skydraft.edge.verifier import Notices, Notify, Patience, RemoteVerifier, silent, too_late
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import CloudError, OptionError, SkydraftError
@@ -45,7 +44,7 @@ class Cloud:
 
     def __init__(
         self,
-        servers: ServerList,
+        servers: Servers,
         *,
         timeout_s: float = 30.0,
         require: bool = False,
@@ -54,67 +53,60 @@ class Cloud:
     ) -> None:
         if not 0 < timeout_s < 86400:
             raise OptionError(f"--cloud-timeout must be a number of seconds above 0, not {timeout_s:g}.")
-        self._servers = servers
+        self.servers = servers
         self._timeout_s = timeout_s
         self._require = require
         self._open_ahead = open_ahead
         self._notices = Notices(notify)
-        self._number = new_number()  # orders the servers for GetInfo, as a session's number does for its text
+        self._key = random.random()  # orders the servers for what belongs to no text
         self._pending: Awaited[Any] | None = None  # the current or last wait
         self._is_cancelled = False
 
     def telling(self, notify: Notify) -> Cloud:
-        """The same cloud with another `notify`."""
         return Cloud(
-            self._servers, timeout_s=self._timeout_s, require=self._require, open_ahead=self._open_ahead, notify=notify
+            self.servers, timeout_s=self._timeout_s, require=self._require, open_ahead=self._open_ahead, notify=notify
         )
 
     @property
     def name(self) -> str:
-        """HOST:PORT of each server, with commas."""
-        return self._servers.name
+        return self.servers.name
 
     @property
     def uses_tls(self) -> bool:
-        """Whether the connections are encrypted."""
-        return self._servers.uses_tls
+        return all(server.uses_tls for server in self.servers.all)
 
     @property
     def is_exact(self) -> bool:
         """Whether its tokens do not depend on what else it computes; known once it has answered."""
-        return self._servers.is_exact
+        return all(server.is_exact for server in self.servers.all)
+
+    @property
+    def kind(self) -> str:
+        """What runs there: "skydraft", another program or interface, or "auto" before that is known."""
+        return self.servers.all[0].kind
 
     @property
     def is_stock(self) -> bool:
-        """Whether it is a server without skydraft."""
-        return isinstance(self._servers, StockServer)
+        return self.kind != OURS
 
     @property
     def prices(self) -> Prices | None:
-        """What its tokens cost, if they are sold."""
-        return self._servers.prices
+        return self.servers.all[0].prices
 
     def info(self) -> ServerInfo:
-        """The servers' description. Tries until `timeout_s` is over. Raises CloudError."""
-        servers = self._servers
-        assert isinstance(servers, Servers)
-        wait_s = min(self._timeout_s, _ONE_OF_MANY_S) if servers.has_others else self._timeout_s
-        return self._run(self._patiently(lambda channel: servers.info(channel, wait_s)))
+        """The description of servers of ours. Tries until `timeout_s` is over. Raises CloudError."""
+        wait_s = min(self._timeout_s, _ONE_OF_MANY_S) if self.servers.has_others else self._timeout_s
 
-    def examine(self, vocab: Vocab) -> Examined:
-        """Who a server without skydraft is, and what it costs. Raises a SkydraftError."""
-        assert isinstance(self._servers, StockServer)
-        return self._run(self._servers.examine(vocab, self._timeout_s))
+        async def ask(server: Server) -> ServerInfo:
+            assert isinstance(server, OwnServer)
+            info = await server.info(wait_s)
+            self.servers.agree(server)
+            return info
 
-    def steps(self, num_texts: int) -> Steps:
-        """What its steps take while it writes so many texts at once. Raises a SkydraftError."""
-        assert isinstance(self._servers, StockServer)
-        return self._run(self._servers.steps(num_texts, self._timeout_s))
+        return self._run(self._patiently(ask))
 
     def ping(self, timeout_s: float) -> float:
-        """The round trip to a server, in milliseconds. Raises CloudLost."""
-        ping: Callable[[Any], Awaitable[float]] = lambda channel: channel.ping(timeout_s)  # noqa: E731
-        return self._run(self._servers.ask(self._number, ping))
+        return self._run(self.servers.ask(self._key, lambda server: server.ping(timeout_s)))
 
     def facts(self, wait_s: float | None) -> TargetFacts | None:
         """Facts about the servers, asked for now or in the last two minutes.
@@ -122,39 +114,39 @@ class Cloud:
         Returns None if no server answers within `wait_s` seconds; with 0 no server is asked. `wait_s` None waits for
         `timeout_s`. Raises CloudError for errors that waiting does not cure.
         """
-        known = [self._servers.facts.get(channel.target) for channel in self._servers.in_order(self._number)]
+        servers = self.servers
+        known = [servers.facts.get(server.address) for server in servers.in_order(self._key)]
         for at, facts in filter(None, known):
             if time.monotonic() - at < _FACTS_S:
                 return facts
         if wait_s is None:
-            return self._run(self._patiently(lambda channel: self._servers.learn(channel, self._timeout_s)))
+            return self._run(self._patiently(lambda server: servers.learn(server, self._timeout_s)))
         if wait_s == 0:
             return None
         wait_s = min(wait_s, self._timeout_s)
         try:
-            return self._run(self._servers.ask(self._number, lambda channel: self._servers.learn(channel, wait_s)))
+            return self._run(servers.ask(self._key, lambda server: servers.learn(server, wait_s)))
         except CloudError as error:
             if not error.is_outage:
                 raise
             return None
 
-    async def _patiently(self, ask: Callable[[Any], Awaitable[T]]) -> T:
-        now = self._servers.loop.now
+    async def _patiently(self, ask: Callable[[Server], Awaitable[T]]) -> T:
+        now = shared_loop().now
         began = now()
         while True:
             try:
-                return await self._servers.ask(self._number, ask)
+                return await self.servers.ask(self._key, ask)
             except SkydraftError as error:
                 if not error.retryable:
                     raise
                 if now() - began + _PAUSE_S > self._timeout_s:
                     raise too_late(self.name, error, self._timeout_s) from error
             await asyncio.sleep(_PAUSE_S)
-            for channel in self._servers.in_order(self._number):
-                await channel.renew()
+            await self.servers.renew()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        self._pending = pending = self._servers.loop.begin(work)
+        self._pending = pending = shared_loop().begin(work)
         if self._is_cancelled:
             pending.cancel()
         return pending.result()
@@ -172,18 +164,15 @@ class Cloud:
     def verifier(
         self, context: Committed, prompt: Prompt, vocab: Vocab, request: GenerateRequest, *, drafts_first: bool = True
     ) -> RemoteVerifier:
-        """The verifier of one generation."""
         plan = request.plan
-        session = self._servers.session(context, prompt, vocab, request)
-        patience = Patience(self._timeout_s, self.falls_back(plan), self._servers.has_others)
-        verifier = RemoteVerifier(self._servers, context, session, patience, self._notices)
+        patience = Patience(self._timeout_s, self.falls_back(plan), self.servers.has_others)
+        verifier = RemoteVerifier(self.servers, context, prompt, vocab, request, patience, self._notices)
         if plan.drafts and drafts_first and (self._open_ahead or not plan.is_gated):
             verifier.open_ahead()
-        if patience.falls_back and not any(each.heard_at for each in self._servers.in_order(0)):
+        if patience.falls_back and not self.servers.is_reached:
             verifier.greet(vocab)
         return verifier
 
     def close(self) -> None:
-        """Close the connections."""
         with suppress(OptionError):  # in a forked process they are the parent's
-            self._servers.loop.begin(self._servers.close()).result()
+            shared_loop().begin(self.servers.close()).result()

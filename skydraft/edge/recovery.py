@@ -84,7 +84,6 @@ def recover(error: SkydraftError, now: Situation) -> Recovery:
 
 
 def _wanted(error: SkydraftError, now: Situation) -> Recovery:
-    """The action that could cure the error, if there is time for it."""
     pause_s = min(_FIRST_PAUSE_S * 2**now.num_tries, _LONGEST_PAUSE_S)
     match error:
         case SessionNotFound() | BaseMismatch() | Diverged() | SessionTaken():

@@ -7,17 +7,18 @@ no token is lost or doubled. For that it remembers the number of the session and
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from skydraft.decoding.context import Committed
 from skydraft.decoding.receipt import Sent
 from skydraft.edge.budget import Budget
-from skydraft.edge.channel import Channel, SessionStream, Waiting
-from skydraft.errors import CloudDraining, CloudFailure, Diverged, ProtocolError, SkydraftError
+from skydraft.edge.channel import Channel, SessionStream
+from skydraft.edge.event_loop import Waiting
+from skydraft.errors import CloudFailure, Diverged, ProtocolError, SkydraftError
 from skydraft.protocol import codec
 from skydraft.protocol.values import MAX_SESSION, OpenCall, Opened, Opening, StopCall, TargetId, VerifyCall, Written
 from skydraft.types import Cost, DraftBlock, LinkCost, Verdict
@@ -26,32 +27,23 @@ T = TypeVar("T")
 
 
 class Session:
-    """One text at one server. `opening` is its beginning; ids are below `vocab_size`.
-
-    All methods but `opening_message` run on the event loop, one at a time. Each tries once, and raises the error.
-    """
+    """`Text` at one server of ours. `opening` is its beginning; ids are below `vocab_size`."""
 
     def __init__(
-        self,
-        context: Committed,
-        opening: Opening,
-        vocab_size: int,
-        channel: Channel,
-        *,
-        number: int,
-        traceparent: str = "",
-        budget: Budget | None = None,
-        on_open: Callable[[Channel, TargetId | None], None] = lambda channel, target: None,
-    ) -> None:
-        self.number = number
+        self, context: Committed, opening: Opening, vocab_size: int, channel: Channel, *,
+        traceparent: str = "", budget: Budget | None = None,
+    ) -> None:  # fmt: skip
+        self.number = new_number()
         self.epoch = 0
+        self.sent = Sent()
+        self.spent = LinkCost()  # in all
         self._context = context
         self._opening = opening
         self._prompt_ids = np.array(opening.prompt.token_ids, np.int32)
         self._vocab_size = vocab_size
         self._channel = channel
         self._traceparent = traceparent
-        self._on_open = on_open  # called with the target that opened the text
+        self._budget = budget
         self._is_open = False  # the server has this epoch
         self._was_sent = False  # so the server may have it open, even without a reply
         self._stream: SessionStream | None = None
@@ -59,39 +51,24 @@ class Session:
         self._is_named = False  # the stream has named its session
         self._writing: tuple[int, int, int] | None = None  # bases: of its verify, of the next token, of the limit
         self._cost: Cost | None = None  # of an opening ahead, for the first verdict
-        self._spent = LinkCost()  # in all
-        self._budget = budget
-        self.sent = Sent()
 
     @property
-    def channel(self) -> Channel:
-        """The channel to the session's server."""
-        return self._channel
+    def target(self) -> TargetId | None:
+        return self._opening.target
 
-    @property
-    def top(self) -> int:
-        """Drafts among this many best tokens of the target are accepted; 0: only its own choice."""
-        return self._opening.top
-
-    @property
-    def is_writing(self) -> bool:
-        """Whether the target is writing, so that `next_written` has an answer."""
-        return self._writing is not None
-
-    def expect(self, target: TargetId | None) -> None:
-        """Allow only this target to begin the text; None: any."""
+    @target.setter
+    def target(self, target: TargetId | None) -> None:
         self._opening = replace(self._opening, target=target)
 
     @property
-    def spent(self) -> LinkCost:
-        """Bytes of all messages so far. Any thread may call this."""
-        return self._spent
+    def is_writing(self) -> bool:
+        return self._writing is not None
 
-    def reopen(self, channel: Channel | None = None, *, renumber: bool = False) -> None:
+    def reopen(self, server: Channel | None = None, *, renumber: bool = False) -> None:
         """Make the next call open the session again, one epoch higher, perhaps elsewhere or with another number."""
         self.break_off()
-        self._was_sent = self._was_sent and not (channel or renumber)
-        self._channel = channel or self._channel
+        self._was_sent = self._was_sent and not (server or renumber)
+        self._channel = server or self._channel
         if renumber:
             self.number = new_number()
         self.epoch += 1
@@ -106,34 +83,25 @@ class Session:
             self._stream = None
 
     async def renew(self) -> None:
-        """Drop the used connection, which may be dead; a newer connection stays."""
         self.break_off()
         if self._last is not None:
             await self._last.renew()
 
-    def opening_message(self) -> bytes:
-        """The message that opens the session without a block."""
-        return codec.encode_open(OpenCall(self.number, self.epoch, self._opening_now()))
+    def open(self, waiting: Waiting) -> Coroutine[Any, Any, None]:
+        return self._open(codec.encode_open(OpenCall(self.number, self.epoch, self._opening_now())), waiting)
 
-    async def open(self, message: bytes, waiting: Waiting) -> None:
-        """Open the session at the server, which puts the prompt into the target's cache."""
+    async def _open(self, message: bytes, waiting: Waiting) -> None:
         if self._budget is not None:
             self._budget.check()
-        reply = await self._exchange(await self._stream_now(), message, waiting, self._opening)
+        reply = await self._exchange(self._stream_now(), message, waiting, self._opening)
         opened: Opened = self._read(codec.decode_opened, reply)
         self._note_opened(reply)
         self._cost = opened.cost
 
-    async def judge(
-        self, block: DraftBlock, catch_up: tuple[int, ...], write: int, waiting: Waiting, ahead: tuple[int, ...] = ()
-    ) -> Verdict:
-        """The verdict on a block; with `write`, the target continues to write after it.
-
-        The block follows the committed tokens and `ahead`, which the target has seen.
-        """
+    async def verify(self, block: DraftBlock, catch_up: tuple[int, ...], write: int, waiting: Waiting) -> Verdict:
         opening = None if self._is_open else self._opening_now()
-        checksum = codec.digest(self._prompt_ids, self._context.generated, np.array(ahead, np.int32))
-        stream = await self._stream_now()
+        checksum = codec.digest(self._prompt_ids, self._context.generated)
+        stream = self._stream_now()
         number = 0 if self._is_named else self.number  # a stream is about one session, which its first message names
         call = VerifyCall(number, self.epoch, block.base, catch_up, block.token_ids, checksum, opening, write)
         reply = await self._exchange(stream, codec.encode_verify(call), waiting, opening, call)
@@ -165,14 +133,12 @@ class Session:
         return written
 
     def stop(self) -> None:
-        """Ask the target to stop writing. Tokens that it wrote until then must still be read."""
         if self._writing is not None and self._stream is not None:
             message = codec.encode_stop(StopCall(self._writing[0]))
             self._count(len(message), 0)
             self._stream.send(message)
 
     async def close(self) -> None:
-        """End the session at the server, if a message gets through."""
         stream, was_sent, is_named = self._stream, self._was_sent, self._is_named
         self._stream, self._writing, self._is_open = None, None, False
         if stream is not None and not stream.is_over:
@@ -181,19 +147,13 @@ class Session:
             await self._channel.stream(self._traceparent).finish(codec.encode_close(self.number))
 
     def _opening_now(self) -> Opening:
-        """The opening to send now, with all tokens that the target has seen."""
-        self._spent += LinkCost(shared_bytes=codec.media_bytes(self._opening))
+        self.spent += LinkCost(shared_bytes=codec.media_bytes(self._opening))
         seen = self._context.generated[: self._context.num_seen]
         return replace(self._opening, committed_ids=tuple(seen.tolist()))
 
-    async def _stream_now(self) -> SessionStream:
-        """The session's stream; a new one if the server ended the old one while idle. Raises CloudDraining."""
-        if self._stream is not None and self._stream.is_over:
-            reason = await self._stream.ended_by()
-            self._stream = None
-            if isinstance(reason, CloudDraining):
-                raise reason
-        if self._stream is None:
+    def _stream_now(self) -> SessionStream:
+        """The session's stream; a new one if the server ended the old one while idle."""
+        if self._stream is None or self._stream.is_over:
             self._stream = self._last = self._channel.stream(self._traceparent)
             self._is_named = False
         return self._stream
@@ -202,7 +162,6 @@ class Session:
         self, stream: SessionStream, message: bytes, waiting: Waiting, opening: Opening | None,
         call: VerifyCall | None = None,
     ) -> bytes:  # fmt: skip
-        """Send a message and wait for its reply; the stream is dropped if that fails."""
         day = self._budget.take() if self._budget is not None and call is not None else None
         self._count(len(message), 0)
         self._is_named = self._was_sent = True
@@ -210,10 +169,8 @@ class Session:
             self._note_sent(opening, call)
         try:
             reply = await stream.receive(waiting, message)
-        except BaseException as error:
+        except BaseException:
             self.break_off()
-            if isinstance(error, ProtocolError) and codec.UNKNOWN_OPTION in error.message:
-                raise self._too_old() from error
             raise
         finally:
             if not is_noted and stream.may_have_sent:  # the connection was made meanwhile
@@ -224,7 +181,7 @@ class Session:
         return reply
 
     def _note_sent(self, opening: Opening | None, call: VerifyCall | None) -> None:
-        sent, target = self.sent, self._channel.target
+        sent, target = self.sent, self._channel.address
         if opening is not None:
             sent.servers.append(target)
             sent.num_prompt_tokens = len(self._prompt_ids)
@@ -234,14 +191,12 @@ class Session:
             sent.num_calls += 1
 
     def _count(self, up: int, down: int) -> None:
-        self._spent += LinkCost(bytes_up=up, bytes_down=down)
+        self.spent += LinkCost(bytes_up=up, bytes_down=down)
 
     def _note_opened(self, reply: bytes) -> None:
-        """Note that the server has the session, and its target, so that no other target continues the text."""
-        if self._opening.target is None:
-            self.expect(self._read(codec.decode_target, reply))
+        if self.target is None:
+            self.target = self._read(codec.decode_target, reply)
         self._is_open = True
-        self._on_open(self._channel, self._opening.target)
 
     def _read(self, decode: Callable[[bytes], T], reply: bytes) -> T:
         """The decoded reply. A malformed reply raises CloudFailure: it is the server's failure, not wrong use."""
@@ -266,26 +221,16 @@ class Session:
         self._check_tokens(written.token_ids, end, written.finish is not None)
 
     def _check_tokens(self, token_ids: tuple[int, ...], end: int, has_finish: bool) -> None:
-        most = self._opening.params.max_new_tokens
+        limit = self._opening.params.max_new_tokens
         for token_id in token_ids:
             if token_id >= self._vocab_size:
                 raise self._failed(f"the token {token_id}, which the vocabulary does not have")
-        if token_ids and (end > most or (end == most and not has_finish)):
-            raise self._failed(f"tokens beyond the {most} that were asked for")
-
-    def _too_old(self) -> ProtocolError:
-        """The error for a server that does not know an option: of all options `min_call_prob` came last."""
-        is_careful = bool(self._opening.params.min_call_prob)
-        option, otherwise = ("min_call_prob", ", or set it to 0") if is_careful else ("an option of this text", "")
-        return ProtocolError(
-            f"The cloud at {self._channel.target} runs an older skydraft, which does not know {option}: "
-            f"update it{otherwise}."
-        )
+        if token_ids and (end > limit or (end == limit and not has_finish)):
+            raise self._failed(f"tokens beyond the {limit} that were asked for")
 
     def _failed(self, says: str) -> SkydraftError:
-        return CloudFailure(f"The cloud at {self._channel.target} sent {says}.")
+        return CloudFailure(f"The cloud at {self._channel.address} sent {says}.")
 
 
 def new_number() -> int:
-    """A random number for a session, unlikely to be used twice."""
     return random.SystemRandom().randint(1, MAX_SESSION)

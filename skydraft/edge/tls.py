@@ -15,7 +15,6 @@ _GREETING_S = 1.0  # timeout of the handshake
 
 
 def check_certificates(pem: bytes) -> None:
-    """Raise OptionError unless these are certificates."""
     try:
         ssl.create_default_context(cadata=pem.decode("ascii"))
     except (ssl.SSLError, UnicodeDecodeError, ValueError) as error:
@@ -73,18 +72,15 @@ class ServerOptions:
 
     @property
     def target(self) -> str:
-        """HOST:PORT."""
         host, port = parse_address(self.address)
         return f"{host}:{port}"
 
     @property
     def uses_tls(self) -> bool:
-        """Whether the channel is encrypted."""
         return bool(self.tls_ca) or not (self.insecure or self.is_here)
 
     @property
     def is_here(self) -> bool:
-        """Whether the server is on this machine."""
         return is_loopback(parse_address(self.address)[0])
 
 

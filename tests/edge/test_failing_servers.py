@@ -15,12 +15,12 @@ import pytest
 
 import skydraft
 from skydraft import DecodingParams, make_plan
-from skydraft.edge.channel import Channel, SessionStream, Waiting
-from skydraft.edge.cloud import Cloud
+from skydraft.edge.channel import Channel, SessionStream
+from skydraft.edge.event_loop import Waiting
+from skydraft.edge.own_server import OwnServer
 from skydraft.edge.recovery import Recovery, Situation, recover
 from skydraft.engines.toy import open_toy
-from skydraft.errors import CloudError, CloudFailure, CloudLost, ProtocolError, SessionNotFound, SkydraftError
-from skydraft.protocol import codec
+from skydraft.errors import CloudError, CloudFailure, CloudLost, SessionNotFound, SkydraftError
 from skydraft.protocol.info import encode_info
 from skydraft.protocol.values import ServerInfo
 
@@ -60,10 +60,10 @@ def test_what_a_gated_plan_asks_before_it_begins_takes_a_second_at_most(
 
 
 def test_a_generation_that_cannot_begin_leaves_no_seat_behind(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fails(self: Channel, timeout_s: float) -> ServerInfo:
+    async def fails(self: OwnServer, timeout_s: float) -> ServerInfo:
         raise CloudFailure("no")
 
-    monkeypatch.setattr(Channel, "info", fails)
+    monkeypatch.setattr(OwnServer, "info", fails)
     with closing(skydraft.connect(server.address, timeout_s=2, open_ahead=True, require=True)) as cloud:
         with pytest.raises(CloudFailure):
             write(cloud, make_plan("auto", gate="calibrated:0.85"))
@@ -92,28 +92,6 @@ def test_a_server_that_forgets_every_session_is_not_asked_without_a_pause(
         write(cloud, make_plan(k=5))
     assert 3 <= num_asked == len(pauses) <= 12
     assert pauses[0] == 0 < min(pauses[1:-1])  # the first mending is at once
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [({"min_call_prob": 0.7}, "min_call_prob: update it, or set it to 0"), ({"top_k": 3}, "update it")],
-)
-def test_a_server_of_an_older_version_is_named_as_such(
-    server: Serving, monkeypatch: pytest.MonkeyPatch, options: Any, says: str
-) -> None:
-    read = codec._read_params
-
-    def read_by_an_older_version(message: Any) -> DecodingParams:
-        message.MergeFromString(b"\xa0\x06\x01")  # field 100
-        return read(message)
-
-    monkeypatch.setattr(codec, "_read_params", read_by_an_older_version)
-    params = dataclasses.replace(PARAMS, **options)
-    with (
-        closing(skydraft.connect(server.address, timeout_s=2)) as cloud,
-        pytest.raises(ProtocolError, match=f"{server.address} runs an older skydraft, which does not know .*{says}"),
-    ):
-        skydraft.generate("语速", edge=open_toy("toy"), cloud=cloud, plan=make_plan(k=5), params=params).run()
 
 
 @pytest.mark.parametrize("zero", ["max_rows", "max_block", "vocab_size", "context_len", "max_sessions", "forward_ms"])
@@ -145,11 +123,3 @@ def test_what_a_server_costs_is_asked_once(server: Serving, monkeypatch: pytest.
         monkeypatch.setattr("skydraft.edge.cloud.time", SimpleNamespace(monotonic=lambda: now() + 3600))
         write(cloud)
         assert num_asked() == 2
-
-
-def test_a_fixed_length_of_blocks_asks_nothing(server: Serving) -> None:
-    with Relay(server.address) as relay, closing(skydraft.connect(relay.address)) as cloud:
-        for plan in (make_plan(k=4), make_plan("cloud"), make_plan(gate="entropy:0.3", k=4)):
-            write(cloud, plan)
-        assert "GetInfo" not in {name for name, _ in relay.requests}
-        assert isinstance(cloud, Cloud) and cloud.facts(0) is None

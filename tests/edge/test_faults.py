@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-import signal
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,15 +18,13 @@ from skydraft.access.limits import Limits
 from skydraft.cloud.server import ServeOptions
 from skydraft.cloud.worker import Worker
 from skydraft.engines.toy import open_toy
-from skydraft.errors import NotAuthorized
 
-from ..serving import PATIENCE_S, Process, Serving, free_port, serving
+from ..serving import PATIENCE_S, Serving, free_port, serving
 
 PROMPT = "语速"
 PARAMS = DecodingParams(max_new_tokens=120, min_new_tokens=120, temperature=0.8, seed=5)
 LOSSLESS = make_plan("lossless", k=4)
 GATED = make_plan(gate="entropy:0.3", k=4)
-TOKENS = "phone a-token-of-24-characters\n"
 
 
 def edge() -> Any:
@@ -48,37 +43,6 @@ def gated() -> Generation:
     return skydraft.generate(PROMPT, edge=edge(), cloud=open_toy("toy"), plan=GATED, params=PARAMS).run()
 
 
-@pytest.fixture
-def process() -> Iterator[Process]:
-    running = Process()
-    yield running
-    if running.is_running:
-        running.end(signal.SIGKILL)
-
-
-@pytest.mark.parametrize("mode", ["lossless", "cloud"])
-def test_a_server_that_is_killed_and_restarted_costs_no_token(
-    process: Process, expected: Generation, mode: str
-) -> None:
-    # A slow link, so that a stream is still under way when its server dies.
-    with EmulatedLink(("127.0.0.1", process.port), LinkShape(bandwidth_kbps=40)) as link:
-        cloud = skydraft.connect(link.address)
-        plan = make_plan(mode, k=4 if mode == "lossless" else None)
-        generation = skydraft.generate(PROMPT, edge=edge(), cloud=cloud, plan=plan, params=PARAMS)
-        for number, _ in enumerate(generation.rounds()):
-            if number in (4, 12):
-                assert process.end(signal.SIGKILL) == -signal.SIGKILL
-                link.cut()
-                restart = threading.Timer(0.2, process.start)
-                restart.start()
-            if number in (9, 17):
-                restart.join()
-        assert generation.token_ids == expected.token_ids
-        assert generation.finish_reason == expected.finish_reason
-        assert link.num_connections >= (3 if plan.drafts else 2)  # a stream may have been sent whole by then
-        cloud.close()
-
-
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_ten_percent_of_chunks_cut_the_connection(expected: Generation, gated: Generation, seed: int) -> None:
     with serving(open_toy("toy")) as server:
@@ -92,21 +56,6 @@ def test_ten_percent_of_chunks_cut_the_connection(expected: Generation, gated: G
                 assert link.num_cut > num_cut or not plan.drafts
             cloud.close()
         server.wait_until(lambda: server.num_sessions <= 1)
-
-
-@pytest.mark.parametrize("mode", ["lossless", "cloud"])
-def test_a_stall_of_two_seconds_is_waited_for_where_all_is_verified(expected: Generation, mode: str) -> None:
-    with serving(open_toy("toy")) as server, EmulatedLink(("127.0.0.1", server.port)) as link:
-        cloud = skydraft.connect(link.address)
-        plan = make_plan(mode, k=4 if mode == "lossless" else None)
-        generation = skydraft.generate(PROMPT, edge=edge(), cloud=cloud, plan=plan, params=PARAMS)
-        began = time.monotonic()
-        for number, _ in enumerate(generation.rounds()):
-            if number == 5:
-                link.stall(2.0)
-        assert generation.token_ids == expected.token_ids
-        assert mode == "cloud" or time.monotonic() - began > 1.9
-        cloud.close()
 
 
 @pytest.mark.parametrize("fault", ["stall", "down", "black hole"])
@@ -139,14 +88,6 @@ def test_a_gated_run_falls_back_within_its_patience_whatever_the_link_died_of(fa
         assert len(lines) == (2 if fault == "stall" else 1)
         assert len(generation.token_ids) == 120
         cloud.close()
-
-
-def test_sigterm_finishes_what_is_under_way_and_says_so(process: Process) -> None:
-    cloud = skydraft.connect(process.address)
-    assert cloud.info().model == "toy"
-    assert process.end(signal.SIGTERM) == 0
-    assert "stopped" in process.last_words
-    cloud.close()
 
 
 def test_four_clients_on_two_seats_evict_each_other_and_lose_nothing(expected: Generation, gated: Generation) -> None:
@@ -198,36 +139,11 @@ def test_a_server_that_is_full_is_asked_again(expected: Generation, plan: Any) -
             assert done.result(2 * PATIENCE_S).token_ids == expected.token_ids
 
 
-def test_a_token_that_is_revoked_is_a_failure_and_no_outage(
-    tmp_path: Path, expected: Generation, gated: Generation, unhurried: None
-) -> None:
-    token_file = tmp_path / "tokens"
-    for plan in (LOSSLESS, GATED):
-        token_file.write_text(TOKENS)
-        with serving(open_toy("toy"), token_file=token_file) as server:
-            lines: list[str] = []
-            cloud = skydraft.connect(server.address, token=TOKENS.split()[1], notify=lines.append)
-            generation = skydraft.generate(PROMPT, edge=edge(), cloud=cloud, plan=plan, params=PARAMS)
-            rounds = generation.rounds()
-            for _ in range(5):
-                next(rounds)
-            token_file.write_text("other another-token-of-24-chars\n")
-            time.sleep(1.1)  # the file is looked at once a second
-            with pytest.raises(NotAuthorized, match="does not know"):
-                for _ in rounds:
-                    pass
-            num_tokens = len(generation.token_ids)  # what was written is not lost
-            reference = expected if plan is LOSSLESS else gated
-            assert 5 <= num_tokens < 120 and generation.token_ids == reference.token_ids[:num_tokens]
-            assert lines == [] and "edge-fallback" not in generation.origins
-            cloud.close()
-
-
 def test_the_line_about_an_outage_is_one_line() -> None:
     lines: list[str] = []
     cloud = skydraft.connect("127.0.0.1:9", notify=lines.append)
     skydraft.generate(PROMPT, edge=edge(), cloud=cloud, plan=GATED, params=PARAMS).run()
     assert len(lines) == 1
-    assert re.fullmatch(r"The cloud at 127.0.0.1:9 is gone \(.*\); going on alone\.", lines[0])
+    assert re.fullmatch(r"The cloud at 127.0.0.1:9 was not reached \(.*\); going on alone\.", lines[0])
     assert len(lines[0]) < 200
     cloud.close()

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 import skydraft
 from bench.emulated_link import EmulatedLink
 from skydraft import DecodingParams, Generation, make_plan
-from skydraft.edge.channel import SessionStream, Waiting
+from skydraft.edge.channel import SessionStream
+from skydraft.edge.event_loop import Waiting
 from skydraft.errors import CloudLost, SessionNotFound
 from skydraft.protocol import codec
 from skydraft.protocol import verifier_pb2 as pb

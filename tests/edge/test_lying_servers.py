@@ -15,14 +15,11 @@ import pytest
 
 import skydraft
 from skydraft import DecodingParams, make_plan
-from skydraft.decoding.block_length import MAX_AUTO_K, AutoK
-from skydraft.decoding.cost_model import CostModel
 from skydraft.errors import CloudError, CloudFailure, LimitExceeded
-from skydraft.gating.gates import CERTAIN
 from skydraft.protocol import codec
 from skydraft.protocol.info import encode_info
 from skydraft.protocol.values import OpenCall, Opened, ServerInfo, VerifyCall, Written
-from skydraft.types import Cost, DraftBlock, LinkCost, Round, StepRecord, Verdict
+from skydraft.types import Verdict
 
 from .. import reference, toys
 from ..serving import asked, ran_s
@@ -200,15 +197,3 @@ def test_a_reply_that_unpacks_to_more_than_a_message_may_hold_is_refused() -> No
         pytest.raises((LimitExceeded, CloudError)),
     ):
         ask(address)
-
-
-@pytest.mark.parametrize("prefill_ms", [0.0, 4.0, 1e6])
-def test_no_cost_that_a_server_can_state_breaks_the_choice_of_k(prefill_ms: float) -> None:
-    """A prefill of four times a forward that took none made the next round divide by zero."""
-    auto = AutoK(CostModel(1.0, (1.0,), 64, wire_ms=1.0, streams=True))
-    target = Cost(1, 1, prefill_ms=prefill_ms)
-    record = StepRecord(1, 0, 1, 1, 2, "verified", "", 1.0, 1.0, Cost(1, 1, 1.0), target, LinkCost(1.0))
-    for number in range(4000):
-        auto.observe(Round(replace(record, round=number), DraftBlock(0, (1,), (CERTAIN,)), (), ()))
-        assert 0 <= auto.longest() <= MAX_AUTO_K
-        assert auto.is_enough([CERTAIN] * MAX_AUTO_K)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,12 @@ import trustme
 import skydraft
 from bench.emulated_link import EmulatedLink, LinkShape
 from skydraft import DecodingParams, Generation, make_plan
-from skydraft.access.limits import Limits
-from skydraft.cloud.server import CloudServer, ServeOptions
-from skydraft.cloud.worker import Worker
 from skydraft.engines.options import RowProfile
 from skydraft.engines.toy import ToyEngine, open_toy
-from skydraft.errors import CloudLost, CloudTimeout, EngineError, NotAuthorized
+from skydraft.errors import CloudLost
 
 from .. import toys
-from ..serving import PATIENCE_S, serving
+from ..serving import serving
 
 PARAMS = DecodingParams(max_new_tokens=40, min_new_tokens=40, temperature=0.8, seed=5)
 GATED = make_plan(gate="entropy:0.3", k=4)
@@ -71,29 +67,6 @@ def test_a_token_that_is_slowed_down_waits_and_gets_the_same(plan: Any, unhurrie
         cloud.close()
 
 
-def test_a_revoked_token_ends_a_stream_under_way(tmp_path: Path) -> None:
-    token_file = tmp_path / "tokens"
-    token_file.write_text("phone a-token-of-24-characters\n")
-    engine = open_toy("toy")
-    with serving(engine, token_file=token_file) as server:
-        sound = engine.forward
-
-        def slow(feeds: Any, *, want_logits: bool) -> Any:
-            time.sleep(0.03)
-            return sound(feeds, want_logits=want_logits)
-
-        engine.forward = slow  # type: ignore[method-assign]
-        cloud = skydraft.connect(server.address, token="a-token-of-24-characters")
-        long = DecodingParams(max_new_tokens=120, min_new_tokens=120)
-        generation = skydraft.generate("语速", edge=engine, cloud=cloud, plan=make_plan("cloud"), params=long)
-        with pytest.raises(NotAuthorized):
-            for number, _ in enumerate(generation.rounds()):
-                if number == 2:
-                    token_file.write_text("robot another-token-of-24-chars\n")
-        assert 2 < len(generation.token_ids) < 120
-        cloud.close()
-
-
 def test_an_adaptive_k_with_a_gate_does_not_need_the_cloud_to_begin() -> None:
     lines: list[str] = []
     cloud = skydraft.connect("127.0.0.1:9", timeout_s=0.5, notify=lines.append)
@@ -126,28 +99,6 @@ def test_a_text_that_outgrows_the_clouds_context_goes_on_alone_with_one_line(unh
         assert len(generation.token_ids) == 40 or generation.finish_reason == "length"
         assert len(lines) <= 1
         cloud.close()
-
-
-def test_a_server_whose_worker_died_ends_with_an_error() -> None:
-    class Died(BaseException):
-        """What no worker survives."""
-
-    def forward(feeds: Any, *, want_logits: bool) -> Any:
-        raise Died
-
-    async def serve() -> None:
-        engine = open_toy("toy")
-        engine.forward = forward  # type: ignore[method-assign]
-        server = CloudServer(Worker(engine, Limits()), ServeOptions(port=0))
-        cloud = skydraft.connect(f"127.0.0.1:{await server.start()}", timeout_s=2.0)
-        asked = asyncio.create_task(asyncio.to_thread(run, cloud, make_plan(k=4)))
-        with pytest.raises(EngineError, match="worker thread failed"):
-            await asyncio.wait_for(server.run(asyncio.Event()), PATIENCE_S)
-        with pytest.raises(CloudTimeout, match="did not answer"):
-            await asked  # who had asked was told
-        cloud.close()
-
-    asyncio.run(serve())
 
 
 @pytest.mark.parametrize("token", ["with a space", "line\n", "", "ü"])

@@ -12,7 +12,6 @@ from skydraft.errors import (
     BudgetSpent,
     CloudBusy,
     CloudDraining,
-    CloudError,
     CloudFailure,
     CloudLost,
     CloudTimeout,
@@ -155,13 +154,6 @@ def test_a_gated_text_waits_for_a_silent_server_less_than_a_second(timeout_s: fl
     assert FALLBACK_S < EDGE_S
 
 
-@pytest.mark.parametrize("has_others", [False, True])
-def test_what_is_always_verified_waits_longer_and_less_where_others_stand_in(has_others: bool) -> None:
-    waiting = Patience(TIMEOUT_S, has_others=has_others).waiting
-    assert waiting.quick_s + waiting.ping_s == (4.0 if has_others else 7.0)
-    assert Patience(0.5).waiting.ping_s == 0.5
-
-
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("kind", [kind for kind, steps in MENDED.items() if steps[0] != "give up"])
 def test_an_error_that_goes_on_ends_in_time(kind: type[SkydraftError], gated: bool) -> None:
@@ -179,9 +171,3 @@ def test_an_error_that_goes_on_ends_in_time(kind: type[SkydraftError], gated: bo
     assert found.step == ("alone" if gated else "give up") and found.is_late == (kind is not CloudFailure)
     limit_s = EDGE_S if gated and issubclass(kind, CloudLost) else TIMEOUT_S
     assert now.waited_s <= limit_s and num < 60 and steps.count(0.0) <= 1
-
-
-def test_every_outage_is_one_that_a_gated_text_survives() -> None:
-    for kind, (_, _, gated) in MENDED.items():
-        is_outage = isinstance(an(kind), CloudError) and getattr(kind, "is_outage", False)
-        assert not (is_outage and gated == "give up")

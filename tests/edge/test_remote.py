@@ -14,7 +14,6 @@ from skydraft import DecodingParams, Generation, make_plan
 from skydraft.cloud.server import ServeOptions
 from skydraft.engines.options import RowProfile
 from skydraft.engines.toy import ToyEngine, open_toy
-from skydraft.errors import OptionError
 from skydraft.protocol import codec
 from skydraft.types import LinkCost
 
@@ -124,17 +123,6 @@ def test_an_adaptive_k_over_a_link_is_lossless_and_streams_where_drafting_does_n
         cloud.close()
 
 
-def test_a_prompt_beyond_the_draft_models_context_is_the_targets_alone() -> None:
-    with serving(open_toy("toy")) as server:
-        cloud = skydraft.connect(server.address)
-        edge = open_toy("toy", context_len=16)
-        params = DecodingParams(max_new_tokens=10)
-        remote = skydraft.generate("语速" * 10, edge=edge, cloud=cloud, params=params).run()
-        local = skydraft.generate("语速" * 10, edge=edge, cloud=open_toy("toy"), params=params).run()
-        assert remote.token_ids == local.token_ids
-        cloud.close()
-
-
 def test_the_servers_context_ends_the_text_where_it_would_in_one_process() -> None:
     params = DecodingParams(max_new_tokens=100, min_new_tokens=100)
     with serving(open_toy("toy", context_len=40)) as server:
@@ -181,14 +169,6 @@ def test_a_first_block_is_on_base_0_and_each_one_on_what_was_committed_before() 
         until = len(PROMPT_IDS) + call.base
         assert call.digest == codec.digest(toys.array(written[:until]))
         assert list(call.catch_up_ids) == written[until - len(call.catch_up_ids) : until]
-
-
-@pytest.mark.parametrize("plan", [make_plan(k=3), make_plan("cloud"), make_plan(gate="entropy:1.0")])
-def test_the_execution_is_the_servers_to_choose(clouds: dict[int, Any], plan: Any) -> None:
-    for execution in ("exact", "throughput"):
-        given_plan = make_plan(gate="always", k=3) if plan.mode == "lossless" else plan
-        with pytest.raises(OptionError, match="chooses its own execution"):
-            skydraft.generate(PROMPT, edge=toys.toy(4), cloud=clouds[4], plan=given_plan, raw=True, execution=execution)
 
 
 def test_a_sure_run_never_touches_the_cloud() -> None:

@@ -10,18 +10,16 @@ import pytest
 import skydraft
 from skydraft import DecodingParams, make_plan
 from skydraft.decoding.context import Context
-from skydraft.edge.servers import Servers
-from skydraft.edge.session import Session
-from skydraft.edge.tls import ServerOptions
-from skydraft.edge.verifier import Notices, Patience, RemoteVerifier
+from skydraft.decoding.request import GenerateRequest
+from skydraft.edge.cloud import Cloud
+from skydraft.edge.verifier import RemoteVerifier
 from skydraft.errors import CloudError
 from skydraft.prompts.audio import Audio
-from skydraft.protocol import codec
-from skydraft.protocol.values import Opening
+from skydraft.prompts.messages import Message
 from skydraft.types import DraftBlock, LinkCost, Prompt
 
 from .. import toys
-from ..serving import PATIENCE_S, Relay, Serving, Unhurried, asked, serving
+from ..serving import PATIENCE_S, Relay, Serving, asked, serving
 from ..speech.hearing import NUM_MELS, HearingToy, samples
 from ..toys import PROMPT, PROMPT_IDS, VOCAB
 
@@ -49,17 +47,18 @@ def num_bytes(messages: list[tuple[str, bytes]], *, of: str = "") -> int:
     return sum(len(data) for name, data in messages if (name == of if of else name in ("open", "verify", "stop")))
 
 
-def remote(relay: Relay, patience: Patience, lines: list[str]) -> RemoteVerifier:
-    servers, prompt = Servers([ServerOptions(relay.address)]), Prompt(tuple(PROMPT_IDS))
-    context, opening = Context(prompt), Opening(codec.short_fingerprint(VOCAB.fingerprint), prompt)
-    session = Session(context, opening, VOCAB.size, servers.in_order(1)[0], number=1, traceparent="")
-    return RemoteVerifier(servers, context, session, patience, Notices(lines.append))
+def remote(cloud: Cloud, plan: Any) -> RemoteVerifier:
+    prompt = Prompt(tuple(PROMPT_IDS))
+    return cloud.verifier(Context(prompt), prompt, VOCAB, GenerateRequest((Message("user", PROMPT),), plan))
 
 
-def test_a_verification_that_failed_is_counted_and_so_is_the_next_one(relay: Relay) -> None:
+def test_a_verification_that_failed_is_counted_and_so_is_the_next_one(relay: Relay, unhurried: None) -> None:
     lines: list[str] = []
-    verifier = remote(relay, Unhurried(PATIENCE_S, falls_back=True), lines)
+    cloud = skydraft.connect(relay.address, timeout_s=PATIENCE_S, notify=lines.append)
+    cloud.ping(PATIENCE_S)
+    verifier = remote(cloud, GATED)
     relay.is_down = True
+    relay.requests.clear()
     with pytest.raises(CloudError):
         verifier.verify(BLOCK, ())
     failed = verifier.spent()
@@ -77,6 +76,7 @@ def test_a_verification_that_failed_is_counted_and_so_is_the_next_one(relay: Rel
     assert mended.bytes_down == num_bytes(relay.replies) and mended.rtt_ms > 0
     assert verifier.spent() == LinkCost() and ["gone" in line for line in lines] == [True, False]
     verifier.close()
+    cloud.close()
 
 
 def is_back(verifier: RemoteVerifier) -> bool:
@@ -88,14 +88,15 @@ def is_back(verifier: RemoteVerifier) -> bool:
 
 
 def test_an_opening_that_is_sent_ahead_is_counted_with_its_reply(relay: Relay) -> None:
-    verifier = remote(relay, Patience(PATIENCE_S), [])
-    verifier.open_ahead()
+    cloud = skydraft.connect(relay.address)
+    verifier = remote(cloud, make_plan(k=3))
     verdict = verifier.verify(BLOCK, ())
     spent = verifier.spent()
     assert spent.bytes_up == num_bytes(relay.requests) > num_bytes(relay.requests, of="open") > 0
     assert spent.bytes_down == num_bytes(relay.replies) > num_bytes(relay.replies, of="verify")
     assert verdict.cost.prefill_ms > 0  # of the opening
     verifier.close()
+    cloud.close()
 
 
 @pytest.mark.parametrize("ahead", [True, False])

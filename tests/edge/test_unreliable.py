@@ -20,15 +20,13 @@ from skydraft import DecodingParams, Generation, make_plan
 from skydraft.cloud.server import ServeOptions
 from skydraft.decoding.block_length import AutoK
 from skydraft.decoding.plan import Plan
-from skydraft.decoding.target import TargetFacts
-from skydraft.edge.channel import Channel, SessionStream, Waiting
-from skydraft.edge.cloud import Cloud
-from skydraft.edge.verifier import RemoteVerifier
+from skydraft.edge.channel import Channel, SessionStream
+from skydraft.edge.event_loop import Waiting
 from skydraft.errors import CloudLost, CloudTimeout, SkydraftError
 from skydraft.protocol import codec
 from skydraft.protocol import verifier_pb2 as pb
 from skydraft.protocol.values import OpenCall, Opening
-from skydraft.types import WRITE_ALL, DraftBlock, LinkCost, Prompt, Round, Verdict
+from skydraft.types import WRITE_ALL, Prompt, Round
 
 from .. import reference, toys
 from ..serving import RawSession, Relay, Serving, asked, serving
@@ -184,88 +182,6 @@ def test_a_gated_run_that_requires_the_cloud_is_the_undisturbed_one(
     assert disturbed.origins == calm.origins
     for done, other in zip(rounds, undisturbed, strict=True):
         assert (done.token_ids, done.audit) == (other.token_ids, other.audit)
-
-
-class Losing:
-    """A verifier whose verdicts, and tokens written after them, are lost as told, with the stream that they came by.
-
-    Half of the time the server has judged what the edge gives up.
-    """
-
-    def __init__(self, verifier: RemoteVerifier, outages: list[str]) -> None:
-        self._verifier = verifier
-        self._outages = iter(outages)
-
-    def verify(self, block: DraftBlock, catch_up: Any, write: int = 0) -> Verdict:
-        is_lost = next(self._outages, "pass") == "gone"
-        if not is_lost or len(block.token_ids) % 2:
-            verdict = self._verifier.verify(block, catch_up, write)
-        if is_lost:
-            self._verifier._wait(self._break_off())
-            raise CloudLost("gone")
-        return verdict
-
-    async def _break_off(self) -> None:
-        self._verifier._session.break_off()
-        self._verifier._written.clear()
-
-    @property
-    def asked(self) -> bool:
-        return self._verifier.asked
-
-    def stop(self) -> bool:
-        return self._verifier.stop()
-
-    def spent(self) -> LinkCost:
-        return self._verifier.spent()
-
-    def close(self) -> None:
-        self._verifier.close()
-
-
-class LosingCloud:
-    """A cloud that is patient itself, so that it is lost where it is told to be and nowhere else."""
-
-    engine = None
-
-    def __init__(self, cloud: Cloud, outages: list[str]) -> None:
-        self._cloud = cloud
-        self._outages = outages
-
-    def verifier(self, *given: Any, **options: Any) -> Losing:
-        return Losing(self._cloud.verifier(*given, **options), self._outages)
-
-    is_stock, is_exact, prices = False, True, None
-
-    def falls_back(self, plan: Plan) -> bool:
-        return plan.is_gated
-
-    def facts(self, wait_s: float | None) -> TargetFacts | None:
-        return self._cloud.facts(wait_s)
-
-
-@law(60)
-@given(
-    toys.params(), st.floats(0, 3), st.integers(1, 6), st.sampled_from(["0", "3", "agree:1", "agree:2", "text"]),
-    st.lists(st.sampled_from(["pass", "gone"]), max_size=8),
-)  # fmt: skip
-def test_tokens_of_a_run_that_falls_back_come_from_the_model_they_are_said_to_come_from(
-    server: Serving, params: DecodingParams, theta: float, k: int, hand_back: str, outages: list[str]
-) -> None:
-    edge, target = toys.toy(SEED, 0.7), toys.toy(SEED)
-    cloud = skydraft.connect(server.address, require=True)
-    losing: Any = LosingCloud(cloud, outages)
-    plan = make_plan(gate=f"entropy:{theta}", k=k, hand_back=hand_back)
-    generation = skydraft.generate(PROMPT, edge=edge, cloud=losing, plan=plan, params=params, raw=True).run()
-    token_ids = [*PROMPT_IDS, *generation.token_ids]
-    for index, origin in enumerate(generation.origins):
-        model = edge if origin in ("skipped", "edge-fallback") else target
-        prefix = token_ids[: len(PROMPT_IDS) + index]
-        assert token_ids[len(prefix)] == reference.next_token(model, prefix, len(PROMPT_IDS), params)
-    outcomes = [record.outcome for record in generation.records]
-    assert outcomes.count("fallback") == outages[: len(outcomes) - outcomes.count("skipped")].count("gone")
-    assert generation.stats.num_fallback_tokens == generation.origins.count("edge-fallback")
-    cloud.close()
 
 
 COMMITTED = {

@@ -19,7 +19,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import skydraft
-from skydraft.edge.stock.meeting import Met
 from skydraft.errors import SkydraftError, VocabularyMismatch
 from tests.hostile.lines import DIALECTS, WIRES, OwnLine, StockLine, known, line
 from tests.hostile.storms import LATER, ONCE, STORMS
@@ -37,9 +36,6 @@ def rows(of: Iterable[str]) -> list[tuple[str, str]]:
 
 ROWS, ROWS_LATER, ROWS_ONCE = rows(STORMS), rows(LATER), rows(ONCE)
 ROWS_ONCE += [(dialect, name) for dialect in DIALECTS for name in LATER]
-# A draft is judged in one request along it, or by writing from its base. llama-server is not asked along drafts, and
-# what SGLang says then is the prompt's own ids.
-WAYS = [(wire, name, checks) for wire, name in ROWS for checks in ((True, False) if wire == "stock" else (False,))]
 FINAL = ("another key", "no such path")  # once is enough
 FINAL_IF_VERIFIED = ("limited for long", "gigabytes in one message")
 HASTY_S, LONG_S = 0.7, 20.0  # --cloud-timeout
@@ -48,11 +44,6 @@ SOON_MS = 4000.0  # a second, and what a busy machine adds
 
 def fault_of(wire: str, name: str) -> Any:
     return ONCE[name][wire != "own"]
-
-
-def checked(patch: pytest.MonkeyPatch, checks: bool) -> None:
-    """Let a stock server judge drafts along the draft, or by writing, whatever was measured."""
-    patch.setattr(Met, "checks", lambda self, num: checks and self.dialect.checks and num > 0)
 
 
 @pytest.fixture(scope="module")
@@ -76,11 +67,8 @@ def calm(lines: dict[str, Any], wire: str) -> Iterator[tuple[OwnLine | StockLine
     each.calm()
 
 
-@pytest.mark.parametrize(("wire", "name", "checks"), WAYS)
-def test_a_gated_text_goes_on_alone_soon(
-    calm: Any, wire: str, name: str, checks: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checked(monkeypatch, checks)
+@pytest.mark.parametrize(("wire", "name"), ROWS)
+def test_a_gated_text_goes_on_alone_soon(calm: Any, wire: str, name: str) -> None:
     each, _, patient = calm
     each.storm(chain([None, None], repeat(fault_of(wire, name))))
     generation = write(patient, "gated")
@@ -142,12 +130,9 @@ def test_what_begins_well_and_fails_costs_no_token(calm: Any, wire: str, name: s
 
 @pytest.mark.parametrize("plan", [*PLANS])
 @pytest.mark.parametrize(("wire", "name"), ROWS_ONCE)
-def test_what_fails_once_costs_no_token(
-    calm: Any, wire: str, name: str, plan: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_fails_once_costs_no_token(calm: Any, wire: str, name: str, plan: str) -> None:
     each, hasty, patient = calm
     chance = random.Random(f"{wire} {name} {plan}")
-    checked(monkeypatch, chance.random() < 0.5)
     num_sound = 0 if plan == "cloud" else chance.randrange(6)
     each.storm([*repeat(None, num_sound), fault_of(wire, name)])
     generation = write(hasty if name in LATER else patient, plan)

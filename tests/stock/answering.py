@@ -28,12 +28,12 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Run:
-    """One generation, or one for each prompt of a request."""
+    """One generation."""
 
     model: Model
     asked: Asked
     body: Any
-    prompts: list[list[int]]
+    prompt: list[int]
     num: int
     how: Sampling
     fault: Fault
@@ -41,19 +41,26 @@ class Run:
     token_s: float
     burst: int
 
-    async def tokens(self) -> AsyncIterator[tuple[int, list[Token]]]:
-        """What is written, as (index of the prompt, new tokens), for all prompts in turn."""
+    async def tokens(self) -> AsyncIterator[list[Token]]:
+        """What is written, as it comes."""
         num = 1 << 30 if self.fault.is_endless else self.num
         how = replace(self.how, ignore_eos=self.how.ignore_eos or self.fault.is_endless)
-        writing = {index: self.model.write(self.asked, prompt, num, how) for index, prompt in enumerate(self.prompts)}
-        while writing:
+        writer = self.model.write(self.asked, self.prompt, num, how)
+        await asyncio.sleep(self.token_s * self.burst)
+        while tokens := list(islice(writer, self.burst)):
+            yield [replace(token, id=self.fault.token(token.id)) for token in tokens]
+            if tokens[-1].ends:
+                break
             await asyncio.sleep(self.token_s * self.burst)
-            for index, writer in list(writing.items()):
-                tokens = list(islice(writer, self.burst))
-                if tokens:
-                    yield index, [replace(token, id=self.fault.token(token.id)) for token in tokens]
-                if not tokens or tokens[-1].ends:
-                    del writing[index]
+
+    async def whole(self) -> list[Token]:
+        """All that is written."""
+        return [token async for tokens in self.tokens() for token in tokens]
+
+    @property
+    def cached(self) -> int:
+        """Tokens of the prompt that were in the cache."""
+        return self.asked.cached
 
 
 class Answering:
@@ -99,27 +106,22 @@ class Answering:
         request.scope["asked"].body = given
         return given
 
-    def run(self, request: Request, body: Any, prompts: list[list[int]], num: int, how: Sampling) -> Run:
+    def run(self, request: Request, body: Any, prompt: list[int], num: int, how: Sampling) -> Run:
         """Check prompts and begin. Raises Refused."""
         asked, engine = request.scope["asked"], self.model.engine
         asked.salt = body.get(self.salt, "") if self.salt else ""
         if asked.salt == "" and self.salt in body:
             raise Refused(400, "Parameter 'cache_salt' must be a non-empty string if provided.")
-        for prompt in prompts:
-            if min(prompt, default=-1) < 0 or max(prompt) >= engine.vocab.size:
-                raise Refused(400, "Prompt contains invalid tokens")
-            try:
-                engine.check_prompt(prompt)
-            except PromptError as error:
-                raise Refused(400, str(error)) from error
-        num = min(num, engine.context_len - max(map(len, prompts)))
-        self.model.admit(asked, prompts)
+        if min(prompt, default=-1) < 0 or max(prompt) >= engine.vocab.size:
+            raise Refused(400, "Prompt contains invalid tokens")
+        try:
+            engine.check_prompt(prompt)
+        except PromptError as error:
+            raise Refused(400, str(error)) from error
+        num = min(num, engine.context_len - len(prompt))
+        self.model.admit(asked, prompt)
         fault = request.scope.get("fault", SOUND)
-        return Run(self.model, asked, body, prompts, num, how, fault, len(self.model.asked), self.token_s, self.burst)
-
-    def whole(self, run: Run, answer: Any) -> Response:
-        """An answer in one piece."""
-        return JSONResponse(answer)
+        return Run(self.model, asked, body, prompt, num, how, fault, len(self.model.asked), self.token_s, self.burst)
 
     def stream(self, run: Run, parts: AsyncIterator[Any], *, done: bool) -> Response:
         """Server-sent events, ended with OpenAI's mark if it is `done` that way."""

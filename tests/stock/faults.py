@@ -24,11 +24,10 @@ def _same(value: Any) -> Any:
 @dataclass(frozen=True)
 class Fault:
     """`wire` answers in the server's place or stands around it; `token` is what the server calls a token that it wrote;
-    `answers` changes what it says to several prompts; an endless one never stops by itself."""
+    an endless one never stops by itself."""
 
     wire: Wire | None = None
     token: Callable[[int], Any] = _same
-    answers: Callable[[list[Any]], list[Any]] = _same
     is_endless: bool = False
 
 
@@ -181,11 +180,6 @@ def gzip_bomb(num_bytes: int = 1 << 30, kind: str = "application/json") -> Fault
 def calls_it(token: Callable[[int], Any]) -> Fault:
     """Says another id than it wrote: another token, one beyond the vocabulary, a negative one, a string."""
     return Fault(token=token)
-
-
-def answers(change: Callable[[list[Any]], list[Any]]) -> Fault:
-    """Gives its choices in another order, or another number of them."""
-    return Fault(answers=change)
 
 
 ENDLESS = Fault(is_endless=True)

@@ -133,6 +133,9 @@ class Front:
                 if method == "POST":
                     self.posts.append(post)
                 if not await self._answer(head + body, post, fate, begun, reader, writer):
+                    if fate.startswith("cut"):  # what was passed on comes, however busy the machine is
+                        writer.close()
+                        await writer.wait_closed()
                     break
         writer.transport.abort()
         self.num_open -= 1

@@ -17,33 +17,17 @@ from skydraft.engines.vocab import Vocab, num_shared
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a server picks tokens, in the words of its own program. `window` is how far back penalties look, 0 is all of
-    it; `of_prompt` whether presence and frequency count the prompt as well."""
+    """How a server picks tokens."""
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
-    repetition: float = 1.0
-    presence: float = 0.0
-    frequency: float = 0.0
     seed: int | None = None
-    window: int = 0
-    of_prompt: bool = False
     ignore_eos: bool = False
 
-    def edit(self, row: npt.NDArray[Any], ids: list[int], prompt_len: int) -> npt.NDArray[Any]:
-        """The row with penalties."""
-        row = row.astype(np.float64)
-        seen = np.unique(ids[-self.window :])
-        row[seen] = np.where(row[seen] > 0, row[seen] / self.repetition, row[seen] * self.repetition)
-        counted = ids[-self.window :] if self.of_prompt else ids[prompt_len:]
-        written, times = np.unique(np.array(counted, int), return_counts=True)
-        row[written] -= self.presence + self.frequency * times
-        return row
-
     def chances(self, row: npt.NDArray[Any]) -> dict[int, float]:
-        """The probability of each token that may be picked, from edited logits."""
+        """The probability of each token that may be picked, from logits."""
         if self.temperature == 0:
             return {int(row.argmax()): 1.0}
         logs = log_softmax(row / self.temperature)
@@ -54,7 +38,7 @@ class Sampling:
         return dict(zip(kept.tolist(), (np.exp(logs[kept]) / np.exp(logs[kept]).sum()).tolist(), strict=True))
 
     def pick(self, row: npt.NDArray[Any], noise: np.random.Generator) -> int:
-        """A token from edited logits: the best one at temperature 0."""
+        """A token from logits: the best one at temperature 0."""
         chances = self.chances(row)
         return int(noise.choice(list(chances), p=list(chances.values())))
 
@@ -82,12 +66,13 @@ class Token:
 
 @dataclass
 class Asked:
-    """One request, and what came of it so far."""
+    """One request, and what came of it so far. `prompts` is one prompt at most, of which `cached` tokens were in the
+    cache."""
 
     path: str
     body: Any
     prompts: list[list[int]] = field(default_factory=list)
-    cached: list[int] = field(default_factory=list)  # of each prompt, how many tokens were in the cache
+    cached: int = 0
     salt: str = ""  # what is cached under another one is not found
     num_written: int = 0
 
@@ -113,9 +98,9 @@ class Model:
         known = max((num_shared(asked, np.array(text, np.int32)) for of, text in self._texts if of == salt), default=0)
         return min(known, len(prompt) - 1) // self.block_len * self.block_len
 
-    def admit(self, asked: Asked, prompts: list[list[int]]) -> None:
-        """Count prompts that are about to be read. Those of one request do not share what none has finished."""
-        asked.prompts, asked.cached = prompts, [self.cached_len(prompt, asked.salt) for prompt in prompts]
+    def admit(self, asked: Asked, prompt: list[int]) -> None:
+        """Count a prompt that is about to be read."""
+        asked.prompts, asked.cached = [prompt], self.cached_len(prompt, asked.salt)
 
     def write(self, asked: Asked, prompt: list[int], num: int, how: Sampling) -> Iterator[Token]:
         """Up to `num` tokens after the prompt, each when it is asked for."""
@@ -127,7 +112,7 @@ class Model:
         try:
             for index in range(num):
                 row = self.engine.extend_batch([(sequence, ids[-1:])])[0][0].copy()
-                token_id = how.pick(how.edit(row, ids, len(prompt)), noise)
+                token_id = how.pick(row.astype(np.float64), noise)
                 ids.append(token_id)
                 asked.num_written += 1
                 is_end = token_id in vocab.end_ids and not how.ignore_eos
@@ -136,14 +121,5 @@ class Model:
                 yield Token(token_id, text, log_softmax(row.astype(np.float64)), ends)
                 if is_end:
                     return
-        finally:
-            sequence.close()
-
-    def score(self, prompt: list[int], start: int) -> list[npt.NDArray[np.float64] | None]:
-        """Log-probabilities of what stands at each place of the prompt from `start` on; none at its beginning."""
-        sequence = self.engine.open(prompt[:1])
-        try:
-            rows = self.engine.extend_batch([(sequence, prompt)])[0]
-            return [log_softmax(rows[at - 1].astype(np.float64)) if at else None for at in range(start, len(prompt))]
         finally:
             sequence.close()

@@ -21,12 +21,11 @@ Body: TypeAlias = dict[str, Any]
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
-def ids_of(given: Any) -> list[list[int]]:
-    """A prompt of ids or several of them, as lists."""
-    several = given if isinstance(given, list) and given and isinstance(given[0], list) else [given]
-    if not all(isinstance(one, list) and one and all(isinstance(i, int) for i in one) for one in several):
-        raise Refused(400, "prompt must be ids, or lists of ids, and not empty")
-    return several
+def ids_of(given: Any) -> list[int]:
+    """A prompt of ids."""
+    if not isinstance(given, list) or not given or not all(isinstance(i, int) for i in given):
+        raise Refused(400, "prompt must be ids, and not empty")
+    return given
 
 
 class Vllm(Answering):
@@ -56,49 +55,36 @@ class Vllm(Answering):
         max_len = self.model.engine.context_len
         return JSONResponse({"count": len(tokens), "max_model_len": max_len, "tokens": tokens, "token_strs": None})
 
-    def prompts_of(self, body: Body) -> list[list[int]]:
+    def prompt_of(self, body: Body) -> list[int]:
         given = body.get("prompt")
-        return [list(self.model.tokenizer.encode(given))] if isinstance(given, str) else ids_of(given)
+        return list(self.model.tokenizer.encode(given)) if isinstance(given, str) else ids_of(given)
 
     def sampling_of(self, body: Body) -> Sampling:
         named = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "seed": None, "ignore_eos": False}
-        named |= {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-        given = {name.removesuffix("_penalty"): body.get(name, usual) for name, usual in named.items()}
+        given: Any = {name: body.get(name, usual) for name, usual in named.items()}
         return Sampling(top_k=max(body.get("top_k", 0), 0), **given)
 
     async def completions(self, request: Request) -> Response:
         body = await self.body(request)
         if body.get("model", self.model.name) != self.model.name:
             raise Refused(404, f"The model `{body['model']}` does not exist.")
-        run = self.run(request, body, self.prompts_of(body), body.get("max_tokens", 16), self.sampling_of(body))
+        run = self.run(request, body, self.prompt_of(body), body.get("max_tokens", 16), self.sampling_of(body))
         if body.get("stream"):
             return self.stream(run, self._parts(run), done=True)
-        choices = [{"index": index, "text": "", "logprobs": None, "finish_reason": None, "stop_reason": None,
-                    "token_ids": None, "prompt_token_ids": prompt if self._tells_ids(body) else None}
-                   for index, prompt in enumerate(run.prompts)]  # fmt: skip
-        async for index, tokens in run.tokens():
-            choices[index] = self._grown(choices[index], self._choice(run, index, tokens))
-        return self.whole(run, self._answer(run, run.fault.answers(choices)) | {"usage": self._usage(run)})
+        choice = self._choice(run, await run.whole())
+        choice["prompt_token_ids"] = run.prompt if self._tells_ids(body) else None
+        return JSONResponse(self._answer(run, [choice]) | {"usage": self._usage(run)})
 
     def _tells_ids(self, body: Body) -> bool:
         return bool(body.get("return_token_ids")) and self.has_ids
 
-    def _grown(self, choice: Body, more: Body) -> Body:
-        grown = choice | more | {"text": choice["text"] + more["text"]}
-        if more.get("token_ids"):
-            grown["token_ids"] = (choice["token_ids"] or []) + more["token_ids"]
-        if (old := choice["logprobs"]) and (new := more["logprobs"]):
-            grown["logprobs"] = {name: old[name] + new[name] for name in old}
-        return grown
-
     async def _parts(self, run: Run) -> AsyncIterator[Body]:
-        asks = run.body.get("stream_options") or {}
-        first = [True] * len(run.prompts)
-        async for index, tokens in run.tokens():
-            choice = self._choice(run, index, tokens)
+        asks, is_first = run.body.get("stream_options") or {}, True
+        async for tokens in run.tokens():
+            choice = self._choice(run, tokens)
             if self._tells_ids(run.body):
-                choice["prompt_token_ids"] = run.prompts[index] if first[index] else None
-            first[index] = False
+                choice["prompt_token_ids"] = run.prompt if is_first else None
+            is_first = False
             yield self._answer(run, [choice])
         if asks.get("include_usage"):
             yield self._answer(run, []) | {"usage": self._usage(run)}
@@ -107,9 +93,9 @@ class Vllm(Answering):
         return {"id": f"cmpl-{run.number}", "object": "text_completion", "created": int(time.time()),
                 "model": self.model.name, "choices": choices}  # fmt: skip
 
-    def _choice(self, run: Run, index: int, tokens: list[Token]) -> Body:
+    def _choice(self, run: Run, tokens: list[Token]) -> Body:
         num, ends = run.body.get("logprobs"), tokens[-1].ends or None
-        choice: Body = {"index": index, "text": "".join(token.text for token in tokens), "finish_reason": ends}
+        choice: Body = {"index": 0, "text": "".join(token.text for token in tokens), "finish_reason": ends}
         choice |= {"logprobs": None if num is None else self._logprobs(run, tokens, num), "stop_reason": None}
         if self._tells_ids(run.body):
             choice["token_ids"] = [token.id for token in tokens]
@@ -130,11 +116,11 @@ class Vllm(Answering):
         return {"text_offset": [0] * len(names), "token_logprobs": chosen, "tokens": names, "top_logprobs": tops}
 
     def _usage(self, run: Run) -> Body:
-        num_read, num_written = sum(map(len, run.prompts)), run.asked.num_written
+        num_read, num_written = len(run.prompt), run.asked.num_written
         usage: Body = {"prompt_tokens": num_read, "completion_tokens": num_written,
                        "total_tokens": num_read + num_written}  # fmt: skip
-        # Of the last prompt alone, as vLLM has it; and only with --enable-prompt-tokens-details.
-        usage["prompt_tokens_details"] = {"cached_tokens": run.asked.cached[-1]} if self.has_ids else None
+        # Only with --enable-prompt-tokens-details.
+        usage["prompt_tokens_details"] = {"cached_tokens": run.cached} if self.has_ids else None
         return usage
 
     # --- Chat that goes on from the assistant's last message
@@ -147,16 +133,14 @@ class Vllm(Answering):
         body = await self.body(request)
         text, before = self._conversation(body)
         prompt = list(self.model.tokenizer.encode(text))
-        run = self.run(request, body, [prompt], body.get("max_tokens", 16), self.sampling_of(body))
+        run = self.run(request, body, prompt, body.get("max_tokens", 16), self.sampling_of(body))
         if body.get("stream"):
             return self.stream(run, self._deltas(run, before if self.echoes_in_streams else ""), done=True)
-        content, ends = before if self.echoes else "", None
-        async for _, tokens in run.tokens():
-            content, ends = content + "".join(token.text for token in tokens), tokens[-1].ends
+        tokens = await run.whole()
+        content = (before if self.echoes else "") + "".join(token.text for token in tokens)
         message = {"role": "assistant", "content": content}
-        choices = [{"index": 0, "message": message, "logprobs": None, "finish_reason": ends}]
-        answer = self._answer(run, run.fault.answers(choices)) | {"object": "chat.completion"}
-        return self.whole(run, answer | {"usage": self._usage(run)})
+        choices = [{"index": 0, "message": message, "logprobs": None, "finish_reason": tokens[-1].ends}]
+        return JSONResponse(self._answer(run, choices) | {"object": "chat.completion", "usage": self._usage(run)})
 
     async def _deltas(self, run: Run, shown: str) -> AsyncIterator[Body]:
         def part(delta: Body, ends: str | None = None) -> Body:
@@ -164,7 +148,7 @@ class Vllm(Answering):
             return self._answer(run, [choice]) | {"object": "chat.completion.chunk"}
 
         yield part({"role": "assistant", "content": shown})
-        async for _, tokens in run.tokens():
+        async for tokens in run.tokens():
             yield part({"content": "".join(token.text for token in tokens)}, tokens[-1].ends or None)
         if (run.body.get("stream_options") or {}).get("include_usage"):
             yield self._answer(run, []) | {"object": "chat.completion.chunk", "usage": self._usage(run)}

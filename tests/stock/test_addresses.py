@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 import skydraft
-from skydraft.edge.stock.server import StockServer
+from skydraft.edge.stock.connection import StockOptions
 from skydraft.errors import OptionError
 
 
 @pytest.mark.parametrize("given", ["HTTPS://Host:8000/v1/", "https://Host:8000/v1", "Https://Host:8000"])
 def test_an_encrypted_address_is_one_however_it_is_written(given: str) -> None:
-    server = StockServer(given, key="secret")
-    assert server.uses_tls and server.wire.base == "https://Host:8000/v1"
+    options = StockOptions(given, key="secret")
+    assert options.uses_tls and options.roots == ("https://Host:8000", "https://Host:8000/v1")
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def test_an_encrypted_address_is_one_however_it_is_written(given: str) -> None:
 )  # fmt: skip
 def test_what_is_no_address_is_refused_in_one_line(given: str) -> None:
     with pytest.raises(OptionError, match="not the address of a server") as refused:
-        StockServer(given)
+        StockOptions(given)
     assert "\n" not in refused.value.line
 
 
@@ -41,8 +41,8 @@ def test_what_is_no_address_is_refused_in_one_line(given: str) -> None:
     ],
 )  # fmt: skip
 def test_an_address_with_a_path_is_taken_as_it_stands(given: str, api: str, models: str, tokenize: str) -> None:
-    wire = StockServer(given, api=api).wire
-    assert wire.url_of("/v1/models") == models and (not tokenize or wire.url_of("/tokenize") == tokenize)
+    root, base = StockOptions(given, api=api).roots
+    assert f"{base}/models" == models and (not tokenize or f"{root}/tokenize" == tokenize)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,6 @@ def test_a_password_in_an_address_is_not_told(given: str) -> None:
 
 def test_a_key_crosses_the_network_only_encrypted_or_if_allowed() -> None:
     with pytest.raises(OptionError, match="unencrypted"):
-        StockServer("http://gpu-box:8000", key="secret")
-    assert StockServer("http://gpu-box:8000", key="secret", insecure=True).target == "http://gpu-box:8000"
-    assert StockServer("http://127.0.0.1:8000", key="secret").target == "http://127.0.0.1:8000"
+        StockOptions("http://gpu-box:8000", key="secret")
+    assert StockOptions("http://gpu-box:8000", key="secret", insecure=True).address == "http://gpu-box:8000"
+    assert StockOptions("http://127.0.0.1:8000", key="secret").address == "http://127.0.0.1:8000"

@@ -89,9 +89,8 @@ def test_a_clock_that_was_ahead_lets_no_more_out(tmp_path: Path, monkeypatch: py
         await budget.settle()
 
     async def all_days() -> None:
-        budgets = [Budget(Prices(0, 0, 1e6), max_cost=5.0) for _ in range(2)]
-        for budget in budgets:
-            budget.day_sum = DaySum(tmp_path / "spent.json", "it")
+        day_sum = DaySum(tmp_path / "spent.json", "it")
+        budgets = [Budget(Prices(0, 0, 1e6), max_cost=5.0, day_sum=day_sum) for _ in range(2)]
         await spend(budgets[0])
         days[0] = 103.5
         for number in range(4):

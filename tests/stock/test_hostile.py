@@ -141,17 +141,6 @@ def test_a_server_that_cannot_be_met_is_one_clear_line(name: str, plan: str) -> 
         assert not set(generation.origins) & {"accepted", "recovered", "bonus", "cloud"}
 
 
-# --- Time
-
-
-def test_a_storm_is_not_answered_by_a_storm() -> None:
-    """A server that says when to come back is not asked before."""
-    with fake("vllm", TARGET) as server, known(server, 2.5) as cloud:
-        storm(server, faults.refuses(429, Retry_After="1"), after=0)
-        before = len(server.model.asked)
-        with pytest.raises(SkydraftError):
-            write(cloud, "cloud").run()
-        assert 2 <= sum(asked.path in GENERATING for asked in server.model.asked[before:]) <= 4
 
 
 @pytest.mark.parametrize("said", [0, -5, 1.5, "3", None, True])

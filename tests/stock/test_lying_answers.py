@@ -14,14 +14,13 @@ import numpy as np
 import pytest
 
 import skydraft
-from skydraft.edge.channel import Waiting
-from skydraft.edge.stock.chat import Told
+from skydraft.edge.event_loop import Waiting
+from skydraft.edge.stock.chat import ReadText
 from skydraft.edge.stock.dialect import count, name
-from skydraft.edge.stock.server import StockServer
 from skydraft.edge.stock.wire import parsed
 from skydraft.edge.stock.writing import TextWriting
 from skydraft.errors import CloudFailure, OptionError
-from tests.hostile.texts import ALONE, LENGTH, TARGET, assert_one_clear_line, write
+from tests.hostile.texts import ALONE, TARGET, assert_one_clear_line, write
 from tests.stock import faults
 from tests.stock.fakes import GENERATING, fake
 
@@ -71,21 +70,12 @@ def test_a_megabyte_of_text_is_cut_a_little_at_a_time() -> None:
         return {}
 
     vocab: Any = SimpleNamespace(encode=encode, pieces=TARGET.vocab.pieces, end_ids=TARGET.vocab.end_ids)
-    dialect = SimpleNamespace(echoes=False, told=lambda event: Told("语速" * 100_000))
+    dialect = SimpleNamespace(echoes=False, written=lambda event: ReadText("语速" * 100_000))
     request = SimpleNamespace(says=lambda usage: None)
     events: Any = SimpleNamespace(arriving=come, read=lambda came: came, has_more=False, request=request)
     writing = TextWriting(events, dialect, np.array([1], np.int32), vocab, text="", pending=b"", end_id=0)
     rows = [asyncio.run(writing.next_row(Waiting(1, 1, 1))) for _ in range(4)]
     assert [vocab.pieces[row.token_id].decode() for row in rows if row] and max(lengths) <= 1024
-
-
-@pytest.mark.parametrize("data", ["5", "null", '{"id": 1}'])
-@pytest.mark.parametrize("api", ["vllm", "sglang", "completions", "chat"])
-def test_models_that_are_no_list_cost_no_text(api: str, data: str) -> None:
-    listed = faults.says(b'{"data": %s}' % data.encode(), "application/json")
-    with fake("vllm", TARGET) as server, closing(skydraft.connect(server.url, timeout_s=0.7, api=api)) as cloud:
-        server.fault_of = lambda path: listed if path == "/v1/models" else None
-        assert len(write(cloud, "gated").run().token_ids) == LENGTH
 
 
 def test_a_count_that_no_price_can_be_made_of_is_none() -> None:
@@ -117,7 +107,7 @@ def test_a_proxy_that_cannot_be_used_is_one_clear_line(monkeypatch: pytest.Monke
     monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
     monkeypatch.setitem(sys.modules, "socksio", None)
     with pytest.raises(OptionError) as failed:
-        _ = StockServer("https://192.0.2.1/v1").wire.pool.client
+        skydraft.connect("https://192.0.2.1/v1").facts(None)
     assert_one_clear_line(failed.value)
 
 

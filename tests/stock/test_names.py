@@ -13,16 +13,14 @@ import pytest
 import skydraft
 from skydraft import api
 from skydraft.edge.stock.dialect import Described
-from skydraft.edge.stock.llama_server import LlamaServer
+from skydraft.edge.stock.ids import LlamaServer
 from skydraft.errors import OptionError
-from skydraft.gating.calibration import Calibration
 from skydraft.learning.calibrating import write_calibration
 from skydraft.learning.collect import Collector
 from skydraft.learning.dataset import prepare
 from skydraft.learning.lessons import Lesson, Store
 from tests.cli.conftest import Invoke, invoke  # noqa: F401
 from tests.evaluation import pairs
-from tests.gating.test_calibration import made
 from tests.hostile.texts import DRAFT, TARGET, write
 from tests.stock.fakes import Fake, fake
 
@@ -102,16 +100,3 @@ def test_llama_server_is_named_by_its_alias_if_it_was_given_one(alias: str, name
     assert asyncio.run(LlamaServer().describe(wire, None, 1.0)) == [Described(named, 64)]
     assert asyncio.run(LlamaServer().describe(wire, "m.gguf", 1.0)) == [Described(named, 64)]
     assert asyncio.run(LlamaServer().describe(wire, "gguf", 1.0)) == []
-
-
-def test_a_calibration_of_a_server_replaces_no_other(home: Path) -> None:
-    here = made()
-    at_server = made(target={"name": "large", "fingerprint": "name:large"})
-    other = made(draft={"name": "sm/all", "fingerprint": "a" * 32})
-    another = made(draft={"name": "sm_all", "fingerprint": "f" * 32})
-    long = made(target={"name": "x" * 1000, "fingerprint": "name:" + "x" * 1000})
-    written = [here, at_server, other, another, long]
-    paths = [write_calibration(each, home) for each in written]
-    assert [Calibration.model_validate_json(path.read_text()) for path in paths] == written
-    assert write_calibration(at_server.model_copy(update={"bias": 7.0}), home) == paths[1]
-    assert len(list((home / "calibrations").iterdir())) == len(paths)

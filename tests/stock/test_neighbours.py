@@ -36,7 +36,7 @@ def test_what_fails_for_one_text_breaks_no_stream_of_another(
 
         server.fault_of = hangs_up
         if asks == "facts":
-            cloud._servers.facts.clear()
+            cloud.servers.facts.clear()
             with pytest.raises(skydraft.SkydraftError):
                 cloud.facts(None)
         else:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import random
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,13 +15,12 @@ import pytest
 import skydraft
 from skydraft import DecodingParams, EngineOptions, make_plan
 from skydraft.edge.budget import Budget
-from skydraft.edge.channel import Waiting
+from skydraft.edge.event_loop import Waiting
 from skydraft.edge.stock.ledger import Ledger
-from skydraft.edge.stock.pool import Pool
-from skydraft.edge.stock.wire import Events, Wire
+from skydraft.edge.stock.wire import Events, Pool, Wire
 from tests.engines.tiny_checkpoint import save_model, save_tokenizer
 from tests.stock.fakes import fake
-from tests.stock.real import ROOT, VLLM, dequantized, llama_server, vllm_serve
+from tests.stock.real import llama_server, vllm_serve
 
 pytestmark = pytest.mark.stock
 # Heads of 32: vLLM has no smaller ones on a processor.
@@ -91,7 +88,6 @@ BODY = {"max_tokens": 3, "temperature": 0, "return_token_ids": True}
 VLLM_ASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "write": ("/v1/completions", {**BODY, "prompt": [5, 6, 7]}),
     "stream": ("/v1/completions", {**BODY, "prompt": [5], "stream": True, "stream_options": {"include_usage": True}}),
-    "fan-out": ("/v1/completions", {**BODY, "prompt": [[5, 6], [5, 6, 7]], "max_tokens": 1}),
     "best 20": ("/v1/completions", {**BODY, "prompt": [5], "logprobs": 20, "return_tokens_as_token_ids": True}),
     "tokenize": ("/tokenize", {"prompt": "今天", "add_special_tokens": False}),
     "an id too high": ("/v1/completions", {**BODY, "prompt": [99_999]}),
@@ -116,13 +112,9 @@ LLAMA_BODY = {"n_predict": 3, "temperature": 0, "return_tokens": True, "prompt":
 LLAMA_ASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "write": ("/completion", LLAMA_BODY),
     "stream": ("/completion", {**LLAMA_BODY, "stream": True}),
-    "fan-out": ("/completion", {**LLAMA_BODY, "prompt": [[5, 6], [5, 6, 7]]}),
     "best 20": ("/completion", {**LLAMA_BODY, "n_probs": 20}),
-    "after sampling": ("/completion", {**LLAMA_BODY, "n_probs": 20, "post_sampling_probs": True}),
     "few fields": ("/completion", {**LLAMA_BODY, "response_fields": ["tokens", "timings/cache_n"]}),
     "tokenize": ("/tokenize", {"content": "今天", "add_special": False}),
-    "pieces": ("/tokenize", {"content": "今天", "with_pieces": True}),
-    "detokenize": ("/detokenize", {"tokens": [5, 6]}),
     "an id too high": ("/completion", {**LLAMA_BODY, "prompt": [999_999]}),
     "too long": ("/completion", {**LLAMA_BODY, "prompt": [5] * 5000}),
     "chat": ("/v1/chat/completions", {
@@ -181,75 +173,3 @@ def test_the_fake_vllm_says_of_itself_what_vllm_says(vllm: str, path: str) -> No
     with fake("vllm") as server:
         ours = httpx.get(server.url + path).json()
     assert_told(shape(ours), shape(httpx.get(vllm + path).json()))
-
-
-def fans_out(url: str, prompt: list[int], num: int) -> tuple[int, list[float]]:
-    """The number of tokens of a stream, and where a fan-out along it says another one, by how many nats it is better.
-
-    A token that differs is a near tie: forwards of several rows give other last bits than forwards of one.
-    """
-    asked = {**BODY, "prompt": prompt, "max_tokens": num}
-    ids = ask(url, "/v1/completions", asked)[1]["choices"][0]["token_ids"]
-    best = {"logprobs": 2, "return_tokens_as_token_ids": True, "max_tokens": 1}
-    several = [prompt + ids[:i] for i in range(len(ids))]
-    _, answer = ask(url, "/v1/completions", {**BODY, **best, "prompt": several})
-    margins = list[float]()
-    for token_id, choice in zip(ids, answer["choices"], strict=True):
-        if choice["token_ids"] != [token_id]:
-            one, other = sorted(choice["logprobs"]["top_logprobs"][0].values())[-2:]
-            margins.append(abs(one - other))
-    return len(ids), margins
-
-
-def cached(url: str) -> tuple[float, float]:
-    """Tokens of prompts so far, and how many of them were in the cache, as vLLM counts them."""
-    lines = [line.split() for line in httpx.get(f"{url}/metrics", timeout=60.0).text.splitlines()]
-    of = {name: sum(float(line[-1]) for line in lines if line[0].startswith(f"vllm:prefix_cache_{name}_total"))
-          for name in ("queries", "hits")}  # fmt: skip
-    return of["queries"], of["hits"]
-
-
-def assert_fans_out_as_it_streams(url: str, prompts: Iterator[list[int]], num: int) -> None:
-    """Over so many tokens, or as SKYDRAFT_STOCK_TOKENS says; at least 0.9 of the prompts' tokens are in the cache."""
-    num_tokens, margins, most = 0, list[float](), int(os.environ.get("SKYDRAFT_STOCK_TOKENS", num))
-    num_before, num_hit_before = cached(url)
-    while num_tokens < most:
-        num, found = fans_out(url, next(prompts), 24)
-        num_tokens, margins = num_tokens + num, margins + found
-        num_sent, num_hit = cached(url)
-        num_sent, num_hit = num_sent - num_before, num_hit - num_hit_before
-        print(f"{num_tokens} tokens, {len(margins)} differ, by {sorted(margins)} nats; "
-              f"{num_hit / num_sent:.3f} of {num_sent:.0f} tokens of prompts cached", flush=True)  # fmt: skip
-    assert all(margin < 1e-3 for margin in margins) and num_hit / num_sent >= 0.9
-
-
-def test_a_fan_out_of_vllm_is_its_stream(vllm: str) -> None:
-    assert fans_out(vllm, [5, 6, 7], 12)[0] == 12
-
-
-@pytest.mark.long
-@pytest.mark.timeout(7200)
-def test_a_fan_out_of_vllm_is_its_stream_over_five_thousand_tokens(vllm: str) -> None:
-    chance = random.Random(26)
-    lengths = iter(lambda: chance.randrange(300, 600), None)
-    assert_fans_out_as_it_streams(vllm, ([chance.randrange(3, 90) for _ in range(length)] for length in lengths), 5000)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(7200)
-def test_a_fan_out_of_vllm_is_its_stream_with_a_real_model(home: Path) -> None:
-    """Questions after instructions of some 400 tokens, as an assistant has them."""
-    gguf = home / "models" / "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
-    if not gguf.exists() or not VLLM.exists():
-        pytest.skip("the demo pair or vLLM is not on this machine")
-    texts = [json.loads(line)["prompt"] for line in (ROOT / "data" / "prompts_zh_dev.jsonl").read_text().splitlines()]
-    instructions = "\n".join(texts[-30:])
-
-    def prompts(url: str) -> Iterator[list[int]]:
-        for text in texts * 9:
-            said = "<|im_end|>\n".join((f"<|im_start|>system\n{instructions}", f"<|im_start|>user\n{text}", ""))
-            said += "<|im_start|>assistant\n"
-            yield ask(url, "/tokenize", {"prompt": said, "add_special_tokens": False})[1]["tokens"]
-
-    with vllm_serve(dequantized(gguf.resolve(), ROOT / "build" / "qwen2.5-coder-0.5b")) as url:
-        assert_fans_out_as_it_streams(url, prompts(url), 240)  # 5,000 take an hour

@@ -67,8 +67,8 @@ def test_no_less_is_told_than_came(front: Front, edge: Engine, most: int | None)
             num_refused += len(generation.token_ids) < 8
             texts.append(generation)
         receipts = [text.receipt for text in texts]
-        own = cloud._servers.wire.ledger.spent
-        paid = cloud._servers.budget._settled + cloud._servers.budget._unsettled
+        server: Any = cloud.servers.all[0]
+        own, paid = server.wire.ledger.spent, server.budget.cost
     Fake.wait_until(lambda: not front.num_open)
     prompts = [list(text.prompts.target.token_ids) for text in texts]
     calls = [post for post in front.generating if any(post.prompts[0][: len(ids)] == ids for ids in prompts)]

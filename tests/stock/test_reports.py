@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skydraft.edge.channel import Waiting
-from skydraft.edge.stock.chat import Chat, Told
-from skydraft.edge.stock.llama_server import LlamaServer
-from skydraft.edge.stock.sglang import Sglang
-from skydraft.edge.stock.vllm import Vllm
+from skydraft.edge.event_loop import Waiting
+from skydraft.edge.stock.chat import Chat, ReadText
+from skydraft.edge.stock.ids import LlamaServer, Sglang, Vllm
 from skydraft.edge.stock.writing import TextWriting
 from skydraft.errors import CloudFailure, LimitExceeded, RateLimited, SkydraftError
 from tests.hostile.texts import ALONE, TARGET
@@ -100,7 +98,7 @@ def test_a_stream_that_broke_others_is_read(name: str, api: str, spoilt: Spoilt)
 
 def test_halves_of_a_character_are_joined() -> None:
     """A server that counts in UTF-16 may cut an emoji between two events; a half that stays alone is no character."""
-    said = iter([Told("\ud83d"), Told("\ude00\ud83d"), Told("!"), None])
+    said = iter([ReadText("\ud83d"), ReadText("\ude00\ud83d"), ReadText("!"), None])
 
     async def come(waiting: Waiting) -> Any:
         return next(said)
@@ -108,7 +106,7 @@ def test_halves_of_a_character_are_joined() -> None:
     async def written() -> bytes:
         request = SimpleNamespace(says=lambda usage: None)
         events: Any = SimpleNamespace(arriving=come, read=lambda came: came, has_more=False, request=request)
-        dialect = SimpleNamespace(echoes=False, told=lambda told: told)
+        dialect = SimpleNamespace(echoes=False, written=lambda read: read)
         ids = np.array([1], np.int32)
         writing = TextWriting(events, dialect, ids, TARGET.vocab, text="", pending=b"", end_id=0)
         text = b""
@@ -130,7 +128,7 @@ def test_a_model_that_reasons_is_noticed(said: Any) -> None:
     """Its answer cannot be gone on with: it would reason again, and what it wrote would be lost without a word."""
     chat = Chat(SimpleNamespace(base="http://127.0.0.1"))  # type: ignore[arg-type]
     with pytest.raises(CloudFailure, match="reasons before it answers"):
-        chat.told({"choices": [{"index": 0, "delta": {"content": None} | said}]})
+        chat.written({"choices": [{"index": 0, "delta": {"content": None} | said}]})
 
 
 @pytest.mark.parametrize("kind", [Vllm(), Sglang(), LlamaServer()])

@@ -10,15 +10,20 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from skydraft.characters import one_line
 from skydraft.config import DecodingParams
-from skydraft.edge.stock.dialect import Body, Described, choices, field, items, name, openai_usage
-from skydraft.edge.stock.ledger import UNTOLD, Usage
-from skydraft.edge.stock.wire import Wire
+from skydraft.edge.event_loop import Waiting
+from skydraft.edge.stock.dialect import Body, Described, choices, field, items, name, openai_usage, read_safely
+from skydraft.edge.stock.ledger import UNTOLD, Carried, Usage
+from skydraft.edge.stock.wire import Events, Wire
 from skydraft.errors import CloudFailure, OptionError
+
+_NUM_GOING_ON, _TEMPLATE = 4, 16  # tokens that a chat is asked for first; those that a template may add
+_MAX_EVENTS = 256  # of a text of a few tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SoFar:
     """What a text is to go on from: the messages, the prompt that the draft model's template made of them, and the
     text so far."""
 
@@ -28,7 +33,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ReadText:
     """What an event says: more text, and why it was the last ("": it was not)."""
 
     text: str = ""
@@ -42,7 +47,6 @@ class TextDialect:
 
     name = ""
     life = "/v1/models"
-    checks = False
     salt, separates = "", False
     echoes = False  # whether an answer begins with the text that it goes on from
 
@@ -59,29 +63,25 @@ class TextDialect:
     async def tokenize(self, wire: Wire, model: str, text: str, timeout_s: float) -> None:
         """None: its tokens need not be ours."""
 
-    def going_on(self, model: str, asked: Asked, num_tokens: int, params: DecodingParams) -> tuple[str, Body]:
-        """Path and body of a request for a stream of more text."""
+    def going_on(self, model: str, so_far: SoFar, num_tokens: int, params: DecodingParams) -> tuple[str, Body]:
         raise NotImplementedError
 
-    def told(self, event: Any) -> Told:
-        """What one event of that stream says."""
+    def written(self, event: Any) -> ReadText:
         raise NotImplementedError
 
 
 def _choice(event: Any) -> Any:
-    """The only choice of an event; empty in one that counts tokens."""
     return next(iter(choices(event)), {})
 
 
-def _told(event: Any, choice: Any, text: Any) -> Told:
-    """What an event with this choice says, whose text this is."""
+def _read(event: Any, choice: Any, text: Any) -> ReadText:
     if isinstance(text, list):  # in parts, as messages may be
         text = "".join(part["text"] for part in text)
     if text is not None and not isinstance(text, str):
         raise CloudFailure("The server sent something else where text was due.")
     finish = name(choice.get("finish_reason")).strip()
     usage = openai_usage(event if event.get("usage") else choice)  # Moonshot counts in the choice
-    return Told(text or "", finish, usage, name(event.get("model")))
+    return ReadText(text or "", finish, usage, name(event.get("model")))
 
 
 def _body(model: str, num_tokens: int, params: DecodingParams) -> dict[str, Any]:
@@ -96,16 +96,16 @@ class Completions(TextDialect):
 
     name = "completions"
 
-    def going_on(self, model: str, asked: Asked, num_tokens: int, params: DecodingParams) -> tuple[str, Body]:
-        return "/v1/completions", {**_body(model, num_tokens, params), "prompt": asked.prompt + asked.text}
+    def going_on(self, model: str, so_far: SoFar, num_tokens: int, params: DecodingParams) -> tuple[str, Body]:
+        return "/v1/completions", {**_body(model, num_tokens, params), "prompt": so_far.prompt + so_far.text}
 
-    def told(self, event: Any) -> Told:
+    def written(self, event: Any) -> ReadText:
         choice = _choice(event)
-        return _told(event, choice, choice.get("text"))
+        return _read(event, choice, choice.get("text"))
 
 
 # End of the host's name: what the last message says, what the body says, whether the answer begins with that message.
-_HOSTS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
+HOSTS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
     "aliyuncs.com": ({"partial": True}, {}, False),
     "moonshot.cn": ({"partial": True}, {}, False),
     "moonshot.ai": ({"partial": True}, {}, False),
@@ -130,25 +130,50 @@ class Chat(TextDialect):
 
     def __init__(self, wire: Wire) -> None:
         super().__init__(wire)
-        known = (how for host, how in _HOSTS.items() if f".{self._host}".endswith(f".{host}"))
+        known = (how for host, how in HOSTS.items() if f".{self._host}".endswith(f".{host}"))
         self._mark, self._more, self.echoes = next(known, _VLLM)
 
-    def going_on(self, model: str, asked: Asked, num_tokens: int, params: DecodingParams) -> tuple[str, Body]:
-        if any(message.keys() != {"role", "content"} for message in asked.messages):
+    def going_on(self, model: str, so_far: SoFar, num_tokens: int, params: DecodingParams) -> tuple[str, Body]:
+        if any(message.keys() != {"role", "content"} for message in so_far.messages):
             raise OptionError("A chat server without skydraft gets no tools and no calls of tools.")
-        body, messages = _body(model, num_tokens, params), list(asked.messages)
-        if asked.text and "prefix" in self._more:
-            body["prefix"] = asked.text
-        elif asked.text:
-            messages.append({"role": "assistant", "content": asked.text, **self._mark})
+        body, messages = _body(model, num_tokens, params), list(so_far.messages)
+        if so_far.text and "prefix" in self._more:
+            body["prefix"] = so_far.text
+        elif so_far.text:
+            messages.append({"role": "assistant", "content": so_far.text, **self._mark})
             body |= self._more
         return "/v1/chat/completions", {**body, "messages": messages}
 
-    def told(self, event: Any) -> Told:
+    def written(self, event: Any) -> ReadText:
         choice = _choice(event)
         delta = choice.get("delta") or choice.get("message") or {}
         content = delta.get("content")
         parts = content if isinstance(content, list) else []
         if any(map(delta.get, _REASONING)) or any("thinking" in part for part in parts):
             raise CloudFailure("This model reasons before it answers, so its answer cannot be gone on with.")
-        return _told(event, choice, content)
+        return _read(event, choice, content)
+
+    async def check_that_it_goes_on(self, wire: Wire, model: str, timeout_s: float) -> None:
+        """Raise OptionError for a chat that begins its answer again, rather than go on from the last message."""
+        question, begun = "从一数到十，只写汉字，不加标点。", "一二三四五"
+        so_far = SoFar(({"role": "user", "content": question},), "", begun)
+        path, body = self.going_on(model, so_far, _NUM_GOING_ON, DecodingParams())
+        num_tokens = len((question + begun).encode()) + _TEMPLATE  # at most, whatever its tokenizer
+        request = wire.request(path, body, Carried(num_tokens))
+        text, waiting, events = "", Waiting(timeout_s, timeout_s, timeout_s), Events(wire, request, self.life)
+        try:
+            for _ in range(_MAX_EVENTS):
+                if (event := await events.next(waiting)) is None:
+                    break
+                read = read_safely(self.written, event)
+                request.says(Usage(read.usage.num_read, 0, _NUM_GOING_ON))  # none counts as cached, all as written
+                text += read.text
+            else:
+                raise CloudFailure("The server does not end a text after a few tokens.")
+        finally:
+            events.close()
+        if text.removeprefix(begun if self.echoes else "").lstrip().startswith("一二"):
+            raise OptionError(
+                f"{one_line(model)} at {wire.base} does not go on from the assistant's last message.",
+                hint="Use --cloud-api completions, or another server.",
+            )

@@ -18,7 +18,6 @@ from skydraft.errors import CloudFailure
 from skydraft.types import FinishReason, Verdict
 
 T = TypeVar("T")
-MAX_BEST = 20  # log-probabilities of so many tokens; vLLM gives no more unless told to at its start
 Body: TypeAlias = Mapping[str, Any]
 TokenTuple: TypeAlias = tuple[int, ...]
 
@@ -35,7 +34,6 @@ class Row:
     finish: FinishReason | None = None
 
     def ends(self, verdict: Verdict) -> Verdict:
-        """The verdict, of which this is the last row."""
         return replace(verdict, finish=self.finish) if self.finish else verdict
 
 
@@ -65,7 +63,6 @@ class Dialect(Protocol):
 
     name: str
     life: str
-    checks: bool  # whether one request gives the choices along a whole draft
     salt: str  # the field of a request that keeps its cache apart from that of other values; "": there is none
     separates: bool  # whether all versions do what `salt` asks for
 
@@ -80,31 +77,7 @@ class Dialect(Protocol):
     ) -> tuple[str, Body]:
         """Path and body of a request for a stream of the next tokens: the likeliest ones, or `drawn` by the server."""
 
-    def written(self, event: Any) -> Read:
-        """What one event of that stream says."""
-
-    def checking(
-        self, model: str, token_ids: Seq[int], draft: Seq[int], num_best: int, drawn: DecodingParams | None = None
-    ) -> tuple[str, Body]:
-        """Path and body of a request for the choices after `token_ids` and each token of `draft`, if there are any."""
-
-    def checked(self, answer: Any, num_rows: int) -> Read:
-        """The rows of that answer."""
-
-
-class ListsModels:
-    """What vLLM and SGLang share: the list of models, and the tokens of a text."""
-
-    async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> list[Described]:
-        """The models that the server has, or `model` alone if it was named."""
-        listed = items(field(await wire.get("/v1/models", timeout_s), "data"))
-        known = [Described(name(field(each, "id")), count(each, "max_model_len")) for each in listed]
-        return [each for each in known if model in (None, each.model)]
-
-    async def tokenize(self, wire: Wire, model: str, text: str, timeout_s: float) -> TokenTuple | None:
-        """The ids of a text, special tokens in it included."""
-        body = {"model": model, "prompt": text, "add_special_tokens": False}
-        return numbers(field(await wire.post("/tokenize", body, timeout_s), "tokens"))
+    def written(self, event: Any) -> Read: ...
 
 
 def read_safely(read: Callable[..., T], *given: Any) -> T:
@@ -140,21 +113,18 @@ def field(value: Any, *names: str | int) -> Any:
 
 
 def number(value: Any) -> int:
-    """A token id or a count. Raises CloudFailure."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
         raise CloudFailure("The server sent something else where a number was due.")
     return value
 
 
 def items(value: Any) -> list[Any]:
-    """A list. Raises CloudFailure."""
     if not isinstance(value, list):
         raise CloudFailure("The server sent something else where a list was due.")
     return value
 
 
 def numbers(value: Any) -> TokenTuple:
-    """Token ids. Raises CloudFailure."""
     return tuple(map(number, items(value)))
 
 
@@ -189,11 +159,3 @@ def openai_usage(answer: Any) -> Usage:
 def name(value: Any) -> str:
     """A name that may be missing, or has characters that no terminal should get: then ""."""
     return value[:1000] if isinstance(value, str) and value.isprintable() else ""
-
-
-def sampling(drawn: DecodingParams | None) -> dict[str, Any]:
-    """How tokens are drawn, in the words that vLLM and SGLang share."""
-    if drawn is None:
-        return {"temperature": 0}
-    top_k = drawn.top_k or -1
-    return {"temperature": drawn.temperature, "top_p": drawn.top_p, "top_k": top_k, "min_p": drawn.min_p}

@@ -86,11 +86,9 @@ class Ledger:
         return None
 
     def give_back(self, day: int) -> None:
-        """Take back a call of a day that could not go out."""
         self._budget.give_back(day)
 
     def call(self, request: Request, carried: Carried) -> None:
-        """Note a call that goes out."""
         assert carried.generated is not None
         sent = self.sent
         sent.num_calls += 1
@@ -101,7 +99,6 @@ class Ledger:
             self._first = request
 
     def note(self, cost: LinkCost) -> None:
-        """Add a cost."""
         self._budget.pay(cost)
         self.spent += cost if self.tells_cached else replace(cost, tokens_hit=0)
 
@@ -146,7 +143,6 @@ class Request:
             self._taken_on = None
 
     def came(self, num_bytes: int) -> None:
-        """Note bytes of the answer."""
         self._ledger.note(LinkCost(bytes_down=num_bytes))
 
     def is_lost(self) -> None:

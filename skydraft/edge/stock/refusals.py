@@ -67,7 +67,6 @@ def _error(start: bytes) -> tuple[Mapping[str, Any], str]:
 
 
 def _seconds(text: str) -> float:
-    """The seconds of a Retry-After header; 1 for a date or nonsense."""
     try:
         seconds = float(text)
     except ValueError:
@@ -76,7 +75,6 @@ def _seconds(text: str) -> float:
 
 
 def no_connection(error: Exception) -> SkydraftError:
-    """The error for a connection that was not made."""
     text = str(error)
     if "CERTIFICATE" in text or "SSL" in text or isinstance(error, ssl.SSLError):
         hint = "Give the certificate that signs its own with --tls-ca, or http:// where it does not encrypt."

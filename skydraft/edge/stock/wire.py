@@ -5,23 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from skydraft.characters import one_line
-from skydraft.edge.channel import Waiting, shared_loop
+from skydraft.edge.event_loop import Waiting, seen, shared_loop, sign_of_life
 from skydraft.edge.stock.ledger import Carried, Ledger, Request
-from skydraft.edge.stock.pool import Pool
 from skydraft.edge.stock.refusals import no_connection, refusal
-from skydraft.errors import CloudFailure, CloudLost, CloudTimeout, SkydraftError, TlsFailure
+from skydraft.errors import CloudFailure, CloudLost, CloudTimeout, OptionError, SkydraftError, TlsFailure
 
 if TYPE_CHECKING:
     import httpx2
 
 T = TypeVar("T")
-_NOTHING = Carried()
+_CONNECT_S = 10.0
+_IDLE_S, _IDLE_TLS_S = 4.0, 60.0  # an unused connection is kept for this long; llama-server keeps it for 5 s
+_EMPTY = Carried()
 _MAX_ANSWER, _MAX_LINE, _MAX_REFUSAL = 8 << 20, 1 << 20, 1 << 16  # bytes
 _MAX_ITEMS = 200_000  # brackets and quotes of an answer, each of which can become an object
 _CRUMB, _SPARE = 16, 1 << 16  # bytes that a chunk has on average, beyond a start: each costs as much as a long one
@@ -29,6 +30,66 @@ _LOOK_AGAIN_S = 0.3  # between two signs of life of a server whose answer takes 
 _STALE_S = 1.0  # a connection that was closed before shows it by then
 _REST_S = 1.0  # for the end of an answer after its last event
 _MAX_EVENTS = 64  # that wait to be read; the server waits then
+
+
+class Pool:
+    """The connections, shared by all generations. `heard_at`: the time of the server's last answer, by the loop's
+    clock."""
+
+    def __init__(self, url: str, key: str | None, tls_ca: bytes | None, *, is_here: bool) -> None:
+        self.heard_at = 0.0
+        self._headers = {"Accept-Encoding": "identity", "User-Agent": "skydraft"}
+        if key:
+            self._headers["Authorization"] = f"Bearer {key}"
+        self._is_plain = url.startswith("http:")
+        self._tls_ca = tls_ca
+        self._is_here = is_here
+        self._client: httpx2.AsyncClient | None = None
+        self._lent: Counter[httpx2.AsyncClient] = Counter()  # requests under way
+
+    @property
+    def client(self) -> httpx2.AsyncClient:
+        if self._client is None:
+            import httpx2
+
+            trusted: ssl.SSLContext | bool = not self._is_plain  # roots take 35 ms to read
+            if self._tls_ca:
+                trusted = ssl.create_default_context(cadata=self._tls_ca.decode("ascii"))
+            try:
+                self._client = httpx2.AsyncClient(
+                    verify=trusted, headers=self._headers, follow_redirects=False,
+                    trust_env=not self._is_here,  # a proxy does not lead back to this machine
+                    timeout=httpx2.Timeout(None, connect=_CONNECT_S),  # `patiently` watches the rest
+                    limits=httpx2.Limits(max_connections=None, keepalive_expiry=_IDLE_TLS_S if trusted else _IDLE_S),
+                )  # fmt: skip
+            except ImportError as error:
+                raise OptionError("ALL_PROXY names a SOCKS proxy.", hint="Run: pip install socksio") from error
+        return self._client
+
+    @asynccontextmanager
+    async def lending(self) -> AsyncIterator[httpx2.AsyncClient]:
+        """The client for one request. Its connections live as long as it carries one."""
+        client = self.client
+        self._lent[client] += 1
+        try:
+            yield client
+        finally:
+            self._lent[client] -= 1
+            if not self._lent[client]:
+                del self._lent[client]
+                if client is not self._client:
+                    await _closed(client)
+
+    async def renew(self) -> None:
+        client, self._client = self._client, None
+        if client is not None and client not in self._lent:
+            await _closed(client)
+
+    async def close(self) -> None:
+        clients = {*self._lent, *([self._client] if self._client else [])}
+        self._client = None
+        for client in clients:
+            await _closed(client)
 
 
 class Wire:
@@ -42,19 +103,16 @@ class Wire:
         self._root = root
 
     def noting(self, ledger: Ledger) -> Wire:
-        """The same connections for requests that another ledger notes."""
         return Wire(self._root, self.base, self.pool, ledger)
 
     def url_of(self, path: str) -> str:
-        """The address of a path."""
         return self.base + path.removeprefix("/v1") if path.startswith("/v1/") else self._root + path
 
-    def request(self, path: str, body: Mapping[str, Any] | None = None, carried: Carried = _NOTHING) -> Request:
+    def request(self, path: str, body: Mapping[str, Any] | None = None, carried: Carried = _EMPTY) -> Request:
         """A request that is not sent yet; without a body it is a GET."""
         return Request(self.ledger, path, None if body is None else as_json(body), carried)
 
     async def get(self, path: str, timeout_s: float) -> Any:
-        """The JSON at a path. Raises a SkydraftError."""
         return await self.answer(self.request(path), timeout_s)
 
     async def post(self, path: str, body: Mapping[str, Any], timeout_s: float) -> Any:
@@ -62,7 +120,6 @@ class Wire:
         return await self.answer(self.request(path, body), timeout_s)
 
     async def answer(self, request: Request, timeout_s: float) -> Any:
-        """The JSON answer. Raises a SkydraftError."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await self.whole(request)
@@ -85,19 +142,17 @@ class Wire:
         return parsed(bytes(data))
 
     async def look(self, path: str, timeout_s: float) -> float:
-        """Milliseconds until any answer at a path. Raises CloudLost."""
-        began, seen = time.perf_counter(), shared_loop().now()
-        try:
-            await self.get(path, timeout_s)
-        except CloudTimeout as error:
-            if shared_loop().now() - seen < timeout_s / 2:  # this process was stopped meanwhile
-                return await self.look(path, timeout_s)
-            raise CloudLost(f"no sign of life in {timeout_s:g} s.") from error
-        except (CloudLost, TlsFailure):
-            raise
-        except SkydraftError:  # it answers, if only with an error
-            pass
-        return (time.perf_counter() - began) * 1e3
+        """Milliseconds until any answer at a path. Raises CloudLost or TlsFailure."""
+
+        async def ask(timeout_s: float) -> None:
+            try:
+                await self.get(path, timeout_s)
+            except (CloudLost, TlsFailure):
+                raise
+            except SkydraftError:  # it answers, if only with an error
+                pass
+
+        return await sign_of_life(ask, timeout_s)
 
     async def patiently(self, work: Awaitable[T], life: str, waiting: Waiting) -> T:
         """The result of `work` within the times of `waiting`. Raises CloudTimeout, or CloudLost for a dead server."""
@@ -119,7 +174,7 @@ class Wire:
             for each in (task, looking):
                 if each is not None:
                     each.cancel()
-                    each.add_done_callback(_seen)
+                    each.add_done_callback(seen)
 
     @asynccontextmanager
     async def answering(self, request: Request) -> AsyncIterator[httpx2.Response]:
@@ -229,7 +284,6 @@ class Events:
         yield bytes(held.strip())
 
     async def next(self, waiting: Waiting) -> Any:
-        """The next event; None at the end. Raises a SkydraftError."""
         return self.read(await self.arriving(waiting))
 
     async def arriving(self, waiting: Waiting) -> Any:
@@ -248,7 +302,6 @@ class Events:
 
     @property
     def has_more(self) -> bool:
-        """Whether an event, or the end, has come already."""
         return not self._queue.empty()
 
     def unread(self) -> Any:
@@ -260,7 +313,7 @@ class Events:
         """Break the answer off, unless it is whole: the server stops writing."""
         if not self._has_ended:
             self._task.cancel()
-        self._task.add_done_callback(_seen)
+        self._task.add_done_callback(seen)
 
 
 def _data(line: bytes) -> bytes:
@@ -276,7 +329,6 @@ def _data(line: bytes) -> bytes:
 
 
 def as_json(body: Mapping[str, Any]) -> bytes:
-    """A body as it is sent: without spaces."""
     return json.dumps(body, separators=(",", ":")).encode()
 
 
@@ -309,5 +361,6 @@ async def _start(response: httpx2.Response) -> bytes:
     return bytes(data[:_MAX_REFUSAL])
 
 
-def _seen(task: asyncio.Future[Any]) -> None:
-    _ = task.cancelled() or task.exception()
+async def _closed(client: httpx2.AsyncClient) -> None:
+    with suppress(Exception):
+        await client.aclose()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from skydraft.edge.channel import Waiting
+from skydraft.edge.event_loop import Waiting
 from skydraft.edge.stock.dialect import Row, read_safely
 from skydraft.edge.stock.ledger import Usage
 from skydraft.edge.stock.wire import Events
@@ -47,12 +47,10 @@ class Writing:
         self._num_idle = 0  # events in a row without a token
 
     def continues(self, text: TokenIds) -> bool:
-        """Whether the next row is the choice after `text`."""
         start = len(self._prefix)
         return len(text) == start + len(self._own) and np.array_equal(text[start:], self._own)
 
     async def arrived(self, waiting: Waiting) -> bool:
-        """Whether a row can be read without waiting for the server."""
         while not self._rows and not self._is_over and self._events.has_more:
             await self._next(waiting)
         return bool(self._rows)
@@ -65,7 +63,6 @@ class Writing:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the server has written all that it was asked for."""
         return self.num_written >= self._left
 
     async def _next(self, waiting: Waiting) -> None:
@@ -148,19 +145,16 @@ class TextWriting(Writing):
         self._finish = ""  # why the text ended; some servers say so before its last events
 
     async def arrived(self, waiting: Waiting) -> bool:
-        """Whether a row can be read without waiting for the server."""
         while not self._has_text and not self._is_over and (self._events.has_more or self._finish):
             await self._next(waiting)
         return self._has_text or self._has_ended
 
     @property
     def is_whole(self) -> bool:
-        """Whether the server has said why it ended."""
         return bool(self._finish)
 
     @property
     def _has_ended(self) -> bool:
-        """Whether the text is at its end, by its writer or the filter."""
         return isinstance(self.error, ContentFiltered) or (self._is_over and self._finish not in ("", *_CUT))
 
     @property
@@ -198,7 +192,7 @@ class TextWriting(Writing):
         if event is None:
             self._is_over = True
             return
-        said = self._dialect.told(event)
+        said = self._dialect.written(event)
         self.model = said.model or self.model
         # A server sends an event for each token, or for a few; at the end it may count them itself.
         text = self._joined(said.text)
@@ -226,7 +220,6 @@ class TextWriting(Writing):
         return len(self._vocab.encode(text)) if len(text) <= _MAX_TOKEN else len(text)
 
     def _cut(self) -> int:
-        """The first token of the held text."""
         text = self._held[:_MAX_TOKEN].decode(errors="replace")
         for beginning in (text, text[:1]):
             for token_id in self._vocab.encode(beginning)[:1]:

@@ -1,30 +1,31 @@
 """One text at a server without skydraft. The server keeps nothing: each request carries all tokens.
 
-A draft is checked in one of two ways. The target writes from the base, and the edge compares what comes with the draft;
-the same request then writes on. Or one request asks for the choices along the whole draft, where the server does that
-in less time. The edge itself makes all choices, with the noise of the text: at a temperature above 0 from the
-log-probabilities of the best tokens. So a check is the same comparison as everywhere.
+A draft is checked by writing: the target writes from the base, and what comes is compared with the draft; the same
+request then writes on. At a temperature above 0 the edge makes the choices from the log-probabilities of the best
+tokens, with the noise of the text. So a check is the same comparison as everywhere.
 """
 
 from __future__ import annotations
 
 import codecs
 import time
-from collections import deque
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from skydraft.choosing.chooser import Chooser
 from skydraft.choosing.stopping import Stopping
 from skydraft.config import DecodingParams
 from skydraft.decoding.context import Committed
 from skydraft.decoding.request import GenerateRequest
-from skydraft.decoding.verification import Verification, rules_of
-from skydraft.edge.channel import Waiting
-from skydraft.edge.stock.chat import Asked, Chat, TextDialect
-from skydraft.edge.stock.dialect import MAX_BEST, Body, Row, read_safely
+from skydraft.decoding.verification import Rules, Verification
+from skydraft.edge.event_loop import Waiting
+from skydraft.edge.stock.chat import Chat, SoFar, TextDialect
+from skydraft.edge.stock.connection import StockConnection, StockInfo
+from skydraft.edge.stock.dialect import Body, Row, read_safely
+from skydraft.edge.stock.ids import LlamaServer
 from skydraft.edge.stock.ledger import Carried, Ledger, Request, Usage
 from skydraft.edge.stock.wire import Events
 from skydraft.edge.stock.writing import TextWriting, Writing
@@ -33,10 +34,7 @@ from skydraft.errors import CloudFailure, LimitExceeded, OptionError, TargetChan
 from skydraft.protocol.values import TargetId, Written
 from skydraft.types import Cost, DraftBlock, LinkCost, Prompt, Verdict
 
-if TYPE_CHECKING:
-    from skydraft.edge.stock.meeting import Met
-    from skydraft.edge.stock.server import StockServer
-
+_MAX_BEST = 20  # log-probabilities of so many tokens; vLLM gives no more unless told to at its start
 _MAX_DRAWS, _MAX_CHAR = 16, 4  # for a token that a stream did not tell; tokens that a character may have
 # With `min_call_prob` the draft model is careful about calls; such a server decides by itself.
 _KEPT = frozenset((
@@ -70,109 +68,100 @@ class _Drawing:
             raise OptionError(
                 "--top-k, --min-p, --accept and stop_token_ids do not apply to a server that gives text, not token ids."
             )
-        is_here = not params.temperature or (drafts and 0 < params.top_k <= MAX_BEST and not gives_text)
+        is_here = not params.temperature or (drafts and 0 < params.top_k <= _MAX_BEST and not gives_text)
         if top and not is_here:
-            raise OptionError(f"--accept needs --top-k 1 to {MAX_BEST} here, or --temperature 0.")
+            raise OptionError(f"--accept needs --top-k 1 to {_MAX_BEST} here, or --temperature 0.")
         self.drawn = None if is_here else params
         self.num_best = max(params.top_k if params.temperature else 0, top) if is_here else 0
 
 
-class StockSession:
-    """`TextSession` at a server without skydraft. All methods run on the event loop; each tries once."""
+class _Chosen(Chooser):
+    """Takes the server's own choices: what stands in place of a row of logits is the token that it wrote."""
 
-    number = 0
+    def choose(self, row: npt.NDArray[np.int32], prefix: TokenIds) -> int:
+        return int(row)
+
+
+class StockText:
+    """`Text` at a server without skydraft."""
+
+    target: TargetId | None = None  # such a server does not say what it runs
 
     def __init__(
-        self, server: StockServer, context: Committed, prompt: Prompt, vocab: Vocab, request: GenerateRequest
+        self, server: StockConnection, context: Committed, prompt: Prompt, vocab: Vocab, request: GenerateRequest
     ) -> None:
         params, top = request.params, request.plan.top
         check_params(params)
         if prompt.media:
             raise OptionError("A server without skydraft takes no recordings.", hint="Add --share-audio none.")
-        if top > MAX_BEST:
+        if top > _MAX_BEST:
             raise OptionError(
-                f"A server without skydraft tells its best {MAX_BEST} tokens; --accept top:{top} is more."
+                f"A server without skydraft tells its best {_MAX_BEST} tokens; --accept top:{top} is more."
             )
-        self.top = top
         self._server = server
         self._context = context
         self._prompt = np.array(prompt.token_ids, np.int32)
         self._vocab = vocab
         self._params = params
-        self._asked = request
+        self._given = request
         self._messages = tuple(
             {"role": each.role, "content": each.content, **dict(each.more)} for each in request.messages
         )
         in_prompt = vocab.end_ids & set(prompt.token_ids)  # the template ends turns with it
         self._end_id = min(in_prompt or vocab.end_ids, default=0)
-        self._rules = rules_of(params, vocab, prompt, params.max_new_tokens, top)
-        self._drawing = _Drawing(params, top, gives_text=server.gives_text, drafts=request.plan.drafts)
-        self._met: Met | None = None
+        self._stopping = Stopping(params, vocab, params.max_new_tokens)
+        self._draw(gives_text=server.gives_text)
+        self._info: StockInfo | None = None
         self._writing: Writing | None = None
         self._text = self._prompt  # what was judged or written so far, while the target writes on
         self._limit: int | None = None  # the target may write until the text has so many tokens
         self._is_stopped = False
         self._num_cached = 0  # tokens of the prompt of which a verdict or written tokens have told
-        self._ledger = Ledger(server.budget, server.target, len(self._prompt))
+        self._ledger = Ledger(server.budget, server.address, len(self._prompt))
         self._wire = server.wire.noting(self._ledger)
         self.sent = self._ledger.sent
 
-    @property
-    def channel(self) -> StockServer:
-        """The server."""
-        return self._server
+    def _draw(self, *, gives_text: bool) -> None:
+        plan = self._given.plan
+        self._drawing = _Drawing(self._params, plan.top, gives_text=gives_text, drafts=plan.drafts)
+        chooser = Chooser if self._drawing.num_best else _Chosen
+        prompt_len, top = len(self._prompt), self._given.plan.top
+        self._rules = Rules(prompt_len, chooser(self._params, self._vocab, prompt_len), self._stopping, top)
 
     @property
     def is_writing(self) -> bool:
-        """Whether the target is writing, so that `next_written` has an answer."""
         return self._limit is not None
 
     @property
     def spent(self) -> LinkCost:
-        """Bytes, requests and tokens of all requests so far. Any thread may call this."""
         return self._ledger.told
 
-    def expect(self, target: TargetId | None) -> None:
-        """Do nothing: one server has one target."""
-
-    def reopen(self, channel: object = None, *, renumber: bool = False) -> None:
+    def reopen(self, server: StockConnection | None = None, *, renumber: bool = False) -> None:
         """Drop what is under way; the next request first asks again which model this is."""
         self.break_off()
         self._server.forget()
 
     def break_off(self) -> None:
-        """Drop the stream."""
         self._limit = None
         self._drop()
 
     async def renew(self) -> None:
-        """Drop the connections, which may be dead."""
-        self.reopen()
+        self.break_off()
         await self._server.renew()
 
-    def opening_message(self) -> bytes:
-        """Nothing: the prompt goes with each request."""
-        return b""
-
-    async def open(self, message: bytes, waiting: Waiting) -> None:
-        """Let the target read the prompt, so that it is in its cache."""
-        met = await self._meet(self._prompt, waiting)
+    async def open(self, waiting: Waiting) -> None:
+        info = await self._ask_who(self._prompt, waiting)
         try:
-            await self._next_row(met, np.concatenate((self._prompt, self._context.generated)), 1, waiting)
+            await self._next_row(info, np.concatenate((self._prompt, self._context.generated)), 1, waiting)
         finally:
             self._drop()
 
-    async def judge(
-        self, block: DraftBlock, catch_up: tuple[int, ...], write: int, waiting: Waiting, ahead: tuple[int, ...] = ()
-    ) -> Verdict:
-        """The verdict on a block after the committed tokens and `ahead`; with `write`, the target writes on.
-
-        Tokens of `catch_up` are not audited: the server reads them as part of the prompt.
-        """
+    async def verify(self, block: DraftBlock, catch_up: tuple[int, ...], write: int, waiting: Waiting) -> Verdict:
+        """The verdict. Tokens of `catch_up` are not audited: the server reads them as part of the prompt."""
         began, self._limit = time.perf_counter(), None
-        seen = np.concatenate((self._prompt, self._context.generated, np.array(ahead, np.int32)))
+        seen = np.concatenate((self._prompt, self._context.generated))
         try:
-            verdict, cost = await self._verdict(seen, block, write, waiting)
+            verdict, num_rows = await self._judge(seen, block, write, waiting)
         except BaseException:
             self.break_off()
             raise
@@ -183,37 +172,34 @@ class StockSession:
         else:
             self._drop()
         forward_ms = max((time.perf_counter() - began) * 1e3 - self._server.rtt_ms, 0.0)
-        return replace(verdict, cost=cost + Cost(forward_ms=forward_ms, num_cached=self._newly_cached()))
+        cost = Cost(num_rows, num_rows, forward_ms=forward_ms, num_cached=self._newly_cached())
+        return replace(verdict, cost=cost)
 
-    async def _verdict(self, seen: TokenIds, block: DraftBlock, write: int, waiting: Waiting) -> tuple[Verdict, Cost]:
-        """The verdict, and the passes and rows that it took."""
-        met = await self._meet(seen, waiting)
+    async def _judge(self, seen: TokenIds, block: DraftBlock, write: int, waiting: Waiting) -> tuple[Verdict, int]:
+        info = await self._ask_who(seen, waiting)
         if (room := self._room(seen)) < 1:  # skipped tokens went beyond it
-            raise LimitExceeded(f"The text has outgrown the server's context of {met.context_len} tokens.")
+            raise LimitExceeded(f"The text has outgrown the server's context of {info.context_len} tokens.")
         draft = np.array(block.token_ids[:room], np.int32)
         text, work, num_rows = np.concatenate((seen, draft)), Verification(self._rules, seen, block), 0
-        checks = met.checks(len(draft)) and self._drawing.drawn is None
-        rows = await self._check(met, seen, draft, waiting) if checks else deque[Row]()
         while work.next_feed(1) is not None:
-            most, drafted = len(draft) - num_rows + 1 + write, int(draft[num_rows]) if num_rows < len(draft) else None
-            so_far = text[: len(seen) + num_rows]
-            row = rows.popleft() if rows else await self._next_row(met, so_far, most, waiting, drafted)
-            work.absorb(self._logits(row)[None])
+            drafted = int(draft[num_rows]) if num_rows < len(draft) else None
+            so_far, limit = text[: len(seen) + num_rows], len(draft) - num_rows + 1 + write
+            row = await self._next_row(info, so_far, limit, waiting, drafted)
+            work.absorb(self._row_of(row)[None])
             num_rows += 1
-        return row.ends(work.verdict(Cost())), Cost(1 if checks else num_rows, len(draft) + 1 if checks else num_rows)
+        return row.ends(work.verdict(Cost())), num_rows
 
     async def next_written(self, waiting: Waiting) -> Written:
-        """The next tokens that the target wrote; waits for the first one, and takes all that have come."""
         assert self._limit is not None
         base, token_ids, verdict = len(self._text) - len(self._prompt), list[int](), None
         try:
             while len(self._text) < self._limit and not (verdict and verdict.finish):
                 if (token_ids or self._is_stopped) and not await self._has_arrived(waiting):
                     break
-                met = await self._meet(self._text, waiting)
-                row = await self._next_row(met, self._text, self._limit - len(self._text), waiting)
+                info = await self._ask_who(self._text, waiting)
+                row = await self._next_row(info, self._text, self._limit - len(self._text), waiting)
                 work = Verification(self._rules, self._text, DraftBlock(len(self._text) - len(self._prompt), ()))
-                work.absorb(self._logits(row)[None])
+                work.absorb(self._row_of(row)[None])
                 verdict = row.ends(work.verdict(Cost()))
                 token_ids += verdict.commits(work.block)
                 self._text = np.append(self._text, np.int32(token_ids[-1]))
@@ -229,7 +215,6 @@ class StockSession:
         return Written(base, tuple(token_ids), finish, is_last, cost)
 
     async def _read_rest(self, verdict: Verdict | None) -> None:
-        """At the end of the text, read what the server still says about it."""
         if verdict is not None and verdict.finish and self._writing is not None:
             await self._writing.rest(is_last=verdict.finish == "length")
 
@@ -238,41 +223,36 @@ class StockSession:
         return writing is not None and writing.continues(self._text) and await writing.arrived(waiting)
 
     def stop(self) -> None:
-        """Stop the writing: what has arrived is still read."""
         self._is_stopped = True
 
     async def close(self) -> None:
-        """End the text."""
         self.break_off()
         await self._ledger.settle()
 
-    async def _meet(self, text: TokenIds, waiting: Waiting) -> Met:
-        """The server's model, asked for unless it is writing after `text`. Raises TargetChanged if it is another one
-        than at the beginning."""
-        if self._met is not None and self._writing is not None and self._writing.continues(text):
-            return self._met
-        met = await self._server.meet(self._vocab, waiting, self._wire)
-        gives_text = isinstance(met.dialect, TextDialect)
-        self._ledger.tells_cached = met.dialect.separates or not self._asked.shares_target
-        request, what = self._asked, ""
-        if isinstance(met.dialect, Chat):
+    async def _ask_who(self, text: TokenIds, waiting: Waiting) -> StockInfo:
+        """The server's kind and model, asked for unless it is writing after `text`. Raises TargetChanged if they are
+        not those of the beginning."""
+        if self._info is not None and self._writing is not None and self._writing.continues(text):
+            return self._info
+        info, request, what = await self._server.info_for(self._vocab, waiting, self._wire), self._given, ""
+        self._ledger.tells_cached = info.dialect.separates or not request.shares_target
+        if isinstance(info.dialect, Chat):
             what = "--raw" if request.raw else "A list of tools" if request.tools else ""
             what = "Continuing a message" if any(message.is_open for message in request.messages) else what
         if what:
             raise OptionError(
                 f"{what} does not apply to a chat server, which puts messages into a template of its own."
             )
-        self._drawing = _Drawing(self._params, self.top, gives_text=gives_text, drafts=self._asked.plan.drafts)
-        if self._met is None or self._met.is_same(met):
-            self._met = met
-            self._bound(met.context_len)
-            return met
+        self._draw(gives_text=isinstance(info.dialect, TextDialect))
+        if self._info is None or self._info.is_same(info):
+            self._info = info
+            self._bound(info.context_len)
+            return info
         raise TargetChanged(
-            f"The server at {self._server.target} runs {met.model} now; this text began with {self._met.model}."
+            f"The server at {self._server.address} runs {info.model} now; this text began with {self._info.model}."
         )
 
     def _bound(self, context_len: int) -> None:
-        """End the text where the server's context does."""
         room = context_len - len(self._prompt)
         if context_len and room < 1:
             raise LimitExceeded(f"The prompt has {len(self._prompt)} tokens, the server takes {context_len}.")
@@ -281,15 +261,19 @@ class StockSession:
 
     def _room(self, text: TokenIds) -> int:
         """How many tokens may still be generated after a text."""
-        return self._rules.stopping.max_new_tokens - (len(text) - len(self._prompt))
+        return self._stopping.max_new_tokens - (len(text) - len(self._prompt))
 
-    def _logits(self, row: Row) -> npt.NDArray[np.float32]:
-        """The row as logits [vocab]: -inf for all tokens that the server did not tell about."""
+    def _row_of(self, row: Row) -> npt.NDArray[Any]:
+        """What a verification takes: the token that the server wrote; or, where the edge chooses, logits [vocab], -inf
+        for all tokens that the server did not tell about."""
         if row.token_id >= self._vocab.size:
             raise CloudFailure(f"The server wrote the token {row.token_id}, which the vocabulary does not have.")
+        token_id = self._end_id if row.finish else row.token_id
+        if not self._drawing.num_best:
+            return np.array(token_id, np.int32)
         logits = np.full(self._vocab.size, -np.inf, np.float32)
-        if row.finish or not self._drawing.num_best:
-            logits[self._end_id if row.finish else row.token_id] = 0.0
+        if row.finish:
+            logits[token_id] = 0.0
             return logits
         if len(row.best) < self._drawing.num_best:
             raise CloudFailure(
@@ -300,29 +284,14 @@ class StockSession:
                 logits[token_id] = log_probability
         return logits
 
-    async def _check(self, met: Met, text: TokenIds, draft: TokenIds, waiting: Waiting) -> deque[Row]:
-        """The choices after a text and after each token of the draft, in one request."""
-        assert not isinstance(met.dialect, TextDialect)
-        self._drop()
-        how = self._drawing.num_best, self._drawing.drawn
-        path, body = met.dialect.checking(met.model, text.tolist(), draft.tolist(), *how)
-        num_sent = sum(len(text) + length for length in range(len(draft) + 1))
-        request = self._request(met, path, body, num_sent, np.concatenate((text, draft)), len(draft) + 1)
-        answer = await self._wire.patiently(self._wire.whole(request), met.dialect.life, waiting)
-        request.says(Usage(num_written=len(draft) + 1))
-        read = read_safely(met.dialect.checked, answer, len(draft) + 1)
-        request.says(read.usage)
-        self._check_model(read.model)
-        return deque(read.rows)
-
     async def _next_row(
-        self, met: Met, text: TokenIds, num_tokens: int, waiting: Waiting, drafted: int | None = None
+        self, info: StockInfo, text: TokenIds, num_tokens: int, waiting: Waiting, drafted: int | None = None
     ) -> Row:
         """The choice after a text: the next one of the current stream, or the first one of a new stream."""
         for _ in range(2):  # a stream may have ended early
             if self._writing is None or not self._writing.continues(text):
                 self._drop()
-                self._writing = self._begin(met, text, max(min(num_tokens, self._room(text)), 1))
+                self._writing = self._begin(info, text, max(min(num_tokens, self._room(text)), 1))
             row = await self._writing.next_row(waiting, drafted)
             self._check_model(self._writing.model)
             if row is not None:
@@ -330,31 +299,38 @@ class StockSession:
             has_gap, has_failed = self._writing.has_gap, bool(self._writing.error)
             self._drop()
             if has_gap:
-                return await self._untold_row(met, text, waiting)
+                return await self._untold_row(info, text, waiting)
             if has_failed:
                 self._server.forget()
-                met = await self._meet(text, waiting)
+                info = await self._ask_who(text, waiting)
         raise CloudFailure("The server ended the text without a token.")
 
-    async def _untold_row(self, met: Met, text: TokenIds, waiting: Waiting) -> Row:
+    async def _untold_row(self, info: StockInfo, text: TokenIds, waiting: Waiting) -> Row:
         """The choice after a text that a stream did not tell, since it ends within a character.
 
         If the server draws, it draws until that is so: taking any other token would make such characters rarer.
         """
+        dialect = info.dialect
+        if not isinstance(dialect, LlamaServer):
+            raise CloudFailure("The server has not told all tokens that it wrote.")
         for _ in range(_MAX_DRAWS):
-            row = (await self._check(met, text, text[:0], waiting))[0]
+            path, body = dialect.one(info.model, text.tolist(), self._drawing.num_best, self._drawing.drawn)
+            request = self._request(info, path, body, text, num_written=1)
+            answer = await self._wire.patiently(self._wire.whole(request), dialect.life, waiting)
+            request.says(Usage(num_written=1))
+            read = read_safely(dialect.one_written, answer)
+            request.says(read.usage)
+            self._check_model(read.model)
+            (row,) = read.rows
             written = self._vocab.text_bytes([*text[len(self._prompt) :][-_MAX_CHAR:].tolist(), row.token_id])
             if self._drawing.drawn is None or codecs.utf_8_decode(written, "replace", False)[1] < len(written):
                 break
         return row
 
-    def _request(
-        self, met: Met, path: str, body: Body, num_tokens: int, text: TokenIds, num_written: int = 0
-    ) -> Request:
-        """A request that carries a text, prompt included; the server reads `num_tokens` of prompts."""
-        carried = Carried(num_tokens, text[len(self._prompt) :], len(self._context.generated), num_written)
-        scope = self._asked.cache_scope
-        salt = {met.dialect.salt: scope} if met.dialect.salt and scope else {}
+    def _request(self, info: StockInfo, path: str, body: Body, text: TokenIds, num_written: int = 0) -> Request:
+        carried = Carried(len(text), text[len(self._prompt) :], len(self._context.generated), num_written)
+        scope = self._given.cache_scope
+        salt = {info.dialect.salt: scope} if info.dialect.salt and scope else {}
         return self._wire.request(path, {**body, **salt}, carried)
 
     def _newly_cached(self) -> int:
@@ -362,30 +338,28 @@ class StockSession:
         before, self._num_cached = self._num_cached, max(self._num_cached, self._ledger.num_cached)
         return self._num_cached - before
 
-    def _begin(self, met: Met, text: TokenIds, num_tokens: int) -> Writing:
-        """Ask the server to write after a text."""
-        dialect = met.dialect
+    def _begin(self, info: StockInfo, text: TokenIds, num_tokens: int) -> Writing:
+        dialect = info.dialect
         if not isinstance(dialect, TextDialect):
             path, body = dialect.writing(
-                met.model, text.tolist(), num_tokens, self._drawing.num_best, self._drawing.drawn
+                info.model, text.tolist(), num_tokens, self._drawing.num_best, self._drawing.drawn
             )
-            request = self._request(met, path, body, len(text), text)
+            request = self._request(info, path, body, text)
             return Writing(Events(self._wire, request, dialect.life), dialect, text, num_tokens)
         written = self._vocab.text_bytes(text[len(self._prompt) :])
         so_far, length = codecs.utf_8_decode(written, "replace", False)  # cut at whole characters
-        asked = Asked(self._messages, self._vocab.written(self._prompt.tolist()), so_far)
-        path, body = dialect.going_on(met.model, asked, num_tokens, self._params)
-        events = Events(self._wire, self._request(met, path, body, len(text), text), dialect.life)
+        going_on = SoFar(self._messages, self._vocab.written(self._prompt.tolist()), so_far)
+        path, body = dialect.going_on(info.model, going_on, num_tokens, self._params)
+        events = Events(self._wire, self._request(info, path, body, text), dialect.life)
         return TextWriting(
             events, dialect, text, self._vocab, text=so_far, pending=written[length:], end_id=self._end_id
         )  # fmt: skip
 
     def _check_model(self, model: str) -> None:
         if model and not self._server.is_named(model):
-            raise TargetChanged(f"The server at {self._server.target} answers as {model} now.")
+            raise TargetChanged(f"The server at {self._server.address} answers as {model} now.")
 
     def _drop(self) -> None:
-        """End the stream."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.close()

@@ -1,0 +1,97 @@
+"""What the edge needs of a server, of ours or not, and of a text there."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any, Protocol
+
+from skydraft.decoding.context import Committed
+from skydraft.decoding.prices import Prices
+from skydraft.decoding.receipt import Sent
+from skydraft.decoding.request import GenerateRequest
+from skydraft.decoding.target import TargetFacts
+from skydraft.edge.event_loop import Waiting
+from skydraft.engines.vocab import Vocab
+from skydraft.protocol.values import TargetId, Written
+from skydraft.types import DraftBlock, LinkCost, Prompt, Verdict
+
+OURS = "skydraft"
+
+
+class Server(Protocol):
+    """One server. Its asynchronous methods run on the event loop, and raise a SkydraftError.
+
+    `kind` is OURS, or what else it runs as far as that is known; `prices` are those of its tokens, if they are sold.
+    `heard_at` is the time of its last answer by the loop's clock, 0 before the first. `runs` is its target, if it says
+    which one; the tokens of one that `is_exact` do not depend on what else it computes.
+    """
+
+    address: str
+    uses_tls: bool
+    is_exact: bool
+    runs: TargetId | None
+
+    @property
+    def heard_at(self) -> float: ...
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def prices(self) -> Prices | None: ...
+
+    async def ping(self, timeout_s: float) -> float: ...
+
+    async def learn(self, timeout_s: float) -> TargetFacts:
+        """Its model and its costs."""
+
+    async def greet(self, vocab: Vocab, timeout_s: float) -> None:
+        """Ask whether it is there. Raises a SkydraftError: VocabularyMismatch, too, where that is easy to see."""
+
+    async def renew(self) -> None:
+        """Make a new connection for what is asked next: the current one may be dead."""
+
+    async def close(self) -> None: ...
+
+    def begin(self, context: Committed, prompt: Prompt, vocab: Vocab, request: GenerateRequest) -> Text:
+        """A text here. Raises OptionError for what the server cannot follow."""
+
+
+class Text(Protocol):
+    """One text at one server. Its asynchronous methods run on the event loop, one at a time, and each tries once.
+
+    Only `target` may go on with it, None before one has begun it. `is_writing` says that the target writes, so that
+    `next_written` has an answer. Any thread may read what it has `spent`.
+    """
+
+    target: TargetId | None
+
+    @property
+    def sent(self) -> Sent: ...
+
+    @property
+    def is_writing(self) -> bool: ...
+
+    @property
+    def spent(self) -> LinkCost: ...
+
+    def open(self, waiting: Waiting) -> Coroutine[Any, Any, None]:
+        """Let the target read the prompt. What is sent is settled by the call, in the caller's thread."""
+
+    async def verify(self, block: DraftBlock, catch_up: tuple[int, ...], write: int, waiting: Waiting) -> Verdict:
+        """The verdict on a block after the committed tokens and `catch_up`; with `write`, the target writes on."""
+
+    async def next_written(self, waiting: Waiting) -> Written: ...
+
+    def stop(self) -> None:
+        """Stop the target's writing; what it wrote until then is still read."""
+
+    def break_off(self) -> None: ...
+
+    def reopen(self, server: Any = None, *, renumber: bool = False) -> None:
+        """Make the next call begin anew, perhaps at another server of this kind, or under another number."""
+
+    async def renew(self) -> None:
+        """Drop the connection, which may be dead."""
+
+    async def close(self) -> None: ...

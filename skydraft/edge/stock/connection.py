@@ -1,0 +1,236 @@
+"""The connection to one server without skydraft: which kind it is, and which model it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from urllib.parse import SplitResult, urlsplit
+
+from skydraft.characters import one_line
+from skydraft.edge.budget import Budget
+from skydraft.edge.event_loop import Waiting
+from skydraft.edge.stock.chat import Chat, Completions, TextDialect
+from skydraft.edge.stock.dialect import Described, Dialect, name
+from skydraft.edge.stock.ids import LlamaServer, Sglang, Vllm
+from skydraft.edge.stock.ledger import Ledger
+from skydraft.edge.stock.wire import Pool, Wire
+from skydraft.edge.tls import check_certificates, check_token
+from skydraft.engines.vocab import Vocab
+from skydraft.errors import OptionError, UnknownModel, VocabularyMismatch
+from skydraft.protocol.address import is_loopback, without_password
+
+# Chinese, code, a special token, and characters of several bytes: other tokenizers differ here.
+SAMPLE = "<|im_start|>user\n用一句话介绍北京的春天。def f(x):\n    return x ** 2  # 😀 naïve 12345\n"
+_DIALECTS: dict[str, Callable[[Wire], Dialect | TextDialect]] = {
+    "vllm": lambda wire: Vllm(), "sglang": lambda wire: Sglang(), "llama-server": lambda wire: LlamaServer(),
+    "completions": Completions, "chat": Chat,
+}  # fmt: skip
+APIS = tuple(_DIALECTS)
+_OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama-server", "skydraft": "completions"}
+_LIFE = "/v1/models"  # of a server that is not known yet
+_QUESTION_S = 10.0  # timeout of questions about the model
+
+
+@dataclass(frozen=True, slots=True)
+class StockOptions:
+    """Address and credentials of a server without skydraft. `api` is one of APIS, or "auto": it says so itself; `model`
+    is one of several models there."""
+
+    url: str
+    api: str = "auto"
+    model: str | None = None
+    key: str | None = None
+    tls_ca: bytes | None = None
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        try:
+            parts = urlsplit(self.url)
+            _ = parts.port  # raises for one that is none
+        except ValueError as error:
+            raise self._no_address() from error
+        rest = (parts.username, parts.query, parts.fragment, "," in parts.netloc, "?" in self.url, "#" in self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or any(rest):
+            raise self._no_address()
+        if self.api not in ("auto", *APIS):
+            raise OptionError(f"--cloud-api {self.api} is unknown.", hint=f"Choose one of: auto, {', '.join(APIS)}.")
+        if self.tls_ca and not self.uses_tls:
+            raise OptionError("--tls-ca does not apply to http://, which is not encrypted.")
+        if self.tls_ca:
+            check_certificates(self.tls_ca)
+        check_token(self.key)
+        if self.key and not (self.uses_tls or self.is_here or self.insecure):
+            raise OptionError(
+                "The key would cross the network unencrypted.", hint="Use https://, or allow that with --insecure."
+            )
+
+    @property
+    def _parts(self) -> SplitResult:
+        return urlsplit(self.url)
+
+    @property
+    def address(self) -> str:
+        return f"{self._parts.scheme}://{self.host}{self._parts.path.rstrip('/')}"
+
+    @property
+    def host(self) -> str:
+        return self._parts.netloc
+
+    @property
+    def uses_tls(self) -> bool:
+        return self._parts.scheme == "https"
+
+    @property
+    def is_here(self) -> bool:
+        return is_loopback(self._parts.hostname or "")
+
+    @property
+    def roots(self) -> tuple[str, str]:
+        """Where the server's own interface begins, and where that of OpenAI's kind does; without a slash at the end.
+
+        An address that ends in a version, such as /api/v3, is the latter as it stands, and so is any path of a server
+        of text.
+        """
+        url, path = self.address, self._parts.path.rstrip("/")
+        if re.search(r"/v\d+\w*$", path):
+            return url.rpartition("/")[0], url
+        return url, url if path and self.api in ("completions", "chat") else f"{url}/v1"
+
+    def _no_address(self) -> OptionError:
+        hint = "Write one address, for example http://HOST:PORT/v1."
+        return OptionError(
+            f"'{one_line(without_password(self.url))}' is not the address of a server.",
+            hint="Give a key with --cloud-key-file FILE, not in the address." if "@" in self.url else hint,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StockInfo:
+    """A server's kind, its model's name, and the most tokens of prompt and text (0: unknown)."""
+
+    dialect: Dialect | TextDialect
+    model: str
+    context_len: int
+
+    def is_same(self, other: StockInfo) -> bool:
+        return self.model == other.model and self.dialect.name == other.dialect.name
+
+
+@dataclass(slots=True)
+class _Known:
+    """What was found out about the server; forgotten when a connection is lost."""
+
+    info: StockInfo | None = None
+    vocabularies: set[str] = field(default_factory=set)  # fingerprints that agree with its tokenizer
+    names: set[str] = field(default_factory=set)  # of the model, in answers; the first answer decides
+
+
+class StockConnection:
+    """The connection, shared by all generations. Once `budget` is spent, texts go on without the server."""
+
+    def __init__(self, options: StockOptions, budget: Budget | None = None) -> None:
+        self.address = options.address
+        self.uses_tls = options.uses_tls
+        self.budget = budget or Budget()
+        self.rtt_ms = 0.0  # the shortest seen
+        self._options = options
+        self._pool = Pool(self.address, options.key, options.tls_ca, is_here=options.is_here)
+        self.wire = Wire(*options.roots, self._pool, Ledger(self.budget))  # for what belongs to no text
+        self._known = _Known()
+        self._goes_on: set[str] = set()  # models that go on from the assistant's last message
+        self._asking = asyncio.Lock()
+
+    @property
+    def heard_at(self) -> float:
+        return self._pool.heard_at
+
+    @property
+    def kind(self) -> str:
+        return self._known.info.dialect.name if self._known.info else self._options.api
+
+    @property
+    def gives_text(self) -> bool:
+        return self.kind in ("completions", "chat")
+
+    def forget(self) -> None:
+        self._known = _Known()
+
+    def is_named(self, model: str) -> bool:
+        """Whether the server's answers come from the same model as before."""
+        self._known.names = self._known.names or {model}
+        return model in self._known.names
+
+    async def ping(self, timeout_s: float) -> float:
+        known = self._known.info
+        ms = await self.wire.look(known.dialect.life if known else _LIFE, timeout_s)
+        self.rtt_ms = min(ms, self.rtt_ms or ms)
+        return ms
+
+    async def renew(self) -> None:
+        """Make new connections for what is asked next; texts under way keep theirs."""
+        self.forget()
+        await self._pool.renew()
+
+    async def close(self) -> None:
+        await self._pool.close()
+        await self.wire.ledger.settle()
+
+    async def info_for(self, vocab: Vocab, waiting: Waiting, wire: Wire) -> StockInfo:
+        """Its kind and model, whose tokens are those of `vocab`, asked for at `wire`.
+
+        Raises VocabularyMismatch, UnknownModel or CloudError.
+        """
+        timeout_s, known = min(waiting.timeout_s, _QUESTION_S), self._known
+        if (info := known.info) is None:
+            info = await wire.patiently(self.info(timeout_s, wire), _LIFE, waiting)
+        if vocab.fingerprint not in known.vocabularies:
+            asking = info.dialect.tokenize(wire, info.model, SAMPLE, timeout_s)
+            ids = await wire.patiently(asking, info.dialect.life, waiting)
+            if ids is not None and ids != vocab.encode(SAMPLE):
+                raise VocabularyMismatch(
+                    f"{info.model} at {self.address} reads a text as other tokens than the draft model.",
+                    hint="Choose two models of one family.",
+                )
+            known.vocabularies.add(vocab.fingerprint)
+        return info
+
+    async def info(self, timeout_s: float, wire: Wire) -> StockInfo:
+        """Its kind and model, asked for once."""
+        async with self._asking:
+            known = self._known
+            if known.info is None:
+                # Two connections: while one carries a text, the other carries signs of life.
+                dialect, _ = await asyncio.gather(self._dialect(timeout_s, wire), wire.look(_LIFE, timeout_s))
+                described = await self._described(dialect, timeout_s, wire)
+                if isinstance(dialect, Chat) and described.model not in self._goes_on:
+                    await dialect.check_that_it_goes_on(wire, described.model, timeout_s)
+                    self._goes_on.add(described.model)
+                known.info = StockInfo(dialect, described.model, described.context_len)
+            return known.info
+
+    async def _dialect(self, timeout_s: float, wire: Wire) -> Dialect | TextDialect:
+        if self._options.api != "auto":
+            return _DIALECTS[self._options.api](wire)
+        answer = await wire.get("/v1/models", timeout_s)
+        listed = answer.get("data") if isinstance(answer, dict) else None
+        first = listed[0] if isinstance(listed, list) and listed else None
+        owner = name(first.get("owned_by")) if isinstance(first, dict) else ""
+        if owner not in _OWNERS:
+            what = one_line(owner) or "no owner of its models"
+            raise OptionError(
+                f"The server at {self.address} does not say what it is ({what}).",
+                hint=f"Name it with --cloud-api {'|'.join(APIS)}.",
+            )
+        return _DIALECTS[_OWNERS[owner]](wire)
+
+    async def _described(self, dialect: Dialect | TextDialect, timeout_s: float, wire: Wire) -> Described:
+        wanted = self._options.model
+        known = await dialect.describe(wire, wanted, timeout_s)
+        if len(known) == 1:
+            return known[0]
+        if not known:
+            raise UnknownModel(f"The server at {self.address} has no model {wanted or 'at all'}.")
+        names = ", ".join(one_line(each.model) for each in known[:10])
+        raise OptionError(f"The server at {self.address} has several models: {names}.", hint="Choose: --cloud-model M.")
