@@ -2,33 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from skydraft.decoding.scoring import Scores
 from skydraft.engines.base import TokenBuffer
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import BaseMismatch
 from skydraft.types import DraftBlock, FinishReason, Prompt, Verdict
-
-
-class Committed(Protocol):
-    """Read-only view of a generation's committed tokens."""
-
-    @property
-    def scores(self) -> Scores | None:
-        """Where models in this process note their log-probabilities, if these are wanted."""
-
-    @property
-    def generated(self) -> TokenIds:
-        """Committed tokens without the prompt, [base]."""
-
-    @property
-    def num_seen(self) -> int:
-        """Number of them that the target knows."""
-
-    @property
-    def finish(self) -> FinishReason | None:
-        """Why the generation ended, or None before its end."""
 
 
 class Context:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from skydraft.config import MAX_K, DecodingParams, Execution
-from skydraft.decoding.context import Committed
+from skydraft.decoding.context import Context
 from skydraft.decoding.plan import Plan
 from skydraft.decoding.prices import Prices
 from skydraft.decoding.receipt import Sent
@@ -66,7 +66,7 @@ class Target(Protocol):
         """Whether a generation continues alone if its verifier is lost."""
 
     def verifier(
-        self, context: Committed, prompt: Prompt, vocab: Vocab, request: GenerateRequest, *, drafts_first: bool = True
+        self, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest, *, drafts_first: bool = True
     ) -> Verifier:
         """The verifier of one generation with the committed tokens `context`, for the target's `prompt`.
 
@@ -97,7 +97,7 @@ class LocalTarget:
         return False
 
     def verifier(
-        self, context: Committed, prompt: Prompt, vocab: Vocab, request: GenerateRequest, *, drafts_first: bool = True
+        self, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest, *, drafts_first: bool = True
     ) -> Verifier:
         return LocalVerifier(
             self.engine, prompt, request.params,

@@ -18,7 +18,7 @@ from skydraft.decoding.receipt import Sent
 from skydraft.decoding.scoring import Scores
 from skydraft.engines.base import Engine, Sequence, TokenBuffer
 from skydraft.engines.rows import Rows
-from skydraft.engines.vocab import TokenIds, Vocab
+from skydraft.engines.vocab import TokenIds
 from skydraft.errors import BaseMismatch, EngineError, LimitExceeded
 from skydraft.types import Cost, DraftBlock, FinishReason, LinkCost, Prompt, Verdict
 
@@ -83,14 +83,6 @@ class Rules:
         """Score the token after a prefix."""
         if self.scores:
             self.scores.note(len(prefix) - self.prompt_len, row, token_id)
-
-
-def rules_of(
-    params: DecodingParams, vocab: Vocab, prompt: Prompt, room: int, top: int = 0, scores: Scores | None = None
-) -> Rules:
-    """The rules of a text after `prompt` that ends after `room` tokens at the latest."""
-    prompt_len, stopping = len(prompt.token_ids), Stopping(params, vocab, min(params.max_new_tokens, room))
-    return Rules(prompt_len, Chooser(params, vocab, prompt_len), stopping, top, scores)
 
 
 class Verification:
@@ -177,7 +169,9 @@ class TargetSession:
         top: int = 0, committed: Seq[int] = (), scores: Scores | None = None,
     ) -> None:  # fmt: skip
         self._prompt = prompt
-        self._rules = rules_of(params, engine.vocab, prompt, engine.room(prompt.token_ids, prompt.media), top, scores)
+        room, prompt_len = engine.room(prompt.token_ids, prompt.media), len(prompt.token_ids)
+        stopping = Stopping(params, engine.vocab, min(params.max_new_tokens, room))
+        self._rules = Rules(prompt_len, Chooser(params, engine.vocab, prompt_len), stopping, top, scores)
         self._tokens = TokenBuffer((*prompt.token_ids, *committed))
         self._finish: FinishReason | None = None
         if self.base >= self._rules.stopping.max_new_tokens:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from skydraft.decoding.context import Committed
+from skydraft.decoding.context import Context
 from skydraft.decoding.plan import Plan
 from skydraft.decoding.prices import Prices
 from skydraft.decoding.request import GenerateRequest
@@ -162,7 +162,7 @@ class Cloud:
         return plan.is_gated and not self._require
 
     def verifier(
-        self, context: Committed, prompt: Prompt, vocab: Vocab, request: GenerateRequest, *, drafts_first: bool = True
+        self, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest, *, drafts_first: bool = True
     ) -> RemoteVerifier:
         plan = request.plan
         patience = Patience(self._timeout_s, self.falls_back(plan), self.servers.has_others)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from skydraft.characters import one_line
-from skydraft.decoding.context import Committed
+from skydraft.decoding.context import Context
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
 from skydraft.edge.budget import Budget
@@ -59,7 +59,7 @@ class OwnServer(Channel):
             max_block=info.max_block,
         )  # fmt: skip
 
-    def begin(self, context: Committed, prompt: Prompt, vocab: Vocab, request: GenerateRequest) -> Session:
+    def begin(self, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest) -> Session:
         opening = Opening(
             short_fingerprint(vocab.fingerprint), prompt,
             params=request.params, top=request.plan.top, cache_scope=request.cache_scope,

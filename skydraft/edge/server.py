@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
-from skydraft.decoding.context import Committed
+from skydraft.decoding.context import Context
 from skydraft.decoding.prices import Prices
 from skydraft.decoding.receipt import Sent
 from skydraft.decoding.request import GenerateRequest
@@ -53,7 +53,7 @@ class Server(Protocol):
 
     async def close(self) -> None: ...
 
-    def begin(self, context: Committed, prompt: Prompt, vocab: Vocab, request: GenerateRequest) -> Text:
+    def begin(self, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest) -> Text:
         """A text here. Raises OptionError for what the server cannot follow."""
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from skydraft.decoding.context import Committed
+from skydraft.decoding.context import Context
 from skydraft.decoding.receipt import Sent
 from skydraft.edge.budget import Budget
 from skydraft.edge.channel import Channel, SessionStream
@@ -30,7 +30,7 @@ class Session:
     """`Text` at one server of ours. `opening` is its beginning; ids are below `vocab_size`."""
 
     def __init__(
-        self, context: Committed, opening: Opening, vocab_size: int, channel: Channel, *,
+        self, context: Context, opening: Opening, vocab_size: int, channel: Channel, *,
         traceparent: str = "", budget: Budget | None = None,
     ) -> None:  # fmt: skip
         self.number = new_number()

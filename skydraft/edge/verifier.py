@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, TypeVar
 
-from skydraft.decoding.context import Committed
+from skydraft.decoding.context import Context
 from skydraft.decoding.receipt import Sent
 from skydraft.decoding.request import GenerateRequest
 from skydraft.edge.event_loop import Awaited, Waiting, shared_loop
@@ -95,7 +95,7 @@ class RemoteVerifier:
     """
 
     def __init__(
-        self, servers: Servers, context: Committed, prompt: Prompt, vocab: Vocab, request: GenerateRequest,
+        self, servers: Servers, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest,
         patience: Patience, notices: Notices,
     ) -> None:  # fmt: skip
         self.asked = False

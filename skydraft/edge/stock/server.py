@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from skydraft.decoding.context import Committed
+from skydraft.decoding.context import Context
 from skydraft.decoding.prices import Prices
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
@@ -45,7 +45,7 @@ class StockServer(StockConnection):
             await self.ping(timeout_s)
         return TargetFacts(info.model, named_weights(info.model), (_WRITE_MS,), 1, wire_ms=self.rtt_ms, streams=True)
 
-    def begin(self, context: Committed, prompt: Prompt, vocab: Vocab, request: GenerateRequest) -> StockText:
+    def begin(self, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest) -> StockText:
         params = request.params
         if self.kind == "auto" and (params.top_k or params.min_p or request.plan.top):
             with suppress(CloudError):  # it says so later

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from skydraft.choosing.chooser import Chooser
 from skydraft.choosing.stopping import Stopping
 from skydraft.config import DecodingParams
-from skydraft.decoding.context import Committed
+from skydraft.decoding.context import Context
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.verification import Rules, Verification
 from skydraft.edge.event_loop import Waiting
@@ -88,7 +88,7 @@ class StockText:
     target: TargetId | None = None  # such a server does not say what it runs
 
     def __init__(
-        self, server: StockConnection, context: Committed, prompt: Prompt, vocab: Vocab, request: GenerateRequest
+        self, server: StockConnection, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest
     ) -> None:
         params, top = request.params, request.plan.top
         check_params(params)
@@ -109,7 +109,6 @@ class StockText:
         )
         in_prompt = vocab.end_ids & set(prompt.token_ids)  # the template ends turns with it
         self._end_id = min(in_prompt or vocab.end_ids, default=0)
-        self._stopping = Stopping(params, vocab, params.max_new_tokens)
         self._draw(gives_text=server.gives_text)
         self._info: StockInfo | None = None
         self._writing: Writing | None = None
@@ -125,8 +124,8 @@ class StockText:
         plan = self._given.plan
         self._drawing = _Drawing(self._params, plan.top, gives_text=gives_text, drafts=plan.drafts)
         chooser = Chooser if self._drawing.num_best else _Chosen
-        prompt_len, top = len(self._prompt), self._given.plan.top
-        self._rules = Rules(prompt_len, chooser(self._params, self._vocab, prompt_len), self._stopping, top)
+        prompt_len, stopping = len(self._prompt), Stopping(self._params, self._vocab, self._params.max_new_tokens)
+        self._rules = Rules(prompt_len, chooser(self._params, self._vocab, prompt_len), stopping, plan.top)
 
     @property
     def is_writing(self) -> bool:
@@ -261,7 +260,7 @@ class StockText:
 
     def _room(self, text: TokenIds) -> int:
         """How many tokens may still be generated after a text."""
-        return self._stopping.max_new_tokens - (len(text) - len(self._prompt))
+        return self._rules.stopping.max_new_tokens - (len(text) - len(self._prompt))
 
     def _row_of(self, row: Row) -> npt.NDArray[Any]:
         """What a verification takes: the token that the server wrote; or, where the edge chooses, logits [vocab], -inf
