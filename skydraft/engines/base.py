@@ -6,21 +6,15 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Self
 
-import numpy as np
-import numpy.typing as npt
-
-from skydraft.config import Execution
-from skydraft.engines.exactness import PROBED_LEN, RowCheck
-from skydraft.engines.floor import Floor
-from skydraft.engines.model import Feeds, Model, Sequence, TokenBuffer
-from skydraft.engines.options import RowProfile
+from skydraft.engines.exactness import RowCheck
+from skydraft.engines.model import Feeds, Floor, Model, Sequence, TokenBuffer
 from skydraft.engines.prefix_cache import PrefixCache
 from skydraft.engines.rows import Rows
 from skydraft.engines.vocab import TokenIds
-from skydraft.errors import ContextExceeded, EngineError, PromptError, SkydraftError
+from skydraft.errors import ContextExceeded, PromptError
 from skydraft.types import Recordings, Reuse
 
-__all__ = ["Engine", "Feeds", "Sequence", "TokenBuffer"]
+__all__ = ["Engine", "Feeds", "Floor", "Sequence", "TokenBuffer"]
 
 
 class Engine(Model):
@@ -36,29 +30,6 @@ class Engine(Model):
         self.prefixes = PrefixCache()
         self._row_check = RowCheck()
         self.is_local_only = False  # whether its texts must stay on this device
-
-    @property
-    def is_probed(self) -> bool:
-        return self._profile is not None
-
-    def adopt_profile(self, profile: RowProfile) -> None:
-        self._profile = profile
-
-    @property
-    def profile(self) -> RowProfile:
-        """Invariant rows and forward times, probed when the engine is loaded."""
-        if self._profile is None:
-            raise EngineError(f"The engine {self.name} was not probed.", hint="Open it with skydraft.load.")
-        return self._profile
-
-    @property
-    def invariant_rows(self) -> int:
-        """How many rows one forward may hold and still be bit-identical to one row at a time."""
-        return self.profile.invariant_rows
-
-    def max_rows(self, execution: Execution) -> int:
-        """The most rows of one forward: those that change no bit, or as many as there can be."""
-        return self.invariant_rows if execution == "exact" else self.max_output_rows
 
     def room(self, prompt: Seq[int] | TokenIds, media: Recordings = ()) -> int:
         """How many tokens can follow a prompt. Raises PromptError for one that `check_prompt` refuses."""
@@ -111,23 +82,8 @@ class Engine(Model):
             finally:
                 self.floor.release()
 
-    def extend_batch(self, feeds: Feeds) -> list[Rows]:
-        """Feed several sequences in one forward: the same as one by one while all rows fit in `invariant_rows`.
-
-        Each sequence may occur once. Returns logits [len(token_ids), vocab.size] per feed, in order.
-        """
-        with self.floor:
-            if len({id(sequence) for sequence, _ in feeds}) < len(feeds):
-                raise EngineError("A sequence may occur only once in a batch.")
-            for sequence, token_ids in feeds:
-                self._check_feed(sequence, token_ids)
-            if (num_rows := sum(len(token_ids) for _, token_ids in feeds)) > self.max_output_rows:
-                raise EngineError(f"{num_rows} rows are too many for one forward.")
-            longest = max(sequence.length for sequence, _ in feeds)
-            is_due = self.has_kernels and longest > PROBED_LEN and self.is_probed
-            if is_due and 1 < num_rows <= self.invariant_rows:
-                return self._row_check.forward(self, feeds)
-            return self.feed(feeds)
+    def feed_compared(self, feeds: Feeds) -> list[Rows]:
+        return self._row_check.forward(self, feeds)
 
     def check_prompt(self, prompt: Seq[int] | TokenIds, media: Recordings = ()) -> None:
         """Raise PromptError if the prompt is empty, leaves no room, or does not fit the vocabulary or `media`."""
@@ -139,21 +95,8 @@ class Engine(Model):
                 f"The prompt has {len(prompt)} tokens, the context of {self.name} holds {self.context_len}.",
                 hint="Shorten the prompt or raise --context.",
             )
-        self._check_ids(prompt, PromptError)
+        self.check_ids(prompt, PromptError)
         self.check_media(prompt, media)
-
-    def _check_feed(self, sequence: Sequence, token_ids: Seq[int] | TokenIds) -> None:
-        sequence.check_open()
-        if len(token_ids) == 0:
-            raise EngineError("Nothing to feed.")
-        if (length := sequence.length + len(token_ids)) > self.context_len:
-            raise EngineError(f"{length} tokens do not fit in a context of {self.context_len}.")
-        self._check_ids(token_ids)
-
-    def _check_ids(self, token_ids: Seq[int] | TokenIds, kind: type[SkydraftError] = EngineError) -> None:
-        ids: npt.NDArray[np.int64] = np.asarray(token_ids, np.int64)
-        if ids.min() < 0 or ids.max() >= self.vocab.size:
-            raise kind(f"A token id is outside the vocabulary of {self.vocab.size} tokens.")
 
     def close(self) -> None:
         """Free the model once no thread has the floor; a second call changes nothing. Later calls get EngineError."""

@@ -14,7 +14,6 @@ from skydraft.engines.model import Feeds, Model
 from skydraft.engines.rows import Rows
 
 log = logging.getLogger("skydraft")
-PROBED_LEN = 255  # tokens; the probe stands for shorter texts
 
 
 class RowCheck:

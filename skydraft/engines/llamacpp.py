@@ -15,9 +15,8 @@ import numpy as np
 
 from skydraft.config import num_cores
 from skydraft.engines.adapter import read_adapter
-from skydraft.engines.base import Engine, Feeds, Sequence
+from skydraft.engines.base import Engine, Feeds, Floor, Sequence
 from skydraft.engines.checkpoint import weights_fingerprint
-from skydraft.engines.floor import Floor
 from skydraft.engines.gguf_header import check_gguf
 from skydraft.engines.llama_library import TOKEN_ATTR_UNUSED, Progress, load_library
 from skydraft.engines.options import EngineOptions

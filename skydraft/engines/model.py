@@ -1,21 +1,92 @@
-"""What each kind of engine writes, and its sequences: tokens, and a KV cache that is exactly as long as they are."""
+"""What each kind of engine writes, its lock, and its sequences: tokens, and a KV cache exactly as long as they are."""
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from skydraft.engines.floor import Floor
+from skydraft.config import Execution
 from skydraft.engines.options import RowProfile
 from skydraft.engines.rows import Rows, on_host
-from skydraft.engines.vocab import TokenIds, Vocab, num_shared
-from skydraft.errors import EngineError, PromptError
+from skydraft.engines.vocab import TokenIds, Vocab
+from skydraft.errors import EngineError, PromptError, SkydraftError
 from skydraft.types import Cost, Media, Recordings, Reuse
+
+_PROBED_LEN = 255  # tokens; the probe stands for shorter texts
+
+
+class Floor:
+    """The lock of one engine, for `with`. Threads get it in the order in which they asked; its owner may take it again.
+
+    While a thread has it no other can overwrite rows. Once it is closed, `with` raises EngineError.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.is_closed = False  # only `close` changes it
+        self._name = name
+        self._line: deque[int] = deque()  # ids of threads: the first has the lock, the others wait
+        self._num_again = 0  # how often the first has taken it again
+        # Reentrant: the garbage collector may close a sequence, which calls `try_acquire`, anywhere in here.
+        self._moved = threading.Condition(threading.RLock())
+
+    def __enter__(self) -> None:
+        self.acquire()
+        if self.is_closed:
+            self.release()
+            self.check_open()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def acquire(self) -> None:
+        me = threading.get_ident()
+        with self._moved:
+            if me in self._line:
+                self._num_again += 1
+                return
+            try:
+                self._line.append(me)
+                self._moved.wait_for(lambda: self._line[0] == me)
+            except BaseException:  # Ctrl-C, above all
+                self._line.remove(me)
+                self._moved.notify_all()
+                raise
+
+    def try_acquire(self) -> bool:
+        """Take the lock if it is open and no thread has it, not even this one; returns whether that was so."""
+        with self._moved:
+            if self._line or self.is_closed:
+                return False
+            self._line.append(threading.get_ident())
+            return True
+
+    def release(self) -> None:
+        """Undo one `acquire`; the last one hands the lock to the thread that has waited longest."""
+        with self._moved:
+            if self._num_again:
+                self._num_again -= 1
+            else:
+                self._line.popleft()
+                self._moved.notify_all()
+
+    def close(self) -> bool:
+        """Close the lock for all threads, once its owner has released it; returns whether it was open."""
+        with suppress(EngineError), self:
+            self.is_closed = True
+            return True
+        return False
+
+    def check_open(self) -> None:
+        if self.is_closed:
+            raise EngineError(f"{self._name} is closed.")
 
 
 class TokenBuffer:
@@ -101,7 +172,9 @@ class Sequence:
 
         It compares the KV cache with the true text, so no rejection has to be remembered (F1 to F3).
         """
-        self.truncate(num_shared(self.token_ids, token_ids[:-1]))
+        shared = min(self.length, len(token_ids) - 1)
+        differs = np.flatnonzero(self.token_ids[:shared] != token_ids[:shared])
+        self.truncate(int(differs[0]) if len(differs) else shared)
 
     def take_prefill_cost(self) -> Cost:
         """What the prompt has cost since the last call."""
@@ -212,9 +285,64 @@ class Model(ABC):
             sequence.record(token_ids)
         return rows
 
+    @property
+    def is_probed(self) -> bool:
+        return self._profile is not None
+
+    def adopt_profile(self, profile: RowProfile) -> None:
+        self._profile = profile
+
+    @property
+    def profile(self) -> RowProfile:
+        """Invariant rows and forward times, probed when the engine is loaded."""
+        if self._profile is None:
+            raise EngineError(f"The engine {self.name} was not probed.", hint="Open it with skydraft.load.")
+        return self._profile
+
+    @property
+    def invariant_rows(self) -> int:
+        """How many rows one forward may hold and still be bit-identical to one row at a time."""
+        return self.profile.invariant_rows
+
+    def max_rows(self, execution: Execution) -> int:
+        """The most rows of one forward: those that change no bit, or as many as there can be."""
+        return self.invariant_rows if execution == "exact" else self.max_output_rows
+
+    def extend_batch(self, feeds: Feeds) -> list[Rows]:
+        """Feed several sequences in one forward: the same as one by one while all rows fit in `invariant_rows`.
+
+        Each sequence may occur once. Returns logits [len(token_ids), vocab.size] per feed, in order.
+        """
+        with self.floor:
+            if len({id(sequence) for sequence, _ in feeds}) < len(feeds):
+                raise EngineError("A sequence may occur only once in a batch.")
+            for sequence, token_ids in feeds:
+                self._check_feed(sequence, token_ids)
+            if (num_rows := sum(len(token_ids) for _, token_ids in feeds)) > self.max_output_rows:
+                raise EngineError(f"{num_rows} rows are too many for one forward.")
+            longest = max(sequence.length for sequence, _ in feeds)
+            is_due = self.has_kernels and longest > _PROBED_LEN and self.is_probed
+            if is_due and 1 < num_rows <= self.invariant_rows:
+                return self.feed_compared(feeds)
+            return self.feed(feeds)
+
+    def _check_feed(self, sequence: Sequence, token_ids: Seq[int] | TokenIds) -> None:
+        sequence.check_open()
+        if len(token_ids) == 0:
+            raise EngineError("Nothing to feed.")
+        if (length := sequence.length + len(token_ids)) > self.context_len:
+            raise EngineError(f"{length} tokens do not fit in a context of {self.context_len}.")
+        self.check_ids(token_ids)
+
+    def check_ids(self, token_ids: Seq[int] | TokenIds, kind: type[SkydraftError] = EngineError) -> None:
+        """Raise `kind` if one is outside the vocabulary."""
+        ids: npt.NDArray[np.int64] = np.asarray(token_ids, np.int64)
+        if ids.min() < 0 or ids.max() >= self.vocab.size:
+            raise kind(f"A token id is outside the vocabulary of {self.vocab.size} tokens.")
+
     # `Engine` writes these two.
     @abstractmethod
-    def extend_batch(self, feeds: Feeds) -> list[Rows]: ...
+    def feed_compared(self, feeds: Feeds) -> list[Rows]: ...
 
     @abstractmethod
     def drop(self, sequence: Sequence) -> None: ...

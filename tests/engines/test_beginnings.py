@@ -29,7 +29,7 @@ def feeding(beginning: list[int]) -> Any:
 beginnings = st.lists(st.integers(0, 20), min_size=1, max_size=11)
 
 
-@law(150)
+@law(60)
 @given(beginnings, st.lists(st.lists(st.integers(0, 20), max_size=12), min_size=1, max_size=6), st.data())
 def test_copied_beginnings_have_the_bits_of_those_that_were_fed(
     beginning: list[int], texts: list[list[int]], data: st.DataObject
@@ -44,7 +44,7 @@ def test_copied_beginnings_have_the_bits_of_those_that_were_fed(
         assert got == expected and np.array_equal(rows, fresh)
 
 
-@law(100)
+@law(50)
 @given(beginnings, st.lists(st.integers(0, 20), min_size=1, max_size=16), st.integers(0, 30))
 def test_what_was_cut_and_filled_again_is_kept_as_far_as_it_is_whole(
     beginning: list[int], text: list[int], cut: int
@@ -90,7 +90,7 @@ def test_a_prompt_that_is_all_beginning_is_fed() -> None:
         assert np.array_equal(answer(engine, beginning, None)[1], answer(feeding(beginning), beginning, None)[1])
 
 
-@law(100)
+@law(50)
 @given(st.integers(1, 6), beginnings, st.lists(st.integers(0, 20), max_size=30), st.booleans())
 def test_parts_end_where_they_are_said_to(part_len: int, start: list[int], rest: list[int], begins: bool) -> None:
     parts = Parts(part_len, tuple(start))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from skydraft.engines.floor import Floor
+from skydraft.engines.base import Floor
 from skydraft.engines.toy import ToyEngine
 from skydraft.errors import EngineError
 

@@ -28,11 +28,6 @@ def test_each_build_that_is_installed_fits(path: Path, name: str) -> None:
         library.nothing  # noqa: B018
 
 
-def test_the_compiled_build_comes_first() -> None:
-    names = [name.split()[0] for _, name in BUILDS]
-    assert names == sorted(names, key=["llama-cpp-python", "xllamacpp"].index)
-
-
 @pytest.fixture
 def fresh() -> object:
     load_library.cache_clear()
@@ -91,18 +86,6 @@ def test_a_build_with_amx_is_passed_over(others: bool, fresh: None, monkeypatch:
     with pytest.raises(MissingDependency, match="a copy: its kernels for AMX may crash") as error:
         load_library()
     assert "compile without AMX: CMAKE_ARGS=" in error.value.line
-
-
-@pytest.mark.parametrize(("flags", "taken"), [("flags: sse avx2 fma", True), ("flags: sse avx", False)])
-def test_a_ready_made_build_needs_avx2(
-    flags: str, taken: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "cpuinfo").write_text(flags + "\n")
-    monkeypatch.setattr(llama_library.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(llama_library, "_CPU_INFO", tmp_path / "cpuinfo")
-    assert any(name.startswith("xllamacpp") for _, name in llama_library._builds()) == (
-        taken and any(name.startswith("xllamacpp") for _, name in BUILDS)
-    )
 
 
 @pytest.mark.parametrize(

@@ -119,14 +119,8 @@ def test_prompts_that_do_not_fit_their_audio(omni: OmniEngine) -> None:
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("samples", "message"),
-    [
-        (np.zeros(0, np.float32), "too few"),
-        (np.full(320, 0.1, np.float32), "2 frames of audio are too few"),
-        (np.full(16_000, np.nan, np.float32), "must be finite"),
-    ],
-)
-def test_samples_that_make_no_media(samples: Any, message: str, omni: OmniEngine) -> None:
-    with pytest.raises(PromptError, match=message):
-        omni.media(samples)
+def test_samples_that_make_no_media(omni: OmniEngine) -> None:
+    for samples, message in ((np.zeros(0), "too few"), (np.full(320, 0.1), "2 frames of audio are too few"),
+                             (np.full(16_000, np.nan), "must be finite")):  # fmt: skip
+        with pytest.raises(PromptError, match=message):
+            omni.media(samples.astype(np.float32))

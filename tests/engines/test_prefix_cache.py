@@ -43,7 +43,7 @@ def answer(engine: Any, prompt: Seq[int], reuse: Reuse | None, num_tokens: int =
 turns = st.lists(st.lists(st.integers(0, 20), min_size=1, max_size=9), min_size=1, max_size=5)
 
 
-@law(150)
+@law(60)
 @given(st.lists(turns, min_size=1, max_size=4), st.randoms())
 def test_conversations_with_reuse_are_those_of_fresh_engines(conversations: list[list[list[int]]], random: Any) -> None:
     engine, texts = engine_of(), [list[int]() for _ in conversations]

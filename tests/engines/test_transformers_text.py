@@ -99,7 +99,7 @@ def test_end_tokens_of_the_generation_config_equal_generate(
 def test_lossless_equals_cloud(temperature: float, k: int, target: Engine, draft: Engine) -> None:
     num_drafted = num_accepted = 0
     for seed, prompt in enumerate(PROMPTS):
-        params = DecodingParams(max_new_tokens=60, temperature=temperature, seed=seed, repetition_penalty=1.05)
+        params = DecodingParams(max_new_tokens=30, temperature=temperature, seed=seed, repetition_penalty=1.05)
         lossless = run(prompt, "lossless", params, edge=draft, cloud=target, k=k)
         assert lossless.token_ids == run(prompt, "cloud", params, cloud=target).token_ids
         num_drafted += lossless.stats.num_draft_tokens
@@ -173,7 +173,7 @@ def test_lossless_equals_cloud_in_half_precision(folders: tuple[Path, Path]) -> 
     target, draft = (TransformersEngine(folder, options) for folder in folders)
     assert target.open([1]).extend([1]).dtype == torch.bfloat16 and target.invariant_rows == 1
     for seed, prompt in enumerate(PROMPTS[:2]):
-        params = DecodingParams(max_new_tokens=60, temperature=0.8 * (seed % 2), seed=seed, repetition_penalty=1.1)
+        params = DecodingParams(max_new_tokens=30, temperature=0.8 * (seed % 2), seed=seed, repetition_penalty=1.1)
         cloud = run(prompt, "cloud", params, cloud=target)
         assert run(prompt, "lossless", params, edge=draft, cloud=target).token_ids == cloud.token_ids
         assert run(prompt, "quality", params, edge=draft, cloud=target).stats.num_tokens == len(cloud.token_ids)
