@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
-import jinja2
 import pytest
 from jinja2 import TemplateError
 
@@ -163,13 +162,6 @@ def test_snippet(snippet: str, request: pytest.FixtureRequest) -> None:
     assert request.getfixturevalue("by_transformers")(template, (QUESTION,)) == text
 
 
-def test_the_real_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    before = datetime.now().replace(microsecond=0)
-    text = rendered("{{ strftime_now('%Y-%m-%d %H:%M:%S') }}")
-    assert before <= datetime.fromisoformat(text) <= datetime.now()
-
-
 # Templates that no model should have, which transformers does not render either.
 BROKEN = {
     "does not compile": "{% if %}",
@@ -206,17 +198,6 @@ def test_a_refusal_in_the_words_of_the_template() -> None:
         rendered(template, SYSTEM, QUESTION)
 
 
-@pytest.mark.parametrize("template", [None, *TEMPLATES.values()])
-def test_an_empty_conversation(template: str | None) -> None:
-    with pytest.raises(PromptError, match="The conversation is empty"):
-        render(vocab_with(template), ())
-
-
-def test_without_a_template() -> None:
-    assert render(vocab_with(None), (QUESTION,)) == f"{BOS}{QUESTION.content}"
-    assert render(vocab_with(None, bos=""), (QUESTION,)) == QUESTION.content
-
-
 @pytest.mark.parametrize("messages", [(SYSTEM, QUESTION), (SYSTEM,), (ANSWER,), (QUESTION, ANSWER, FOLLOW_UP)])
 def test_more_than_a_question_without_a_template(messages: tuple[Message, ...]) -> None:
     with pytest.raises(PromptError, match="no chat template"):
@@ -245,19 +226,6 @@ def test_a_slip_in_a_template_is_mended_so_that_a_pair_reads_the_same() -> None:
     slipped, tools = right.replace(example, f"{{{example}}}"), [{"type": "function", "function": {"name": "f"}}]
     text = render(vocab_with(slipped), (QUESTION,), tools)
     assert text == render(vocab_with(right), (QUESTION,), tools) and '\n{"name": <function-name>' in text
-
-
-def test_bos_only_where_the_template_writes_it() -> None:
-    assert rendered(TEMPLATES["qwen2.5"]).count(BOS) == 0
-    assert rendered(TEMPLATES["gemma"]).count(BOS) == 1
-
-
-def test_a_template_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled, compile_ = [], jinja2.Environment.from_string
-    monkeypatch.setattr(jinja2.Environment, "from_string", lambda *given: compiled.append(1) or compile_(*given))
-    for _ in range(3):
-        assert rendered("{{ messages | length }} of them, counted once", QUESTION, ANSWER)[0] == "2"
-    assert compiled == [1]
 
 
 def test_no_such_message() -> None:
@@ -290,11 +258,6 @@ def test_every_lone_question_begins_alike_on_any_day(model: str, monkeypatch: py
             ids = prompt_ids(vocab, asked(question))
             assert ids[: len(beginning)] == beginning
             assert "why?" not in vocab.decode(beginning)
-
-
-def test_a_beginning_ends_before_what_a_question_may_join() -> None:
-    text = bytes_vocab(TEMPLATES["qwen2.5"]).decode(beginning_ids(bytes_vocab(TEMPLATES["qwen2.5"])))
-    assert text.startswith("<|im_start|>system\n") and text.endswith("<|im_start|>user")
 
 
 @pytest.mark.parametrize(
