@@ -148,9 +148,10 @@ class Repeats(Follower):
         return run if len(run) <= _SHORT_RUN else hashlib.blake2b(run, digest_size=_SHORT_RUN).digest()
 
     def _back(self, length: int) -> None:
-        known = self._read.view if length else self._read.view[:0]
         if not length:
             self._followers.clear()
+            return
+        known = self._read.view
         for end in range(len(known) - 1, max(length, self._run_len) - 1, -1):
             key, token_id = self._key(known, end), int(known[end])
             counts = self._followers[key]

@@ -25,9 +25,9 @@ def some_params(rng: np.random.Generator) -> DecodingParams:
 
 
 def test_a_row_in_a_batch_gives_what_it_gives_alone() -> None:
-    """2,000 rows in batches of up to 40, with constraints; some hold what is no number."""
+    """1,000 rows in batches of up to 40, with constraints; some hold what is no number."""
     num_refused = 0
-    for number in range(100):
+    for number in range(50):
         rng = np.random.default_rng(number)
         questions, expected = [], []
         for _ in range(rng.integers(1, 40)):
@@ -41,4 +41,4 @@ def test_a_row_in_a_batch_gives_what_it_gives_alone() -> None:
         picked = choose_all(questions)
         num_refused += sum(isinstance(choice, EngineError) for choice in picked)
         assert ["not numbers" if isinstance(choice, EngineError) else choice for choice in picked] == expected, number
-    assert num_refused > 50
+    assert num_refused > 25

@@ -168,10 +168,10 @@ def test_accept_and_reject_within_invariant_rows_is_bit_equal(target: Engine) ->
 def test_rows_outlive_later_forwards_and_are_cut_to_the_tokenizer(target: TransformersEngine) -> None:
     sequence = target.open([3, 4, 5])
     rows = sequence.extend([5, 6])
-    before = rows.clone()
+    before = rows.copy()
     sequence.truncate(1)
     sequence.extend([7, 8, 9])
-    assert torch.equal(rows, before) and rows.dtype == torch.float32
+    assert np.array_equal(rows, before) and rows.dtype == np.float32
     assert rows.shape[1] == target.vocab.size == target._model.config.vocab_size - NUM_PADDING_ROWS
 
 
@@ -198,7 +198,7 @@ def largest_difference(engine: TransformersEngine, seed: int = 0) -> float:
         base = sequence.length
         fed = tokens[base : base + int(rng.integers(1, 6))]
         rows = sequence.extend(fed)
-        worst = max(worst, float((rows - expected[base : base + len(fed)]).abs().max()))
+        worst = max(worst, float(np.abs(rows - expected[base : base + len(fed)].numpy()).max()))
         if rng.random() < 0.3 and sequence.length < len(tokens):
             sequence.truncate(int(rng.integers(base, sequence.length)))
     return worst
@@ -247,7 +247,7 @@ def test_sliding_layers_can_be_rolled_back(tmp_path: Path) -> None:
 def test_lossless_equals_cloud_in_half_precision(dtype: str, folders: tuple[Path, Path]) -> None:
     options = EngineOptions(context_len=128, num_threads=1, dtype=dtype)
     target, draft = (TransformersEngine(folder, options) for folder in folders)
-    assert str(target.open([1]).extend([1]).dtype) == f"torch.{dtype}" and target.invariant_rows == 1
+    assert str(target._model.dtype) == f"torch.{dtype}" and target.invariant_rows == 1
     for seed, prompt in enumerate(PROMPTS):
         params = DecodingParams(max_new_tokens=60, temperature=0.8 * (seed % 2), seed=seed, repetition_penalty=1.1)
         cloud = run(prompt, "cloud", params, cloud=target)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from skydraft.errors import MissingDependency, PromptError
-from skydraft.prompts import audio as audio_module
 from skydraft.prompts.audio import load_audio
 from skydraft.types import SAMPLE_RATE
 
@@ -92,13 +91,10 @@ def test_the_longest_recording_takes_the_memory_of_its_samples(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("rate", [8000, 22_050, 44_100])
-def test_blocks_leave_no_mark(rate: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    noise = np.random.default_rng(0).normal(0, 0.1, rate * 3).astype(np.float32)
+def test_blocks_leave_no_mark(rate: int, tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).normal(0, 0.1, rate * 40).astype(np.float32)  # several blocks
     path = save(tmp_path / "a.wav", noise, rate, subtype="FLOAT")
-    whole = load_audio(path).samples
-    assert np.array_equal(whole, soxr.resample(noise, rate, SAMPLE_RATE))
-    monkeypatch.setattr(audio_module, "_BLOCK", 999)
-    assert np.array_equal(load_audio(path).samples, whole)
+    assert np.array_equal(load_audio(path).samples, soxr.resample(noise, rate, SAMPLE_RATE))
 
 
 @pytest.mark.parametrize("kind", ["AIFF", "AU", "CAF", "W64", "NIST"])

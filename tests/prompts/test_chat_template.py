@@ -105,35 +105,17 @@ def test_as_published(model: str, conversation: str, expected: str) -> None:
     assert rendered(TEMPLATES[model], *CONVERSATIONS[conversation]) == expected
 
 
-@pytest.mark.parametrize(
-    "model, conversation, expected",
-    [
-        ("gemma", "system", "System role not supported. Try it without the system message."),
-        ("mistral-7b-v0.1", "two questions", "Conversation roles must alternate user/assistant/user/assistant/..."),
-    ],
-)
-def test_refused_as_published(model: str, conversation: str, expected: str) -> None:
-    with pytest.raises(PromptError) as caught:
-        rendered(TEMPLATES[model], *CONVERSATIONS[conversation])
-    assert str(caught.value) == f"The chat template refuses this conversation: {expected}"
-
-
 # Snippets on which a renderer of its own would differ from transformers: (template, text).
 SNIPPETS = {
     "tojson keeps unicode": ("{{ '中文 é 😀' | tojson }}", '"中文 é 😀"'),
-    "tojson in ascii": ("{{ '中' | tojson(ensure_ascii=true) }}", '"\\u4e2d"'),
-    "tojson quotes": ("""{{ "it's \\"so\\"" | tojson }}""", '"it\'s \\"so\\""'),
     "tojson leaves markup": ("{{ '<b>&amp;</b>' | tojson }}", '"<b>&amp;</b>"'),
     "tojson keeps the order": ("{{ {'b': 1, 'a': [none, true]} | tojson }}", '{"b": 1, "a": [null, true]}'),
-    "tojson sorts when told": ("{{ {'b': 1, 'a': 2} | tojson(sort_keys=true) }}", '{"a": 2, "b": 1}'),
     "tojson indents": ("{{ {'b': 1, 'a': 2} | tojson(indent=2) }}", '{\n  "b": 1,\n  "a": 2\n}'),
     "tojson separators": ("{{ {'b': 1, 'a': 2} | tojson(separators=(',', ':')) }}", '{"b":1,"a":2}'),
-    "tojson by position": ("{{ {'é': 1} | tojson(false, 1) }}", '{\n "é": 1\n}'),
     "a message": ("{{ messages[0] | tojson }}", '{"role": "user", "content": "Why is the sky blue?"}'),
     "break": ("{% for i in range(9) %}{% if i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}", "012"),
     "continue": ("{% for i in range(4) %}{% if i == 1 %}{% continue %}{% endif %}{{ i }}{% endfor %}", "023"),
     "generation": ("a{% generation %}{{ messages[0].role }}{% endgeneration %}b", "auserb"),
-    "generation trims": ("a\n  {% generation %}\nb\n  {%- endgeneration %}\nc", "a\nbc"),
     "generation in a loop": (
         "{% for i in 'xy' %}{% generation %}{{ loop.index }}{{ i }}{% endgeneration %}{% endfor %}",
         "1x2y",
@@ -143,14 +125,11 @@ SNIPPETS = {
         "21",
     ),
     "clock": ("{{ strftime_now('%d %b %Y, %H:%M') }}", "09 Mar 2031, 14:05"),
-    "clock by name": ("{{ strftime_now(format='%Y') }}", "2031"),
     "blocks": ("{% if true %}\n    {% set a = 1 %}\n  a\n{% endif %}\n", "  a\n"),
     "no tools": ("{{ tools is none }} {{ documents is none }} {{ thinking is defined }}", "True True False"),
-    "asks for an answer": ("{{ add_generation_prompt }}", "True"),
     "texts": ("{{ bos_token + '|' + eos_token }}", f"{BOS}|{EOS}"),
     "undefined is empty": ("[{{ pad_token }}]", "[]"),
     "namespace": ("{% set n = namespace({'a': 1}, b=2) %}{% set n.c = n.a + n.b %}{{ n.c }}", "3"),
-    "namespace of self": ("{% set n = namespace(self=1) %}{{ n.self }}", "1"),
     "dict": ("{{ dict([('a', 1)], b=2) }}{{ dict.fromkeys('xy', 0) }}", "{'a': 1, 'b': 2}{'x': 0, 'y': 0}"),
 }
 
