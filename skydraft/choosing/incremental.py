@@ -28,7 +28,6 @@ class Follower(ABC):
         self._read = TokenBuffer()
 
     def follow(self, prefix: TokenIds) -> None:
-        """Move to the end of `prefix`."""
         shared = num_shared(self._read.view, prefix)
         try:
             self._back(shared)
@@ -58,7 +57,6 @@ class Along(Follower, Generic[S]):
         self._states = [start]  # after each number of tokens
 
     def at(self, prefix: TokenIds) -> S:
-        """The state after the tokens of `prefix`."""
         self.follow(prefix)
         return self._states[-1]
 
