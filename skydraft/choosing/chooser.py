@@ -68,12 +68,11 @@ class Chooser:
         return row if edited.max() == -np.inf else edited
 
     def follow_grammar(self, row: Row, prefix: TokenIds) -> Row:
-        """Step 0: logits [vocab] with -inf for tokens that the grammar forbids."""
+        """Step 0 alone: logits [vocab]."""
         return self._grammar.masked(row, prefix) if self._grammar else row
 
     @property
     def has_grammar(self) -> bool:
-        """Whether the text follows a grammar."""
         return self._grammar is not None
 
     def forced(self, prefix: TokenIds) -> int | None:

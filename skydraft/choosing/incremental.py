@@ -28,7 +28,6 @@ class Follower(ABC):
         self._read = TokenBuffer()
 
     def follow(self, prefix: TokenIds) -> None:
-        """Move to the end of `prefix`."""
         shared = num_shared(self._read.view, prefix)
         try:
             self._back(shared)
@@ -58,7 +57,6 @@ class Along(Follower, Generic[S]):
         self._states = [start]  # after each number of tokens
 
     def at(self, prefix: TokenIds) -> S:
-        """The state after the tokens of `prefix`."""
         self.follow(prefix)
         return self._states[-1]
 
@@ -148,9 +146,10 @@ class Repeats(Follower):
         return run if len(run) <= _SHORT_RUN else hashlib.blake2b(run, digest_size=_SHORT_RUN).digest()
 
     def _back(self, length: int) -> None:
-        known = self._read.view if length else self._read.view[:0]
         if not length:
             self._followers.clear()
+            return
+        known = self._read.view
         for end in range(len(known) - 1, max(length, self._run_len) - 1, -1):
             key, token_id = self._key(known, end), int(known[end])
             counts = self._followers[key]

@@ -56,7 +56,6 @@ def sample(row: npt.NDArray[Any], params: DecodingParams, position: int) -> int:
 
 
 def no_number() -> EngineError:
-    """The error for logits that are NaN."""
     return EngineError("The model gave logits that are not numbers.", hint="Fetch the model again.")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
+import string
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,6 +20,7 @@ _ABBREVIATIONS = frozenset((
     "e.g", "i.e", "etc", "vs", "cf", "al", "mr", "mrs", "ms", "dr", "prof", "st", "fig", "eq", "vol", "p", "pp",
     "approx", "dept", "inc", "ltd", "jr", "sr", "u.s", "u.k", "a.m", "p.m", "www",
 ))  # fmt: skip
+_LETTERS = string.ascii_letters + "."  # of abbreviations
 _MAX_WORD = 64  # characters looked at before a dot; longer words are no abbreviations
 _STOPS = re.compile(f"[{re.escape(''.join(sorted(FULL_STOP_LIKE)))}]")
 
@@ -111,10 +113,7 @@ def _is_sentence_end(text: str, index: int, has_words_before: bool) -> bool:
         return False
     if before[-1:].isdigit():
         return after.isspace() or bool(after and not after.isascii())
-    tail = len(before)
-    while tail and (before[tail - 1] == "." or (before[tail - 1].isascii() and before[tail - 1].isalpha())):
-        tail -= 1
-    word = before[tail:]
+    word = before[len(before.rstrip(_LETTERS)) :]
     letters = word.lower().strip(".")
     is_initial = len(letters) == 1 and before[-1:].isupper()
     says_something = has_words_before or bool(text[:index].strip())

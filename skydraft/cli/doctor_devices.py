@@ -12,7 +12,7 @@ from skydraft.config import DecodingParams
 from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.errors import OptionError, SkydraftError
-from skydraft.evaluation.devices import Load, Recording, measure_load
+from skydraft.evaluation.devices import Load, RecordedDrafts, measure_load
 from skydraft.evaluation.diagnosis import PROMPTS
 from skydraft.evaluation.modes import parse_modes
 
@@ -37,7 +37,7 @@ def measure_devices(
         f"             {'mode':<14}{'tokens/s':>9}{'of each':>9}{'wait p50':>12}{'p95':>12}{'/ streaming':>13}"
     )
     loads, refused = list[Load](), list[str]()
-    with closing(Recording(edge)) as recording:
+    with closing(RecordedDrafts(edge)) as recording:
         for mode in parse_modes(_MODES, lambda _: _PARAMS):
             try:
                 with TERMINAL.state(f"{num} devices in mode {mode.name}…"):

@@ -37,7 +37,7 @@ _NO_WEIGHT = -200.0
 _LOOK_S = 5.0
 
 
-class Recording:
+class RecordedDrafts:
     """The best token and the signals of a draft model after any text, each computed once. Any thread may ask."""
 
     def __init__(self, real: Engine) -> None:
@@ -76,7 +76,7 @@ class RecordedDraft(Engine):
 
     has_kernels = False
 
-    def __init__(self, recording: Recording, step_ms: float) -> None:
+    def __init__(self, recording: RecordedDrafts, step_ms: float) -> None:
         real = recording.real
         super().__init__(real.name)
         self.vocab, self.context_len, self.fingerprint = self.own(real.vocab), real.context_len, real.fingerprint
@@ -204,7 +204,7 @@ class Load:
 
 
 def measure_load(
-    connect: Callable[[], Cloud], recording: Recording, mode: Mode, prompts: Seq[str], num: int, seconds: float
+    connect: Callable[[], Cloud], recording: RecordedDrafts, mode: Mode, prompts: Seq[str], num: int, seconds: float
 ) -> Load:
     """Have each prompt answered once, which records the draft model, and measure. Raises a SkydraftError."""
     step_ms = recording.real.profile.forward_ms[0]

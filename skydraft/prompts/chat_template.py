@@ -200,25 +200,14 @@ def _checked(name: str, function: Any) -> Any:
     return check
 
 
-@pass_context
-def _weighed(context: Context, value: Any) -> Any:
-    return _budget(context).weigh(value)
-
-
-@pass_context
-def _filtered(context: Context, value: Any) -> Any:
-    return _budget(context).weigh(value, items=_FILTERED_A_STEP)
-
-
-@pass_context
-def _stepped(context: Context, items: Iterable[Any]) -> Iterator[Any]:
-    budget = _budget(context)
-    return (budget.weigh(None) or item for item in items)
-
-
 def _budget(context: Context) -> _Budget:
     budget: _Budget = context.parent[_BUDGET]  # where no template can write
     return budget
+
+
+def _stepped(context: Context, items: Iterable[Any]) -> Iterator[Any]:
+    budget = _budget(context)
+    return (budget.weigh(None) or item for item in items)
 
 
 class _Counting(NodeTransformer):
@@ -253,7 +242,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(**options)
         del self.globals["lipsum"]  # it writes as much as it is asked for
         self.filters = {name: _checked(name, each) for name, each in {**self.filters, **filters}.items()}
-        self.filters |= {"_weighed": _weighed, "_filtered": _filtered, "_stepped": _stepped}
+        self.filters |= {
+            "_weighed": pass_context(lambda context, value: _budget(context).weigh(value)),
+            "_filtered": pass_context(lambda context, value: _budget(context).weigh(value, items=_FILTERED_A_STEP)),
+            "_stepped": pass_context(_stepped),
+        }
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template: nodes.Template = _Counting().visit(super()._parse(source, name, filename))

@@ -55,11 +55,10 @@ def parse_addresses(text: str) -> list[str]:
         told = without_password(text)
         raise OptionError(f"'{told}' has nothing between two commas, or at an end.", hint="Write HOST:PORT,HOST:PORT.")
     servers = [parse_address(entry) for entry in entries]
-    known: set[tuple[str, int]] = set()
-    for host, port in servers:
-        if (place := (_canonical(host), port)) in known:
+    places = [(_canonical(host), port) for host, port in servers]
+    for number, (host, port) in enumerate(servers):
+        if places[number] in places[:number]:
             raise OptionError(f"{host}:{port} is in the list twice.", hint="Name each server once.")
-        known.add(place)
     return [f"{host}:{port}" for host, port in servers]
 
 

@@ -44,7 +44,6 @@ def digest(*token_ids: npt.NDArray[np.int32]) -> int:
 
 
 def short_fingerprint(fingerprint: str) -> str:
-    """The part of a vocabulary's fingerprint that crosses the wire."""
     return fingerprint[:FINGERPRINT_DIGITS]
 
 
@@ -132,7 +131,7 @@ def _media_message(media: Media) -> pb.Media:
 
 
 def media_bytes(opening: Opening) -> int:
-    """Number of bytes of speech features in an opening."""
+    """Of speech features."""
     return sum(2 * media.features.size for media in opening.prompt.media)
 
 

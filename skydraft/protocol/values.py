@@ -50,7 +50,7 @@ class Opening:
 
     @property
     def num_ids(self) -> int:
-        """Number of prompt and committed tokens: the rows that the opening takes."""
+        """Prompt and committed tokens: the rows that the opening takes."""
         return len(self.prompt.token_ids) + len(self.committed_ids)
 
     def begins_like(self, other: Opening) -> bool:
@@ -93,7 +93,6 @@ class VerifyCall:
 
     @property
     def block(self) -> DraftBlock:
-        """The draft as a block for the verifier."""
         return DraftBlock(self.base, self.draft_ids)
 
     @property
@@ -111,8 +110,6 @@ class StopCall:
 
 @dataclass(frozen=True, slots=True)
 class CloseCall:
-    """Ends the session and its stream."""
-
     session: int
 
 

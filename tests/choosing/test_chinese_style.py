@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from skydraft.choosing.chooser import Chooser
-from skydraft.choosing.constraints import num_cjk_since_punctuation
 from skydraft.config import DecodingParams, decoding_params
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import OptionError
@@ -146,29 +145,8 @@ def test_every_width_of_a_mark_is_that_mark(marks, options, value):
         assert edited.tolist() == [1, value, value, value], mark
 
 
-@pytest.mark.parametrize(
-    ("written", "count"),
-    [([], 0), (["我"], 1), (["我们", "在"], 3), (["我", "，"], 0), (["，我", "在"], 2), (["我", "a", "在"], 2)],
-)
-def test_counting_since_the_last_punctuation(written, count):
-    assert num_cjk_since_punctuation(VOCAB).at(toys.array(ids(*written))) == count
-
-
 def test_a_style_needs_a_chinese_vocabulary():
     latin = Vocab([bytes([byte]) for byte in range(128)], list)
     with pytest.raises(OptionError, match="Chinese"):
         Chooser(decoding_params("zh-short"), latin, 1)
     Chooser(decoding_params("zh-short"), VOCAB, 1)
-
-
-def test_the_styles_are_what_the_design_says_and_every_part_can_be_changed():
-    short, detailed = decoding_params("zh-short"), decoding_params("zh-detailed")
-    assert (short.content_penalty, short.content_ngram_size, short.no_adjacent_repeat) == (1.22, 2, True)
-    assert (short.comma_gap, short.full_stop_gap, short.full_stop_shift) == (4, 8, -8)
-    assert (short.sentences, short.min_new_tokens) == (1, 16)
-    assert (detailed.sentences, detailed.min_new_tokens, detailed.comma_gap) == (2, 32, 4)
-    assert decoding_params("zh-short", sentences=3, comma_gap=None).sentences == 3
-    assert not decoding_params(repetition_penalty=1.3).shapes_chinese
-    for wrong in ({"style": "zh-long"}, {"frobnicate": 1}, {"temperature": float("nan")}, {"top_p": 0}, {"stop": [""]}):
-        with pytest.raises(OptionError):
-            decoding_params(**wrong)

@@ -16,7 +16,7 @@ torch = later("torch")
 transformers = later("transformers")
 
 SIZE = 24  # few tokens, so that n-grams do repeat
-NUM_CASES = 1000
+NUM_CASES = 400
 
 
 def test_each_of_three_and_all_in_the_order_of_generate() -> None:

@@ -25,7 +25,6 @@ VOCAB = Vocab(
     + [chr(0x4E00 + number % 20_000).encode() for number in range(len(PIECES), SIZE)],
     lambda text: [0], special_ids=[7], end_ids=[7],
 )  # fmt: skip
-SMALL = Vocab([b"%d" % number for number in range(9)], list)
 HOSTILE = {
     "dots": [0], "letters and dots": [1], "letters": [2], "stops": [3], "words": [6, 5], "Chinese": [4],
     "closing": [10], "many": list(range(11, 4000)), "all": [0, 1, 2, 3, 4, 5, 6, 9, 10],
@@ -84,25 +83,3 @@ def test_a_text_of_16000_hostile_tokens_is_read_anew_in_time() -> None:
         generated = np.resize(np.array(tokens, np.int32), 16_000)
         row = np.zeros(VOCAB.size, np.float32)
         assert timed(lambda row=row, ids=generated: Chooser(params, VOCAB, 0).choose(row, ids)) < 20_000, name
-
-
-def test_a_long_ngram_costs_no_more_than_its_length() -> None:
-    """A prefix that is one token over and over, and a ban of 1,024 tokens: it was compared 1,023 times for each row."""
-
-    def row_s(size: int) -> float:
-        chooser, prefix = Chooser(DecodingParams(no_repeat_ngram_size=size), SMALL, 0), np.full(3200, 7, np.int32)
-        row = np.zeros(SMALL.size, np.float32)
-        chooser.constrain(row, prefix[:3000])  # the past, once
-        began = time.process_time()
-        for length in range(3000, 3200):
-            chooser.constrain(row, prefix[:length])
-        return time.process_time() - began
-
-    assert min(row_s(1024) for _ in range(3)) < 30 * min(row_s(2) for _ in range(3))
-
-
-def test_long_stop_strings_cost_little_a_token() -> None:
-    stopping = Stopping(DecodingParams(stop=tuple(f"{'语' * 254}{number:02}" for number in range(16))), VOCAB, MANY)
-    generated = np.full(4_000, 10, np.int32)
-    times = [timed(lambda: stopping.finish(generated[:end])) for end in range(3_000, 3_500)]  # noqa: B023  called at once
-    assert sorted(times)[250] < 0.1

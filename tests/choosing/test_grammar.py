@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skydraft import DecodingParams, decoding_params, generate, make_plan
+from skydraft import DecodingParams, decoding_params
 from skydraft.choosing.chooser import Chooser
 from skydraft.choosing.grammar import GrammarAlong, compile_grammar
-from skydraft.engines.toy import random_toy
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import GrammarRefused, MissingDependency
 from skydraft.grammars import json_schema
@@ -114,15 +113,6 @@ def test_the_marks_of_a_call_are_one_token_each(parallel: bool) -> None:
     assert follower.allowed(array(written)).nonzero()[0].tolist() == [10] * parallel + [len(pieces) - 1]
 
 
-def test_the_end_may_come_exactly_where_the_text_is_complete() -> None:
-    follower = along("regex:a*(b|3)*", VOCAB)
-    for text, may_end in (("", True), ("aab", True), ("aab3", True)):
-        assert follower.allowed(array([toys.IDS[char.encode()] for char in text]))[EOS] == may_end
-    follower = along("regex:(a|b)*abb", VOCAB)
-    for text, may_end in (("", False), ("ab", False), ("abb", True), ("abba", False)):
-        assert follower.allowed(array([toys.IDS[char.encode()] for char in text]))[EOS] == may_end
-
-
 def test_what_is_outside_of_the_grammar_may_only_end() -> None:
     follower = along("regex:(a|b)*abb", VOCAB)
     for outside in (toys.ids("我"), [*toys.ids("a", "b", "b"), EOS], [toys.TOOL], toys.ids("a", "3", "b", "b")):
@@ -164,26 +154,6 @@ def test_the_grammar_wins_where_the_rest_would_leave_no_token() -> None:
     assert longer.choose(row, array(toys.ids("a", "a", "a"))) == EOS
 
 
-def test_sampling_comes_after_the_mask() -> None:
-    row = np.zeros(VOCAB.size, np.float32)
-    row[toys.ids("我", "你", "他")] = 50
-    for options in ({"top_k": 1}, {"top_p": 0.01}, {"min_p": 1.0}, {}):
-        chooser = Chooser(decoding_params(grammar="regex:(a|b)*abb", temperature=1.0, **options), VOCAB, 0)
-        assert chooser.choose(row, array([])) in toys.ids("a", "b", "ab")
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_generation_ends_with_what_fits(temperature: float) -> None:
-    engine = random_toy(BYTES, seed=3)
-    for seed in range(4):
-        params = DecodingParams(grammar=JSONS[1], temperature=temperature, seed=seed, max_new_tokens=200)
-        done = generate("12", cloud=engine, plan=make_plan("cloud"), params=params, raw=True).run()
-        if done.finish_reason == "eos":
-            jsonschema.validate(json.loads(done.text), PERSON)
-        else:
-            assert done.finish_reason == "length"
-
-
 @pytest.mark.parametrize("ref", ["#/$defs/站", "#/$defs/%E7%AB%99"])
 def test_references_may_be_written_in_any_language(ref: str) -> None:
     schema = {"type": "array", "items": {"$ref": ref}, "minItems": 1, "$defs": {"站": {"enum": ["上海", "北京"]}}}
@@ -191,13 +161,6 @@ def test_references_may_be_written_in_any_language(ref: str) -> None:
     for text, fits in (('["上海"]', True), ('["上"]', False)):
         assert bool(matched.allowed(array(spelled(text)))[ENDS[0]]) is True
         assert bool(matched.allowed(array(spelled(text[:-1])))[spelled("]")[0]]) is fits
-
-
-def test_a_stop_string_ends_the_text_inside_of_a_grammar() -> None:
-    engine = random_toy(BYTES, seed=3)
-    params = DecodingParams(grammar=JSONS[1], stop=("me",), max_new_tokens=40)
-    done = generate("12", cloud=engine, plan=make_plan("cloud"), params=params, raw=True).run()
-    assert done.finish_reason == "stop_string" and done.text.endswith("na")
 
 
 def test_a_vocabulary_without_an_end_has_no_grammar() -> None:

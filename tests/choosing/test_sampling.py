@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from skydraft.choosing.chooser import Chooser
 from skydraft.choosing.sampling import gumbel_noise, sample
 from skydraft.config import DecodingParams
-from skydraft.errors import EngineError, OptionError
+from skydraft.errors import EngineError
 
 from .. import reference, toys
 from ..toys import law
@@ -52,14 +52,15 @@ def test_sampling_equals_masking_the_whole_vocabulary(row, temperature, top_k, t
     assert np.array_equal(row, before)
 
 
-@law(75)
-@given(st.integers(0, 10**6), st.floats(0.3, 3), st.integers(0, 2**64 - 1))
-def test_far_tokens_win_as_often_as_they_should(table_seed, temperature, seed):
-    """A flat tail far below the top wins only with rare noise: the part that sampling looks up by hash."""
-    row = np.full(20_000, -10.0 * temperature, np.float32)
-    row[table_seed % len(row)] = 0.5 * temperature
-    params = DecodingParams(temperature=temperature, seed=seed)
-    assert sample(row, params, table_seed) == naive(row, params, table_seed)
+@pytest.mark.parametrize(("depth", "top_p"), [(12.5, 0.5), (12.5, 0.9), (20.0, 0.9995), (20.0, 0.9999)])
+def test_light_tokens_count_where_the_heavy_ones_are_not_mass_enough(depth: float, top_p: float) -> None:
+    """The best token has 0.573 of the mass, or 0.9996. At two of the positions a light one wins where it may."""
+    row = (-depth + np.random.default_rng(1).uniform(-0.1, 0.1, 200_000)).astype(np.float32)
+    row[5] = 0.0
+    params, positions = DecodingParams(temperature=1, top_p=top_p), [*range(10), 2238, 3507]
+    winners = [sample(row, params, position) for position in positions]
+    assert winners == [naive(row, params, position) for position in positions]
+    assert (set(winners) == {5}) == (top_p in (0.5, 0.9995))
 
 
 def test_rare_noise_beyond_the_near_tokens_is_found():
@@ -70,16 +71,6 @@ def test_rare_noise_beyond_the_near_tokens_is_found():
     winners = [sample(row, one, 3) for one in params]
     assert winners == [naive(row, one, 3) for one in params]
     assert 20 < sum(winner != 5 for winner in winners) < 70  # expected: 120 * 0.427
-
-
-@pytest.mark.parametrize("top_p", [0.5, 0.7, 0.9])
-def test_light_tokens_count_where_the_heavy_ones_are_not_mass_enough(top_p):
-    row = np.random.default_rng(1).uniform(-12.6, -12.4, 200_000).astype(np.float32)
-    row[5] = 0.0  # of mass 0.573
-    params = [DecodingParams(temperature=1, top_p=top_p, seed=seed) for seed in range(25)]
-    winners = [sample(row, one, 3) for one in params]
-    assert winners == [naive(row, one, 3) for one in params]
-    assert (set(winners) == {5}) == (top_p < 0.573)
 
 
 @law(30)
@@ -121,13 +112,6 @@ def test_a_single_allowed_token_wins_at_any_temperature():
     for temperature in (1e-6, 1.0, 100.0):
         for options in ({}, {"top_k": 5}, {"top_p": 0.3}, {"min_p": 0.2}, {"top_k": 5, "top_p": 0.3, "min_p": 0.2}):
             assert sample(row, DecodingParams(temperature=temperature, **options), 7) == 42
-
-
-def test_the_lowest_temperature_that_is_allowed_is_all_but_greedy():
-    row = np.array([-4, -3, -5], np.float32)
-    assert sample(row, DecodingParams(temperature=1e-6), 0) == 1
-    with pytest.raises(OptionError, match="at least"):
-        DecodingParams(temperature=1e-310)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5])

@@ -43,17 +43,6 @@ def test_counting_sentences(text, num):
     assert Said().then(text.encode()).num_sentences == num
 
 
-ENDS = ["好。", "好？！", "好。”", "好！』）", "好。\n\n", "好。” ", "It ends.", 'He said "yes."', "so am i.", "这是a."]
-NO_ENDS = [
-    "好。我", "好，", "好：", "", "”", "e.g.", "(e.g.", "Vol.", "approx.", "U.S.", "at 5 p.m.", "by J.", "等等……",
-    "It is 3.", "It is 3. ",  # a decimal may follow
-]  # fmt: skip
-
-
-def test_whether_a_text_ends_a_sentence():
-    assert [text for text in ENDS + NO_ENDS if ends_sentence(text)] == ENDS
-
-
 @pytest.mark.parametrize(
     ("pieces", "options", "expected"),
     [

@@ -171,7 +171,8 @@ def test_piece_by_piece_equals_one_forward_at_the_positions_of_get_rope_index(
                 )  # fmt: skip
                 assert delta.item() == 0
             same = expected[base : base + len(rows)]
-            assert (rows - same).abs().max() < TOLERANCE and torch.equal(rows.argmax(-1), same.argmax(-1))
+            same = same.numpy()
+            assert np.abs(rows - same).max() < TOLERANCE and np.array_equal(rows.argmax(-1), same.argmax(-1))
             assert torch.equal(given[-1], positions[..., base : base + len(rows)])
     finally:
         hook.remove()
@@ -260,10 +261,10 @@ def test_a_failed_forward_leaves_the_sequence_as_it_was(omni: OmniEngine, monkey
             omni.prefill(fresh, prompt)
         assert (fresh.length, omni.kv_length(fresh)) == (0, 0)
     assert omni.kv_length(sequence) == len(prompt) - 1
-    assert torch.equal(sequence.extend(prompt[-1:]), expected)
+    assert np.array_equal(sequence.extend(prompt[-1:]), expected)
     while omni.prefill(fresh, prompt):
         pass
-    assert torch.equal(fresh.extend(prompt[-1:]), expected)
+    assert np.array_equal(fresh.extend(prompt[-1:]), expected)
 
 
 def test_a_failed_encoding_is_tried_again(omni: OmniEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +275,7 @@ def test_a_failed_encoding_is_tried_again(omni: OmniEngine, monkeypatch: pytest.
         with pytest.raises(EngineError, match="division by zero"):
             omni.prefill(sequence, prompt)
     omni.prefill(sequence, prompt)
-    assert torch.equal(sequence.extend(prompt[-1:]), omni.open(prompt, media).extend(prompt[-1:]))
+    assert np.array_equal(sequence.extend(prompt[-1:]), omni.open(prompt, media).extend(prompt[-1:]))
 
 
 # --- precision and devices ---
@@ -286,7 +287,7 @@ def test_half_precision(omni_folder: Path) -> None:
     prompt, media = spoken(engine, 1, 1.3)
     sequence = engine.open(prompt, media)
     tokens = greedy(sequence, prompt[-1], 20)
-    assert sequence.extend([1]).dtype == torch.bfloat16
+    assert sequence.extend([1]).dtype == np.float32
     sequence.truncate(len(prompt) - 1)
     assert greedy(sequence, prompt[-1], 20) == tokens
 

@@ -113,10 +113,10 @@ def test_lossless_equals_cloud(temperature: float, k: int, target: Engine, draft
 def test_rows_outlive_later_forwards_and_are_cut_to_the_tokenizer(target: TransformersEngine) -> None:
     sequence = target.open([3, 4, 5])
     rows = sequence.extend([5, 6])
-    before = rows.clone()
+    before = rows.copy()
     sequence.truncate(1)
     sequence.extend([7, 8, 9])
-    assert torch.equal(rows, before) and rows.dtype == torch.float32
+    assert np.array_equal(rows, before) and rows.dtype == np.float32
     assert rows.shape[1] == target.vocab.size == target._model.config.vocab_size - NUM_PADDING_ROWS
 
 
@@ -171,7 +171,7 @@ def test_sliding_layers_can_be_rolled_back(tmp_path: Path) -> None:
 def test_lossless_equals_cloud_in_half_precision(folders: tuple[Path, Path]) -> None:
     options = EngineOptions(context_len=128, num_threads=1, dtype="bfloat16")
     target, draft = (TransformersEngine(folder, options) for folder in folders)
-    assert target.open([1]).extend([1]).dtype == torch.bfloat16 and target.invariant_rows == 1
+    assert target.open([1]).extend([1]).dtype == np.float32 and target.invariant_rows == 1
     for seed, prompt in enumerate(PROMPTS[:2]):
         params = DecodingParams(max_new_tokens=30, temperature=0.8 * (seed % 2), seed=seed, repetition_penalty=1.1)
         cloud = run(prompt, "cloud", params, cloud=target)

@@ -16,7 +16,7 @@ import skydraft
 from skydraft.config import DecodingParams
 from skydraft.engines.toy import open_toy
 from skydraft.errors import CloudError, OptionError
-from skydraft.evaluation.devices import RecordedDraft, Recording, drive, measure_load, turned, write_row
+from skydraft.evaluation.devices import RecordedDraft, RecordedDrafts, drive, measure_load, turned, write_row
 from skydraft.evaluation.modes import Mode, parse_mode
 from skydraft.gating.gates import measure
 
@@ -62,7 +62,7 @@ def test_recorded_drafts_write_what_their_model_writes_and_compute_it_once(name:
     """Also where rejected drafts are rolled back, and where a gate looks at what was recorded."""
     real, target, plan, params = open_toy("toy:drift=0.3"), open_toy("toy"), mode(name).plan, mode(name).params
     texts, counts = list[Any](), list[int]()
-    with closing(Recording(real)) as recording:
+    with closing(RecordedDrafts(real)) as recording:
         for edge in (real, RecordedDraft(recording, 0.0), RecordedDraft(recording, 0.0)):
             done = skydraft.generate("语速", edge=edge, cloud=target, plan=plan, params=params).run()
             texts.append((done.token_ids, done.origins))
@@ -72,7 +72,7 @@ def test_recorded_drafts_write_what_their_model_writes_and_compute_it_once(name:
 
 def test_all_clients_write_the_text_of_the_target(server: Serving) -> None:
     target, edge = open_toy("toy"), open_toy("toy:drift=0.3")
-    with closing(Recording(edge)) as recording:
+    with closing(RecordedDrafts(edge)) as recording:
         make_edge = partial(RecordedDraft, recording, 0.0)
         clients = drive(connecting(server), make_edge, mode("lossless;k=4"), [PROMPTS, PROMPTS[1:], PROMPTS[:1]])
     assert [len(client.texts) for client in clients] == [3, 2, 1]
@@ -98,7 +98,7 @@ def slow_toy() -> Any:
 
 
 def test_speeds_and_waits_are_those_of_the_server() -> None:
-    with serving(slow_toy()) as server, closing(Recording(open_toy("toy:drift=0.3"))) as recording:
+    with serving(slow_toy()) as server, closing(RecordedDrafts(open_toy("toy:drift=0.3"))) as recording:
         found = [
             measure_load(connecting(server), recording, mode(name), PROMPTS, num, 1.0)
             for name, num in (("cloud", 1), ("cloud", 4), ("lossless;k=4", 1))
@@ -112,7 +112,7 @@ def test_speeds_and_waits_are_those_of_the_server() -> None:
 
 
 def test_a_mode_that_cannot_be_is_refused_and_a_server_that_is_lost_is_no_figure(server: Serving) -> None:
-    recording = Recording(open_toy("toy:drift=0.3"))
+    recording = RecordedDrafts(open_toy("toy:drift=0.3"))
     with pytest.raises(OptionError, match="no calibration"):
         measure_load(connecting(server), recording, mode("auto"), PROMPTS, 2, 0.2)
     with serving(open_toy("toy")) as lost:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from skydraft.errors import MissingDependency, PromptError
-from skydraft.prompts import audio as audio_module
 from skydraft.prompts.audio import load_audio
 from skydraft.types import SAMPLE_RATE
 
@@ -45,34 +44,11 @@ def test_any_format_and_rate(suffix: str, rate: int, tmp_path: Path) -> None:
     assert np.abs(audio.samples[4000:-4000]).max() == pytest.approx(0.5, abs=0.05)
 
 
-def test_a_plain_recording_comes_as_it_is(tmp_path: Path) -> None:
-    samples = tone(0.5)
-    assert np.array_equal(load_audio(save(tmp_path / "a.wav", samples, subtype="FLOAT")).samples, samples)
-
-
 @pytest.mark.parametrize("channels", [2, 6, 8, 24])
 def test_channels_are_averaged(channels: int, tmp_path: Path) -> None:
     each = np.stack([tone(0.5) * np.float32(weight) for weight in range(channels)], axis=1) / np.float32(channels)
     audio = load_audio(save(tmp_path / "a.wav", each, subtype="FLOAT"))
     assert np.abs(audio.samples - each.mean(axis=1)).max() < 1e-6
-
-
-@pytest.mark.parametrize("subtype", ["PCM_U8", "PCM_16", "PCM_24", "PCM_32", "DOUBLE"])
-def test_any_sample_type(subtype: str, tmp_path: Path) -> None:
-    assert np.abs(load_audio(save(tmp_path / "a.wav", tone(0.5), subtype=subtype)).samples - tone(0.5)).max() < 0.02
-
-
-@pytest.mark.parametrize("suffix", ["flac", "mp3", "ogg"])
-def test_minutes_of_speech(suffix: str, tmp_path: Path) -> None:
-    path = save(tmp_path / f"a.{suffix}", tone(240.0, 8000), 8000)
-    assert load_audio(path).duration_s == pytest.approx(240, abs=0.1)
-
-
-def test_the_limit_can_be_moved(tmp_path: Path) -> None:
-    path = save(tmp_path / "a.wav", tone(2.0))
-    assert load_audio(path, max_duration_s=2.0).duration_s == 2.0
-    with pytest.raises(PromptError, match=r"lasts more than 1\.5 s"):
-        load_audio(path, max_duration_s=1.5)
 
 
 def test_the_limit_is_told_from_the_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,13 +91,10 @@ def test_the_longest_recording_takes_the_memory_of_its_samples(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("rate", [8000, 22_050, 44_100])
-def test_blocks_leave_no_mark(rate: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    noise = np.random.default_rng(0).normal(0, 0.1, rate * 3).astype(np.float32)
+def test_blocks_leave_no_mark(rate: int, tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).normal(0, 0.1, rate * 40).astype(np.float32)  # several blocks
     path = save(tmp_path / "a.wav", noise, rate, subtype="FLOAT")
-    whole = load_audio(path).samples
-    assert np.array_equal(whole, soxr.resample(noise, rate, SAMPLE_RATE))
-    monkeypatch.setattr(audio_module, "_BLOCK", 999)
-    assert np.array_equal(load_audio(path).samples, whole)
+    assert np.array_equal(load_audio(path).samples, soxr.resample(noise, rate, SAMPLE_RATE))
 
 
 @pytest.mark.parametrize("kind", ["AIFF", "AU", "CAF", "W64", "NIST"])
@@ -169,10 +142,6 @@ def test_what_is_no_recording(make: Callable[[Path], Path], message: str, tmp_pa
     with pytest.raises(PromptError, match=message) as caught:
         load_audio(make(tmp_path))
     assert "\n" not in str(caught.value) and caught.value.hint
-
-
-def test_quiet_speech_is_no_silence(tmp_path: Path) -> None:
-    assert load_audio(save(tmp_path / "a.wav", tone(0.5, peak=1e-3), subtype="FLOAT")).samples.max() > 9e-4
 
 
 @pytest.mark.parametrize("library", ["soundfile", "soxr"])

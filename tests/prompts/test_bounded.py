@@ -17,10 +17,7 @@ GROW = (
     "{% set ns = namespace(x='ab', y=[1]) %}{% for i in range(99) %}{% set ns.x = EXPRESSION %}{% endfor %}{{ ns.x }}"
 )
 ENDLESS = {
-    "loops in loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-    "one loop in many": "{% for i in range(99999) %}{{ range(99999) | list | length }}{% endfor %}",
     "a macro": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-    "a tree of macros": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
     "a tree of loops": "{% for x in [1] recursive %}{% if loop.depth < 60 %}{{ loop([1, 2]) }}{% endif %}{% endfor %}",
     "repeated": "{{ 'a' * 10**9 }}", "a list": "{{ (range(99999) | list * 99999) | length }}",
     "doubled": GROW.replace("EXPRESSION", "ns.x + ns.x"), "joined": GROW.replace("EXPRESSION", "ns.x ~ ns.x"),
@@ -73,15 +70,3 @@ def test_all_else_is_rendered_as_the_sandbox_does() -> None:
     given = {"items": ["a", "x", "b", "c"], "table": {"k": 1, "l": "m"}}
     bounded = BoundedEnvironment({}).from_string(SAME)
     assert render_within(bounded, **given) == ImmutableSandboxedEnvironment().from_string(SAME).render(**given)
-
-
-def test_a_long_conversation_with_many_tools_is_far_from_the_bound() -> None:
-    template = (
-        "{% for t in tools %}{{ t | tojson }}{% endfor %}{% for m in messages %}"
-        "{% if loop.index0 == messages | length - 1 or m.role == 'user' and messages[0].role != 'a' %}"
-        "{{ '<' + m.role + '>' + m.content }}{% else %}{{ m.content.split('</think>')[-1] }}{% endif %}{% endfor %}"
-    )
-    talk = [Message(role, "a" * 500) for _ in range(2048) for role in ("user", "assistant")]
-    tools = [{"type": "function", "function": {"name": str(at), "parameters": {}}} for at in range(128)]
-    text = render(Vocab([b"a"], lambda text: [0], chat_template=template), talk, tools)
-    assert len(text) > 2_000_000

@@ -23,7 +23,6 @@ from skydraft.prompts.tool_calls import (
     calling_grammar,
     may_answer,
     results_before_questions,
-    writes_calls,
 )
 from tests.toys import law
 
@@ -168,22 +167,6 @@ def test_what_looks_like_a_call_and_is_none_is_unchanged(text: str) -> None:
     assert read([text]) == read(list(text)) == (text, [])
 
 
-@pytest.mark.parametrize(
-    ("text", "num_held"),
-    [
-        ('{"name": "get_water"}', 15),
-        ("```json\n{1: 2}", 9),
-        ("``` python", 4),
-        ("<tool_bar>", 6),
-        ("  好", 2),
-        ("好", 0),
-    ],
-)
-def test_text_is_held_back_only_while_it_may_become_a_call(text: str, num_held: int) -> None:
-    reader = CallReader(NAMES)
-    assert next(at for at, char in enumerate(text) if reader.push(char)) == num_held
-
-
 @law(100)
 @given(
     st.sampled_from(["", "好的。"]), st.lists(st.tuples(st.sampled_from(NAMES), arguments), max_size=3),
@@ -298,20 +281,7 @@ def test_arguments_of_earlier_turns_are_objects_for_the_template() -> None:
     assert found == [{"a": "上"}, {"a": 1}, "[1", '{"a": "\\ud800"}'] and as_objects(given)[0]["id"] == "1"
 
 
-def test_a_template_that_knows_no_tools_is_told_apart() -> None:
-    assert writes_calls("{% if tools %}<tool_call>{% endif %}")
-    assert not writes_calls("{% if tools %}[TOOL_CALLS]{% endif %}")
-    assert not writes_calls("{{ messages }}") and not writes_calls(None)
-
-
 @pytest.mark.parametrize("parameters", [{"type": "array"}, {"type": ["array", "null"]}, [1], {"type": 1}])
 def test_parameters_that_are_no_object_are_refused(parameters: Any) -> None:
     with pytest.raises(PromptError, match="'f' must be a schema of an object"):
         calling_grammar([{"name": "f", "parameters": parameters}], parallel=False)
-
-
-def test_references_in_parameters_and_answers_may_be_written_in_any_language() -> None:
-    parameters = {"type": "object", "properties": {"起": {"$ref": "#/$defs/站"}}, "$defs": {"站": {"enum": ["上海"]}}}
-    answer = json.dumps({"$ref": "#/$defs/站", "$defs": {"站": {"const": 1}}}, ensure_ascii=False)
-    grammar = calling_grammar([{"name": "f", "parameters": parameters}], parallel=False, answer=answer)
-    assert grammar.count('"#/$defs/%E7%AB%99"') == 2 and grammar.count('"站":') == 2

@@ -15,8 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skydraft import errors
+from skydraft.engines.toy import open_toy
 from skydraft.errors import BaseMismatch, RateLimited, SkydraftError
 from skydraft.protocol.status import from_rpc, to_status
+from tests.serving import serving
 from tests.test_errors import descendants
 from tests.toys import law
 
@@ -66,13 +68,6 @@ def test_every_class_comes_back_as_itself_with_its_message(kind: type[SkydraftEr
 
 
 @law(30)
-@given(st.sampled_from(CLASSES), st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), min_size=1))
-def test_any_message_comes_back(kind: type[SkydraftError], text: str) -> None:
-    error = example_of(kind, text)
-    assert str(from_rpc(failed(error))) == str(error)
-
-
-@law(30)
 @given(st.integers(0, 2**32), st.integers(0, 2**32))
 def test_a_base_mismatch_keeps_both_lengths(base: int, length: int) -> None:
     back = from_rpc(failed(BaseMismatch(base, length)))
@@ -105,9 +100,15 @@ def test_a_status_that_grpc_made_becomes_what_it_means(code: str, kind: type[Sky
     assert "the socket is gone" in str(error) and "\n" not in str(error)
 
 
-@pytest.mark.parametrize("details", [None, "", " \n"])
-def test_a_status_without_a_word_says_that_no_reason_was_given(details: str | None) -> None:
-    assert str(from_rpc(Failed(grpc.StatusCode.INTERNAL, details))) == "The cloud answered INTERNAL: no reason given."
+def test_a_peer_of_another_version_is_refused_with_one_line_on_either_side() -> None:
+    """The version is that of the noise, too: both sides must draw alike."""
+    with serving(open_toy("toy")) as server, grpc.insecure_channel(server.address) as channel:
+        old = channel.stream_stream("/skydraft.verifier.v2.Verifier/GetInfo")(iter([b""]))
+        with pytest.raises(grpc.RpcError):
+            next(old)
+    assert old.code() is grpc.StatusCode.UNIMPLEMENTED and "skydraft.verifier.v3" in old.details()
+    error = from_rpc(Failed(grpc.StatusCode.UNIMPLEMENTED, "There is no such method."))
+    assert "speaks no skydraft.verifier.v3" in str(error) and "one version of skydraft" in str(error)
 
 
 def test_a_name_that_no_server_has_is_said_without_what_grpc_puts_around_it() -> None:
@@ -145,23 +146,6 @@ def answered(*details: AnyMessage, code: int = 13, message: str = "text") -> Fai
 )
 def test_another_servers_details_are_no_error_of_ours(rpc: Failed) -> None:
     assert type(from_rpc(rpc)) is errors.CloudFailure
-
-
-def test_details_are_found_behind_others() -> None:
-    unknown = AnyMessage(type_url="type.googleapis.com/some.Thing", value=b"\xff\x00")
-    help_ = packed(error_details_pb2.Help())
-    assert type(from_rpc(answered(unknown, help_, info("DIVERGED")))) is errors.Diverged
-
-
-@pytest.mark.parametrize("data", [b"", b"\xff", b"\x00", b"\x0a\xff\xff\xff\xff\x7f", b"<html>", bytes(300)])
-def test_a_trailer_that_is_no_status_does_not_raise(data: bytes) -> None:
-    assert type(from_rpc(Failed(grpc.StatusCode.UNAVAILABLE, "gone", ((KEY, data),)))) is errors.CloudLost
-
-
-def test_details_that_are_not_what_they_claim_do_not_raise() -> None:
-    for name in ("ErrorInfo", "RetryInfo"):
-        broken = AnyMessage(type_url=f"type.googleapis.com/google.rpc.{name}", value=b"\xff\xff\xff")
-        assert type(from_rpc(answered(broken))) is errors.CloudFailure
 
 
 @pytest.mark.parametrize("metadata", [{}, {"base": "x", "length": "7"}, {"base": "", "length": "-"}, {"base": "²"}])

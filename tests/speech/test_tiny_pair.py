@@ -126,23 +126,15 @@ def test_the_command_says_what_left_the_device(
     assert again[:2] == rows[:2] and len(again) == 3 and again[2].startswith(str(CLIPS[1]))
 
 
-WRONG: dict[str, tuple[list[str], str]] = {
-    "a text model with audio": (["--audio", str(CLIPS[0]), "--edge-model", "toy", "--mode", "edge"], "takes no audio"),
-    "no such file": (["--audio", "nothing.wav", "--edge-model", "toy", "--mode", "edge"], "no readable file"),
-    "neither prompt nor audio": (["--edge-model", "toy", "--mode", "edge"], "Give a prompt, or --audio"),
-    "share without audio": (
-        ["你好", "--share-audio", "none", "--edge-model", "toy"], "--share-audio needs a recording"
-    ),
-    "share without a target": (
-        ["--audio", str(CLIPS[0]), "--share-audio", "none", "--edge-model", "toy", "--mode", "edge"], "works alone"
-    ),
-    "too long": (["--audio", str(CLIPS[0]), "--max-audio-s", "0.5", "--edge-model", "toy", "--mode", "edge"], "lasts"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_use_is_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    args, says = WRONG[name]
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--audio", str(CLIPS[0]), "--edge-model", "toy", "--mode", "edge"], "takes no audio"),
+        (["你好", "--share-audio", "none", "--edge-model", "toy"], "--share-audio needs a recording"),
+        (["--audio", str(CLIPS[0]), "--max-audio-s", "0.5", "--edge-model", "toy", "--mode", "edge"], "lasts"),
+    ],
+)
+def test_wrong_use_is_one_line(args: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["generate", *args]) == 2
     err = capsys.readouterr().err
     assert says in err and err.count("\n") == 1
@@ -160,11 +152,6 @@ def test_a_conversation_in_a_file_may_be_spoken(capsys: pytest.CaptureFixture[st
     assert first["text"] == second["text"]
     assert run(["generate", "--messages", str(talk), "--cloud", "localhost:1", *models[:2]]) == 2
     assert "--share-audio features, or --share-audio none" in capsys.readouterr().err
-    for wrong, says in (
-        ([{"role": "user", "content": "a", "audio": "no.wav"}], "no readable file"),
-        ([{"role": "user", "content": "a", "audio": 3}], "must come from load_audio"),
-        ([{"role": "assistant", "content": "a", "audio": "clip.flac"}], "Only a user message can have audio"),
-    ):
-        talk.write_text(json.dumps(wrong))
-        assert run(["generate", "--messages", str(talk), *args]) == 2
-        assert says in capsys.readouterr().err
+    talk.write_text(json.dumps([{"role": "user", "content": "a", "audio": "no.wav"}]))
+    assert run(["generate", "--messages", str(talk), *args]) == 2
+    assert "no readable file" in capsys.readouterr().err
