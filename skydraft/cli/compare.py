@@ -166,11 +166,11 @@ def compare(
 
 def _behind(cloud: CloudChoice) -> Callable[[float], AbstractContextManager[Cloud]]:
     """What reaches the server, which runs on this machine, over an emulated link. Raises OptionError elsewhere."""
-    places = [] if is_url(cloud.address or "") else [parse_address(each) for each in (cloud.address or "").split(",")]
-    if len(places) != 1 or not is_loopback(places[0][0]):
+    address = cloud.address or ""
+    host, port = ("", 0) if is_url(address) or not address or "," in address else parse_address(address)
+    if not is_loopback(host):
         hint = "Start skydraft serve here, and give --cloud localhost:PORT."
         raise OptionError("--emulate-rtt slows the link to one server on this machine.", hint=hint)
-    host, port = places[0]
 
     @contextmanager
     def behind(rtt_ms: float) -> Iterator[Cloud]:
