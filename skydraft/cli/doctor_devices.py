@@ -12,7 +12,7 @@ from skydraft.config import DecodingParams
 from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.errors import OptionError, SkydraftError
-from skydraft.evaluation.devices import Load, Recording, measure_load
+from skydraft.evaluation.devices import KeptRows, Load, measure_load
 from skydraft.evaluation.diagnosis import PROMPTS
 from skydraft.evaluation.modes import parse_modes
 
@@ -37,11 +37,11 @@ def measure_devices(
         f"             {'mode':<14}{'tokens/s':>9}{'of each':>9}{'wait p50':>12}{'p95':>12}{'/ streaming':>13}"
     )
     loads, refused = list[Load](), list[str]()
-    with closing(Recording(edge)) as recording:
+    with closing(KeptRows(edge)) as kept:
         for mode in parse_modes(_MODES, lambda _: _PARAMS):
             try:
                 with TERMINAL.state(f"{num} devices in mode {mode.name}…"):
-                    load = measure_load(connect, recording, mode, PROMPTS, num, seconds)
+                    load = measure_load(connect, kept, mode, PROMPTS, num, seconds)
             except OptionError as error:
                 refused.append(f"mode {mode.name}: {error.message}")
                 continue
