@@ -55,6 +55,8 @@ def measure_devices(
             )
     for each in refused:
         console.print(f"             not measured: {each}")
+    if not all(load.tokens_per_s for load in loads):
+        console.print("             Where nothing came, the time was too short: give more with --seconds.")
     if any(load.busy > _BUSY for load in loads):
         console.print("             This machine was busy with being so many devices: the server may carry more.")
     if num_computed := sum(load.num_computed for load in loads):
