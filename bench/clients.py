@@ -36,7 +36,7 @@ from bench.server import ServerProcess
 from bench.workload import machine, prompts
 from skydraft import EngineOptions, decoding_params, make_plan
 from skydraft.decoding.stats import percentile
-from skydraft.evaluation.devices import Client, RecordedDraft, RecordedDrafts, drive, turned
+from skydraft.evaluation.devices import Client, KeptRows, RecordedDraft, drive, turned
 from skydraft.evaluation.modes import Mode, parse_modes
 from skydraft.models import default_pair
 from skydraft.prompts.messages import asked
@@ -53,7 +53,7 @@ LOSSLESS = Mode(f"lossless;k={K}", make_plan(k=K), PARAMS)
 class Recorded:
     """What a draft model said along lossless texts, and how long it takes for a block."""
 
-    drafts: RecordedDrafts
+    drafts: KeptRows
     texts: dict[str, tuple[int, ...]]
     draft_ms: float
 
@@ -99,7 +99,7 @@ def row_curve(execution: str) -> dict[int, float]:
 def recorded(server: ServerProcess) -> Recorded:
     """Have the draft model write along with the target once. It stays open, since its tokenizer is needed."""
     edge = skydraft.load(default_pair().draft)
-    connect, drafts = partial(skydraft.connect, server.address), RecordedDrafts(edge)
+    connect, drafts = partial(skydraft.connect, server.address), KeptRows(edge)
     asked_for = prompts(16)
     (found,) = drive(connect, partial(RecordedDraft, drafts, edge.profile.forward_ms[0]), LOSSLESS, [asked_for])
     return Recorded(drafts, dict(found.texts), K * edge.profile.forward_ms[0])
@@ -215,7 +215,7 @@ def beside(modes: Seq[Mode], execution: str, seconds: float, step_ms: float) -> 
     )  # fmt: skip
     lines = (DATA / "prompts_long_dev.jsonl").read_text(encoding="utf-8").splitlines()
     asked_for = [json.loads(line)["prompt"] for line in lines][::5]
-    drafts = RecordedDrafts(skydraft.load(default_pair().draft))
+    drafts = KeptRows(skydraft.load(default_pair().draft))
     connect = partial(skydraft.connect, server.address, timeout_s=120, require=True)
     make_edge = partial(RecordedDraft, drafts, step_ms)
     print(f"\nexecution {execution}, 8 clients, {seconds:.0f} s each, a draft step takes {step_ms:g} ms")

@@ -31,7 +31,8 @@ def write_prompts(folder: Path, prompts: list[dict[str, Any]] | None = None) -> 
 def compare_args(folder: Path, *args: str, modes: str, tokens: int = 24) -> list[str]:
     """Arguments that compare the prompts in `folder`, to its folder `out`."""
     where = ["--prompts", str(folder / "prompts.jsonl"), "--out", str(folder / "out")]
-    return ["compare", *where, *TOYS, "--modes", modes, "--max-new-tokens", str(tokens), *args]
+    pair = TOYS[:2] if "--cloud" in args else TOYS
+    return ["compare", *where, *pair, "--modes", modes, "--max-new-tokens", str(tokens), *args]
 
 
 def compared(folder: Path, *args: str, modes: str, tokens: int = 24) -> Path:

@@ -12,7 +12,7 @@ from skydraft.config import DecodingParams
 from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.errors import OptionError, SkydraftError
-from skydraft.evaluation.devices import Load, RecordedDrafts, measure_load
+from skydraft.evaluation.devices import KeptRows, Load, measure_load
 from skydraft.evaluation.diagnosis import PROMPTS
 from skydraft.evaluation.modes import parse_modes
 
@@ -37,11 +37,11 @@ def measure_devices(
         f"             {'mode':<14}{'tokens/s':>9}{'of each':>9}{'wait p50':>12}{'p95':>12}{'/ streaming':>13}"
     )
     loads, refused = list[Load](), list[str]()
-    with closing(RecordedDrafts(edge)) as recording:
+    with closing(KeptRows(edge)) as kept:
         for mode in parse_modes(_MODES, lambda _: _PARAMS):
             try:
                 with TERMINAL.state(f"{num} devices in mode {mode.name}…"):
-                    load = measure_load(connect, recording, mode, PROMPTS, num, seconds)
+                    load = measure_load(connect, kept, mode, PROMPTS, num, seconds)
             except OptionError as error:
                 refused.append(f"mode {mode.name}: {error.message}")
                 continue
@@ -55,6 +55,8 @@ def measure_devices(
             )
     for each in refused:
         console.print(f"             not measured: {each}")
+    if not all(load.tokens_per_s for load in loads):
+        console.print("             Where nothing came, the time was too short: give more with --seconds.")
     if any(load.busy > _BUSY for load in loads):
         console.print("             This machine was busy with being so many devices: the server may carry more.")
     if num_computed := sum(load.num_computed for load in loads):

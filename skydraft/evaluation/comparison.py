@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -130,11 +130,8 @@ class LoadedPair:
             return _model_entry(self.cloud)
         facts = self.cloud.facts(None)
         assert facts is not None  # it was waited for
-        forward_ms = tuple(round(ms, 3) for ms in facts.forward_ms)
         name = f"{facts.name} at {self.cloud.name}"
-        return ModelEntry(
-            name=name, fingerprint=facts.weights or name, invariant_rows=facts.max_rows, forward_ms=forward_ms
-        )
+        return _entry(name, facts.weights or name, facts.max_rows, facts.forward_ms)
 
 
 def compare(
@@ -279,12 +276,12 @@ def _describe(
 
 
 def _model_entry(engine: Engine) -> ModelEntry:
-    return ModelEntry(
-        name=engine.name,
-        fingerprint=engine.fingerprint,
-        invariant_rows=engine.invariant_rows,
-        forward_ms=tuple(round(ms, 3) for ms in engine.profile.forward_ms),
-    )
+    return _entry(engine.name, engine.fingerprint, engine.invariant_rows, engine.profile.forward_ms)
+
+
+def _entry(name: str, fingerprint: str, max_rows: int, forward_ms: Iterable[float]) -> ModelEntry:
+    times = tuple(round(ms, 3) for ms in forward_ms)
+    return ModelEntry(name=name, fingerprint=fingerprint, invariant_rows=max_rows, forward_ms=times)
 
 
 def _versions() -> Iterator[tuple[str, str]]:

@@ -37,7 +37,7 @@ _NO_WEIGHT = -200.0
 _LOOK_S = 5.0
 
 
-class RecordedDrafts:
+class KeptRows:
     """The best token and the signals of a draft model after any text, each computed once. Any thread may ask."""
 
     def __init__(self, real: Engine) -> None:
@@ -76,11 +76,11 @@ class RecordedDraft(Engine):
 
     has_kernels = False
 
-    def __init__(self, recording: RecordedDrafts, step_ms: float) -> None:
-        real = recording.real
+    def __init__(self, kept: KeptRows, step_ms: float) -> None:
+        real = kept.real
         super().__init__(real.name)
         self.vocab, self.context_len, self.fingerprint = self.own(real.vocab), real.context_len, real.fingerprint
-        self._recording, self._step_s = recording, step_ms / 1e3
+        self._kept, self._step_s = kept, step_ms / 1e3
         self._profile = RowProfile(invariant_rows=real.invariant_rows, forward_ms=(step_ms,))
 
     def allocate(self) -> list[int]:
@@ -94,7 +94,7 @@ class RecordedDraft(Engine):
             for index, token_id in enumerate(token_ids):
                 sequence.slot.append(int(token_id))
                 if want_logits:
-                    write_row(rows[index], *self._recording.after(np.array(sequence.slot, np.int32)))
+                    write_row(rows[index], *self._kept.after(np.array(sequence.slot, np.int32)))
             found.append(rows)
         time.sleep(max(until - time.perf_counter(), 0.0))
         return found
@@ -204,13 +204,13 @@ class Load:
 
 
 def measure_load(
-    connect: Callable[[], Cloud], recording: RecordedDrafts, mode: Mode, prompts: Seq[str], num: int, seconds: float
+    connect: Callable[[], Cloud], kept: KeptRows, mode: Mode, prompts: Seq[str], num: int, seconds: float
 ) -> Load:
     """Have each prompt answered once, which records the draft model, and measure. Raises a SkydraftError."""
-    step_ms = recording.real.profile.forward_ms[0]
-    make_edge = partial(RecordedDraft, recording, step_ms)
+    step_ms = kept.real.profile.forward_ms[0]
+    make_edge = partial(RecordedDraft, kept, step_ms)
     drive(connect, make_edge, mode, [[each] for each in prompts])
-    num_computed, spent_s = recording.num_computed, time.process_time()
+    num_computed, spent_s = kept.num_computed, time.process_time()
     clients = drive(connect, make_edge, mode, turned(prompts, num), seconds)
     spent_s = time.process_time() - spent_s
     with closing(connect()) as cloud:
@@ -222,5 +222,5 @@ def measure_load(
         percentile(waits, 50) or 0.0,
         percentile(waits, 95) or 0.0,
         spent_s / seconds,
-        recording.num_computed - num_computed,
+        kept.num_computed - num_computed,
     )

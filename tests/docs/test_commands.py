@@ -100,7 +100,7 @@ PRINTS = {
     "make demo": "chat page",
     '.venv/bin/skydraft generate "请用一句话描述海边日落的景色。"': "tokens/s",
     "skydraft chat": "tokens/s",
-    "skydraft compare --prompts data/prompts_zh_dev.jsonl --limit 8 --emulate-rtt 60": "report.html",
+    "skydraft compare --prompts data/prompts_zh_dev.jsonl --limit 8": "report.html",
     "skydraft serve --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem --token-file tokens": "TLS, a token is",
     'skydraft doctor --cloud "$CLOUD:7373" --tls-ca cert.pem --cloud-token-file token': "ms",
     "from openai import OpenAI": "[accepted]",

@@ -46,7 +46,7 @@ def modes(text: str) -> tuple[Mode, ...]:
 
 
 def loaded(drift: float = DRIFT) -> LoadedPair:
-    return LoadedPair(*pairs.pair(drift), "toy", EngineOptions(), offline=True)
+    return LoadedPair(*pairs.pair(drift), EngineOptions())
 
 
 def request(names: str, **given: Any) -> ComparisonRequest:
@@ -198,7 +198,7 @@ def test_another_calibration_is_another_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("share", ["features", "none"])
 def test_recordings_are_heard_by_those_who_were_asked_to(tmp_path: Path, share: Any) -> None:
     edge, cloud = HearingToy(3, 0.5), HearingToy(3)
-    pair = LoadedPair(edge, cloud, "toy", EngineOptions(), offline=True)
+    pair = LoadedPair(edge, cloud, EngineOptions())
     workload = read_prompts(tone(tmp_path))
     asked = request("edge,lossless", workload=workload, share_audio=share)
     found, _ = run(asked, tmp_path / "out", pair)

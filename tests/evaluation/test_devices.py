@@ -16,7 +16,7 @@ import skydraft
 from skydraft.config import DecodingParams
 from skydraft.engines.toy import open_toy
 from skydraft.errors import CloudError, OptionError
-from skydraft.evaluation.devices import RecordedDraft, RecordedDrafts, drive, measure_load, turned, write_row
+from skydraft.evaluation.devices import KeptRows, RecordedDraft, drive, measure_load, turned, write_row
 from skydraft.evaluation.modes import Mode, parse_mode
 from skydraft.gating.gates import measure
 
@@ -62,18 +62,18 @@ def test_recorded_drafts_write_what_their_model_writes_and_compute_it_once(name:
     """Also where rejected drafts are rolled back, and where a gate looks at what was recorded."""
     real, target, plan, params = open_toy("toy:drift=0.3"), open_toy("toy"), mode(name).plan, mode(name).params
     texts, counts = list[Any](), list[int]()
-    with closing(RecordedDrafts(real)) as recording:
-        for edge in (real, RecordedDraft(recording, 0.0), RecordedDraft(recording, 0.0)):
+    with closing(KeptRows(real)) as kept:
+        for edge in (real, RecordedDraft(kept, 0.0), RecordedDraft(kept, 0.0)):
             done = skydraft.generate("语速", edge=edge, cloud=target, plan=plan, params=params).run()
             texts.append((done.token_ids, done.origins))
-            counts.append(recording.num_computed)
+            counts.append(kept.num_computed)
     assert texts[0] == texts[1] == texts[2] and counts[0] == 0 < counts[1] == counts[2]
 
 
 def test_all_clients_write_the_text_of_the_target(server: Serving) -> None:
     target, edge = open_toy("toy"), open_toy("toy:drift=0.3")
-    with closing(RecordedDrafts(edge)) as recording:
-        make_edge = partial(RecordedDraft, recording, 0.0)
+    with closing(KeptRows(edge)) as kept:
+        make_edge = partial(RecordedDraft, kept, 0.0)
         clients = drive(connecting(server), make_edge, mode("lossless;k=4"), [PROMPTS, PROMPTS[1:], PROMPTS[:1]])
     assert [len(client.texts) for client in clients] == [3, 2, 1]
     for client in clients:
@@ -98,9 +98,9 @@ def slow_toy() -> Any:
 
 
 def test_speeds_and_waits_are_those_of_the_server() -> None:
-    with serving(slow_toy()) as server, closing(RecordedDrafts(open_toy("toy:drift=0.3"))) as recording:
+    with serving(slow_toy()) as server, closing(KeptRows(open_toy("toy:drift=0.3"))) as kept:
         found = [
-            measure_load(connecting(server), recording, mode(name), PROMPTS, num, 1.0)
+            measure_load(connecting(server), kept, mode(name), PROMPTS, num, 1.0)
             for name, num in (("cloud", 1), ("cloud", 4), ("lossless;k=4", 1))
         ]
     alone, together, drafted = found
@@ -112,19 +112,13 @@ def test_speeds_and_waits_are_those_of_the_server() -> None:
 
 
 def test_a_mode_that_cannot_be_is_refused_and_a_server_that_is_lost_is_no_figure(server: Serving) -> None:
-    recording = RecordedDrafts(open_toy("toy:drift=0.3"))
+    kept = KeptRows(open_toy("toy:drift=0.3"))
     with pytest.raises(OptionError, match="no calibration"):
-        measure_load(connecting(server), recording, mode("auto"), PROMPTS, 2, 0.2)
+        measure_load(connecting(server), kept, mode("auto"), PROMPTS, 2, 0.2)
     with serving(open_toy("toy")) as lost:
-        drive(connecting(lost), partial(RecordedDraft, recording, 0.0), mode("cloud"), [PROMPTS])
+        drive(connecting(lost), partial(RecordedDraft, kept, 0.0), mode("cloud"), [PROMPTS])
         threading.Timer(0.5, lost.stop).start()
         with pytest.raises(CloudError):
-            measure_load(connecting(lost, timeout_s=2.0), recording, mode("cloud"), PROMPTS, 2, 600.0)
+            measure_load(connecting(lost, timeout_s=2.0), kept, mode("cloud"), PROMPTS, 2, 600.0)
     with pytest.raises(CloudError):
-        drive(
-            connecting(lost, timeout_s=0.3),
-            partial(RecordedDraft, recording, 0.0),
-            mode("cloud"),
-            turned(PROMPTS, 3),
-            9,
-        )
+        drive(connecting(lost, timeout_s=0.3), partial(RecordedDraft, kept, 0.0), mode("cloud"), turned(PROMPTS, 3), 9)

@@ -111,10 +111,12 @@ def _figures(name: str, settings: Sequence[Setting]) -> TaskSet:
     modes = tuple(_mode(setting, edge, cloud, resamples) for setting in settings)
     is_apart = gap is not None and gap.value >= MIN_GAP
     points = [
-        (figures, figures.recovered.value)
+        (figures.recovered.value, figures.calls.value, figures.written.value)
         for figures, setting in zip(modes, settings, strict=True)
         if figures.recovered and not setting.mode.is_target_alone
     ]
+    calls, written = [each[:2] for each in points], [each[::2] for each in points]
+    wanted = SHARES if is_apart and points else ()
     return TaskSet(
         name=name,
         num_tasks=len(settings[0].cases),
@@ -122,16 +124,7 @@ def _figures(name: str, settings: Sequence[Setting]) -> TaskSet:
         is_apart=is_apart,
         num_between=between,
         modes=modes,
-        prices=tuple(
-            Price(
-                share=wanted,
-                calls=least([(closed, figures.calls.value) for figures, closed in points], wanted),
-                written=least([(closed, figures.written.value) for figures, closed in points], wanted),
-            )
-            for wanted in SHARES
-        )
-        if is_apart and points
-        else (),
+        prices=tuple(Price(share=each, calls=least(calls, each), written=least(written, each)) for each in wanted),
     )
 
 

@@ -44,7 +44,7 @@ def run(file: Path, out: Path, **given: Any) -> Records:
 
     modes = parse_modes("edge,cloud,lossless;k=3,quality", resolve)
     request = ComparisonRequest(read_tasks(str(file)), modes, **({"scores": False} | given))
-    pair = LoadedPair(*pairs.pair(0.3), "toy", EngineOptions(), offline=True)
+    pair = LoadedPair(*pairs.pair(0.3), EngineOptions())
     return read_records(compare(request, pair, out, lambda _: None, counted))
 
 
