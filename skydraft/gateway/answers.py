@@ -35,7 +35,7 @@ _RECORD = (
 
 
 @dataclass(frozen=True, slots=True)
-class TokenUsage:
+class TokensUsed:
     """Tokens of the prompts, how many of them were kept from earlier requests, and tokens of the answer."""
 
     prompt: int
@@ -170,13 +170,13 @@ class Answer(ABC):
     def whole(self) -> dict[str, Any]: ...
 
     @property
-    def usage(self) -> TokenUsage:
+    def usage(self) -> TokensUsed:
         """Each prompt is counted once for all its choices. Cached tokens are those of the first prompt, which may have
         been read twice."""
         each, numbers = self._body.n or 1, [choice.num_prompt_tokens for choice in self.choices]
         stats = self.choices[0].stats
         cached = max(stats.cached_tokens.edge, stats.cached_tokens.cloud) if stats else 0
-        return TokenUsage(
+        return TokensUsed(
             prompt=sum(max(numbers[first : first + each]) for first in range(0, len(numbers), each)),
             cached=min(cached, numbers[0]),
             written=sum(len(choice.token_ids) for choice in self.choices),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from tests.gateway.running import Running
 
 from .asking import (
-    ASKED,
     CONVERSATION,
     ENOUGH,
     MAX_TOKENS,
@@ -19,11 +17,8 @@ from .asking import (
     QUESTION,
     SEED,
     TOO_LONG,
-    WEATHER_TOOL,
     Voice,
-    call_text,
     expected,
-    forced,
     lookup_weather,
     pick_city,
 )
@@ -59,39 +54,10 @@ def test_a_stream_is_the_same_answer(served: Running) -> None:
     assert [(each["input_tokens"], each["output_tokens"]) for each in used] == [(want.num_prompt_tokens, MAX_TOKENS)]
 
 
-def test_asynchronous_answers_and_streams(served: Running) -> None:
-    async def ask() -> tuple[str, str]:
-        model = chat(served)
-        answer = await model.ainvoke(QUESTION)
-        return answer.content, "".join([chunk.content async for chunk in model.astream(QUESTION)])
-
-    assert asyncio.run(ask()) == (expected().text, expected().text)
-
-
 def test_a_conversation_with_a_system_message(served: Running) -> None:
     want = expected(CONVERSATION)
     got = chat(served).invoke(messages.convert_to_messages(CONVERSATION))
     assert got.content == want.text != expected(CONVERSATION[1:]).text
-    assert got.usage_metadata["input_tokens"] == want.num_prompt_tokens
-
-
-def test_a_stop_string_ends_the_answer(served: Running) -> None:
-    stop = expected().text[6]
-    got = chat(served).invoke(QUESTION, stop=[stop])
-    assert got.content == expected().text.partition(stop)[0] == expected(stop=(stop,)).text
-    assert got.response_metadata["finish_reason"] == "stop"
-
-
-def test_several_answers_have_seeds_of_their_own(served: Running) -> None:
-    got = chat(served, n=2, temperature=0.9).generate([messages.convert_to_messages(ASKED)])
-    want = [expected(temperature=0.9, seed=SEED + number).text for number in range(2)]
-    assert [choice.text for choice in got.generations[0]] == want and want[0] != want[1]
-
-
-def test_tools_are_passed_to_the_template(served: Running) -> None:
-    want = expected(tools=(WEATHER_TOOL,))
-    got = chat(served).bind_tools([lookup_weather], tool_choice="auto").invoke(QUESTION)
-    assert got.content == want.text != expected().text and got.tool_calls == []
     assert got.usage_metadata["input_tokens"] == want.num_prompt_tokens
 
 
@@ -123,14 +89,6 @@ def test_a_call_that_is_asked_for_is_made(served: Running, choice: str, temperat
     assert told == [(call["name"], call["args"]) for call in got.tool_calls] and len(chunks) > 3
 
 
-def test_a_call_in_a_text_is_told_from_it(served: Running) -> None:
-    text = "好。\n" + call_text("pick_city", {"city": "北京", "days": 2})
-    model = chat(served, max_tokens=ENOUGH, extra_body=forced(text)).bind_tools([pick_city])
-    got = model.invoke(QUESTION)
-    assert got.content == "好。" and got.response_metadata["finish_reason"] == "tool_calls"
-    assert [(call["name"], call["args"]) for call in got.tool_calls] == [("pick_city", {"city": "北京", "days": 2})]
-
-
 def test_a_loop_ends_with_what_the_tool_gave(called: Running) -> None:
     model = chat(called, model="skydraft-lossless").bind_tools([pick_city])
     turns = [messages.HumanMessage("天"), model.invoke("天")]
@@ -149,16 +107,6 @@ def test_an_answer_is_a_pydantic_model(served: Running, method: str, temperature
     assert isinstance(got, Voice) and got.speed in ("快", "慢")
 
 
-def test_an_answer_is_any_object(served: Running) -> None:
-    model = chat(served, max_tokens=ENOUGH, temperature=1.0, seed=0).with_structured_output(None, method="json_mode")
-    assert isinstance(model.invoke(QUESTION), dict)
-
-
-def test_our_extension_is_obeyed(served: Running) -> None:
-    got = chat(served, extra_body={"skydraft": {"mode": "lossless"}}).invoke(QUESTION)
-    assert got.content == chat(served, model="skydraft-lossless").invoke(QUESTION).content != expected().text
-
-
 def test_an_unknown_model_and_a_bad_request(served: Running) -> None:
     with pytest.raises(exceptions.ModelNotFoundError, match="skydraft-lossless"):
         chat(served, model="gpt-9").invoke(QUESTION)
@@ -169,18 +117,3 @@ def test_an_unknown_model_and_a_bad_request(served: Running) -> None:
 def test_a_prompt_beyond_the_context(served: Running) -> None:
     with pytest.raises(exceptions.ContextOverflowError):
         chat(served).invoke(TOO_LONG)
-
-
-def test_the_older_interface_continues_a_text(served: Running) -> None:
-    model = langchain_openai.OpenAI(
-        base_url=served.v1, api_key="none", model="skydraft-lossless", temperature=0, max_tokens=8, max_retries=0
-    )
-    text = model.invoke(QUESTION)
-    assert text and "".join(model.stream(QUESTION)) == text
-
-
-def test_the_prompts_of_the_older_interface_are_all_counted(served: Running) -> None:
-    model = langchain_openai.OpenAI(base_url=served.v1, api_key="none", model=MODEL, temperature=0, max_tokens=4)
-    got = model.generate(["语速", "情绪高"])
-    assert got.llm_output["token_usage"]["prompt_tokens"] == len("语速情绪高")
-    assert got.llm_output["token_usage"]["completion_tokens"] == 8

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 from typing import Any
@@ -14,7 +13,6 @@ from tests.gateway.running import Running
 
 from .asking import (
     ASKED,
-    CONVERSATION,
     ENOUGH,
     MAX_TOKENS,
     MODEL,
@@ -24,10 +22,7 @@ from .asking import (
     SEED,
     TOO_LONG,
     WEATHER_TOOL,
-    Voice,
-    call_text,
     expected,
-    forced,
 )
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else its import looks for a list of prices online
@@ -66,33 +61,11 @@ def test_a_stream_is_the_same_answer(served: Running) -> None:
     assert litellm.stream_chunk_builder(chunks).choices[0].message.content == want.text
 
 
-def test_asynchronous_answers_and_streams(served: Running) -> None:
-    async def ask() -> tuple[str, str]:
-        answer = await litellm.acompletion(**options(served))
-        stream = await litellm.acompletion(**options(served, stream=True))
-        return answer.choices[0].message.content, text_of([chunk async for chunk in stream])
-
-    assert asyncio.run(ask()) == (expected().text, expected().text)
-
-
-def test_a_conversation_with_a_system_message(served: Running) -> None:
-    want = expected(CONVERSATION)
-    got = litellm.completion(**options(served, messages=CONVERSATION))
-    assert got.choices[0].message.content == want.text != expected(CONVERSATION[1:]).text
-    assert got.usage.prompt_tokens == want.num_prompt_tokens
-
-
 def test_a_stop_string_ends_the_answer(served: Running) -> None:
     stop = expected().text[6]
     got = litellm.completion(**options(served, stop=[stop])).choices[0]
     assert got.message.content == expected(stop=(stop,)).text == expected().text.partition(stop)[0]
     assert got.finish_reason == "stop"
-
-
-def test_several_answers_have_seeds_of_their_own(served: Running) -> None:
-    got = litellm.completion(**options(served, n=2, temperature=0.9))
-    want = [expected(temperature=0.9, seed=SEED + number).text for number in range(2)]
-    assert [choice.message.content for choice in got.choices] == want and want[0] != want[1]
 
 
 def test_tools_are_passed_to_the_template(served: Running) -> None:
@@ -117,17 +90,6 @@ def test_a_call_that_is_asked_for_is_made(served: Running, choice: Any) -> None:
     assert [(call.function.name, json.loads(call.function.arguments)) for call in whole] == calls and len(chunks) > 2
 
 
-def test_a_call_in_a_text_is_told_from_it(served: Running) -> None:
-    arguments = {"city": "北京", "days": 2}
-    text = f"好。\n{call_text('pick_city', arguments)}"
-    got = litellm.completion(**options(served, tools=[PICK_TOOL], max_tokens=ENOUGH, extra_body=forced(text))).choices[
-        0
-    ]
-    assert got.message.content == "好。" and got.finish_reason == "tool_calls"
-    (call,) = got.message.tool_calls
-    assert json.loads(call.function.arguments) == arguments
-
-
 def test_a_loop_ends_with_what_the_tool_gave(called: Running) -> None:
     asked = options(called, model="openai/skydraft-lossless", tools=[PICK_TOOL])
     message = litellm.completion(**asked).choices[0].message
@@ -135,18 +97,6 @@ def test_a_loop_ends_with_what_the_tool_gave(called: Running) -> None:
     assert json.loads(call.function.arguments) == {"city": "上海", "days": 3}
     turns = [*ASKED, message, {"role": "tool", "tool_call_id": call.id, "content": "3"}]
     assert litellm.completion(**asked | {"messages": turns}).choices[0].message.content == "done"
-
-
-def test_an_answer_fits_a_pydantic_model(served: Running) -> None:
-    got = litellm.completion(**options(served, response_format=Voice, max_tokens=ENOUGH, temperature=1.0))
-    assert Voice.model_validate_json(got.choices[0].message.content)
-
-
-def test_our_extension_is_obeyed(served: Running) -> None:
-    got = litellm.completion(**options(served, extra_body={"skydraft": {"mode": "lossless", "token_ids": True}}))
-    want = expected(mode="lossless")
-    assert got.choices[0].message.content == want.text != expected().text
-    assert got.skydraft["token_ids"] == list(want.token_ids)
 
 
 def test_an_unknown_model_and_bad_requests(served: Running) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import subprocess
@@ -16,19 +15,7 @@ import pytest
 
 from tests.gateway.running import PATIENCE_S, Running, gateway
 
-from .asking import (
-    CONVERSATION,
-    ENOUGH,
-    MAX_TOKENS,
-    MODEL,
-    QUESTION,
-    SEED,
-    WEATHER_TOOL,
-    Voice,
-    calling_pair,
-    expected,
-    lookup_weather,
-)
+from .asking import CONVERSATION, ENOUGH, MAX_TOKENS, MODEL, QUESTION, SEED, Voice, calling_pair, expected
 
 llm: Any = pytest.importorskip("llm", reason="llm is not installed")
 openai: Any = pytest.importorskip("openai", reason="openai is not installed")
@@ -98,39 +85,6 @@ def test_an_answer_and_its_usage(home: Path) -> None:
     response = llm.get_model("sky").prompt(QUESTION, stream=False, **OPTIONS)
     assert response.text() == want.text
     assert (response.usage().input, response.usage().output) == (want.num_prompt_tokens, MAX_TOKENS)
-
-
-def test_a_stream_is_the_same_answer(home: Path) -> None:
-    want = expected()
-    response = llm.get_model("sky").prompt(QUESTION, stream=True, **OPTIONS)
-    parts = list(response)
-    assert "".join(parts) == want.text and len(parts) > 1
-    assert (response.usage().input, response.usage().output) == (want.num_prompt_tokens, MAX_TOKENS)
-
-
-def test_asynchronous_answers(home: Path) -> None:
-    async def ask() -> str:
-        return str(await llm.get_async_model("sky").prompt(QUESTION, **OPTIONS).text())
-
-    assert asyncio.run(ask()) == expected().text
-
-
-def test_a_conversation_with_a_system_message(home: Path) -> None:
-    talk = llm.get_model("sky").conversation()
-    first = talk.prompt(QUESTION, system="慢", **OPTIONS).text()
-    turns = [*CONVERSATION[:2], {"role": "assistant", "content": first}, CONVERSATION[-1]]
-    assert first == expected(CONVERSATION[:2]).text
-    assert talk.prompt("音调", **OPTIONS).text() == expected(turns).text
-
-
-def test_a_stop_string_ends_the_answer(home: Path) -> None:
-    stop = expected().text[6]
-    assert llm.get_model("sky").prompt(QUESTION, stop=stop, **OPTIONS).text() == expected(stop=(stop,)).text
-
-
-def test_tools_are_passed_to_the_template(home: Path) -> None:
-    got = llm.get_model("sky").chain(QUESTION, tools=[lookup_weather], options=OPTIONS).text()
-    assert got == expected(tools=(WEATHER_TOOL,)).text != expected().text
 
 
 def test_an_unknown_model_and_a_bad_request(home: Path) -> None:
