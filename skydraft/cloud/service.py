@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -144,9 +144,11 @@ class VerifierService:
             assert isinstance(call, OpenCall | VerifyCall)  # stops are read elsewhere
             kind, stream.session, stream.is_busy = call.kind, call.session, True
             self._check(call)
-            self._budget.spend(owner, call.num_rows)
+            if self._limits.rows_per_s:
+                self._budget.spend(owner, call.num_rows)
             grammar = await self._compile(call.opening, owner)
-            with request_span(self._tracing, said(context, HEADER), call, owner) as note:
+            traced = self._tracing and request_span(self._tracing, said(context, HEADER), call, owner)
+            with traced or nullcontext(_note_nothing) as note:
                 if isinstance(call, OpenCall):
                     await self._open(call, stream, context, note)
                 else:
@@ -300,6 +302,10 @@ async def _written(answers: Answers) -> tuple[Written, bool]:
     token_ids = tuple(token_id for part in parts for token_id in part.token_ids)
     cost = sum((part.cost for part in parts), Cost())
     return Written(parts[0].base, token_ids, parts[-1].finish, parts[-1].is_last, cost), is_last
+
+
+def _note_nothing(answer: object) -> None:
+    return None
 
 
 def _as_error(answer: Answer) -> SkydraftError:

@@ -133,7 +133,7 @@ def break_thousands(server: Serving) -> None:
 
     def serve_others() -> None:
         try:
-            for _ in range(20):
+            for _ in range(6):
                 assert_serves(server.address)
             served.append(None)
         except BaseException as error:
@@ -147,7 +147,7 @@ def break_thousands(server: Serving) -> None:
 
     others = threading.Thread(target=serve_others)
     others.start()
-    for number in range(2500):
+    for number in range(800):
         try:
             list(method(iter([broken(4 * number + each) for each in range(4)]), timeout=PATIENCE_S))
             seen["ok"] += 1
@@ -157,7 +157,7 @@ def break_thousands(server: Serving) -> None:
     others.join()
     channel.close()
     assert served == [None]
-    assert seen[grpc.StatusCode.INVALID_ARGUMENT] > 1000 and seen["ok"] > 10, seen
+    assert seen[grpc.StatusCode.INVALID_ARGUMENT] > 300 and seen["ok"], seen
 
 
 def test_a_client_that_does_not_read_its_stream_holds_up_nobody_and_may_come_back(

@@ -15,7 +15,8 @@ import grpc
 import pytest
 
 from skydraft.access.limits import Limits
-from skydraft.cloud.options import ServeOptions, serve
+from skydraft.cloud.options import ServeOptions
+from skydraft.cloud.server import serve
 from skydraft.cloud.worker import Worker
 from skydraft.engines.toy import open_toy
 from skydraft.errors import EngineError, OptionError
@@ -95,11 +96,24 @@ def test_one_socket_listens_from_the_beginning_to_the_end_and_connections_stay()
     assert grpc.ChannelConnectivity.CONNECTING not in states  # it never had to connect again
 
 
-def test_a_taken_port_is_refused_before_the_model_is_loaded() -> None:
+def loads_nothing() -> Any:
+    pytest.fail("it was loaded")
+
+
+def test_what_is_wrong_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
+    for name in ("tokens", "cert.pem"):
+        (tmp_path / name).write_text("nothing\n")
+    cert, missing = tmp_path / "cert.pem", tmp_path / "no"
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        options = ServeOptions(port=taken.getsockname()[1])
-        with pytest.raises(OptionError, match=r"Cannot listen on 127.0.0.1:\d+: Address already in use\."):
-            serve(lambda: pytest.fail("it was loaded"), options, lambda worker, port: None)
+        refused: list[tuple[dict[str, Any], str]] = [
+            ({"port": taken.getsockname()[1]}, r"Cannot listen on 127.0.0.1:\d+: Address already in use\."),
+            ({"port": 0, "token_file": tmp_path / "tokens"}, "LABEL TOKEN"),
+            ({"port": 0, "tls_cert": cert, "tls_key": cert}, "cannot be used"),
+            ({"port": 0, "tls_cert": missing, "tls_key": missing}, "cannot be read"),
+        ]
+        for options, says in refused:
+            with signals_as_before(), pytest.raises(OptionError, match=says):
+                serve(loads_nothing, ServeOptions(**options), print)
 
 
 def test_a_port_that_is_taken_at_one_address_of_the_host_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +124,7 @@ def test_a_port_that_is_taken_at_one_address_of_the_host_is_refused(monkeypatch:
             both = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in (name, "127.0.0.1")]
             monkeypatch.setattr("skydraft.cloud.listening.socket.getaddrinfo", lambda *_, found=both, **__: found)
             with pytest.raises(OptionError, match="Address already in use"):
-                serve(lambda: pytest.fail("it was loaded"), ServeOptions(host="localhost", port=port), print)
+                serve(loads_nothing, ServeOptions(host="localhost", port=port), print)
 
 
 @pytest.mark.parametrize("may_take_audio", [False, True])
@@ -133,12 +147,6 @@ def test_a_message_too_large_for_a_model_of_text_is_refused_whatever_was_known_b
     # gRPC's own refusal, or ours; an edge reads both as a limit.
     assert told[0][0] is grpc.StatusCode[("RESOURCE_EXHAUSTED", "OUT_OF_RANGE")[may_take_audio]]
     assert "larger" in told[0][1]
-
-
-def test_wrong_tokens_are_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
-    (tmp_path / "tokens").write_text("nothing\n")
-    with pytest.raises(OptionError, match="LABEL TOKEN"):
-        serve(lambda: pytest.fail("it was loaded"), ServeOptions(port=0, token_file=tmp_path / "tokens"), print)
 
 
 @pytest.mark.parametrize("error", [EngineError("no such model"), KeyboardInterrupt(), None])

@@ -60,4 +60,4 @@ def test_a_chat_completion_walks_through_few_modules() -> None:
         gateway.close()
     walked = tracer.beside - tracer.in_rounds
     assert len(walked) <= MOST, " ".join(sorted(walked))
-    assert {name for name in walked if name.startswith(("gateway", "prompts", "api", "cloud"))} == set(WALK)
+    assert {name for name in walked if name.startswith(("gateway", "prompts", "api", "cloud", "access"))} == set(WALK)
