@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 import skydraft
 from skydraft import DecodingParams, Generation, make_plan
-from skydraft.edge.channel import SessionStream
-from skydraft.edge.event_loop import Waiting
+from skydraft.edge.channel import SessionStream, Waiting
 from skydraft.errors import CloudLost, SessionNotFound
 from skydraft.evaluation.emulated_link import EmulatedLink
 from skydraft.protocol import codec

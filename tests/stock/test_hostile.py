@@ -141,8 +141,6 @@ def test_a_server_that_cannot_be_met_is_one_clear_line(name: str, plan: str) -> 
         assert not set(generation.origins) & {"accepted", "recovered", "bonus", "cloud"}
 
 
-
-
 @pytest.mark.parametrize("said", [0, -5, 1.5, "3", None, True])
 def test_tokens_that_sglang_does_not_count_are_no_text(said: object) -> None:
     """Each of its events may tell all tokens again: the count says which are new, and they came twice."""
