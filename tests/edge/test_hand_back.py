@@ -16,6 +16,9 @@ from hypothesis import strategies as st
 
 import skydraft
 from skydraft import DecodingParams, Generation, make_plan
+from skydraft.cloud.limits import Limits
+from skydraft.cloud.server import ServeOptions
+from skydraft.cloud.worker import Worker
 from skydraft.edge.channel import SessionStream, Waiting
 from skydraft.errors import CloudLost, SessionNotFound
 from skydraft.evaluation.emulated_link import EmulatedLink
@@ -115,9 +118,9 @@ def drafter() -> Any:
     return toys.toy(4, 0.2)
 
 
-def make_way(server: Serving) -> None:
+def make_way(worker: Worker) -> None:
     """End all that is written, and forget all sessions, as an owner without a seat makes a server do."""
-    worker, is_done = server.server._worker, Event()
+    is_done = Event()
 
     def work() -> None:
         for job in worker.docket.jobs:
@@ -194,7 +197,9 @@ def at(moment: str, number: int, fault: Fault, leash: Leash) -> Iterator[list[st
 def faulty(fault: str) -> Iterator[tuple[EmulatedLink, Fault, Leash]]:
     """A link to a server, and what goes wrong. The target's text is not all written before it can be stopped."""
     leash = Leash()
-    with serving(leash.put_on(toys.toy(4))) as first, serving(leash.put_on(toys.toy(4))) as second:
+    worker = Worker(leash.put_on(toys.toy(4)), Limits())
+    first = Serving(worker, ServeOptions(port=0))
+    with serving(leash.put_on(toys.toy(4))) as second:
         link = EmulatedLink(("127.0.0.1", first.port))
 
         def killed() -> None:
@@ -212,14 +217,17 @@ def faulty(fault: str) -> Iterator[tuple[EmulatedLink, Fault, Leash]]:
             "cut": link.cut,
             "killed": killed,
             "draining": draining,
-            "made way": partial(make_way, first),
+            "made way": partial(make_way, worker),
             "down": link.down,
             "silent": partial(link.stall, 3600),
         }
-        with link:
-            yield link, faults[fault], leash
-        if ending.is_alive():
-            ending.join(PATIENCE_S)
+        try:
+            with link:
+                yield link, faults[fault], leash
+        finally:
+            if ending.is_alive():
+                ending.join(PATIENCE_S)
+            first.stop()
 
 
 @pytest.fixture(scope="module")
