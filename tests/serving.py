@@ -21,7 +21,7 @@ from skydraft.access.limits import Limits
 from skydraft.cloud.server import CloudServer, ServeOptions
 from skydraft.cloud.worker import Worker
 from skydraft.decoding.generation import Generation
-from skydraft.edge.event_loop import Waiting, shared_loop
+from skydraft.edge.channel import Waiting, shared_loop
 from skydraft.edge.verifier import Patience
 from skydraft.engines.base import Engine
 from skydraft.protocol import codec

@@ -18,7 +18,7 @@ from skydraft.files import read_file, set_aside, write_whole
 from skydraft.types import LinkCost
 
 T = TypeVar("T")
-_LOCK_S = 5.0
+LOCK_S = 5.0
 _SOON_S = 1.0  # a process that is killed takes what it paid since with it
 
 
@@ -46,7 +46,7 @@ class DaySum:
         A clock that stepped back begins no new day. One that was far ahead delays the next one by a day.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{self.path}.lock", timeout=_LOCK_S):  # its Timeout is an OSError
+        with FileLock(f"{self.path}.lock", timeout=LOCK_S):  # its Timeout is an OSError
             known = self._known()
             costs = dict(known.costs) if known.day >= day else {}
             costs[self.server] = max(costs.get(self.server, 0.0) + cost, 0.0)

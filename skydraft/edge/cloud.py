@@ -14,7 +14,7 @@ from skydraft.decoding.plan import Plan
 from skydraft.decoding.prices import Prices
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
-from skydraft.edge.event_loop import Awaited, shared_loop
+from skydraft.edge.channel import Awaited, shared_loop
 from skydraft.edge.own_server import OwnServer
 from skydraft.edge.server import OURS, Server
 from skydraft.edge.servers import Servers

@@ -10,7 +10,7 @@ from skydraft.decoding.prices import Prices
 from skydraft.decoding.receipt import Sent
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
-from skydraft.edge.event_loop import Waiting
+from skydraft.edge.channel import Waiting
 from skydraft.engines.vocab import Vocab
 from skydraft.protocol.values import TargetId, Written
 from skydraft.types import DraftBlock, LinkCost, Prompt, Verdict
@@ -53,11 +53,11 @@ class Server(Protocol):
 
     async def close(self) -> None: ...
 
-    def begin(self, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest) -> Text:
+    def begin(self, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest) -> ServedText:
         """A text here. Raises OptionError for what the server cannot follow."""
 
 
-class Text(Protocol):
+class ServedText(Protocol):
     """One text at one server. Its asynchronous methods run on the event loop, one at a time, and each tries once.
 
     Only `target` may go on with it, None before one has begun it. `is_writing` says that the target writes, so that

@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 from typing import Any, TypeVar
 
 from skydraft.decoding.target import TargetFacts
-from skydraft.edge.event_loop import seen, shared_loop
+from skydraft.edge.channel import seen, shared_loop
 from skydraft.edge.server import Server
 from skydraft.errors import SkydraftError, TargetChanged
 from skydraft.protocol.values import TargetId

@@ -16,8 +16,7 @@ import numpy as np
 from skydraft.decoding.context import Context
 from skydraft.decoding.receipt import Sent
 from skydraft.edge.budget import Budget
-from skydraft.edge.channel import Channel, SessionStream
-from skydraft.edge.event_loop import Waiting
+from skydraft.edge.channel import Channel, SessionStream, Waiting
 from skydraft.errors import CloudFailure, Diverged, ProtocolError, SkydraftError
 from skydraft.protocol import codec
 from skydraft.protocol.values import MAX_SESSION, OpenCall, Opened, Opening, StopCall, TargetId, VerifyCall, Written
@@ -27,7 +26,7 @@ T = TypeVar("T")
 
 
 class Session:
-    """`Text` at one server of ours. `opening` is its beginning; ids are below `vocab_size`."""
+    """`ServedText` at one server of ours. `opening` is its beginning; ids are below `vocab_size`."""
 
     def __init__(
         self, context: Context, opening: Opening, vocab_size: int, channel: Channel, *,

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeVar
 from skydraft.decoding.context import Context
 from skydraft.decoding.receipt import Sent
 from skydraft.decoding.request import GenerateRequest
-from skydraft.edge.event_loop import Awaited, Waiting, shared_loop
+from skydraft.edge.channel import Awaited, Waiting, shared_loop
 from skydraft.edge.recovery import Recovery, Situation, recover
 from skydraft.edge.server import Server
 from skydraft.edge.servers import Servers
@@ -109,6 +109,7 @@ class RemoteVerifier:
         self._server = servers.in_order(self._key)[0]
         self._text = self._server.begin(context, prompt, vocab, request)
         self._text.target = servers.target
+        self._met: Server | None = None  # the server whose target the others know of
         self._max_block: int | None = None  # the longest block that the server accepts, after it refused one
         self._written: deque[Verdict] = deque()  # written tokens that the text does not have yet
         self._ahead: Awaited[None] | None = None  # an opening under way
@@ -227,7 +228,9 @@ class RemoteVerifier:
                     ahead, self._ahead = self._ahead, None
                     await ahead.task
                 answer = await ask()
-                self._servers.met(self._server, self._text.target)
+                if self._met is not self._server:  # it has just begun the text, or gone on with it
+                    self._servers.met(self._server, self._text.target)
+                    self._met = self._server
                 return answer
             except SkydraftError as error:
                 await self._mend(error, tries)
@@ -238,7 +241,7 @@ class RemoteVerifier:
         if isinstance(error, CloudLost):
             self._servers.lost(self._server)
         if isinstance(error, TargetChanged) and self._servers.changed(self._server) and not self._context.num_seen:
-            self._text.target = None  # all servers of the list run another target now
+            self._text.target = self._met = None  # all servers of the list run another target now
             self._text.reopen()
             return
         others = [each for each in self._servers.in_order(self._key) if each.address not in tries.at]

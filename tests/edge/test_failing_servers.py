@@ -15,8 +15,7 @@ import pytest
 
 import skydraft
 from skydraft import DecodingParams, make_plan
-from skydraft.edge.channel import Channel, SessionStream
-from skydraft.edge.event_loop import Waiting
+from skydraft.edge.channel import Channel, SessionStream, Waiting
 from skydraft.edge.own_server import OwnServer
 from skydraft.edge.recovery import Recovery, Situation, recover
 from skydraft.engines.toy import open_toy

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from skydraft.cloud.limits import Limits
 
 import skydraft
 from bench.emulated_link import EmulatedLink
 from skydraft import DecodingParams, Generation, make_plan
-from skydraft.edge.channel import SessionStream
-from skydraft.edge.event_loop import Waiting
+from skydraft.cloud.server import ServeOptions
+from skydraft.cloud.worker import Worker
+from skydraft.edge.channel import SessionStream, Waiting
 from skydraft.errors import CloudLost, SessionNotFound
 from skydraft.protocol import codec
 from skydraft.protocol import verifier_pb2 as pb
@@ -116,9 +118,9 @@ def drafter() -> Any:
     return toys.toy(4, 0.2)
 
 
-def make_way(server: Serving) -> None:
+def make_way(worker: Worker) -> None:
     """End all that is written, and forget all sessions, as an owner without a seat makes a server do."""
-    worker, is_done = server.server._worker, Event()
+    is_done = Event()
 
     def work() -> None:
         for job in worker.docket.jobs:
@@ -195,7 +197,9 @@ def at(moment: str, number: int, fault: Fault, leash: Leash) -> Iterator[list[st
 def faulty(fault: str) -> Iterator[tuple[EmulatedLink, Fault, Leash]]:
     """A link to a server, and what goes wrong. The target's text is not all written before it can be stopped."""
     leash = Leash()
-    with serving(leash.put_on(toys.toy(4))) as first, serving(leash.put_on(toys.toy(4))) as second:
+    worker = Worker(leash.put_on(toys.toy(4)), Limits())
+    first = Serving(worker, ServeOptions(port=0))
+    with serving(leash.put_on(toys.toy(4))) as second:
         link = EmulatedLink(("127.0.0.1", first.port))
 
         def killed() -> None:
@@ -213,14 +217,17 @@ def faulty(fault: str) -> Iterator[tuple[EmulatedLink, Fault, Leash]]:
             "cut": link.cut,
             "killed": killed,
             "draining": draining,
-            "made way": partial(make_way, first),
+            "made way": partial(make_way, worker),
             "down": link.down,
             "silent": partial(link.stall, 3600),
         }
-        with link:
-            yield link, faults[fault], leash
-        if ending.is_alive():
-            ending.join(PATIENCE_S)
+        try:
+            with link:
+                yield link, faults[fault], leash
+        finally:
+            if ending.is_alive():
+                ending.join(PATIENCE_S)
+            first.stop()
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,7 @@ import pytest
 import skydraft
 from bench.emulated_link import EmulatedLink
 from skydraft import DecodingParams, Generation, make_plan
-from skydraft.edge.channel import Channel, SessionStream
-from skydraft.edge.event_loop import Awaited, Waiting, shared_loop
+from skydraft.edge.channel import Awaited, Channel, SessionStream, Waiting, shared_loop
 from skydraft.edge.tls import ServerOptions
 from skydraft.engines.toy import open_toy
 from skydraft.errors import CloudLost, CloudTimeout, SessionNotFound

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import skydraft
 from skydraft import DecodingParams
-from skydraft.edge.event_loop import WatchedTime
+from skydraft.edge.channel import WatchedTime
 from skydraft.engines.toy import open_toy
 
 from ..cloud.messages import slow_toy
@@ -23,7 +23,7 @@ from ..toys import law
 TIMEOUT_S, NUM_TOKENS = 1.0, 24
 CODE = """
 import contextlib, skydraft
-from skydraft.edge.event_loop import WatchedTime
+from skydraft.edge.channel import WatchedTime
 from skydraft.engines.toy import open_toy
 params = skydraft.DecodingParams(max_new_tokens={n}, min_new_tokens={n}, temperature=0.8, seed=3)
 with contextlib.closing(skydraft.connect({address!r}, timeout_s={timeout})) as cloud:

@@ -20,8 +20,7 @@ from skydraft import DecodingParams, Generation, make_plan
 from skydraft.cloud.server import ServeOptions
 from skydraft.decoding.block_length import AutoK
 from skydraft.decoding.plan import Plan
-from skydraft.edge.channel import Channel, SessionStream
-from skydraft.edge.event_loop import Waiting
+from skydraft.edge.channel import Channel, SessionStream, Waiting
 from skydraft.errors import CloudLost, CloudTimeout, SkydraftError
 from skydraft.protocol import codec
 from skydraft.protocol import verifier_pb2 as pb

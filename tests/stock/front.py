@@ -39,6 +39,7 @@ class Post:
     num_bytes: int
     told: bytearray = field(default_factory=bytearray)
     was_left: bool = False  # by the client, perhaps before the end of the answer
+    was_cut: bool = False  # here
 
     @property
     def prompts(self) -> list[Any]:
@@ -133,9 +134,6 @@ class Front:
                 if method == "POST":
                     self.posts.append(post)
                 if not await self._answer(head + body, post, fate, begun, reader, writer):
-                    if fate.startswith("cut"):  # what was passed on comes, however busy the machine is
-                        writer.close()
-                        await writer.wait_closed()
                     break
         writer.transport.abort()
         self.num_open -= 1
@@ -189,6 +187,7 @@ class Front:
                 writer.write(part)
                 await writer.drain()
                 if len(part) < len(data):
+                    post.was_cut = True
                     return False
             return True
         finally:

@@ -120,7 +120,7 @@ def test_a_sum_that_is_locked_costs_no_text_without_a_limit(
     front: Front, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path))
-    monkeypatch.setattr("skydraft.edge.budget._LOCK_S", 1.0)
+    monkeypatch.setattr("skydraft.edge.budget.LOCK_S", 1.0)
     tries = list[float]()
 
     def add(day_sum: DaySum, day: int, cost: float, add: Any = DaySum.add) -> Any:

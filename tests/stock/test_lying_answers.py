@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import skydraft
-from skydraft.edge.event_loop import Waiting
+from skydraft.edge.channel import Waiting
 from skydraft.edge.stock.chat import ReadText
 from skydraft.edge.stock.dialect import count, name
 from skydraft.edge.stock.wire import parsed

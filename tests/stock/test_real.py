@@ -15,7 +15,7 @@ import pytest
 import skydraft
 from skydraft import DecodingParams, EngineOptions, make_plan
 from skydraft.edge.budget import Budget
-from skydraft.edge.event_loop import Waiting
+from skydraft.edge.channel import Waiting
 from skydraft.edge.stock.ledger import Ledger
 from skydraft.edge.stock.wire import Events, Pool, Wire
 from tests.engines.tiny_checkpoint import save_model, save_tokenizer

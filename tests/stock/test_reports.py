@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skydraft.edge.event_loop import Waiting
+from skydraft.edge.channel import Waiting
 from skydraft.edge.stock.chat import Chat, ReadText
 from skydraft.edge.stock.ids import LlamaServer, Sglang, Vllm
 from skydraft.edge.stock.writing import TextWriting

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from skydraft.characters import one_line
 from skydraft.config import DecodingParams
-from skydraft.edge.event_loop import Waiting
+from skydraft.edge.channel import Waiting
 from skydraft.edge.stock.dialect import Body, Described, choices, field, items, name, openai_usage, read_safely
 from skydraft.edge.stock.ledger import UNTOLD, Carried, Usage
 from skydraft.edge.stock.wire import Events, Wire

@@ -10,7 +10,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from skydraft.characters import one_line
 from skydraft.edge.budget import Budget
-from skydraft.edge.event_loop import Waiting
+from skydraft.edge.channel import Waiting
 from skydraft.edge.stock.chat import Chat, Completions, TextDialect
 from skydraft.edge.stock.dialect import Described, Dialect, name
 from skydraft.edge.stock.ids import LlamaServer, Sglang, Vllm

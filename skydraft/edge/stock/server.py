@@ -9,7 +9,7 @@ from skydraft.decoding.context import Context
 from skydraft.decoding.prices import Prices
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
-from skydraft.edge.event_loop import shared_loop
+from skydraft.edge.channel import shared_loop
 from skydraft.edge.stock.connection import StockConnection
 from skydraft.edge.stock.text import StockText
 from skydraft.engines.vocab import Vocab

@@ -21,7 +21,7 @@ from skydraft.config import DecodingParams
 from skydraft.decoding.context import Context
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.verification import Rules, Verification
-from skydraft.edge.event_loop import Waiting
+from skydraft.edge.channel import Waiting
 from skydraft.edge.stock.chat import Chat, SoFar, TextDialect
 from skydraft.edge.stock.connection import StockConnection, StockInfo
 from skydraft.edge.stock.dialect import Body, Row, read_safely
@@ -83,7 +83,7 @@ class _Chosen(Chooser):
 
 
 class StockText:
-    """`Text` at a server without skydraft."""
+    """`ServedText` at a server without skydraft."""
 
     target: TargetId | None = None  # such a server does not say what it runs
 

@@ -11,7 +11,7 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from skydraft.characters import one_line
-from skydraft.edge.event_loop import Waiting, seen, shared_loop, sign_of_life
+from skydraft.edge.channel import Waiting, seen, shared_loop, sign_of_life
 from skydraft.edge.stock.ledger import Carried, Ledger, Request
 from skydraft.edge.stock.refusals import no_connection, refusal
 from skydraft.errors import CloudFailure, CloudLost, CloudTimeout, OptionError, SkydraftError, TlsFailure

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from skydraft.edge.event_loop import Waiting
+from skydraft.edge.channel import Waiting
 from skydraft.edge.stock.dialect import Row, read_safely
 from skydraft.edge.stock.ledger import Usage
 from skydraft.edge.stock.wire import Events
