@@ -30,8 +30,8 @@ from skydraft.config import DecodingParams
 from skydraft.decoding.plan import make_plan
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.base import Engine
+from skydraft.evaluation.intervals import Resamples
 from skydraft.evaluation.scoring import Scorer
-from skydraft.evaluation.summary import Resamples
 from skydraft.evaluation.texts import indicators
 from skydraft.learning.adapter import merged_with, read_adapter
 from skydraft.learning.collect import Collector

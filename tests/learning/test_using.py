@@ -20,7 +20,6 @@ from .conftest import prompts
 from .test_apply import adapter_for
 
 later("peft")
-later("sklearn")
 
 Call = Any
 

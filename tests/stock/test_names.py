@@ -113,5 +113,5 @@ def test_a_calibration_of_a_server_replaces_no_other(home: Path) -> None:
     written = [here, at_server, other, another, long]
     paths = [write_calibration(each, home) for each in written]
     assert [Calibration.model_validate_json(path.read_text()) for path in paths] == written
-    assert write_calibration(at_server.model_copy(update={"bias": 7.0}), home) == paths[1]
+    assert write_calibration(at_server.model_copy(update={"curves": here.curves * 2}), home) == paths[1]
     assert len(list((home / "calibrations").iterdir())) == len(paths)
