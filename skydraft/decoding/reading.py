@@ -16,7 +16,7 @@ from skydraft.types import Prompt
 T = TypeVar("T")
 
 
-class Reader(Generic[T]):
+class TextReader(Generic[T]):
     """One model's reading of texts that answer a prompt; what a text shares with the one before is not computed again.
 
     Each forward has at most `invariant_rows` rows, so choices are bit for bit those of the model decoding alone.

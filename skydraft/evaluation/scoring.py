@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from skydraft.config import DecodingParams
-from skydraft.decoding.reading import Reader
+from skydraft.decoding.reading import TextReader
 from skydraft.engines.base import Engine
 from skydraft.engines.rows import at_least_float32, namespace_of
 from skydraft.evaluation.records import ScoreLine, signals_entry
@@ -21,15 +21,15 @@ class Scorer:
         self._draft, self._target = draft, target
         self._params, self._style = replace(params, temperature=0.0), style
         self._prompts: PromptPair | None = None
-        self._readers: tuple[Reader[Any], ...] = ()
+        self._readers: tuple[TextReader[Any], ...] = ()
 
     def score(self, prompt: str, prompts: PromptPair, token_ids: tuple[int, ...]) -> ScoreLine:
         """The score of one text that answers `prompts`; `prompt` is their id."""
         if prompts != self._prompts:
             self.close()
             self._readers = (
-                Reader(self._draft, prompts.edge, self._params, lambda row, _: signals_entry(measure(row))),
-                Reader(self._target, prompts.target, self._params, _nll),
+                TextReader(self._draft, prompts.edge, self._params, lambda row, _: signals_entry(measure(row))),
+                TextReader(self._target, prompts.target, self._params, _nll),
             )
             self._prompts = prompts
         drafted, judged = (reader.read(token_ids) for reader in self._readers)

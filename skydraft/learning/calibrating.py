@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 from skydraft import api
 from skydraft.config import DecodingParams
 from skydraft.decoding.plan import make_plan
-from skydraft.decoding.reading import Reader
+from skydraft.decoding.reading import TextReader
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.base import Engine
 from skydraft.errors import OptionError, RecordsError
@@ -34,7 +34,7 @@ def _read(
     engine: Engine, prompt: Prompt, token_ids: Sequence[int], params: DecodingParams
 ) -> list[tuple[int, Signals]]:
     """The token that a model would have written, and its signals, for each position of a text."""
-    with closing(Reader(engine, prompt, params, lambda row, _: measure(row))) as reader:
+    with closing(TextReader(engine, prompt, params, lambda row, _: measure(row))) as reader:
         return reader.read(token_ids)
 
 

@@ -12,7 +12,7 @@ from skydraft.evaluation.summary import HAND_BACKS, study
 
 from . import lines
 
-AGREES, DIFFERS = (0.5, 0.75, 0.875), (3.0, 0.125, 0.25)  # entropy, margin, top probability
+AGREES, DIFFERS = (0.5, 0.75, 1.0), (3.0, 0.125, 0.25)  # entropy, margin, top probability
 
 
 def findings(folder: Path, flags: list[bool], **changes: Any) -> Findings:
