@@ -51,7 +51,7 @@ def test_signals_that_tell_all_cost_what_an_oracle_costs(tmp_path: Path) -> None
     for agreement, calls, written in alone:
         assert min(calls, written) >= agreement - 0.75 - 1e-9
     # After the correction at 1: to the end, past that at 4 to 6, until two are the draft model's own, or four.
-    ends = {name: points[-1][1:] for name, points in studied.policies.items()}
+    ends = {name: next(point[1:] for point in points if point[0] == 1) for name, points in studied.policies.items()}
     assert ends["text"] == ends["8"] == ends["agree:4"] == (0.125, 0.875)
     assert ends["4"] == (0.125, 0.625)
     assert ends["agree:2"] == (0.25, 0.75)  # two after 1, then the correction at 4 and two after it
