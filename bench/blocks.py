@@ -2,8 +2,8 @@
 
     python -m bench.blocks [FOLDER]
 
-Along the target's own texts of a comparison, with the risks of the shipped calibration: the loosest limit that keeps
-an agreement, and what it takes per token. Replayed, not run.
+Along the target's own texts of a comparison, as a calibrated gate adds up risks: the loosest limit that keeps an
+agreement, and what it takes per token. Replayed, not run.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from skydraft.evaluation.gate_study import labelled
 from skydraft.evaluation.records import read_records
+from skydraft.evaluation.summary import labelled
 from skydraft.gating.calibration import MAX_BLOCK, find_calibration
 from skydraft.gating.fitting import LabelledText, Replay, walk
 from skydraft.gating.hand_back import parse_hand_back
@@ -47,7 +47,7 @@ def main() -> None:
     calibration = find_calibration([], run.draft.fingerprint, run.target.fingerprint, "these models")
     alone = {(line.prompt, line.token_ids) for line in records.generations if line.mode == "cloud"}
     texts = [labelled(line, "target") for line in records.scores if (line.prompt, line.token_ids) in alone]
-    risks = [[calibration.risk(signals) for signals in text.signals] for text in texts]
+    risks = [[calibration.risk([signals]) for signals in text.signals] for text in texts]
     num_tokens = sum(len(text.disagrees) for text in texts)
     alpha = 1 - sum(sum(text.disagrees) for text in texts) / num_tokens
     print(f"{len(texts)} texts, {num_tokens} tokens, alpha {alpha:.3f}")

@@ -31,8 +31,8 @@ from skydraft.decoding.plan import make_plan
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
+from skydraft.evaluation.intervals import Resamples
 from skydraft.evaluation.scoring import Scorer
-from skydraft.evaluation.summary import Resamples
 from skydraft.evaluation.texts import indicators
 from skydraft.learning.collect import Collector
 from skydraft.learning.lessons import Store

@@ -23,7 +23,7 @@ from bench.learn import PRODUCTS, add_settings, learned, prompts_of, setting_of
 from skydraft.config import mode_spec
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
-from skydraft.evaluation.summary import Resamples
+from skydraft.evaluation.intervals import Resamples
 from skydraft.gating.fitting import LabelledText, walk
 from skydraft.gating.gates import parse_gate
 from skydraft.learning.calibrating import labelled
@@ -38,9 +38,9 @@ Row = dict[str, int]
 def row_of(text: LabelledText) -> Row:
     """Calls of the gate of `quality` along a text, its tokens, and those that both models agree on."""
     threshold, longest = parse_gate(QUALITY.gate).threshold, int(QUALITY.k or 1)
-    entropies = [signals.entropy for signals in text.signals]
-    calls = walk(entropies, text.disagrees, threshold, longest, adds=False, ends=False).num_calls
-    size = len(entropies)
+    unsure = [float(signals.entropy > threshold) for signals in text.signals]
+    calls = walk(unsure, text.disagrees, 0.0, longest, ends=False).num_calls
+    size = len(unsure)
     return {"calls": calls, "tokens": size, "agreed": size - sum(text.disagrees)}
 
 

@@ -58,7 +58,7 @@ def show(records: Records) -> None:
         shares = accuracy(setting, truth)
         row = "".join(f"{shares[name]:>10.3f}" for name in (*ATTRIBUTES, "all"))
         agreement = setting.value("target_agreement")
-        print(f"{setting.name:<34}{row}{exact_captions(setting, truth):>10.3f}"
+        print(f"{setting.mode.name:<34}{row}{exact_captions(setting, truth):>10.3f}"
               f"{setting.value('cloud_calls_per_token'):>8.3f}{agreement if agreement is not None else 0:>7.3f}"
               f"{setting.value('tokens_per_s'):>7.1f}")  # fmt: skip
 

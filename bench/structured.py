@@ -202,7 +202,7 @@ def tasks(chosen: list[Line], to: Path, num_threads: int, ways: list[str]) -> No
 def risks_of(calibration: Calibration, generation: Generation) -> list[tuple[int, float]]:
     """Run a generation to its end: the tokens that were skipped, and how likely each was thought to disagree."""
     return [
-        (done.block.base + at, calibration.risk(signals))
+        (done.block.base + at, calibration.risk([signals]))
         for done, _ in generation.rounds()
         if done.record.outcome == "skipped"
         for at, signals in enumerate(done.block.signals)

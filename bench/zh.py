@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 from bench.workload import PROMPTS_FILE
+from skydraft.characters import punctuation_density
 from skydraft.cli.main import run
 from skydraft.decoding.stats import percentile
 from skydraft.evaluation.findings import Findings, Setting
@@ -34,10 +35,10 @@ def show(title: str, findings: Findings) -> None:
     print(f"{'mode':<26}{'density p50':>12}{'max':>7}{'adjacent':>10}{'2-gram':>8}{'3-gram':>8}{'ends':>6}{'cycles':>8}"
           f"{'tokens':>8}")  # fmt: skip
     for setting in findings.settings:
-        densities = [case.indicators.punctuation_density for case in setting.all_cases]
+        densities = [punctuation_density(case.generation.text) for case in setting.all_cases]
         num_adjacent = sum(case.indicators.num_adjacent for case in setting.all_cases)
         num_tokens = sum(case.num_tokens for case in setting.all_cases) / len(setting.all_cases)
-        print(f"{setting.name:<26}{percentile(densities, 50):>12.3f}{max(densities):>7.3f}{num_adjacent:>10}"
+        print(f"{setting.mode.name:<26}{percentile(densities, 50):>12.3f}{max(densities):>7.3f}{num_adjacent:>10}"
               f"{setting.value('repeat_rate_2') or 0:>8.4f}{setting.value('repeat_rate_3') or 0:>8.4f}"
               f"{setting.value('ends_sentence'):>6.2f}{setting.value('cycles'):>8.2f}{num_tokens:>8.1f}")  # fmt: skip
 
@@ -49,12 +50,12 @@ def failures(findings: Findings) -> list[str]:
     assert target is not None  # it is one of MODES
     for setting in findings.settings:
         if setting.mode.style:
-            found += [f"{setting.name}: {reason}" for reason in _reasons(setting, target)]
+            found += [f"{setting.mode.name}: {reason}" for reason in _reasons(setting, target)]
     return found
 
 
 def _reasons(setting: Setting, target: Setting) -> list[str]:
-    densities = [case.indicators.punctuation_density for case in setting.all_cases]
+    densities = [punctuation_density(case.generation.text) for case in setting.all_cases]
     median = percentile(densities, 50) or 0
     met = {
         f"median density {median:.3f} outside 0.05 to 0.25": 0.05 <= median <= 0.25,

@@ -23,7 +23,7 @@ from skydraft.engines.base import Engine
 from skydraft.engines.toy import ToyEngine
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import EngineError
-from skydraft.gating.gates import ThresholdGate
+from skydraft.gating.gates import Gate
 from skydraft.gating.hand_back import HandBack
 from skydraft.types import Prompt
 from tests.grammars import GRAMMARS, HAS_LIBRARY
@@ -170,7 +170,7 @@ def verifier_of(
 def drafter_of(draft: Engine, chosen: DecodingParams, plan: Plan | None = None) -> Drafter:
     """The draft model of a generation from PROMPT."""
     plan = plan or make_plan()
-    ends_blocks = ThresholdGate(plan.gate).is_unsure if plan.eager else None
+    ends_blocks = Gate(plan.gate).is_unsure if plan.eager else None
     with_signals = plan.gate.needs_signals
     return Drafter(draft, ASKED, chosen, chosen.max_new_tokens, ends_blocks=ends_blocks, with_signals=with_signals)
 
@@ -185,6 +185,6 @@ def loop_of(
 ) -> tuple[SpeculativeLoop, Context]:
     """A loop with blocks of a length of the test's own."""
     plan = plan or make_plan()
-    context, gate = Context(ASKED), ThresholdGate(plan.gate)
+    context, gate = Context(ASKED), Gate(plan.gate)
     drafter, verifier = drafter_of(draft, chosen, plan), verifier_of(target, chosen, top=plan.top)
     return SpeculativeLoop(context, drafter, gate, verifier, blocks_of(turns), VOCAB), context

@@ -32,7 +32,7 @@ PURPOSES = {
     "prebuilt": "GGUF models", "llamacpp": "faster GGUF models", "transformers": "hub checkpoints",
     "grammar": "text that follows a grammar", "learn": "learning from corrections", "omni": "models that take speech",
     "audio": "reading recordings", "serve": "skydraft serve", "gateway": "skydraft gateway",
-    "otel": "OpenTelemetry traces", "report": "reports of compare, and calibrate",
+    "otel": "OpenTelemetry traces", "report": "reports of compare",
     "tasks": "sets of tasks of compare", "conformance": "tests with other people's clients",
     "dev": "working on skydraft",
 }  # fmt: skip

@@ -21,8 +21,8 @@ from skydraft.decoding.turns import GivenTurns, Turns
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import check_same
 from skydraft.errors import OptionError
-from skydraft.gating.calibration import MAX_BLOCK, CalibratedGate, Calibration, check_fits, find_calibration
-from skydraft.gating.gates import Gate, ThresholdGate
+from skydraft.gating.calibration import MAX_BLOCK, Calibration, check_fits, find_calibration
+from skydraft.gating.gates import Gate
 from skydraft.gating.hand_back import HandBack
 from skydraft.prompts.pair import PromptPair, read_prompt
 from skydraft.types import Prompt, Signals
@@ -106,9 +106,9 @@ def _gate(
     plan: Plan, draft: Engine | None, facts: TargetFacts | None, target: Target | None, given: Calibration | None,
     folders: Iterable[Path],
 ) -> Gate:  # fmt: skip
-    """The gate of one generation. A calibrated gate learns, so each generation has its own."""
+    """The gate of one generation."""
     if plan.gate.kind != "calibrated":
-        return ThresholdGate(plan.gate)
+        return Gate(plan.gate)
     if draft is None or target is None:
         raise OptionError("A calibrated gate needs a draft model and a target.")
     names = f"{draft.name} and {facts.name if facts else 'a target that cannot be reached'}"
@@ -116,7 +116,8 @@ def _gate(
     if given:
         check_fits(given, draft.fingerprint, weights, names)
     calibration = given or find_calibration(folders, draft.fingerprint, weights, names)
-    return CalibratedGate(plan.gate, calibration, plan.k or MAX_BLOCK, plan.hand_back or HandBack())
+    test = calibration.gate_test(plan.gate.threshold, plan.k or MAX_BLOCK, plan.hand_back or HandBack())
+    return Gate(plan.gate, test)
 
 
 def _end_of_blocks(plan: Plan, gate: Gate, length: AutoK | None) -> Callable[[Seq[Signals]], bool] | None:

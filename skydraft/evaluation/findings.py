@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
-from skydraft.evaluation.measures import BY_NAME, Case, Measure
+from skydraft.evaluation.intervals import Sides
+from skydraft.evaluation.measures import BY_NAME, Case
 from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import GenerationLine, PromptEntry, Records
 from skydraft.evaluation.texts import indicators
-
-Floats = npt.NDArray[np.float64]
 
 
 def setting_name(mode: str, link_ms: float | None) -> str:
@@ -32,34 +29,21 @@ class Setting:
     cases: tuple[tuple[Case, ...], ...]
 
     @property
-    def name(self) -> str:
-        """The name in tables."""
-        return setting_name(self.mode.name, self.link_ms)
-
-    @property
     def all_cases(self) -> list[Case]:
         """Every generation."""
         return [case for per_prompt in self.cases for case in per_prompt]
 
-    def sums(self, measure: Measure) -> tuple[Floats, Floats]:
-        """Numerator and denominator of each prompt, [num_prompts] each."""
-        counted = [[measure.count(case) for case in per_prompt] for per_prompt in self.cases]
-        return tuple(np.array([sum(pair[side] for pair in pairs) for pairs in counted], float) for side in (0, 1))  # type: ignore[return-value]  # two sides
+    def sums(self, measure: str) -> Sides:
+        """Numerator and denominator of a measure, for each prompt."""
+        count = BY_NAME[measure].count
+        pairs = [np.array([count(case) for case in per_prompt], float).sum(0) for per_prompt in self.cases]
+        above, below = np.array(pairs).T
+        return above, below
 
-    def value(self, name: str) -> float | None:
+    def value(self, measure: str) -> float | None:
         """A measure over all prompts; None if the denominator is 0."""
-        above, below = self.sums(BY_NAME[name])
+        above, below = self.sums(measure)
         return float(above.sum() / below.sum()) if below.sum() else None
-
-    @cached_property
-    def whole_blocks(self) -> tuple[int, list[int]]:
-        """(k, accepted drafts of each escalated block of length k); shorter blocks at a text's end are left out."""
-        verified = [
-            record for case in self.all_cases for record in case.generation.records if record.outcome == "verified"
-        ]
-        k = max((record.num_draft for record in verified), default=0)
-        whole = [record for record in verified if record.num_draft == k and record.num_committed > record.num_accepted]
-        return k, [record.num_accepted for record in whole]
 
 
 class Findings:
@@ -91,7 +75,7 @@ class Findings:
                 prompt,
                 line,
                 self._scores.get((line.prompt, mode.style, line.token_ids)),
-                indicators(line.text, np.array(line.token_ids, np.int32)),
+                indicators(line.text, line.token_ids),
                 cloud[0].token_ids if cloud else None,
                 self._verdicts.get((line.prompt, line.token_ids)),
             )

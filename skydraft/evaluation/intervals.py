@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import numpy.typing as npt
 
-from skydraft.evaluation.findings import Floats
 from skydraft.evaluation.records import Line
 
+Floats = npt.NDArray[np.float64]
+Sides = tuple[Floats, Floats]  # numerator and denominator of each prompt, [num_prompts] each
 NUM_RESAMPLES = 2000
 LEVEL = 0.95
 _Z = 1.959964  # of LEVEL
@@ -33,38 +35,38 @@ class Figure(Line):
 
 
 class Resamples:
-    """Draws of prompts with replacement, the same for every figure and mode, so that differences are paired."""
+    """Draws of prompts with replacement, the same for every figure and mode, so that differences are paired.
+
+    Intervals are None where each draw divides by 0.
+    """
 
     def __init__(self, num_prompts: int, seed: int = 0) -> None:
         draws = np.random.default_rng(seed).integers(num_prompts, size=(NUM_RESAMPLES, num_prompts))
         # [NUM_RESAMPLES, num_prompts]: number of draws of each prompt
         self._weights: Floats = np.stack([np.bincount(draw, minlength=num_prompts) for draw in draws]).astype(float)
 
-    def ratio(self, parts: Floats, wholes: Floats) -> tuple[float, float] | None:
-        """Interval of sum(parts) / sum(wholes), both [num_prompts]; None if the divisor is 0."""
-        above, below = self._weights @ parts, self._weights @ wholes
-        return _interval(above[below > 0] / below[below > 0])
-
     def means(self, values: Floats) -> Floats:
         """The mean of values [num_prompts] in each draw, [NUM_RESAMPLES]."""
         return self._weights @ values / len(values)
 
-    def ratio_of_ratios(self, a: tuple[Floats, Floats], b: tuple[Floats, Floats]) -> tuple[float, float] | None:
+    def ratio(self, parts: Floats, wholes: Floats) -> tuple[float, float] | None:
+        """Interval of sum(parts) / sum(wholes), both [num_prompts]."""
+        return _of_fractions(self._weights @ parts, self._weights @ wholes)
+
+    def ratio_of_ratios(self, a: Sides, b: Sides) -> tuple[float, float] | None:
         """Interval of (sum a0 / sum a1) / (sum b0 / sum b1)."""
-        sums = [self._weights @ values for values in (*a, *b)]
-        above, below = sums[0] * sums[3], sums[1] * sums[2]
-        fine = (below > 0) & (sums[3] > 0)
-        return _interval(above[fine] / below[fine])
+        a0, a1, b0, b1 = (self._weights @ values for values in (*a, *b))
+        return _of_fractions(a0 * b1, a1 * b0 * (b1 > 0))
 
-    def difference(self, a: tuple[Floats, Floats], b: tuple[Floats, Floats]) -> tuple[float, float] | None:
+    def difference(self, a: Sides, b: Sides) -> tuple[float, float] | None:
         """Interval of sum a0 / sum a1 - sum b0 / sum b1."""
-        sums = [self._weights @ values for values in (*a, *b)]
-        fine = (sums[1] > 0) & (sums[3] > 0)
-        return _interval((sums[0] / np.where(fine, sums[1], 1) - sums[2] / np.where(fine, sums[3], 1))[fine])
+        a0, a1, b0, b1 = (self._weights @ values for values in (*a, *b))
+        return _of_fractions(a0 * b1 - b0 * a1, a1 * b1)
 
 
-def _interval(values: Floats) -> tuple[float, float] | None:
-    return interval(values) if len(values) else None
+def _of_fractions(above: Floats, below: Floats) -> tuple[float, float] | None:
+    fine = below > 0
+    return interval(above[fine] / below[fine]) if fine.any() else None
 
 
 def interval(values: Floats) -> tuple[float, float]:

@@ -31,8 +31,9 @@ class Case:
         return len(self.generation.token_ids)
 
     @property
-    def num_escalated(self) -> int:
-        return sum(record.outcome == "verified" for record in self.generation.records)
+    def verified(self) -> list[StepRecord]:
+        """The rounds whose block was checked."""
+        return [record for record in self.generation.records if record.outcome == "verified"]
 
 
 Fraction = tuple[float, float]  # numerator and denominator
@@ -53,38 +54,24 @@ class Measure:
 Field = Callable[[StepRecord], float]
 
 
-def _rounds(case: Case, field: Field) -> float:
-    return float(sum(map(field, case.generation.records)))
+def _per_token(field: Field) -> Callable[[Case], Fraction]:
+    return lambda case: (sum(map(field, case.generation.records)), case.num_tokens)
 
 
-def _verified(case: Case, field: Field) -> float:
-    return float(sum(field(record) for record in case.generation.records if record.outcome == "verified"))
+def _share(part: Field, whole: Field, *, verified: bool = True) -> Callable[[Case], Fraction]:
+    """A sum over a sum, over all rounds or those of checked blocks."""
+
+    def count(case: Case) -> Fraction:
+        records = case.verified if verified else case.generation.records
+        return sum(map(part, records)), sum(map(whole, records))
+
+    return count
 
 
 def _agreement(case: Case) -> Fraction:
     if case.score is None:
         return 0, 0
-    ids = zip(case.score.choices, case.score.token_ids, strict=True)
-    return sum(choice == token_id for choice, token_id in ids), case.num_tokens
-
-
-def _nll(case: Case) -> Fraction:
-    return (sum(case.score.nll), case.num_tokens) if case.score else (0, 0)
-
-
-def _per_token(field: Field) -> Callable[[Case], Fraction]:
-    return lambda case: (_rounds(case, field), case.num_tokens)
-
-
-def _bytes(case: Case) -> Fraction:
-    if case.generation.link_ms is None:
-        return 0, 0
-    return _rounds(case, lambda r: r.link.bytes_up + r.link.bytes_down), case.num_tokens
-
-
-def _overhead(case: Case) -> Fraction:
-    records = case.generation.records
-    return sum(record.overhead_ms for record in records), len(records)
+    return sum(map(int.__eq__, case.score.choices, case.score.token_ids)), case.num_tokens
 
 
 def _ttft(case: Case) -> Fraction:
@@ -97,8 +84,14 @@ def _gaps(case: Case) -> Fraction:
     return sum(gaps), len(gaps)
 
 
-def _same_as_cloud(case: Case) -> Fraction:
-    return (0, 0) if case.cloud_ids is None else (case.generation.token_ids == case.cloud_ids, 1)
+def _bytes(case: Case) -> Fraction:
+    both_ways = _per_token(lambda r: r.link.bytes_up + r.link.bytes_down)
+    return (0, 0) if case.generation.link_ms is None else both_ways(case)
+
+
+def _of_text(part: str, whole: str) -> Callable[[Case], Fraction]:
+    """One count about the text over another."""
+    return lambda case: (getattr(case.indicators, part), getattr(case.indicators, whole))
 
 
 def _repeats(n: int) -> Callable[[Case], Fraction]:
@@ -110,14 +103,16 @@ MEASURES = (
             "share of generated tokens equal to the target's own greedy choice after the same prefix, under the same "
             "constraints; one pass of the target over the finished text, within invariant rows", _agreement),
     Measure("target_nll", "NLL under the target", "nats/token",
-            "mean −log p of a generated token under the target, raw logits, temperature 1", _nll),
+            "mean −log p of a generated token under the target, raw logits, temperature 1",
+            lambda case: (sum(case.score.nll), case.num_tokens) if case.score else (0, 0)),
     Measure("task_score", "tasks right", "", "share of tasks whose answer passes its check, mean over all sets",
             lambda case: (case.verdict.score, 1) if case.verdict else (0, 0)),
     Measure("same_as_cloud", "same text as cloud", "",
-            "share of generations with the tokens of mode cloud under the same prompt and style", _same_as_cloud),
+            "share of generations with the tokens of mode cloud under the same prompt and style",
+            lambda case: (0, 0) if case.cloud_ids is None else (case.generation.token_ids == case.cloud_ids, 1)),
     Measure("cloud_calls_per_token", "calls", "/token",
             "times that the device asked the large model and waited / generated tokens; a stream is one call",
-            lambda case: (case.num_escalated, case.num_tokens)),
+            lambda case: (len(case.verified), case.num_tokens)),
     Measure("target_written_per_token", "written", "/token",
             "tokens that the large model wrote itself / generated tokens: corrections, the token after a block that "
             "was right, and all that it writes on", _per_token(lambda r: r.num_written)),
@@ -126,13 +121,13 @@ MEASURES = (
     Measure("target_rows_per_token", "target rows", "/token",
             "rows in those forwards / generated tokens", _per_token(lambda r: r.target.num_rows)),
     Measure("acceptance_rate", "acceptance", "", "accepted / drafted tokens, in checked blocks only",
-            lambda case: (_verified(case, lambda r: r.num_accepted), _verified(case, lambda r: r.num_draft))),
+            _share(lambda r: r.num_accepted, lambda r: r.num_draft)),
     Measure("mean_acceptance_length", "tokens a checked round", "",
             "tokens committed per checked round, the recovered or bonus token included",
-            lambda case: (_verified(case, lambda r: r.num_committed), case.num_escalated)),
+            _share(lambda r: r.num_committed, lambda r: 1)),
     Measure("audited_agreement", "audited agreement", "",
             "share of skipped tokens seen by the target later that it would have written too",
-            lambda case: (_rounds(case, lambda r: r.num_agreed), _rounds(case, lambda r: r.num_audited))),
+            _share(lambda r: r.num_agreed, lambda r: r.num_audited, verified=False)),
     Measure("tokens_per_s", "speed", "tokens/s", "generated tokens / wall time, prefill of both sides included",
             lambda case: (1e3 * case.num_tokens, case.generation.wall_ms), 2),
     Measure("ttft_ms", "time to first token", "ms",
@@ -144,18 +139,19 @@ MEASURES = (
     Measure("target_ms_per_token", "target model", "ms/token", "time inside forwards of the target, prefill included",
             _per_token(lambda r: r.target.forward_ms), 1),
     Measure("overhead_ms_per_round", "overhead", "ms/round",
-            "wall time of a round less model forwards, queue and wire", _overhead, 2),
+            "wall time of a round less model forwards, queue and wire",
+            _share(lambda r: r.overhead_ms, lambda r: 1, verified=False), 2),
     Measure("bytes_per_token", "payload", "bytes/token",
             "messages of the protocol, both ways, openings included; only where there is a link", _bytes, 1),
     Measure("punctuation_density", "punctuation", "", "punctuation characters / characters, all texts together",
-            lambda case: (case.indicators.num_punctuation, case.indicators.num_chars)),
+            _of_text("num_punctuation", "num_chars")),
     Measure("repeat_rate_2", "repeated 2-grams", "", "n-grams of content characters that occurred before in the same "
             "text / n-grams", _repeats(2)),
     Measure("repeat_rate_3", "repeated 3-grams", "", "likewise, n = 3", _repeats(3)),
     Measure("adjacent_repeat", "adjacent repeats", "", "adjacent equal CJK characters / characters; lexical doubles "
-            "such as 慢慢 apart", lambda case: (case.indicators.num_adjacent, case.indicators.num_chars), 4),
+            "such as 慢慢 apart", _of_text("num_adjacent", "num_chars"), 4),
     Measure("lexical_doubles", "lexical doubles", "", "such doubles / characters",
-            lambda case: (case.indicators.num_doubles, case.indicators.num_chars), 4),
+            _of_text("num_doubles", "num_chars"), 4),
     Measure("ends_sentence", "ends at a sentence end", "", "share of texts",
             lambda case: (case.indicators.ends_sentence, 1), 2),
     Measure("cycles", "repeated cycles", "/text", "cycles of 1 to 8 tokens that went round at least twice, few "

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
 from typing import Literal
 
 from pydantic import Field
@@ -11,9 +10,16 @@ from pydantic import Field
 from skydraft.decoding.stats import percentile, token_gaps
 from skydraft.evaluation.findings import Findings, Setting, setting_name
 from skydraft.evaluation.intervals import LEVEL, NUM_RESAMPLES, Figure, Resamples, rounded, with_interval
-from skydraft.evaluation.measures import BY_NAME, MEASURES, Case, Measure
-from skydraft.evaluation.records import Line, RunFacts
+from skydraft.evaluation.measures import MEASURES, Case
+from skydraft.evaluation.records import Line, RunFacts, ScoreLine
 from skydraft.evaluation.tasks.figures import TaskSet, task_sets
+from skydraft.gating.calibration import MAX_BLOCK
+from skydraft.gating.fitting import LabelledText, agreement, auroc, count_risks, curve
+from skydraft.gating.hand_back import parse_hand_back
+from skydraft.types import Signals
+
+HAND_BACKS = ("0", "4", "8", "agree:2", "agree:4", "agree:6", "text")
+Point = tuple[float, float, float]  # agreement, calls a token, tokens written by the target a token
 
 
 class CategoryFigures(Line):
@@ -53,22 +59,18 @@ class SettingFigures(Line):
         return self.measures[measure].value if measure in self.measures else None
 
 
-Point = tuple[float, float, float]  # agreement, calls a token, tokens written by the target a token
-
-
 class Study(Line):
-    """How well the draft model's uncertainty predicts where the target disagrees (made by `gate_study`).
+    """How well the draft model's uncertainty predicts where the target disagrees.
 
-    `alone`: agreement of the draft model along its own texts, α. `auroc`: probability
-    that a disagreement scores higher than an agreement. `policies`: the points of each hand-back, replayed behind a
-    gate on this signal with blocks of up to `max_block` tokens.
+    `alone`: agreement of the draft model along its own texts, α. `auroc`: probability that a disagreement scores higher
+    than an agreement. `policies`: the points of each hand-back from the lowest agreement on, replayed along the
+    target's texts behind a gate on added risks, with blocks of up to `max_block` tokens.
     """
 
     num_tokens: int
     alone: float
     alone_on_target_path: float
     auroc: dict[str, float]
-    gate: Literal["combined", "entropy"]
     policies: dict[str, tuple[Point, ...]]
     max_block: int
 
@@ -98,21 +100,21 @@ class Summary(Line):
     tasks: tuple[TaskSet, ...] = ()
 
 
-def summarize(findings: Findings, study: Study | None = None) -> Summary:
+def summarize(findings: Findings) -> Summary:
     """The figures of a comparison."""
     by_link = {setting.link_ms: Resamples(len(setting.cases)) for setting in findings.settings}
     facts = {name: value for name, value in findings.run if name in RunFacts.model_fields}
     return Summary(
         run=SummarisedRun.model_construct(**facts, num_prompts=len(findings.run.prompts)),
         settings=tuple(_setting(findings, setting, by_link[setting.link_ms]) for setting in findings.settings),
-        study=study,
+        study=study(findings),
         tasks=tuple(task_sets(findings)),
     )
 
 
 def _setting(findings: Findings, setting: Setting, resamples: Resamples) -> SettingFigures:
     cases = setting.all_cases
-    figures = {measure.name: _figure(setting, measure, resamples) for measure in MEASURES}
+    figures = {measure.name: _figure(setting, measure.name, resamples) for measure in MEASURES}
     gaps = [gap for case in cases for gap in token_gaps(case.generation.records)]
     return SettingFigures(
         mode=setting.mode.name,
@@ -124,7 +126,7 @@ def _setting(findings: Findings, setting: Setting, resamples: Resamples) -> Sett
         speed_over=_speed_ratios(findings, setting, resamples),
         itl_ms_p50=percentile(gaps, 50),
         itl_ms_p95=percentile(gaps, 95),
-        finish=_counts([case.generation.finish for case in cases]),
+        finish=dict(sorted(Counter(case.generation.finish for case in cases).items())),
         categories=_by_category(setting),
     )
 
@@ -137,20 +139,16 @@ def _by_category(setting: Setting) -> dict[str, CategoryFigures]:
     figures = {}
     for category, cases_of in sorted(members.items()):
         part = Setting(setting.mode, setting.link_ms, tuple(cases_of))
-        agreement, calls = (part.value(name) for name in ("target_agreement", "cloud_calls_per_token"))
-        figures[category] = CategoryFigures(
-            num_prompts=len(cases_of),
-            target_agreement=None if agreement is None else rounded(agreement),
-            cloud_calls_per_token=None if calls is None else rounded(calls),
-        )
+        values = {name: part.value(name) for name in ("target_agreement", "cloud_calls_per_token")}
+        known = {name: None if value is None else rounded(value) for name, value in values.items()}
+        figures[category] = CategoryFigures(num_prompts=len(cases_of), **known)
     return figures
 
 
-def _figure(setting: Setting, measure: Measure, resamples: Resamples) -> Figure | None:
+def _figure(setting: Setting, measure: str, resamples: Resamples) -> Figure | None:
     above, below = setting.sums(measure)
-    if not below.sum() or (interval := resamples.ratio(above, below)) is None:
-        return None
-    return with_interval(above.sum() / below.sum(), interval)
+    interval = resamples.ratio(above, below)
+    return with_interval(above.sum() / below.sum(), interval) if interval else None
 
 
 def _speed_ratios(findings: Findings, setting: Setting, resamples: Resamples) -> dict[str, Figure]:
@@ -160,12 +158,58 @@ def _speed_ratios(findings: Findings, setting: Setting, resamples: Resamples) ->
         other = findings.setting(name, setting.link_ms)
         if other is None or len(other.cases) != len(setting.cases):
             continue
-        ours, theirs = setting.sums(BY_NAME["tokens_per_s"]), other.sums(BY_NAME["tokens_per_s"])
+        ours, theirs = setting.sums("tokens_per_s"), other.sums("tokens_per_s")
         if interval := resamples.ratio_of_ratios(ours, theirs):
             value = (ours[0].sum() / ours[1].sum()) / (theirs[0].sum() / theirs[1].sum())
             ratios[name] = with_interval(value, interval)
     return ratios
 
 
-def _counts(values: Sequence[str]) -> dict[str, int]:
-    return {value: values.count(value) for value in sorted(set(values))}
+def study(findings: Findings) -> Study | None:
+    """The study of a comparison that ran `edge` and `cloud` greedily; None without them.
+
+    Signals are judged along the draft model's own texts; the costs of hand-backs are replayed along the target's.
+    """
+    edge, cloud = findings.setting("edge"), findings.setting("cloud")
+    if edge is None or cloud is None or edge.mode.params.temperature:
+        return None
+    own = _first_scored(edge)
+    drafts = [labelled(score, "draft") for _, score in own]
+    targets = [labelled(score, "target") for _, score in _first_scored(cloud)]
+    if not drafts or len(drafts) != len(targets):
+        return None
+    tokens = [token for text in drafts for token in text.signals]
+    wrong = [flag for text in drafts for flag in text.disagrees]
+    scores = {
+        "entropy": [token.entropy for token in tokens],
+        "margin": [-token.margin for token in tokens],
+        "prob": [-token.top_prob for token in tokens],
+        "digits": [float(any(map(str.isdigit, piece))) for case, _ in own for piece in case.generation.pieces],
+    }
+    risks = count_risks(drafts + targets)
+    curves = {name: curve(targets, risks, MAX_BLOCK, parse_hand_back(name)).points for name in HAND_BACKS}
+    return Study(
+        num_tokens=len(wrong),
+        alone=rounded(agreement(drafts)[0]),
+        alone_on_target_path=rounded(agreement(targets)[0]),
+        auroc={name: round(auroc(values, wrong), 4) for name, values in scores.items()} if 0 < sum(wrong) < len(wrong)
+        else {},
+        policies={
+            name: tuple((at.agreement, at.calls_per_token, at.written_per_token) for at in reversed(points))
+            for name, points in curves.items()
+        },
+        max_block=MAX_BLOCK,
+    )  # fmt: skip
+
+
+def _first_scored(setting: Setting) -> list[tuple[Case, ScoreLine]]:
+    """The first scored text of each prompt."""
+    scored = [[(case, case.score) for case in cases if case.score] for cases in setting.cases]
+    return [found[0] for found in scored if found]
+
+
+def labelled(line: ScoreLine, path: Literal["target", "draft"]) -> LabelledText:
+    """A scored text as labelled positions."""
+    signals = tuple(Signals(*each) for each in line.signals)
+    disagrees = tuple(mine != theirs for mine, theirs in zip(line.drafted, line.choices, strict=True))
+    return LabelledText(path, signals, disagrees)

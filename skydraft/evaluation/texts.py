@@ -6,13 +6,13 @@ Content characters are CJK ideographs, letters and digits; repeat rates count on
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
 from skydraft.characters import is_cjk, punctuation_density
 from skydraft.choosing.stopping import ends_sentence
-from skydraft.engines.vocab import TokenIds
 from skydraft.gating.gates import num_cycles
 
 
@@ -34,13 +34,8 @@ class TextIndicators:
     ends_sentence: bool
     num_cycles: int
 
-    @property
-    def punctuation_density(self) -> float:
-        """Punctuation characters / characters."""
-        return self.num_punctuation / self.num_chars if self.num_chars else 0.0
 
-
-def indicators(text: str, token_ids: TokenIds) -> TextIndicators:
+def indicators(text: str, token_ids: Sequence[int]) -> TextIndicators:
     """The indicators of a finished text; `token_ids` are its tokens without the prompt."""
     content = [char for char in text if is_cjk(char) or char.isalnum()]
     num_adjacent, num_doubles = _adjacent_repeats(text)
@@ -53,7 +48,7 @@ def indicators(text: str, token_ids: TokenIds) -> TextIndicators:
         num_adjacent=num_adjacent,
         num_doubles=num_doubles,
         ends_sentence=ends_sentence(text),
-        num_cycles=num_cycles(token_ids.tolist()),
+        num_cycles=num_cycles(token_ids),
     )
 
 

@@ -1,49 +1,35 @@
-"""The chance that the target disagrees with a drafted token: calibrated for a pair of models, or learned from verdicts.
+"""The chance that the target disagrees with a drafted token, by its top probability: for a pair, or from verdicts.
 
-A `Calibration` also has the agreement that each limit on the risk of a block keeps, which `CalibratedGate` uses.
+A `Calibration` also has the agreement that each limit on the risk of a block keeps, which a calibrated gate uses.
 `skydraft calibrate` makes one for a pair; that of the demo pair is shipped. `decoding/block_length.py` ends
 blocks by a `LearnedRisk`: it changes how many tokens are drafted, never the text.
 """
 
 from __future__ import annotations
 
-import math
 from bisect import bisect
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from importlib import resources
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from skydraft.characters import from_json
-from skydraft.engines.vocab import Vocab
 from skydraft.errors import OptionError, RecordsError
 from skydraft.files import read_file
-from skydraft.gating.gates import GateSpec, History, Reason, text_reason
-from skydraft.gating.hand_back import HandBack, is_hand_back
-from skydraft.types import DraftBlock, Signals, is_named, named_weights
+from skydraft.gating.hand_back import HandBack
+from skydraft.types import Signals, is_named, named_weights
 
-SCHEMA: Literal[2] = 2
-FEATURES = ("entropy", "log_entropy", "margin", "log_odds")
+SCHEMA: Literal[3] = 3
 MAX_BLOCK = 12  # drafted tokens; longer blocks save next to no call (NOTES.md)
 _PRIOR = 4.0  # judged tokens of a bin, by which the first guess outweighs one text
 _EDGES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.99)  # of the top probability
 _MEMORY = 400.0  # judged tokens in a bin; older ones fade, since a text may change its kind
+_MIDDLES = [(low + high) / 2 for low, high in zip((0.0, *_EDGES), (*_EDGES, 1.0), strict=True)]
+NUM_BINS = len(_MIDDLES)
+_SHIPPED = Path(__file__).with_name("calibrations")
 _MAKE_ONE = "Make one with: skydraft calibrate --prompts FILE --edge-model X --cloud-model Y"
-
-
-def features(signals: Signals) -> tuple[float, ...]:
-    """The inputs of a token's risk, in the order of FEATURES."""
-    top = min(max(signals.top_prob, 1e-9), 1 - 1e-6)
-    return (signals.entropy, math.log(signals.entropy + 1e-3), signals.margin, math.log(top / (1 - top)))
-
-
-def risk(weights: Sequence[float], bias: float, signals: Signals) -> float:
-    """1 / (1 + exp(−(bias + weights · features)))."""
-    score = bias + sum(w * x for w, x in zip(weights, features(signals), strict=True))
-    return 1 / (1 + math.exp(-min(max(score, -50.0), 50.0)))
 
 
 class _Value(BaseModel):
@@ -60,8 +46,7 @@ class PairSide(_Value):
 class CurvePoint(_Value):
     """What a limit on the risk of a block gave on the fitted prompts: the agreement, and per token what it took.
 
-    That is calls, tokens that the target wrote itself, rows that it computed, and drafted tokens; the last three are 0
-    in older files.
+    That is calls, tokens that the target wrote itself, rows that it computed, and drafted tokens.
     """
 
     limit: float = Field(ge=0)
@@ -81,8 +66,6 @@ class Curve(_Value):
 
     @model_validator(mode="after")
     def _check(self) -> Curve:
-        if not is_hand_back(self.hand_back):
-            raise ValueError(f"there is no hand-back '{self.hand_back}'")
         limits = [point.limit for point in self.points]
         agreements = [point.agreement for point in self.points]
         if limits != sorted(limits) or agreements != sorted(agreements, reverse=True):
@@ -113,11 +96,10 @@ class Fitted(_Value):
     num_tokens: int
     date: str
     max_new_tokens: int
-    auroc: float
 
 
 class Calibration(_Value):
-    """The chance that the target disagrees with a drafted token is 1 / (1 + exp(−(bias + weights · features))).
+    """`risks` are the chances that the target disagrees with a token, by bins of its top probability.
 
     The risk of a block is the sum over its tokens: the number of disagreements to expect from skipping it. `curves`
     give the agreement that each limit on that risk kept. Short blocks have less risk than long ones, and where the
@@ -125,26 +107,12 @@ class Calibration(_Value):
     """
 
     kind: Literal["skydraft-calibration"] = "skydraft-calibration"
-    schema_number: Literal[2] = Field(default=SCHEMA, alias="schema")
+    schema_number: Literal[3] = Field(default=SCHEMA, alias="schema")
     draft: PairSide
     target: PairSide
-    features: tuple[str, ...] = FEATURES
-    weights: tuple[float, ...]
-    bias: float
+    risks: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(min_length=NUM_BINS, max_length=NUM_BINS)
     curves: tuple[Curve, ...] = Field(min_length=1)
     fitted: Fitted
-
-    @model_validator(mode="after")
-    def _check(self) -> Calibration:
-        if self.features != FEATURES or len(self.weights) != len(FEATURES):
-            raise ValueError(f"the features are not {', '.join(FEATURES)}")
-        for hand_back in self.hand_backs:
-            ks = [curve.k for curve in self.curves if curve.hand_back == hand_back]
-            if ks != sorted(set(ks)):
-                raise ValueError("the curves are not in the order of their k")
-        if "0" not in self.hand_backs:
-            raise ValueError("there is no curve without a hand-back")
-        return self
 
     @property
     def hand_backs(self) -> tuple[str, ...]:
@@ -156,13 +124,10 @@ class Calibration(_Value):
 
         A hand-back without such a curve takes those without one: where the target writes on, the same limit keeps more.
         """
-        of = {name: [curve for curve in self.curves if curve.hand_back == name] for name in (str(hand_back), "0")}
-        shorter = (curve for known in of.values() for curve in reversed(known) if curve.k <= k)
-        return next(shorter, min((curve for known in of.values() for curve in known), key=lambda curve: curve.k))
-
-    def risk(self, signals: Signals) -> float:
-        """The chance that the target disagrees with one token."""
-        return risk(self.weights, self.bias, signals)
+        for name in (str(hand_back), "0"):
+            if shorter := [curve for curve in self.curves if curve.hand_back == name and curve.k <= k]:
+                return max(shorter, key=lambda curve: curve.k)
+        return min(self.curves, key=lambda curve: curve.k)
 
     def limit(self, agreement: float, k: int, hand_back: HandBack) -> float:
         """The limit on the risk of a block of up to `k` tokens that kept this agreement.
@@ -178,6 +143,15 @@ class Calibration(_Value):
             )
         return limit
 
+    def gate_test(self, agreement: float, k: int, hand_back: HandBack) -> Callable[[Sequence[Signals]], bool]:
+        """Whether the risk of a block is above the limit for this agreement. Raises OptionError as `limit` does."""
+        limit = self.limit(agreement, k, hand_back)
+        return lambda signals: self.risk(signals) > limit
+
+    def risk(self, signals: Iterable[Signals]) -> float:
+        """The risk of a block of tokens with these signals."""
+        return sum(risks_of(self.risks, signals))
+
     def fits(self, draft: str, target: str | None) -> bool:
         """Whether it was made with models of these fingerprints; `target` None stands for any target.
 
@@ -189,35 +163,24 @@ class Calibration(_Value):
 
 def read_calibration(path: Path) -> Calibration:
     """A calibration from its file. Raises RecordsError."""
+    hint = "Make one with skydraft calibrate."
     try:
-        return _parse(str(path), read_file(path).decode())
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
-        raise RecordsError(
-            f"The calibration {path} cannot be read: {reason}.", hint="Make one with skydraft calibrate."
-        ) from error
-
-
-def _parse(name: str, text: str) -> Calibration:
-    try:
-        parsed = from_json(text)
+        parsed = from_json(read_file(path).decode())
         schema = parsed.get("schema") if isinstance(parsed, dict) else None
         if isinstance(schema, int) and schema != SCHEMA:
             raise RecordsError(
-                f"The calibration {name} has schema {schema}; this version reads {SCHEMA}.",
+                f"The calibration {path} has schema {schema}; this version reads {SCHEMA}.",
                 hint=f"{'Update skydraft, or make' if schema > SCHEMA else 'Make'} it again with: skydraft calibrate.",
             )
         return Calibration.model_validate(parsed)
+    except OSError as error:
+        raise RecordsError(f"The calibration {path} cannot be read: {error.strerror}.", hint=hint) from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "it"
-        raise RecordsError(
-            f"{name} is not a calibration: {where}: {first['msg']}.", hint="Make one with skydraft calibrate."
-        ) from error
+        raise RecordsError(f"{path} is not a calibration: {where}: {first['msg']}.", hint=hint) from error
     except ValueError as error:
-        raise RecordsError(
-            f"The calibration {name} is not JSON: {error}.", hint="Make it again with: skydraft calibrate."
-        ) from error
+        raise RecordsError(f"The calibration {path} is not JSON: {error}.", hint=hint) from error
 
 
 def find_calibration(folders: Iterable[Path], draft: str, target: str | None, names: str) -> Calibration:
@@ -227,9 +190,9 @@ def find_calibration(folders: Iterable[Path], draft: str, target: str | None, na
     """
     broken: RecordsError | None = None
     namesake: Calibration | None = None
-    for read in _all(folders):
+    for path in (path for folder in (*folders, _SHIPPED) for path in sorted(folder.glob("*.json"))):
         try:
-            calibration = read()
+            calibration = read_calibration(path)
         except RecordsError as error:
             broken = error  # it may be of another pair
             continue
@@ -250,14 +213,6 @@ def _way_to_make(target: str | None) -> str:
     return at_server if target is not None and is_named(target) else _MAKE_ONE
 
 
-def _all(folders: Iterable[Path]) -> Iterator[Callable[[], Calibration]]:
-    for folder in folders:
-        yield from (partial(read_calibration, path) for path in sorted(folder.glob("*.json")))
-    for entry in resources.files("skydraft.gating").joinpath("calibrations").iterdir():
-        if entry.name.endswith(".json"):
-            yield partial(_parse, entry.name, entry.read_text(encoding="utf-8"))
-
-
 def check_fits(calibration: Calibration, draft: str, target: str | None, names: str) -> None:
     """Raise OptionError unless the calibration was made with these models."""
     if not calibration.fits(draft, target):
@@ -268,46 +223,37 @@ def check_fits(calibration: Calibration, draft: str, target: str | None, names: 
         )
 
 
-class CalibratedGate:
-    """Keeps the wanted agreement with the target.
+def bin_of(signals: Signals) -> int:
+    """The bin of a token, by its top probability alone: entropy and margin tell no more (NOTES.md)."""
+    return bisect(_EDGES, signals.top_prob)
 
-    It escalates a block whose risk, the sum over its tokens, exceeds the calibrated limit for that agreement and blocks
-    of up to `k` tokens.
-    """
 
-    def __init__(self, spec: GateSpec, calibration: Calibration, k: int, hand_back: HandBack) -> None:
-        self._spec = spec
-        self._calibration = calibration
-        self._limit = calibration.limit(spec.threshold, k, hand_back)
+def risks_of(risks: Sequence[float], signals: Iterable[Signals]) -> list[float]:
+    """The chance that the target disagrees with each token: between the middles of two bins it is interpolated."""
+    found: list[float] = np.interp([token.top_prob for token in signals], _MIDDLES, risks).tolist()
+    return found
 
-    def is_unsure(self, signals: Sequence[Signals]) -> bool:
-        """Whether skipping tokens with these signals together would risk too many disagreements."""
-        return sum(map(self._calibration.risk, signals)) > self._limit
 
-    def reason(self, history: History, block: DraftBlock, vocab: Vocab) -> Reason:
-        """Why the block has to be escalated, or "" to skip it."""
-        if not block.token_ids:
-            return "always"
-        return "uncertain" if self.is_unsure(block.free_signals) else text_reason(self._spec, history, block, vocab)
+def first_guess() -> tuple[list[float], list[float]]:
+    """(judged tokens, wrong tokens) of each bin, before there are any."""
+    return [_PRIOR] * NUM_BINS, [_PRIOR * (1 - middle) * 0.8 for middle in _MIDDLES]
 
 
 class LearnedRisk:
-    """The chance by the top probability alone, in bins. Each bin starts with a guess and then counts verdicts."""
+    """The chance in bins that count verdicts as they come."""
 
     def __init__(self) -> None:
-        middles = [(low + high) / 2 for low, high in zip((0.0, *_EDGES), (*_EDGES, 1.0), strict=True)]
-        self._num_judged = [_PRIOR] * len(middles)
-        self._num_wrong = [_PRIOR * (1 - middle) * 0.8 for middle in middles]
+        self._num_judged, self._num_wrong = first_guess()
 
     def of(self, signals: Signals) -> float:
         """The share of wrong tokens in the bin of this token."""
-        at = bisect(_EDGES, signals.top_prob)
+        at = bin_of(signals)
         return self._num_wrong[at] / self._num_judged[at]
 
     def observe(self, judged: Sequence[Signals], num_accepted: int) -> None:
         """Count the tokens of a verdict: the first `num_accepted` were accepted, the next one, if any, was not."""
         for index, signals in enumerate(judged[: num_accepted + 1]):
-            at = bisect(_EDGES, signals.top_prob)
+            at = bin_of(signals)
             fading = min(1.0, _MEMORY / (self._num_judged[at] + 1))
             self._num_judged[at] = (self._num_judged[at] + 1) * fading
             self._num_wrong[at] = (self._num_wrong[at] + (index == num_accepted)) * fading

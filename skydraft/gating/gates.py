@@ -56,7 +56,7 @@ class Threshold:
 
 
 SIGNALS: dict[str, Threshold] = {
-    "entropy": Threshold("a number of nats", float("inf"), "3.25", lambda signals, theta: signals.entropy > theta),
+    "entropy": Threshold("a number of nats", math.inf, "3.25", lambda signals, theta: signals.entropy > theta),
     "margin": Threshold("a probability", 1.0, "0.3", lambda signals, least: signals.margin < least),
     "prob": Threshold("a probability", 1.0, "0.3", lambda signals, least: signals.top_prob < least),
     "calibrated": Threshold("an agreement", 1.0, "0.95"),
@@ -113,10 +113,10 @@ def parse_gate(text: str) -> GateSpec:
     """`always`, `never`, or `entropy:THETA`, `margin:M`, `prob:P`, `calibrated:AGREEMENT`, and content rules."""
     main, *rules = text.split("+")
     kind, colon, value = main.partition(":")
-    if kind in ("always", "never") and not colon:
-        return GateSpec(kind, content_rules=tuple(rules))
     if kind not in SIGNALS:
-        raise _no_gate(text)
+        if colon:
+            raise _no_gate(text)
+        return GateSpec(kind, content_rules=tuple(rules))
     try:
         return GateSpec(kind, float(value), tuple(rules))
     except ValueError as error:
@@ -133,7 +133,7 @@ def _bad_threshold(kind: str, value: str) -> OptionError:
     example = f"{kind}:{known.example}"
     if not value:
         return OptionError(f"The gate {kind} needs a threshold, for example {example}.")
-    upper = "" if known.highest == float("inf") else f" and at most {known.highest:g}"
+    upper = "" if known.highest == math.inf else f" and at most {known.highest:g}"
     return OptionError(
         f"The threshold of the gate {kind} must be {known.unit}, at least 0{upper}, not '{value}'.",
         hint=f"For example {example}.",
@@ -152,28 +152,19 @@ class History(Protocol):
         """How many of them the target knows."""
 
 
-class Gate(Protocol):
-    """Decides about blocks."""
+class Gate:
+    """The gate of a spec: `always`, `never`, one signal of the least certain token, or a test of a block `together`."""
+
+    def __init__(self, spec: GateSpec, together: Callable[[Sequence[Signals]], bool] | None = None) -> None:
+        self._spec, self._together = spec, together
 
     def is_unsure(self, signals: Sequence[Signals]) -> bool:
         """Whether a block of tokens with these signals is too uncertain to be skipped."""
-
-    def reason(self, history: History, block: DraftBlock, vocab: Vocab) -> Reason:
-        """Why the block has to be escalated, or "" to skip it."""
-
-
-class ThresholdGate:
-    """The gate of a spec: `always`, `never`, or one signal of the least certain token."""
-
-    def __init__(self, spec: GateSpec) -> None:
-        self._spec = spec
-        signal = SIGNALS.get(spec.kind)
-        self._is_unsure = signal.is_unsure if signal else None
-
-    def is_unsure(self, signals: Sequence[Signals]) -> bool:
-        """Whether one of the tokens is too uncertain."""
-        is_unsure, threshold = self._is_unsure, self._spec.threshold
-        return is_unsure is not None and any(is_unsure(token, threshold) for token in signals)
+        if self._together:
+            return self._together(signals)
+        signal = SIGNALS.get(self._spec.kind)
+        test = signal.is_unsure if signal else None
+        return test is not None and any(test(token, self._spec.threshold) for token in signals)
 
     def reason(self, history: History, block: DraftBlock, vocab: Vocab) -> Reason:
         """Why the block has to be escalated, or "" to skip it. `never` skips a block of any text.
@@ -184,10 +175,10 @@ class ThresholdGate:
             return "always"
         if self._spec.kind == "never":
             return ""
-        return "uncertain" if self.is_unsure(block.free_signals) else text_reason(self._spec, history, block, vocab)
+        return "uncertain" if self.is_unsure(block.free_signals) else _text_reason(self._spec, history, block, vocab)
 
 
-def text_reason(spec: GateSpec, history: History, block: DraftBlock, vocab: Vocab) -> Reason:
+def _text_reason(spec: GateSpec, history: History, block: DraftBlock, vocab: Vocab) -> Reason:
     """The reason in a block's text to escalate it, although its tokens are certain; "" if there is none.
 
     Tokens that a grammar forces are ignored. With a grammar, much punctuation is the grammar's own.

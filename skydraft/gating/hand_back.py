@@ -58,11 +58,3 @@ def parse_hand_back(text: str | int) -> HandBack:
     if not colon and is_number(name):
         return HandBack(int(name))
     raise OptionError(f"There is no hand-back '{text}'.", hint=_HINT)
-
-
-def is_hand_back(name: str) -> bool:
-    """Whether `name` is the name of a hand-back, as `str` gives it."""
-    try:
-        return str(parse_hand_back(name)) == name
-    except OptionError:
-        return False

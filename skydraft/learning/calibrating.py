@@ -9,12 +9,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-import numpy as np
-
 from skydraft import api
-from skydraft.choosing.chooser import Chooser
 from skydraft.config import DecodingParams
 from skydraft.decoding.plan import make_plan
+from skydraft.decoding.reading import TextReader
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.adapter import read_adapter
 from skydraft.engines.base import Engine
@@ -33,19 +31,12 @@ _MODE_OF: dict[Literal["target", "draft"], str] = {"target": "cloud", "draft": "
 OnDone: TypeAlias = Callable[[], None]
 
 
-def read_along(
+def _read(
     engine: Engine, prompt: Prompt, token_ids: Sequence[int], params: DecodingParams
 ) -> list[tuple[int, Signals]]:
-    """Return (the token that a model would have written, its signals) for each position of a text."""
-    chooser = Chooser(params, engine.vocab, len(prompt.token_ids))
-    whole = np.array([*prompt.token_ids, *token_ids], np.int32)
-    choices = []
-    with closing(engine.open(prompt.token_ids, prompt.media)) as sequence:
-        for start in range(len(prompt.token_ids) - 1, len(whole) - 1, engine.invariant_rows):
-            rows = sequence.extend(whole[start : min(start + engine.invariant_rows, len(whole) - 1)])
-            for length, row in enumerate(rows, start + 1):
-                choices.append((chooser.choose(row, whole[:length]), measure(row)))
-    return choices
+    """The token that a model would have written, and its signals, for each position of a text."""
+    with closing(TextReader(engine, prompt, params, lambda row, _: measure(row))) as reader:
+        return reader.read(token_ids)
 
 
 def labelled(edge: Engine, lesson: Lesson) -> LabelledText:
@@ -53,11 +44,11 @@ def labelled(edge: Engine, lesson: Lesson) -> LabelledText:
 
     It chooses with the lesson's parameters. At a token that the target would not have written it counts as wrong.
     """
-    choices = read_along(edge, Prompt(lesson.prompt_ids), lesson.token_ids, lesson.decoding)
+    choices = _read(edge, Prompt(lesson.prompt_ids), lesson.token_ids, lesson.decoding)
     judged = [index for index, mark in enumerate(lesson.marks) if mark in KNOWN or mark == WRONG]
     disagrees = (lesson.marks[index] == WRONG or choices[index][0] != lesson.token_ids[index] for index in judged)
     signals = tuple(choices[index][1] for index in judged)
-    return LabelledText("target", signals, tuple(disagrees), prompt_digest(lesson))
+    return LabelledText("target", signals, tuple(disagrees))
 
 
 def label_texts(
@@ -66,17 +57,17 @@ def label_texts(
     """Let both models answer alone, greedily, and label what each wrote; calls `on_done` after each question."""
     params = DecodingParams(max_new_tokens=max_new_tokens)
     texts: list[LabelledText] = []
-    for number, messages in enumerate(questions):
+    for messages in questions:
         prompts = read_prompt(edge, messages)
         for path, mode in _MODE_OF.items():
             request = GenerateRequest(messages, make_plan(mode), params)
             token_ids = api.start(request, edge=edge, cloud=cloud).run().token_ids
-            drafted = read_along(edge, prompts.edge, token_ids, params)
+            drafted = _read(edge, prompts.edge, token_ids, params)
             wanted = token_ids
             if path == "draft":
-                wanted = tuple(choice for choice, _ in read_along(cloud, prompts.target, token_ids, params))
+                wanted = tuple(choice for choice, _ in _read(cloud, prompts.target, token_ids, params))
             disagrees = tuple(mine != theirs for (mine, _), theirs in zip(drafted, wanted, strict=True))
-            texts.append(LabelledText(path, tuple(signals for _, signals in drafted), disagrees, str(number)))
+            texts.append(LabelledText(path, tuple(signals for _, signals in drafted), disagrees))
         on_done()
     return texts
 

@@ -204,8 +204,7 @@ def test_doctor_knows_every_extra_and_how_to_get_it(invoke: Invoke, monkeypatch:
     for line in (
         "  transformers installed: torch 2.9.0, transformers 5.20.0",
         "  audio        missing soxr; for reading recordings: pip install 'skydraft[audio]'",
-        "  report       missing matplotlib, scikit-learn; for reports of compare, and calibrate: "
-        "pip install 'skydraft[report]'",
+        "  report       missing matplotlib; for reports of compare: pip install 'skydraft[report]'",
         f"  dev          missing {len(names['dev'] - here.keys())} packages; for working on skydraft: "
         "pip install 'skydraft[dev]'",
         "To do: llama.cpp is missing, which runs GGUF models: pip install 'skydraft[prebuilt]'",

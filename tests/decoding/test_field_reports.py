@@ -24,7 +24,7 @@ from skydraft.engines.base import Engine, Sequence
 from skydraft.engines.rows import Rows
 from skydraft.engines.toy import ToyEngine, character_vocab, random_toy
 from skydraft.engines.vocab import Vocab
-from skydraft.gating.gates import Gate, GateSpec, History, Reason, ThresholdGate, parse_gate
+from skydraft.gating.gates import Gate, GateSpec, History, Reason, parse_gate
 from skydraft.gating.hand_back import HandBack
 from skydraft.types import DraftBlock, Prompt
 
@@ -124,13 +124,13 @@ def escalations(cycle: str, k: int, gate: Gate) -> list[str]:
 @pytest.mark.parametrize("cycle", ["员", "员在", "员在的", "员在的一"])
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 5, 7])
 def test_f6_a_confident_loop_forces_one_escalation_at_any_block_boundary(cycle: str, k: int) -> None:
-    class Blind(ThresholdGate):
+    class Blind(Gate):
         """A gate on uncertainty alone."""
 
         def reason(self, history: History, block: DraftBlock, vocab: Vocab) -> Reason:
             return "uncertain" if self.is_unsure(block.signals) else ""
 
-    assert escalations(cycle, k, ThresholdGate(parse_gate("entropy:2"))) == ["repetition"]
+    assert escalations(cycle, k, Gate(parse_gate("entropy:2"))) == ["repetition"]
     assert escalations(cycle, k, Blind(GateSpec("entropy", 2.0))) == []
 
 

@@ -11,7 +11,7 @@ import skydraft
 from skydraft import GenerateRequest, generate, make_plan, start
 from skydraft.engines.toy import open_toy
 from skydraft.errors import OptionError, PromptError, VocabularyMismatch
-from skydraft.gating.calibration import FEATURES, Calibration, Curve, CurvePoint, Fitted, PairSide
+from skydraft.gating.calibration import NUM_BINS, Calibration, Curve, CurvePoint, Fitted, PairSide
 from skydraft.prompts.audio import Audio
 from skydraft.prompts.messages import Message, asked
 
@@ -20,9 +20,9 @@ from .. import toys
 SPOKEN = asked("我", audio=Audio(np.zeros(1600, np.float32)))
 POINTS = (CurvePoint(limit=0, agreement=1, calls_per_token=1), CurvePoint(limit=1, agreement=0, calls_per_token=0))
 CALIBRATION = Calibration(
-    draft=PairSide(name="a", fingerprint="0"), target=PairSide(name="b", fingerprint="1"), features=FEATURES,
-    weights=(0.0,) * 4, bias=0.0, curves=(Curve(k=1, points=POINTS),),
-    fitted=Fitted(workload="", sha256="", num_prompts=1, num_tokens=1, date="", max_new_tokens=1, auroc=0.5),
+    draft=PairSide(name="a", fingerprint="0"), target=PairSide(name="b", fingerprint="1"),
+    risks=(0.5,) * NUM_BINS, curves=(Curve(k=1, points=POINTS),),
+    fitted=Fitted(workload="", sha256="", num_prompts=1, num_tokens=1, date="", max_new_tokens=1),
 )  # fmt: skip
 SIMPLE = GenerateRequest(asked("我"))
 

@@ -14,7 +14,7 @@ from skydraft.decoding.context import Context
 from skydraft.decoding.drafting import Drafter
 from skydraft.decoding.loop import SpeculativeLoop
 from skydraft.errors import BaseMismatch, EngineError, LimitExceeded
-from skydraft.gating.gates import GateSpec, ThresholdGate
+from skydraft.gating.gates import Gate, GateSpec
 from skydraft.types import DraftBlock, Prompt, Verdict
 
 from .. import reference, toys
@@ -158,7 +158,7 @@ def test_a_verifier_that_catches_up_judges_like_one_that_saw_all(pair, params, s
             break
 
 
-class Rhythm(ThresholdGate):
+class Rhythm(Gate):
     """Skips so many rounds and then asks the target, over and over."""
 
     def __init__(self, num_skips):
@@ -287,7 +287,7 @@ def test_the_drafter_says_why_its_last_token_ends_the_text():
 
 
 def test_a_loop_without_verifier_takes_no_gate_that_needs_one():
-    always = ThresholdGate(GateSpec("always"))
+    always = Gate(GateSpec("always"))
     loop = SpeculativeLoop(
         Context(ASKED), toys.drafter_of(toys.toy(1), DecodingParams()), always, None, toys.blocks_of(1), VOCAB
     )

@@ -90,8 +90,8 @@ ON_THE_DEVICE = {("docs/two-machines.md", 'scp "$CLOUD:cert.pem" .')}
 NEEDS = {
     "README.md": ("uvicorn",),
     "docs/chat.md": ("uvicorn",),
-    "docs/modes.md": ("llguidance", "sklearn"),
-    "docs/measuring.md": ("matplotlib", "sklearn"),
+    "docs/modes.md": ("llguidance",),
+    "docs/measuring.md": ("matplotlib",),
     "docs/speech.md": ("torch", "soundfile"),
     "docs/gateway.md": ("torch", "soundfile", "openai", "uvicorn"),
 }

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from skydraft.evaluation.findings import Findings
-from skydraft.evaluation.gate_study import HAND_BACKS, study
 from skydraft.evaluation.records import read_records
+from skydraft.evaluation.summary import HAND_BACKS, study
 
 from . import lines
 
-AGREES, DIFFERS = (0.5, 0.75, 0.875), (3.0, 0.125, 0.25)  # entropy, margin, top probability
+AGREES, DIFFERS = (0.5, 0.75, 1.0), (3.0, 0.125, 0.25)  # entropy, margin, top probability
 
 
 def findings(folder: Path, flags: list[bool], **changes: Any) -> Findings:
@@ -43,7 +43,6 @@ def test_signals_that_tell_all_cost_what_an_oracle_costs(tmp_path: Path) -> None
     assert {name: studied.auroc[name] for name in ("entropy", "margin", "prob", "digits")} == {
         "entropy": 1.0, "margin": 1.0, "prob": 1.0, "digits": 0.5
     }  # fmt: skip
-    assert studied.gate == "entropy"  # one prompt is too little to fit the combination on others
     assert tuple(studied.policies) == HAND_BACKS
     for points in studied.policies.values():
         assert points[0] == (0.75, 0.0, 0.0)  # nothing is sent: the draft model alone
@@ -52,7 +51,7 @@ def test_signals_that_tell_all_cost_what_an_oracle_costs(tmp_path: Path) -> None
     for agreement, calls, written in alone:
         assert min(calls, written) >= agreement - 0.75 - 1e-9
     # After the correction at 1: to the end, past that at 4 to 6, until two are the draft model's own, or four.
-    ends = {name: points[-1][1:] for name, points in studied.policies.items()}
+    ends = {name: next(point[1:] for point in points if point[0] == 1) for name, points in studied.policies.items()}
     assert ends["text"] == ends["8"] == ends["agree:4"] == (0.125, 0.875)
     assert ends["4"] == (0.125, 0.625)
     assert ends["agree:2"] == (0.25, 0.75)  # two after 1, then the correction at 4 and two after it

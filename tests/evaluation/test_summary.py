@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skydraft.evaluation.findings import Floats
-from skydraft.evaluation.intervals import LEVEL, NUM_RESAMPLES, Resamples
+from skydraft.evaluation.intervals import LEVEL, NUM_RESAMPLES, Floats, Resamples
 
 from ..toys import law
 

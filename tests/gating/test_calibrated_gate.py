@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import pytest
 from hypothesis import assume, given
@@ -16,17 +15,8 @@ from skydraft.decoding.drafting import Drafter
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import ToyEngine, character_vocab
 from skydraft.evaluation.scoring import Scorer
-from skydraft.gating.calibration import (
-    FEATURES,
-    MAX_BLOCK,
-    CalibratedGate,
-    Calibration,
-    Curve,
-    CurvePoint,
-    Fitted,
-    PairSide,
-)
-from skydraft.gating.gates import parse_gate
+from skydraft.gating.calibration import MAX_BLOCK, Calibration, Curve, CurvePoint, Fitted, PairSide
+from skydraft.gating.gates import Gate, parse_gate
 from skydraft.gating.hand_back import HandBack
 from skydraft.prompts.messages import asked as asked_for
 from skydraft.prompts.pair import read_prompt
@@ -39,50 +29,42 @@ from ..toys import PROMPT, PROMPT_IDS, law
 CHARACTERS = character_vocab("我你他员在说高兴人，。！？12345")
 
 
-def side(engine: Engine | None = None) -> PairSide:
-    return PairSide(name="toy", fingerprint=engine.fingerprint if engine else "0")
+# 1 less the middle of each bin, so that the risk of a token is 1 less its top probability, from 0.1 to 0.995.
+RISKS = (0.9, 0.725, 0.575, 0.425, 0.275, 0.15, 0.075, 0.03, 0.005)
 
 
-def calibration(draft: Engine | None = None, target: Engine | None = None) -> Calibration:
-    """The risk of a token is 1 − top probability; the limit for an agreement A is 2 × (1 − A)."""
-    return Calibration(
-        draft=side(draft),
-        target=side(target),
-        features=FEATURES,
-        weights=(0.0, 0.0, 0.0, -1.0),
-        bias=0.0,
-        curves=(Curve(k=1, points=(
-            CurvePoint(limit=0, agreement=1, calls_per_token=0.5),
-            CurvePoint(limit=2, agreement=0, calls_per_token=0),
-        )),),
-        fitted=Fitted(
-            workload="", sha256="", num_prompts=1, num_tokens=1, date="", max_new_tokens=1, auroc=0.5
-        ),
-    )  # fmt: skip
+def calibration(*pair: Engine) -> Calibration:
+    """The limit for an agreement A is 2 × (1 − A)."""
+    draft, target = (PairSide(name="toy", fingerprint=engine.fingerprint) for engine in pair)
+    points = CurvePoint(limit=0, agreement=1, calls_per_token=0.5), CurvePoint(limit=2, agreement=0, calls_per_token=0)
+    fitted = Fitted(workload="", sha256="", num_prompts=1, num_tokens=1, date="", max_new_tokens=1)
+    return Calibration(draft=draft, target=target, risks=RISKS, curves=(Curve(k=1, points=points),), fitted=fitted)
 
 
-def gate(agreement: float, rules: str = "") -> CalibratedGate:
-    return CalibratedGate(parse_gate(f"calibrated:{agreement}{rules}"), calibration(), 5, HandBack())
+def gate(agreement: float, rules: str = "") -> Gate:
+    test = calibration(toys.toy(1), toys.toy(2)).gate_test(agreement, 5, HandBack())
+    return Gate(parse_gate(f"calibrated:{agreement}{rules}"), test)
 
 
-def token(risk: float) -> Signals:
-    return Signals(1.0, 0.5, 1 - risk)
+def token(top: float) -> Signals:
+    return Signals(1.0, 0.5, top)
 
 
-def block(*risks: float) -> DraftBlock:
-    return DraftBlock(0, (0,) * len(risks), tuple(map(token, risks)))
+def risk(signals: Signals) -> float:
+    return 1 - min(max(signals.top_prob, 0.1), 0.995)
 
 
-risks = st.lists(st.floats(0.001, 0.999), min_size=1, max_size=12)
+tops = st.lists(st.floats(0, 1), min_size=1, max_size=12)
 agreements = st.floats(0.05, 0.99)
 
 
 @law(100)
-@given(risks, agreements)
+@given(tops, agreements)
 def test_the_risk_of_a_block_is_the_sum_over_its_tokens(found: list[float], agreement: float) -> None:
-    limit = 2 * (1 - agreement)
-    assume(abs(sum(found) - limit) > 1e-5)
-    assert gate(agreement).is_unsure([token(risk) for risk in found]) == (sum(found) > limit)
+    signals, limit = [token(top) for top in found], 2 * (1 - agreement)
+    total = sum(map(risk, signals))
+    assume(abs(total - limit) > 1e-5)
+    assert gate(agreement).is_unsure(signals) == (total > limit)
 
 
 @law(50)
@@ -92,7 +74,7 @@ def test_an_eager_block_ends_right_after_the_token_whose_running_sum_passes(
 ) -> None:
     drafter = Drafter(pair[0], toys.ASKED, DecodingParams(), 64, ends_blocks=gate(agreement).is_unsure)
     drafted = drafter.draft(Context(toys.ASKED), k)
-    sums = list(accumulate(1 - signals.top_prob for signals in drafted.signals))
+    sums = list(accumulate(map(risk, drafted.signals)))
     passed = [total > 2 * (1 - agreement) for total in sums]
     assert not any(passed[:-1])
     assert passed[-1] == (drafted.ended_by == "gate") or drafted.ended_by == "stop"
@@ -114,9 +96,9 @@ def test_rules_about_text_hold_however_sure_the_draft_is(rules: str, history: st
     assert gate(0.5, rules).reason(context, DraftBlock(0, ()), CHARACTERS) == "always"
     context.commit_skip(DraftBlock(0, CHARACTERS.encode(history)), None)
     token_ids = CHARACTERS.encode(text)
-    for risk, says in ((0.001, expected), (0.9, "uncertain")):
-        drafted = DraftBlock(context.base, token_ids, (token(risk),) * len(token_ids))
-        assert gate(0.5, rules).reason(context, drafted, CHARACTERS) == says
+    for top, says in ((0.999, expected), (0.1, "uncertain")):
+        drafted = DraftBlock(context.base, token_ids, (token(top),) * len(token_ids))
+        assert gate(0.7, rules).reason(context, drafted, CHARACTERS) == says
 
 
 def start(pair: tuple[Engine, Engine], agreement: float, k: int, eager: bool, params: DecodingParams) -> Generation:
@@ -148,13 +130,11 @@ def test_every_decision_of_a_run_follows_from_its_block(
 ) -> None:
     generation = start(pair, agreement, k, False, DecodingParams(max_new_tokens=40, min_new_tokens=40))
     for done, _ in generation.rounds():
-        risk = sum(1 / (1 + math.exp(math.log(s.top_prob / (1 - s.top_prob)))) if s.top_prob < 1 else 0.0
-                   for s in done.block.signals)  # fmt: skip
-        expected = "uncertain" if risk > 2 * (1 - agreement) else ""
+        expected = "uncertain" if sum(map(risk, done.block.signals)) > 2 * (1 - agreement) else ""
         assert done.record.reason == expected or (done.record.reason in ("density", "repetition") and not expected)
 
 
-def achieved(drift: float, agreement: float, k: int = MAX_BLOCK) -> tuple[float, float]:
+def achieved(drift: float, agreement: float, k: int) -> tuple[float, float]:
     """(agreement by scoring the texts, calls per token) over prompts that the calibration was not fitted on."""
     edge, cloud = pairs.pair(drift)
     params = DecodingParams(max_new_tokens=pairs.NUM_TOKENS)
@@ -173,15 +153,17 @@ def achieved(drift: float, agreement: float, k: int = MAX_BLOCK) -> tuple[float,
     return agreed / total, calls / total
 
 
-@pytest.mark.parametrize(("drift", "asked"), [(0.1, (0.86, 0.9, 0.95, 0.98)), (0.2, (0.75, 0.85, 0.9, 0.95))])
-def test_the_agreement_asked_for_is_kept_and_less_takes_fewer_calls(drift: float, asked: tuple[float, ...]) -> None:
-    found = [achieved(drift, agreement) for agreement in asked]
+def test_a_limit_of_0_lets_nothing_pass() -> None:
+    assert gate(1.0).is_unsure([Signals(0.0, 1.0, 1.0)])
+
+
+@pytest.mark.parametrize(
+    ("drift", "k", "asked"), [(0.1, MAX_BLOCK, (0.86, 0.95)), (0.2, 5, (0.75, 0.9)), (0.2, 32, (0.9,))]
+)
+def test_the_agreement_asked_for_is_kept_and_less_takes_fewer_calls(
+    drift: float, k: int, asked: tuple[float, ...]
+) -> None:
+    found = [achieved(drift, agreement, k) for agreement in asked]
     for wanted, (agreement, _) in zip(asked, found, strict=True):
         assert abs(agreement - wanted) < 0.05
-    assert all(fewer < more for (_, fewer), (_, more) in pairwise(found))
-    assert all(lower < higher for (lower, _), (higher, _) in pairwise(found))
-
-
-@pytest.mark.parametrize("k", [5, 8, 32])
-def test_the_agreement_asked_for_is_kept_whatever_the_block_length(k: int) -> None:
-    assert abs(achieved(0.2, 0.9, k)[0] - 0.9) < 0.07
+    assert found == sorted(found) and [calls for _, calls in found] == sorted(calls for _, calls in found)

@@ -11,7 +11,7 @@ from scipy.special import entr, softmax
 from skydraft.decoding.context import Context
 from skydraft.engines.toy import character_vocab
 from skydraft.errors import OptionError
-from skydraft.gating.gates import GateSpec, ThresholdGate, measure, parse_gate
+from skydraft.gating.gates import Gate, GateSpec, measure, parse_gate
 from skydraft.types import DraftBlock, Prompt, Signals, Verdict
 
 from ..toys import VOCAB, ids, law
@@ -21,7 +21,7 @@ SURE, UNSURE = Signals(0.1, 0.9, 0.95), Signals(4.0, 0.05, 0.2)
 
 
 def gate_of(text):
-    return ThresholdGate(parse_gate(text))
+    return Gate(parse_gate(text))
 
 
 def reason(gate, text, signals=None, history="", vocab=CHARACTERS, prompt="我你"):

@@ -22,7 +22,6 @@ from skydraft.learning.lessons import Store
 from skydraft.prompts.messages import asked
 from skydraft.prompts.pair import read_prompt
 from tests.evaluation import pairs
-from tests.later import later
 
 
 def test_prompts_are_labelled_along_what_each_model_writes_alone() -> None:
@@ -61,7 +60,6 @@ def test_a_label_is_what_was_collected_and_has_signals_everywhere(
 
 
 def test_what_the_target_wrote_on_calibrates_and_teaches(pair: tuple[Any, Any], written_on: Path) -> None:
-    later("sklearn")
     chosen = choose(Store(written_on))
     made, unseen = calibrate_lessons(chosen, pair[0], frozenset(), written_on, lambda: None)
     judged = sum(len(lesson.marks) - lesson.marks.count("-") for lesson in chosen.lessons)

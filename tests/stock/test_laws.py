@@ -124,7 +124,7 @@ def calls(done: Generation) -> Iterator[tuple[int, int]]:
 def test_a_gated_text_that_outgrew_the_servers_context_goes_on_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server is first asked when skipped tokens are beyond its context."""
     monkeypatch.setattr(
-        "skydraft.gating.gates.ThresholdGate.reason",
+        "skydraft.gating.gates.Gate.reason",
         lambda gate, context, block, vocab: "uncertain" if context.base > 70 else "",
     )
     with fake("vllm", engine=open_toy("toy", 64, 8)) as server, closing(skydraft.connect(server.url)) as cloud:

@@ -14,7 +14,6 @@ from skydraft.config import DecodingParams
 from skydraft.decoding.plan import Plan
 from skydraft.errors import OptionError
 from skydraft.evaluation.findings import Findings
-from skydraft.evaluation.gate_study import study
 from skydraft.evaluation.intervals import Figure
 from skydraft.evaluation.measures import BY_NAME, MEASURES
 from skydraft.evaluation.modes import Mode
@@ -45,16 +44,14 @@ GATES = {
     "entropy": "with a token whose entropy under the draft model is above {} nats",
     "margin": "with a token whose two likeliest choices are less than {} apart",
     "prob": "with a token whose likeliest choice has a probability below {}",
-    "calibrated": "where the risks that the target disagrees, fitted on other prompts, add up to more than an "
-    "agreement of {} allows",
+    "calibrated": "where the risks that the target disagrees add up to more than an agreement of {} allows",
 }
-_OTHER_GATE = "that its gate, at {}, does not let pass"
 
 
 def write_report(records: Records, folder: Path) -> Path:
     """Write summary.json and report.html into `folder`; returns the page. Raises OptionError if that fails."""
     findings = Findings(records)
-    summary = summarize(findings, study(findings))
+    summary = summarize(findings)
     page = render(findings, summary)
     try:
         content = json.dumps(summary.model_dump(mode="json", by_alias=True), ensure_ascii=False, indent=1)
@@ -143,7 +140,6 @@ def _category_cell(figures: CategoryFigures) -> tuple[str, str]:
 
 
 def _described(mode: Mode) -> str:
-    """A description of a mode."""
     plan = mode.plan
     if not plan.drafts:
         what = "the target alone, streamed"
@@ -158,7 +154,7 @@ def _blocks_of(plan: Plan) -> str:
     length = "as many tokens as measured costs suggest" if plan.k is None else f"{plan.k} tokens"
     if plan.gate.kind == "always":
         return f"the draft model drafts {length}, the target checks every block: the target's own text"
-    gate = GATES.get(plan.gate.kind, _OTHER_GATE).format(f"{plan.gate.threshold:g}")
+    gate = GATES[plan.gate.kind].format(f"{plan.gate.threshold:g}")
     ends = ", or fewer: a block ends there" if plan.eager else ""
     rules = "".join(f", and where there are {rule}" for rule in plan.gate.content_rules)
     return f"the draft model drafts up to {length}{ends}; the target checks a block {gate}{rules}"
@@ -173,4 +169,4 @@ def _texts(findings: Findings) -> Iterator[tuple[PromptEntry, list[Coloured]]]:
     shown = [setting for setting in findings.settings if setting.link_ms is None]
     for number, cases in enumerate(shown[0].cases if shown else ()):
         if cases[0].prompt.task is None:  # of tasks only the examples are shown
-            yield cases[0].prompt, [coloured(setting.name, setting.cases[number][0]) for setting in shown]
+            yield cases[0].prompt, [coloured(setting.mode.name, setting.cases[number][0]) for setting in shown]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from skydraft.decoding.cost_model import CostModel, measured_alpha
-from skydraft.errors import MissingDependency
+from skydraft.errors import importing
 from skydraft.evaluation.findings import Findings, Setting
 from skydraft.evaluation.summary import Point, Study
 from skydraft.evaluation.tasks.figures import TaskSet
@@ -24,13 +24,8 @@ _HIGHEST = 0.99  # agreement of a line's end; stricter limits check nearly all a
 
 def load_pyplot() -> Any:
     """Matplotlib's pyplot, set up to write the same bytes each time. Raises MissingDependency."""
-    try:
+    with importing("The plots of a report need", "report"):
         import matplotlib
-    except ImportError as error:
-        raise MissingDependency(
-            "The plots of a report need matplotlib, which is not installed.",
-            hint="Run: pip install 'skydraft[report]'.",
-        ) from error
     matplotlib.use("svg")
     import matplotlib.pyplot as pyplot
 
@@ -40,14 +35,6 @@ def load_pyplot() -> Any:
          "axes.spines.right": False, "axes.grid": True, "grid.color": "#e2e2e2", "axes.axisbelow": True}
     )  # fmt: skip
     return pyplot
-
-
-def _drawn(draw: Callable[[Any], None], width: float, height: float) -> str:
-    """A plot by `draw` on a pair of axes, as an <svg> element."""
-    pyplot = load_pyplot()
-    figure, axes = pyplot.subplots(figsize=(width, height), layout="constrained")
-    draw(axes)
-    return _svg(figure)
 
 
 def _svg(figure: Any) -> str:
@@ -62,24 +49,23 @@ def calls_against_written(findings: Findings, study: Study | None) -> str | None
     """Calls a token by tokens written a token: hand-backs replayed, the oracle of both, and measured modes."""
     if study is None:
         return None
-
-    def draw(axes: Any) -> None:
-        alone = study.alone_on_target_path
-        handles = [_draw_policy(axes, number, name, study.policies[name]) for number, name in enumerate(study.policies)]
-        handles += axes.plot([0, 1 - alone], [0, 1 - alone], color="#888888", linewidth=3, alpha=0.5, label="oracle")
-        handles += [
-            axes.plot([], [], mark, color="#555555", linestyle="none", markersize=5, label=f"agreement {asked:.2f}")[0]
-            for asked, mark in _ASKED.items()
-        ]
-        for asked, mark in _ASKED.items():
-            if asked > alone:
-                axes.plot([asked - alone], [asked - alone], mark, color="#888888", markersize=5)
-        axes.add_artist(_legend_beside(axes, "replayed, by hand-back", handles, "upper"))
-        modes = [_draw_mode(axes, number, setting) for number, setting in enumerate(_with_agreement(findings))]
-        _legend_beside(axes, "measured, agreement", modes, "lower")
-        axes.set(xlabel="calls a token", ylabel="written a token", xlim=(-0.01, None), ylim=(-0.02, 1.03))
-
-    return _drawn(draw, 8.6, 5.4)
+    figure, axes = load_pyplot().subplots(figsize=(8.6, 5.4), layout="constrained")
+    alone = study.alone_on_target_path
+    handles = [_draw_policy(axes, number, name, study.policies[name]) for number, name in enumerate(study.policies)]
+    handles += axes.plot([0, 1 - alone], [0, 1 - alone], color="#888888", linewidth=3, alpha=0.5, label="oracle")
+    for asked, mark in _ASKED.items():
+        handles += axes.plot(
+            [], [], mark, color="#555555", linestyle="none", markersize=5, label=f"agreement {asked:.2f}"
+        )
+        if asked > alone:
+            axes.plot([asked - alone], [asked - alone], mark, color="#888888", markersize=5)
+    axes.add_artist(_legend_beside(axes, "replayed, by hand-back", handles, "upper"))
+    here = [each for each in findings.settings if each.link_ms is None and each.mode.style is None]
+    measured = [each for each in here if each.value("target_agreement") is not None]
+    modes = [_draw_mode(axes, number, setting) for number, setting in enumerate(measured)]
+    _legend_beside(axes, "measured, agreement", modes, "lower")
+    axes.set(xlabel="calls a token", ylabel="written a token", xlim=(-0.01, None), ylim=(-0.02, 1.03))
+    return _svg(figure)
 
 
 def _legend_beside(axes: Any, title: str, handles: Sequence[Any], side: str) -> Any:
@@ -105,18 +91,9 @@ def _draw_mode(axes: Any, number: int, setting: Setting) -> Any:
     calls, written, agreement = (setting.value(name) for name in names)
     (mark,) = axes.plot(
         [calls], [written], _MARKS[number % len(_MARKS)], color="black", markersize=8, fillstyle="none",
-        markeredgewidth=1.4, linestyle="none", label=f"{setting.name}: {agreement:.3f}", clip_on=False, zorder=5,
+        markeredgewidth=1.4, linestyle="none", label=f"{setting.mode.name}: {agreement:.3f}", clip_on=False, zorder=5,
     )  # fmt: skip
     return mark
-
-
-def _with_agreement(findings: Findings) -> list[Setting]:
-    """Modes in process."""
-    return [
-        setting
-        for setting in findings.settings
-        if setting.link_ms is None and setting.mode.style is None and setting.value("target_agreement") is not None
-    ]
 
 
 def score_against_cost(of: TaskSet) -> str:
@@ -148,31 +125,24 @@ def speed_against_rtt(findings: Findings) -> str | None:
     if costs is None:
         return None
     alpha, k, pair = costs
+    figure, axes = load_pyplot().subplots(figsize=(7.4, 4.6), layout="constrained")
     streamed = pair.tokens_per_s(alpha, 0)
-
-    def draw(axes: Any) -> None:
-        ks = sorted({1, 2, k})
-        highest = max([_MAX_RTT_MS, *(1.2 * (link or 0) for link in findings.run.links)])
-        rtts = [highest * step / 100 for step in range(101)]
-        axes.axhline(streamed, color=_COLORS[6], linewidth=1.2, label="cloud, streamed: 1 / t_v(1)")
-        for number, length in enumerate(ks):
-            speeds = [replace(pair, wire_ms=rtt).tokens_per_s(alpha, length) for rtt in rtts]
-            axes.plot(
-                rtts, speeds, _LINES[number % 4], color=_COLORS[number], label=f"speculation, k = {length} (formula)"
-            )
-            if 0 < (even := pair.break_even_ms(alpha, length)) < highest:
-                axes.axvline(even, color=_COLORS[number], linewidth=0.8, linestyle=":")
-        for number, (name, points) in enumerate(_speeds(findings).items()):
-            axes.plot([rtt for rtt, _ in points], [speed for _, speed in points], _MARKS[number % len(_MARKS)],
-                      color="black", fillstyle="none", linestyle="none", label=f"{name} (measured)")  # fmt: skip
-        axes.set(
-            xlabel="round trip, ms (0: in one process)",
-            ylabel="tokens/s after the first round",
-            ylim=(0, 1.45 * streamed),
-        )
-        axes.legend(fontsize=7.5, ncols=2)
-
-    return _drawn(draw, 7.4, 4.6)
+    highest = max([_MAX_RTT_MS, *(1.2 * (link or 0) for link in findings.run.links)])
+    rtts = [highest * step / 100 for step in range(101)]
+    axes.axhline(streamed, color=_COLORS[6], linewidth=1.2, label="cloud, streamed: 1 / t_v(1)")
+    for number, length in enumerate(sorted({1, 2, k})):
+        speeds = [replace(pair, wire_ms=rtt).tokens_per_s(alpha, length) for rtt in rtts]
+        label = f"speculation, k = {length} (formula)"
+        axes.plot(rtts, speeds, _LINES[number % 4], color=_COLORS[number], label=label)
+        if 0 < (even := pair.break_even_ms(alpha, length)) < highest:
+            axes.axvline(even, color=_COLORS[number], linewidth=0.8, linestyle=":")
+    for number, (name, points) in enumerate(_speeds(findings).items()):
+        axes.plot(*zip(*points, strict=True), _MARKS[number % len(_MARKS)], color="black", fillstyle="none",
+                  linestyle="none", label=f"{name} (measured)")  # fmt: skip
+    axes.set(xlabel="round trip, ms (0: in one process)", ylabel="tokens/s after the first round",
+             ylim=(0, 1.45 * streamed))  # fmt: skip
+    axes.legend(fontsize=7.5, ncols=2)
+    return _svg(figure)
 
 
 def _speeds(findings: Findings) -> dict[str, list[tuple[float, float]]]:
@@ -189,14 +159,19 @@ def measured_costs(findings: Findings) -> tuple[float, int, CostModel] | None:
     """(alpha, k, costs) of the mode lossless with blocks of a fixed length.
 
     Draft steps have their measured time. Forwards of the target have their probed time, times the slowdown in the run;
-    a single row has its time in mode cloud, if that was run.
+    a single row has its time in mode cloud, if that was run. Shorter blocks at a text's end are left out.
     """
     fixed = (s for s in findings.settings if s.link_ms is None and s.mode.plan.mode == "lossless")
     setting = next((s for s in fixed if s.mode.plan.k), None)
     if setting is None:
         return None
-    k, accepted = setting.whole_blocks
-    alpha = measured_alpha((num, k) for num in accepted)
+    verified = [record for case in setting.all_cases for record in case.verified]
+    k = max((record.num_draft for record in verified), default=0)
+    alpha = measured_alpha(
+        (record.num_accepted, k)
+        for record in verified
+        if record.num_draft == k and record.num_committed > record.num_accepted
+    )
     rounds = [record for case in setting.all_cases for record in case.generation.records[1:] if record.num_draft == k]
     if alpha is None or not rounds:
         return None

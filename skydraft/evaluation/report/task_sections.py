@@ -91,7 +91,7 @@ def _examples(of: TaskSet, findings: Findings) -> Iterator[tuple[str, list[tuple
         cases_of = [(each.mode.name, each.cases) for each in (edge, mode, cloud)]
         examples = numbers[:_NUM_EXAMPLES]
         yield (
-            f"Wrong by edge, right by cloud, and calls of {mode.name} {did} it",
+            f"Wrong by edge, right by cloud, and calls of {mode.mode.name} {did} it",
             [(mode.cases[n][0].prompt, [_row(name, cases[n][0]) for name, cases in cases_of]) for n in examples],
         )
 

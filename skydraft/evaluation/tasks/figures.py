@@ -10,9 +10,9 @@ from itertools import product
 
 import numpy as np
 
-from skydraft.evaluation.findings import Findings, Floats, Setting
-from skydraft.evaluation.intervals import LEVEL, Figure, Resamples, interval, rounded, share, with_interval
-from skydraft.evaluation.measures import BY_NAME, Case
+from skydraft.evaluation.findings import Findings, Setting
+from skydraft.evaluation.intervals import LEVEL, Figure, Floats, Resamples, interval, rounded, share, with_interval
+from skydraft.evaluation.measures import Case
 from skydraft.evaluation.records import Line
 
 MIN_GAP = 0.05  # between the models; below it a set says nothing about modes
@@ -90,7 +90,7 @@ def _of_set(setting: Setting, name: str) -> list[tuple[Case, ...]]:
 
 def scores(setting: Setting) -> Floats:
     """The score of each task, [num_tasks], a mean over repetitions."""
-    return setting.sums(BY_NAME["task_score"])[0] / [len(cases) for cases in setting.cases]
+    return setting.sums("task_score")[0] / [len(cases) for cases in setting.cases]
 
 
 def alone(settings: Sequence[Setting]) -> tuple[Setting | None, Setting | None]:
@@ -162,7 +162,7 @@ def _mode(setting: Setting, edge: Setting | None, cloud: Setting | None, resampl
 
 def _per_token(setting: Setting, name: str) -> tuple[Floats, Floats]:
     """Both sides of a measure a token; an empty text counts as one token."""
-    above, below = setting.sums(BY_NAME[name])
+    above, below = setting.sums(name)
     return above, np.maximum(below, 1)
 
 

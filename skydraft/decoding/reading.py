@@ -1,0 +1,52 @@
+"""Reads finished texts with a model: at each token what the model itself would have chosen, and how its row looks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from skydraft.choosing.chooser import Chooser
+from skydraft.config import DecodingParams
+from skydraft.engines.base import Engine
+from skydraft.engines.vocab import TokenIds
+from skydraft.types import Prompt
+
+T = TypeVar("T")
+
+
+class TextReader(Generic[T]):
+    """One model's reading of texts that answer a prompt; what a text shares with the one before is not computed again.
+
+    Each forward has at most `invariant_rows` rows, so choices are bit for bit those of the model decoding alone.
+    `look` gets the raw logits [vocab] at a token, and the token.
+    """
+
+    def __init__(self, engine: Engine, prompt: Prompt, params: DecodingParams, look: Callable[[Any, int], T]) -> None:
+        self._engine, self._look = engine, look
+        self._chooser = Chooser(params, engine.vocab, len(prompt.token_ids))
+        self._prompt: TokenIds = np.array(prompt.token_ids, np.int32)
+        self._last = self._prompt
+        self._found: list[tuple[int, T]] = []
+        self._sequence = engine.open(prompt.token_ids, prompt.media)
+
+    def read(self, token_ids: Sequence[int]) -> list[tuple[int, T]]:
+        """(the model's choice, what `look` says) at each token of a text."""
+        whole = np.concatenate([self._prompt, np.array(token_ids, np.int32)])
+        shared = min(len(whole), len(self._last))
+        differs = np.flatnonzero(whole[:shared] != self._last[:shared])
+        base = int(differs[0]) if len(differs) else shared
+        del self._found[base - len(self._prompt) :]
+        self._last = whole
+        self._sequence.align(whole[:base])
+        # The forward of token n - 1 gives the row after n tokens.
+        for start in range(base - 1, len(whole) - 1, self._engine.invariant_rows):
+            rows = self._sequence.extend(whole[start : min(start + self._engine.invariant_rows, len(whole) - 1)])
+            for index, row in enumerate(rows, start + 1):
+                self._found.append((self._chooser.choose(row, whole[:index]), self._look(row, int(whole[index]))))
+        return list(self._found)
+
+    def close(self) -> None:
+        """Free the sequence; the engine stays open."""
+        self._sequence.close()
