@@ -13,7 +13,6 @@ import skydraft
 from skydraft import DecodingParams, Generation, make_plan
 from skydraft.engines.options import RowProfile
 from skydraft.engines.toy import ToyEngine, open_toy
-from skydraft.errors import CloudLost
 from skydraft.evaluation.emulated_link import EmulatedLink, LinkShape
 
 from .. import toys
@@ -67,16 +66,6 @@ def test_a_token_that_is_slowed_down_waits_and_gets_the_same(plan: Any, unhurrie
         cloud.close()
 
 
-def test_an_adaptive_k_with_a_gate_does_not_need_the_cloud_to_begin() -> None:
-    lines: list[str] = []
-    cloud = skydraft.connect("127.0.0.1:9", timeout_s=0.5, notify=lines.append)
-    generation = run(cloud, make_plan(gate="entropy:0.3", k="auto"))
-    assert len(generation.token_ids) == 40 and len(lines) == 1
-    with pytest.raises(CloudLost):
-        run(cloud, make_plan(k="auto"))
-    cloud.close()
-
-
 def test_an_adaptive_k_keeps_to_the_servers_block() -> None:
     class Slow(ToyEngine):
         profile = RowProfile(64, (50.0,) * 8)
@@ -87,17 +76,6 @@ def test_an_adaptive_k_keeps_to_the_servers_block() -> None:
         generation = skydraft.generate(toys.PROMPT, edge=toys.toy(4), cloud=cloud, plan=plan, params=PARAMS, raw=True)
         generation.run()
         assert max(record.num_draft for record in generation.records) == 3
-        cloud.close()
-
-
-def test_a_text_that_outgrows_the_clouds_context_goes_on_alone_with_one_line(unhurried: None) -> None:
-    lines: list[str] = []
-    with serving(open_toy("toy", context_len=24)) as server:
-        cloud = skydraft.connect(server.address, notify=lines.append)
-        # Sure for long, so that its first escalation lies beyond the server's context, or unsure at once.
-        generation = run(cloud, make_plan(gate="entropy:3.2", k=4))
-        assert len(generation.token_ids) == 40 or generation.finish_reason == "length"
-        assert len(lines) <= 1
         cloud.close()
 
 
