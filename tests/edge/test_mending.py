@@ -13,6 +13,7 @@ import skydraft
 from skydraft import DecodingParams, Generation, make_plan
 from skydraft.engines.options import RowProfile
 from skydraft.engines.toy import ToyEngine, open_toy
+from skydraft.errors import CloudLost
 from skydraft.evaluation.emulated_link import EmulatedLink, LinkShape
 
 from .. import toys
@@ -64,6 +65,16 @@ def test_a_token_that_is_slowed_down_waits_and_gets_the_same(plan: Any, unhurrie
         assert time.monotonic() - began > 0.5  # some 160 rows, of which 90 are free
         assert lines == []
         cloud.close()
+
+
+def test_an_adaptive_k_with_a_gate_does_not_need_the_cloud_to_begin() -> None:
+    lines: list[str] = []
+    cloud = skydraft.connect("127.0.0.1:9", timeout_s=0.5, notify=lines.append)
+    generation = run(cloud, make_plan(gate="entropy:0.3", k="auto"))
+    assert len(generation.token_ids) == 40 and len(lines) == 1
+    with pytest.raises(CloudLost):
+        run(cloud, make_plan(k="auto"))
+    cloud.close()
 
 
 def test_an_adaptive_k_keeps_to_the_servers_block() -> None:
