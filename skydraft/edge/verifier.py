@@ -173,16 +173,23 @@ class RemoteVerifier:
             await server.greet(vocab, _PROBE_S)
             self._servers.agree(server)
 
-        try:
-            await self._servers.ask(self._key, greet)
-        except SkydraftError as error:
-            is_met = isinstance(error, CloudLost) and self._servers.is_reached  # by another text
-            if self._pending or self._outage or self._is_closed or is_met:
-                return  # the verification finds out by itself, or has
-            if isinstance(error, CloudError) and error.is_outage:
-                self._go_alone(error)
-            else:
-                self._unsaid.append(f"The cloud at {self._servers.name} cannot be used: {error.line}")
+        for is_last in (False, True):  # gRPC may remember that a server was away a moment ago
+            try:
+                await self._servers.ask(self._key, greet)
+                return
+            except SkydraftError as error:
+                is_lost = isinstance(error, CloudLost)
+                is_met = is_lost and self._servers.is_reached  # by another text
+                if self._pending or self._outage or self._is_closed or is_met:
+                    return  # the verification finds out by itself, or has
+                if is_lost and not is_last:
+                    await self._servers.renew()
+                elif isinstance(error, CloudError) and error.is_outage:
+                    self._go_alone(error)
+                    return
+                else:
+                    self._unsaid.append(f"The cloud at {self._servers.name} cannot be used: {error.line}")
+                    return
 
     def cancel(self) -> None:
         self._is_cancelled = True

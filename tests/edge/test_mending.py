@@ -90,17 +90,6 @@ def test_an_adaptive_k_keeps_to_the_servers_block() -> None:
         cloud.close()
 
 
-def test_a_text_that_outgrows_the_clouds_context_goes_on_alone_with_one_line(unhurried: None) -> None:
-    lines: list[str] = []
-    with serving(open_toy("toy", context_len=24)) as server:
-        cloud = skydraft.connect(server.address, notify=lines.append)
-        # Sure for long, so that its first escalation lies beyond the server's context, or unsure at once.
-        generation = run(cloud, make_plan(gate="entropy:3.2", k=4))
-        assert len(generation.token_ids) == 40 or generation.finish_reason == "length"
-        assert len(lines) <= 1
-        cloud.close()
-
-
 @pytest.mark.parametrize("token", ["with a space", "line\n", "", "ü"])
 def test_a_token_that_cannot_be_sent_is_refused_at_once(token: str) -> None:
     with pytest.raises(skydraft.errors.OptionError, match="token"):
