@@ -56,7 +56,7 @@ NOT_RUN_BLOCKS = {
     "OPENAI_API_BASE_URL=http://localhost:8137/v1 OPENAI_API_KEY=none open-webui serve": "not run, as the page says",
     "pip install 'skydraft[learn]'": "a toy cannot be trained: tests/learning",
     "pip install 'skydraft[tasks,grammar]'": "installed by make tasks",
-    'skydraft generate "请用一句话介绍一款雨伞。" --mode quality --edge-adapter adapter.safetensors': "tests/learning",
+    'skydraft generate "请用一句话介绍一款雨伞。" --mode quality --edge-adapter adapter.gguf': "tests/learning",
 }
 # What a reader has done before: (page, first line of a block) -> commands.
 _CERTIFICATE = (
