@@ -28,7 +28,7 @@ _SIDES = ("lora_a", "lora_b")
 
 
 class AdapterCard(BaseModel):
-    """The models and the prompts that an adapter was made from, and what was measured when it was trained."""
+    """The models and the prompts that an adapter was made from."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -37,10 +37,7 @@ class AdapterCard(BaseModel):
     architecture: str = ""
     vocab: str
     target: str
-    num_trained: int = 0
     trained_on: tuple[str, ...] = ()  # digests of the prompts, see dataset.prompt_digest
-    held_out: tuple[float, float] = (0.0, 0.0)
-    guard: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
