@@ -67,7 +67,7 @@ class RecordedModel(Engine):
         self._real = real
         self._reading: Sequence | None = None
         self._forward_s = forward_ms / 1e3
-        self._profile = RowProfile(invariant_rows=MAX_ROWS, forward_ms=(forward_ms,) * MAX_ROWS)
+        self.profile = RowProfile(invariant_rows=MAX_ROWS, forward_ms=(forward_ms,) * MAX_ROWS)
 
     def allocate(self) -> list[int]:
         return []

@@ -16,7 +16,7 @@ from skydraft.decoding.prices import parse_prices
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import Target, target_of
 from skydraft.engines.base import Engine
-from skydraft.engines.options import EngineOptions, Quantization
+from skydraft.engines.options import NOT_PROBED, EngineOptions, Quantization
 from skydraft.engines.probe import cpu_model, profile_of
 from skydraft.engines.registry import engine_names, open_engine
 from skydraft.errors import CloudLost, OptionError, RecordsError
@@ -69,9 +69,9 @@ def load(
     engine = open_engine(resolved.kind, resolved.spec, resolved.path, options)
     engine.name += f"+{options.adapter.stem}" if options.adapter else ""
     engine.is_local_only = local_only
-    if not engine.is_probed:
+    if engine.profile is NOT_PROBED:
         key = f"{resolved.kind}|{resolved.spec}|{engine.fingerprint}|{cpu_model()}"
-        engine.adopt_profile(profile_of(engine, key, options))
+        engine.profile = profile_of(engine, key, options)
     engine.prefixes.share(beginning_ids(engine.vocab))
     return engine
 

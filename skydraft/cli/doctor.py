@@ -25,7 +25,7 @@ from skydraft.decoding.cost_model import CostModel
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import check_same
 from skydraft.errors import OptionError, SkydraftError
-from skydraft.models import cache_dir, installed, verify
+from skydraft.models import cache_dir, known_models, present, verify
 
 # The purpose of `pip install 'skydraft[NAME]'`. The metadata of skydraft names the packages of each extra.
 PURPOSES = {
@@ -139,19 +139,20 @@ def _system(console: Console) -> Iterator[str]:
     console.print(f"python       {platform.python_version()} on {platform.system()} {platform.machine()}")
     console.print(f"processor    {os.cpu_count()} cores, {memory:.1f} GB of memory")
     console.print(f"cache        {cache} ({free:.1f} GB free)")
-    if free < 4 and not all(row.present for row in installed(cache)):
+    if free < 4 and not all(present(model, cache) for model in known_models().values()):
         yield "less than 4 GB of disk are free; set SKYDRAFT_HOME to a folder with more room"
 
 
 def _models(console: Console) -> Iterator[str]:
-    for row in installed(cache_dir()):
-        console.print(f"{row.name:<20} {row.bytes / 1e6:>6.0f} MB  {row.path if row.present else 'not here'}")
-        if not row.present:
-            yield f"get the model: skydraft models fetch {row.name}"
+    for model in known_models().values():
+        path = present(model, cache_dir())
+        console.print(f"{model.name:<20} {model.bytes / 1e6:>6.0f} MB  {path or 'not here'}")
+        if not path:
+            yield f"get the model: skydraft models fetch {model.name}"
             continue
         try:
-            with TERMINAL.state(f"Checking {row.name}…"):
-                verify(row.path)
+            with TERMINAL.state(f"Checking {model.name}…"):
+                verify(model, path)
         except SkydraftError as error:
             yield error.line
 

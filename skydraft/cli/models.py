@@ -17,7 +17,8 @@ from skydraft.models import (
     cache_dir,
     embedded_path,
     fetch_model,
-    installed,
+    known_models,
+    present,
     present_path,
     progress_on,
     remove,
@@ -76,8 +77,8 @@ def _rows() -> list[dict[str, Any]]:
     """Each known or included model, and others that an adapter is applied to; `adapter` is the file of that."""
     adapters = all_applied(cache_dir())
     rows: list[tuple[str, int, str, Path | None, str]] = [
-        (known.name, known.bytes, known.license, known.path if known.present else None, "known")
-        for known in installed(cache_dir())
+        (known.name, known.bytes, known.license, present(known, cache_dir()), "known")
+        for known in known_models().values()
     ]
     rows += [(name, _bytes_in(embedded_path(name)), "Apache-2.0", embedded_path(name), "included") for name in EMBEDDED]
     others = adapters.keys() - {row[0] for row in rows}
@@ -110,8 +111,8 @@ def fetch_models(names: tuple[str, ...], where: dict[str, Any]) -> None:
     wanted = [known_model(name) for name in names]
     with progress_on() as progress:
         paths = [fetch_model(model, cache_dir(), progress=progress, **where) for model in wanted]
-    for path in paths:
-        verify(path)
+    for model, path in zip(wanted, paths, strict=True):
+        verify(model, path)
         click.echo(path)
 
 

@@ -97,7 +97,7 @@ class LlamaCppEngine(Engine):
         self.max_sequences = options.max_sequences
         self._free_slots = list(range(options.max_sequences))[::-1]
         self._shares_cache = options.shared_cache
-        self._profile = profile_of(self, self._profile_key(options), options)
+        self.profile = profile_of(self, self._profile_key(options), options)
 
     def _load_adapter(self, path: Path) -> Any:
         """An adapter of this model, and the fingerprint of both. Raises OptionError for an adapter of another base."""
@@ -159,7 +159,7 @@ class LlamaCppEngine(Engine):
                 self.roll_back(sequence, sequence.length)
             raise EngineError(f"llama.cpp refused a forward of {num_rows} rows (status {status}).")
         if not want_logits:
-            return [None] * len(feeds)
+            return []
         pointer = self._lib.get_logits(self._context)
         # [num_rows, padded vocabulary], not copied: valid until the next forward
         logits = np.ctypeslib.as_array(pointer, shape=(num_rows, self._num_rows_padded))[:, : self.vocab.size]

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from skydraft.config import Execution
-from skydraft.engines.options import RowProfile
-from skydraft.engines.rows import Rows, on_host
+from skydraft.engines.options import NOT_PROBED, RowProfile
+from skydraft.engines.rows import Rows
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import EngineError, PromptError, SkydraftError
 from skydraft.types import Cost, Media, Recordings, Reuse
@@ -227,7 +227,7 @@ class Model(ABC):
     max_sequences: int = 1  # KV is kept for reuse while fewer are open
     has_kernels: bool = True  # whose path may depend on the length; then rows are compared further on in a text
     is_full_precision: bool = True  # 16 bits round differences away: rows equal in a probe need not be equal later
-    _profile: RowProfile | None = None
+    profile: RowProfile = NOT_PROBED
 
     @abstractmethod
     def allocate(self) -> Any:
@@ -235,7 +235,10 @@ class Model(ABC):
 
     @abstractmethod
     def forward(self, feeds: Feeds, *, want_logits: bool) -> list[Rows]:
-        """Run the model and write KV. On failure the KV of every sequence is as before. Returns rows per feed."""
+        """Run the model and write KV. On failure the KV of every sequence is as before.
+
+        Returns rows per feed; what it returns without `want_logits` is not read.
+        """
 
     @abstractmethod
     def roll_back(self, sequence: Sequence, length: int) -> None:
@@ -280,24 +283,10 @@ class Model(ABC):
 
     def feed(self, feeds: Feeds) -> list[Rows]:
         """One forward of all feeds, and their tokens noted. Only `Engine` and the check of its rows call this."""
-        rows = [on_host(each) for each in self.forward(feeds, want_logits=True)]
+        rows = self.forward(feeds, want_logits=True)
         for sequence, token_ids in feeds:
             sequence.record(token_ids)
         return rows
-
-    @property
-    def is_probed(self) -> bool:
-        return self._profile is not None
-
-    def adopt_profile(self, profile: RowProfile) -> None:
-        self._profile = profile
-
-    @property
-    def profile(self) -> RowProfile:
-        """Invariant rows and forward times, probed when the engine is loaded."""
-        if self._profile is None:
-            raise EngineError(f"The engine {self.name} was not probed.", hint="Open it with skydraft.load.")
-        return self._profile
 
     @property
     def invariant_rows(self) -> int:
@@ -321,8 +310,7 @@ class Model(ABC):
             if (num_rows := sum(len(token_ids) for _, token_ids in feeds)) > self.max_output_rows:
                 raise EngineError(f"{num_rows} rows are too many for one forward.")
             longest = max(sequence.length for sequence, _ in feeds)
-            is_due = self.has_kernels and longest > _PROBED_LEN and self.is_probed
-            if is_due and 1 < num_rows <= self.invariant_rows:
+            if self.has_kernels and longest > _PROBED_LEN and 1 < num_rows <= self.invariant_rows:
                 return self.feed_compared(feeds)
             return self.feed(feeds)
 

@@ -24,6 +24,9 @@ class RowProfile:
     forward_ms: tuple[float, ...]
 
 
+NOT_PROBED = RowProfile(invariant_rows=1, forward_ms=(1.0,))
+
+
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """How to run a model. Each engine uses the options that apply to it.

@@ -13,7 +13,6 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
-from filelock import FileLock
 from pydantic import TypeAdapter
 
 from skydraft.engines.base import Engine, Sequence
@@ -25,7 +24,6 @@ _PROBED_LEN = 16  # tokens before the probed rows
 _MAX_REPETITIONS = 3
 _SLOW_STEP_S = 0.02  # the probe takes fifty steps or so
 _ENOUGH_S = 2.0  # no further repetition begins after that
-_LOCK_S = 5.0
 _PROFILES = TypeAdapter(dict[str, RowProfile])  # the file of profiles, by key
 
 
@@ -106,7 +104,7 @@ def _read(path: Path) -> dict[str, RowProfile]:
 def _remember(path: Path, key: str, profile: RowProfile) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{path}.lock", timeout=_LOCK_S):  # its Timeout is an OSError
-            write_whole(path, _PROFILES.dump_json({**_read(path), key: profile}, indent=1))
+        # Of two processes that write at once, one will probe again.
+        write_whole(path, _PROFILES.dump_json({**_read(path), key: profile}, indent=1))
     except OSError:
         return  # a read-only cache folder costs a probe at the next start, nothing else

@@ -61,6 +61,7 @@ class ToyEngine(Engine):
     """
 
     has_kernels = False
+    profile = RowProfile(invariant_rows=64, forward_ms=(0.01,))
 
     def __init__(
         self, vocab: Vocab, by_last: Table, *, by_previous: Table | None = None, by_position: Table | None = None,
@@ -72,7 +73,6 @@ class ToyEngine(Engine):
         self._by_last = by_last
         self._by_previous = np.zeros_like(by_last) if by_previous is None else by_previous
         self._by_position = np.zeros((1, vocab.size), np.float32) if by_position is None else by_position
-        self._profile = RowProfile(invariant_rows=64, forward_ms=(0.01,))
         tables = (self._by_last, self._by_previous, self._by_position)
         self.fingerprint = hashlib.sha256(b"".join(table.tobytes() for table in tables)).hexdigest()[:32]
 
@@ -86,7 +86,7 @@ class ToyEngine(Engine):
             for index, token_id in enumerate(token_ids):
                 sequence.slot.append((int(token_id), len(sequence.slot)))
                 rows[index] = self._row(sequence.slot)
-            all_rows.append(rows if want_logits else None)
+            all_rows.append(rows)
         return all_rows
 
     def _row(self, cache: list[tuple[int, int]]) -> Table:

@@ -26,23 +26,14 @@ class TrainableModel:
     """A model in evaluation mode, and the parts that training needs by name.
 
     `decoder` takes token ids; it has a list of `layers`, called `layers_name` in the whole model, and ends in a norm.
-    `is_gguf`: it was read from a GGUF file.
+    `head` is the linear layer from there to logits. `is_gguf`: it was read from a GGUF file.
     """
 
     model: Any
     decoder: Any
     layers_name: str
+    head: Any
     is_gguf: bool
-
-    @property
-    def layers(self) -> Any:
-        """The decoder's layers, first to last."""
-        return self.decoder.layers
-
-    @property
-    def head(self) -> Any:
-        """The linear layer from the last norm to logits."""
-        return self.model.get_output_embeddings()
 
     def name_in_file(self, matrix: str) -> str:
         """What the model's file calls a matrix: in GGUF `blk.3.attn_q.weight` for `model.layers.3.self_attn.q_proj`."""
@@ -64,9 +55,8 @@ def check_trainable() -> None:
 def load_trainable(path: Path, device_name: str = "cpu", num_threads: int = 0) -> TrainableModel:
     """The model of a folder or .gguf file in float32, nothing of it trained yet.
 
-    Raises BrokenModel, EngineError, and OptionError for a GGUF file whose matrices have another order than torch's.
-
-    `num_threads` other than 0 sets the threads of torch for the whole process.
+    `num_threads` other than 0 sets the threads of torch for the whole process. Raises BrokenModel, EngineError, and
+    OptionError for a GGUF file whose matrices have another order than torch's.
     """
     torch, transformers = load_library()
     if num_threads:
@@ -99,5 +89,5 @@ def _parts(torch: Any, model: Any, is_gguf: bool) -> TrainableModel:
         if is_list and name.endswith(".layers"):
             decoder = model.get_submodule(name.rpartition(".")[0])
             if hasattr(decoder, "norm"):
-                return TrainableModel(model, decoder, name, is_gguf)
+                return TrainableModel(model, decoder, name, model.get_output_embeddings(), is_gguf)
     raise EngineError(f"{type(model).__name__} has no list of layers that is known how to train.")

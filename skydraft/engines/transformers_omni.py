@@ -16,7 +16,6 @@ from skydraft.engines.base import Sequence
 from skydraft.engines.checkpoint import first_line, is_omni, load_library
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.registry import EngineKind
-from skydraft.engines.rows import Rows
 from skydraft.engines.transformers_text import TAKES, Slot, TransformersEngine
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import BrokenModel, PromptError
@@ -132,14 +131,14 @@ class OmniEngine(TransformersEngine):
     def allocate(self) -> AudioSlot:
         return AudioSlot(self._new_cache())
 
-    def _run(self, sequence: Sequence, token_ids: Seq[int] | TokenIds, want_logits: bool) -> Rows:
+    def _run(self, sequence: Sequence, token_ids: Seq[int] | TokenIds, want_logits: bool) -> Any:
         # Not by the forward of the thinker: it has a row of logits computed for every token of a prompt.
         output = self._model.model.language_model(
             inputs_embeds=self._embeddings(sequence, token_ids),
             position_ids=self._position_ids(sequence.length, len(token_ids)),
             past_key_values=sequence.slot.cache, use_cache=True,
         )  # fmt: skip
-        return self._model.lm_head(output.last_hidden_state[0])[:, : self.vocab.size] if want_logits else None
+        return self._model.lm_head(output.last_hidden_state[0][-len(token_ids) if want_logits else -1 :])
 
     def _position_ids(self, base: int, num_rows: int) -> Any:
         return super()._position_ids(base, num_rows)[None].expand(3, -1, -1)  # time, height, width: [3, 1, num_rows]

@@ -34,8 +34,7 @@ class TransformersEngine(Engine):
     """One causal language model.
 
     Sequences are limited by memory only, and several feeds run one after another. `num_threads` other than 0 sets the
-    threads of torch for the whole process. Rows have the dtype of the model, lie on its device, and stay valid after
-    later forwards.
+    threads of torch for the whole process. Rows stay valid after later forwards.
     """
 
     _model_class: ClassVar[str] = "AutoModelForCausalLM"
@@ -62,7 +61,7 @@ class TransformersEngine(Engine):
         self.max_sequences = options.max_sequences
         self._check_cache()
         self.is_full_precision = (options.dtype, options.quantization) == ("float32", "none")
-        self._profile = profile_of(self, self._profile_key(options), options)
+        self.profile = profile_of(self, self._profile_key(options), options)
 
     def _check_cache(self) -> None:
         kinds = {type(layer).__name__ for layer in self._new_cache().layers}
@@ -94,9 +93,8 @@ class TransformersEngine(Engine):
         try:
             with self._torch.inference_mode():
                 rows = [self._run(sequence, token_ids, want_logits) for sequence, token_ids in feeds]
-            if not want_logits and self._device.type == "cuda":
-                self._torch.cuda.synchronize(self._device)  # no row is read, but the time is taken
-            return rows
+                # 16 bits become float32, which is exact. Where no row is wanted, its time is taken all the same.
+                return [each[:, : self.vocab.size].float().cpu().numpy() for each in rows]
         except BaseException as error:
             for sequence, _ in feeds:
                 self.roll_back(sequence, sequence.length)
@@ -104,14 +102,14 @@ class TransformersEngine(Engine):
                 raise EngineError(f"transformers refused a forward of {num_rows} rows: {first_line(error)}") from error
             raise
 
-    def _run(self, sequence: Sequence, token_ids: Seq[int] | TokenIds, want_logits: bool) -> Rows:
-        """A forward: [num_rows, vocab.size]. Rows of the head beyond the tokenizer are padding."""
+    def _run(self, sequence: Sequence, token_ids: Seq[int] | TokenIds, want_logits: bool) -> Any:
+        """Logits [num_rows, padded vocabulary] as torch has them; those of the last token alone if none are wanted."""
         num_rows = len(token_ids)
         output = self._model(
             input_ids=self._tensor(token_ids), position_ids=self._position_ids(sequence.length, num_rows),
             past_key_values=sequence.slot.cache, use_cache=True, logits_to_keep=num_rows if want_logits else 1,
         )  # fmt: skip
-        return output.logits[0, :, : self.vocab.size] if want_logits else None
+        return output.logits[0]
 
     def _tensor(self, token_ids: Seq[int] | TokenIds) -> Any:
         return self._torch.tensor(np.array([token_ids], np.int64), device=self._device)  # [1, num_rows]

@@ -62,7 +62,8 @@ class KeptRows:
                 self.close()
         if self._sequence is None:
             self._sequence = self.real.open(token_ids)
-        return self._sequence.extend(token_ids[self._sequence.length :])[-1]
+        row: Rows = self._sequence.extend(token_ids[self._sequence.length :])[-1]
+        return row
 
     def close(self) -> None:
         """Free the sequence of the draft model."""
@@ -81,7 +82,7 @@ class RecordedDraft(Engine):
         super().__init__(real.name)
         self.vocab, self.context_len, self.fingerprint = real.vocab, real.context_len, real.fingerprint
         self._kept, self._step_s = kept, step_ms / 1e3
-        self._profile = RowProfile(invariant_rows=real.invariant_rows, forward_ms=(step_ms,))
+        self.profile = RowProfile(invariant_rows=real.invariant_rows, forward_ms=(step_ms,))
 
     def allocate(self) -> list[int]:
         """A slot is the list of its tokens."""

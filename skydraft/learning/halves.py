@@ -42,7 +42,7 @@ class Halves:
         self._torch = torch
         self._trainable = trainable
         self._vocab_size = vocab_size
-        self.first = max(len(trainable.layers) - num_upper, 0)
+        self.first = max(len(trainable.decoder.layers) - num_upper, 0)
 
     def activations(self, lesson: Lesson) -> Activations:
         """Run the lower half over a lesson."""
@@ -54,7 +54,7 @@ class Halves:
             caught.update(hidden=hidden, arguments={**kwargs, "past_key_values": None, "use_cache": False})
             raise _Stop
 
-        handle = self._trainable.layers[self.first].register_forward_pre_hook(catch, with_kwargs=True)
+        handle = self._trainable.decoder.layers[self.first].register_forward_pre_hook(catch, with_kwargs=True)
         try:
             with torch.no_grad():
                 ids = torch.tensor([[*lesson.prompt_ids, *lesson.token_ids[:-1]]], device=weight.device)
@@ -71,7 +71,7 @@ class Halves:
     def rows(self, activations: Activations) -> Any:
         """Run the upper half, and return its rows at the places that have labels, [num_labels, hidden_size]."""
         hidden = activations.hidden
-        for layer in self._trainable.layers[self.first :]:
+        for layer in self._trainable.decoder.layers[self.first :]:
             hidden = layer(hidden, **activations.arguments)
             hidden = hidden[0] if isinstance(hidden, tuple) else hidden
         return self._trainable.decoder.norm(hidden[0, activations.at])

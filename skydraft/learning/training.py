@@ -182,7 +182,7 @@ class Training:
         after = self._counts(held_out, "held out, after"), self._counts(guard, "guard, after")
         held_gain = gain(before[0], after[0], [lesson.prompt_ids for lesson in task.held_out])
         guard_gain = gain(before[1], after[1], [lesson.prompt_ids for lesson in task.guard]) if guard else None
-        return Trained(self._adapter(held_gain, guard_gain), held_gain, guard_gain, is_whole)
+        return Trained(self._adapter(), held_gain, guard_gain, is_whole)
 
     def _each(self, items: Sequence[T], what: str) -> Iterator[T]:
         """Give the items one by one, and report progress. Raises TimeoutError when time is over."""
@@ -219,7 +219,7 @@ class Training:
     def _inject(self) -> dict[str, Any]:
         """Give the upper layers' matrices changes that are 0 yet; returns their parameters by name."""
         torch, name = self._torch, self._trainable.layers_name
-        prefixes = tuple(f"{name}.{index}." for index in range(self._halves.first, len(self._trainable.layers)))
+        prefixes = tuple(f"{name}.{index}." for index in range(self._halves.first, len(self._trainable.decoder.layers)))
         matrices = [
             name
             for name, module in self._trainable.model.named_modules()
@@ -316,19 +316,15 @@ class Training:
         except Exception:  # torch.load raises errors of many kinds for a damaged file
             self._progress("what was begun before is of other lessons or settings: beginning anew", 0, 0, "")
 
-    def _adapter(self, held_out: Gain, guard: Gain | None) -> Adapter:
+    def _adapter(self) -> Adapter:
         sides: dict[str, list[Any]] = {}
         for name, value in self._lora.items():  # A before B
             matrix = self._trainable.name_in_file(name.partition(".lora_")[0])
             sides.setdefault(matrix, []).append(value.detach().float().cpu().numpy().copy())
-        trained = self._task.trained
         card = self._task.card.model_copy(
             update={
                 "architecture": self._trainable.model.config.model_type,
-                "num_trained": len(trained),
-                "trained_on": tuple(sorted(set(map(prompt_digest, trained)))),
-                "held_out": (round(held_out.before, 5), round(held_out.after, 5)),
-                "guard": (round(guard.before, 5), round(guard.after, 5)) if guard else (0.0, 0.0),
+                "trained_on": tuple(sorted(set(map(prompt_digest, self._task.trained)))),
             }
         )
         pairs = {name: (low, high) for name, (low, high) in sides.items()}

@@ -14,7 +14,7 @@ _LOCK_S = 10.0  # others hold it for milliseconds
 
 def applied(model: str, cache: Path) -> Path | None:
     """The adapter that a model is used with, by the user's name of the model; None for none."""
-    return max(_adapters(model, cache), key=_made, default=None)
+    return max(_adapters(model, cache), key=_written_at, default=None)
 
 
 def all_applied(cache: Path) -> dict[str, Path]:
@@ -49,9 +49,8 @@ def _adapters(model: str, cache: Path) -> list[Path]:
     return [path for path in _folder(model, cache).glob("[!.]*.gguf") if path.is_file()]
 
 
-def _made(path: Path) -> int:
-    """When a file was written; 0 for one that another process has just deleted."""
-    return path.stat().st_mtime_ns if path.exists() else 0
+def _written_at(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.exists() else 0  # another process may just have deleted it
 
 
 def _folder(model: str, cache: Path) -> Path:

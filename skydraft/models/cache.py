@@ -20,9 +20,6 @@ from platformdirs import user_cache_dir
 from skydraft.errors import HashMismatch, ModelFilesError, NotEnoughDisk
 from skydraft.models.manifest import KnownModel
 
-CHUNK_BYTES = 1 << 22
-DISK_MARGIN_BYTES = 64 << 20
-
 
 def cache_dir() -> Path:
     """The folder of SKYDRAFT_HOME, or else the user's cache folder; it may not exist yet.
@@ -33,26 +30,15 @@ def cache_dir() -> Path:
     return Path(home).expanduser().absolute() if home else Path(user_cache_dir("skydraft"))
 
 
-def model_path(model: KnownModel, cache: Path) -> Path:
-    return cache / "models" / model.file
+def model_path(model: KnownModel, cache: Path, end: str = "") -> Path:
+    """Where the checked file belongs; with `end` .partial or .lock, what is beside it meanwhile."""
+    return cache / "models" / f"{model.file}{end}"
 
 
-def partial_path(model: KnownModel, cache: Path) -> Path:
-    return cache / "models" / f"{model.file}.partial"
-
-
-def lock_path(model: KnownModel, cache: Path) -> Path:
-    return cache / "models" / f"{model.file}.lock"
-
-
-def pieces_dir(cache: Path) -> Path:
-    return cache / "pieces"
-
-
-def is_present(model: KnownModel, cache: Path) -> bool:
-    """Whether the checked file is in place; looks at its size only."""
+def present(model: KnownModel, cache: Path) -> Path | None:
+    """The checked file if it is in place; looks at its size only."""
     path = model_path(model, cache)
-    return path.is_file() and path.stat().st_size == model.bytes
+    return path if path.is_file() and path.stat().st_size == model.bytes else None
 
 
 def sha256_of(path: Path) -> str:
@@ -65,7 +51,7 @@ def settle(model: KnownModel, cache: Path, sha256: str) -> Path:
 
     Raises HashMismatch otherwise; then the `.partial` file is gone.
     """
-    partial = partial_path(model, cache)
+    partial = model_path(model, cache, ".partial")
     if sha256 != model.sha256:
         partial.unlink()
         raise HashMismatch(
@@ -81,7 +67,7 @@ def adopt(model: KnownModel, file: Path, cache: Path, require: Callable[[int], N
 
     `require` raises NotEnoughDisk where so many bytes do not fit. Raises HashMismatch if it is not the published file.
     """
-    partial = partial_path(model, cache)
+    partial = model_path(model, cache, ".partial")
     partial.parent.mkdir(parents=True, exist_ok=True)
     partial.unlink(missing_ok=True)
     source = file.resolve()
@@ -92,15 +78,6 @@ def adopt(model: KnownModel, file: Path, cache: Path, require: Callable[[int], N
         require(model.bytes)
         shutil.copyfile(source, partial)
     return settle(model, cache, sha256_of(partial))
-
-
-def require_disk(cache: Path, needed_bytes: int, free_bytes: int) -> None:
-    """Raise NotEnoughDisk unless `needed_bytes` and a margin fit into `free_bytes`."""
-    if free_bytes < needed_bytes + DISK_MARGIN_BYTES:
-        raise NotEnoughDisk(
-            f"{cache} needs {_in_mb(needed_bytes + DISK_MARGIN_BYTES)} of free space and has {_in_mb(free_bytes)}.",
-            hint="Free some space, or set SKYDRAFT_HOME to a folder on a larger disk.",
-        )
 
 
 def locked(path: Path, busy: str, timeout_s: float = 0.0) -> AbstractContextManager[object]:
@@ -122,7 +99,3 @@ def disk_errors_named(cache: Path) -> Iterator[None]:
             f"Writing to {cache} failed ({error.strerror or error}).",
             hint="Set SKYDRAFT_HOME to a folder that you can write to and that has room.",
         ) from error
-
-
-def _in_mb(num_bytes: int) -> str:
-    return f"{num_bytes / 1e6:,.0f} MB"

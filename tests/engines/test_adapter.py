@@ -136,6 +136,9 @@ HOSTILE = {
     "text": lambda whole: b"an adapter",
     "cut": lambda whole: whole[:-50],
     "a model": lambda whole: whole.replace(b"adapter", b"another"),
+    "an array without end": lambda whole: whole.replace(
+        b"lora.alpha\x06\0\0\0", b"lora.alpha\x09\0\0\0\0\0\0\0" + (2**60).to_bytes(8, "little")
+    ),
     "type of alpha": lambda whole: whole.replace(b"lora.alpha\x06\0\0\0", b"lora.alpha\x04\0\0\0"),
     "nan": lambda whole: whole[:-4] + np.float32("nan").tobytes(),
     "name": lambda whole: whole.replace(b"lora_b", b"lora_c"),

@@ -13,7 +13,6 @@ import pytest
 
 from skydraft.engines.base import Engine, Sequence
 from skydraft.engines.prefix_cache import PrefixCache
-from skydraft.engines.rows import on_host
 from skydraft.errors import EngineError, PromptError
 from skydraft.types import Media, Reuse
 
@@ -28,7 +27,7 @@ def rows_after(sequence: Sequence, last: int, num_tokens: int = 3) -> list[Any]:
     """Rows of greedy tokens, one at a time."""
     rows = []
     for _ in range(num_tokens):
-        rows.append(on_host(sequence.extend([last])[0]).copy())
+        rows.append(sequence.extend([last])[0].copy())
         last = int(rows[-1].argmax())
     return rows
 
@@ -52,7 +51,7 @@ class TestContract:
                 for _ in range(2):
                     wandering.extend(rng.integers(0, engine.vocab.size, rng.integers(1, 6)).tolist())
                     wandering.truncate(straight.length)
-                one, other = (on_host(each.extend([token_id])).copy() for each in (straight, wandering))
+                one, other = (each.extend([token_id]).copy() for each in (straight, wandering))
                 assert np.array_equal(one, other)
 
     @pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 1), (3, 5, 2)])
@@ -62,9 +61,9 @@ class TestContract:
         prompts = [some_text(engine, 3 + size, size) for size in sizes]
         feeds = [some_text(engine, size, 10 + size) for size in sizes]
         together, apart = ([engine.open(prompt) for prompt in prompts] for _ in range(2))
-        batch = [on_host(rows).copy() for rows in engine.extend_batch(list(zip(together, feeds, strict=True)))]
+        batch = [rows.copy() for rows in engine.extend_batch(list(zip(together, feeds, strict=True)))]
         for rows, sequence, twin, feed in zip(batch, together, apart, feeds, strict=True):
-            assert np.array_equal(rows, on_host(twin.extend(feed)))
+            assert np.array_equal(rows, twin.extend(feed))
             assert sequence.token_ids.tolist() == twin.token_ids.tolist()
             sequence.close()
             twin.close()
@@ -81,7 +80,7 @@ class TestContract:
             while engine.prefill(sequence, prompt):
                 ends.append(sequence.length)
             assert ends == list(range(0, 22, part_len)) and sequence.token_ids.tolist() == prompt[:-1]
-            row = on_host(sequence.extend(prompt[-1:])[0])
+            row = sequence.extend(prompt[-1:])[0]
             if part_len == 1 or not engine.name.startswith("qwen"):  # in 4 bits, parts differ by more
                 assert np.abs(row - expected).max() < TOLERANCE
             assert row.argmax() == expected.argmax()

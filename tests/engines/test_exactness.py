@@ -22,7 +22,7 @@ from .tiny_toy import SIZE, toy
 def probed(kind: type[ToyEngine], rows: int = 4) -> ToyEngine:
     engine = toy(kind, context_len=2048)
     engine.has_kernels = True
-    engine.adopt_profile(RowProfile(rows, (1.0,) * 8))
+    engine.profile = RowProfile(rows, (1.0,) * 8)
     return engine
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from skydraft.engines.options import EngineOptions
-from skydraft.engines.rows import on_host
 from skydraft.engines.transformers_omni import OmniEngine
 from skydraft.errors import PromptError
 from skydraft.types import Media, Recordings, Reuse
@@ -40,7 +39,7 @@ def test_each_is_heard_where_it_stands(omni: OmniEngine) -> None:
     """The same two recordings, of one length so that the token ids are equal, in either order."""
     prompt, media = spoken_often(omni, (1, 1.3), (2, 1.3))
     assert omni.check_media(prompt, media[::-1]) is None
-    one, other = (on_host(omni.open(prompt, given).extend(prompt[-1:])) for given in (media, media[::-1]))
+    one, other = (omni.open(prompt, given).extend(prompt[-1:]) for given in (media, media[::-1]))
     assert not np.array_equal(one, other)
 
 

@@ -115,7 +115,7 @@ def test_rows_go_in_within_what_keeps_them_exact(max_rows: int) -> None:
     expected = fresh((toys.toy(3, 0.5), toys.toy(3)), params, token_ids)
     few = (toys.toy(3, 0.5, kind=Counting), toys.toy(3, kind=Counting))
     for engine in few:
-        engine.adopt_profile(RowProfile(invariant_rows=max_rows, forward_ms=(1.0,)))
+        engine.profile = RowProfile(invariant_rows=max_rows, forward_ms=(1.0,))
     assert fresh(few, params, token_ids) == expected
     for engine in few:
         assert max(engine.rows) == max_rows

@@ -63,7 +63,7 @@ def test_it_says_more_often_what_the_target_says(trained: Trained, tmp_path: Pat
     trained.write(tmp_path / "adapter")
     again = read_adapter(tmp_path / "adapter")
     assert same(again, trained.adapter) and again.card == trained.adapter.card
-    assert again.card.num_trained == 60 and again.card.architecture == "qwen2"
+    assert len(again.card.trained_on) == 60 and again.card.architecture == "qwen2"
 
 
 def test_it_learns_from_what_the_target_wrote_on(pair: tuple[Any, Any], written_on: Path, tmp_path: Path) -> None:

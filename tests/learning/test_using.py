@@ -63,7 +63,7 @@ def test_trained_applied_used_calibrated_and_taken_back(
     assert not out.with_name("adapter.gguf.state").exists()
     trained_on = set(read_adapter(out).card.trained_on)
     lessons = choose(Store(taught)).lessons
-    assert len([one for one in lessons if prompt_digest(one) in trained_on]) == read_adapter(out).card.num_trained
+    assert 0 < len(trained_on) < len({prompt_digest(one) for one in lessons})
 
     before = call(*ASK, "--mode", "edge")[1]
     with_it = call(*ASK, "--mode", "edge", "--edge-adapter", str(out))[1]

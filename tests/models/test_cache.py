@@ -7,8 +7,8 @@ import pytest
 from filelock import FileLock
 
 from skydraft.errors import HashMismatch, ModelFilesError, UnknownModel
-from skydraft.models import cache_dir, installed, verify
-from skydraft.models.cache import is_present, lock_path
+from skydraft.models import cache_dir, present, verify
+from skydraft.models.cache import model_path
 from skydraft.models.fetch import remove
 
 from .published import FakeWorld, publish
@@ -26,30 +26,15 @@ def test_skydraft_home_or_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch
     assert cache_dir() == place
 
 
-def test_installed_lists_present_and_missing(world: FakeWorld) -> None:
-    other = publish("other").model
-    models = {"tiny": world.published.model, "other": other}
-    assert [row.present for row in installed(world.cache, models)] == [False, False]
+def test_a_flipped_byte_is_found_by_the_hash_alone(world: FakeWorld) -> None:
+    tiny = world.published.model
+    assert present(tiny, world.cache) is None
     path = world.fetch()
-    tiny, missing = installed(world.cache, models)
-    found = (tiny.name, tiny.present, tiny.bytes, tiny.path, tiny.license)
-    assert found == ("tiny", True, len(world.published.content), path, "Apache-2.0")
-    assert (missing.name, missing.present, missing.bytes) == ("other", False, other.bytes)
-
-
-def test_verify_finds_a_flipped_byte(world: FakeWorld) -> None:
-    models = {"tiny": world.published.model}
-    path = world.fetch()
-    verify(path, models)
+    verify(tiny, path)
     path.write_bytes(world.published.content[:-1] + b"?")
-    assert installed(world.cache, models)[0].present  # by its size
+    assert present(tiny, world.cache) == path
     with pytest.raises(HashMismatch, match=f"{path} is not the published.*skydraft models fetch tiny"):
-        verify(path, models)
-    path.unlink()
-    with pytest.raises(UnknownModel, match="skydraft models fetch tiny"):
-        verify(path, models)
-    with pytest.raises(UnknownModel, match="No published hash"):
-        verify(world.cache / "other.gguf", models)
+        verify(tiny, path)
 
 
 def test_the_file_goes_and_another_model_stays(world: FakeWorld) -> None:
@@ -58,8 +43,7 @@ def test_the_file_goes_and_another_model_stays(world: FakeWorld) -> None:
     models = {"tiny": world.published.model, "other": other.model}
     paths = [world.fetch(model) for model in models.values()]
     assert remove("tiny", world.cache, models) == (paths[0],)
-    assert not is_present(world.published.model, world.cache)
-    assert is_present(other.model, world.cache)
+    assert not present(world.published.model, world.cache) and present(other.model, world.cache)
     assert world.fetch() == paths[0]  # it can come back
 
 
@@ -85,6 +69,9 @@ def test_what_is_not_here_is_one_clear_line(world: FakeWorld, name: str) -> None
 
 def test_a_model_that_is_being_fetched_stays(world: FakeWorld) -> None:
     path = world.fetch()
-    with FileLock(lock_path(world.published.model, world.cache)), pytest.raises(ModelFilesError, match="fetched"):
+    with (
+        FileLock(model_path(world.published.model, world.cache, ".lock")),
+        pytest.raises(ModelFilesError, match="fetched"),
+    ):
         remove("tiny", world.cache, {"tiny": world.published.model})
     assert path.exists()

@@ -10,8 +10,7 @@ import pytest
 
 from skydraft.errors import HashMismatch, ModelFilesError, NetworkUnavailable, NotEnoughDisk, OptionError, SkydraftError
 from skydraft.models import sources
-from skydraft.models.cache import DISK_MARGIN_BYTES
-from skydraft.models.fetch import fetch_model
+from skydraft.models.fetch import DISK_MARGIN_BYTES, fetch_model
 from skydraft.models.manifest import Part
 from skydraft.models.sources import OnBytes, SourceName
 
