@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from skydraft.characters import rounded
 from skydraft.config import Execution
-from skydraft.errors import OptionError, RecordsError
+from skydraft.errors import OptionError, RecordsError, first_fault
 from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.tasks.reading import READING
 from skydraft.evaluation.tasks.task import Task
@@ -254,9 +254,7 @@ def _parse_line(path: Path, number: int, line: bytes) -> AnyLine:
     try:
         return _ADAPTER.validate_python(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "it"
-        raise RecordsError(f"Line {number} of {path} is not a valid record: {where}: {first['msg']}.") from error
+        raise RecordsError(f"Line {number} of {path} is not a valid record: {first_fault(error)}.") from error
     except OptionError as error:  # an invalid plan, or invalid parameters
         raise RecordsError(f"Line {number} of {path} is not a valid record: {error.message}") from error
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from skydraft.config import CAPTION_PROMPT
-from skydraft.errors import PromptError
+from skydraft.errors import PromptError, first_fault
 from skydraft.evaluation.records import PromptEntry
 from skydraft.files import read_file
 
@@ -66,11 +66,8 @@ def _read_json(path: Path, number: int, line: str) -> PromptEntry:
     except json.JSONDecodeError as error:
         raise PromptError(f"Line {number} of {path} is not valid JSON: {error.msg}.") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "it"
-        raise PromptError(
-            f"Line {number} of {path} is not a prompt: {where}: {first['msg']}.", hint='Write at least {"prompt": "…"}.'
-        ) from error
+        hint = 'Write at least {"prompt": "…"}.'
+        raise PromptError(f"Line {number} of {path} is not a prompt: {first_fault(error)}.", hint=hint) from error
     if not entry.prompt.strip() and not entry.audio:
         raise PromptError(
             f"Line {number} of {path} has neither a prompt nor audio.",

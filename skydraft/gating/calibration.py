@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from skydraft.characters import from_json
-from skydraft.errors import OptionError, RecordsError
+from skydraft.errors import OptionError, RecordsError, first_fault
 from skydraft.files import read_file
 from skydraft.gating.hand_back import HandBack
 from skydraft.types import Signals, is_named, named_weights
@@ -176,9 +176,7 @@ def read_calibration(path: Path) -> Calibration:
     except OSError as error:
         raise RecordsError(f"The calibration {path} cannot be read: {error.strerror}.", hint=hint) from error
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "it"
-        raise RecordsError(f"{path} is not a calibration: {where}: {first['msg']}.", hint=hint) from error
+        raise RecordsError(f"{path} is not a calibration: {first_fault(error)}.", hint=hint) from error
     except ValueError as error:
         raise RecordsError(f"The calibration {path} is not JSON: {error}.", hint=hint) from error
 
