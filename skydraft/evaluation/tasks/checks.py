@@ -12,16 +12,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    StrictFloat,
-    StrictInt,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictFloat, StrictInt, model_validator
 
 from skydraft.errors import importing
 from skydraft.evaluation.tasks import sandbox
@@ -41,11 +32,9 @@ class Judgement:
 
 
 class _Check(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    """`judge` gives the verdict on a whole text, or raises MissingDependency, or OptionError for code not isolated."""
 
-    def judge(self, text: str) -> Judgement:
-        """The verdict on a whole text. Raises MissingDependency, or OptionError where code cannot be isolated."""
-        raise NotImplementedError
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def _compiles(pattern: str) -> str:
@@ -54,6 +43,17 @@ def _compiles(pattern: str) -> str:
     except re.error as error:
         raise ValueError(f"the pattern is not valid: {error}") from error
     return pattern
+
+
+def _is_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    with suppress(ImportError):
+        import jsonschema  # type: ignore[import-untyped]
+
+        try:
+            jsonschema.Draft202012Validator.check_schema(schema)
+        except jsonschema.SchemaError as error:
+            raise ValueError(f"the schema is not valid: {error.message[:200]}") from error
+    return schema
 
 
 Pattern = Annotated[str, Field(min_length=1), AfterValidator(_compiles)]
@@ -158,19 +158,7 @@ class Schema(_Check):
     """The text is JSON that fits `schema`."""
 
     kind: Literal["schema"]
-    schema_: dict[str, Any] = Field(alias="schema")
-
-    @field_validator("schema_")
-    @classmethod
-    def _is_one(cls, schema: dict[str, Any]) -> dict[str, Any]:
-        with suppress(ImportError):
-            import jsonschema  # type: ignore[import-untyped]
-
-            try:
-                jsonschema.Draft202012Validator.check_schema(schema)
-            except jsonschema.SchemaError as error:
-                raise ValueError(f"the schema is not valid: {error.message[:200]}") from error
-        return schema
+    schema_: Annotated[dict[str, Any], Field(alias="schema"), AfterValidator(_is_schema)]
 
     def judge(self, text: str) -> Judgement:
         wrong = complaint(text, self.schema_)
