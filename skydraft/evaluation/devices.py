@@ -79,7 +79,7 @@ class RecordedDraft(Engine):
     def __init__(self, kept: KeptRows, step_ms: float) -> None:
         real = kept.real
         super().__init__(real.name)
-        self.vocab, self.context_len, self.fingerprint = self.own(real.vocab), real.context_len, real.fingerprint
+        self.vocab, self.context_len, self.fingerprint = real.vocab, real.context_len, real.fingerprint
         self._kept, self._step_s = kept, step_ms / 1e3
         self._profile = RowProfile(invariant_rows=real.invariant_rows, forward_ms=(step_ms,))
 

@@ -188,7 +188,7 @@ def test_every_mode_runs_as_it_was_resolved_whatever_presets_say_by_then(
 def test_another_calibration_is_another_run(tmp_path: Path) -> None:
     names = "gate=calibrated:0.85;k=12;eager"
     mine = pairs.calibration(DRIFT)
-    other = mine.model_copy(update={"bias": mine.bias + 1})
+    other = mine.model_copy(update={"risks": mine.risks[::-1]})
     first, _ = run(request(names, calibration=mine), tmp_path)
     assert first.run.calibration and run(request("edge"), tmp_path / "b")[0].run.calibration is None
     with pytest.raises(RecordsError, match="its calibration differs"):
