@@ -139,13 +139,13 @@ def achieved(drift: float, agreement: float, k: int) -> tuple[float, float]:
     edge, cloud = pairs.pair(drift)
     params = DecodingParams(max_new_tokens=pairs.NUM_TOKENS)
     plan = make_plan(gate=f"calibrated:{agreement}", k=k, eager=True)
-    scorer = Scorer(edge, cloud, params)
+    scorer = Scorer(edge, cloud)
     agreed = calls = total = 0
     for prompt in pairs.prompts(1):
         done = skydraft.generate(
             prompt, edge=edge, cloud=cloud, plan=plan, params=params, calibration=pairs.calibration(drift)
         ).run()
-        line = scorer.score(prompt, read_prompt(cloud, asked_for(prompt)), done.token_ids)
+        line = scorer.score(prompt, read_prompt(cloud, asked_for(prompt)), done.token_ids, params)
         agreed += sum(mine == theirs for mine, theirs in zip(line.token_ids, line.choices, strict=True))
         calls += done.stats.num_escalated
         total += len(done.token_ids)
