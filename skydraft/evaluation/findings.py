@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,22 +15,16 @@ from skydraft.evaluation.records import GenerationLine, PromptEntry, Records
 from skydraft.evaluation.texts import indicators
 
 
-def setting_name(mode: str, link_ms: float | None) -> str:
-    """The name in tables: the mode, and the round trip if there is one."""
-    return mode if link_ms is None else f"{mode} @ {link_ms:g} ms"
-
-
 @dataclass(frozen=True)
 class Setting:
     """One mode over one link (None: in process), with its generations by prompt: [num_prompts][repetitions]."""
 
     mode: Mode
     link_ms: float | None
-    cases: tuple[tuple[Case, ...], ...]
+    cases: Sequence[tuple[Case, ...]]
 
     @property
     def all_cases(self) -> list[Case]:
-        """Every generation."""
         return [case for per_prompt in self.cases for case in per_prompt]
 
     def sums(self, measure: str) -> Sides:
