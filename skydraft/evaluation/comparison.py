@@ -31,7 +31,7 @@ from skydraft.evaluation.runner import Comparison, Trial
 from skydraft.evaluation.scoring import Scorer
 from skydraft.evaluation.tasks import sandbox
 from skydraft.evaluation.workloads import Workload
-from skydraft.gating.calibration import Calibration, check_fits, find_calibration
+from skydraft.gating.calibration import Calibration, find_calibration
 from skydraft.models import cache_dir
 from skydraft.prompts.audio import Audio, load_audio
 from skydraft.prompts.messages import Message, asked, conversation
@@ -85,7 +85,7 @@ class ComparisonRequest:
         if self.share_audio == "none":
             if not self.recordings:
                 raise OptionError("--share-audio is about recordings, and no prompt has one.", hint="Remove it.")
-            if any(mode.is_target_alone for mode in self.modes):
+            if any(not mode.plan.drafts for mode in self.modes):
                 raise OptionError("Without shared audio, mode cloud would hear nothing.", hint="Leave that mode out.")
 
     def _check_code(self) -> None:
@@ -168,17 +168,11 @@ def _calibration(request: ComparisonRequest, pair: LoadedPair, target: ModelEntr
     """The calibration of the gates that need one, looked up once for all of them."""
     if not any(mode.plan.gate.kind == "calibrated" for mode in request.modes):
         return None
-    names, calibration = f"{pair.edge.name} and {target.name}", request.calibration
-    if calibration is None:
-        folders = [cache_dir() / "calibrations"]
-        return find_calibration(folders, pair.edge.fingerprint, target.fingerprint, names)
-    check_fits(calibration, pair.edge.fingerprint, target.fingerprint, names)
-    return calibration
+    names, folders = f"{pair.edge.name} and {target.name}", [cache_dir() / "calibrations"]
+    return find_calibration(folders, pair.edge.fingerprint, target.fingerprint, names, request.calibration)
 
 
 class _Stage:
-    """The engines and links for the trials of one comparison."""
-
     def __init__(self, request: ComparisonRequest, pair: LoadedPair, calibration: Calibration | None) -> None:
         self._request, self._pair, self._calibration = request, pair, calibration
         self.clouds: dict[float, Cloud] = {}  # by round trip
@@ -210,7 +204,6 @@ class _Stage:
         )
 
     def scores(self, todo: Iterable[tuple[PromptEntry, Mode, tuple[int, ...]]]) -> Iterator[ScoreLine]:
-        """Score texts with both models."""
         assert isinstance(self._pair.cloud, Engine)
         with closing(Scorer(self._pair.edge, self._pair.cloud)) as scorer:
             for prompt, mode, token_ids in todo:

@@ -54,7 +54,7 @@ class Findings:
 
     def _settings(self) -> Iterator[Setting]:
         for link_ms in self.run.links:
-            modes = [mode for mode in self.run.modes if link_ms is None or mode.uses_link]
+            modes = [mode for mode in self.run.modes if link_ms is None or mode.plan.verifies]
             prompts = [
                 prompt for prompt in self.run.prompts if all(self._lines[m.name, prompt.id, link_ms] for m in modes)
             ]
@@ -62,7 +62,7 @@ class Findings:
                 yield Setting(mode, link_ms, tuple(tuple(self._cases(mode, link_ms, prompt)) for prompt in prompts))
 
     def _cases(self, mode: Mode, link_ms: float | None, prompt: PromptEntry) -> Iterator[Case]:
-        alone = [other.name for other in self.run.modes if other.is_target_alone and other.style == mode.style]
+        alone = [other.name for other in self.run.modes if not other.plan.drafts and other.style == mode.style]
         cloud = self._lines[alone[0], prompt.id, None] if alone else []
         for line in self._lines[mode.name, prompt.id, link_ms]:
             yield Case(

@@ -202,7 +202,6 @@ class Records(Line):
 
 
 def round_entry(done: Round) -> RoundEntry:
-    """A committed round as an entry of a line."""
     signals = tuple(signals_entry(signals) for signals in done.block.signals)
     return RoundEntry(record=done.record, ended_by=done.block.ended_by, draft_ids=done.block.token_ids, signals=signals)
 

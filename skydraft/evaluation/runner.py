@@ -63,7 +63,7 @@ def trials(run: RunLine) -> Iterator[Trial]:
         for number, prompt in enumerate(run.prompts):
             for link_ms in run.links:
                 for mode in run.modes:
-                    if link_ms is None or (mode.uses_link and number < run.link_prompts):
+                    if link_ms is None or (mode.plan.verifies and number < run.link_prompts):
                         yield Trial(prompt, mode, repetition, link_ms)
 
 
@@ -169,7 +169,6 @@ class Comparison:
         return [(prompts[key[0]], texts[key], key[2]) for key in order if key not in scored and key[2]]
 
     def verdicts(self, texts: Texts) -> Iterator[VerdictLine]:
-        """Judge texts of tasks."""
         tasks = {prompt.id: prompt.task for prompt in self._run.prompts}
         for (prompt, token_ids), text in texts.items():
             if task := tasks[prompt]:

@@ -52,11 +52,9 @@ class SettingFigures(Line):
 
     @property
     def name(self) -> str:
-        """The name in tables."""
         return self.mode if self.link_ms is None else f"{self.mode} @ {self.link_ms:g} ms"
 
     def value(self, measure: str) -> float | None:
-        """The value of a measure, or None."""
         return self.measures[measure].value if measure in self.measures else None
 
 
@@ -102,7 +100,6 @@ class Summary(Line):
 
 
 def summarize(findings: Findings) -> Summary:
-    """The figures of a comparison."""
     by_link = {setting.link_ms: Resamples(len(setting.cases)) for setting in findings.settings}
     facts = {name: value for name, value in findings.run if name in RunFacts.model_fields}
     return Summary(
@@ -200,7 +197,6 @@ def _first_scored(setting: Setting) -> list[tuple[Case, ScoreLine]]:
 
 
 def labelled(line: ScoreLine, path: Literal["target", "draft"]) -> LabelledText:
-    """A scored text as labelled positions."""
     signals = tuple(Signals(*each) for each in line.signals)
     disagrees = tuple(mine != theirs for mine, theirs in zip(line.drafted, line.choices, strict=True))
     return LabelledText(path, signals, disagrees)

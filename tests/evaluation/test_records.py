@@ -281,7 +281,7 @@ def test_records_keep_what_their_modes_meant(tmp_path: Path, monkeypatch: pytest
     # Only what verifies crosses the link, so that a mode that changes its gate would change the settings.
     made = [lines.generation(prompt=prompt, mode=mode.name, link_ms=link_ms)
             for prompt in "ab" for link_ms in run.links for mode in run.modes
-            if link_ms is None or mode.uses_link]  # fmt: skip
+            if link_ms is None or mode.plan.verifies]  # fmt: skip
     path = lines.write(tmp_path, run, *made, lines.score(), lines.score(prompt="b"))
     before = a_report(path)
     never = config.ModeSpec("never", None)

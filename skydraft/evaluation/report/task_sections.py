@@ -33,7 +33,6 @@ TERMS = [(label, convention) for _, label, convention in (*_COLUMNS, *_COUNTS)]
 
 
 def section(of: TaskSet, findings: Findings) -> dict[str, Any]:
-    """What the page shows of a set."""
     rows = [
         (mode.mode, [cell(getattr(mode, name), 3) for name, *_ in _COLUMNS]
          + [_count(getattr(mode, name)) for name, *_ in _COUNTS])

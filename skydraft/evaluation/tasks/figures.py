@@ -97,7 +97,7 @@ def alone(settings: Sequence[Setting]) -> tuple[Setting | None, Setting | None]:
     """The draft model alone and the target alone, without a style of their own, where these were run."""
     plain = [setting for setting in settings if not setting.mode.style]
     edge = next((setting for setting in plain if not setting.mode.plan.verifies), None)
-    return edge, next((setting for setting in plain if setting.mode.is_target_alone), None)
+    return edge, next((setting for setting in plain if not setting.mode.plan.drafts), None)
 
 
 def _figures(name: str, settings: Sequence[Setting]) -> TaskSet:
@@ -113,7 +113,7 @@ def _figures(name: str, settings: Sequence[Setting]) -> TaskSet:
     points = [
         (figures.recovered.value, figures.calls.value, figures.written.value)
         for figures, setting in zip(modes, settings, strict=True)
-        if figures.recovered and not setting.mode.is_target_alone
+        if figures.recovered and setting.mode.plan.drafts
     ]
     calls, written = [each[:2] for each in points], [each[::2] for each in points]
     wanted = SHARES if is_apart and points else ()
