@@ -92,12 +92,12 @@ def part_of(folder: Path, size: int, edge: Engine, prompts: Sequence[str]) -> Pa
 
 def measure(edge: Engine, cloud: Engine, calibrated: bool, prompts: Sequence[str]) -> Iterator[Row]:
     """The sums of each prompt. `auto` is left out where the pair is not calibrated."""
-    scorer = Scorer(edge, cloud, PARAMS)
+    scorer = Scorer(edge, cloud)
 
     def write(mode: str, **plan: Any) -> tuple[Any, Row]:
         request = GenerateRequest(asked(prompt), plan=make_plan(**(plan or {"mode": mode})), params=PARAMS)
         done = skydraft.start(request, edge=edge, cloud=cloud).run()
-        line = scorer.score("", read_prompt(edge, asked(prompt)), done.token_ids)
+        line = scorer.score("", read_prompt(edge, asked(prompt)), done.token_ids, PARAMS)
         agreed = sum(mine == theirs for mine, theirs in zip(line.token_ids, line.choices, strict=True))
         drafted = sum(mine == theirs for mine, theirs in zip(line.drafted, line.choices, strict=True))
         scorer.close()
@@ -126,11 +126,11 @@ def measure(edge: Engine, cloud: Engine, calibrated: bool, prompts: Sequence[str
 
 def agreement_alone(edge: Engine, cloud: Engine, prompts: Sequence[str]) -> Iterator[Row]:
     """α along the target's text, for each prompt."""
-    scorer = Scorer(edge, cloud, PARAMS)
+    scorer = Scorer(edge, cloud)
     for prompt in prompts:
         request = GenerateRequest(asked(prompt), plan=make_plan("cloud"), params=PARAMS)
         target_ids = skydraft.start(request, edge=edge, cloud=cloud).run().token_ids
-        line = scorer.score("", read_prompt(edge, asked(prompt)), target_ids)
+        line = scorer.score("", read_prompt(edge, asked(prompt)), target_ids, PARAMS)
         scorer.close()
         drafted = sum(mine == theirs for mine, theirs in zip(line.drafted, line.choices, strict=True))
         yield {"prompt": prompt, "texts": 1, "agreed": drafted, "tokens": len(target_ids)}

@@ -44,7 +44,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import ClassVar
+from typing import Any, ClassVar
 
 _FLAGS = re.compile(r"(skydraft [a-z]+[^.]*)|--([a-z][a-z-]*)")  # a command that is to be run keeps its flags
 _NAMES = {
@@ -186,6 +186,12 @@ def importing(need: str, extra: str) -> Iterator[None]:
     except ImportError as error:
         message = f"{need} {error.name or 'a package'}, which is not installed."
         raise MissingDependency(message, hint=f"Run: pip install 'skydraft[{extra}]'.") from error
+
+
+def first_fault(error: Any) -> str:
+    """Where the first fault of pydantic's ValidationError is, and what it is."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}"
 
 
 class EngineError(SkydraftError):

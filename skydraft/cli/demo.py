@@ -73,8 +73,8 @@ def verdict(generation: Generation, agreement: float) -> str:
 def _agreement(generation: Generation, edge: Engine, cloud: Engine) -> float:
     """The share of the tokens that are the target's own choice after the tokens before them."""
     generation.close()  # the scorer needs its place in both models
-    with closing(Scorer(edge, cloud, _PARAMS)) as scorer:
-        score = scorer.score("demo", generation.prompts, generation.token_ids)
+    with closing(Scorer(edge, cloud)) as scorer:
+        score = scorer.score("demo", generation.prompts, generation.token_ids, _PARAMS)
     return sum(map(int.__eq__, score.token_ids, score.choices)) / len(score.token_ids)
 
 

@@ -21,7 +21,7 @@ from skydraft.decoding.turns import GivenTurns, Turns
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import check_same
 from skydraft.errors import OptionError
-from skydraft.gating.calibration import MAX_BLOCK, Calibration, check_fits, find_calibration
+from skydraft.gating.calibration import MAX_BLOCK, Calibration, find_calibration
 from skydraft.gating.gates import Gate
 from skydraft.gating.hand_back import HandBack
 from skydraft.prompts.pair import PromptPair, read_prompt
@@ -113,9 +113,7 @@ def _gate(
         raise OptionError("A calibrated gate needs a draft model and a target.")
     names = f"{draft.name} and {facts.name if facts else 'a target that cannot be reached'}"
     weights = facts.weights if facts else None
-    if given:
-        check_fits(given, draft.fingerprint, weights, names)
-    calibration = given or find_calibration(folders, draft.fingerprint, weights, names)
+    calibration = find_calibration(folders, draft.fingerprint, weights, names, given)
     test = calibration.gate_test(plan.gate.threshold, plan.k or MAX_BLOCK, plan.hand_back or HandBack())
     return Gate(plan.gate, test)
 

@@ -58,7 +58,7 @@ class SpeculativeLoop:
         while self.context.finish is None and not self._is_cancelled:
             began = time.perf_counter()
             block = self._draft()
-            reason = self._gate.reason(self.context, block, self.vocab)
+            reason = self._gate.reason(self.context.generated, self.context.num_seen, block, self.vocab)
             yield self._verify(block, reason, began) if reason else self._skip(block, began)
 
     def _draft(self) -> DraftBlock:

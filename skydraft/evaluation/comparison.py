@@ -6,15 +6,17 @@ import hashlib
 import os
 import platform
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from skydraft import __version__, api
-from skydraft.config import DecodingParams, Execution, check_execution
+from skydraft.config import DecodingParams, Execution
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import target_of
@@ -24,12 +26,12 @@ from skydraft.engines.options import EngineOptions
 from skydraft.engines.probe import cpu_model
 from skydraft.errors import OptionError
 from skydraft.evaluation.modes import Mode
-from skydraft.evaluation.records import ModelEntry, PromptEntry, RunLine, ScoreLine
+from skydraft.evaluation.records import ModelEntry, PromptEntry, RunLine, ScoreLine, read_records
 from skydraft.evaluation.runner import Comparison, Trial
 from skydraft.evaluation.scoring import Scorer
 from skydraft.evaluation.tasks import sandbox
 from skydraft.evaluation.workloads import Workload
-from skydraft.gating.calibration import Calibration, check_fits, find_calibration
+from skydraft.gating.calibration import Calibration, find_calibration
 from skydraft.models import cache_dir
 from skydraft.prompts.audio import Audio, load_audio
 from skydraft.prompts.messages import Message, asked, conversation
@@ -64,14 +66,6 @@ class ComparisonRequest:
     recordings: dict[str, Audio] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        check_execution(self.execution)
-        names = [mode.name for mode in self.modes]
-        if not names or len(set(names)) < len(names):
-            raise OptionError(
-                "A comparison needs modes, each of them once.", hint="For example --modes edge,cloud,quality."
-            )
-        if min(self.repetitions, self.link_prompts) < 1 or min(self.rtts_ms, default=0.0) < 0:
-            raise OptionError("Repetitions and prompts are at least 1, round trips not below 0.")
         if self.execution == "throughput" and any(mode.plan.mode == "lossless" for mode in self.modes):
             raise OptionError(
                 "--execution throughput is exact except at near ties, and mode lossless is exact.",
@@ -91,7 +85,7 @@ class ComparisonRequest:
         if self.share_audio == "none":
             if not self.recordings:
                 raise OptionError("--share-audio is about recordings, and no prompt has one.", hint="Remove it.")
-            if any(mode.is_target_alone for mode in self.modes):
+            if any(not mode.plan.drafts for mode in self.modes):
                 raise OptionError("Without shared audio, mode cloud would hear nothing.", hint="Leave that mode out.")
 
     def _check_code(self) -> None:
@@ -120,7 +114,6 @@ class LoadedPair:
 
     @property
     def server(self) -> Cloud | None:
-        """The server of the target, if it is on one."""
         return None if isinstance(self.cloud, Engine) else self.cloud
 
     @property
@@ -150,22 +143,24 @@ def compare(
     with ExitStack() as stack:
         stage = _Stage(request, pair, calibration)
         stage.check()
-        stack.callback(stage.close)
         if pair.behind:
             stage.clouds.update({rtt_ms: stack.enter_context(pair.behind(rtt_ms)) for rtt_ms in request.rtts_ms})
         comparison = Comparison(out, run)
+
+        def append(lines: Iterable[BaseModel], total: int, unit: str, done: int = 0) -> None:
+            with counted(total, unit, done) as advance:
+                comparison.append(lines, advance)
+
         if done := comparison.num_done:
             tell(f"Continuing {comparison.path}, which has {done} generations.")
-        with counted(done + len(comparison.todo), "generations", done) as advance:
-            comparison.generate(stage.start, advance)
-        if todo := comparison.unjudged():
-            with counted(len(todo), "answers judged", 0) as advance:
-                comparison.judge(advance)
+        append(comparison.generations(stage.start), done + len(comparison.todo), "generations", done)
+        if texts := read_records(comparison.path).unjudged():
+            append(comparison.verdicts(texts), len(texts), "answers judged")
         if request.scores and pair.server:
             tell("Texts are not scored (agreement, NLL): the target would have to be in this process.")
         elif request.scores:
-            with counted(len(comparison.unscored()), "texts judged", 0) as advance:
-                comparison.score(stage.score, advance)
+            todo = comparison.unscored()
+            append(stage.scores(todo), len(todo), "texts judged")
     return comparison.path
 
 
@@ -173,21 +168,14 @@ def _calibration(request: ComparisonRequest, pair: LoadedPair, target: ModelEntr
     """The calibration of the gates that need one, looked up once for all of them."""
     if not any(mode.plan.gate.kind == "calibrated" for mode in request.modes):
         return None
-    names, calibration = f"{pair.edge.name} and {target.name}", request.calibration
-    if calibration is None:
-        folders = [cache_dir() / "calibrations"]
-        return find_calibration(folders, pair.edge.fingerprint, target.fingerprint, names)
-    check_fits(calibration, pair.edge.fingerprint, target.fingerprint, names)
-    return calibration
+    names, folders = f"{pair.edge.name} and {target.name}", [cache_dir() / "calibrations"]
+    return find_calibration(folders, pair.edge.fingerprint, target.fingerprint, names, request.calibration)
 
 
 class _Stage:
-    """The engines and links for the trials of one comparison."""
-
     def __init__(self, request: ComparisonRequest, pair: LoadedPair, calibration: Calibration | None) -> None:
         self._request, self._pair, self._calibration = request, pair, calibration
         self.clouds: dict[float, Cloud] = {}  # by round trip
-        self._scorer: tuple[str | None, DecodingParams, Scorer] | None = None
 
     def check(self) -> None:
         """Raise OptionError for a mode that the target's server does not follow, before the first one is run."""
@@ -200,7 +188,6 @@ class _Stage:
                     raise OptionError(f"--modes {mode.name}: {error.args[0]}", hint="Leave this mode out.") from error
 
     def start(self, trial: Trial) -> Generation:
-        """Start one generation."""
         cloud = self._pair.cloud if trial.link_ms is None else self.clouds[trial.link_ms]
         return api.start(self._request_of(trial), edge=self._pair.edge, cloud=cloud)
 
@@ -216,26 +203,18 @@ class _Stage:
             calibration=self._calibration if mode.plan.gate.kind == "calibrated" else None,
         )
 
-    def score(self, prompt: PromptEntry, mode: Mode, token_ids: tuple[int, ...]) -> ScoreLine:
-        """Judge one text."""
-        params, cloud = _params(mode, prompt), self._pair.cloud
-        assert isinstance(cloud, Engine)
-        if self._scorer is None or self._scorer[:2] != (mode.style, params):
-            self.close()
-            self._scorer = mode.style, params, Scorer(self._pair.edge, cloud, params, mode.style)
-        tools = prompt.task.tools if prompt.task else ()
-        prompts = read_prompt(self._pair.edge, self._asked(prompt), share=self._request.share_audio, tools=tools)
-        return self._scorer[2].score(prompt.id, prompts, token_ids)
+    def scores(self, todo: Iterable[tuple[PromptEntry, Mode, tuple[int, ...]]]) -> Iterator[ScoreLine]:
+        assert isinstance(self._pair.cloud, Engine)
+        with closing(Scorer(self._pair.edge, self._pair.cloud)) as scorer:
+            for prompt, mode, token_ids in todo:
+                tools = prompt.task.tools if prompt.task else ()
+                read = read_prompt(self._pair.edge, self._asked(prompt), share=self._request.share_audio, tools=tools)
+                yield scorer.score(prompt.id, read, token_ids, _params(mode, prompt), mode.style)
 
     def _asked(self, prompt: PromptEntry) -> tuple[Message, ...]:
         if prompt.task and prompt.task.messages:
             return conversation(prompt.task.messages)
         return asked(prompt.prompt, audio=self._request.recordings[prompt.audio] if prompt.audio else None)
-
-    def close(self) -> None:
-        """Free the sequences of the scorer."""
-        if self._scorer:
-            self._scorer[2].close()
 
 
 def _params(mode: Mode, prompt: PromptEntry) -> DecodingParams:
@@ -249,13 +228,12 @@ def _params(mode: Mode, prompt: PromptEntry) -> DecodingParams:
 def _describe(
     request: ComparisonRequest, pair: LoadedPair, target: ModelEntry, calibration: Calibration | None
 ) -> RunLine:
-    """The first line of the records: machine, versions, models and request."""
     workload, options = request.workload, pair.options
     execution = request.execution if pair.server is None else "exact" if pair.server.is_exact else "throughput"
     return RunLine(
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=f"{cpu_model()}, {os.cpu_count()} threads, {platform.system()}, Python {platform.python_version()}",
-        versions=dict(_versions()),
+        versions=_versions(),
         command=request.command,
         draft=_model_entry(pair.edge),
         target=target,
@@ -284,10 +262,9 @@ def _entry(name: str, fingerprint: str, max_rows: int, forward_ms: Iterable[floa
     return ModelEntry(name=name, fingerprint=fingerprint, invariant_rows=max_rows, forward_ms=times)
 
 
-def _versions() -> Iterator[tuple[str, str]]:
-    yield "skydraft", __version__
+def _versions() -> dict[str, str]:
+    found = {"skydraft": __version__}
     for package in _PACKAGES:
-        try:
-            yield package, version(package)
-        except PackageNotFoundError:
-            continue
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found

@@ -135,7 +135,6 @@ class Client:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all its rounds."""
         return sum(record.num_committed for record in self.records)
 
     def write(self, edge: Engine, cloud: Cloud, mode: Mode, prompts: Iterable[str], over: threading.Event) -> None:

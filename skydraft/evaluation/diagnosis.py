@@ -59,7 +59,6 @@ class LinkReport:
 
     @property
     def best_k(self) -> int:
-        """The fastest block length."""
         return self.costs.best_k(self.alpha, 1, MAX_AUTO_K)
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,22 +15,16 @@ from skydraft.evaluation.records import GenerationLine, PromptEntry, Records
 from skydraft.evaluation.texts import indicators
 
 
-def setting_name(mode: str, link_ms: float | None) -> str:
-    """The name in tables: the mode, and the round trip if there is one."""
-    return mode if link_ms is None else f"{mode} @ {link_ms:g} ms"
-
-
 @dataclass(frozen=True)
 class Setting:
     """One mode over one link (None: in process), with its generations by prompt: [num_prompts][repetitions]."""
 
     mode: Mode
     link_ms: float | None
-    cases: tuple[tuple[Case, ...], ...]
+    cases: Sequence[tuple[Case, ...]]
 
     @property
     def all_cases(self) -> list[Case]:
-        """Every generation."""
         return [case for per_prompt in self.cases for case in per_prompt]
 
     def sums(self, measure: str) -> Sides:
@@ -60,7 +54,7 @@ class Findings:
 
     def _settings(self) -> Iterator[Setting]:
         for link_ms in self.run.links:
-            modes = [mode for mode in self.run.modes if link_ms is None or mode.uses_link]
+            modes = [mode for mode in self.run.modes if link_ms is None or mode.plan.verifies]
             prompts = [
                 prompt for prompt in self.run.prompts if all(self._lines[m.name, prompt.id, link_ms] for m in modes)
             ]
@@ -68,7 +62,7 @@ class Findings:
                 yield Setting(mode, link_ms, tuple(tuple(self._cases(mode, link_ms, prompt)) for prompt in prompts))
 
     def _cases(self, mode: Mode, link_ms: float | None, prompt: PromptEntry) -> Iterator[Case]:
-        alone = [other.name for other in self.run.modes if other.is_target_alone and other.style == mode.style]
+        alone = [other.name for other in self.run.modes if not other.plan.drafts and other.style == mode.style]
         cloud = self._lines[alone[0], prompt.id, None] if alone else []
         for line in self._lines[mode.name, prompt.id, link_ms]:
             yield Case(

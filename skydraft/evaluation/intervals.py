@@ -23,15 +23,18 @@ class Figure(Line):
     low: float
     high: float
 
-    def cell(self, digits: int) -> tuple[str, str]:
-        """The value and the interval for a table; "" if the interval has no width."""
-        value, low, high = (f"{number:.{digits}f}" for number in (self.value, self.low, self.high))
-        return value, "" if value == low == high else f"{low} to {high}"
-
     def shown(self, digits: int) -> str:
         """The value, and the interval in brackets if there is one."""
-        value, interval = self.cell(digits)
+        value, interval = cell(self, digits)
         return f"{value} ({interval})" if interval else value
+
+
+def cell(figure: Figure | None, digits: int) -> tuple[str, str]:
+    """The value and the interval for a table; "" for no figure, and for an interval without width."""
+    if figure is None:
+        return "", ""
+    value, low, high = (f"{number:.{digits}f}" for number in (figure.value, figure.low, figure.high))
+    return value, "" if value == low == high else f"{low} to {high}"
 
 
 class Resamples:
@@ -52,6 +55,11 @@ class Resamples:
     def ratio(self, parts: Floats, wholes: Floats) -> tuple[float, float] | None:
         """Interval of sum(parts) / sum(wholes), both [num_prompts]."""
         return _of_fractions(self._weights @ parts, self._weights @ wholes)
+
+    def figure(self, parts: Floats, wholes: Floats) -> Figure | None:
+        """sum(parts) / sum(wholes) with its interval."""
+        interval = self.ratio(parts, wholes)
+        return with_interval(parts.sum() / wholes.sum(), interval) if interval else None
 
     def ratio_of_ratios(self, a: Sides, b: Sides) -> tuple[float, float] | None:
         """Interval of (sum a0 / sum a1) / (sum b0 / sum b1)."""

@@ -32,7 +32,6 @@ class Case:
 
     @property
     def verified(self) -> list[StepRecord]:
-        """The rounds whose block was checked."""
         return [record for record in self.generation.records if record.outcome == "verified"]
 
 

@@ -24,16 +24,6 @@ class Mode:
     params: DecodingParams = field(default_factory=DecodingParams)
     style: str | None = None
 
-    @property
-    def uses_link(self) -> bool:
-        """Whether the mode sends anything over the link."""
-        return self.plan.verifies
-
-    @property
-    def is_target_alone(self) -> bool:
-        """Whether the target answers without a draft model."""
-        return not self.plan.drafts
-
 
 Resolve = Callable[[str | None], DecodingParams]  # from a mode's own style, if any, to its parameters
 

@@ -8,15 +8,15 @@ while it is being written.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from pathlib import Path
 from typing import Annotated, Any, Literal, TextIO
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
-from skydraft.characters import rounded
+from skydraft.characters import from_json, rounded
 from skydraft.config import Execution
-from skydraft.errors import OptionError, RecordsError
+from skydraft.errors import OptionError, RecordsError, first_fault
 from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.tasks.reading import READING
 from skydraft.evaluation.tasks.task import Task
@@ -24,6 +24,7 @@ from skydraft.files import read_file
 from skydraft.types import EndedBy, FinishReason, Origin, Round, Signals, StepRecord
 
 SCHEMA: Literal[2] = 2
+_NAME_IT = "Name the folder of a comparison."
 
 
 class Line(BaseModel):
@@ -120,13 +121,17 @@ class GenerationLine(Line):
 
     @property
     def text(self) -> str:
-        """The generated text."""
         return "".join(self.pieces)
 
     @property
     def records(self) -> tuple[StepRecord, ...]:
-        """The rounds as records."""
         return tuple(entry.record for entry in self.rounds)
+
+    @model_validator(mode="after")
+    def _check(self) -> GenerationLine:
+        num_committed = sum(record.num_committed for record in self.records)
+        _check_lengths(self.token_ids, self.origins, self.pieces, range(num_committed))
+        return self
 
 
 class ScoreLine(Line):
@@ -146,6 +151,16 @@ class ScoreLine(Line):
     nll: tuple[float, ...]
     signals: tuple[tuple[float, float, float], ...]
     drafted: tuple[int, ...]
+
+    @model_validator(mode="after")
+    def _check(self) -> ScoreLine:
+        _check_lengths(self.token_ids, self.choices, self.choice_pieces, self.nll, self.signals, self.drafted)
+        return self
+
+
+def _check_lengths(*lists: Sized) -> None:
+    if len({len(each) for each in lists}) > 1:
+        raise ValueError("its lists differ in length")
 
 
 class VerdictLine(Line):
@@ -167,6 +182,9 @@ AnyLine = RunLine | GenerationLine | ScoreLine | VerdictLine
 _ADAPTER: TypeAdapter[AnyLine] = TypeAdapter(Annotated[AnyLine, Field(discriminator="kind")])
 
 
+Texts = dict[tuple[str, tuple[int, ...]], str]  # by prompt and tokens
+
+
 class Records(Line):
     """All lines of a file."""
 
@@ -175,8 +193,8 @@ class Records(Line):
     scores: tuple[ScoreLine, ...]
     verdicts: tuple[VerdictLine, ...] = ()
 
-    def unjudged(self) -> dict[tuple[str, tuple[int, ...]], str]:
-        """Texts of tasks without a verdict, each once, by prompt and tokens."""
+    def unjudged(self) -> Texts:
+        """Texts of tasks without a verdict, each once."""
         tasks = {prompt.id for prompt in self.run.prompts if prompt.task}
         judged = {(line.prompt, line.token_ids) for line in self.verdicts}
         texts = {(line.prompt, line.token_ids): line.text for line in self.generations if line.prompt in tasks}
@@ -184,7 +202,6 @@ class Records(Line):
 
 
 def round_entry(done: Round) -> RoundEntry:
-    """A committed round as an entry of a line."""
     signals = tuple(signals_entry(signals) for signals in done.block.signals)
     return RoundEntry(record=done.record, ended_by=done.block.ended_by, draft_ids=done.block.token_ids, signals=signals)
 
@@ -202,7 +219,7 @@ def read_records(path: Path) -> Records:
     """
     lines = list(_parse(path))
     if not lines or not isinstance(lines[0], RunLine):
-        raise RecordsError(f"{path} does not begin with a line of kind run.", hint="Name the folder of a comparison.")
+        raise RecordsError(f"{path} does not begin with a line of kind run.", hint=_NAME_IT)
     if sum(isinstance(line, RunLine) for line in lines) > 1:
         raise RecordsError(f"{path} holds more than one run.")
     generations = tuple(line for line in lines if isinstance(line, GenerationLine))
@@ -217,32 +234,24 @@ def _parse(path: Path) -> Iterator[AnyLine]:
     try:
         lines = read_file(path).split(b"\n")
     except OSError as error:
-        raise RecordsError(
-            f"{path} cannot be read: {error.strerror}.", hint="Name the folder of a comparison."
-        ) from error
+        raise RecordsError(f"{path} cannot be read: {error.strerror}.", hint=_NAME_IT) from error
     if b'"plan"' in lines[0] and b'"hand_back"' not in lines[0]:  # there each token of a stream is a call
         raise RecordsError(f"{path} is of skydraft 0.2.0 or before.", hint="Run the comparison again.")
     for number, line in enumerate(lines, 1):
-        if not line:
-            continue
-        is_cut = number == len(lines)  # complete lines end with a newline
         try:
-            yield _parse_line(path, number, line)
+            if line:
+                yield _parse_line(path, number, line)
         except RecordsError:
-            if not is_cut:
+            if number < len(lines):  # what follows the last newline may have been cut
                 raise
 
 
 def _parse_line(path: Path, number: int, line: bytes) -> AnyLine:
     try:
-        content = json.loads(line.decode())
-    except UnicodeDecodeError as error:
-        raise RecordsError(f"Line {number} of {path} is not UTF-8.") from error
-    except json.JSONDecodeError as error:
-        raise RecordsError(
-            f"Line {number} of {path} is not valid JSON: {error.msg}.",
-            hint="Restore the file, or run the comparison again.",
-        ) from error
+        content = from_json(line)
+    except ValueError as error:
+        hint = "Restore the file, or run the comparison again."
+        raise RecordsError(f"Line {number} of {path} is not valid JSON: {error}.", hint=hint) from error
     schema = content.get("schema") if isinstance(content, dict) else None
     if isinstance(schema, int) and schema != SCHEMA:
         way = "a newer" if schema > SCHEMA else "an older"
@@ -254,37 +263,22 @@ def _parse_line(path: Path, number: int, line: bytes) -> AnyLine:
     try:
         return _ADAPTER.validate_python(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "it"
-        raise RecordsError(f"Line {number} of {path} is not a valid record: {where}: {first['msg']}.") from error
+        raise RecordsError(f"Line {number} of {path} is not a valid record: {first_fault(error)}.") from error
     except OptionError as error:  # an invalid plan, or invalid parameters
         raise RecordsError(f"Line {number} of {path} is not a valid record: {error.message}") from error
 
 
 def _check_references(path: Path, records: Records) -> None:
     prompts, modes = {prompt.id for prompt in records.run.prompts}, {mode.name for mode in records.run.modes}
-    lines: tuple[GenerationLine | ScoreLine | VerdictLine, ...]
+    lines: Iterable[GenerationLine | ScoreLine | VerdictLine]
     lines = (*records.generations, *records.scores, *records.verdicts)
     for line in lines:
         if line.prompt not in prompts:
             raise RecordsError(f"{path} has a {line.kind} for a prompt {line.prompt}, which it does not hold.")
         if isinstance(line, GenerationLine) and line.mode not in modes:
             raise RecordsError(f"{path} has a generation in a mode {line.mode}, which was not run.")
-        if len(_lengths(line)) > 1:
-            raise RecordsError(f"{path} has a {line.kind} of {line.prompt} whose lists differ in length.")
     if len(prompts) < len(records.run.prompts) or len(keys(records.generations)) < len(records.generations):
         raise RecordsError(f"{path} has a prompt or a generation twice.")
-
-
-def _lengths(line: GenerationLine | ScoreLine | VerdictLine) -> set[int]:
-    """The token counts of the parts of a line, which must be equal."""
-    if isinstance(line, VerdictLine):
-        return {len(line.token_ids)}
-    if isinstance(line, ScoreLine):
-        lists = (line.token_ids, line.choices, line.choice_pieces, line.nll, line.signals, line.drafted)
-        return {len(each) for each in lists}
-    num_committed = sum(record.num_committed for record in line.records)
-    return {len(line.token_ids), len(line.origins), len(line.pieces), num_committed}
 
 
 def write_line(file: TextIO, line: BaseModel) -> None:

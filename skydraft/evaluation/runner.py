@@ -7,12 +7,13 @@ it stopped. Texts are judged and scored after all runs, so that this is in no me
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+from pydantic import BaseModel
 
 from skydraft.decoding.generation import Generation
 from skydraft.errors import EngineError, OptionError, RecordsError
@@ -21,7 +22,7 @@ from skydraft.evaluation.records import (
     GenerationLine,
     PromptEntry,
     RunLine,
-    ScoreLine,
+    Texts,
     VerdictLine,
     drop_cut_line,
     keys,
@@ -49,12 +50,10 @@ class Trial:
 
     @property
     def key(self) -> tuple[str, str, int, float | None]:
-        """Its identity, as in `records.keys`."""
         return self.prompt.id, self.mode.name, self.repetition, self.link_ms
 
 
 Start = Callable[[Trial], Generation]
-Score = Callable[[PromptEntry, Mode, tuple[int, ...]], ScoreLine]
 Done = Callable[[], None]
 
 
@@ -64,7 +63,7 @@ def trials(run: RunLine) -> Iterator[Trial]:
         for number, prompt in enumerate(run.prompts):
             for link_ms in run.links:
                 for mode in run.modes:
-                    if link_ms is None or (mode.uses_link and number < run.link_prompts):
+                    if link_ms is None or (mode.plan.verifies and number < run.link_prompts):
                         yield Trial(prompt, mode, repetition, link_ms)
 
 
@@ -137,19 +136,24 @@ class Comparison:
         self.todo = [trial for trial in trials(self._run) if trial.key not in done]
         self.num_done = len(done)
 
-    def generate(self, start: Start, done: Done) -> None:
-        """Run the missing generations; `done` is called after each.
+    def append(self, lines: Iterable[BaseModel], done: Done) -> None:
+        """Write each line as soon as it is made; `done` is called after each."""
+        with open_named(self.path, "a") as file:
+            for line in lines:
+                write_line(file, line)
+                done()
+
+    def generations(self, start: Start) -> Iterator[GenerationLine]:
+        """Run the missing generations.
 
         Each mode runs once before, unmeasured, so that no measured time includes the first touch of memory.
         """
         warmed: set[tuple[str, float | None]] = set()
-        with open_named(self.path, "a") as file:
-            for trial in self.todo:
-                if (kind := (trial.mode.name, trial.link_ms)) not in warmed:
-                    warmed.add(kind)
-                    measure(trial, start)
-                write_line(file, measure(trial, start))
-                done()
+        for trial in self.todo:
+            if (kind := (trial.mode.name, trial.link_ms)) not in warmed:
+                warmed.add(kind)
+                measure(trial, start)
+            yield measure(trial, start)
 
     def unscored(self) -> list[tuple[PromptEntry, Mode, tuple[int, ...]]]:
         """Texts without a score, each once, grouped by prompt and style."""
@@ -164,28 +168,11 @@ class Comparison:
         order = sorted(texts, key=lambda key: (key[0], key[1] or "", key[2]))
         return [(prompts[key[0]], texts[key], key[2]) for key in order if key not in scored and key[2]]
 
-    def score(self, score: Score, done: Done) -> None:
-        """Score the texts without a score; `done` is called after each."""
-        todo = self.unscored()
-        with open_named(self.path, "a") as file:
-            for prompt, mode, token_ids in todo:
-                write_line(file, score(prompt, mode, token_ids))
-                done()
-
-    def unjudged(self) -> dict[tuple[str, tuple[int, ...]], str]:
-        """Texts of tasks without a verdict, each once, by prompt and tokens."""
-        return read_records(self.path).unjudged()
-
-    def judge(self, done: Done) -> None:
-        """Judge the texts without a verdict; `done` is called after each."""
+    def verdicts(self, texts: Texts) -> Iterator[VerdictLine]:
         tasks = {prompt.id: prompt.task for prompt in self._run.prompts}
-        todo = self.unjudged()
-        with open_named(self.path, "a") as file:
-            for (prompt, token_ids), text in todo.items():
-                if task := tasks[prompt]:
-                    verdict = task.check.judge(text)
-                    write_line(file, VerdictLine(prompt=prompt, token_ids=token_ids, **asdict(verdict)))
-                done()
+        for (prompt, token_ids), text in texts.items():
+            if task := tasks[prompt]:
+                yield VerdictLine(prompt=prompt, token_ids=token_ids, **asdict(task.check.judge(text)))
 
 
 def _check_same(path: Path, before: RunLine, now: RunLine) -> None:

@@ -16,27 +16,30 @@ from skydraft.prompts.pair import PromptPair
 
 
 class Scorer:
-    """Scores texts prompt by prompt. Choices are greedy, whatever the temperature of the run, under `params`."""
+    """Scores texts prompt by prompt. Choices are greedy, whatever the temperature of the run."""
 
-    def __init__(self, draft: Engine, target: Engine, params: DecodingParams, style: str | None = None) -> None:
+    def __init__(self, draft: Engine, target: Engine) -> None:
         self._draft, self._target = draft, target
-        self._params, self._style = replace(params, temperature=0.0), style
-        self._prompts: PromptPair | None = None
+        self._reads: tuple[PromptPair, DecodingParams] | None = None
         self._readers: tuple[TextReader[Any], ...] = ()
 
-    def score(self, prompt: str, prompts: PromptPair, token_ids: tuple[int, ...]) -> ScoreLine:
-        """The score of one text that answers `prompts`; `prompt` is their id."""
-        if prompts != self._prompts:
+    def score(
+        self, prompt: str, prompts: PromptPair, token_ids: tuple[int, ...], params: DecodingParams,
+        style: str | None = None,
+    ) -> ScoreLine:  # fmt: skip
+        """The score of one text that answers `prompts`, whose id is `prompt`, under these parameters of a run."""
+        params = replace(params, temperature=0.0)
+        if (prompts, params) != self._reads:
             self.close()
             self._readers = (
-                TextReader(self._draft, prompts.edge, self._params, lambda row, _: signals_entry(measure(row))),
-                TextReader(self._target, prompts.target, self._params, _nll),
+                TextReader(self._draft, prompts.edge, params, lambda row, _: signals_entry(measure(row))),
+                TextReader(self._target, prompts.target, params, _nll),
             )
-            self._prompts = prompts
+            self._reads = prompts, params
         drafted, judged = (reader.read(token_ids) for reader in self._readers)
         return ScoreLine(
             prompt=prompt,
-            style=self._style,
+            style=style,
             token_ids=token_ids,
             choices=tuple(choice for choice, _ in judged),
             choice_pieces=tuple(self._target.vocab.written([choice]) for choice, _ in judged),
@@ -49,7 +52,7 @@ class Scorer:
         """Free both sequences; the engines stay open."""
         for reader in self._readers:
             reader.close()
-        self._prompts, self._readers = None, ()
+        self._reads, self._readers = None, ()
 
 
 def _nll(row: Any, token_id: int) -> float:

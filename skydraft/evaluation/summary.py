@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
+from dataclasses import replace
 from typing import Literal
 
 from pydantic import Field
 
 from skydraft.decoding.stats import percentile, token_gaps
-from skydraft.evaluation.findings import Findings, Setting, setting_name
+from skydraft.evaluation.findings import Findings, Setting
 from skydraft.evaluation.intervals import LEVEL, NUM_RESAMPLES, Figure, Resamples, rounded, with_interval
 from skydraft.evaluation.measures import MEASURES, Case
 from skydraft.evaluation.records import Line, RunFacts, ScoreLine
@@ -51,11 +52,9 @@ class SettingFigures(Line):
 
     @property
     def name(self) -> str:
-        """The name in tables."""
-        return setting_name(self.mode, self.link_ms)
+        return self.mode if self.link_ms is None else f"{self.mode} @ {self.link_ms:g} ms"
 
     def value(self, measure: str) -> float | None:
-        """The value of a measure, or None."""
         return self.measures[measure].value if measure in self.measures else None
 
 
@@ -101,7 +100,6 @@ class Summary(Line):
 
 
 def summarize(findings: Findings) -> Summary:
-    """The figures of a comparison."""
     by_link = {setting.link_ms: Resamples(len(setting.cases)) for setting in findings.settings}
     facts = {name: value for name, value in findings.run if name in RunFacts.model_fields}
     return Summary(
@@ -114,7 +112,7 @@ def summarize(findings: Findings) -> Summary:
 
 def _setting(findings: Findings, setting: Setting, resamples: Resamples) -> SettingFigures:
     cases = setting.all_cases
-    figures = {measure.name: _figure(setting, measure.name, resamples) for measure in MEASURES}
+    figures = {measure.name: resamples.figure(*setting.sums(measure.name)) for measure in MEASURES}
     gaps = [gap for case in cases for gap in token_gaps(case.generation.records)]
     return SettingFigures(
         mode=setting.mode.name,
@@ -132,23 +130,13 @@ def _setting(findings: Findings, setting: Setting, resamples: Resamples) -> Sett
 
 
 def _by_category(setting: Setting) -> dict[str, CategoryFigures]:
-    members: dict[str, list[tuple[Case, ...]]] = defaultdict(list)
-    for cases in setting.cases:
-        if category := cases[0].prompt.category:
-            members[category].append(cases)
     figures = {}
-    for category, cases_of in sorted(members.items()):
-        part = Setting(setting.mode, setting.link_ms, tuple(cases_of))
+    for category in sorted({cases[0].prompt.category for cases in setting.cases} - {""}):
+        part = replace(setting, cases=[cases for cases in setting.cases if cases[0].prompt.category == category])
         values = {name: part.value(name) for name in ("target_agreement", "cloud_calls_per_token")}
         known = {name: None if value is None else rounded(value) for name, value in values.items()}
-        figures[category] = CategoryFigures(num_prompts=len(cases_of), **known)
+        figures[category] = CategoryFigures(num_prompts=len(part.cases), **known)
     return figures
-
-
-def _figure(setting: Setting, measure: str, resamples: Resamples) -> Figure | None:
-    above, below = setting.sums(measure)
-    interval = resamples.ratio(above, below)
-    return with_interval(above.sum() / below.sum(), interval) if interval else None
 
 
 def _speed_ratios(findings: Findings, setting: Setting, resamples: Resamples) -> dict[str, Figure]:
@@ -209,7 +197,6 @@ def _first_scored(setting: Setting) -> list[tuple[Case, ScoreLine]]:
 
 
 def labelled(line: ScoreLine, path: Literal["target", "draft"]) -> LabelledText:
-    """A scored text as labelled positions."""
     signals = tuple(Signals(*each) for each in line.signals)
     disagrees = tuple(mine != theirs for mine, theirs in zip(line.drafted, line.choices, strict=True))
     return LabelledText(path, signals, disagrees)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from skydraft.characters import from_json
 from skydraft.config import CAPTION_PROMPT
-from skydraft.errors import PromptError
+from skydraft.errors import PromptError, first_fault
 from skydraft.evaluation.records import PromptEntry
 from skydraft.files import read_file
 
@@ -61,21 +61,15 @@ def read_lines(path: Path, what: str) -> tuple[bytes, list[tuple[int, str]]]:
 
 
 def _read_json(path: Path, number: int, line: str) -> PromptEntry:
+    where, hint = f"Line {number} of {path}", 'Write {"prompt": "…"} or {"audio": "FILE"}.'
     try:
-        entry = _Line.model_validate(json.loads(line))
-    except json.JSONDecodeError as error:
-        raise PromptError(f"Line {number} of {path} is not valid JSON: {error.msg}.") from error
+        entry = _Line.model_validate(from_json(line))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "it"
-        raise PromptError(
-            f"Line {number} of {path} is not a prompt: {where}: {first['msg']}.", hint='Write at least {"prompt": "…"}.'
-        ) from error
+        raise PromptError(f"{where} is not a prompt: {first_fault(error)}.", hint=hint) from error
+    except ValueError as error:
+        raise PromptError(f"{where} is not valid JSON: {error}.") from error
     if not entry.prompt.strip() and not entry.audio:
-        raise PromptError(
-            f"Line {number} of {path} has neither a prompt nor audio.",
-            hint='Write {"prompt": "..."} or {"audio": "FILE"}.',
-        )
+        raise PromptError(f"{where} has neither a prompt nor audio.", hint=hint)
     return PromptEntry(
         id=entry.id or f"line-{number}",
         prompt=entry.prompt or CAPTION_PROMPT,

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from skydraft.characters import from_json
-from skydraft.errors import OptionError, RecordsError
+from skydraft.errors import OptionError, RecordsError, first_fault
 from skydraft.files import read_file
 from skydraft.gating.hand_back import HandBack
 from skydraft.types import Signals, is_named, named_weights
@@ -37,8 +37,6 @@ class _Value(BaseModel):
 
 
 class PairSide(_Value):
-    """A model that the calibration was made with."""
-
     name: str = Field(min_length=1)
     fingerprint: str = Field(min_length=1)
 
@@ -88,8 +86,6 @@ class Curve(_Value):
 
 
 class Fitted(_Value):
-    """The data that the calibration was made from."""
-
     workload: str
     sha256: str
     num_prompts: int
@@ -116,7 +112,6 @@ class Calibration(_Value):
 
     @property
     def hand_backs(self) -> tuple[str, ...]:
-        """The hand-backs that have curves of their own."""
         return tuple(dict.fromkeys(curve.hand_back for curve in self.curves))
 
     def curve(self, k: int, hand_back: HandBack) -> Curve:
@@ -149,7 +144,6 @@ class Calibration(_Value):
         return lambda signals: self.risk(signals) > limit
 
     def risk(self, signals: Iterable[Signals]) -> float:
-        """The risk of a block of tokens with these signals."""
         return sum(risks_of(self.risks, signals))
 
     def fits(self, draft: str, target: str | None) -> bool:
@@ -176,18 +170,21 @@ def read_calibration(path: Path) -> Calibration:
     except OSError as error:
         raise RecordsError(f"The calibration {path} cannot be read: {error.strerror}.", hint=hint) from error
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "it"
-        raise RecordsError(f"{path} is not a calibration: {where}: {first['msg']}.", hint=hint) from error
+        raise RecordsError(f"{path} is not a calibration: {first_fault(error)}.", hint=hint) from error
     except ValueError as error:
         raise RecordsError(f"The calibration {path} is not JSON: {error}.", hint=hint) from error
 
 
-def find_calibration(folders: Iterable[Path], draft: str, target: str | None, names: str) -> Calibration:
-    """The calibration of a pair, from `folders` or shipped; `names` is for the message. Raises OptionError.
+def find_calibration(
+    folders: Iterable[Path], draft: str, target: str | None, names: str, given: Calibration | None = None
+) -> Calibration:
+    """The calibration of a pair: the `given` one, else from `folders` or shipped; `names` is for the message.
 
-    One that was made with exactly this target goes before one that only has its name.
+    One that was made with exactly this target goes before one that only has its name. Raises OptionError if none fits.
     """
+    if given:
+        _check_fits(given, draft, target, names)
+        return given
     broken: RecordsError | None = None
     namesake: Calibration | None = None
     for path in (path for folder in (*folders, _SHIPPED) for path in sorted(folder.glob("*.json"))):
@@ -213,8 +210,7 @@ def _way_to_make(target: str | None) -> str:
     return at_server if target is not None and is_named(target) else _MAKE_ONE
 
 
-def check_fits(calibration: Calibration, draft: str, target: str | None, names: str) -> None:
-    """Raise OptionError unless the calibration was made with these models."""
+def _check_fits(calibration: Calibration, draft: str, target: str | None, names: str) -> None:
     if not calibration.fits(draft, target):
         raise OptionError(
             f"This calibration was made for {calibration.draft.name} and {calibration.target.name}; it does not fit "

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -140,18 +140,6 @@ def _bad_threshold(kind: str, value: str) -> OptionError:
     )
 
 
-class History(Protocol):
-    """The part of the text so far that a gate may read."""
-
-    @property
-    def generated(self) -> TokenIds:
-        """Committed tokens, the prompt left out."""
-
-    @property
-    def num_seen(self) -> int:
-        """How many of them the target knows."""
-
-
 class Gate:
     """The gate of a spec: `always`, `never`, one signal of the least certain token, or a test of a block `together`."""
 
@@ -166,47 +154,36 @@ class Gate:
         test = signal.is_unsure if signal else None
         return test is not None and any(test(token, self._spec.threshold) for token in signals)
 
-    def reason(self, history: History, block: DraftBlock, vocab: Vocab) -> Reason:
-        """Why the block has to be escalated, or "" to skip it. `never` skips a block of any text.
+    def reason(self, generated: TokenIds, num_seen: int, block: DraftBlock, vocab: Vocab) -> Reason:
+        """Why the block after these tokens has to be escalated, or "" to skip it; the target knows `num_seen` of them.
 
-        A round without a draft always goes to the target.
+        `never` skips a block of any text. A round without a draft always goes to the target.
         """
         if self._spec.kind == "always" or not block.token_ids:
             return "always"
         if self._spec.kind == "never":
             return ""
-        return "uncertain" if self.is_unsure(block.free_signals) else _text_reason(self._spec, history, block, vocab)
+        if self.is_unsure(block.free_signals):
+            return "uncertain"
+        # Tokens that a grammar forces are ignored. With a grammar, much punctuation is the grammar's own.
+        if block.forced and all(block.forced):
+            return ""
+        if not block.forced and punctuation_density(vocab.decode(block.token_ids)) > MAX_DENSITY:
+            return "density"
+        ends = unverified_cycles([*generated.tolist(), *block.token_ids], block.base, num_seen)
+        if any(not block.is_forced(end - 1 - block.base) for end in ends):
+            return "repetition"
+        # How an answer begins decides what kind it is, and a text that is never checked teaches a gate nothing.
+        rules = self._spec.content_rules
+        is_new = START in rules and not num_seen
+        return "content" if is_new or (rules and _matches_content(rules, generated, block, vocab)) else ""
 
 
-def _text_reason(spec: GateSpec, history: History, block: DraftBlock, vocab: Vocab) -> Reason:
-    """The reason in a block's text to escalate it, although its tokens are certain; "" if there is none.
-
-    Tokens that a grammar forces are ignored. With a grammar, much punctuation is the grammar's own.
-    """
-    if block.forced and all(block.forced):
-        return ""
-    if not block.forced and punctuation_density(vocab.decode(block.token_ids)) > MAX_DENSITY:
-        return "density"
-    generated = [*history.generated.tolist(), *block.token_ids]
-    ends = unverified_cycles(generated, block.base, history.num_seen)
-    if any(not block.is_forced(end - 1 - block.base) for end in ends):
-        return "repetition"
-    return "content" if _matches_content(spec, history, block, vocab) else ""
-
-
-def _matches_content(spec: GateSpec, history: History, block: DraftBlock, vocab: Vocab) -> bool:
-    """Whether a content rule matches text of the block that was not forced; a match may begin before the block.
-
-    `start` matches as long as the target knows nothing of the text: how an answer begins decides what kind it is, and a
-    text that is never checked teaches a gate nothing.
-    """
-    if START in spec.content_rules and not history.num_seen:
-        return True
-    if not spec.content_rules:
-        return False
-    before = vocab.decode(history.generated[-_LOOKBACK:])
+def _matches_content(rules: Sequence[str], generated: TokenIds, block: DraftBlock, vocab: Vocab) -> bool:
+    """Whether a content rule matches text of the block that was not forced; a match may begin before the block."""
+    before = vocab.decode(generated[-_LOOKBACK:])
     text = before + vocab.decode(block.token_ids)
-    matches = [match for rule in spec.content_rules if rule != START for match in _CONTENT_RULES[rule].finditer(text)]
+    matches = [match for rule in rules if rule != START for match in _CONTENT_RULES[rule].finditer(text)]
     # Where each token of the block ends in the text; half a character counts as one.
     ends = [len(before) + len(vocab.decode(block.token_ids[: index + 1])) for index in range(len(block.token_ids))]
     starts = [len(before), *ends[:-1]]

@@ -24,7 +24,7 @@ from skydraft.engines.base import Engine, Sequence
 from skydraft.engines.rows import Rows
 from skydraft.engines.toy import ToyEngine, character_vocab, random_toy
 from skydraft.engines.vocab import Vocab
-from skydraft.gating.gates import Gate, GateSpec, History, Reason, parse_gate
+from skydraft.gating.gates import Gate, GateSpec, Reason, parse_gate
 from skydraft.gating.hand_back import HandBack
 from skydraft.types import DraftBlock, Prompt
 
@@ -127,7 +127,7 @@ def test_f6_a_confident_loop_forces_one_escalation_at_any_block_boundary(cycle: 
     class Blind(Gate):
         """A gate on uncertainty alone."""
 
-        def reason(self, history: History, block: DraftBlock, vocab: Vocab) -> Reason:
+        def reason(self, generated: object, num_seen: int, block: DraftBlock, vocab: Vocab) -> Reason:
             return "uncertain" if self.is_unsure(block.signals) else ""
 
     assert escalations(cycle, k, Gate(parse_gate("entropy:2"))) == ["repetition"]

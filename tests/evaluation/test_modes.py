@@ -47,18 +47,6 @@ def test_parameters_are_those_that_the_style_resolves_to(style: str | None) -> N
 
 
 @pytest.mark.parametrize(
-    ("text", "uses_link", "alone"),
-    [
-        ("edge", False, False), ("cloud", True, True), ("cloud;style=zh-short", True, True), ("auto", True, False),
-        ("lossless", True, False), ("gate=never", False, False), ("gate=always", True, False),
-    ],
-)  # fmt: skip
-def test_what_crosses_the_link_and_where_the_target_works_alone(text: str, uses_link: bool, alone: bool) -> None:
-    mode = parse_mode(text, resolve)
-    assert (mode.uses_link, mode.is_target_alone) == (uses_link, alone)
-
-
-@pytest.mark.parametrize(
     ("text", "says"),
     [
         ("turbo", "no mode 'turbo'"), ("quality;k=0", "k must be"), ("quality;k=2;k=3", "k=3 does not fit"),

@@ -97,7 +97,7 @@ def generate(comparison: Comparison, most: int = 1000) -> int:
             raise Interrupted
 
     with contextlib.suppress(Interrupted):
-        comparison.generate(start, done)
+        comparison.append(comparison.generations(start), done)
     return len(started)
 
 
@@ -204,10 +204,10 @@ def test_each_text_is_judged_once_however_many_wrote_it(tmp_path: Path) -> None:
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        comparison.score(score, done)
+        comparison.append((score(*each) for each in todo), done)
     again = Comparison(tmp_path, run)
     assert again.unscored() == todo[4:]
-    again.score(score, lambda: None)
+    again.append((score(*each) for each in todo[4:]), lambda: None)
     assert again.unscored() == [] and len(read_records(again.path).scores) == 15
 
 

@@ -31,8 +31,8 @@ PROMPT, OTHER_PROMPT = (PromptPair(Prompt(ids), Prompt(ids)) for ids in (PROMPT_
 
 def fresh(pair: Pair, params: DecodingParams, token_ids: Sequence[int]) -> ScoreLine:
     """The score of one text by a scorer that has seen no other."""
-    scorer = Scorer(*pair, params)
-    line = scorer.score("p", PROMPT, tuple(token_ids))
+    scorer = Scorer(*pair)
+    line = scorer.score("p", PROMPT, tuple(token_ids), params)
     scorer.close()
     return line
 
@@ -70,18 +70,18 @@ def test_texts_that_share_a_beginning_are_scored_as_if_alone(
     pair: Pair, found: list[tuple[bool, tuple[int, ...]]], data: st.DataObject
 ) -> None:
     params = DecodingParams()
-    scorer = Scorer(*pair, params)
+    scorer = Scorer(*pair)
     last: tuple[int, ...] = ()
     for grows, tail in found:
         shared = data.draw(st.integers(0, len(last))) if grows else 0
         last = (*last[:shared], *tail)
-        assert scorer.score("p", PROMPT, last) == fresh(pair, params, last)
-    assert scorer.score("p", PROMPT, last) == fresh(pair, params, last)  # the same once more
-    other = scorer.score("q", OTHER_PROMPT, last)
-    alone = Scorer(*pair, params)
-    assert other == alone.score("q", OTHER_PROMPT, last)
+        assert scorer.score("p", PROMPT, last, params) == fresh(pair, params, last)
+    assert scorer.score("p", PROMPT, last, params) == fresh(pair, params, last)  # the same once more
+    other = scorer.score("q", OTHER_PROMPT, last, params)
+    alone = Scorer(*pair)
+    assert other == alone.score("q", OTHER_PROMPT, last, params)
     scorer.close()
-    assert scorer.score("p", PROMPT, last) == fresh(pair, params, last)  # a closed one opens again
+    assert scorer.score("p", PROMPT, last, params) == fresh(pair, params, last)  # a closed one opens again
 
 
 @law(15)
@@ -90,7 +90,7 @@ def test_each_side_reads_its_own_prompt(pair: Pair, params: DecodingParams, toke
     """They differ where the target does not hear what the draft model hears."""
 
     def scored(prompts: PromptPair) -> ScoreLine:
-        return Scorer(*pair, params).score("p", prompts, token_ids)
+        return Scorer(*pair).score("p", prompts, token_ids, params)
 
     found, one, other = map(scored, (PromptPair(PROMPT.edge, OTHER_PROMPT.target), PROMPT, OTHER_PROMPT))
     assert (found.drafted, found.signals) == (one.drafted, one.signals)
@@ -124,10 +124,10 @@ def test_rows_go_in_within_what_keeps_them_exact(max_rows: int) -> None:
 
 def test_what_a_text_shares_with_the_last_is_not_computed_again() -> None:
     pair = (toys.toy(3, 0.5, kind=Counting), toys.toy(3, kind=Counting))
-    scorer = Scorer(*pair, DecodingParams())
-    scorer.score("p", PROMPT, (1, 2, 3, 4, 5, 6))
-    scorer.score("p", PROMPT, (1, 2, 3, 4, 9, 9))
-    scorer.score("p", PROMPT, (1, 2))
+    scorer = Scorer(*pair)
+    scorer.score("p", PROMPT, (1, 2, 3, 4, 5, 6), DecodingParams())
+    scorer.score("p", PROMPT, (1, 2, 3, 4, 9, 9), DecodingParams())
+    scorer.score("p", PROMPT, (1, 2), DecodingParams())
     assert [sum(engine.rows) for engine in pair] == [8, 8]
 
 
@@ -144,9 +144,9 @@ def test_seats_are_given_back() -> None:
             super().release(sequence)
 
     pair = (toys.toy(3, 0.5, kind=Seats), toys.toy(3, kind=Seats))
-    scorer = Scorer(*pair, DecodingParams(), "zh-short")
-    assert scorer.score("p", PROMPT, (1, 2)).style == "zh-short"
-    scorer.score("q", OTHER_PROMPT, (1, 2))
+    scorer = Scorer(*pair)
+    assert scorer.score("p", PROMPT, (1, 2), DecodingParams(), "zh-short").style == "zh-short"
+    scorer.score("q", OTHER_PROMPT, (1, 2), DecodingParams())
     assert [engine.num_taken for engine in pair] == [1, 1]
     scorer.close()
     assert [engine.num_taken for engine in pair] == [0, 0]

@@ -93,12 +93,12 @@ def test_an_eager_block_ends_right_after_the_token_whose_running_sum_passes(
 )
 def test_rules_about_text_hold_however_sure_the_draft_is(rules: str, history: str, text: str, expected: str) -> None:
     context = Context(Prompt(CHARACTERS.encode("我你")))
-    assert gate(0.5, rules).reason(context, DraftBlock(0, ()), CHARACTERS) == "always"
+    assert gate(0.5, rules).reason(context.generated, context.num_seen, DraftBlock(0, ()), CHARACTERS) == "always"
     context.commit_skip(DraftBlock(0, CHARACTERS.encode(history)), None)
     token_ids = CHARACTERS.encode(text)
     for top, says in ((0.999, expected), (0.1, "uncertain")):
         drafted = DraftBlock(context.base, token_ids, (token(top),) * len(token_ids))
-        assert gate(0.7, rules).reason(context, drafted, CHARACTERS) == says
+        assert gate(0.7, rules).reason(context.generated, context.num_seen, drafted, CHARACTERS) == says
 
 
 def start(pair: tuple[Engine, Engine], agreement: float, k: int, eager: bool, params: DecodingParams) -> Generation:
@@ -139,13 +139,13 @@ def achieved(drift: float, agreement: float, k: int) -> tuple[float, float]:
     edge, cloud = pairs.pair(drift)
     params = DecodingParams(max_new_tokens=pairs.NUM_TOKENS)
     plan = make_plan(gate=f"calibrated:{agreement}", k=k, eager=True)
-    scorer = Scorer(edge, cloud, params)
+    scorer = Scorer(edge, cloud)
     agreed = calls = total = 0
     for prompt in pairs.prompts(1):
         done = skydraft.generate(
             prompt, edge=edge, cloud=cloud, plan=plan, params=params, calibration=pairs.calibration(drift)
         ).run()
-        line = scorer.score(prompt, read_prompt(cloud, asked_for(prompt)), done.token_ids)
+        line = scorer.score(prompt, read_prompt(cloud, asked_for(prompt)), done.token_ids, params)
         agreed += sum(mine == theirs for mine, theirs in zip(line.token_ids, line.choices, strict=True))
         calls += done.stats.num_escalated
         total += len(done.token_ids)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skydraft.errors import OptionError, RecordsError
-from skydraft.gating.calibration import NUM_BINS, Calibration, check_fits, find_calibration, read_calibration
+from skydraft.gating.calibration import NUM_BINS, Calibration, find_calibration, read_calibration
 from skydraft.gating.hand_back import HandBack, parse_hand_back
 
 from ..toys import law
@@ -154,11 +154,11 @@ def test_a_calibration_belongs_to_the_weights_of_a_pair(draft: str, target: str 
     calibration = made()
     assert calibration.fits(draft, target) == fits
     if fits:
-        check_fits(calibration, draft, target, "mine and yours")
+        assert find_calibration([], draft, target, "mine and yours", calibration) is calibration
     else:
         says = r"for small and large; it does not fit mine and yours.*skydraft (learn )?calibrate"
         with pytest.raises(OptionError, match=says):
-            check_fits(calibration, draft, target, "mine and yours")
+            find_calibration([], draft, target, "mine and yours", calibration)
 
 
 def test_the_first_that_fits_is_found_in_any_folder(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def reason(gate, text, signals=None, history="", vocab=CHARACTERS, prompt="我�
     if history:
         context.commit_skip(DraftBlock(0, vocab.encode(history)), None)
     block = DraftBlock(context.base, tokens, signals or (SURE,) * len(tokens))
-    return gate_of(gate).reason(context, block, vocab)
+    return gate_of(gate).reason(context.generated, context.num_seen, block, vocab)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_start_checks_until_the_target_has_seen_something():
     block = DraftBlock(0, vocab.encode("我在"), (SURE, SURE))
     context.commit_verdict(block, Verdict(0, 2, vocab.encode("说")[0]))
     after = DraftBlock(context.base, vocab.encode("高兴"), (SURE, SURE))
-    assert gate_of("entropy:9+start").reason(context, after, vocab) == ""
+    assert gate_of("entropy:9+start").reason(context.generated, context.num_seen, after, vocab) == ""
 
 
 def test_reasons_in_order_and_never_means_never():

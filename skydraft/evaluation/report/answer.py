@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from skydraft.evaluation.summary import SettingFigures, Summary
@@ -26,39 +26,23 @@ class Conclusion:
 
 def answer(summary: Summary) -> Conclusion | None:
     """The conclusion of a comparison with scores, of `cloud` and a gated mode at least; None without these."""
-    here = _settings(summary, None)
-    agreements = {mode: here[mode].value("target_agreement") for mode in _gated(summary) if mode in here}
+    here, *linked = ({s.mode: s for s in summary.settings if s.link_ms == link} for link in summary.run.links)
+    plain = [mode for mode in summary.run.modes if not mode.style]
+    agreements = {m.name: here[m.name].value("target_agreement") for m in plain if m.plan.is_gated and m.name in here}
     known = {mode: value for mode, value in agreements.items() if value is not None}
     if "cloud" not in here or not known:
         return None
+    speeds = {mode: figure.value for mode in known if (figure := here[mode].speed_over.get("cloud"))}
     enough = [mode for mode, value in known.items() if value >= KEPT]
-    chosen = max(enough, key=lambda mode: _speed_of(here[mode])) if enough else max(known, key=lambda mode: known[mode])
-    linked = {link: _settings(summary, link) for link in summary.run.links if link is not None}
+    mode = max(enough, key=lambda name: speeds.get(name, 0.0)) if enough else max(known, key=lambda name: known[name])
+    drafting = {mode.name for mode in plain if mode.plan.drafts and mode.plan.verifies}
     return Conclusion(
-        chosen,
-        _kept(here[chosen], bool(enough)),
-        _here(here[chosen]),
-        tuple(_over(link, settings, chosen) for link, settings in linked.items() if chosen in settings),
-        tuple(_avoid(summary, chosen, [here, *linked.values()])),
+        mode,
+        _kept(here[mode], bool(enough)),
+        _here(here[mode]),
+        tuple(_over(settings, mode) for settings in linked if mode in settings),
+        tuple(_avoid(here[mode], here.get("edge"), [each for each in summary.settings if each.mode in drafting])),
     )
-
-
-def _settings(summary: Summary, link_ms: float | None) -> dict[str, SettingFigures]:
-    return {setting.mode: setting for setting in summary.settings if setting.link_ms == link_ms}
-
-
-def _drafting(summary: Summary) -> list[str]:
-    """Modes in which the target checks drafts, without a style of their own."""
-    return [mode.name for mode in summary.run.modes if not mode.style and mode.plan.drafts and mode.plan.verifies]
-
-
-def _gated(summary: Summary) -> list[str]:
-    return [mode.name for mode in summary.run.modes if not mode.style and mode.plan.is_gated]
-
-
-def _speed_of(setting: SettingFigures) -> float:
-    speed = setting.speed_over.get("cloud")
-    return speed.value if speed else 0.0
 
 
 def _kept(setting: SettingFigures, is_enough: bool) -> str:
@@ -83,59 +67,43 @@ def _here(setting: SettingFigures) -> str:
     return f"{work} Without a link it writes at {speed.shown(2)} times the speed of the target alone."
 
 
-def _over(link_ms: float, settings: dict[str, SettingFigures], chosen: str) -> str:
+def _over(settings: dict[str, SettingFigures], mode: str) -> str:
+    """A sentence about a mode over a link, and about lossless beside it."""
     parts = [
-        f"{mode} {settings[mode].speed_over['cloud'].shown(2)}"
-        for mode in dict.fromkeys((chosen, "lossless"))
-        if mode in settings and "cloud" in settings[mode].speed_over
+        f"{name} {settings[name].speed_over['cloud'].shown(2)}"
+        for name in dict.fromkeys((mode, "lossless"))
+        if name in settings and "cloud" in settings[name].speed_over
     ]
-    num_prompts = settings[chosen].num_prompts
     speeds = " and ".join(parts) or "not measured against streaming"
+    link_ms, num_prompts = settings[mode].link_ms, settings[mode].num_prompts
     return f"Over a link of {link_ms:g} ms, relative to streaming the target: {speeds} ({num_prompts} prompts)."
 
 
-def _avoid(summary: Summary, chosen: str, places: Sequence[dict[str, SettingFigures]]) -> list[str]:
-    here = places[0]
-    reasons = [_speed(summary, places)]
-    same = here[chosen].value("same_as_cloud")
+def _avoid(chosen: SettingFigures, edge: SettingFigures | None, drafting: Sequence[SettingFigures]) -> Iterator[str]:
+    measured = [(setting, speed) for setting in drafting if (speed := setting.speed_over.get("cloud"))]
+    faster = [_named(setting) for setting, speed in measured if speed.low > 1]  # over its whole interval
+    if faster:
+        others = "no other mode that asks the target was faster than the target alone."
+        yield f"speed, but for {', '.join(faster)}: {others}"
+    elif measured:
+        yield "speed: no mode that asks the target was faster than the target alone."
+    same = chosen.value("same_as_cloud")
     if same is not None and same < 1:
-        reasons.append(f"texts that have to be the target's own: {same:.0%} of those of {chosen} were, whole.")
+        yield f"texts that have to be the target's own: {same:.0%} of those of {chosen.mode} were, whole."
     poor = [
         f"{name} ({figures.target_agreement:.2f} on {figures.num_prompts} prompts)"
-        for name, figures in here[chosen].categories.items()
+        for name, figures in chosen.categories.items()
         if figures.target_agreement is not None and figures.target_agreement < _POOR
     ]
     if poor:
-        reasons.append(f"categories of prompts in which {chosen} keeps less than {_POOR:g}: {', '.join(poor)}.")
-    alone = here["edge"].value("target_agreement") if "edge" in here else None
+        yield f"categories of prompts in which {chosen.mode} keeps less than {_POOR:g}: {', '.join(poor)}."
+    alone = edge.value("target_agreement") if edge else None
     if alone is not None and alone < _POOR:
-        reasons.append(
-            f"leaving the target out: alone, the draft model agrees with it on {alone:.3f} of the tokens (edge)."
-        )
-    return [line for line in reasons if line]
-
-
-def _speed(summary: Summary, places: Sequence[dict[str, SettingFigures]]) -> str:
-    """A sentence about the modes that were faster than the target alone, over their whole interval."""
-    ratios = [
-        (setting, setting.speed_over["cloud"])
-        for place in places
-        for mode, setting in place.items()
-        if mode in _drafting(summary) and "cloud" in setting.speed_over
-    ]
-    if not ratios:
-        return ""
-    faster = [_named(setting) for setting, figure in ratios if figure.low > 1]
-    if not faster:
-        return "speed: no mode that asks the target was faster than the target alone."
-    return f"speed, but for {', '.join(faster)}: no other mode that asks the target was faster than the target alone."
+        yield f"leaving the target out: alone, the draft model agrees with it on {alone:.3f} of the tokens (edge)."
 
 
 def _named(setting: SettingFigures) -> str:
     agreement = setting.value("target_agreement")
     kept = "" if agreement is None else f" (agreement {agreement:.2f})"
-    return f"{setting.mode} {_where(setting.link_ms)}{kept}"
-
-
-def _where(link_ms: float | None) -> str:
-    return "without a link" if link_ms is None else f"over {link_ms:g} ms"
+    where = "without a link" if setting.link_ms is None else f"over {setting.link_ms:g} ms"
+    return f"{setting.mode} {where}{kept}"

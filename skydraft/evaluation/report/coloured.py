@@ -26,7 +26,6 @@ Coloured = tuple[str, str, list[Piece]]  # the name of the row, how the text end
 
 
 def coloured(name: str, case: Case) -> Coloured:
-    """One generation, for a row that begins with `name`."""
     rounds = [record.round for record in case.generation.records for _ in range(record.num_committed)]
     return name, case.generation.finish, [_piece(case, index, rounds) for index in range(case.num_tokens)]
 

@@ -11,10 +11,9 @@ from typing import Any
 import jinja2
 
 from skydraft.config import DecodingParams
-from skydraft.decoding.plan import Plan
 from skydraft.errors import OptionError
 from skydraft.evaluation.findings import Findings
-from skydraft.evaluation.intervals import Figure
+from skydraft.evaluation.intervals import cell
 from skydraft.evaluation.measures import BY_NAME, MEASURES
 from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import PromptEntry, Records
@@ -113,14 +112,14 @@ def _table(settings: Sequence[SettingFigures], names: Sequence[str], *, with_spe
     heads = [(measure.label, measure.unit) for measure in used]
     terms = [(measure.label, measure.convention) for measure in used]
     rows = [
-        (setting.name, [_cell(setting.measures.get(measure.name), measure.digits) for measure in used])
+        (setting.name, [cell(setting.measures.get(measure.name), measure.digits) for measure in used])
         for setting in settings
     ]
     if with_speed and any("cloud" in setting.speed_over for setting in settings):
         heads.append((SPEED, ""))
         terms.append((SPEED, "tokens/s over tokens/s of mode cloud on the same link and prompts"))
         for (_, cells), setting in zip(rows, settings, strict=True):
-            cells.append(_cell(setting.speed_over.get("cloud"), 2))
+            cells.append(cell(setting.speed_over.get("cloud"), 2))
     return {"heads": heads, "rows": rows, "terms": terms}
 
 
@@ -129,39 +128,29 @@ def _categories(settings: Sequence[SettingFigures]) -> dict[str, Any] | None:
     known = settings[0].categories if settings else {}
     if len(known) < 2 or all(figures.target_agreement is None for figures in known.values()):
         return None
+
+    def shown(figures: CategoryFigures) -> tuple[str, str]:
+        agreement, calls = figures.target_agreement, figures.cloud_calls_per_token
+        return "" if agreement is None else f"{agreement:.3f}", "" if calls is None else f"{calls:.3f} calls"
+
     heads = [(name, f"{figures.num_prompts} prompts") for name, figures in known.items()]
-    rows = [(setting.name, [_category_cell(setting.categories[name]) for name in known]) for setting in settings]
+    rows = [(setting.name, [shown(setting.categories[name]) for name in known]) for setting in settings]
     return {"heads": heads, "rows": rows, "terms": []}
 
 
-def _category_cell(figures: CategoryFigures) -> tuple[str, str]:
-    agreement, calls = figures.target_agreement, figures.cloud_calls_per_token
-    return "" if agreement is None else f"{agreement:.3f}", "" if calls is None else f"{calls:.3f} calls"
-
-
 def _described(mode: Mode) -> str:
-    plan = mode.plan
+    plan, style = mode.plan, f"; style {mode.style}" if mode.style else ""
     if not plan.drafts:
-        what = "the target alone, streamed"
-    elif not plan.verifies:
-        what = "the draft model alone"
-    else:
-        what = _blocks_of(plan)
-    return f"{what}; style {mode.style}" if mode.style else what
-
-
-def _blocks_of(plan: Plan) -> str:
+        return f"the target alone, streamed{style}"
+    if not plan.verifies:
+        return f"the draft model alone{style}"
     length = "as many tokens as measured costs suggest" if plan.k is None else f"{plan.k} tokens"
     if plan.gate.kind == "always":
-        return f"the draft model drafts {length}, the target checks every block: the target's own text"
+        return f"the draft model drafts {length}, the target checks every block: the target's own text{style}"
     gate = GATES[plan.gate.kind].format(f"{plan.gate.threshold:g}")
     ends = ", or fewer: a block ends there" if plan.eager else ""
     rules = "".join(f", and where there are {rule}" for rule in plan.gate.content_rules)
-    return f"the draft model drafts up to {length}{ends}; the target checks a block {gate}{rules}"
-
-
-def _cell(figure: Figure | None, digits: int) -> tuple[str, str]:
-    return figure.cell(digits) if figure else ("", "")
+    return f"the draft model drafts up to {length}{ends}; the target checks a block {gate}{rules}{style}"
 
 
 def _texts(findings: Findings) -> Iterator[tuple[PromptEntry, list[Coloured]]]:

@@ -12,6 +12,7 @@ from skydraft.errors import importing
 from skydraft.evaluation.findings import Findings, Setting
 from skydraft.evaluation.summary import Point, Study
 from skydraft.evaluation.tasks.figures import TaskSet
+from skydraft.types import StepRecord
 
 # Okabe and Ito's palette for colour-blind readers
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
@@ -150,7 +151,7 @@ def _speeds(findings: Findings) -> dict[str, list[tuple[float, float]]]:
     speeds: dict[str, list[tuple[float, float]]] = {}
     for setting in findings.settings:
         gap_ms = setting.value("itl_ms")
-        if gap_ms and setting.mode.uses_link and setting.mode.style is None:
+        if gap_ms and setting.mode.plan.verifies and setting.mode.style is None:
             speeds.setdefault(setting.mode.name, []).append((setting.link_ms or 0.0, 1e3 / gap_ms))
     return speeds
 
@@ -172,7 +173,7 @@ def measured_costs(findings: Findings) -> tuple[float, int, CostModel] | None:
         for record in verified
         if record.num_draft == k and record.num_committed > record.num_accepted
     )
-    rounds = [record for case in setting.all_cases for record in case.generation.records[1:] if record.num_draft == k]
+    rounds = [record for record in _later_rounds(setting) if record.num_draft == k]
     if alpha is None or not rounds:
         return None
     draft_ms = sum(record.draft.forward_ms for record in rounds) / (k * len(rounds))
@@ -181,12 +182,12 @@ def measured_costs(findings: Findings) -> tuple[float, int, CostModel] | None:
     probed = CostModel(draft_ms, run.target.forward_ms, max_rows, streams=True)
     verified_ms = sum(record.target.forward_ms - record.target.prefill_ms for record in rounds) / len(rounds)
     slowdown = verified_ms / probed.verify_ms(alpha, k)
-    alone = findings.setting("cloud")
-    single_ms = _single_row_ms(alone) if alone else None
-    forward_ms = tuple(slowdown * ms for ms in probed.forward_ms)
-    return alpha, k, replace(probed, forward_ms=(single_ms or forward_ms[0], *forward_ms[1:]))
+    first_ms, *more_ms = (slowdown * ms for ms in probed.forward_ms)
+    if (alone := findings.setting("cloud")) and (single := _later_rounds(alone)):
+        first_ms = sum(record.wall_ms for record in single) / len(single)
+    return alpha, k, replace(probed, forward_ms=(first_ms, *more_ms))
 
 
-def _single_row_ms(cloud: Setting) -> float | None:
-    records = [record for case in cloud.all_cases for record in case.generation.records[1:]]
-    return sum(record.wall_ms for record in records) / len(records) if records else None
+def _later_rounds(setting: Setting) -> list[StepRecord]:
+    """All rounds but the first of each text, which has the prompt in it."""
+    return [record for case in setting.all_cases for record in case.generation.records[1:]]

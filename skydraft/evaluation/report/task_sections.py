@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from skydraft.evaluation.findings import Findings
-from skydraft.evaluation.intervals import Figure
+from skydraft.evaluation.intervals import cell
 from skydraft.evaluation.measures import Case
 from skydraft.evaluation.records import PromptEntry
 from skydraft.evaluation.report.coloured import Coloured, coloured
@@ -33,9 +33,8 @@ TERMS = [(label, convention) for _, label, convention in (*_COLUMNS, *_COUNTS)]
 
 
 def section(of: TaskSet, findings: Findings) -> dict[str, Any]:
-    """What the page shows of a set."""
     rows = [
-        (mode.mode, [_cell(getattr(mode, name)) for name, *_ in _COLUMNS]
+        (mode.mode, [cell(getattr(mode, name), 3) for name, *_ in _COLUMNS]
          + [_count(getattr(mode, name)) for name, *_ in _COUNTS])
         for mode in of.modes
     ]  # fmt: skip
@@ -52,18 +51,11 @@ def section(of: TaskSet, findings: Findings) -> dict[str, Any]:
 def _says(of: TaskSet) -> str:
     if of.gap is None:
         return f"{of.num_tasks} tasks. Only a run of both edge and cloud shows the gap between the models."
-    gap = f"{of.num_tasks} tasks. The large model scores {_points(of.gap)} points more than the draft model"
+    points = f"{100 * of.gap.value:.1f} ({100 * of.gap.low:.1f} to {100 * of.gap.high:.1f})"
+    gap = f"{of.num_tasks} tasks. The large model scores {points} points more than the draft model"
     if not of.is_apart:
         return f"{gap}: fewer than {100 * MIN_GAP:.0f}. This set tells no mode from another, and claims leave it out."
     return f"{gap}. It does {of.num_between} tasks better."
-
-
-def _points(gap: Figure) -> str:
-    return f"{100 * gap.value:.1f} ({100 * gap.low:.1f} to {100 * gap.high:.1f})"
-
-
-def _cell(figure: Figure | None) -> tuple[str, str]:
-    return figure.cell(3) if figure else ("", "")
 
 
 def _count(number: float | None) -> tuple[str, str]:

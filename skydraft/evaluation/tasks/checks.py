@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictFloat, StrictInt, model_validator
 
-from skydraft.errors import MissingDependency
+from skydraft.errors import importing
 from skydraft.evaluation.tasks import sandbox
 from skydraft.evaluation.tasks.reading import EDGES, choice_of, line_of, number_of, value_of
 
@@ -31,19 +31,32 @@ class Judgement:
     note: str = ""
 
 
-def needs(package: str, what: str) -> MissingDependency:
-    """The error for a missing package of the extra `tasks`."""
-    return MissingDependency(
-        f"{what} needs {package}, which is not installed.", hint="Run: pip install 'skydraft[tasks]'."
-    )
-
-
 class _Check(BaseModel):
+    """`judge` gives the verdict on a whole text, or raises MissingDependency, or OptionError for code not isolated."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    def judge(self, text: str) -> Judgement:
-        """The verdict on a whole text. Raises MissingDependency, or OptionError where code cannot be isolated."""
-        raise NotImplementedError
+
+def _compiles(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"the pattern is not valid: {error}") from error
+    return pattern
+
+
+def _is_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    with suppress(ImportError):
+        import jsonschema  # type: ignore[import-untyped]
+
+        try:
+            jsonschema.Draft202012Validator.check_schema(schema)
+        except jsonschema.SchemaError as error:
+            raise ValueError(f"the schema is not valid: {error.message[:200]}") from error
+    return schema
+
+
+Pattern = Annotated[str, Field(min_length=1), AfterValidator(_compiles)]
 
 
 def _verdict(right: bool, answer: object, note: str = "") -> Judgement:
@@ -59,18 +72,17 @@ class Exact(_Check):
 
     @model_validator(mode="after")
     def _says_something(self) -> Exact:
-        if not self._wanted or "" in self._wanted:
+        if not (wanted := self._wanted()) or "" in wanted:
             raise ValueError("an answer needs a letter or a digit")
         return self
 
-    @property
     def _wanted(self) -> set[str]:
         given = (self.answer,) if isinstance(self.answer, str) else self.answer
         return {unicodedata.normalize("NFKC", each).strip(EDGES).casefold() for each in given}
 
     def judge(self, text: str) -> Judgement:
         found = line_of(text)
-        return _verdict(found.casefold() in self._wanted, found)
+        return _verdict(found.casefold() in self._wanted(), found)
 
 
 class Number(_Check):
@@ -120,13 +132,8 @@ class Regex(_Check):
     """`pattern` is found in the text; with `answer`, its first group (else all of it) is that."""
 
     kind: Literal["regex"]
-    pattern: str = Field(min_length=1)
+    pattern: Pattern
     answer: str | None = None
-
-    @field_validator("pattern")
-    @classmethod
-    def _compiles(cls, pattern: str) -> str:
-        return _compiled(pattern)
 
     def judge(self, text: str) -> Judgement:
         match = re.search(self.pattern, text)
@@ -134,15 +141,6 @@ class Regex(_Check):
             return _verdict(False, "", "no match")
         found = match[1 if match.re.groups else 0] or ""
         return _verdict(self.answer is None or found == self.answer, found)
-
-
-def _compiled(pattern: str) -> str:
-    """A regular expression as it is. Raises ValueError."""
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"the pattern is not valid: {error}") from error
-    return pattern
 
 
 class Json(_Check):
@@ -160,19 +158,7 @@ class Schema(_Check):
     """The text is JSON that fits `schema`."""
 
     kind: Literal["schema"]
-    schema_: dict[str, Any] = Field(alias="schema")
-
-    @field_validator("schema_")
-    @classmethod
-    def _is_one(cls, schema: dict[str, Any]) -> dict[str, Any]:
-        with suppress(ImportError):
-            import jsonschema  # type: ignore[import-untyped]
-
-            try:
-                jsonschema.Draft202012Validator.check_schema(schema)
-            except jsonschema.SchemaError as error:
-                raise ValueError(f"the schema is not valid: {error.message[:200]}") from error
-        return schema
+    schema_: Annotated[dict[str, Any], Field(alias="schema"), AfterValidator(_is_schema)]
 
     def judge(self, text: str) -> Judgement:
         wrong = complaint(text, self.schema_)
@@ -207,7 +193,7 @@ class Fields(_Check):
 
     kind: Literal["fields"]
     answer: dict[str, str]
-    patterns: dict[str, dict[str, str]]
+    patterns: dict[str, dict[str, Pattern]]
 
     @model_validator(mode="after")
     def _can_be_right(self) -> Fields:
@@ -216,8 +202,6 @@ class Fields(_Check):
         for name, value in self.answer.items():
             if value not in self.patterns.get(name, {}):
                 raise ValueError(f"there is no pattern for {name}: {value}")
-        for pattern in (each for of in self.patterns.values() for each in of.values()):
-            _compiled(pattern)
         return self
 
     def judge(self, text: str) -> Judgement:
@@ -269,10 +253,8 @@ class Gym(_Check):
 
 def load_gym() -> Any:
     """The package reasoning_gym. Raises MissingDependency."""
-    try:
+    with importing("This set of tasks needs", "tasks"):
         import reasoning_gym
-    except ImportError as error:
-        raise needs("reasoning-gym", "This set of tasks") from error
     return reasoning_gym
 
 
@@ -299,10 +281,8 @@ def complaint(text: str, schema: Any) -> str:
 
     Raises MissingDependency.
     """
-    try:
+    with importing("A check against a schema needs", "tasks"):
         import jsonschema
-    except ImportError as error:
-        raise needs("jsonschema", "A check against a schema") from error
     try:
         found = json.loads(text, parse_float=Decimal)
     except (ValueError, RecursionError) as error:

@@ -97,7 +97,7 @@ def alone(settings: Sequence[Setting]) -> tuple[Setting | None, Setting | None]:
     """The draft model alone and the target alone, without a style of their own, where these were run."""
     plain = [setting for setting in settings if not setting.mode.style]
     edge = next((setting for setting in plain if not setting.mode.plan.verifies), None)
-    return edge, next((setting for setting in plain if setting.mode.is_target_alone), None)
+    return edge, next((setting for setting in plain if not setting.mode.plan.drafts), None)
 
 
 def _figures(name: str, settings: Sequence[Setting]) -> TaskSet:
@@ -113,7 +113,7 @@ def _figures(name: str, settings: Sequence[Setting]) -> TaskSet:
     points = [
         (figures.recovered.value, figures.calls.value, figures.written.value)
         for figures, setting in zip(modes, settings, strict=True)
-        if figures.recovered and not setting.mode.is_target_alone
+        if figures.recovered and setting.mode.plan.drafts
     ]
     calls, written = [each[:2] for each in points], [each[::2] for each in points]
     wanted = SHARES if is_apart and points else ()
@@ -131,6 +131,8 @@ def _figures(name: str, settings: Sequence[Setting]) -> TaskSet:
 def _mode(setting: Setting, edge: Setting | None, cloud: Setting | None, resamples: Resamples) -> TaskMode:
     mine = scores(setting)
     calls, written = (_per_token(setting, name) for name in ("cloud_calls_per_token", "target_written_per_token"))
+    asked, wrote = resamples.figure(*calls), resamples.figure(*written)
+    assert asked and wrote  # as no text counts as less than a token
     over_cloud = recovered = over_line = mended = broken = as_cloud = None
     if cloud:
         theirs = scores(cloud)
@@ -151,8 +153,8 @@ def _mode(setting: Setting, edge: Setting | None, cloud: Setting | None, resampl
         over_cloud=over_cloud,
         recovered=recovered,
         over_line=over_line,
-        calls=_ratio(calls, resamples),
-        written=_ratio(written, resamples),
+        calls=asked,
+        written=wrote,
         seconds=rounded(sum(case.generation.wall_ms for case in setting.all_cases) / len(setting.all_cases) / 1e3),
         num_mended=mended,
         num_broken=broken,
@@ -164,10 +166,6 @@ def _per_token(setting: Setting, name: str) -> tuple[Floats, Floats]:
     """Both sides of a measure a token; an empty text counts as one token."""
     above, below = setting.sums(name)
     return above, np.maximum(below, 1)
-
-
-def _ratio(sides: tuple[Floats, Floats], resamples: Resamples) -> Figure:
-    return with_interval(sides[0].sum() / sides[1].sum(), resamples.ratio(*sides) or (0.0, 0.0))
 
 
 def _recovered(mine: Floats, theirs: Floats, resamples: Resamples) -> Figure | None:

