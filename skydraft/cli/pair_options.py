@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -37,68 +37,54 @@ class ModelChoice:
     """The models and their settings in this process. `cloud_model` None is the default target.
 
     `edge_adapter` is the draft model's adapter; None means the one of `skydraft learn apply`, if any. With
-    `local_only` nothing may leave this device. With `is_quiet`, no state is shown while a model loads.
+    `is_quiet`, no state is shown while a model loads.
     """
 
-    options: EngineOptions
-    offline: bool
-    source: SourceName
-    edge_model: str
-    cloud_model: str | None
-    edge_adapter: Path | None
+    options: EngineOptions = field(default_factory=EngineOptions)
+    offline: bool = False
+    source: SourceName = "auto"
+    edge_model: str = _PAIR.draft
+    cloud_model: str | None = None
+    edge_adapter: Path | None = None
     local_only: bool = False
     is_quiet: bool = False
 
     @property
     def target_name(self) -> str:
-        """The target model of this process."""
         return self.cloud_model or _PAIR.target
 
     @property
     def adapter(self) -> Path | None:
-        """The adapter of the draft model: the given file, or the applied one, or None."""
         return self.edge_adapter or applied(self.edge_model, cache_dir())
 
     def load_edge(self) -> Engine:
-        """Open the draft model with its adapter, if any."""
         return self.load(self.edge_model, self.adapter)
 
     def load_pair(self) -> tuple[Engine, Engine]:
-        """Open both models. Raises VocabularyMismatch, or a loading error."""
+        """Open both models. Raises VocabularyMismatch."""
         edge, target = self.load_edge(), self.load(self.target_name)
         check_same(edge.vocab, target.vocab)
         return edge, target
 
     def load(self, name: str, adapter: Path | None = None) -> Engine:
-        """Open a model, with an adapter of its own or without."""
+        """Open a model. A terminal shows a state meanwhile; any stderr shows the download's progress."""
         options = replace(self.options, adapter=adapter)
-        return load_engine(
-            name, options, offline=self.offline, local_only=self.local_only, source=self.source, quiet=self.is_quiet
-        )
+        if not self.is_quiet:
+            options = replace(options, notify=TERMINAL.say)
+        with TERMINAL.state(f"Loading {name}…", quiet=self.is_quiet) as clear, progress_on() as progress:
+
+            def told(done_bytes: int, total_bytes: int, label: str) -> None:
+                clear()
+                progress(done_bytes, total_bytes, label)
+
+            return api.load(
+                name, options, offline=self.offline, local_only=self.local_only, source=self.source, progress=told
+            )
 
 
-def load_engine(
-    model: str, options: EngineOptions, *, offline: bool = False, local_only: bool = False,
-    source: SourceName = "auto", quiet: bool = False,
-) -> Engine:  # fmt: skip
-    """Open a model. A terminal shows a state meanwhile unless `quiet`; any stderr shows the download's progress."""
-    if not quiet:
-        options = replace(options, notify=TERMINAL.say)
-    with TERMINAL.state(f"Loading {model}…", quiet=quiet) as clear, progress_on() as progress:
-
-        def told(done_bytes: int, total_bytes: int, label: str) -> None:
-            clear()
-            progress(done_bytes, total_bytes, label)
-
-        return api.load(model, options, offline=offline, local_only=local_only, source=source, progress=told)
-
-
-def _models(
-    *, offline: bool, source: SourceName, edge_model: str = "", cloud_model: str | None = None,
-    edge_adapter: Path | None = None, local_only: bool = False, **run: Any,
-) -> ModelChoice:  # fmt: skip
-    offline = offline or local_only
-    return ModelChoice(EngineOptions(**run), offline, source, edge_model, cloud_model, edge_adapter, local_only)
+def _models(**given: Any) -> ModelChoice:
+    run = {name: given.pop(name) for name in _RUN_NAMES}
+    return ModelChoice(EngineOptions(**run), **given)
 
 
 SOURCE_OPTION = option("--source", "FROM",
@@ -115,6 +101,7 @@ _RUN = [
     option("--offline", None, "Use only what is on this machine; never the network.", is_flag=True),
     SOURCE_OPTION,
 ]
+_RUN_NAMES = [each.name or "" for each in _RUN[:-2]]  # what an engine is told
 models_section = Section("models", "Models", _models, [
     option("--edge-model", "MODEL", "Draft model: a known name, a .gguf file, a folder or a hub id.",
            default=_PAIR.draft),
@@ -124,7 +111,6 @@ models_section = Section("models", "Models", _models, [
     option("--local-only", None, "Let nothing leave this machine: no server, no download, no traces.", is_flag=True),
     *_RUN,
 ])  # fmt: skip
-
 
 # A server has a target alone.
 served_model_section = Section("models", "Models", _models, [
@@ -136,10 +122,7 @@ served_model_section = Section("models", "Models", _models, [
 
 @dataclass(frozen=True, slots=True)
 class CloudChoice:
-    """A cloud server or several, and their settings. Raises OptionError for such settings without a server.
-
-    `address` is None for no server; several are separated by commas.
-    """
+    """Servers, separated by commas, and their settings. Raises OptionError for such settings without a server."""
 
     address: str | None = None
     token_file: Path | None = None
@@ -163,35 +146,23 @@ class CloudChoice:
             )
 
     def check(self, models: ModelChoice, gate: GateChoice | None = None) -> None:
-        """Raise OptionError for an option that does not fit the server."""
+        """Raise OptionError for an option that misleads about what leaves this machine, or what checks."""
         if self.address is None:
             return
         if models.local_only:
             raise OptionError("--local-only lets nothing leave this machine, --cloud sends to a server: choose one.")
         if models.cloud_model and not is_url(self.address):
             raise OptionError("--cloud-model runs a target in this process, --cloud uses one on a server: choose one.")
-        if gate is None:
-            return
-        if gate.execution and not is_url(self.address):
+        if gate and gate.execution and not is_url(self.address):
             raise OptionError("A server chooses its own --execution.", hint="Give it to skydraft serve.")
-        if not gate.plan.verifies:
+        if gate and not gate.plan.verifies:
             raise OptionError(
                 "--cloud does not apply here: the draft model works alone, and nothing is checked.",
                 hint="Remove it, or choose --mode quality.",
             )
-        if not gate.plan.is_gated and self.require:
-            raise OptionError(
-                "--require-cloud changes nothing: everything is checked here, so the cloud is needed anyway.",
-                hint="Remove it.",
-            )
-        if not gate.plan.is_gated and self.open_when:
-            raise OptionError(
-                "--open does not apply here: everything is checked, so the session opens at once.", hint="Remove it."
-            )
 
     def connect(self, model: str | None = None) -> Cloud:
-        """The connection. `model` is one of several models of a server without skydraft. Nothing is sent yet;
-        notices go to stderr. Raises OptionError, also without an address."""
+        """The connection, before anything is sent. `model` is one of several of a server without skydraft."""
         if self.address is None:
             raise OptionError("No cloud server was given.", hint="Give one with --cloud HOST:PORT.")
         return api.connect(
@@ -221,10 +192,7 @@ class CloudChoice:
 
     @contextmanager
     def sides(self, models: ModelChoice, plan: Plan | None) -> Iterator[tuple[Engine | None, Engine | Cloud | None]]:
-        """The edge and the cloud, as far as the plan needs them; both for the plan None, which may change.
-
-        The connection is closed at the end. Raises OptionError or a loading error.
-        """
+        """The edge and the cloud, as far as the plan needs them; both for the plan None, which may change."""
         if self.address is not None:
             with closing(self.connect(models.cloud_model)) as remote:
                 yield models.load_edge(), remote  # for its tokenizer, if it does not draft

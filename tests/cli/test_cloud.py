@@ -65,8 +65,6 @@ def test_the_trace_tells_bytes_and_audits(invoke: Invoke, server: Serving, tmp_p
         (["--cloud", "localhost:1", "--cloud-model", "toy"], "choose one"),
         (["--cloud", "localhost:1", "--mode", "edge"], "works alone"),
         (["--cloud", "localhost:1", "--execution", "exact"], "A server chooses its own"),
-        (["--cloud", "localhost:1", "-m", "lossless", "--require-cloud"], "changes nothing"),
-        (["--cloud", "localhost:1", "-m", "lossless", "--open", "ahead"], "opens at once"),
         (["--cloud", "nonsense:port"], "not a port"),
         (["--cloud", "localhost:1", "--cloud-timeout", "-1"], "seconds"),
         (["--cloud", "localhost:1", "--tls-ca", "/nonexistent"], "cannot be read"),

@@ -125,8 +125,6 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "an empty question": (["caption", CLIP, "--prompt", " "], "prompt is empty"),
     "a format that is not there": (["caption", CLIP, "--format", "xml"], "xml"),
     "an option of a cloud without one": (["caption", CLIP, "--open", "ahead"], "--open needs a cloud server"),
-    "an option of a recording without one": (["generate", "你好", "--max-audio-s", "3"], "needs a recording"),
-    "colours in JSON": (["generate", "你好", "--json", "--color", "always"], "never coloured"),
     "a doctor who measures two targets": (["doctor", "--cloud", "localhost:1", "--cloud-model", "toy"], "choose one"),
     "a server's certificate without its key": (["serve", "--model", "toy", "--tls-cert", "x"], "Give both"),
     "a server with no context": (["serve", "--model", "toy", "--context", "1"], "--context"),

@@ -52,7 +52,5 @@ def test_each_mode_is_measured_with_so_many_devices(
 
 def test_devices_that_cannot_be_measured_are_refused(refused: Refused) -> None:
     refused("doctor", "--devices", "4", says="--devices needs a server")
-    refused("doctor", "--devices", "4", "--cloud", "localhost:1", "--no-measure", says="--no-measure leaves out")
-    refused("doctor", "--seconds", "5", "--cloud", "localhost:1", says="--seconds is about --devices")
     for wrong in ("0", "257"):
         refused("doctor", "--devices", wrong, "--cloud", "localhost:1", says="1<=x<=256")

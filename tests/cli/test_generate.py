@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from skydraft.cli import pair_options
+from skydraft.cli.pair_options import ModelChoice
 from skydraft.engines import llama_library
 from skydraft.engines.toy import ToyEngine, character_vocab, random_toy
 
@@ -142,12 +142,12 @@ def test_a_broken_gguf_file_is_one_clear_line(invoke: Invoke, tmp_path: Path) ->
 
 def test_two_vocabularies_are_refused(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     toys = iter([random_toy(character_vocab("今天天气")), random_toy(character_vocab("今天天气好"))])
-    monkeypatch.setattr(pair_options, "load_engine", lambda *args, **kwargs: next(toys))
+    monkeypatch.setattr(ModelChoice, "load", lambda *_: next(toys))
     refused("generate", "今天", *TOYS, says="vocabulary")
 
 
 def test_a_zh_style_needs_a_chinese_vocabulary(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair_options, "load_engine", lambda *args, **kwargs: random_toy(character_vocab("abcdef")))
+    monkeypatch.setattr(ModelChoice, "load", lambda *_: random_toy(character_vocab("abcdef")))
     refused("generate", "abc", *TOYS, "--style", "zh-short", says="Chinese")
 
 
@@ -195,7 +195,7 @@ def test_text_reaches_stdout_as_it_is(invoke: Invoke, monkeypatch: pytest.Monkey
     script = vocab.encode("[/b]\t:x")
     for here, there in zip(script, [*script[1:], script[0]], strict=True):
         table[here, there] = 20
-    monkeypatch.setattr(pair_options, "load_engine", lambda *args, **kwargs: ToyEngine(vocab, table))
+    monkeypatch.setattr(ModelChoice, "load", lambda *_: ToyEngine(vocab, table))
     args = ["generate", "x", *TOYS, "--mode", "edge", "--max-new-tokens", "14", "--quiet"]
     assert invoke(*args)[1] == "[/b]\t:x" * 2 + "\n"
     colored = invoke(*args, "--color", "always")[1]

@@ -8,7 +8,6 @@ from typing import Any
 import click
 import pytest
 
-from skydraft.cli import pair_options
 from skydraft.cli.gateway import gateway
 from skydraft.cli.generate import generate
 from skydraft.cli.main import run
@@ -85,7 +84,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(
         "skydraft.cloud.server.serve", lambda load, options, started, **_: (load(), found.update(options=options))
     )
-    monkeypatch.setattr(pair_options, "load_engine", lambda name, options, **more: _Nobody(found, name, options))
+    monkeypatch.setattr(ModelChoice, "load", lambda self, name: _Nobody(found, name, self.options))
     monkeypatch.setattr("skydraft.cloud.worker.Worker", lambda engine, limits, *, execution: engine)
     return found
 

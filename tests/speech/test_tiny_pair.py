@@ -130,12 +130,6 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "a text model with audio": (["--audio", str(CLIPS[0]), "--edge-model", "toy", "--mode", "edge"], "takes no audio"),
     "no such file": (["--audio", "nothing.wav", "--edge-model", "toy", "--mode", "edge"], "no readable file"),
     "neither prompt nor audio": (["--edge-model", "toy", "--mode", "edge"], "Give a prompt, or --audio"),
-    "share without audio": (
-        ["你好", "--share-audio", "none", "--edge-model", "toy"], "--share-audio needs a recording"
-    ),
-    "share without a target": (
-        ["--audio", str(CLIPS[0]), "--share-audio", "none", "--edge-model", "toy", "--mode", "edge"], "works alone"
-    ),
     "too long": (["--audio", str(CLIPS[0]), "--max-audio-s", "0.5", "--edge-model", "toy", "--mode", "edge"], "lasts"),
 }  # fmt: skip
 
