@@ -58,11 +58,9 @@ def _workload(path: Path | None, tasks: str | None, limit: int | None) -> Worklo
 def _together(paths: Sequence[Path], limit: int | None) -> Workload:
     """The prompts of several files."""
     files = [read_prompts(path, limit=limit) for path in paths]
-    digests = [file.sha256 for file in files]
-    sha256 = digests[0] if len(files) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
-    return Workload(
-        " + ".join(file.name for file in files), sha256, tuple(entry for file in files for entry in file.prompts)
-    )
+    digests = "".join(file.sha256 for file in files)
+    sha256 = digests if len(files) == 1 else hashlib.sha256(digests.encode()).hexdigest()
+    return Workload(" + ".join(file.name for file in files), sha256, sum((file.prompts for file in files), ()))
 
 
 prompts_section = Section("workload", "Prompts", _workload, [
@@ -74,27 +72,23 @@ prompts_section = Section("workload", "Prompts", _workload, [
 
 @dataclass(frozen=True, slots=True)
 class LinkChoice:
-    """Emulated links. Raises OptionError for an option about links without a link."""
+    """Emulated links, by their round trips, and how many prompts go over them."""
 
     emulate_rtt: tuple[float, ...]
-    link_prompts: int | None
-
-    def __post_init__(self) -> None:
-        if not self.emulate_rtt and self.link_prompts is not None:
-            raise OptionError("--link-prompts needs an emulated link.", hint="Add one with --emulate-rtt MS.")
+    link_prompts: int
 
 
 link_section = Section("links", "Emulated links", LinkChoice, [
     option("--emulate-rtt", "MS", "With --cloud on this machine: also over an emulated link with this round trip; can "
            "be repeated.",
            type=click.FloatRange(min=0), multiple=True),
-    option("--link-prompts", "N", f"Prompts over the link (default: {LINK_PROMPTS}).", type=_NUMBER),
+    option("--link-prompts", "N", "Prompts over the link.", type=_NUMBER, default=LINK_PROMPTS),
 ])  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonChoice:
-    """Modes, repetitions and the folder for results."""
+    """What is compared, and the folder for results."""
 
     modes: str | None
     repetitions: int
@@ -147,7 +141,7 @@ def compare(
         parse_modes(modes, lambda style: decoding.params(style=style, max_new_tokens=_MAX_NEW_TOKENS)),
         chosen.repetitions,
         links.emulate_rtt,
-        links.link_prompts or LINK_PROMPTS,
+        links.link_prompts,
         chosen.execution or "exact",
         chosen.share_audio,
         read_calibration(chosen.calibration) if chosen.calibration else None,
@@ -165,7 +159,7 @@ def compare(
 
 
 def _behind(cloud: CloudChoice) -> Callable[[float], AbstractContextManager[Cloud]]:
-    """What reaches the server, which runs on this machine, over an emulated link. Raises OptionError elsewhere."""
+    """Reaches the server, which runs on this machine, over an emulated link. Raises OptionError elsewhere."""
     places = [] if is_url(cloud.address or "") else [parse_address(each) for each in (cloud.address or "").split(",")]
     if len(places) != 1 or not is_loopback(places[0][0]):
         hint = "Start skydraft serve here, and give --cloud localhost:PORT."
@@ -192,12 +186,9 @@ def report(folder: Path) -> None:
 
 def _write_report(out: Path, path: Path) -> None:
     records = read_records(path)
-    if unjudged := records.unjudged():
-        click.echo(
-            f"Answers without a verdict of this version, which do not count: {len(unjudged)}. To judge them, run the "
-            "same skydraft compare again.",
-            err=True,
-        )
+    if unjudged := len(records.unjudged()):
+        what = f"Answers without a verdict of this version, which do not count: {unjudged}."
+        click.echo(f"{what} To judge them, run the same skydraft compare again.", err=True)
     click.echo(f"Report: {write_report(records, out)}", err=True)
 
 
@@ -207,7 +198,7 @@ _fitted_section = Section("workload", "Prompts", _together, [
     option("--limit", "N", "Use the first N prompts of each file only.", type=_NUMBER),
 ])  # fmt: skip
 _fitting_section = Section("fitting", "Fitting", lambda max_new_tokens, out: (max_new_tokens, out), [
-    option("-n --max-new-tokens", "N", "Most tokens of a text.", type=click.IntRange(min=1), default=64),
+    option("-n --max-new-tokens", "N", "Most tokens of a text.", type=_NUMBER, default=_MAX_NEW_TOKENS),
     option("--out", "FILE", "File for the calibration (default: in the cache, where it is looked up).", type=Path),
 ])  # fmt: skip
 

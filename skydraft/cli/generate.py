@@ -127,7 +127,7 @@ def _finish(generation: Generation, audio: dict[str, Any] | None, output: Output
         answer |= {"stats": dataclasses.asdict(generation.stats), "receipt": dataclasses.asdict(generation.receipt)}
         print(json_line(answer | ({"audio": audio} if audio else {})))
         return
-    TERMINAL.end_line()
+    TERMINAL.write("\n")
     if output.quiet:
         return
     if audio:

@@ -165,7 +165,6 @@ def test_wrong_use_is_one_clear_line(again: Path, refused: Refused, monkeypatch:
 
 UNHEARD: dict[str, tuple[list[str], str]] = {
     "no tokens asked for": (["--max-new-tokens", "0"], "--max-new-tokens"),
-    "prompts of a link without one": (["--link-prompts", "2"], "--link-prompts needs an emulated link"),
     "audio that no prompt has": (["--share-audio", "none"], "--share-audio is about recordings"),
 }
 
