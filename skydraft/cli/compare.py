@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -150,7 +150,7 @@ def compare(
         command="skydraft " + shlex.join(sys.argv[1:]),
     )
     load_pyplot()  # fails now, not after hours of work, if the package is missing
-    cloud = replace(cloud, require=cloud.address is not None)  # no text goes on alone here
+    cloud = cloud.but(require=True)  # no text goes on alone here
     with alone_in(chosen.out), cloud.sides(models, None) as (edge, target):
         assert edge and target  # as no plan does without one
         pair = LoadedPair(edge, target, models.options, behind)
@@ -170,7 +170,7 @@ def _behind(cloud: CloudChoice) -> Callable[[float], AbstractContextManager[Clou
     def behind(rtt_ms: float) -> Iterator[Cloud]:
         with (
             DelayedLink((host.strip("[]"), port), rtt_ms / 2) as link,
-            closing(replace(cloud, address=link.address, require=True).connect()) as far,
+            closing(cloud.but(link.address, require=True).connect()) as far,
         ):
             yield far
 

@@ -111,7 +111,7 @@ def gateway(
             share = work.share_audio or ("none" if cloud.address else "features")
             defaults = Defaults(decoding.params(), work.system, frozenset(decoding.values), share)
             access = (keys.label, keys.has_several) if keys else ()
-            hold_s = max(45.0, 15 + (cloud.timeout_s or 0))  # so that a lost cloud gives an HTTP error
+            hold_s = max(45.0, 15 + cloud.given.get("timeout_s", 0))  # so that a lost cloud gives an HTTP error
             options = GatewayOptions(
                 work.parallel, work.max_queue, hold_s, origins=work.allow_origins, logs_prompts=work.log_prompts
             )

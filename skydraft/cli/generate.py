@@ -149,31 +149,18 @@ def with_piped(prompt: str | None, *, quiet: bool = False) -> str | None:
 
 def _read(quiet: bool) -> str:
     try:
-        number = sys.stdin.fileno()
-        kind = os.fstat(number).st_mode
-    except (AttributeError, OSError, ValueError):  # closed, or no stdin at all
-        return ""
-    if not stat.S_ISREG(kind) and not _is_talking(number, kind, quiet):
-        return ""
-    try:
+        kind = os.fstat(sys.stdin.fileno()).st_mode
+        if stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind):
+            if not select.select([sys.stdin], [], [], _SILENT_S)[0]:
+                if not quiet:
+                    TERMINAL.say(f"nothing came from stdin for {_SILENT_S:g} s, so it is left out.")
+                return ""
+        elif not stat.S_ISREG(kind):
+            return ""  # a terminal, or a device such as /dev/null
         text = sys.stdin.read()
         text.encode()  # in some locales, bytes that are not UTF-8 arrive as lone surrogates
         return text
     except UnicodeError as error:
         raise PromptError("The piped text is not valid UTF-8.", hint="Convert it first, with iconv.") from error
-    except OSError:  # open only for writing
+    except (AttributeError, OSError, ValueError):  # closed, none at all, only for writing, or a pipe of Windows
         return ""
-
-
-def _is_talking(number: int, kind: int, quiet: bool) -> bool:
-    """Whether a pipe has something to read, or its end."""
-    if not stat.S_ISFIFO(kind) and not stat.S_ISSOCK(kind):
-        return False  # a terminal, or a device such as /dev/null
-    try:
-        if select.select([number], [], [], _SILENT_S)[0]:
-            return True
-    except OSError:  # Windows can select only sockets
-        return False
-    if not quiet:
-        TERMINAL.say(f"nothing came from stdin for {_SILENT_S:g} s, so it is left out.")
-    return False

@@ -77,13 +77,13 @@ def read_messages(name: str, system: str | None, prompt: str | None) -> tuple[Me
     folder = Path() if name == "-" else Path(name).parent
     try:
         content = from_json(sys.stdin.read() if name == "-" else read_file(Path(name)))
+        if not isinstance(content, list):
+            raise ValueError("it is another value")
     except OSError as error:
         raise PromptError(f"{name} cannot be read: {error.strerror}.", hint="Check its name.") from error
     except ValueError as error:
         hint = 'Write [{"role": "user", "content": "..."}].'
         raise PromptError(f"{name} is not a JSON list of messages: {error}.", hint=hint) from error
-    if not isinstance(content, list):
-        raise PromptError(f"{name} is not a JSON list of messages.", hint='Write [{"role": "user", "content": "..."}].')
     begin = (Message("system", system),) if system is not None else ()
     spoken = [_with_audio(each, folder) for each in content]
     return (*begin, *conversation(spoken), *(asked(prompt) if prompt is not None else ()))

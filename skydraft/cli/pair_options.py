@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+import click
 
 from skydraft import api
 from skydraft.cli.options import GateChoice
@@ -122,28 +124,13 @@ served_model_section = Section("models", "Models", _models, [
 
 @dataclass(frozen=True, slots=True)
 class CloudChoice:
-    """Servers, separated by commas, and their settings. Raises OptionError for such settings without a server."""
+    """Servers, separated by commas, and the options given for them, as `api.connect` names them."""
 
     address: str | None = None
-    token_file: Path | None = None
-    tls_ca: Path | None = None
-    tls_name: str | None = None
-    insecure: bool = False
-    timeout_s: float | None = None
-    require: bool = False
-    open_when: OpenWhen | None = None
-    api: CloudApi | None = None
-    price: str | None = None
-    max_cost: float | None = None
-    max_calls: int | None = None
+    given: Mapping[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        values = [(each.opts[0], getattr(self, each.name or "")) for each in (*_SERVER, *_USE)]
-        given = [name for name, value in values if value is not None and value is not False]  # 0 is a value
-        if self.address is None and given:
-            raise OptionError(
-                f"{given[0]} needs a cloud server, but none was given.", hint="Give one with --cloud HOST:PORT."
-            )
+    def but(self, address: str | None = None, **given: Any) -> CloudChoice:
+        return CloudChoice(address or self.address, {**self.given, **given})
 
     def check(self, models: ModelChoice, gate: GateChoice | None = None) -> None:
         """Raise OptionError for an option that misleads about what leaves this machine, or what checks."""
@@ -165,30 +152,16 @@ class CloudChoice:
         """The connection, before anything is sent. `model` is one of several of a server without skydraft."""
         if self.address is None:
             raise OptionError("No cloud server was given.", hint="Give one with --cloud HOST:PORT.")
-        return api.connect(
-            self.address,
-            token=_read_token(self.token_file) if self.token_file else None,
-            tls_ca=_read(self.tls_ca) if self.tls_ca else None,
-            tls_name=self.tls_name,
-            insecure=self.insecure,
-            timeout_s=30.0 if self.timeout_s is None else self.timeout_s,
-            require=self.require,
-            open_ahead=self.open_when == "ahead",
-            notify=TERMINAL.say,
-            api=self.api or "auto",
-            model=model if is_url(self.address) else None,
-            price=self.price,
-            max_cost=self.max_cost,
-            max_calls=self.max_calls,
-        )
+        given = {**self.given, "open_ahead": self.given.get("open_ahead") == "ahead"}
+        return api.connect(self.address, notify=TERMINAL.say, model=model if is_url(self.address) else None, **given)
 
     def each(self) -> list[CloudChoice]:
         """Each server as a choice of its own; several get a shorter timeout. Raises OptionError."""
         if is_url(self.address or ""):
             return [self]
         addresses = parse_addresses(self.address or "")
-        timeout_s = self.timeout_s or (None if len(addresses) == 1 else _ONE_OF_MANY_S)
-        return [replace(self, address=address, timeout_s=timeout_s) for address in addresses]
+        hurry = {} if len(addresses) == 1 or "timeout_s" in self.given else {"timeout_s": _ONE_OF_MANY_S}
+        return [self.but(address, **hurry) for address in addresses]
 
     @contextmanager
     def sides(self, models: ModelChoice, plan: Plan | None) -> Iterator[tuple[Engine | None, Engine | Cloud | None]]:
@@ -201,6 +174,37 @@ class CloudChoice:
         else:
             edge = models.load_edge() if plan.drafts else None
             yield edge, models.load(models.target_name) if plan.verifies else None
+
+
+def _cloud(address: str | None, **values: Any) -> CloudChoice:
+    given = {name: value for name, value in values.items() if value is not None and value is not False}  # 0 is a value
+    if address is None and given:
+        flag = next(each.opts[0] for each in (*_SERVER, *_USE) if each.name in given)
+        raise OptionError(f"{flag} needs a cloud server, but none was given.", hint="Give one with --cloud HOST:PORT.")
+    return CloudChoice(address, given)
+
+
+def _content(context: click.Context, param: click.Parameter, path: Path | None) -> bytes | None:
+    try:
+        return read_file(path) if path else None
+    except OSError as error:
+        raise OptionError(f"{path} cannot be read: {error.strerror}.", hint="Check its name.") from error
+
+
+def _token(context: click.Context, param: click.Parameter, path: Path | None) -> str | None:
+    """The token in a file, alone on a line or after its label, as in the server's file."""
+    content = _content(context, param, path)
+    if path is None or content is None:
+        return None
+    warn_if_shared(path)
+    lines = content.decode(errors="replace").splitlines()
+    fields = [line.partition("#")[0].split() for line in lines]
+    tokens = [field[-1] for field in fields if field]
+    if len(tokens) != 1 or not tokens[0].isascii():
+        raise OptionError(
+            f"{path} holds {len(tokens)} tokens; it must hold one.", hint="Copy one line of the server's file."
+        )
+    return tokens[0]
 
 
 _SERVER = [
@@ -216,38 +220,18 @@ _SERVER = [
            "have cost X.", type=float),
     option("--max-calls", "N", "Go on without the cloud once this process has asked it N times in a day (UTC).",
            type=int),
-    option("--cloud-token-file --cloud-key-file token_file", "FILE", "File with the token or key for the server.",
-           type=Path),
-    option("--tls-ca", "FILE", "Trust the PEM certificates in FILE, not the system's.", type=Path),
+    option("--cloud-token-file --cloud-key-file token", "FILE", "File with the token or key for the server.",
+           type=Path, callback=_token),
+    option("--tls-ca", "FILE", "Trust the PEM certificates in FILE, not the system's.", type=Path, callback=_content),
     option("--tls-name", "NAME", "Name in the server's certificate, if it is not HOST."),
     option("--insecure", None, "Allow an unencrypted connection to another machine.", is_flag=True),
     option("--cloud-timeout timeout_s", "S", "Give up after S seconds without an answer (default: 30).", type=float),
 ]  # fmt: skip
 _USE = [
     option("--require-cloud require", None, "Fail if the cloud is lost, instead of continuing alone.", is_flag=True),
-    option("--open open_when", None, "Open the session at the first need (lazy), or at once (ahead; default: lazy).",
+    option("--open open_ahead", None, "Open the session at the first need (lazy), or at once (ahead; default: lazy).",
            type=OpenWhen),
 ]  # fmt: skip
 
-cloud_section = Section("cloud", "Cloud", CloudChoice, [*_SERVER, *_USE])
-server_section = Section("cloud", "Cloud", CloudChoice, _SERVER)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return read_file(path)
-    except OSError as error:
-        raise OptionError(f"{path} cannot be read: {error.strerror}.", hint="Check its name.") from error
-
-
-def _read_token(path: Path) -> str:
-    """The token in a file, alone on a line or after its label, as in the server's file."""
-    lines = _read(path).decode(errors="replace").splitlines()
-    warn_if_shared(path)
-    fields = [line.partition("#")[0].split() for line in lines]
-    tokens = [field[-1] for field in fields if field]
-    if len(tokens) != 1 or not tokens[0].isascii():
-        raise OptionError(
-            f"{path} holds {len(tokens)} tokens; it must hold one.", hint="Copy one line of the server's file."
-        )
-    return tokens[0]
+cloud_section = Section("cloud", "Cloud", _cloud, [*_SERVER, *_USE])
+server_section = Section("cloud", "Cloud", _cloud, _SERVER)

@@ -12,7 +12,7 @@ from skydraft.cli.gateway import gateway
 from skydraft.cli.generate import generate
 from skydraft.cli.main import run
 from skydraft.cli.options import DecodingChoice, decoding_section
-from skydraft.cli.pair_options import CloudChoice, ModelChoice, models_section
+from skydraft.cli.pair_options import ModelChoice, cloud_section, models_section
 from skydraft.cli.sections import Command, Section
 from skydraft.cli.serve import serve
 from skydraft.config import DecodingParams, decoding_params
@@ -69,12 +69,12 @@ def test_the_default_target_is_that_of_the_default_pair() -> None:
     assert built(models_section, "--cloud-model", "toy").target_name == "toy"
 
 
-@pytest.mark.parametrize("given", [{"insecure": True}, {"timeout_s": 0.0}, {"require": True}, {"open_when": "lazy"}])
-def test_an_option_of_a_cloud_wants_a_cloud(given: dict[str, Any]) -> None:
+@pytest.mark.parametrize("given", ["--insecure", "--cloud-timeout 0", "--require-cloud", "--open lazy"])
+def test_an_option_of_a_cloud_wants_a_cloud(given: str) -> None:
     with pytest.raises(OptionError, match="needs a cloud server") as raised:
-        CloudChoice(**given)
-    assert "--cloud HOST:PORT" in raised.value.line
-    assert CloudChoice("localhost:1", **given).address
+        built(cloud_section, *given.split())
+    assert "--cloud HOST:PORT" in raised.value.line and given.split()[0] in raised.value.line
+    assert built(cloud_section, "--cloud", "localhost:1", *given.split()).address
 
 
 @pytest.fixture
