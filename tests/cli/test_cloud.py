@@ -27,6 +27,24 @@ def server() -> Iterator[Serving]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """The address of a server that wants a token, and a file with one."""
+    token_file = tmp_path_factory.mktemp("guarded") / "tokens"
+    token_file.write_text("phone a-token-of-24-characters\n")
+    with serving(open_toy("toy"), token_file=token_file) as running:
+        yield running.address, str(token_file)
+
+
+@pytest.fixture(scope="module")
+def foreign() -> Iterator[str]:
+    """The address of a server with another vocabulary."""
+    other = open_toy("toy")
+    other.vocab = type(other.vocab)([b"a", b"<eos>"], lambda text: [0], special_ids=[1], end_ids=[1])
+    with serving(other) as running:
+        yield running.address
+
+
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine is no cloud that is gone; what is said of it is waited for at the end of a text, too."""
@@ -74,25 +92,17 @@ def test_a_gated_run_without_its_cloud_says_so_once_and_succeeds(invoke: Invoke)
 
 @pytest.mark.parametrize("mode", ["quality", "fluency"])
 def test_a_gated_run_says_what_is_wrong_with_its_cloud_though_nothing_was_escalated(
-    invoke: Invoke, server: Serving, tmp_path: Path, mode: str
+    invoke: Invoke, server: Serving, guarded: tuple[str, str], foreign: str, mode: str
 ) -> None:
     gate = ["--gate", "entropy:99", "-m", mode, "-n", "8", *EDGE]
     status, _, err = invoke("generate", "你好", *gate, "--cloud", "127.0.0.1:9")
     assert status == 0 and len(re.findall(r"127\.0\.0\.1:9 was not reached .*refused", err)) == 1
-    token_file = tmp_path / "tokens"
-    token_file.write_text("phone a-token-of-24-characters\n")
-    with serving(open_toy("toy"), token_file=token_file) as guarded:
-        assert "cannot be used: " in (said := invoke("generate", "你好", *gate, "--cloud", guarded.address)[2])
-        assert "token" in said
-    other = open_toy("toy")
-    other.vocab = type(other.vocab)([b"a", b"<eos>"], lambda text: [0], special_ids=[1], end_ids=[1])
-    with serving(other) as foreign:
-        status, _, err = invoke("generate", "你好", *gate, "--cloud", foreign.address)
-        assert status == 0 and "other tokens than the draft model" in err
-        status, _, err = invoke(
-            "generate", "你好", *EDGE, "-m", mode, "--gate", "entropy:0.1", "--cloud", foreign.address
-        )
-        assert status == 2 and "vocabulary" in err
+    said = invoke("generate", "你好", *gate, "--cloud", guarded[0])[2]
+    assert "cannot be used: " in said and "token" in said
+    status, _, err = invoke("generate", "你好", *gate, "--cloud", foreign)
+    assert status == 0 and "other tokens than the draft model" in err
+    status, _, err = invoke("generate", "你好", *EDGE, "-m", mode, "--gate", "entropy:0.1", "--cloud", foreign)
+    assert status == 2 and "vocabulary" in err
     assert invoke("generate", "你好", *gate, "-q", "--cloud", server.address)[2] == ""
 
 
@@ -118,21 +128,14 @@ def test_the_doctor_looks_at_a_cloud_and_gives_a_verdict(invoke: Invoke, server:
         assert part in out
 
 
-def test_the_doctor_says_what_is_wrong_with_a_cloud(invoke: Invoke, server: Serving, tmp_path: Path) -> None:
-    status, out, _ = invoke("doctor", "--cloud", "127.0.0.1:9", "--cloud-timeout", "0.3", *EDGE)
-    assert status == 1 and "cannot be used" in out
-    token_file = tmp_path / "tokens"
-    token_file.write_text("phone a-token-of-24-characters\n")
-    with serving(open_toy("toy"), token_file=token_file) as guarded:
-        status, out, _ = invoke("doctor", "--cloud", guarded.address, *EDGE)
-        assert status == 1 and "token" in out
-        status, out, _ = invoke("doctor", "--cloud", guarded.address, "--cloud-token-file", str(token_file), *EDGE)
-        assert status == 0
-    other = open_toy("toy")
-    other.vocab = type(other.vocab)([b"a", b"<eos>"], lambda text: [0], special_ids=[1], end_ids=[1])
-    with serving(other) as foreign:
-        status, out, _ = invoke("doctor", "--cloud", foreign.address, *EDGE)
-        assert status == 1 and "vocabulary" in out
+def test_the_doctor_says_what_is_wrong_with_a_cloud(invoke: Invoke, guarded: tuple[str, str], foreign: str) -> None:
+    address, token_file = guarded
+    for options, says in (
+        (["127.0.0.1:9", "--cloud-timeout", "0.3"], "cannot be used"), ([address], "token"), ([foreign], "vocabulary")
+    ):  # fmt: skip
+        status, out, _ = invoke("doctor", *EDGE, "--cloud", *options)
+        assert status == 1 and says in out
+    assert invoke("doctor", "--cloud", address, "--cloud-token-file", token_file, *EDGE)[0] == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -8,12 +8,14 @@ import re
 import sys
 from pathlib import Path
 
+import grpc
 import pytest
 
-from skydraft.characters import json_line, visible
+from skydraft.characters import json_line, one_line, visible
 from skydraft.cli.terminal import Terminal, console_for, is_colored, show_tokens
 from skydraft.cloud.logs import JsonLines
 from skydraft.engines.toy import open_toy
+from skydraft.protocol.status import from_rpc
 from skydraft.types import Token
 
 from ..serving import serving
@@ -102,6 +104,15 @@ def test_names_and_reasons_of_a_server_are_one_line(invoke: Invoke, monkeypatch:
         status, out, err = invoke("doctor", "--cloud", server.address, "--edge-model", "toy:drift=0.2")
     assert (status, err) == (0, "") and not _CONTROL.search(out)
     assert "evil\\x1b]0;owned\\x07 skydraft: all is well\\x9b2J" in out
+
+
+def test_so_is_what_a_server_refuses_with() -> None:
+    refusal = type("Refused", (grpc.RpcError,), {
+        "code": lambda self: grpc.StatusCode.INTERNAL, "details": lambda self: HOSTILE,
+        "trailing_metadata": lambda self: (),
+    })  # fmt: skip
+    assert str(from_rpc(refusal())) == f"The cloud answered INTERNAL: {one_line(HOSTILE)}."
+    assert not _CONTROL.search(one_line(HOSTILE)) and "\n" not in one_line(HOSTILE)
 
 
 def test_wrong_use_shows_what_was_given_harmlessly(invoke: Invoke) -> None:
