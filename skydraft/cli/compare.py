@@ -70,18 +70,10 @@ prompts_section = Section("workload", "Prompts", _workload, [
 ])  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class LinkChoice:
-    """Emulated links, by their round trips, and how many prompts go over them."""
-
-    emulate_rtt: tuple[float, ...]
-    link_prompts: int
-
-
-link_section = Section("links", "Emulated links", LinkChoice, [
+Links = tuple[tuple[float, ...], int]  # round trips, and how many prompts run over them
+link_section = Section("links", "Emulated links", lambda emulate_rtt, link_prompts: (emulate_rtt, link_prompts), [
     option("--emulate-rtt", "MS", "With --cloud on this machine: also over an emulated link with this round trip; can "
-           "be repeated.",
-           type=click.FloatRange(min=0), multiple=True),
+           "be repeated.", type=click.FloatRange(min=0), multiple=True),
     option("--link-prompts", "N", "Prompts over the link.", type=_NUMBER, default=LINK_PROMPTS),
 ])  # fmt: skip
 
@@ -122,7 +114,7 @@ comparison_section = Section("chosen", "What to compare", ComparisonChoice, [
 @models_section
 @decoding_section
 def compare(
-    workload: Workload, chosen: ComparisonChoice, links: LinkChoice, cloud: CloudChoice, models: ModelChoice,
+    workload: Workload, chosen: ComparisonChoice, links: Links, cloud: CloudChoice, models: ModelChoice,
     decoding: DecodingChoice,
 ) -> None:  # fmt: skip
     """Run prompts or tasks in several modes, in turn; write records, figures and a report to DIR.
@@ -132,7 +124,8 @@ def compare(
     An interrupted comparison continues where it stopped when it is started again with the same options.
     """
     cloud.check(models)
-    behind = _behind(cloud) if links.emulate_rtt else None
+    rtts_ms, link_prompts = links
+    behind = _behind(cloud) if rtts_ms else None
     if cloud.address and chosen.execution:
         raise OptionError("A server chooses its own --execution.", hint="Leave it out, or give it to skydraft serve.")
     modes = chosen.modes or (_STOCK_MODES if is_url(cloud.address or "") else _MODES)
@@ -140,8 +133,8 @@ def compare(
         workload,
         parse_modes(modes, lambda style: decoding.params(style=style, max_new_tokens=_MAX_NEW_TOKENS)),
         chosen.repetitions,
-        links.emulate_rtt,
-        links.link_prompts,
+        rtts_ms,
+        link_prompts,
         chosen.execution or "exact",
         chosen.share_audio,
         read_calibration(chosen.calibration) if chosen.calibration else None,
@@ -159,12 +152,12 @@ def compare(
 
 
 def _behind(cloud: CloudChoice) -> Callable[[float], AbstractContextManager[Cloud]]:
-    """Reaches the server, which runs on this machine, over an emulated link. Raises OptionError elsewhere."""
-    places = [] if is_url(cloud.address or "") else [parse_address(each) for each in (cloud.address or "").split(",")]
-    if len(places) != 1 or not is_loopback(places[0][0]):
+    """What reaches the server, which runs on this machine, over an emulated link. Raises OptionError elsewhere."""
+    address = cloud.address or ""
+    host, port = ("", 0) if is_url(address) or not address or "," in address else parse_address(address)
+    if not is_loopback(host):
         hint = "Start skydraft serve here, and give --cloud localhost:PORT."
         raise OptionError("--emulate-rtt slows the link to one server on this machine.", hint=hint)
-    host, port = places[0]
 
     @contextmanager
     def behind(rtt_ms: float) -> Iterator[Cloud]:

@@ -1,8 +1,8 @@
-"""What `skydraft doctor --cloud` says of servers, and of what many devices get from one."""
+"""What `skydraft doctor --cloud` says of servers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import closing
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from rich.console import Console
 
 from skydraft import api
 from skydraft.characters import one_line
+from skydraft.cli.doctor_devices import measure_devices
 from skydraft.cli.pair_options import CloudChoice, ModelChoice
 from skydraft.cli.terminal import TERMINAL, counted
 from skydraft.config import DecodingParams
@@ -21,16 +22,11 @@ from skydraft.decoding.plan import make_plan
 from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.errors import CloudError, CloudLost, OptionError, SkydraftError
-from skydraft.evaluation.devices import Load, Recording, measure_load
 from skydraft.evaluation.diagnosis import NUM_PINGS, PROMPTS, drafts_after, examine_link, ping_times
-from skydraft.evaluation.modes import parse_modes
 from skydraft.protocol.address import is_url
 from skydraft.protocol.values import ServerInfo
 from skydraft.types import StepRecord
 
-_MODES_OF_DEVICES = "cloud,lossless,lossless;k=5,quality,auto"
-_PARAMS = DecodingParams(max_new_tokens=32)
-_BUSY = 0.8  # of a core; Python uses no more than one
 _LOOK_S = 3.0  # for the first sign of life
 _NUM_WRITTEN = 16  # tokens that a server without skydraft writes to show what it can
 
@@ -66,7 +62,7 @@ def examine_cloud(console: Console, choice: CloudChoice, models: ModelChoice, ch
                 edge = edge or models.load_edge()
                 yield from _measure_link(console, cloud, edge, info, rtt_ms)
                 if checks.devices:
-                    yield from _measure_devices(console, partial(_device, one), edge, checks.devices, checks.seconds)
+                    yield from measure_devices(console, partial(_device, one), edge, checks.devices, checks.seconds)
     for name, info in met.items():
         first = next(iter(met))
         for what, mine in _described(info).items():
@@ -182,7 +178,7 @@ def _examine_stock(console: Console, choice: CloudChoice, models: ModelChoice, c
         console.print(f"round trip   {facts.wire_ms:.1f} ms; a written token {gap_ms:.1f} ms")
         if checks.devices:
             connect = partial(_device, choice, models.cloud_model)
-            yield from _measure_devices(console, connect, edge, checks.devices, checks.seconds)
+            yield from measure_devices(console, connect, edge, checks.devices, checks.seconds)
     if not num_cached:
         yield "turn on the server's prefix cache, or let it tell of it: without it each call reads the whole text anew"
 
@@ -198,48 +194,3 @@ def _gap_ms(records: Seq[StepRecord]) -> float:
     if len(records) < 2:
         return records[0].ended_ms
     return (records[-1].ended_ms - records[0].ended_ms) / (len(records) - 1)
-
-
-def _measure_devices(
-    console: Console, connect: Callable[[], Cloud], edge: Engine, num: int, seconds: float
-) -> Iterator[str]:
-    """Print what each mode gives `num` devices; yields steps for the user. `connect` makes the connection of one."""
-    step_ms = edge.profile.forward_ms[0]
-    console.print(
-        f"\ndevices      {num} at once, {seconds:g} s in each mode, text after text of {len(PROMPTS)} prompts"
-    )
-    console.print("             Real: the server, the link, and each device's connection, requests and waits.")
-    console.print(
-        f"             Recorded: what the draft model says; a step takes {step_ms:.1f} ms, as on this machine."
-    )
-    console.print(
-        f"             {'mode':<14}{'tokens/s':>9}{'of each':>9}{'wait p50':>12}{'p95':>12}{'/ streaming':>13}"
-    )
-    loads, refused = list[Load](), list[str]()
-    with closing(Recording(edge)) as recording:
-        for mode in parse_modes(_MODES_OF_DEVICES, lambda _: _PARAMS):
-            try:
-                with TERMINAL.state(f"{num} devices in mode {mode.name}…"):
-                    load = measure_load(connect, recording, mode, PROMPTS, num, seconds)
-            except OptionError as error:
-                refused.append(f"mode {mode.name}: {error.message}")
-                continue
-            except SkydraftError as error:
-                yield f"the devices were not measured to the end: {error.line}"
-                break
-            loads.append(load)
-            console.print(
-                f"             {mode.name:<14}{load.tokens_per_s:>9.1f}{load.tokens_per_s / num:>9.1f}"
-                f"{load.wait_ms:>9.1f} ms{load.late_ms:>9.1f} ms{_ratio(load, loads[0]):>14}"
-            )
-    for each in refused:
-        console.print(f"             not measured: {each}")
-    if any(load.busy > _BUSY for load in loads):
-        console.print("             This machine was busy with being so many devices: the server may carry more.")
-    if num_computed := sum(load.num_computed for load in loads):
-        console.print(f"             The draft model computed {num_computed} tokens meanwhile that were not recorded.")
-
-
-def _ratio(load: Load, first: Load) -> str:
-    """Relative to streaming, if that was measured."""
-    return f"{load.tokens_per_s / first.tokens_per_s:.2f}" if first.mode == "cloud" and first.tokens_per_s else ""
