@@ -74,17 +74,14 @@ class SkydraftError(Exception):
 
     @property
     def message(self) -> str:
-        """What is wrong, with Python's names of options."""
         return _in_python(str(self.args[0]))
 
     @property
     def hint(self) -> str:
-        """What to do next; may be empty."""
         return _in_python(self._hint)
 
     @property
     def line(self) -> str:
-        """Message and hint for the command line: options are flags."""
         return f"{self.args[0]} {self._hint}".strip()
 
     def __str__(self) -> str:
@@ -92,86 +89,61 @@ class SkydraftError(Exception):
 
 
 class UsageError(SkydraftError):
-    """The request is wrong and nothing was done."""
-
     exit_status = 2
     grpc_status = "INVALID_ARGUMENT"
 
 
 class UnknownModel(UsageError):
-    """No known name, file, folder or hub id fits the argument."""
-
     grpc_status = "NOT_FOUND"
 
 
 class VocabularyMismatch(UsageError):
-    """Draft and target disagree on what a token id means."""
-
     grpc_status = "FAILED_PRECONDITION"
 
 
-class PromptError(UsageError):
-    """The prompt is empty, or not what the model takes."""
+class PromptError(UsageError): ...
 
 
-class ContextExceeded(PromptError):
-    """The prompt leaves no room in the context of a model."""
+class ContextExceeded(PromptError): ...
 
 
-class OptionError(UsageError):
-    """An option is out of range, or does not apply to this request."""
+class OptionError(UsageError): ...
 
 
-class GrammarRefused(OptionError):
-    """A grammar does not compile, costs more than the limit, or needs a library that is not installed here."""
+class GrammarRefused(OptionError): ...
 
 
-class RecordsError(UsageError):
-    """Records or a calibration are broken, of a newer version, or belong to another pair."""
+class RecordsError(UsageError): ...
 
 
-class ProtocolError(UsageError):
-    """A message that the other side cannot read."""
+class ProtocolError(UsageError): ...
 
 
 class LimitExceeded(UsageError):
-    """A message, prompt or block is beyond the server's limits."""
-
     grpc_status = "OUT_OF_RANGE"
 
 
 class ModelFilesError(SkydraftError):
-    """The files of a model are not available."""
-
     grpc_status = "FAILED_PRECONDITION"
 
 
 class HashMismatch(ModelFilesError):
-    """A file or a piece of one is not the published one."""
-
     grpc_status = "DATA_LOSS"
 
 
-class BrokenModel(ModelFilesError):
-    """A model file is there, but no engine can read it."""
+class BrokenModel(ModelFilesError): ...
 
 
 class NotEnoughDisk(ModelFilesError):
-    """The download would not fit on the disk."""
-
     grpc_status = "RESOURCE_EXHAUSTED"
 
 
 class NetworkUnavailable(ModelFilesError):
-    """Neither the cache nor the network has the file."""
-
     grpc_status = "UNAVAILABLE"
     retryable = True
 
 
 class MissingDependency(SkydraftError):
-    """An optional package that this request needs is not installed."""
-
     grpc_status = "FAILED_PRECONDITION"
 
 
@@ -194,8 +166,7 @@ def first_fault(error: Any) -> str:
     return f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}"
 
 
-class EngineError(SkydraftError):
-    """A forward or a rollback was refused by the engine."""
+class EngineError(SkydraftError): ...
 
 
 class BaseMismatch(SkydraftError):
@@ -219,15 +190,11 @@ class CloudError(SkydraftError):
 
 
 class CloudLost(CloudError):
-    """No answer: no connection, no server, or one that is shutting down."""
-
     grpc_status = "UNAVAILABLE"
     retryable = True
 
 
 class CloudTimeout(CloudLost):
-    """No answer within the time allowed."""
-
     grpc_status = "DEADLINE_EXCEEDED"
 
 
@@ -236,8 +203,6 @@ class CloudDraining(CloudLost):
 
 
 class CloudBusy(CloudError):
-    """The server has no room for another request."""
-
     grpc_status = "UNAVAILABLE"
     retryable = True
 
@@ -254,28 +219,20 @@ class RateLimited(CloudError):
 
 
 class BudgetSpent(CloudError):
-    """The requests of today have cost as much as they may."""
-
     grpc_status = "RESOURCE_EXHAUSTED"
 
 
 class NotAuthorized(CloudError):
-    """No token was given, or one that the server does not know."""
-
     grpc_status = "UNAUTHENTICATED"
     is_outage = False
 
 
 class TargetChanged(CloudError):
-    """The server runs another model or execution than at the beginning of the text. Nothing was changed."""
-
     grpc_status = "FAILED_PRECONDITION"
     is_outage = False
 
 
 class TlsFailure(CloudError):
-    """The two sides disagree on encryption, or the server's certificate is not trusted."""
-
     is_outage = False
 
 
@@ -286,20 +243,14 @@ class SessionNotFound(CloudError):
 
 
 class SessionTaken(CloudError):
-    """Another generation uses this session number."""
-
     grpc_status = "ALREADY_EXISTS"
 
 
 class Diverged(CloudError):
-    """The two sides have different texts of the same length. Nothing was changed."""
-
     grpc_status = "FAILED_PRECONDITION"
 
 
-class CloudFailure(CloudError):
-    """The server failed; its log says why."""
+class CloudFailure(CloudError): ...
 
 
-class ContentFiltered(CloudFailure):
-    """The server refuses the text so far, or what it was about to write, for what it says."""
+class ContentFiltered(CloudFailure): ...

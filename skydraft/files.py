@@ -69,9 +69,3 @@ def warn_if_shared(path: Path) -> None:
     with suppress(OSError):
         if path.stat().st_mode & 0o077:
             log.warning("skydraft: others can read the secrets in %s; run: chmod 600 %s", path, path)
-
-
-def sync(path: Path) -> None:
-    """Wait until a file is on the disk. Raises OSError."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

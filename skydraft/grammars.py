@@ -26,22 +26,17 @@ _OPEN, _CLOSE = "([{", ")]}"
 def json_schema(schema: Mapping[str, Any] | str) -> str:
     """The grammar of JSON that fits a schema; {"type": "object"} is any object. Raises OptionError."""
     text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
-    return _checked(f"json_schema:{text}")
+    return check_grammar(f"json_schema:{text}")
 
 
 def regex(pattern: str) -> str:
     """The grammar of text that `pattern` matches from end to end. Raises OptionError."""
-    return _checked(f"regex:{pattern}")
+    return check_grammar(f"regex:{pattern}")
 
 
 def lark(grammar: str) -> str:
     """The grammar of text that follows a Lark grammar from its rule `start`. Raises OptionError."""
-    return _checked(f"lark:{grammar}")
-
-
-def _checked(text: str) -> str:
-    check_grammar(text)
-    return text
+    return check_grammar(f"lark:{grammar}")
 
 
 def parts(text: str) -> tuple[str, str]:
@@ -63,8 +58,8 @@ def _with_ascii_ref(part: dict[str, Any]) -> dict[str, Any]:
     return {**part, "$ref": quote(part["$ref"], safe="%/#:?&=+$,;@!*'()~")} if refers else part
 
 
-def check_grammar(text: str) -> None:
-    """Raise GrammarRefused for what has no known kind, is too long or too deep, or is no JSON where it should be."""
+def check_grammar(text: str) -> str:
+    """`text`. Raises GrammarRefused for no known kind, too many bytes or brackets, or a schema that is not JSON."""
     kind, colon, content = text.partition(":")
     if kind not in KINDS or not colon:
         known = ", ".join(f"{kind}:" for kind in KINDS)
@@ -83,6 +78,7 @@ def check_grammar(text: str) -> None:
         raise GrammarRefused(f"The grammar has more than {MAX_DEPTH} brackets inside each other.")
     if kind == "json_schema":
         _check_schema(content)
+    return text
 
 
 def _check_schema(text: str) -> None:

@@ -44,12 +44,10 @@ def named_weights(model: str) -> str:
 
 
 def is_named(weights: str) -> bool:
-    """Whether weights are known by the name of their model alone."""
     return weights.startswith(_NAMED)
 
 
 def short_weights(weights: str) -> str:
-    """A short name of weights: the name of the model, or the first digits of the fingerprint."""
     return weights.removeprefix(_NAMED) if is_named(weights) else weights[:12]
 
 
@@ -76,8 +74,7 @@ class Media:
 
     @property
     def num_frames(self) -> int:
-        """Frames of 10 ms."""
-        return len(self.features[0])
+        return len(self.features[0])  # 10 ms each
 
     @property
     def num_tokens(self) -> int:
@@ -86,7 +83,7 @@ class Media:
         return (halved - 2) // 2 + 1
 
     def rounded(self) -> Media:
-        """The recording as it is sent: features rounded to half precision, for half the bytes."""
+        """As it is sent: features rounded to half precision, for half the bytes."""
         return Media(self.features.astype(np.float16).astype(np.float32))
 
     def __eq__(self, other: object) -> bool:
@@ -145,15 +142,10 @@ class Cost:
     num_cached: int = 0
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            self.num_passes + other.num_passes,
-            self.num_rows + other.num_rows,
-            self.forward_ms + other.forward_ms,
-            self.prefill_ms + other.prefill_ms,
-            self.encode_ms + other.encode_ms,
-            self.queue_ms + other.queue_ms,
-            self.num_cached + other.num_cached,
-        )
+        return Cost(*map(operator.add, _COSTS(self), _COSTS(other)))
+
+
+_COSTS = operator.attrgetter(*(each.name for each in fields(Cost)))  # astuple takes ten times as long
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +172,7 @@ class LinkCost:
         return LinkCost(*map(operator.sub, _FIGURES(self), _FIGURES(other)))
 
 
-_FIGURES = operator.attrgetter(*(each.name for each in fields(LinkCost)))  # astuple takes ten times as long
+_FIGURES = operator.attrgetter(*(each.name for each in fields(LinkCost)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,12 +204,10 @@ class DraftBlock:
                 raise ValueError(f"{len(given)} {name} for {len(self.token_ids)} tokens")
 
     def is_forced(self, index: int) -> bool:
-        """Whether the grammar allowed only this token of the block."""
         return bool(self.forced) and self.forced[index]
 
     @property
     def free_signals(self) -> tuple[Signals, ...]:
-        """Signals of the tokens that were not forced."""
         return tuple(itertools.compress(self.signals, map(operator.not_, self.forced))) if self.forced else self.signals
 
 
@@ -249,11 +239,9 @@ class Verdict:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens that this verdict commits."""
         return self.num_accepted + (self.token_id is not None)
 
     def commits(self, block: DraftBlock) -> tuple[int, ...]:
-        """The tokens to commit for `block`: its accepted tokens, then the target's own."""
         return block.token_ids[: self.num_accepted] + (() if self.token_id is None else (self.token_id,))
 
 

@@ -7,11 +7,11 @@ import dataclasses
 import io
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import Any, Literal, TextIO
 
 import click
 
@@ -23,16 +23,13 @@ from skydraft.cli.sections import Command, Section, option
 from skydraft.cli.speech_options import STYLE, SpeechChoice, speech_section
 from skydraft.cli.terminal import TERMINAL, counted
 from skydraft.config import CAPTION_PROMPT
+from skydraft.decoding.generation import Generation
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.base import Engine
 from skydraft.errors import CloudError, OptionError, SkydraftError
 from skydraft.files import write_whole
 from skydraft.prompts.audio import load_library
 from skydraft.prompts.messages import Message, asked, spoken
-
-if TYPE_CHECKING:
-    from skydraft.edge.cloud import Cloud
-
 
 Format = Literal["jsonl", "csv"]
 Row = dict[str, Any]
@@ -64,15 +61,15 @@ class TableChoice:
         out = self.out
         is_csv = (self.format or _ENDINGS[out.suffix.lower() if out else ""]) == "csv"
         try:
-            rows = _kept(out, is_csv) if out and out.is_file() else []
+            names = _keep_rows(out, is_csv) if out and out.is_file() else set()
             opened = out.open("a", encoding="utf-8", newline="") if out else nullcontext(sys.stdout)
         except OSError as error:
             raise OptionError(f"{out} cannot be written: {error.strerror}.", hint="Choose another file.") from error
         with opened as file:
-            if is_csv and not (out and out.is_file() and out.stat().st_size):
-                file.write(_head(is_file=out is not None))
-                file.flush()
-            yield CaptionTable(file, is_csv, {row["file"] for row in rows})
+            table = CaptionTable(file, is_csv, names)
+            if not (out and out.stat().st_size):
+                table.begin(_BOM if out else "")
+            yield table
 
 
 class CaptionTable:
@@ -80,6 +77,15 @@ class CaptionTable:
 
     def __init__(self, file: TextIO, is_csv: bool, names: set[str]) -> None:
         self._file, self._is_csv, self._names = file, is_csv, names
+        self._csv = csv.DictWriter(file, _COLUMNS, extrasaction="ignore")
+        self._shown = visible if is_csv and file.isatty() else str
+
+    def begin(self, mark: str) -> None:
+        """Write what stands before the rows."""
+        if self._is_csv:
+            self._file.write(mark)
+            self._csv.writeheader()
+            self._file.flush()
 
     def holds(self, path: Path) -> bool:
         """Whether an earlier run described this recording."""
@@ -87,31 +93,20 @@ class CaptionTable:
 
     def write(self, row: Row) -> None:
         """Append a row. In CSV, a cell that a spreadsheet would read as a formula gets an apostrophe before it."""
-        line = _line(row, self._is_csv)
-        self._file.write(visible(line[:-2]) + line[-2:] if self._is_csv and self._file.isatty() else line)
+        if self._is_csv:
+            self._csv.writerow({name: self._shown(_cell(value)) for name, value in row.items()})
+        else:
+            self._file.write(json_line(row) + "\n")
         self._file.flush()
 
 
-def _head(*, is_file: bool) -> str:
-    return (_BOM if is_file else "") + _csv_line(_COLUMNS)
+def _cell(value: Any) -> str:
+    text = "" if value is None else str(value)
+    return f"'{text}" if isinstance(value, str) and text.startswith(_FORMULA) else text
 
 
-def _line(row: Row, is_csv: bool) -> str:
-    return _csv_line(_cell(row.get(name)) for name in _COLUMNS) if is_csv else json_line(row) + "\n"
-
-
-def _csv_line(cells: Iterable[Any]) -> str:
-    line = io.StringIO(newline="")
-    csv.writer(line).writerow(cells)
-    return line.getvalue()
-
-
-def _cell(value: Any) -> Any:
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
-
-
-def _kept(path: Path, is_csv: bool) -> list[Row]:
-    """Remove an incomplete row and the rows of failures from a file; returns the remaining rows.
+def _keep_rows(path: Path, is_csv: bool) -> set[str]:
+    """Remove an incomplete row and the rows of failures from a file; returns the names in the remaining rows.
 
     Raises OptionError, and changes nothing, if the file holds anything but captions of this format.
     """
@@ -125,9 +120,12 @@ def _kept(path: Path, is_csv: bool) -> list[Row]:
         )
     kept = [row for row in rows if not row.get("error")]
     if text and (len(kept) < len(rows) or not text.endswith("\n")):
-        lines = (_head(is_file=True) if is_csv else "", *(_line(row, is_csv) for row in kept))
-        write_whole(path.resolve(), "".join(lines).encode(), mode=path.stat().st_mode & 0o777)
-    return kept
+        table = CaptionTable(whole := io.StringIO(newline=""), is_csv, set())
+        table.begin(_BOM)
+        for row in kept:
+            table.write(row)
+        write_whole(path.resolve(), whole.getvalue().encode(), mode=path.stat().st_mode & 0o777)
+    return {row["file"] for row in kept}
 
 
 def _csv_rows(text: str) -> list[Row] | None:
@@ -205,19 +203,23 @@ def caption(
             if isinstance(side := edge or target, Engine) and not side.takes_audio:
                 hint = "Name a pair that does: --edge-model tiny-omni-edge --cloud-model tiny-omni-cloud, for example."
                 raise OptionError(f"{side.name} takes no audio.", hint=hint)
-            return _describe_all(todo, speech, request, (edge, target), rows, keep)
+
+            def described(path: Path) -> Row:
+                recording = speech.read(path)
+                asked = dataclasses.replace(request, messages=spoken(messages, recording.audio))
+                with api.start(asked, edge=edge, cloud=target, observers=keep.observers) as generation:
+                    return _row(generation.run(), recording.figures(generation, request.share_audio))
+
+            return _describe_all(todo, described, rows)
 
 
-def _describe_all(
-    files: list[Path], speech: SpeechChoice, request: GenerateRequest,
-    sides: tuple[Engine | None, Engine | Cloud | None], rows: CaptionTable, keep: KeepChoice,
-) -> int:  # fmt: skip
+def _describe_all(files: list[Path], described: Callable[[Path], Row], rows: CaptionTable) -> int:
     """Write a row for each recording; returns the exit status."""
     num_failed = 0
     with counted(len(files), "recordings") as done:
         for path in files:
             try:
-                rows.write(_describe(path, speech, request, *sides, keep))
+                rows.write(described(path))
             except (CloudError, OptionError):
                 raise  # the next recording would fail too
             except SkydraftError as error:
@@ -228,23 +230,12 @@ def _describe_all(
     return 1 if num_failed else 0
 
 
-def _describe(
-    path: Path, speech: SpeechChoice, request: GenerateRequest, edge: Engine | None, target: Engine | Cloud | None,
-    keep: KeepChoice,
-) -> dict[str, Any]:  # fmt: skip
-    recording = speech.read(path)
-    request = dataclasses.replace(request, messages=spoken(request.messages, recording.audio))
-    with api.start(request, edge=edge, cloud=target, observers=keep.observers) as generation:
-        generation.run()
-    stats, said = generation.stats, dataclasses.asdict(recording.used(generation, request.share_audio))
+def _row(generation: Generation, audio: dict[str, Any]) -> Row:
+    stats = ("num_tokens", "num_escalated", "cloud_calls_per_token", "tokens_per_s", "ttft_ms")
     return {
-        "file": said.pop("path"),
+        "file": audio.pop("path"),
         "text": generation.text,
         "finish_reason": generation.finish_reason,
-        **said,
-        "num_tokens": stats.num_tokens,
-        "num_escalated": stats.num_escalated,
-        "cloud_calls_per_token": stats.cloud_calls_per_token,
-        "tokens_per_s": stats.tokens_per_s,
-        "ttft_ms": stats.ttft_ms,
+        **audio,
+        **{name: getattr(generation.stats, name) for name in stats},
     }

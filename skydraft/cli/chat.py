@@ -70,13 +70,12 @@ class Talk:
     system: str | None = None
     turns: list[Message] = field(default_factory=list)
     num_retries: int = 0
-    answered: tuple[Plan, str | None] | None = None  # the settings of the last answer, while it is the last message
+    answered: tuple[Plan, str | None] | None = None  # the settings of the last answer
     history: Path | None = None  # the file of typed lines; None: there is none, as without a terminal
     keeps_history: bool = True
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """All messages, the system prompt first."""
         return (*([Message("system", self.system)] if self.system else []), *self.turns)
 
 
@@ -121,8 +120,7 @@ def chat(
                 TERMINAL.say(f"{error.message if hint else error.line}{hint}")
 
 
-class _Quit(Exception):
-    """The conversation is over."""
+class _Quit(Exception): ...
 
 
 def _do(line: str, talk: Talk, *, is_fenced: bool) -> bool:
@@ -206,17 +204,13 @@ def _clear(talk: Talk, _: str) -> None:
     click.echo("skydraft: a new conversation.", err=True)
 
 
-def _help(talk: Talk, _: str) -> None:
-    click.echo(_HELP, err=True)
-
-
 def _quit(talk: Talk, _: str) -> None:
     raise _Quit
 
 
 _COMMANDS: dict[str, Callable[[Talk, str], object]] = {
     "/mode": _mode, "/system": _system, "/save": _save, "/load": _load, "/retry": _retry, "/clear": _clear,
-    "/history": _history, "/help": _help, "/quit": _quit, "/exit": _quit,
+    "/history": _history, "/help": lambda *_: click.echo(_HELP, err=True), "/quit": _quit, "/exit": _quit,
 }  # fmt: skip
 
 
@@ -245,7 +239,7 @@ def _answer(talk: Talk, gate: GateChoice, sides: tuple[Any, Any], output: Output
                 raise
         if interrupted:
             TERMINAL.write(harmless(generation.interrupt(), console))
-    TERMINAL.end_line()
+    TERMINAL.write("\n")
     talk.turns.append(Message("assistant", generation.text))
     talk.answered = (talk.plan, talk.system)
     if not output.quiet:

@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -58,11 +58,9 @@ def _workload(path: Path | None, tasks: str | None, limit: int | None) -> Worklo
 def _together(paths: Sequence[Path], limit: int | None) -> Workload:
     """The prompts of several files."""
     files = [read_prompts(path, limit=limit) for path in paths]
-    digests = [file.sha256 for file in files]
-    sha256 = digests[0] if len(files) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
-    return Workload(
-        " + ".join(file.name for file in files), sha256, tuple(entry for file in files for entry in file.prompts)
-    )
+    digests = "".join(file.sha256 for file in files)
+    sha256 = digests if len(files) == 1 else hashlib.sha256(digests.encode()).hexdigest()
+    return Workload(" + ".join(file.name for file in files), sha256, sum((file.prompts for file in files), ()))
 
 
 prompts_section = Section("workload", "Prompts", _workload, [
@@ -82,7 +80,7 @@ link_section = Section("links", "Emulated links", lambda emulate_rtt, link_promp
 
 @dataclass(frozen=True, slots=True)
 class ComparisonChoice:
-    """Modes, repetitions and the folder for results."""
+    """What is compared, and the folder for results."""
 
     modes: str | None
     repetitions: int
@@ -145,7 +143,7 @@ def compare(
         command="skydraft " + shlex.join(sys.argv[1:]),
     )
     load_pyplot()  # fails now, not after hours of work, if the package is missing
-    cloud = replace(cloud, require=cloud.address is not None)  # no text goes on alone here
+    cloud = cloud.but(require=True)  # no text goes on alone here
     with alone_in(chosen.out), cloud.sides(models, None) as (edge, target):
         assert edge and target  # as no plan does without one
         pair = LoadedPair(edge, target, models.options, behind)
@@ -165,7 +163,7 @@ def _behind(cloud: CloudChoice) -> Callable[[float], AbstractContextManager[Clou
     def behind(rtt_ms: float) -> Iterator[Cloud]:
         with (
             DelayedLink((host.strip("[]"), port), rtt_ms / 2) as link,
-            closing(replace(cloud, address=link.address, require=True).connect()) as far,
+            closing(cloud.but(link.address, require=True).connect()) as far,
         ):
             yield far
 
@@ -181,12 +179,9 @@ def report(folder: Path) -> None:
 
 def _write_report(out: Path, path: Path) -> None:
     records = read_records(path)
-    if unjudged := records.unjudged():
-        click.echo(
-            f"Answers without a verdict of this version, which do not count: {len(unjudged)}. To judge them, run the "
-            "same skydraft compare again.",
-            err=True,
-        )
+    if unjudged := len(records.unjudged()):
+        what = f"Answers without a verdict of this version, which do not count: {unjudged}."
+        click.echo(f"{what} To judge them, run the same skydraft compare again.", err=True)
     click.echo(f"Report: {write_report(records, out)}", err=True)
 
 
@@ -196,7 +191,7 @@ _fitted_section = Section("workload", "Prompts", _together, [
     option("--limit", "N", "Use the first N prompts of each file only.", type=_NUMBER),
 ])  # fmt: skip
 _fitting_section = Section("fitting", "Fitting", lambda max_new_tokens, out: (max_new_tokens, out), [
-    option("-n --max-new-tokens", "N", "Most tokens of a text.", type=click.IntRange(min=1), default=64),
+    option("-n --max-new-tokens", "N", "Most tokens of a text.", type=_NUMBER, default=_MAX_NEW_TOKENS),
     option("--out", "FILE", "File for the calibration (default: in the cache, where it is looked up).", type=Path),
 ])  # fmt: skip
 

@@ -10,16 +10,14 @@ from contextlib import closing
 from rich.console import Console
 
 from skydraft import api
-from skydraft.cli.pair_options import load_engine
+from skydraft.cli.pair_options import ModelChoice
 from skydraft.cli.terminal import TERMINAL, console_for, is_colored, legend, show_tokens
 from skydraft.config import DEFAULT_MODE, decoding_params
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.plan import make_plan
 from skydraft.engines.base import Engine
-from skydraft.engines.options import EngineOptions
 from skydraft.errors import SkydraftError
 from skydraft.evaluation.scoring import Scorer
-from skydraft.models import default_pair
 
 MODES = {
     "edge": "the small model alone",
@@ -33,12 +31,10 @@ _PARAMS = decoding_params(max_new_tokens=48)
 
 
 def demo(prompt: str = PROMPT) -> None:
-    """Answer `prompt` with the default pair in the default mode, then in the modes of MODES, all of them greedy."""
-    console, pair = console_for("auto"), default_pair()
-    edge, cloud = (
-        load_engine(name, EngineOptions(notify=TERMINAL.say), offline=False) for name in (pair.draft, pair.target)
-    )
-    console.print(f"\n{pair.draft} writes, {pair.target} corrects it. Here both run on this machine.")
+    """Answer with the default pair in the default mode, then in the modes of MODES, all of them greedy."""
+    console, models = console_for("auto"), ModelChoice()
+    edge, cloud = models.load_pair()
+    console.print(f"\n{models.edge_model} writes, {models.target_name} corrects it. Here both run on this machine.")
     console.print(f"Question: {prompt}\nAnswer:   ", end="")
     with _answer(prompt, DEFAULT_MODE, edge, cloud) as generation:
         for _, tokens in generation.rounds():
@@ -60,7 +56,6 @@ def _answer(prompt: str, mode: str, edge: Engine, cloud: Engine) -> Generation:
 
 
 def verdict(generation: Generation, agreement: float) -> str:
-    """What an answer took, in one sentence."""
     stats = generation.stats
     times = f"{stats.num_escalated} time{'' if stats.num_escalated == 1 else 's'}"
     written = round((stats.target_written_per_token or 0) * stats.num_tokens)
@@ -79,7 +74,6 @@ def _agreement(generation: Generation, edge: Engine, cloud: Engine) -> float:
 
 
 def _show_modes(console: Console, prompt: str, edge: Engine, cloud: Engine) -> None:
-    """Print a row for each mode as soon as its answer is there."""
     console.print(f"{'mode':<9}tokens  asked  it wrote  as it would  tokens/s", style="bold")
     for mode, remark in MODES.items():
         with TERMINAL.state(f"The same question in mode {mode}…"), _answer(prompt, mode, edge, cloud) as generation:

@@ -11,14 +11,14 @@ import platform
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import click
 from rich.console import Console
 
 from skydraft.characters import one_line
-from skydraft.cli.doctor_cloud import examine_cloud, show_turns
-from skydraft.cli.pair_options import CloudChoice, ModelChoice, load_engine, models_section, server_section
+from skydraft.cli.doctor_cloud import CheckChoice, examine_cloud, show_turns
+from skydraft.cli.pair_options import CloudChoice, ModelChoice, models_section, server_section
 from skydraft.cli.sections import Command, Section, option
 from skydraft.cli.terminal import TERMINAL, console_for
 from skydraft.decoding.cost_model import CostModel
@@ -40,7 +40,6 @@ _EXTRA = re.compile(r"([\w.-]+).*; extra == \W(\w+)\W")
 
 
 def _packages(console: Console) -> Iterator[str]:
-    """Print the installed packages of each extra; yields steps for the user."""
     console.print("\nextras")
     needed = [match.groups() for each in importlib.metadata.requires("skydraft") or () if (match := _EXTRA.match(each))]
     for extra, purpose in PURPOSES.items():
@@ -68,35 +67,13 @@ def _version(package: str) -> str | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class CheckChoice:
-    """The extent of measurements. Raises OptionError for options that do not fit each other."""
-
-    no_measure: bool
-    probe_again: bool
-    devices: int | None
-    seconds: float | None
-
-    def __post_init__(self) -> None:
-        measuring = {"--probe-again": self.probe_again, "--devices": self.devices}
-        if self.no_measure and (given := [name for name, value in measuring.items() if value]):
-            raise OptionError(f"{given[0]} needs what --no-measure leaves out: choose one.")
-        if self.seconds and not self.devices:
-            raise OptionError("--seconds is about --devices.", hint="Add --devices N.")
-
-    def check(self, cloud: CloudChoice) -> None:
-        """Raise OptionError where there is no server for devices."""
-        if self.devices and cloud.address is None:
-            raise OptionError("--devices needs a server.", hint="Add --cloud HOST:PORT or --cloud URL.")
-
-
 _check_section = Section("checks", "What to check", CheckChoice, [
     option("--no-measure", None, "Do not load and time models; with --cloud, only ask whether it answers.",
            is_flag=True),
     option("--probe-again", None, "Measure forwards again instead of using stored times.", is_flag=True),
     option("--devices", "N", "With --cloud: be N devices at once, and measure what each of them gets.",
            type=click.IntRange(1, 256)),
-    option("--seconds", "S", "With --devices: measure each mode for S seconds (default: 5).",
+    option("--seconds", "S", "With --devices: measure each mode for S seconds.", default=5.0,
            type=click.FloatRange(min=0, max=3600, min_open=True)),
 ])  # fmt: skip
 
@@ -113,14 +90,11 @@ def doctor(checks: CheckChoice, cloud: CloudChoice, models: ModelChoice) -> int:
     """
     console = console_for("auto")
     cloud.check(models)
-    checks.check(cloud)
+    if checks.devices and cloud.address is None:
+        raise OptionError("--devices needs a server.", hint="Add --cloud HOST:PORT or --cloud URL.")
     models = replace(models, options=replace(models.options, probe_again=checks.probe_again))
     if cloud.address is not None:
-        found = examine_cloud(
-            console, cloud, models, measures=not checks.no_measure, num_devices=checks.devices or 0,
-            seconds=checks.seconds or 5.0,
-        )  # fmt: skip
-        problems = list(found)
+        problems = list(examine_cloud(console, cloud, models, checks))
     else:
         problems = [*_system(console), *_packages(console), *_models(console)]
         problems += [] if checks.no_measure else _measure(console, models)
@@ -158,11 +132,11 @@ def _models(console: Console) -> Iterator[str]:
 
 
 def _measure(console: Console, models: ModelChoice) -> list[str]:
-    """Load both models, show their row costs and what these suggest; returns steps for the user."""
+    """Show the row costs of both models and what these suggest; returns steps for the user."""
     engines: list[Engine] = []
     for side, name in (("draft", models.edge_model), ("target", models.target_name)):
         try:
-            engines.append(load_engine(name, models.options, offline=True))
+            engines.append(replace(models, offline=True).load(name))
         except SkydraftError as error:
             return [f"the {side} model does not load: {error.line}"]
     draft, target = engines

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import partial
 
 from rich.console import Console
@@ -31,20 +31,24 @@ _LOOK_S = 3.0  # for the first sign of life
 _NUM_WRITTEN = 16  # tokens that a server without skydraft writes to show what it can
 
 
-def examine_cloud(
-    console: Console, choice: CloudChoice, models: ModelChoice, *, measures: bool, num_devices: int = 0,
-    seconds: float = 5.0,
-) -> Iterator[str]:  # fmt: skip
-    """Print findings about each server; yields steps for the user. Unless it `measures`, no model is loaded.
+@dataclass(frozen=True, slots=True)
+class CheckChoice:
+    """What to measure: nothing, which loads no model, or also what `devices` get in `seconds` of each mode."""
 
-    With `num_devices` it is measured what so many get, for `seconds` in each mode.
-    """
+    no_measure: bool
+    probe_again: bool
+    devices: int | None
+    seconds: float
+
+
+def examine_cloud(console: Console, choice: CloudChoice, models: ModelChoice, checks: CheckChoice) -> Iterator[str]:
+    """Print findings about each server; yields steps for the user."""
     edge = None
     met: dict[str, ServerInfo] = {}
     if is_url(choice.address or ""):
-        if not measures:
+        if checks.no_measure:
             raise OptionError("--no-measure does not apply to a server without skydraft.", hint="Leave it out.")
-        yield from _examine_stock(console, choice, models, num_devices, seconds)
+        yield from _examine_stock(console, choice, models, checks)
         return
     for one in choice.each():
         with closing(one.connect()) as cloud:
@@ -54,36 +58,36 @@ def examine_cloud(
                 yield f"{cloud.name} cannot be used: {error.line}"
                 continue
             met[cloud.name] = info
-            if measures:
+            if not checks.no_measure:
                 edge = edge or models.load_edge()
                 yield from _measure_link(console, cloud, edge, info, rtt_ms)
-                if num_devices:
-                    yield from measure_devices(console, partial(_device, one), edge, num_devices, seconds)
+                if checks.devices:
+                    yield from measure_devices(console, partial(_device, one), edge, checks.devices, checks.seconds)
     for name, info in met.items():
         first = next(iter(met))
-        mine, theirs = _described(info), _described(met[first])
-        for what in mine:
-            if mine[what] != theirs[what]:
-                yield f"The servers {name} and {first} differ in their {what}: {mine[what]} and {theirs[what]}."
+        for what, mine in _described(info).items():
+            if mine != (theirs := _described(met[first])[what]):
+                yield f"The servers {name} and {first} differ in their {what}: {mine} and {theirs}."
 
 
 def _described(info: ServerInfo) -> dict[str, str]:
     """The properties that servers must share, so that a text can continue at another server."""
     return {
-        "vocabulary": f"{info.model} ({info.fingerprint[:8]})", "model": f"{info.model} ({info.weights[:8]})",
-        "execution": info.execution, "context": str(info.context_len),
-    }  # fmt: skip
+        "vocabulary": f"{info.model} ({info.fingerprint[:8]})",
+        "model": f"{info.model} ({info.weights[:8]})",
+        "execution": info.execution,
+        "context": str(info.context_len),
+    }
 
 
 def _ask(console: Console, cloud: Cloud) -> tuple[ServerInfo, float]:
     """Print and return a server's description and its round trip in milliseconds. Raises CloudError."""
-    address = cloud.name
-    with TERMINAL.state(f"Asking {address}…"):
+    with TERMINAL.state(f"Asking {cloud.name}…"):
         _check_port(cloud)
         info = cloud.info()
         rtt_ms, late_ms = ping_times(cloud)
     encryption = "TLS" if cloud.uses_tls else "plaintext"
-    console.print(f"cloud        {address}, skydraft {info.version}, {encryption}, token accepted or not needed")
+    console.print(f"cloud        {cloud.name}, skydraft {info.version}, {encryption}, token accepted or not needed")
     console.print(
         f"             {info.model}, context {info.context_len}, {info.execution}, "
         f"{info.max_rows} rows a forward, {info.num_sessions} of {info.max_sessions} sessions in use"
@@ -133,8 +137,8 @@ def _measure_link(console: Console, cloud: Cloud, edge: Engine, info: ServerInfo
 
 
 def _device(choice: CloudChoice, model: str | None = None) -> Cloud:
-    """A connection of one of many devices, which never goes on alone."""
-    return replace(choice, require=True).connect(model).telling(lambda line: None)
+    """The connection of one of many devices, which never goes on alone."""
+    return choice.but(require=True).connect(model).telling(lambda line: None)
 
 
 def show_turns(console: Console, costs: CostModel) -> None:
@@ -150,9 +154,7 @@ def show_turns(console: Console, costs: CostModel) -> None:
     console.print(f"lossless     with --k auto it {does}")
 
 
-def _examine_stock(
-    console: Console, choice: CloudChoice, models: ModelChoice, num_devices: int, seconds: float
-) -> Iterator[str]:
+def _examine_stock(console: Console, choice: CloudChoice, models: ModelChoice, checks: CheckChoice) -> Iterator[str]:
     """Print findings about a server without skydraft; yields steps for the user."""
     edge = models.load_edge()
     with closing(choice.connect(models.cloud_model)) as cloud:
@@ -167,17 +169,16 @@ def _examine_stock(
             return
         num_cached, gap_ms = again.stats.cached_tokens.cloud, _gap_ms(again.records)
         encryption = "encrypted" if cloud.uses_tls else "plaintext"
-        same = "the same as the draft model's"
-        if cloud.kind in ("completions", "chat"):
-            same = "compared as text: the server gives no ids"
+        has_ids = cloud.kind not in ("completions", "chat")
+        same = "the same as the draft model's" if has_ids else "compared as text: the server gives no ids"
         console.print(f"cloud        {cloud.name}, {cloud.kind}, {encryption}, key accepted or not needed")
         console.print(f"             {one_line(facts.name)}, not exact: its tokens may depend on other requests")
         console.print(f"tokens       {same}")
         console.print(f"cache        {num_cached} of {again.num_prompt_tokens} tokens of a prompt, the second time")
         console.print(f"round trip   {facts.wire_ms:.1f} ms; a written token {gap_ms:.1f} ms")
-        if num_devices:
+        if checks.devices:
             connect = partial(_device, choice, models.cloud_model)
-            yield from measure_devices(console, connect, edge, num_devices, seconds)
+            yield from measure_devices(console, connect, edge, checks.devices, checks.seconds)
     if not num_cached:
         yield "turn on the server's prefix cache, or let it tell of it: without it each call reads the whole text anew"
 

@@ -10,7 +10,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TextIO
+from typing import Any, TextIO
 
 import click
 
@@ -32,7 +32,7 @@ from skydraft.cli.options import (
 )
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, cloud_section, models_section
 from skydraft.cli.sections import Command
-from skydraft.cli.speech_options import STYLE, Speech, SpeechChoice, audio_section
+from skydraft.cli.speech_options import STYLE, SpeechChoice, audio_line, audio_section
 from skydraft.cli.terminal import TERMINAL, console_for, harmless, show_summary, show_tokens, trace_line
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.request import GenerateRequest
@@ -63,20 +63,19 @@ def generate(
     describes the speaker. Ctrl-C ends the answer after the current round.
     """
     cloud.check(models, gate)
-    keep.check(gate)
+    keep.check(verifies=gate.plan.verifies)
     models = dataclasses.replace(models, is_quiet=output.quiet or output.json)
     recording = speech.read(speech.audio) if speech.audio else None
     if writing.may_be_piped(prompt, has_audio=recording is not None):
         prompt = with_piped(prompt, quiet=models.is_quiet)
     messages = writing.messages(prompt, has_audio=recording is not None)
     messages = spoken(messages, recording.audio if recording else None)
-    has_audio = speech.is_heard(messages)
     request = GenerateRequest(
         messages,
         plan=gate.plan,
         params=decoding.params(default_style=STYLE if recording else None),
         raw=writing.raw,
-        share_audio=speech.share(gate, cloud) if has_audio else "features",
+        share_audio=speech.share(gate, cloud) if any(each.audio for each in messages) else "features",
         execution=gate.execution,
         calibration=gate.calibration,
         with_signals=output.trace is not None,
@@ -88,12 +87,11 @@ def generate(
         api.start(request, edge=edge, cloud=target, observers=keep.observers) as generation,
     ):
         _show(generation, output, trace)
-        _finish(generation, recording.used(generation, request.share_audio) if recording else None, output)
+        _finish(generation, recording.figures(generation, request.share_audio) if recording else None, output)
     return _INTERRUPTED if generation.finish_reason == "interrupted" else 0
 
 
 def _show(generation: Generation, output: OutputChoice, trace: TextIO | None) -> None:
-    """Run the generation to its end, or to Ctrl-C, and print its text as it comes."""
     console = None if output.json else console_for(output.color)
     with caught_interrupt() as interrupted:
         for done, tokens in generation.rounds():
@@ -122,27 +120,26 @@ def caught_interrupt(then: Callable[[], None] = lambda: None) -> Iterator[list[i
         signal.signal(signal.SIGINT, before)
 
 
-def _finish(generation: Generation, speech: Speech | None, output: OutputChoice) -> None:
+def _finish(generation: Generation, audio: dict[str, Any] | None, output: OutputChoice) -> None:
     if output.json:
         names = ("text", "token_ids", "origins", "finish_reason")
         answer = {name: getattr(generation, name) for name in names} | {"prompt_tokens": generation.num_prompt_tokens}
         answer |= {"stats": dataclasses.asdict(generation.stats), "receipt": dataclasses.asdict(generation.receipt)}
-        print(json_line(answer | ({"audio": dataclasses.asdict(speech)} if speech else {})))
+        print(json_line(answer | ({"audio": audio} if audio else {})))
         return
-    TERMINAL.end_line()
+    TERMINAL.write("\n")
     if output.quiet:
         return
-    if speech:
-        click.echo(speech, err=True)
+    if audio:
+        click.echo(audio_line(audio), err=True)
     show_summary(generation, output.color)
 
 
 def with_piped(prompt: str | None, *, quiet: bool = False) -> str | None:
     """The piped text, and `prompt` on the line after it, as `llm` does. Nothing is read from a terminal.
 
-    A silent pipe may stay silent for ever. So this waits two seconds for its first byte; then it ignores the pipe, with
-    a notice unless `quiet`. After the first byte the pipe is read to its end. Raises PromptError for bytes that are not
-    UTF-8.
+    A silent pipe may stay silent for ever: after two seconds it is ignored, with a notice unless `quiet`. Raises
+    PromptError for bytes that are not UTF-8.
     """
     text = _read(quiet)
     if not text.strip():
@@ -152,31 +149,18 @@ def with_piped(prompt: str | None, *, quiet: bool = False) -> str | None:
 
 def _read(quiet: bool) -> str:
     try:
-        number = sys.stdin.fileno()
-        kind = os.fstat(number).st_mode
-    except (AttributeError, OSError, ValueError):  # closed, or no stdin at all
-        return ""
-    if not stat.S_ISREG(kind) and not _is_talking(number, kind, quiet):
-        return ""
-    try:
+        kind = os.fstat(sys.stdin.fileno()).st_mode
+        if stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind):
+            if not select.select([sys.stdin], [], [], _SILENT_S)[0]:
+                if not quiet:
+                    TERMINAL.say(f"nothing came from stdin for {_SILENT_S:g} s, so it is left out.")
+                return ""
+        elif not stat.S_ISREG(kind):
+            return ""  # a terminal, or a device such as /dev/null
         text = sys.stdin.read()
         text.encode()  # in some locales, bytes that are not UTF-8 arrive as lone surrogates
         return text
     except UnicodeError as error:
         raise PromptError("The piped text is not valid UTF-8.", hint="Convert it first, with iconv.") from error
-    except OSError:  # open only for writing
+    except (AttributeError, OSError, ValueError):  # closed, none at all, only for writing, or a pipe of Windows
         return ""
-
-
-def _is_talking(number: int, kind: int, quiet: bool) -> bool:
-    """Whether a pipe has something to read, or its end."""
-    if not stat.S_ISFIFO(kind) and not stat.S_ISSOCK(kind):
-        return False  # a terminal, or a device such as /dev/null
-    try:
-        if select.select([number], [], [], _SILENT_S)[0]:
-            return True
-    except OSError:  # Windows can select only sockets
-        return False
-    if not quiet:
-        TERMINAL.say(f"nothing came from stdin for {_SILENT_S:g} s, so it is left out.")
-    return False

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import Any, Literal, TextIO
 
 import click
 
@@ -30,10 +30,6 @@ from skydraft.gating.gates import SIGNALS
 from skydraft.prompts.audio import load_audio
 from skydraft.prompts.messages import Message, asked, conversation
 from skydraft.tracing import Tracing
-
-if TYPE_CHECKING:
-    from skydraft.learning.collect import Collector
-
 
 Color = Literal["auto", "always", "never"]
 
@@ -81,13 +77,13 @@ def read_messages(name: str, system: str | None, prompt: str | None) -> tuple[Me
     folder = Path() if name == "-" else Path(name).parent
     try:
         content = from_json(sys.stdin.read() if name == "-" else read_file(Path(name)))
+        if not isinstance(content, list):
+            raise ValueError("it is another value")
     except OSError as error:
         raise PromptError(f"{name} cannot be read: {error.strerror}.", hint="Check its name.") from error
     except ValueError as error:
         hint = 'Write [{"role": "user", "content": "..."}].'
         raise PromptError(f"{name} is not a JSON list of messages: {error}.", hint=hint) from error
-    if not isinstance(content, list):
-        raise PromptError(f"{name} is not a JSON list of messages.", hint='Write [{"role": "user", "content": "..."}].')
     begin = (Message("system", system),) if system is not None else ()
     spoken = [_with_audio(each, folder) for each in content]
     return (*begin, *conversation(spoken), *(asked(prompt) if prompt is not None else ()))
@@ -217,16 +213,12 @@ gate_section = Section("gate", "Gate", _gate, [
 
 @dataclass(frozen=True, slots=True)
 class OutputChoice:
-    """The output besides the text, and its format."""
+    """The output besides the text, and its format. JSON is never coloured."""
 
     color: Color
     quiet: bool
     json: bool = False
     trace: Path | None = None
-
-    def __post_init__(self) -> None:
-        if self.json and self.color == "always":
-            raise OptionError("--color always does not apply to --json, which is never coloured.", hint="Remove one.")
 
 
 output_section = Section("output", "Output", OutputChoice, [
@@ -252,9 +244,9 @@ class KeepChoice:
     observers: tuple[Observer, ...] = ()
     learns: bool = False
 
-    def check(self, gate: GateChoice) -> None:
+    def check(self, *, verifies: bool) -> None:
         """Raise OptionError for --learn if nothing can be learned."""
-        if self.learns and not gate.plan.verifies:
+        if self.learns and not verifies:
             raise OptionError(
                 "--learn does not apply here: the draft model works alone, and nothing is checked.",
                 hint="Choose a mode that checks, for example --mode quality.",
@@ -263,8 +255,8 @@ class KeepChoice:
 
 def _keep(learn: Path | None, otlp: str | None) -> KeepChoice:
     observers: list[Observer] = []
+    context = click.get_current_context()
     if otlp:
-        context = click.get_current_context()
         if context.params.get("local_only"):
             raise OptionError("--local-only lets nothing leave this machine, --otlp sends traces: choose one.")
         tracing = Tracing(f"skydraft-{context.info_name}", otlp, TERMINAL.say)
@@ -273,20 +265,15 @@ def _keep(learn: Path | None, otlp: str | None) -> KeepChoice:
         parent = "" if context.info_name == "gateway" else os.environ.get("TRACEPARENT", "")
         observers.append(TraceObserver(tracing, parent))
     if learn:
-        observers.append(_collector(learn))
+        from skydraft.learning.collect import Collector
+
+        observers.append(collector := Collector(learn, notify=TERMINAL.say))
+        context.call_on_close(collector.close)
+        TERMINAL.say(
+            f"learning: prompts, answers and their corrections are kept in {learn}, only on this machine. "
+            f"To delete them: skydraft learn forget {learn}"
+        )
     return KeepChoice(tuple(observers), learns=learn is not None)
-
-
-def _collector(learn: Path) -> Collector:
-    from skydraft.learning.collect import Collector
-
-    collector = Collector(learn, notify=TERMINAL.say)
-    click.get_current_context().call_on_close(collector.close)
-    TERMINAL.say(
-        f"learning: prompts, answers and their corrections are kept in {learn}, only on this machine. "
-        f"To delete them: skydraft learn forget {learn}"
-    )
-    return collector
 
 
 _otlp = option(

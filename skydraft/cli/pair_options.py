@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+import click
 
 from skydraft import api
 from skydraft.cli.options import GateChoice
@@ -37,68 +39,54 @@ class ModelChoice:
     """The models and their settings in this process. `cloud_model` None is the default target.
 
     `edge_adapter` is the draft model's adapter; None means the one of `skydraft learn apply`, if any. With
-    `local_only` nothing may leave this device. With `is_quiet`, no state is shown while a model loads.
+    `is_quiet`, no state is shown while a model loads.
     """
 
-    options: EngineOptions
-    offline: bool
-    source: SourceName
-    edge_model: str
-    cloud_model: str | None
-    edge_adapter: Path | None
+    options: EngineOptions = field(default_factory=EngineOptions)
+    offline: bool = False
+    source: SourceName = "auto"
+    edge_model: str = _PAIR.draft
+    cloud_model: str | None = None
+    edge_adapter: Path | None = None
     local_only: bool = False
     is_quiet: bool = False
 
     @property
     def target_name(self) -> str:
-        """The target model of this process."""
         return self.cloud_model or _PAIR.target
 
     @property
     def adapter(self) -> Path | None:
-        """The adapter of the draft model: the given file, or the applied one, or None."""
         return self.edge_adapter or applied(self.edge_model, cache_dir())
 
     def load_edge(self) -> Engine:
-        """Open the draft model with its adapter, if any."""
         return self.load(self.edge_model, self.adapter)
 
     def load_pair(self) -> tuple[Engine, Engine]:
-        """Open both models. Raises VocabularyMismatch, or a loading error."""
+        """Open both models. Raises VocabularyMismatch."""
         edge, target = self.load_edge(), self.load(self.target_name)
         check_same(edge.vocab, target.vocab)
         return edge, target
 
     def load(self, name: str, adapter: Path | None = None) -> Engine:
-        """Open a model, with an adapter of its own or without."""
+        """Open a model. A terminal shows a state meanwhile; any stderr shows the download's progress."""
         options = replace(self.options, adapter=adapter)
-        return load_engine(
-            name, options, offline=self.offline, local_only=self.local_only, source=self.source, quiet=self.is_quiet
-        )
+        if not self.is_quiet:
+            options = replace(options, notify=TERMINAL.say)
+        with TERMINAL.state(f"Loading {name}…", quiet=self.is_quiet) as clear, progress_on() as progress:
+
+            def told(done_bytes: int, total_bytes: int, label: str) -> None:
+                clear()
+                progress(done_bytes, total_bytes, label)
+
+            return api.load(
+                name, options, offline=self.offline, local_only=self.local_only, source=self.source, progress=told
+            )
 
 
-def load_engine(
-    model: str, options: EngineOptions, *, offline: bool = False, local_only: bool = False,
-    source: SourceName = "auto", quiet: bool = False,
-) -> Engine:  # fmt: skip
-    """Open a model. A terminal shows a state meanwhile unless `quiet`; any stderr shows the download's progress."""
-    if not quiet:
-        options = replace(options, notify=TERMINAL.say)
-    with TERMINAL.state(f"Loading {model}…", quiet=quiet) as clear, progress_on() as progress:
-
-        def told(done_bytes: int, total_bytes: int, label: str) -> None:
-            clear()
-            progress(done_bytes, total_bytes, label)
-
-        return api.load(model, options, offline=offline, local_only=local_only, source=source, progress=told)
-
-
-def _models(
-    *, offline: bool, source: SourceName, edge_model: str = "", cloud_model: str | None = None,
-    edge_adapter: Path | None = None, local_only: bool = False, **run: Any,
-) -> ModelChoice:  # fmt: skip
-    offline = offline or local_only
-    return ModelChoice(EngineOptions(**run), offline, source, edge_model, cloud_model, edge_adapter, local_only)
+def _models(**given: Any) -> ModelChoice:
+    run = {name: given.pop(name) for name in _RUN_NAMES}
+    return ModelChoice(EngineOptions(**run), **given)
 
 
 SOURCE_OPTION = option("--source", "FROM",
@@ -115,6 +103,7 @@ _RUN = [
     option("--offline", None, "Use only what is on this machine; never the network.", is_flag=True),
     SOURCE_OPTION,
 ]
+_RUN_NAMES = [each.name or "" for each in _RUN[:-2]]  # what an engine is told
 models_section = Section("models", "Models", _models, [
     option("--edge-model", "MODEL", "Draft model: a known name, a .gguf file, a folder or a hub id.",
            default=_PAIR.draft),
@@ -124,7 +113,6 @@ models_section = Section("models", "Models", _models, [
     option("--local-only", None, "Let nothing leave this machine: no server, no download, no traces.", is_flag=True),
     *_RUN,
 ])  # fmt: skip
-
 
 # A server has a target alone.
 served_model_section = Section("models", "Models", _models, [
@@ -136,95 +124,48 @@ served_model_section = Section("models", "Models", _models, [
 
 @dataclass(frozen=True, slots=True)
 class CloudChoice:
-    """A cloud server or several, and their settings. Raises OptionError for such settings without a server.
-
-    `address` is None for no server; several are separated by commas.
-    """
+    """Servers, separated by commas, and the options given for them, as `api.connect` names them."""
 
     address: str | None = None
-    token_file: Path | None = None
-    tls_ca: Path | None = None
-    tls_name: str | None = None
-    insecure: bool = False
-    timeout_s: float | None = None
-    require: bool = False
-    open_when: OpenWhen | None = None
-    api: CloudApi | None = None
-    price: str | None = None
-    max_cost: float | None = None
-    max_calls: int | None = None
+    given: Mapping[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        values = [(each.opts[0], getattr(self, each.name or "")) for each in (*_SERVER, *_USE)]
-        given = [name for name, value in values if value is not None and value is not False]  # 0 is a value
-        if self.address is None and given:
-            raise OptionError(
-                f"{given[0]} needs a cloud server, but none was given.", hint="Give one with --cloud HOST:PORT."
-            )
+    def but(self, address: str | None = None, **given: Any) -> CloudChoice:
+        return CloudChoice(address or self.address, {**self.given, **given})
 
     def check(self, models: ModelChoice, gate: GateChoice | None = None) -> None:
-        """Raise OptionError for an option that does not fit the server."""
+        """Raise OptionError for an option that misleads about what leaves this machine, or what checks."""
         if self.address is None:
             return
         if models.local_only:
             raise OptionError("--local-only lets nothing leave this machine, --cloud sends to a server: choose one.")
         if models.cloud_model and not is_url(self.address):
             raise OptionError("--cloud-model runs a target in this process, --cloud uses one on a server: choose one.")
-        if gate is None:
-            return
-        if gate.execution and not is_url(self.address):
+        if gate and gate.execution and not is_url(self.address):
             raise OptionError("A server chooses its own --execution.", hint="Give it to skydraft serve.")
-        if not gate.plan.verifies:
+        if gate and not gate.plan.verifies:
             raise OptionError(
                 "--cloud does not apply here: the draft model works alone, and nothing is checked.",
                 hint="Remove it, or choose --mode quality.",
             )
-        if not gate.plan.is_gated and self.require:
-            raise OptionError(
-                "--require-cloud changes nothing: everything is checked here, so the cloud is needed anyway.",
-                hint="Remove it.",
-            )
-        if not gate.plan.is_gated and self.open_when:
-            raise OptionError(
-                "--open does not apply here: everything is checked, so the session opens at once.", hint="Remove it."
-            )
 
     def connect(self, model: str | None = None) -> Cloud:
-        """The connection. `model` is one of several models of a server without skydraft. Nothing is sent yet;
-        notices go to stderr. Raises OptionError, also without an address."""
+        """The connection, before anything is sent. `model` is one of several of a server without skydraft."""
         if self.address is None:
             raise OptionError("No cloud server was given.", hint="Give one with --cloud HOST:PORT.")
-        return api.connect(
-            self.address,
-            token=_read_token(self.token_file) if self.token_file else None,
-            tls_ca=_read(self.tls_ca) if self.tls_ca else None,
-            tls_name=self.tls_name,
-            insecure=self.insecure,
-            timeout_s=30.0 if self.timeout_s is None else self.timeout_s,
-            require=self.require,
-            open_ahead=self.open_when == "ahead",
-            notify=TERMINAL.say,
-            api=self.api or "auto",
-            model=model if is_url(self.address) else None,
-            price=self.price,
-            max_cost=self.max_cost,
-            max_calls=self.max_calls,
-        )
+        given = {**self.given, "open_ahead": self.given.get("open_ahead") == "ahead"}
+        return api.connect(self.address, notify=TERMINAL.say, model=model if is_url(self.address) else None, **given)
 
     def each(self) -> list[CloudChoice]:
         """Each server as a choice of its own; several get a shorter timeout. Raises OptionError."""
         if is_url(self.address or ""):
             return [self]
         addresses = parse_addresses(self.address or "")
-        timeout_s = self.timeout_s or (None if len(addresses) == 1 else _ONE_OF_MANY_S)
-        return [replace(self, address=address, timeout_s=timeout_s) for address in addresses]
+        hurry = {} if len(addresses) == 1 or "timeout_s" in self.given else {"timeout_s": _ONE_OF_MANY_S}
+        return [self.but(address, **hurry) for address in addresses]
 
     @contextmanager
     def sides(self, models: ModelChoice, plan: Plan | None) -> Iterator[tuple[Engine | None, Engine | Cloud | None]]:
-        """The edge and the cloud, as far as the plan needs them; both for the plan None, which may change.
-
-        The connection is closed at the end. Raises OptionError or a loading error.
-        """
+        """The edge and the cloud, as far as the plan needs them; both for the plan None, which may change."""
         if self.address is not None:
             with closing(self.connect(models.cloud_model)) as remote:
                 yield models.load_edge(), remote  # for its tokenizer, if it does not draft
@@ -233,6 +174,37 @@ class CloudChoice:
         else:
             edge = models.load_edge() if plan.drafts else None
             yield edge, models.load(models.target_name) if plan.verifies else None
+
+
+def _cloud(address: str | None, **values: Any) -> CloudChoice:
+    given = {name: value for name, value in values.items() if value is not None and value is not False}  # 0 is a value
+    if address is None and given:
+        flag = next(each.opts[0] for each in (*_SERVER, *_USE) if each.name in given)
+        raise OptionError(f"{flag} needs a cloud server, but none was given.", hint="Give one with --cloud HOST:PORT.")
+    return CloudChoice(address, given)
+
+
+def _content(context: click.Context, param: click.Parameter, path: Path | None) -> bytes | None:
+    try:
+        return read_file(path) if path else None
+    except OSError as error:
+        raise OptionError(f"{path} cannot be read: {error.strerror}.", hint="Check its name.") from error
+
+
+def _token(context: click.Context, param: click.Parameter, path: Path | None) -> str | None:
+    """The token in a file, alone on a line or after its label, as in the server's file."""
+    content = _content(context, param, path)
+    if path is None or content is None:
+        return None
+    warn_if_shared(path)
+    lines = content.decode(errors="replace").splitlines()
+    fields = [line.partition("#")[0].split() for line in lines]
+    tokens = [field[-1] for field in fields if field]
+    if len(tokens) != 1 or not tokens[0].isascii():
+        raise OptionError(
+            f"{path} holds {len(tokens)} tokens; it must hold one.", hint="Copy one line of the server's file."
+        )
+    return tokens[0]
 
 
 _SERVER = [
@@ -248,38 +220,18 @@ _SERVER = [
            "have cost X.", type=float),
     option("--max-calls", "N", "Go on without the cloud once this process has asked it N times in a day (UTC).",
            type=int),
-    option("--cloud-token-file --cloud-key-file token_file", "FILE", "File with the token or key for the server.",
-           type=Path),
-    option("--tls-ca", "FILE", "Trust the PEM certificates in FILE, not the system's.", type=Path),
+    option("--cloud-token-file --cloud-key-file token", "FILE", "File with the token or key for the server.",
+           type=Path, callback=_token),
+    option("--tls-ca", "FILE", "Trust the PEM certificates in FILE, not the system's.", type=Path, callback=_content),
     option("--tls-name", "NAME", "Name in the server's certificate, if it is not HOST."),
     option("--insecure", None, "Allow an unencrypted connection to another machine.", is_flag=True),
     option("--cloud-timeout timeout_s", "S", "Give up after S seconds without an answer (default: 30).", type=float),
 ]  # fmt: skip
 _USE = [
     option("--require-cloud require", None, "Fail if the cloud is lost, instead of continuing alone.", is_flag=True),
-    option("--open open_when", None, "Open the session at the first need (lazy), or at once (ahead; default: lazy).",
+    option("--open open_ahead", None, "Open the session at the first need (lazy), or at once (ahead; default: lazy).",
            type=OpenWhen),
 ]  # fmt: skip
 
-cloud_section = Section("cloud", "Cloud", CloudChoice, [*_SERVER, *_USE])
-server_section = Section("cloud", "Cloud", CloudChoice, _SERVER)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return read_file(path)
-    except OSError as error:
-        raise OptionError(f"{path} cannot be read: {error.strerror}.", hint="Check its name.") from error
-
-
-def _read_token(path: Path) -> str:
-    """The token in a file, alone on a line or after its label, as in the server's file."""
-    lines = _read(path).decode(errors="replace").splitlines()
-    warn_if_shared(path)
-    fields = [line.partition("#")[0].split() for line in lines]
-    tokens = [field[-1] for field in fields if field]
-    if len(tokens) != 1 or not tokens[0].isascii():
-        raise OptionError(
-            f"{path} holds {len(tokens)} tokens; it must hold one.", hint="Copy one line of the server's file."
-        )
-    return tokens[0]
+cloud_section = Section("cloud", "Cloud", _cloud, [*_SERVER, *_USE])
+server_section = Section("cloud", "Cloud", _cloud, _SERVER)

@@ -76,11 +76,7 @@ class Section(Generic[T]):
 class Command(click.Command):
     """A command whose help shows options by section, in the order in which they were added."""
 
-    def get_help_option_names(self, ctx: click.Context) -> list[str]:
-        return ["-h", "--help"]  # also in a context of another group
-
     def sections(self, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
-        """The titles, each with its rows of (option, help)."""
         rows: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             if isinstance(param, click.Option) and (row := param.get_help_record(ctx)) is not None:
@@ -94,10 +90,7 @@ class Command(click.Command):
 
 
 def configured(prefix: str) -> Callable[[click.Command], click.Command]:
-    """Let each option of a command also come from a variable (PREFIX_MAX_QUEUE for --max-queue), or from --config.
-
-    The command line overrides variables, and those override the file.
-    """
+    """Let each option of a command also come from a variable (PREFIX_MAX_QUEUE for --max-queue), or from --config."""
 
     def decorate(command: click.Command) -> click.Command:
         # Copies, since sections share their options with other commands.
@@ -122,7 +115,6 @@ def _long_name(param: click.Parameter) -> str:
 
 
 def _read_into(context: click.Context, param: click.Parameter, file: Path | None) -> None:
-    """Use the file's values as defaults of the command."""
     if file is None:
         return
     try:
@@ -132,14 +124,15 @@ def _read_into(context: click.Context, param: click.Parameter, file: Path | None
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise click.BadParameter(f"{file} is not TOML: {reason}.") from error
-    options = {_long_name(each): each for each in context.command.params if isinstance(each, click.Option)}
-    known = {name: each for name, each in options.items() if each is not param}
+    params = context.command.params
+    known = {_long_name(each): each for each in params if isinstance(each, click.Option) and each is not param}
     defaults: dict[str, Any] = {}
     for key, value in given.items():
-        if (name := key.replace("_", "-")) not in known:
+        found = known.get(key.replace("_", "-"))
+        if found is None:
             raise click.BadParameter(f"{file} has an unknown option: {key}.")
-        if isinstance(value, list) != known[name].multiple or isinstance(value, dict):
-            raise click.BadParameter(f"{key} in {file} must be {'a list' if known[name].multiple else 'one value'}.")
+        if isinstance(value, list) != found.multiple or isinstance(value, dict):
+            raise click.BadParameter(f"{key} in {file} must be {'a list' if found.multiple else 'one value'}.")
         # As on the command line, where click checks it: a number is not cut, 1.5 is no port.
-        defaults[known[name].name or ""] = list(map(str, value)) if isinstance(value, list) else str(value)
+        defaults[found.name or ""] = list(map(str, value)) if isinstance(value, list) else str(value)
     context.default_map = defaults

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Literal
+from typing import Any
 
 import click
 from rich.cells import set_cell_size
@@ -39,14 +39,9 @@ class Terminal:
         self._clear: Callable[[], None] = _nothing  # removes the shown state, if any
 
     def write(self, text: str) -> None:
-        """Write a part of an answer to stdout, as it is."""
         sys.stdout.write(text)
         sys.stdout.flush()
         self._is_open = not text.endswith("\n") if text else self._is_open
-
-    def end_line(self) -> None:
-        """Write the end of an answer's last line."""
-        self.write("\n")
 
     def say(self, message: str) -> None:
         """Write a notice to stderr on a line of its own; it replaces a shown state."""
@@ -104,34 +99,24 @@ def counted(total: int, what: str, done: int = 0) -> Iterator[Callable[[], None]
 
 def console_for(color: str, *, stderr: bool = False) -> Console:
     """A console for stdout or stderr; `color` is auto, always or never. NO_COLOR and TERM=dumb affect only auto."""
-    systems: dict[str, Literal["auto", "standard"] | None] = {"always": "standard", "never": None, "auto": "auto"}
-    return Console(
-        stderr=stderr,
-        force_terminal=True if color == "always" else None,
-        no_color=False if color == "always" else None,
-        highlight=False,
-        markup=False,
-        emoji=False,
-        soft_wrap=True,
-        color_system=systems[color],
-    )
+    given: dict[str, Any] = {"color_system": None} if color == "never" else {}
+    if color == "always":
+        given = {"color_system": "standard", "force_terminal": True, "no_color": False}
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=True, **given)
 
 
 def show_tokens(console: Console, tokens: Sequence[Token]) -> None:
     """Write the text of tokens at once, with unchanged tabs; coloured on a terminal."""
     for token in tokens:
         text = harmless(token.text, console)
-        TERMINAL.write(_coloured(text, LOOKS[token.origin].terminal) if is_colored(console) else text)
-
-
-def _coloured(text: str, style: str) -> str:
-    """The text in a style; a line break has none, since terminals would colour the rest of its line."""
-    parts = (Style.parse(style).render(line, color_system=ColorSystem.STANDARD) for line in text.split("\n"))
-    return "\n".join(parts)
+        if is_colored(console):  # but no line break, since terminals would colour the rest of its line
+            style = Style.parse(LOOKS[token.origin].terminal)
+            lines = (style.render(line, color_system=ColorSystem.STANDARD) for line in text.split("\n"))
+            text = "\n".join(lines)
+        TERMINAL.write(text)
 
 
 def is_colored(console: Console) -> bool:
-    """Whether the console shows colours."""
     return console.color_system is not None and not console.no_color
 
 
@@ -141,7 +126,6 @@ def harmless(text: str, console: Console) -> str:
 
 
 def legend(origins: Sequence[Origin]) -> Text:
-    """The used colours, by name."""
     return Text("  ").join(Text(name, style=look.terminal) for name, look in LOOKS.items() if name in origins)
 
 
@@ -154,9 +138,10 @@ def show_summary(generation: Generation, color: str, *, style: str | None = None
 
 
 def _summary(generation: Generation) -> str:
-    stats = generation.stats
-    parts = [f"{stats.num_tokens} tokens", f"{_number(stats.tokens_per_s)} tokens/s"]
-    calls = stats.num_escalated
+    stats, calls = generation.stats, generation.stats.num_escalated
+    speed = stats.tokens_per_s
+    shown = "–" if speed is None else f"{speed:.3g}" if speed < 100 else f"{speed:.0f}"
+    parts = [f"{stats.num_tokens} tokens", f"{shown} tokens/s"]
     parts.append("one call" if calls == 1 else f"{calls or 'no'} calls")
     if stats.target_written_per_token:
         parts.append(f"large model wrote {100 * stats.target_written_per_token:.0f} %")
@@ -173,15 +158,14 @@ def _summary(generation: Generation) -> str:
 
 def trace_line(done: Round, tokens: Sequence[Token]) -> str:
     """One round as a line of JSON: its record, the draft with its signals, and the committed tokens."""
-    line = dataclasses.asdict(done.record)
-    line |= {"overhead_ms": done.record.overhead_ms, "ended_by": done.block.ended_by}
-    line |= {"draft_token_ids": done.block.token_ids, "token_ids": done.token_ids, "origins": done.origins}
-    line |= {"text": "".join(token.text for token in tokens), "audit": done.audit}
-    line["signals"] = [dataclasses.asdict(signals) for signals in done.block.signals]
+    line = dataclasses.asdict(done.record) | {
+        "overhead_ms": done.record.overhead_ms,
+        "ended_by": done.block.ended_by,
+        "draft_token_ids": done.block.token_ids,
+        "token_ids": done.token_ids,
+        "origins": done.origins,
+        "text": "".join(token.text for token in tokens),
+        "audit": done.audit,
+        "signals": [dataclasses.asdict(signals) for signals in done.block.signals],
+    }
     return json_line(rounded(line, 4))
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return str(value) if isinstance(value, int) else f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"

@@ -70,35 +70,29 @@ def test_a_row_that_was_cut_off_is_made_again(tmp_path: Path, name: str) -> None
     write(whole, said("a.wav"), said("b.wav", "他说：“快”，\n又说。"))
     content = whole.read_bytes()
     head = content.index(b"\n") + 1 if name == "a.csv" else 1
-    for length in range(head, len(content)):
+    for length in range(head, len(content), 3):
         whole.write_bytes(content[:length])
         write(whole, *(said(each) for each in ("a.wav", "b.wav") if each not in held(whole, "a.wav", "b.wav")))
         assert [row["file"] for row in read(whole)] == ["a.wav", "b.wav"], length
 
 
-FOREIGN: dict[str, tuple[str, bytes]] = {
-    "another table": ("a.csv", b"name,age\r\nx,3\r\n"),
-    "JSON lines where CSV is asked for": ("a.csv", b'{"file": "a.wav", "text": "x"}\n'),
-    "CSV where JSON lines are asked for": ("a.jsonl", b"file,text\r\na.wav,x\r\n"),
-    "other JSON lines": ("a.jsonl", b'{"prompt": "x"}\n'),
-    "a whole JSON document": ("a.json", b'{\n"file": 3}\n'),
-    "notes": ("a", b"buy milk"),
-    "a spreadsheet": ("a.csv", b"PK\x03\x04\xff\xfe\n\x00"),
-}
-
-
-@pytest.mark.parametrize("case", FOREIGN)
-def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path: Path, refused: Refused, case: str) -> None:
-    name, content = FOREIGN[case]
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", b"name,age\r\nx,3\r\n"), ("a.csv", b'{"file": "a.wav", "text": "x"}\n'),
+        ("a.csv", b"PK\x03\x04\xff\xfe\n\x00"), ("a.jsonl", b"file,text\r\na.wav,x\r\n"),
+        ("a.jsonl", b'{"prompt": "x"}\n'), ("a.json", b'{\n"file": 3}\n'), ("a", b"buy milk"),
+    ],
+)  # fmt: skip
+def test_a_file_of_something_else_is_left_alone(tmp_path: Path, refused: Refused, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
     table = ("--out", str(tmp_path / name))
     refused("caption", CLIP, "--edge-model", "not-looked-for", *table, says="something other than captions")
     assert (tmp_path / name).read_bytes() == content
 
 
-@pytest.mark.parametrize("ending", [".xlsx", ".tsv", ".txt", ".csv.gz"])
-def test_another_ending_is_refused_before_models_load(tmp_path: Path, refused: Refused, ending: str) -> None:
-    out = tmp_path / f"a{ending}"
+def test_another_ending_is_refused_before_models_load(tmp_path: Path, refused: Refused) -> None:
+    out = tmp_path / "a.csv.gz"
     refused("caption", CLIP, "--edge-model", "not-looked-for", "--out", str(out), says=".csv or .jsonl")
     assert not out.exists()
     with TableChoice(out, "csv").open():  # who says it, gets it

@@ -13,7 +13,7 @@ from skydraft.engines.toy import open_toy
 from ..evaluation import pairs
 from ..serving import serving
 from ..stock.fakes import fake
-from .conftest import Invoke, Refused
+from .conftest import Invoke
 
 EDGE = ["--edge-model", "toy:drift=0.3"]
 ROW = re.compile(r"^ +(\S+) +([\d.]+) +([\d.]+) +([\d.]+) ms +([\d.]+) ms +([\d.]+)$", re.MULTILINE)
@@ -48,11 +48,3 @@ def test_each_mode_is_measured_with_so_many_devices(
     for speed, each, wait_ms, late_ms, ratio in rows.values():
         assert each == pytest.approx(speed / 3, abs=0.06) and 0 <= wait_ms <= late_ms
         assert ratio == pytest.approx(speed / rows["cloud"][0], abs=0.01, rel=0.01)
-
-
-def test_devices_that_cannot_be_measured_are_refused(refused: Refused) -> None:
-    refused("doctor", "--devices", "4", says="--devices needs a server")
-    refused("doctor", "--devices", "4", "--cloud", "localhost:1", "--no-measure", says="--no-measure leaves out")
-    refused("doctor", "--seconds", "5", "--cloud", "localhost:1", says="--seconds is about --devices")
-    for wrong in ("0", "257"):
-        refused("doctor", "--devices", wrong, "--cloud", "localhost:1", says="1<=x<=256")

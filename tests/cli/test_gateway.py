@@ -16,7 +16,7 @@ import pytest
 
 from ..serving import free_port
 from ..starting import command
-from .conftest import Invoke, Refused
+from .conftest import Invoke
 
 TOYS = ["--edge-model", "toy:drift=0.2", "--cloud-model", "toy"]
 
@@ -50,19 +50,6 @@ def test_it_says_where_it_is_answers_and_stops(tmp_path: Path, number: signal.Si
     rest = child.stderr.read()
     child.stderr.close()
     assert "stopped" in rest and '"prompt": ["慢", "语速"]' in rest and "Traceback" not in rest
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (["--host", "0.0.0.0"], "API key is required"), (["--parallel", "0"], "--parallel"),
-        (["--edge-only"], "--edge-only"), (["--cloud", "localhost:1"], "choose one"),
-        (["--tls-cert", "nowhere"], "belong together"), (["--api-key-file", "/nowhere"], "cannot be read"),
-        (["--temperature", "-1"], "--temperature"),
-    ],
-)  # fmt: skip
-def test_wrong_use_is_one_line(refused: Refused, options: list[str], says: str) -> None:
-    refused("gateway", *TOYS, *options, says=says)
 
 
 def test_a_port_that_is_taken_is_one_line(invoke: Invoke) -> None:

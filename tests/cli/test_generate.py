@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from skydraft.cli import pair_options
+from skydraft.cli.pair_options import ModelChoice
 from skydraft.engines import llama_library
 from skydraft.engines.toy import ToyEngine, character_vocab, random_toy
 
@@ -19,15 +19,12 @@ from ..starting import command as skydraft
 from .conftest import Invoke, Refused
 
 TOYS = ["--edge-model", "toy:drift=0.4", "--cloud-model", "toy"]
-STATS = [
-    "num_tokens", "num_rounds", "num_escalated", "num_draft_tokens", "num_accepted_tokens", "acceptance_rate",
-    "mean_acceptance_length", "cloud_calls_per_token", "target_written_per_token",
-    "target_passes_per_token", "target_rows_per_token", "ttft_ms", "itl_ms_p50",
-    "itl_ms_p95", "tokens_per_s", "draft_ms", "target_ms", "overhead_ms", "bytes_up", "bytes_down",
-    "shared_bytes", "audited_agreement", "num_fallback_tokens", "num_forced_tokens", "draft_prefill_ms",
-    "draft_encode_ms", "target_prefill_ms", "target_encode_ms", "cached_tokens", "exact",
-    "num_requests", "tokens_in", "tokens_hit", "tokens_out", "cost",
-]  # fmt: skip
+STATS = """
+    num_tokens num_rounds num_escalated num_draft_tokens num_accepted_tokens acceptance_rate mean_acceptance_length
+    cloud_calls_per_token target_written_per_token target_passes_per_token target_rows_per_token ttft_ms itl_ms_p50
+    itl_ms_p95 tokens_per_s draft_ms target_ms overhead_ms bytes_up bytes_down shared_bytes audited_agreement
+    num_fallback_tokens num_forced_tokens draft_prefill_ms draft_encode_ms target_prefill_ms target_encode_ms
+    cached_tokens exact num_requests tokens_in tokens_hit tokens_out cost"""
 
 
 @pytest.mark.parametrize(("long", "short"), [("--mode", "-m"), ("--system", "-s"), ("--max-new-tokens", "-n")])
@@ -56,7 +53,7 @@ def test_json_has_the_fixed_fields(invoke: Invoke) -> None:
     answer = json.loads(out)
     assert (status, err) == (0, "")
     assert list(answer) == ["text", "token_ids", "origins", "finish_reason", "prompt_tokens", "stats", "receipt"]
-    assert list(answer["stats"]) == STATS
+    assert " ".join(answer["stats"]) == " ".join(STATS.split())
     assert len(answer["token_ids"]) == len(answer["origins"]) == answer["stats"]["num_tokens"] == 20
     assert answer["finish_reason"] == "length"
     assert answer["stats"]["num_accepted_tokens"] == answer["origins"].count("accepted")
@@ -84,52 +81,6 @@ def test_the_trace_has_a_line_per_round(invoke: Invoke, tmp_path: Path) -> None:
     assert all(line["link"]["bytes_up"] == 0 for line in rounds)
 
 
-WRONG: dict[str, tuple[list[str], int, str]] = {
-    "empty prompt": (["", *TOYS], 2, "prompt is empty"),
-    "blank prompt": (["  \n", *TOYS], 2, "prompt is empty"),
-    "unknown model": (["你好", "--edge-model", "qwen2.5-coder-0.5"], 2, "qwen2.5-coder-0.5b"),
-    "unknown hub file": (["你好", "--edge-model", "nowhere.gguf"], 2, "nowhere.gguf"),
-    "k of 0": (["你好", *TOYS, "--k", "0"], 2, "--k must be"),
-    "k too large": (["你好", *TOYS, "--k", "1000"], 2, "--k must be"),
-    "unknown gate": (["你好", *TOYS, "--gate", "perplexity:3"], 2, "no gate 'perplexity:3'"),
-    "negative theta": (["你好", *TOYS, "--gate", "entropy:-1"], 2, "at least 0"),
-    "theta not a number": (["你好", *TOYS, "--gate", "entropy:nan"], 2, "at least 0"),
-    "unknown content rule": (["你好", *TOYS, "--gate", "entropy:1+names"], 2, "names"),
-    "unknown mode": (["你好", *TOYS, "--mode", "turbo"], 2, "no mode 'turbo'"),
-    "no calibration for the pair": (["你好", *TOYS, "--mode", "auto"], 2, "skydraft calibrate"),
-    "a calibration nobody asks": (["你好", *TOYS, "--calibration", "missing.json"], 2, "missing.json"),
-    "unknown style": (["你好", *TOYS, "--style", "zh-long"], 2, "zh-short"),
-    "gate in a mode with one model": (["你好", *TOYS, "--mode", "edge", "--gate", "always"], 2, "one model"),
-    "lossy gate in lossless": (["你好", *TOYS, "--mode", "lossless", "--gate", "entropy:3"], 2, "lossy"),
-    "lossy acceptance in lossless": (["你好", *TOYS, "--mode", "lossless", "--accept", "top:3"], 2, "lossy"),
-    "unknown accept rule": (["你好", *TOYS, "--accept", "best"], 2, "accept rule"),
-    "eager without a signal": (["你好", *TOYS, "--gate", "always", "--eager"], 2, "--eager"),
-    "negative temperature": (["你好", *TOYS, "--temperature", "-1"], 2, "--temperature"),
-    "temperature not a number": (["你好", *TOYS, "--temperature", "warm"], 2, "warm"),
-    "no tokens asked for": (["你好", *TOYS, "--max-new-tokens", "0"], 2, "--max-new-tokens"),
-    "context too short": (["你好", *TOYS, "--context", "2"], 2, "--context"),
-    "threads for a toy": (["你好", *TOYS, "--threads", "2"], 2, "--threads does not apply"),
-    "lossless that is not exact": (["你好", *TOYS, "-m", "lossless", "--execution", "throughput"], 2, "--execution"),
-    "bytes that are no text": (["\udcff", *TOYS], 2, "not valid UTF-8"),
-    "unknown option": (["你好", *TOYS, "--speed", "9"], 2, "--speed"),
-    "trace to nowhere": (["你好", *TOYS, "--trace", "/no/such/folder/t.jsonl"], 2, "/no/such/folder"),
-    "empty system prompt": (["你好", *TOYS, "--system", ""], 2, "system message is empty"),
-    "empty stop string": (["你好", *TOYS, "--stop", ""], 2, "--stop must not be empty"),
-    "stop string that is no text": (["你好", *TOYS, "--stop", "\udcff"], 2, "not valid UTF-8"),
-    "system prompt with raw": (["你好", *TOYS, "--raw", "--system", "x"], 2, "--raw"),
-    "toy that is none": (["你好", "--edge-model", "toy:size=3"], 2, "toy"),
-    "negative threads": (["你好", *TOYS, "--threads", "-2"], 2, "--threads"),
-    "prompt longer than the context": (["你好" * 3000, *TOYS], 2, "12000 tokens"),
-    "known model, no network and no cache": (["你好", "--offline"], 1, "qwen2.5-coder"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_wrong_input_is_one_clear_line(refused: Refused, case: str) -> None:
-    args, status, says = WRONG[case]
-    refused("generate", *args, says=says, status=status)
-
-
 def test_a_broken_gguf_file_is_one_clear_line(invoke: Invoke, tmp_path: Path) -> None:
     for name, content in (("magic.gguf", b"nonsense" * 100), ("empty.gguf", b""), ("cut.gguf", b"GGUF" + bytes(500))):
         path = tmp_path / name
@@ -140,14 +91,11 @@ def test_a_broken_gguf_file_is_one_clear_line(invoke: Invoke, tmp_path: Path) ->
         assert status in (1, 2) and err.count("\n") == 1 and name in err
 
 
-def test_two_vocabularies_are_refused(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pair_that_does_not_fit_is_one_line(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     toys = iter([random_toy(character_vocab("今天天气")), random_toy(character_vocab("今天天气好"))])
-    monkeypatch.setattr(pair_options, "load_engine", lambda *args, **kwargs: next(toys))
+    monkeypatch.setattr(ModelChoice, "load", lambda *_: next(toys))
     refused("generate", "今天", *TOYS, says="vocabulary")
-
-
-def test_a_zh_style_needs_a_chinese_vocabulary(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair_options, "load_engine", lambda *args, **kwargs: random_toy(character_vocab("abcdef")))
+    monkeypatch.setattr(ModelChoice, "load", lambda *_: random_toy(character_vocab("abcdef")))
     refused("generate", "abc", *TOYS, "--style", "zh-short", says="Chinese")
 
 
@@ -195,7 +143,7 @@ def test_text_reaches_stdout_as_it_is(invoke: Invoke, monkeypatch: pytest.Monkey
     script = vocab.encode("[/b]\t:x")
     for here, there in zip(script, [*script[1:], script[0]], strict=True):
         table[here, there] = 20
-    monkeypatch.setattr(pair_options, "load_engine", lambda *args, **kwargs: ToyEngine(vocab, table))
+    monkeypatch.setattr(ModelChoice, "load", lambda *_: ToyEngine(vocab, table))
     args = ["generate", "x", *TOYS, "--mode", "edge", "--max-new-tokens", "14", "--quiet"]
     assert invoke(*args)[1] == "[/b]\t:x" * 2 + "\n"
     colored = invoke(*args, "--color", "always")[1]

@@ -39,27 +39,28 @@ SECTIONS = {
 }
 
 
+def help_of(name: str) -> str:
+    return COMMANDS[name].get_help(
+        click.Context(COMMANDS[name], terminal_width=110, help_option_names=["-h", "--help"])
+    )
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_is_in_a_named_section_and_has_a_help(name: str) -> None:
-    command = COMMANDS[name]
-    text = command.get_help(click.Context(command, terminal_width=110))
-    for param in command.params:
+    text = help_of(name)
+    for param in COMMANDS[name].params:
         if isinstance(param, click.Option):
             assert getattr(param, "section", ""), param.opts
             assert param.help and param.help.endswith((".", ")")), param.opts
             assert all(f"{flag} " in text or f"{flag}," in text for flag in param.opts), param.opts
     rest = text.partition("Other options:\n")[2].strip()
     assert rest.startswith("-h, --help") and rest.count("\n") == 0
-
-
-@pytest.mark.parametrize("name", SECTIONS)
-def test_sections_come_in_this_order(name: str) -> None:
-    text = COMMANDS[name].get_help(click.Context(COMMANDS[name]))
-    assert re.findall(r"^(\S.*):$", text, re.MULTILINE) == SECTIONS[name]
+    if name in SECTIONS:
+        assert re.findall(r"^(\S.*):$", text, re.MULTILINE) == SECTIONS[name]
 
 
 def test_the_help_of_generate_names_each_mode_gate_style_and_parameter() -> None:
-    text = " ".join(COMMANDS["generate"].get_help(click.Context(COMMANDS["generate"], terminal_width=110)).split())
+    text = " ".join(help_of("generate").split())
     for word in (*MODES, *(f"{kind}:" for kind in SIGNALS), *STYLES):
         assert word in text
     for name, field in DecodingParams.__dataclass_fields__.items():

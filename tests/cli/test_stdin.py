@@ -2,98 +2,97 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
+import threading
 import time
-from collections.abc import Sequence as Seq
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ..starting import command
+from .conftest import Invoke
 
-TOYS = ["--edge-model", "toy", "-m", "edge", "-n", "12", "-q"]
-GENERATE = ["generate", *TOYS]
-
-
-def said(*args: str, before: Seq[str] = (), expect: int = 0, **streams: object) -> str:
-    """What a command prints, whose stdin is one of `streams`, as `subprocess.run` takes them."""
-    done = subprocess.run(
-        [*before, command(), *GENERATE, *args], capture_output=True, text=True, timeout=60, check=False, **streams
-    )  # type: ignore[call-overload]
-    assert done.returncode == expect and "Traceback" not in done.stderr, done.stderr
-    return str(done.stdout if expect == 0 else done.stderr)
+GENERATE = ["generate", "--edge-model", "toy", "-m", "edge", "-n", "12"]
+Said = Callable[..., str]
 
 
-@pytest.fixture(scope="module")
-def alone() -> str:
-    """The answer to a question with nothing beside it."""
-    return said("--", "情绪", stdin=subprocess.DEVNULL)
+@pytest.fixture
+def said(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> Said:
+    """What a command prints beside a pipe with these bytes, or beside this open file."""
+
+    def call(*args: str, piped: bytes | str | int | None = None, quiet: bool = True) -> str:
+        read = piped if isinstance(piped, int) else os.open(os.devnull, os.O_RDONLY)
+        if isinstance(piped, (bytes, str)):
+            read, write = os.pipe()
+            os.write(write, piped if isinstance(piped, bytes) else piped.encode())
+            os.close(write)
+        with open(read, encoding="utf-8") as stdin:
+            assert isinstance(stdin, io.TextIOWrapper)
+            monkeypatch.setattr("sys.stdin", stdin)
+            status, out, err = invoke(*GENERATE, *(["-q"] if quiet else []), "--", *args)
+        assert not quiet or status == 0, err
+        return out + ("" if quiet else err)
+
+    return call
 
 
-@pytest.mark.parametrize("piped", ["语速", "语速\n", "一\n二\n\n"])
-def test_what_is_piped_in_stands_before_the_prompt(alone: str, piped: str) -> None:
-    whole = said("--", f"{piped.removesuffix(chr(10))}\n情绪", stdin=subprocess.DEVNULL)
-    assert said("情绪", input=piped) == whole != alone
+@pytest.mark.parametrize("piped", ["语速", "语速\n", "一\n二\n\n", "\ufeff语速\n"])
+def test_what_is_piped_in_stands_before_the_prompt(said: Said, piped: str) -> None:
+    text = piped.removeprefix("\ufeff")
+    assert said("情绪", piped=piped) == said(f"{text.removesuffix(chr(10))}\n情绪") != said("情绪")
+    assert said(piped=piped) == said("-", piped=piped) == said(text)  # the prompt, where there is no other
 
 
-def test_it_is_the_prompt_where_there_is_no_other() -> None:
-    assert said(input="语速\n") == said("-", input="语速\n") == said("语速\n", stdin=subprocess.DEVNULL)
-
-
-def test_a_byte_order_mark_is_dropped(alone: str) -> None:
-    assert said("-", input="\ufeff语速\n") == said("语速\n", stdin=subprocess.DEVNULL)
-    assert said("情绪", input="\ufeff语速\n") == said("情绪", input="语速\n") != alone
-
-
-def test_a_file_is_read_like_a_pipe(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("语速\n")
-    with path.open() as file:
-        assert said("情绪", stdin=file) == said("情绪", input="语速\n")
-
-
-def test_a_writer_that_takes_its_time_is_heard_to_the_end() -> None:
-    slow = f"{{ sleep 0.7; printf 语; sleep 3; printf 速; }} | {' '.join([command(), *GENERATE])} 情绪"
-    done = subprocess.run(["bash", "-c", slow], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == said("情绪", input="语速")
+def test_a_file_is_read_like_a_pipe(said: Said, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("语速\n")
+    assert said("情绪", piped=os.open(tmp_path / "a.txt", os.O_RDONLY)) == said("情绪", piped="语速\n")
 
 
 @pytest.mark.parametrize("piped", ["", "\n", " \n\n"])
-def test_a_pipe_without_text_changes_nothing(alone: str, piped: str) -> None:
-    assert said("情绪", input=piped) == alone
+def test_a_pipe_without_text_changes_nothing(said: Said, piped: str) -> None:
+    assert said("情绪", piped=piped) == said("情绪")
+    assert said("-", piped="情绪") == said("情绪")
 
 
-def test_closed_and_odd_stdin_change_nothing(alone: str) -> None:
-    assert said("情绪", before=["bash", "-c", 'exec "$@" <&-', "-"]) == alone
-    assert said("情绪", before=["bash", "-c", 'exec "$@" </dev/zero', "-"]) == alone
-    assert said("情绪", before=["bash", "-c", 'exec "$@" 0>/dev/null', "-"]) == alone
+@pytest.mark.parametrize("odd", ["<&-", "</dev/zero", "0>/dev/null"])
+def test_closed_and_odd_stdin_change_nothing(said: Said, odd: str) -> None:
+    shell = ["bash", "-c", f'exec "$@" {odd}', "-", command(), *GENERATE, "-q", "情绪"]
+    assert subprocess.run(shell, capture_output=True, text=True, timeout=60, check=True).stdout == said("情绪")
 
 
-def test_a_pipe_that_stays_silent_is_not_waited_for(alone: str) -> None:
+def test_a_slow_writer_is_heard_to_the_end_and_a_silent_one_is_not_waited_for(
+    said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skydraft.cli.generate._SILENT_S", 0.3)
     read, write = os.pipe()
-    try:
-        began = time.monotonic()
-        assert said("情绪", stdin=read) == alone
-        assert time.monotonic() - began > 2
-        loud = [command(), *GENERATE[:-1], "情绪"]
-        done = subprocess.run(loud, stdin=read, capture_output=True, text=True, timeout=60, check=True)
-    finally:
-        os.close(read)
+    told = said("情绪", piped=read, quiet=False)
+    os.close(write)
+    assert told.startswith(said("情绪")) and "nothing came from stdin for 0.3 s, so it is left out" in told
+    read, write = os.pipe()
+    os.write(write, "语".encode())
+
+    def later() -> None:
+        time.sleep(0.6)
+        os.write(write, "速".encode())
         os.close(write)
-    assert done.stdout == alone and "nothing came from stdin for 2 s, so it is left out" in done.stderr
+
+    writer = threading.Thread(target=later)
+    writer.start()
+    assert said("情绪", piped=read) == said("情绪", piped="语速")
+    writer.join()
 
 
-def test_stdin_that_is_spoken_for_is_read_once(alone: str) -> None:
+def test_stdin_that_is_spoken_for_is_read_once(invoke: Invoke, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
     talk = json.dumps([{"role": "user", "content": "语速"}, {"role": "assistant", "content": "快"}])
-    both = said("--messages", "-", "情绪", input=talk)
-    assert both not in (alone, said("情绪", input=talk))
-    assert said("-", input="情绪") == alone
+    monkeypatch.setattr("sys.stdin", io.StringIO(talk))
+    status, both, _ = invoke(*GENERATE, "-q", "--messages", "-", "情绪")
+    assert status == 0 and both not in (said("情绪"), said("情绪", piped=talk))
 
 
-def test_bytes_that_are_no_text_are_one_line() -> None:
-    done = subprocess.run(
-        [command(), *GENERATE, "情绪"], input=b"\xff\xfe", capture_output=True, timeout=60, check=False
-    )
-    assert done.returncode == 2 and done.stderr.count(b"\n") == 1 and b"not valid UTF-8" in done.stderr
+def test_bytes_that_are_no_text_are_one_line(said: Said) -> None:
+    told = said("情绪", piped=b"\xff\xfe", quiet=False)
+    assert told.count("\n") == 1 and "not valid UTF-8" in told

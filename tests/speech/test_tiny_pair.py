@@ -126,15 +126,17 @@ def test_the_command_says_what_left_the_device(
     assert again[:2] == rows[:2] and len(again) == 3 and again[2].startswith(str(CLIPS[1]))
 
 
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        (["--audio", str(CLIPS[0]), "--edge-model", "toy", "--mode", "edge"], "takes no audio"),
-        (["你好", "--share-audio", "none", "--edge-model", "toy"], "--share-audio needs a recording"),
-        (["--audio", str(CLIPS[0]), "--max-audio-s", "0.5", "--edge-model", "toy", "--mode", "edge"], "lasts"),
-    ],
-)
-def test_wrong_use_is_one_line(args: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+WRONG: dict[str, tuple[list[str], str]] = {
+    "a text model with audio": (["--audio", str(CLIPS[0]), "--edge-model", "toy", "--mode", "edge"], "takes no audio"),
+    "no such file": (["--audio", "nothing.wav", "--edge-model", "toy", "--mode", "edge"], "no readable file"),
+    "neither prompt nor audio": (["--edge-model", "toy", "--mode", "edge"], "Give a prompt, or --audio"),
+    "too long": (["--audio", str(CLIPS[0]), "--max-audio-s", "0.5", "--edge-model", "toy", "--mode", "edge"], "lasts"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_use_is_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    args, says = WRONG[name]
     assert run(["generate", *args]) == 2
     err = capsys.readouterr().err
     assert says in err and err.count("\n") == 1

