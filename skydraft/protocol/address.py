@@ -25,7 +25,6 @@ def is_loopback(host: str) -> bool:
 
 
 def is_url(text: str) -> bool:
-    """Whether this is the address of a server without skydraft."""
     return text.lower().startswith(("http://", "https://"))
 
 

@@ -324,5 +324,4 @@ def decode_written(data: bytes) -> Written:
 
 @reading("SessionReply")
 def decode_target(data: bytes) -> TargetId | None:
-    """The target that a reply names, or None."""
     return _read_target(pb.SessionReply.FromString(data))
