@@ -15,7 +15,7 @@ from skydraft.config import DecodingParams
 from skydraft.errors import ProtocolError
 from skydraft.protocol import codec
 from skydraft.protocol import verifier_pb2 as pb
-from skydraft.protocol.info import decode_info, encode_info
+from skydraft.protocol.codec import decode_info, encode_info
 from skydraft.protocol.values import (
     Call,
     OpenCall,

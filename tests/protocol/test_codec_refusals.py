@@ -16,7 +16,7 @@ from skydraft.config import DecodingParams
 from skydraft.errors import GrammarRefused, LimitExceeded, ProtocolError
 from skydraft.protocol import codec
 from skydraft.protocol import verifier_pb2 as pb
-from skydraft.protocol.info import decode_info, encode_info
+from skydraft.protocol.codec import decode_info, encode_info
 from skydraft.protocol.values import CloseCall, OpenCall, Opened, Opening, ServerInfo, StopCall, VerifyCall, Written
 from skydraft.types import Cost, Media, Prompt, Verdict
 from tests.protocol.any_message import MAX_ID, UINT32, encoded
