@@ -13,7 +13,7 @@ import pytest
 
 import skydraft
 from skydraft.choosing.chooser import Chooser
-from skydraft.config import MODES, DecodingParams, decoding_params
+from skydraft.config import DecodingParams, decoding_params
 from skydraft.decoding.context import Context
 from skydraft.decoding.drafting import Drafter
 from skydraft.decoding.loop import SpeculativeLoop
@@ -194,9 +194,3 @@ def test_f15_blocks_are_whole_unless_asked_otherwise() -> None:
 
     assert set(block_lengths(eager=False)) == {4}
     assert min(block_lengths(eager=True)) < 4
-
-
-def test_f15_the_presets_are_the_ones_that_were_measured() -> None:
-    assert (MODES["fluency"].gate, MODES["fluency"].k) == ("entropy:5.5", 4)
-    assert (MODES["quality"].gate, MODES["quality"].k) == ("entropy:3.25", 6)
-    assert (MODES["lossless"].gate, MODES["lossless"].k) == ("always", "auto")

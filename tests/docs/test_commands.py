@@ -188,12 +188,3 @@ def test_a_command_that_does_not_work_is_found(reader: Reader) -> None:
         reader.follow(Block("", "skydraft generate 你好 --mode edge\nskydraft generate 你好 --fast"), set())
     with pytest.raises(AssertionError, match=r"key\.pem"):
         reader.follow(Block("", "skydraft serve --tls-cert cert.pem --tls-key key.pem"), set())
-
-
-def test_commands_over_several_lines_are_one() -> None:
-    block = Block("sh", "curl x -d '{\n \"a\": 1}'\n\ncat <<'END' >> f\n- b\nEND\necho 1 \\\n  2")
-    assert [command.splitlines()[0] for command in commands_of(block)] == [
-        "curl x -d '{",
-        "cat <<'END' >> f",
-        "echo 1 \\",
-    ]
