@@ -17,19 +17,9 @@ from skydraft.types import WRITE_ALL
 from .. import reference, toys
 from ..grammars import HAS_LIBRARY
 from ..toys import PROMPT, PROMPT_IDS, law
-from .test_laws import assert_consistent, decode, gates
+from .test_laws import assert_consistent, assert_whose, decode, executions, gates
 
 hand_backs = st.sampled_from(["0", "1", "2", "7", "agree:1", "agree:2", "agree:4", "text"])
-DRAFTED = ("skipped", "edge", "edge-fallback")
-
-
-def assert_whose(done, edge, cloud, params):
-    """Every token is the choice, after its prefix, of the model that its origin names."""
-    token_ids = [*PROMPT_IDS, *done.token_ids]
-    for index, origin in enumerate(done.origins):
-        prefix = token_ids[: len(PROMPT_IDS) + index]
-        model = edge if origin in DRAFTED else cloud
-        assert token_ids[len(prefix)] == reference.next_token(model, prefix, len(PROMPT_IDS), params), (index, origin)
 
 
 def turns_of(done):
@@ -50,11 +40,13 @@ def turns_of(done):
 
 
 @law(120)
-@given(toys.pairs(), toys.params(), gates | st.just("always"), st.integers(1, 12), st.booleans(), hand_backs)
-def test_whoever_wrote_a_token_chose_it(pair, params, gate, k, eager, hand_back):
+@given(
+    toys.pairs(), toys.params(), gates | st.just("always"), st.integers(1, 12), st.booleans(), hand_backs, executions
+)
+def test_whoever_wrote_a_token_chose_it(pair, params, gate, k, eager, hand_back, execution):
     edge, cloud = pair
     plan = make_plan(gate=gate, k=k, eager=eager and gate != "always", hand_back=hand_back)
-    done = decode(plan, params, edge, cloud)
+    done = decode(plan, params, edge, cloud, execution=execution)
     assert_whose(done, edge, cloud, params)
     assert_consistent(done, params)
     if gate == "always":

@@ -161,17 +161,6 @@ def test_a_page_can_be_followed_as_it_is_printed(page: str, reader: Reader) -> N
     assert all(is_free(port) for port in PORTS.values())
 
 
-def test_a_certificate_for_an_address_is_made_as_the_page_says(reader: Reader) -> None:
-    if not shutil.which("openssl"):
-        pytest.skip("there is no openssl")
-    reader.run("export CLOUD=127.0.0.1")
-    reader.run(_CERTIFICATE[1].replace("DNS:", "IP:"))
-    reader.run(f"echo phone {'0123456789abcdef' * 2} | tee token > tokens")
-    reader.run("skydraft serve --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem --token-file tokens")
-    told = reader.run('skydraft generate 你好 --cloud "$CLOUD:7373" --tls-ca cert.pem --cloud-token-file token')
-    assert "tokens/s" in told
-
-
 def test_the_lists_name_nothing_that_the_pages_no_longer_have() -> None:
     blocks = [(page, block) for page in PAGES for block in blocks_of(page)]
     first_lines = {block.first_line for _, block in blocks}
