@@ -14,7 +14,7 @@ from skydraft.decoding.generation import Generation, Observer, Watch
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.prices import parse_prices
 from skydraft.decoding.request import GenerateRequest
-from skydraft.decoding.target import Target, target_of
+from skydraft.decoding.target import target_of
 from skydraft.engines.base import Engine
 from skydraft.engines.options import NOT_PROBED, EngineOptions, Quantization
 from skydraft.engines.probe import cpu_model, profile_of
@@ -207,7 +207,7 @@ def start(
         if request.local_only or (edge is not None and edge.is_local_only):
             cloud = _in_this_process(cloud, request.plan)
         target = target_of(cloud, request.execution or "exact") if cloud else None
-        request = fitting(request, target) if target and target.engine is None else request
+        request = fitting(request, cloud) if cloud and not isinstance(cloud, Engine) else request
         return start_generation(request, edge, target, watch, _calibrations())
     except BaseException as error:
         watch.end(None, error)
@@ -226,13 +226,13 @@ def _in_this_process(cloud: Engine | Cloud | None, plan: Plan) -> Engine | None:
     return None
 
 
-def fitting(request: GenerateRequest, target: Target) -> GenerateRequest:
+def fitting(request: GenerateRequest, cloud: Cloud) -> GenerateRequest:
     """The request for a target on a server: one without skydraft is streamed where every block would be checked.
 
     Raises OptionError for a plan that the server cannot follow.
     """
     plan = request.plan
-    if not target.is_stock:
+    if not cloud.is_stock:
         if request.execution:
             raise OptionError("A server chooses its own --execution.", hint="Give it to skydraft serve.")
         return request

@@ -56,9 +56,8 @@ _TOGETHER: dict[str, tuple[str, ...]] = {
     "real_pair": ("tests/real_pair/",),
     "torch": (
         "tests/engines/test_omni", "tests/engines/test_transformers", "tests/engines/test_contract.py", "tests/speech/",
-        "tests/learning/", "tests/recipes/", "tests/gateway/test_speech.py", "tests/choosing/test_torch_rows.py",
-        "tests/test_bench.py",
-        "tests/choosing/test_constraints_parity.py", "tests/choosing/test_batches.py", "tests/choosing/test_grammar.py",
+        "tests/learning/", "tests/recipes/", "tests/gateway/test_speech.py", "tests/test_bench.py",
+        "tests/choosing/test_constraints_parity.py", "tests/choosing/test_grammar.py",
     ),
 }  # fmt: skip
 _LONGEST = (

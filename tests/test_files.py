@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from skydraft.cli.main import run
-from skydraft.files import open_named, read_file, write_whole
+from skydraft.files import read_file, write_whole
 
 ROOT = Path(__file__).parent.parent / "skydraft"
 
@@ -98,9 +98,3 @@ def test_pipes_of_the_shell_are_read() -> None:
     os.close(write)
     assert read_file(Path(f"/dev/fd/{read}")) == b"secret"
     os.close(read)
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="nothing is full here")
-def test_a_full_disk_is_said_of_the_file() -> None:
-    with pytest.raises(OSError, match="/dev/full"), open_named(Path("/dev/full"), "a") as file:
-        file.write("line\n")

@@ -27,7 +27,7 @@ from skydraft.errors import OptionError, UsageError
 from skydraft.prompts.messages import asked
 from skydraft.protocol import codec
 from skydraft.protocol.values import Opening, VerifyCall
-from skydraft.tracing import Tracing, check_collector, is_traceparent
+from skydraft.tracing import Tracing, is_traceparent
 from skydraft.types import Prompt
 
 from .gateway.running import gateway, toy_pair
@@ -238,11 +238,6 @@ def test_an_address_that_is_none_is_one_line(url: str) -> None:
     for made in (partial(Tracing, "device", url), partial(ServeOptions, otlp=url)):
         with pytest.raises(OptionError, match="not the address of a collector"):
             made()
-
-
-@pytest.mark.parametrize("path", ["", "/", "/v1/traces", "/v1/traces/"])
-def test_spans_are_posted_where_the_protocol_has_it(path: str) -> None:
-    assert check_collector(f"https://a/otlp{path}") == "https://a/otlp/v1/traces"
 
 
 @pytest.mark.parametrize(

@@ -55,19 +55,7 @@ def walks(*options: str) -> tuple[set[str], set[str]]:
     command.show_tokens = show
     with serving(skydraft.load("toy")) as server:
         sys.setprofile(tracer)
-        given = [
-            "--mode",
-            "quality",
-            "--hand-back",
-            "0",
-            "--cloud",
-            server.address,
-            "--edge-model",
-            "toy:drift=0.2",
-            "-n",
-            "60",
-            "-q",
-        ]
+        given = f"--mode quality --hand-back 0 --cloud {server.address} --edge-model toy:drift=0.2 -n 60 -q".split()
         assert run(["generate", "你好世界", *given, *options]) == 0
         sys.setprofile(None)
     assert tracer.verified, "no round was verified"

@@ -54,13 +54,13 @@ def constraints_of(params: DecodingParams, vocab: Vocab) -> list[Constraint]:
         (params.repetition_penalty != 1, _repetition_penalty),
         (params.frequency_penalty or params.presence_penalty, _occurrence_penalty),
         (params.logit_bias, _logit_bias),
-        (params.no_repeat_ngram_size, _no_repeat_ngram),
+        (params.no_repeat_ngram_size, lambda p, _: _no_repeat(p.no_repeat_ngram_size)),
         (params.min_new_tokens, _no_early_end),
         (params.content_penalty != 1, _content_penalty),
-        (params.content_ngram_size, _content_ngram),
+        (params.content_ngram_size, lambda p, v: _no_repeat(p.content_ngram_size, v.classes.content)),
         (params.no_adjacent_repeat, _no_adjacent_repeat),
-        (params.comma_gap, _comma_gap),
-        (params.full_stop_gap, _full_stop_gap),
+        (params.comma_gap, lambda p, v: _too_early(v.classes.comma, p.comma_gap, -np.inf, v)),
+        (params.full_stop_gap, lambda p, v: _too_early(v.classes.full_stop, p.full_stop_gap, p.full_stop_shift, v)),
     ]
     return [make(params, vocab) for is_on, make in wanted if is_on]
 
@@ -128,12 +128,12 @@ def _logit_bias(params: DecodingParams, vocab: Vocab) -> Constraint:
     return shift
 
 
-def _no_repeat_ngram(params: DecodingParams, vocab: Vocab) -> Constraint:
-    """Ban every token that would complete an n-gram which the prefix already holds."""
-    repeats = Repeats(params.no_repeat_ngram_size)
+def _no_repeat(size: int, content: Mask | None = None) -> Constraint:
+    """Ban every token that would complete an n-gram of the prefix, or of the generated tokens that are `content`."""
+    repeats = Repeats(size)
 
     def ban(row: npt.NDArray[Any], prefix: TokenIds, generated: TokenIds) -> None:
-        row[repeats.after(prefix)] = -np.inf
+        row[repeats.after(prefix if content is None else generated[content[generated]])] = -np.inf
 
     return ban
 
@@ -165,15 +165,6 @@ def _content_penalty(params: DecodingParams, vocab: Vocab) -> Constraint:
     return scale
 
 
-def _content_ngram(params: DecodingParams, vocab: Vocab) -> Constraint:
-    content, repeats = vocab.classes.content, Repeats(params.content_ngram_size)
-
-    def ban(row: npt.NDArray[Any], prefix: TokenIds, generated: TokenIds) -> None:
-        row[repeats.after(generated[content[generated]])] = -np.inf
-
-    return ban
-
-
 def _no_adjacent_repeat(params: DecodingParams, vocab: Vocab) -> Constraint:
     first_char = vocab.classes.first_char
 
@@ -183,14 +174,6 @@ def _no_adjacent_repeat(params: DecodingParams, vocab: Vocab) -> Constraint:
             row[first_char == ord(last)] = -np.inf
 
     return ban
-
-
-def _comma_gap(params: DecodingParams, vocab: Vocab) -> Constraint:
-    return _too_early(vocab.classes.comma, params.comma_gap, -np.inf, vocab)
-
-
-def _full_stop_gap(params: DecodingParams, vocab: Vocab) -> Constraint:
-    return _too_early(vocab.classes.full_stop, params.full_stop_gap, params.full_stop_shift, vocab)
 
 
 def _too_early(marks: Mask, gap: int, shift: float, vocab: Vocab) -> Constraint:

@@ -120,7 +120,6 @@ class CompiledGrammar:
         self._lock = threading.Lock()
 
     def matcher(self) -> Any:
-        """A new matcher at the beginning of a text."""
         with self._lock:
             return self._matcher.deep_copy()
 
@@ -259,7 +258,6 @@ class GrammarAlong(Follower):
         return self._mask
 
     def forced(self, prefix: TokenIds) -> int | None:
-        """The only token that may follow `prefix`; None where there are several."""
         mask = self.allowed(prefix)
         return int(mask.argmax()) if np.count_nonzero(mask) == 1 else None
 

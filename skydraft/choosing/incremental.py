@@ -44,8 +44,7 @@ class Follower(ABC):
         """Forget all but the first `length` tokens."""
 
     @abstractmethod
-    def _on(self, token_ids: TokenIds) -> None:
-        """Take in these tokens."""
+    def _on(self, token_ids: TokenIds) -> None: ...
 
 
 class Along(Follower, Generic[S]):
@@ -66,29 +65,6 @@ class Along(Follower, Generic[S]):
     def _on(self, token_ids: TokenIds) -> None:
         for token_id in token_ids.tolist():
             self._states.append(self._step(self._states[-1], token_id))
-
-
-class PrefixBytes(Follower):
-    """The bytes of a prefix, whose tokens have those that `piece` gives. A call costs the new ones."""
-
-    def __init__(self, piece: Callable[[int], bytes]) -> None:
-        super().__init__()
-        self._piece = piece
-        self._bytes, self._ends = bytearray(), [0]  # the end of each token
-
-    def at(self, prefix: TokenIds) -> bytearray:
-        """The bytes of `prefix`; valid until the next call."""
-        self.follow(prefix)
-        return self._bytes
-
-    def _back(self, length: int) -> None:
-        del self._ends[length + 1 :]
-        del self._bytes[self._ends[-1] :]
-
-    def _on(self, token_ids: TokenIds) -> None:
-        for token_id in token_ids.tolist():
-            self._bytes += self._piece(token_id)
-            self._ends.append(len(self._bytes))
 
 
 class Tally(Follower):

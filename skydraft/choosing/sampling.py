@@ -68,7 +68,6 @@ class _Few:
     temperature: float
 
     def cut(self, distance: float) -> Any:
-        """The logit of a token so far below the best."""
         return self.top - self.row.dtype.type(distance * self.temperature)
 
     def within(self, distance: float) -> Ids:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from skydraft.characters import CLOSING, FULL_STOP_LIKE
-from skydraft.choosing.incremental import Along, PrefixBytes
+from skydraft.choosing.incremental import Along
 from skydraft.config import DecodingParams
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.types import FinishReason
@@ -88,7 +88,6 @@ class Said:
 
 
 def said_along(vocab: Vocab) -> Along[Said]:
-    """`Said` after each token of a text."""
     return Along(Said(), lambda said, token_id: said.then(vocab.token_bytes(token_id)))
 
 
@@ -131,7 +130,9 @@ class Stopping:
         self._vocab = vocab
         self._end_ids = vocab.end_ids | set(params.stop_token_ids)
         self.max_new_tokens = max_new_tokens
-        self._stop, self._text = tuple(text.encode() for text in params.stop), PrefixBytes(vocab.token_bytes)
+        self._stop = tuple(text.encode() for text in params.stop)
+        num_before = max(map(len, self._stop), default=1) - 1  # bytes that a token may complete to a stop string
+        self._end = Along(b"", lambda end, token_id: end[max(len(end) - num_before, 0) :] + vocab.token_bytes(token_id))
         self._sentences, self._min_new_tokens = params.sentences, params.min_new_tokens
         self._said = said_along(vocab)
         self._may_end = vocab.classes.full_stop if params.sentences else np.zeros(0, bool)
@@ -148,9 +149,9 @@ class Stopping:
 
     def _ends_with_stop_string(self, generated: TokenIds) -> bool:
         """Whether a stop string lies in the text so that the last token completed it."""
-        text, last = self._text.at(generated), self._vocab.token_bytes(int(generated[-1]))
-        earlier = len(text) - len(last) + 1
-        return any(text.find(stop, max(earlier - len(stop), 0)) >= 0 for stop in self._stop)
+        end, last = self._end.at(generated), self._vocab.token_bytes(int(generated[-1]))
+        earlier = len(end) - len(last) + 1
+        return any(end.find(stop, max(earlier - len(stop), 0)) >= 0 for stop in self._stop)
 
     def _said_enough(self, generated: TokenIds) -> bool:
         last = int(generated[-1])

@@ -16,7 +16,7 @@ from skydraft.access.keys import Keyring
 from skydraft.cloud.calls import Calls, Method, RpcContext, abort, said
 from skydraft.cloud.worker import Worker
 from skydraft.errors import CloudTimeout, NotAuthorized
-from skydraft.protocol.info import encode_info
+from skydraft.protocol.codec import encode_info
 from skydraft.protocol.values import SERVICE, ServerInfo
 
 QUESTION_S = 10.0  # for a question and its answer

@@ -42,7 +42,6 @@ class RunAcceptance:
         self._num_right = [_PRIOR_WEIGHT * chance for chance in chances]
 
     def of(self, run: int) -> float:
-        """The chance after `run` agreements."""
         at = bisect(_RUNS, run)
         return self._num_right[at] / self._num_judged[at]
 
@@ -104,7 +103,6 @@ class AutoK:
         return max(found, key=lambda each: each[0] / each[1])
 
     def _pays(self, run: int) -> bool:
-        """Whether a block after `run` agreements promises more tokens a second than the target alone."""
         plain_ms, ms = self._best(self._by_run.of, run, self.costs.wire_ms)
         return plain_ms >= _MIN_GAIN * ms
 
@@ -131,7 +129,6 @@ class AutoK:
         return self._plain_ms if self.costs.streams else 0.0
 
     def longest(self) -> int:
-        """The most tokens of the next block; 0 while it is the target's turn."""
         return 0 if self._is_targets else self._max_k
 
     def to_write(self) -> int:
@@ -156,7 +153,6 @@ class AutoK:
             self._decide()
 
     def hand_back(self) -> None:
-        """End the target's turn."""
         self._is_targets = False
 
     def _decide(self) -> None:
@@ -164,7 +160,6 @@ class AutoK:
         self._is_targets = self._may_stream and not drafts
 
     def is_enough(self, signals: Seq[Signals]) -> bool:
-        """Whether no number of further drafts is worth its time."""
         costs, num_drafts = self.costs, len(signals)
         alpha = self._by_run.of(self._run)
         round_ms = self._drafts * costs.draft_ms + costs.wire_ms + costs.verify_ms(alpha, round(self._drafts))

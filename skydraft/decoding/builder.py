@@ -106,7 +106,6 @@ def _gate(
     plan: Plan, draft: Engine | None, facts: TargetFacts | None, target: Target | None, given: Calibration | None,
     folders: Iterable[Path],
 ) -> Gate:  # fmt: skip
-    """The gate of one generation."""
     if plan.gate.kind != "calibrated":
         return Gate(plan.gate)
     if draft is None or target is None:

@@ -10,21 +10,21 @@ from skydraft.types import DraftBlock, FinishReason, Prompt, Verdict
 
 
 class Context:
-    """Prompt and committed tokens of one generation, and the number that the target has seen.
+    """Prompt and committed tokens of one generation. Only its own methods change what others read.
 
-    With `finish` it has ended before its first token. `scores` are those of its tokens, if they are wanted.
+    `num_seen` generated tokens are known to the target: all up to its last verdict. `finish` says why the text ended,
+    None before its end; one that is given ends it before its first token. `scores` are its tokens', if wanted.
     """
 
     def __init__(self, prompt: Prompt, *, scores: Scores | None = None, finish: FinishReason | None = None) -> None:
         self.scores = scores
+        self.finish = finish
+        self.num_seen = 0
         self._tokens = TokenBuffer(prompt.token_ids)
         self._prompt_len = len(prompt.token_ids)
-        self._num_seen = 0
-        self._finish = finish
 
     @property
     def base(self) -> int:
-        """Number of committed generated tokens."""
         return len(self._tokens) - self._prompt_len
 
     @property
@@ -38,19 +38,8 @@ class Context:
         return self._tokens.view[self._prompt_len :]
 
     @property
-    def num_seen(self) -> int:
-        """Number of generated tokens that the target knows: all up to its last verdict."""
-        return self._num_seen
-
-    @property
     def catch_up(self) -> tuple[int, ...]:
-        """Tokens committed by skips since the last verdict."""
-        return tuple(self.generated[self._num_seen :].tolist())
-
-    @property
-    def finish(self) -> FinishReason | None:
-        """Why the generation ended, or None before its end."""
-        return self._finish
+        return tuple(self.generated[self.num_seen :].tolist())
 
     def commit_skip(self, block: DraftBlock, finish: FinishReason | None) -> tuple[int, ...]:
         """Commit a whole block without a verdict. Raises BaseMismatch."""
@@ -61,16 +50,15 @@ class Context:
         if verdict.base != block.base:
             raise BaseMismatch(verdict.base, block.base)
         committed = self._commit(block.base, verdict.commits(block), verdict.finish)
-        self._num_seen = self.base
+        self.num_seen = self.base
         return committed
 
     def interrupt(self) -> None:
-        """End the generation with the tokens committed so far."""
-        self._finish = self._finish or "interrupted"
+        self.finish = self.finish or "interrupted"
 
     def _commit(self, base: int, token_ids: tuple[int, ...], finish: FinishReason | None) -> tuple[int, ...]:
         if base != self.base:
             raise BaseMismatch(base, self.base)
         self._tokens.extend(token_ids)
-        self._finish = finish or self._finish  # an interrupt during the round stays
+        self.finish = finish or self.finish  # an interrupt during the round stays
         return token_ids

@@ -24,19 +24,13 @@ def measured_alpha(blocks: Iterable[tuple[int, int]]) -> float | None:
     return sum(accepted for accepted, _ in known) / num_judged if num_judged else None
 
 
-def _of(times: tuple[float, ...], num: int) -> float:
-    """`times[num - 1]`, or in proportion to the last one."""
-    return times[num - 1] if num <= len(times) else num * times[-1] / len(times)
-
-
 @dataclass(frozen=True, slots=True)
 class CostModel:
     """Costs of a pair and of the link between them.
 
     `draft_ms` is t_d, `forward_ms[n - 1]` is t_v(n), extrapolated in proportion. Rows are verified in passes of at most
     `max_rows`; no pass runs after the first difference. `wire_ms` is R; if the target `streams`, a round without a
-    draft does not wait for R. `slowdown` is the ratio of actual forward times to `forward_ms`. `reading_ms[n - 1]` is
-    what n rows add that are only read, without logits; if empty, as much as the others.
+    draft does not wait for R. `slowdown` is the ratio of actual forward times to `forward_ms`.
     """
 
     draft_ms: float
@@ -45,17 +39,12 @@ class CostModel:
     wire_ms: float = 0.0
     streams: bool = False
     slowdown: float = 1.0
-    reading_ms: tuple[float, ...] = ()
 
-    def pass_ms(self, num_rows: int, num_read: int = 0) -> float:
-        """t_v(num_rows), times the slowdown; never 0, though a clock may have measured that.
-
-        Of the rows, `num_read` are only read: at most all but one.
-        """
-        if not self.reading_ms:
-            num_read = 0
-        reading_ms = _of(self.reading_ms, num_read) if num_read else 0.0
-        return self.slowdown * max(_of(self.forward_ms, num_rows - num_read) + reading_ms, _LEAST_MS)
+    def pass_ms(self, num_rows: int) -> float:
+        """t_v(num_rows), times the slowdown; never 0, though a clock may have measured that."""
+        known = self.forward_ms
+        forward_ms = known[num_rows - 1] if num_rows <= len(known) else num_rows * known[-1] / len(known)
+        return self.slowdown * max(forward_ms, _LEAST_MS)
 
     def verify_ms(self, alpha: float, k: int) -> float:
         """Expected time of judging k drafts: k + 1 rows."""
@@ -68,7 +57,6 @@ class CostModel:
         return 1e3 * expected_tokens(alpha, k) / (k * self.draft_ms + wire_ms + self.verify_ms(alpha, k))
 
     def best_k(self, alpha: float, min_k: int, max_k: int) -> int:
-        """The fastest block length from `min_k` to `max_k`."""
         return max(range(min_k, max_k + 1), key=lambda k: self.tokens_per_s(alpha, k))
 
     def break_even_ms(self, alpha: float, k: int) -> float:

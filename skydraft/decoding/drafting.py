@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from skydraft.choosing.chooser import Chooser
@@ -31,40 +30,6 @@ class _Step(NamedTuple):
     finish: FinishReason | None
     cost: Cost = Cost()
     is_forced: bool = False
-
-
-@dataclass
-class _Growing:
-    """A block while it is drafted: at most `k` chosen tokens after `prefix`, and `longest` with the forced ones."""
-
-    prefix: TokenBuffer
-    k: int
-    longest: int
-    scores: Scores | None = None
-    steps: list[_Step] = field(default_factory=list)
-    chosen: list[Signals] = field(default_factory=list)
-    ended_by: EndedBy = "k"
-    is_over: bool = False
-    is_aligned: bool = False  # the cache holds a beginning of `prefix`
-
-    @property
-    def may_choose(self) -> bool:
-        """Whether the next token may be a chosen one."""
-        return len(self.chosen) < self.k
-
-    def add(self, step: _Step | None, is_enough: Callable[[Seq[Signals]], bool] | None) -> None:
-        """Add a token to the block, or end the block without one."""
-        if step is None:
-            self.is_over = True
-            return
-        self.steps.append(step)
-        self.prefix.extend([step.token_id])
-        self.chosen += [] if step.is_forced else [step.signals]
-        if step.finish:
-            self.ended_by = "stop"
-        elif is_enough and not step.is_forced and is_enough(self.chosen):
-            self.ended_by = "gate"
-        self.is_over = self.ended_by != "k" or len(self.steps) >= self.longest
 
 
 class Drafter:
@@ -112,21 +77,37 @@ class Drafter:
         """
         cost = self._open()
         self._agrees.clear()  # of a text that was to be read to its end
-        block = self._block(context, k)
-        cost += self._catch_up(block.prefix.view)
+        longest = min(max(self._longest, k) if self._chooser.has_grammar else k, self.room(context))
+        text, steps = TokenBuffer(), list[_Step]()
+        text.extend(context.token_ids)
+        ended_by: EndedBy = "k"
+        cost += self._catch_up(text.view)
         with self._engine.floor:
-            while not block.is_over:
-                block.add(self._next(block), self._ends_blocks)
-        steps = block.steps
+            self._open_sequence().align(text.view)
+            while ended_by == "k" and len(steps) < longest:
+                num_chosen = sum(not step.is_forced for step in steps)
+                step = self._next(text, context.scores, may_choose=num_chosen < k)
+                if step is None:
+                    break
+                steps.append(step)
+                ended_by = self._ended_by(steps)
         return DraftBlock(
             context.base,
             tuple(step.token_id for step in steps),
             tuple(step.signals for step in steps) if self._with_signals else (),
-            block.ended_by,
+            ended_by,
             steps[-1].finish if steps else None,
             sum((step.cost for step in steps), cost),
             tuple(step.is_forced for step in steps) if self._chooser.has_grammar else (),
         )
+
+    def _ended_by(self, steps: list[_Step]) -> EndedBy:
+        """Why a block ends with its last token; "k" if it has no reason but its length."""
+        if steps[-1].finish:
+            return "stop"
+        if self._ends_blocks is None or steps[-1].is_forced:
+            return "k"
+        return "gate" if self._ends_blocks([step.signals for step in steps if not step.is_forced]) else "k"
 
     def read(self, context: Context) -> DraftBlock:
         """An empty block that says which of the last tokens, not read before, this model would have written itself.
@@ -156,49 +137,27 @@ class Drafter:
             return None
         return self._chooser.choose(row, prefix) == int(text[-1])
 
-    def _block(self, context: Context, k: int) -> _Growing:
-        """An empty block after the prompt and the text."""
-        prefix = TokenBuffer()
-        prefix.extend(context.token_ids)
-        room = self.room(context)
-        longest = max(self._longest, k) if self._chooser.has_grammar else k
-        return _Growing(prefix, k, min(longest, room), context.scores, is_over=not room)
+    def _next(self, text: TokenBuffer, scores: Scores | None, *, may_choose: bool) -> _Step | None:
+        """Add the next token to a text; None if it is not forced and none may be chosen.
 
-    def _next(self, block: _Growing) -> _Step | None:
-        """The next token of a block; None if it is not forced and the block has its `k` chosen tokens."""
-        if (step := self._forced(block)) is not None:
-            return step
-        if not block.may_choose:
+        Unless it is scored, a forced token needs no row: it is fed with the next chosen one.
+        """
+        prefix, signals, cost = text.view, CERTAIN, Cost()
+        forced = self._chooser.forced(prefix)
+        if forced is None and not may_choose:
             return None
-        prefix = block.prefix.view
-        row, cost = self._row_after(block)
-        token_id = self._chooser.choose(row, prefix)
-        if block.scores:
-            block.scores.note(self._chooser.position(prefix), row, token_id)
-        signals = measure(self._chooser.follow_grammar(row, prefix)) if self._with_signals else CERTAIN
-        return _Step(token_id, signals, self._finish(block.prefix, token_id), cost)
-
-    def _forced(self, block: _Growing) -> _Step | None:
-        """The forced next token, if any. Unless it is scored it needs no row: it is fed with the next chosen token."""
-        prefix, cost = block.prefix.view, Cost()
-        token_id = self._chooser.forced(prefix)
-        if token_id is None:
-            return None
-        if block.scores:
-            row, cost = self._row_after(block)
-            block.scores.note(self._chooser.position(prefix), row, token_id)
-        return _Step(token_id, CERTAIN, self._finish(block.prefix, token_id), cost, is_forced=True)
-
-    def _finish(self, prefix: TokenBuffer, token_id: int) -> FinishReason | None:
-        """Why the text would end with this token after `prefix`, or None."""
-        before = len(prefix)
-        prefix.extend([token_id])
-        finish = self._stopping.finish(prefix.view[len(self._prompt.token_ids) :])
-        prefix.truncate(before)
-        return finish
+        if forced is None or scores:
+            row, cost = self._row_after(prefix)
+        token_id = self._chooser.choose(row, prefix) if forced is None else forced
+        if forced is None and self._with_signals:
+            signals = measure(self._chooser.follow_grammar(row, prefix))
+        if scores:
+            scores.note(self._chooser.position(prefix), row, token_id)
+        text.extend([token_id])
+        finish = self._stopping.finish(text.view[len(self._prompt.token_ids) :])
+        return _Step(token_id, signals, finish, cost, forced is not None)
 
     def _open(self) -> Cost:
-        """Open the sequence at the first call; returns the cost."""
         if self._sequence is not None:
             return Cost()
         with self._engine.floor:
@@ -222,12 +181,9 @@ class Drafter:
                 cost += self._feed(self._sequence, prefix)[1]
         return cost
 
-    def _row_after(self, block: _Growing) -> tuple[Rows, Cost]:
-        """Feed the uncached part of a block's prefix; returns (logits after it [vocab], cost)."""
-        sequence, prefix, cost = self._open_sequence(), block.prefix.view, Cost()
-        if not block.is_aligned:
-            sequence.align(prefix)
-            block.is_aligned = True
+    def _row_after(self, prefix: TokenIds) -> tuple[Rows, Cost]:
+        """Feed the uncached part of a prefix; returns (logits after it [vocab], cost)."""
+        sequence, cost = self._open_sequence(), Cost()
         while sequence.length < len(prefix):
             rows, spent = self._feed(sequence, prefix)
             cost += spent
@@ -251,6 +207,5 @@ class Drafter:
         self.close()
 
     def close(self) -> None:
-        """Free the sequence."""
         if self._sequence is not None:
             self._sequence.close()

@@ -101,7 +101,6 @@ class Generation:
         self.close()
 
     def scores(self, done: Round) -> tuple[Score, ...]:
-        """The scores of a round's tokens; none if the request wants none."""
         base = done.record.base
         return self._context.scores.between(base, base + len(done.token_ids)) if self._context.scores else ()
 
@@ -150,10 +149,6 @@ class Generation:
             pass
         return self
 
-    def _begin(self) -> None:
-        if not self._has_begun:
-            self.run()
-
     def close(self) -> None:
         """Free the KV memory of this generation, and call its observers."""
         self._end(None)
@@ -179,23 +174,23 @@ class Generation:
     @property
     def text(self) -> str:
         """The text so far, without special tokens and without a stop string; the whole one if nobody has begun."""
-        self._begin()
+        if not self._has_begun:
+            self.run()
         return "".join(self._texts)
 
     @property
     def token_ids(self) -> tuple[int, ...]:
         """The tokens generated so far, an end token included; all of them if nobody has begun."""
-        self._begin()
+        if not self._has_begun:
+            self.run()
         return tuple(token_id for done in self._rounds for token_id in done.token_ids)
 
     @property
     def origins(self) -> tuple[Origin, ...]:
-        """The origin of each token generated so far."""
         return tuple(origin for done in self._rounds for origin in done.origins)
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why it ended; None before its end."""
         return self._context.finish
 
     @property
@@ -210,12 +205,10 @@ class Generation:
 
     @property
     def rounds_so_far(self) -> tuple[Round, ...]:
-        """The committed rounds."""
         return tuple(self._rounds)
 
     @property
     def records(self) -> tuple[StepRecord, ...]:
-        """One record per round so far."""
         return tuple(done.record for done in self._rounds)
 
     @property
@@ -226,13 +219,7 @@ class Generation:
         return receipt_of(sent, self._tokens, self._stream.pieces, link, prices.of(link) if prices else None)
 
     @property
-    def started(self) -> float:
-        """Start of its first round by `time.perf_counter`; before that, the time of its creation."""
-        return self._loop.started
-
-    @property
     def stats(self) -> Stats:
-        """Figures over the rounds so far."""
         return self.stats_after(())
 
     def stats_after(self, earlier: Seq[StepRecord]) -> Stats:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from skydraft.decoding.context import Context
 from skydraft.decoding.drafting import Drafter
@@ -17,6 +17,7 @@ from skydraft.gating.gates import Gate, Reason
 from skydraft.types import WRITE_ALL, Cost, DraftBlock, LinkCost, Origin, Outcome, Round, StepRecord, Verdict
 
 
+@dataclass(eq=False)
 class SpeculativeLoop:
     """One generation: a context that grows by verdicts and skips until it is finished.
 
@@ -26,27 +27,16 @@ class SpeculativeLoop:
     for every mode.
     """
 
-    def __init__(
-        self,
-        context: Context,
-        drafter: Drafter | None,
-        gate: Gate,
-        verifier: Verifier | None,
-        turns: Turns,
-        vocab: Vocab,
-        *,
-        falls_back: bool = False,
-    ) -> None:
-        self.context = context
-        self._drafter = drafter
-        self._gate = gate
-        self.verifier = verifier
-        self._turns = turns
-        self.vocab = vocab
-        self._falls_back = falls_back
-        self._num_rounds = 0
-        self._is_cancelled = False
-        self._started = time.perf_counter()
+    context: Context
+    drafter: Drafter | None
+    gate: Gate
+    verifier: Verifier | None
+    turns: Turns
+    vocab: Vocab
+    falls_back: bool = False
+    _num_rounds: int = field(default=0, init=False)
+    _started: float = field(default=0.0, init=False)  # the first round
+    _is_cancelled: bool = field(default=False, init=False)
 
     def rounds(self) -> Iterator[Round]:
         """Decode until the context is finished; yields each round as soon as it is committed.
@@ -58,44 +48,38 @@ class SpeculativeLoop:
         while self.context.finish is None and not self._is_cancelled:
             began = time.perf_counter()
             block = self._draft()
-            reason = self._gate.reason(self.context.generated, self.context.num_seen, block, self.vocab)
+            reason = self.gate.reason(self.context.generated, self.context.num_seen, block, self.vocab)
             yield self._verify(block, reason, began) if reason else self._skip(block, began)
 
     def _draft(self) -> DraftBlock:
         """A block of the drafter; an empty block in the target's turn, which the drafter may read along."""
-        drafter, nothing = self._drafter, DraftBlock(self.context.base, ())
+        drafter, empty = self.drafter, DraftBlock(self.context.base, ())
         if drafter is None or not (room := drafter.room(self.context)):
-            return nothing
-        if self._turns.reads:
-            nothing = drafter.read(self.context)
-            self._turns.read(nothing.read)
-        k = min(self._turns.longest(), room)
-        if not k or not self._has_stopped():
-            return nothing
+            return empty
+        if self.turns.reads:
+            empty = drafter.read(self.context)
+            self.turns.read(empty.read)
+        k = min(self.turns.longest(), room)
+        if not k or (self.verifier is not None and not self.verifier.stop()):  # what it wrote is committed first
+            return empty
         block = drafter.draft(self.context, k)
-        return replace(block, cost=nothing.cost + block.cost, read=nothing.read) if nothing.read else block
-
-    def _has_stopped(self) -> bool:
-        """Whether the target writes no more and all that it wrote is committed; it is stopped first."""
-        return self.verifier is None or self.verifier.stop()
+        return replace(block, cost=empty.cost + block.cost, read=empty.read) if empty.read else block
 
     def _num_to_write(self) -> int:
         """How many tokens the target may write after its next verdict; all, if the draft model cannot go on."""
-        if self._drafter is None or not self._drafter.room(self.context):
+        if self.drafter is None or not self.drafter.room(self.context):
             return WRITE_ALL
-        return self._turns.to_write()
+        return self.turns.to_write()
 
     def _skip(self, block: DraftBlock, began: float) -> Round:
-        """Commit the block unverified."""
         return self._commit_draft(block, "skipped" if self.verifier else "edge", "", began)
 
     def _verify(self, block: DraftBlock, reason: Reason, began: float) -> Round:
-        if self.verifier is None:
-            raise ValueError(f"this gate escalates ({reason}), and there is no verifier")
+        assert self.verifier is not None  # without one the gate never escalates
         try:
             verdict = self.verifier.verify(block, self.context.catch_up, self._num_to_write())
         except CloudError as error:
-            if not (error.is_outage and self._falls_back):
+            if not (error.is_outage and self.falls_back):
                 raise
             return self._commit_draft(self._block_without(block, error), "edge-fallback", reason, began)
         token_ids = self.context.commit_verdict(block, verdict)
@@ -105,7 +89,7 @@ class SpeculativeLoop:
     def _block_without(self, block: DraftBlock, error: CloudError) -> DraftBlock:
         """The block to commit after the loss of the target: if the target was to write, the draft model writes."""
         if not block.token_ids:
-            self._turns.hand_back()
+            self.turns.hand_back()
             drafted = self._draft()
             block = replace(drafted, cost=block.cost + drafted.cost, read=block.read)
         if not block.token_ids:
@@ -149,25 +133,20 @@ class SpeculativeLoop:
         )
         self._num_rounds += 1
         done = Round(record, block, token_ids, origins, audit)
-        self._turns.observe(done)
+        self.turns.observe(done)
         return done
-
-    @property
-    def started(self) -> float:
-        """Start of the first round by `time.perf_counter`; before that, the time of creation."""
-        return self._started
 
     def cancel(self) -> None:
         """Begin no other round, and end a long prefill or wait. Any thread may call this."""
         self._is_cancelled = True
-        for side in (self._drafter, self.verifier):
+        for side in (self.drafter, self.verifier):
             if side is not None:
                 side.cancel()
 
     def close(self) -> None:
         """Free both sides' sequences; the engines stay open."""
         with ExitStack() as sides:  # each side, even if the other one raises
-            for side in (self.verifier, self._drafter):
+            for side in (self.verifier, self.drafter):
                 if side is not None:
                     sides.callback(side.close)
 

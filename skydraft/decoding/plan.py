@@ -57,7 +57,6 @@ class Plan:
 
     @property
     def verifies(self) -> bool:
-        """Whether the target takes part."""
         return self.gate.kind != "never"
 
     @property

@@ -52,11 +52,6 @@ class GenerateRequest:
     local_only: bool = False
 
     @property
-    def has_audio(self) -> bool:
-        """Whether a message has a recording."""
-        return any(message.audio for message in self.messages)
-
-    @property
     def reuse(self) -> Reuse | None:
         """The KV that may be reused, for models in this process."""
         return Reuse(self.cache_scope, self.execution != "throughput") if self.cache_scope else None
@@ -78,7 +73,8 @@ class GenerateRequest:
                 "--execution throughput is exact except at near ties, and mode lossless is exact.",
                 hint="Give --gate always and no --mode.",
             )
-        if self.has_audio and self.share_audio == "none" and not self.plan.drafts:
+        has_audio = any(message.audio for message in self.messages)
+        if has_audio and self.share_audio == "none" and not self.plan.drafts:
             raise OptionError(
                 "--share-audio none does not apply where the target works alone: no model would hear the recording.",
                 hint="Use --share-audio features.",

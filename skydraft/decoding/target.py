@@ -49,10 +49,6 @@ class Target(Protocol):
         """Whether its tokens do not depend on what else is computed with them."""
 
     @property
-    def is_stock(self) -> bool:
-        """Whether it is a server without skydraft."""
-
-    @property
     def prices(self) -> Prices | None:
         """What its tokens cost, if they are sold."""
 
@@ -77,7 +73,6 @@ class Target(Protocol):
 class LocalTarget:
     """A target in this process."""
 
-    is_stock = False
     prices = None
 
     def __init__(self, engine: Engine, execution: Execution = "exact") -> None:

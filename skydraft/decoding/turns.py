@@ -47,11 +47,9 @@ class GivenTurns:
         self._num_unread = 0
 
     def longest(self) -> int:
-        """The most tokens of the next block; 0 while it is the target's turn."""
         return 0 if self._is_targets else self._k
 
     def to_write(self) -> int:
-        """How many more tokens the target may write after its next verdict, if it corrects the block."""
         return max(self._hand_back.num_tokens - (self._num_written + 1 if self._is_targets else 0), 0)
 
     @property
@@ -67,7 +65,6 @@ class GivenTurns:
         self._end_if_over()
 
     def hand_back(self) -> None:
-        """End the target's turn."""
         self._is_targets = False
 
     def observe(self, done: Round) -> None:

@@ -71,19 +71,6 @@ class Rules:
     top: int = 0
     scores: Scores | None = None
 
-    def accepts(self, row: Rows, prefix: TokenIds, drafted: int, choice: int) -> bool:
-        """Whether a drafted token may stand where the target would choose `choice`."""
-        return choice == drafted or (self.top > 0 and self.chooser.rank(row, prefix, drafted) < self.top)
-
-    def finish(self, token_ids: TokenIds) -> FinishReason | None:
-        """Why a text, its prompt included, ends with its last token, or None."""
-        return self.stopping.finish(token_ids[self.prompt_len :])
-
-    def note(self, row: Rows, prefix: TokenIds, token_id: int) -> None:
-        """Score the token after a prefix."""
-        if self.scores:
-            self.scores.note(len(prefix) - self.prompt_len, row, token_id)
-
 
 class Verification:
     """Judges one block, which follows `seen` and `catch_up`, a few rows at a time.
@@ -116,7 +103,6 @@ class Verification:
 
     @property
     def sequence(self) -> Sequence:
-        """Where its rows come from."""
         assert self._sequence is not None
         return self._sequence
 
@@ -140,16 +126,20 @@ class Verification:
         drafted = int(self._extended[length]) if length < len(self._extended) else None
         if drafted is not None and length - rules.prompt_len < self.block.base:
             self._audit.append(choice == drafted)
-        elif drafted is not None and rules.accepts(row, prefix, drafted, choice):
+            return
+        stands = choice == drafted
+        if drafted is not None and rules.top and not stands:
+            stands = rules.chooser.rank(row, prefix, drafted) < rules.top
+        if stands:
             self._num_accepted += 1
-            rules.note(row, prefix, drafted)
-            self._finish = rules.finish(self._extended[: length + 1])
-            self._done = self._finish is not None
+            text = self._extended[: length + 1]
         else:
             self._token_id = choice
-            rules.note(row, prefix, choice)
-            self._finish = rules.finish(np.append(prefix, np.int32(choice)))
-            self._done = True
+            text = np.append(prefix, np.int32(choice))
+        if rules.scores:
+            rules.scores.note(length - rules.prompt_len, row, int(text[-1]))
+        self._finish = rules.stopping.finish(text[rules.prompt_len :])
+        self._done = self._token_id is not None or self._finish is not None
 
     def verdict(self, cost: Cost) -> Verdict:
         """The verdict, after `next_feed` returned None."""
@@ -160,8 +150,8 @@ class TargetSession:
     """The target's side of one generation: prompt, committed tokens, end, and a sequence of the engine.
 
     It owns its sequence from `adopt` to `release`; `prefill` feeds the prompt in parts. `committed` are generated
-    tokens that are final already; `top` and `scores` are as in `Rules`. Raises PromptError for a prompt that does not
-    fit, and LimitExceeded if `committed` fills the text.
+    tokens that are final already; `top` and `scores` are as in `Rules`. `finish` says why the generation ended, None
+    before its end. Raises PromptError for a prompt that does not fit, and LimitExceeded if `committed` fills the text.
     """
 
     def __init__(
@@ -173,7 +163,7 @@ class TargetSession:
         stopping = Stopping(params, engine.vocab, min(params.max_new_tokens, room))
         self._rules = Rules(prompt_len, Chooser(params, engine.vocab, prompt_len), stopping, top, scores)
         self._tokens = TokenBuffer((*prompt.token_ids, *committed))
-        self._finish: FinishReason | None = None
+        self.finish: FinishReason | None = None
         if self.base >= self._rules.stopping.max_new_tokens:
             raise LimitExceeded(f"A generation of {self.base} tokens has reached its end.")
         self._engine = engine
@@ -181,7 +171,6 @@ class TargetSession:
 
     @property
     def base(self) -> int:
-        """Number of committed generated tokens."""
         return len(self._tokens) - len(self._prompt.token_ids)
 
     @property
@@ -190,13 +179,7 @@ class TargetSession:
         return self._tokens.view
 
     @property
-    def finish(self) -> FinishReason | None:
-        """Why the generation ended, or None."""
-        return self._finish
-
-    @property
     def is_seated(self) -> bool:
-        """Whether it owns a sequence."""
         return self._sequence is not None
 
     @property
@@ -206,7 +189,6 @@ class TargetSession:
 
     @property
     def num_in_cache(self) -> int:
-        """Number of tokens in its KV cache."""
         return self._sequence.length if self._sequence else 0
 
     def adopt(self, sequence: Sequence) -> None:
@@ -214,8 +196,7 @@ class TargetSession:
 
         The first feed compares its KV cache with the committed tokens.
         """
-        if self._sequence is not None:
-            raise EngineError("This session has a sequence already.")
+        assert self._sequence is None
         self._sequence = sequence
 
     def release(self) -> Sequence:
@@ -245,7 +226,7 @@ class TargetSession:
         """Raise BaseMismatch unless the block extends the committed tokens and `catch_up`; LimitExceeded at the end."""
         if block.base != self.base + len(catch_up):
             raise BaseMismatch(block.base - len(catch_up), self.base)
-        if self._finish or block.base >= self._rules.stopping.max_new_tokens:
+        if self.finish or block.base >= self._rules.stopping.max_new_tokens:
             raise LimitExceeded(f"This generation has ended, at {self.base} tokens.")
 
     def commit(self, done: Verification, cost: Cost) -> Verdict:
@@ -256,7 +237,7 @@ class TargetSession:
         self.check(done.block, done.catch_up)
         verdict = done.verdict(cost)
         self._tokens.extend((*done.catch_up, *verdict.commits(done.block)))
-        self._finish = verdict.finish
+        self.finish = verdict.finish
         return verdict
 
     def close(self, *, failed: bool = False) -> None:

@@ -15,8 +15,7 @@ from skydraft.edge.session import Session
 from skydraft.edge.tls import ServerOptions
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import CloudFailure, ProtocolError, VocabularyMismatch
-from skydraft.protocol.codec import short_fingerprint, target_id
-from skydraft.protocol.info import decode_info
+from skydraft.protocol.codec import decode_info, short_fingerprint, target_id
 from skydraft.protocol.values import SERVICE, Opening, ServerInfo, TargetId
 from skydraft.types import Prompt
 

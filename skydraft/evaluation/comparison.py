@@ -19,7 +19,6 @@ from skydraft import __version__, api
 from skydraft.config import DecodingParams, Execution
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.request import GenerateRequest
-from skydraft.decoding.target import target_of
 from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
@@ -183,7 +182,7 @@ class _Stage:
             for mode in self._request.modes:
                 asks = self._request_of(Trial(self._request.workload.prompts[0], mode, 0, None))
                 try:
-                    api.fitting(asks, target_of(self._pair.server))
+                    api.fitting(asks, self._pair.server)
                 except OptionError as error:  # its hint is for generate
                     raise OptionError(f"--modes {mode.name}: {error.args[0]}", hint="Leave this mode out.") from error
 

@@ -16,16 +16,11 @@ _EXAMPLE = (
 
 def is_loopback(host: str) -> bool:
     """Whether connections to this host stay on this machine."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
+    number = _ip(host)
+    return number.is_loopback if number else host == "localhost"
 
 
 def is_url(text: str) -> bool:
-    """Whether this is the address of a server without skydraft."""
     return text.lower().startswith(("http://", "https://"))
 
 
@@ -55,16 +50,15 @@ def parse_addresses(text: str) -> list[str]:
         told = without_password(text)
         raise OptionError(f"'{told}' has nothing between two commas, or at an end.", hint="Write HOST:PORT,HOST:PORT.")
     servers = [parse_address(entry) for entry in entries]
-    places = [(_canonical(host), port) for host, port in servers]
+    places = [(str(_ip(host) or host.lower()), port) for host, port in servers]  # one spelling for each
     for number, (host, port) in enumerate(servers):
         if places[number] in places[:number]:
             raise OptionError(f"{host}:{port} is in the list twice.", hint="Name each server once.")
     return [f"{host}:{port}" for host, port in servers]
 
 
-def _canonical(host: str) -> str:
-    """One spelling for each name or address."""
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        return str(ipaddress.ip_address(host.strip("[]")))
+        return ipaddress.ip_address(host.strip("[]"))
     except ValueError:
-        return host.lower()
+        return None

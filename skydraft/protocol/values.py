@@ -54,7 +54,6 @@ class Opening:
         return len(self.prompt.token_ids) + len(self.committed_ids)
 
     def begins_like(self, other: Opening) -> bool:
-        """Whether both openings belong to one generation, whatever their committed tokens."""
         mine, theirs = ((o.prompt, o.params, o.top, o.cache_scope) for o in (self, other))
         return mine == theirs
 

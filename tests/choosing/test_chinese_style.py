@@ -49,11 +49,7 @@ def test_no_adjacent_repeat(written, expected):
     [
         (["员", "在", "员"], {"在"}),
         (["员", "，", "在", "员"], {"在"}),  # F9: not through punctuation
-        (["员", "，", "在", "。", "员", "，"], {"在"}),
         (["员", "a", "在", "3", "员"], {"在"}),  # nor through what is no content
-        (["员", "在", "你"], set()),
-        (["，", "，"], set()),
-        (["a", "b", "a"], set()),
         ([], set()),
     ],
 )
@@ -66,7 +62,6 @@ def test_content_ngrams_are_seen_through_punctuation(written, expected):
     [
         (["员", "员", "，", "a", "3", "，我", "。"], {"员"}),  # F12: content alone, once
         (["我们", " 在"], {"我们", " 在"}),
-        ([*YUAN], set()),
         ([], set()),
     ],
 )
@@ -84,15 +79,11 @@ WIDE_COMMAS = COMMAS - {","}
     ("written", "expected"),
     [
         ([], COMMAS),
-        (["我", "你", "他"], COMMAS),
         *((written, set()) for written in (["我", "你", "他", "在"], ["我们", "在", "说"])),
         *((["我们", "在", "说", mark], COMMAS) for mark in ("，", "。\n")),
         (["我们", "在", "说", "，我"], COMMAS),  # one character since the comma inside
-        (["我们", "在", "说", "，我", "你", "他"], COMMAS),
         (["我们", "在", "说", "，我", "你", "他", "大"], set()),
         (["我", "”", "你", "他", "在"], COMMAS),  # any punctuation starts the count again
-        (["我", "a", "你", "b", "他", " ", "在"], set()),  # what is no content is not counted, and breaks nothing
-        (["我", "你", "他", *YUAN], set()),
         (["我", "你", *YUAN[:1]], COMMAS),
         (["我", "你", "他", *YUAN[:1]], set()),  # the fourth has begun
         *((written, WIDE_COMMAS) for written in (["我", "3"], ["3"], ["a"])),  # 3,000
@@ -113,7 +104,6 @@ STOPS = {"。", "！", "？", "。\n", "？”", ".", ".g"}
         ([], STOPS),
         (["我们", "在", "说", "高", "兴", "大"], STOPS),
         (["我们", "在", "说", "高", "兴", "大", "的"], set()),
-        (["我们", "在", "说", "高", "兴", "大", "的", "，"], STOPS),
         (["我", "3"], STOPS - {".", ".g"}),  # 3.5
         (["e"], STOPS - {".", ".g"}),  # e.g
     ],
@@ -122,15 +112,6 @@ def test_full_stops_are_shifted_before_eight_characters(written, expected):
     changed = shifts(written, full_stop_gap=8, full_stop_shift=-8.0)
     assert {piece.decode() for piece in changed} == expected
     assert set(changed.values()) <= {-8.0}
-
-
-def test_characters_inside_a_candidate_count_up_to_its_first_mark():
-    vocab = Vocab([text.encode() for text in ("我", "你们，", "在他，", "，你们", "你，我，")], list)
-    chooser = Chooser(DecodingParams(comma_gap=4), vocab, 1)
-    row = np.ones(5, np.float32)
-    for num_written, expected in ((1, [2, 2, 2, 2]), (2, [0, 0, 2, 2]), (3, [0, 0, 2, 0]), (4, [0, 0, 0, 0])):
-        edited = chooser.constrain(row, toys.array([1] + [0] * num_written))
-        assert [2 * bool(value == -np.inf) for value in edited[1:]] == expected
 
 
 @pytest.mark.parametrize(

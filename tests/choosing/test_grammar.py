@@ -172,11 +172,3 @@ def test_without_llguidance_the_error_says_what_to_install(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(MissingDependency, match=r"skydraft\[grammar\]"):
         Chooser(DecodingParams(grammar=GRAMMARS[0]), toys.vocab(), 0)
-
-
-def test_a_grammar_is_compiled_once_for_a_vocabulary() -> None:
-    vocab = toys.vocab()
-    first = compile_grammar(GRAMMARS[0], vocab)
-    for number in range(5):
-        compile_grammar(f"regex:a{{{number + 1}}}", vocab)
-    assert compile_grammar(GRAMMARS[0], vocab) is first

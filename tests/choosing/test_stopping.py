@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skydraft import generate, make_plan
-from skydraft.choosing.stopping import Said, Stopping, ends_sentence
+from skydraft.choosing.stopping import Said, Stopping
 from skydraft.config import DecodingParams
-from skydraft.engines.toy import ToyEngine, character_vocab
+from skydraft.engines.toy import ToyEngine
 
 from .. import toys
 from ..toys import EOS, TOOL, VOCAB, ids, law
@@ -99,14 +99,11 @@ def test_what_the_prompt_holds_ends_nothing(mode, prompt, text, options):
         (["a", "ab"], ("aab",), 2),  # across tokens
         (["a", "3", "ab", "b"], ("3a",), 3),  # ends inside a token
         (["我们"], ("们",), 1),
-        (["我们"], ("我",), 1),
         ([b"\xe5", b"\x91", b"\x98"], ("员",), 3),  # a character in bytes
-        ([b"\xe5", b"\x91"], ("员",), None),
         (["a", "3", "b"], ("ab", "zzzzzzz"), None),
+        (["a", b"<tool_call>", b"<tool_call>", b"<tool_call>", "b"], ("ab",), 5),  # across special tokens
         (["a", "b"], ("ba", "b"), 2),
-        (["。\n"], ("\n",), 1),
         (["3", ".", "5"], ("3.5",), 3),
-        (["，我", "我们"], ("我我们",), 2),
     ],
 )
 def test_stop_strings(pieces, stop, expected):
@@ -114,20 +111,14 @@ def test_stop_strings(pieces, stop, expected):
     assert ended == (expected and (expected, "stop_string"))
 
 
-def test_a_stop_string_is_found_across_special_tokens():
-    assert ending([*ids("a"), TOOL, TOOL, TOOL, *ids("b")], stop=("ab",)) == (5, "stop_string")
-
-
 @pytest.mark.parametrize(
     ("pieces", "options", "expected"),
     [
         ([*ids("我"), EOS], {}, (2, "eos")),
         ([EOS], {"min_new_tokens": 5}, (1, "eos")),  # the ban is the chooser's; an end token that came is an end
-        ([*ids("我"), TOOL, *ids("我")], {}, None),
         ([*ids("我"), TOOL, *ids("我")], {"stop_token_ids": (TOOL,)}, (2, "eos")),
         (ids("我", "你"), {"stop_token_ids": tuple(sorted(ids("你", "他"))), "stop": ("你",)}, (2, "eos")),
         (ids("我", "我", "我"), {"max_new_tokens": 3}, (3, "length")),
-        ([*ids("我", "我"), EOS], {"max_new_tokens": 3}, (3, "eos")),
         (ids("我", "我", "。"), {"max_new_tokens": 3, "sentences": 1}, (3, "sentences")),
         (ids("a", "b"), {"max_new_tokens": 2, "stop": ("ab",)}, (2, "stop_string")),
         (ids("我", "。"), {"sentences": 1, "stop": ("。",)}, (2, "stop_string")),
@@ -146,13 +137,3 @@ def test_a_stop_string_ends_with_the_token_that_completes_it(pieces, stop):
     texts = [VOCAB.text_bytes(pieces[: length + 1]) for length in range(len(pieces))]
     first = next((n for n, text in enumerate(texts, 1) if any(one.encode() in text for one in stop)), None)
     assert ending(pieces, stop=tuple(stop)) == (first and (first, "stop_string"))
-
-
-@pytest.mark.parametrize("text", ["“好。”", "3.14。", "真的？！", "e.g. a.", "慢慢。"])
-def test_a_sentence_spelled_in_any_tokens_ends_at_the_same_character(text):
-    """Character by character: the end comes where the text ends a sentence, never later."""
-    vocab = character_vocab(text)
-    stopping = Stopping(DecodingParams(sentences=1), vocab, 999)
-    token_ids = vocab.encode(text)
-    ends = [n for n in range(1, len(token_ids) + 1) if stopping.finish(toys.array(token_ids[:n])) == "sentences"]
-    assert ends and ends[0] == next(n for n in range(1, len(text) + 1) if ends_sentence(text[:n]))

@@ -65,16 +65,6 @@ def speeds(alpha, draft_ms, forward_ms, max_rows, wire_ms=0.0, *, streams=False,
     ]
 
 
-def assert_best(chosen, found, *, may_stream=True, rel=1e-9):
-    """That no k is faster; none at all needs less than the gain that drafting must promise."""
-    best = max(found[1:])
-    if chosen == 0:
-        assert may_stream and best <= found[0] * GAIN * (1 + rel)
-    else:
-        assert found[chosen] >= best * (1 - rel)
-        assert not may_stream or found[chosen] >= found[0] * GAIN * (1 - rel)
-
-
 profiles = st.lists(st.floats(0.1, 100), min_size=1, max_size=8).map(lambda times: tuple(sorted(times)))
 links = st.tuples(st.sampled_from([0.0, 0.0, 5.0, 300.0]), st.booleans())
 
@@ -89,28 +79,13 @@ def test_where_tokens_are_alike_it_is_the_best_fixed_k(draft_ms, forward_ms, max
     policy = policy_of(costs, alpha, may_stream=may_stream, max_k=max_k)
     most = min(max_k, MAX_AUTO_K)
     found = speeds(alpha, draft_ms, forward_ms, max_rows, wire_ms, streams=streams, max_k=most)
-    chosen = length(policy)
-    if chosen and may_stream and max(found[1:]) < GAIN * found[0] * (1 + 1e-9):
+    chosen, best = length(policy), max(found[1:])
+    if chosen == 0:
+        assert may_stream and best <= found[0] * GAIN * (1 + 1e-9)
+    elif may_stream and best < GAIN * found[0] * (1 + 1e-9):
         return  # on the edge between both
-    if may_stream and chosen and found[chosen] < max(found[1:]) * (1 - 1e-9):
-        assert found[0] > max(found[1:])  # a price that no block is worth: the shortest is the cheapest try
-        return
-    assert_best(chosen, found, may_stream=may_stream)
-
-
-@law(50)
-@given(profiles, st.integers(1, 9), st.floats(0.01, 1), st.floats(1, 10))
-def test_a_drafter_as_slow_as_the_target_never_drafts(forward_ms, max_rows, alpha, slower):
-    """k drafts cost k target steps and more, and give at most k + 1 tokens for k + 1 steps."""
-    assert length(policy_of(CostModel(forward_ms[0] * slower, forward_ms, max_rows), alpha)) == 0
-
-
-def test_what_never_agrees_is_never_drafted_and_free_drafts_of_a_twin_always():
-    flat, steep = (10.0,) * 8, tuple(10.0 * n for n in range(1, 9))
-    assert length(policy_of(CostModel(0.1, flat, 8), 1e-9)) == 0
-    assert length(policy_of(CostModel(0.001, flat, 9), 1.0)) >= 7
-    assert length(policy_of(CostModel(1.0, steep, 8), 0.9)) == 0
-    assert length(policy_of(CostModel(1e6, flat, 8), 1e-9, may_stream=False)) == 1
+    else:
+        assert found[chosen] >= best * (1 - 1e-9)
 
 
 def test_a_profile_of_no_time_at_all_is_no_error():
@@ -127,7 +102,7 @@ def test_a_block_ends_after_an_unsure_token_and_goes_on_while_all_are_sure():
     assert policy.is_enough([sure, unsure]) and not policy.is_enough([sure] * 4)
 
 
-@law(50)
+@law(25)
 @given(
     st.floats(0.2, 20), st.floats(0.2, 20), profiles, st.integers(1, 9), st.floats(0.3, 4), st.integers(1, 8),
     st.data(), st.tuples(st.floats(0, 300), st.booleans(), st.floats(0, 300)),
@@ -141,7 +116,7 @@ def test_costs_follow_what_rounds_took(believed_ms, draft_ms, forward_ms, max_ro
     # One pass of as many rows as it takes, so that what a round took says what rows take.
     num_rows = min(k + 1, len(forward_ms))
     target = Cost(1, num_rows, forward_ms=slowed[num_rows - 1])
-    for _ in range(200):
+    for _ in range(120):
         rtt_ms = target.forward_ms + wire_ms
         policy.observe(done(k, num_accepted, draft_ms=k * draft_ms, target=target, rtt_ms=rtt_ms))
     costs = policy.costs
@@ -151,33 +126,21 @@ def test_costs_follow_what_rounds_took(believed_ms, draft_ms, forward_ms, max_ro
 
 
 UNTOLD = {
-    "prefill of both": {"number": 0, "slower": 3.0, "forward_ms": 900.0, "num_accepted": 0},
-    "skipped": {"outcome": "skipped", "slower": 2.0, "forward_ms": 0.0, "num_accepted": 0},
-    "fallback": {"outcome": "fallback", "slower": 2.0, "forward_ms": 0.0, "wire_ms": 900.0, "num_accepted": 0},
+    "prefill of both": {"number": 0, "draft_ms": 24.0, "target": Cost(1, 4, forward_ms=900.0), "rtt_ms": 905.0},
+    "skipped": {"outcome": "skipped", "draft_ms": 16.0},
+    "fallback": {"outcome": "fallback", "draft_ms": 16.0, "rtt_ms": 900.0},
+    "opened again": {"draft_ms": 8.0, "target": Cost(1, 4, forward_ms=1991.5, prefill_ms=1980.0)},
 }
 
 
-def told(step_ms, *, num_accepted=3, slower=1.0, forward_ms=11.5, wire_ms=5.0, prefill_ms=0.0, **more):
-    target = Cost(1, 4, forward_ms=forward_ms, prefill_ms=prefill_ms)
-    rtt_ms = forward_ms + wire_ms
-    return done(4, num_accepted, draft_ms=4 * step_ms * slower, target=target, rtt_ms=rtt_ms, **more)
-
-
-@pytest.mark.parametrize("untold", UNTOLD)
-def test_prefill_skips_and_fallbacks_teach_nothing(untold):
+@pytest.mark.parametrize("untold", UNTOLD.values(), ids=UNTOLD)
+def test_prefill_skips_and_fallbacks_teach_no_costs(untold):
     policy = policy_of(CostModel(2.0, (10.0, 10.5, 11.0, 11.5), 4, wire_ms=5.0))
     before = policy.costs
-    for _ in range(20):
-        policy.observe(told(2.0, **UNTOLD[untold]))
+    policy.observe(done(4, 0, **untold))
     assert policy.costs == before
-    policy.observe(told(3.0, num_accepted=0))
+    policy.observe(done(4, 0, draft_ms=12.0, target=Cost(1, 4, forward_ms=11.5), rtt_ms=16.5))
     assert policy.costs != before
-
-
-def test_the_prefill_of_a_session_opened_again_is_no_step_of_the_target():
-    policy = policy_of(CostModel(2.0, (10.0, 10.5, 11.0, 11.5), 4, wire_ms=5.0))
-    policy.observe(told(2.0, forward_ms=1991.5, prefill_ms=1980.0))
-    assert policy.costs.slowdown == pytest.approx(1.0)
 
 
 def text_of(seed, size, chances):
@@ -189,11 +152,11 @@ def text_of(seed, size, chances):
 
 
 @pytest.mark.parametrize("target_ms", [15.0, 45.0, 150.0])
-@pytest.mark.parametrize("rtt_ms", [0.0, 20.0, 60.0, 150.0])
+@pytest.mark.parametrize("rtt_ms", [0.0, 60.0, 150.0])
 def test_it_is_never_much_slower_than_streaming_or_any_fixed_k(target_ms, rtt_ms):
     """Replayed over texts whose tokens are sure or not, as real ones are."""
     times = Times(12.0, target_ms, lambda base: rtt_ms)
-    texts = [text_of(seed, 400, [0.98, 0.95, 0.5, 0.3]) for seed in range(8)]
+    texts = [text_of(seed, 400, [0.98, 0.95, 0.5, 0.3]) for seed in range(4)]
     best = max(over(texts, times, lambda k=k: fixed(k)).tokens_per_s for k in range(13))
     assert over(texts, times, lambda: AutoK(times.costs)).tokens_per_s >= 0.95 * best
     never = over(texts, times, lambda: AutoK(times.costs, may_stream=False))
@@ -208,21 +171,13 @@ def test_it_goes_back_to_drafting_when_the_link_is_fast_again():
         return 120.0 if 600 <= base < 1200 else 10.0
 
     times = Times(12.0, 45.0, rtt_ms)
-    texts = [text_of(seed, 3000, [0.98, 0.95, 0.5]) for seed in range(4)]
+    texts = [text_of(seed, 3000, [0.98, 0.95, 0.5]) for seed in range(2)]
     fast = Times(12.0, 45.0, lambda base: 10.0)
     whole = over(texts, times, lambda: AutoK(times.costs))
     plain, ideal = over(texts, times, lambda: fixed(0)), over(texts, fast, lambda: AutoK(times.costs))
     assert ideal.tokens_per_s > 1.2 * plain.tokens_per_s
     # Four of five parts as fast as there, one as fast as the target alone.
     assert whole.spent_ms <= 1.08 * (0.8 * ideal.spent_ms + 0.2 * plain.spent_ms)
-
-
-def test_trying_costs_a_small_share_where_drafting_never_pays():
-    times = Times(12.0, 45.0, lambda base: 150.0)
-    texts = [text_of(seed, 4000, [0.98, 0.8]) for seed in range(2)]
-    plain = over(texts, times, lambda: fixed(0))
-    found = over(texts, times, lambda: AutoK(times.costs))
-    assert found.num_draft > 0 and found.tokens_per_s >= 0.96 * plain.tokens_per_s
 
 
 @law(25)
@@ -240,25 +195,12 @@ def test_what_it_loses_is_bounded(chances, seed, draft_ms, rtt_ms, size):
     assert found_ms <= 1.04 * plain_ms + 4 * 45.0 + last_try_ms
 
 
-@pytest.mark.parametrize(("prompt_ms", "reads"), [(0.0, True), (170.0, True), (200.0, False), (9000.0, False)])
-def test_a_prompt_that_takes_long_to_read_is_not_read_for_a_stream(prompt_ms, reads):
-    """Four tokens of the target are what it may lose: a stream that waits for the draft model is no stream."""
-    costs = CostModel(20.0, (45.0,) * 16, 16, wire_ms=80.0, streams=True)
-    policy = AutoK(costs, prompt_ms=prompt_ms)
-    assert policy.longest() == 0 and policy.reads == reads
-    for number in range(1, 60):
-        if policy.reads:
-            policy.read([])
-        policy.observe(done(0, 0, number=number, wall_ms=45.0, outcome="written"))
-        assert policy.reads == reads or number > 10
-
-
-@pytest.mark.parametrize("prompt_ms", [0.0, 170.0, 200.0, 500.0, 2000.0])
+@pytest.mark.parametrize("prompt_ms", [0.0, 200.0, 2000.0])
 def test_a_stream_never_waits_long_for_what_was_not_read(prompt_ms):
     """The prompt is read once that may be lost; the tokens after it are read in the shadow of the target, in parts."""
     costs = CostModel(20.0, (30.0,) * 16, 16, wire_ms=80.0, streams=True)
     policy, num_unread = AutoK(costs, prompt_ms=prompt_ms), 0
-    for number in range(1, 4000):
+    for number in range(1, 2500):
         if policy.reads:
             assert prompt_ms <= (4 + 0.03 * number) * 30.0 + 20.0
             policy.read([False] * num_unread)
@@ -317,14 +259,6 @@ def test_nothing_is_read_or_drafted_where_no_block_can_pay():
     for number in range(1, 2000):
         assert policy.longest() == 0 and not policy.reads
         policy.observe(done(0, 0, number=number, wall_ms=45.0, outcome="written"))
-
-
-def test_two_models_on_one_processor_leave_the_target_alone():
-    """Reading takes time there, and three rows take as long as two tokens."""
-    policy = policy_of(CostModel(18.0, (75.0, 130.0, 160.0), 3))
-    for number in range(1, 2000):
-        assert policy.longest() == 0
-        policy.observe(done(0, 0, number=number, wall_ms=75.0, outcome="written"))
 
 
 def test_a_longer_run_is_believed_more_and_all_are_learned():

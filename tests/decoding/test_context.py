@@ -45,17 +45,6 @@ def test_a_context_is_its_prompt_and_what_was_committed(prompt, steps):
         assert context.finish is None
 
 
-@pytest.mark.parametrize("prompt", [(1,), (1, 2, 3), tuple(range(500))])
-def test_right_after_the_prompt_the_base_is_0_whatever_the_prompt(prompt):
-    context = Context(Prompt(prompt))
-    assert (context.base, context.num_seen, context.catch_up, context.generated.tolist()) == (0, 0, (), [])
-    with pytest.raises(BaseMismatch) as raised:
-        context.commit_skip(DraftBlock(len(prompt), (9,)), None)
-    assert (raised.value.base, raised.value.length) == (len(prompt), 0)
-    assert context.commit_verdict(DraftBlock(0, ()), Verdict(0, 0, 9)) == (9,)
-    assert (context.base, context.num_seen) == (1, 1)
-
-
 @pytest.mark.parametrize("view", ["token_ids", "generated"])
 def test_the_tokens_cannot_be_written_from_outside(view):
     context = Context(Prompt((1, 2, 3)))

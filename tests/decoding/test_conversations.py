@@ -14,7 +14,7 @@ from skydraft import DecodingParams, Generation, make_plan
 from skydraft.access.limits import Limits
 from skydraft.cloud.server import ServeOptions
 from skydraft.engines.vocab import Vocab
-from skydraft.errors import OptionError, PromptError
+from skydraft.errors import PromptError
 from skydraft.prompts.messages import Message, conversation
 from tests import toys
 from tests.partial import PART, Partial
@@ -151,8 +151,3 @@ def test_one_owners_prompt_is_never_taken_up_by_another(tmp_path: Any) -> None:
 def test_what_is_no_conversation_is_refused(wrong: Any) -> None:
     with pytest.raises(PromptError):
         conversation(wrong)
-
-
-def test_a_prompt_and_messages_exclude_each_other() -> None:
-    with pytest.raises(OptionError, match="not both"):
-        skydraft.generate("我", messages=[{"role": "user", "content": "我"}])

@@ -51,16 +51,6 @@ def test_expected_tokens(alpha, k):
     assert expected_tokens(alpha, k) == pytest.approx(sum(alpha**n for n in range(k + 1)), rel=1e-6)
 
 
-@pytest.mark.parametrize(("alpha", "k"), [(0.3, 4), (0.8, 5), (0.95, 8)])
-def test_acceptance_as_simulated(alpha, k):
-    right = np.random.default_rng(1).random((20_000, k)) < alpha
-    accepted = np.cumprod(right, axis=1).sum(axis=1).tolist()  # per round, each draft right by chance alpha
-    assert measured_alpha((num, k) for num in accepted) == pytest.approx(alpha, abs=0.01)
-    shares = [sum(num >= at for num in accepted) / len(accepted) for at in range(1, k + 1)]
-    assert shares == pytest.approx([alpha**at for at in range(1, k + 1)], abs=0.015)
-    assert sum(accepted) / len(accepted) + 1 == pytest.approx(expected_tokens(alpha, k), rel=0.02)
-
-
 def test_acceptance_as_simulated_with_blocks_of_any_length():
     rng = np.random.default_rng(2)
     drafted = rng.integers(0, 9, 20_000).tolist()
@@ -90,19 +80,3 @@ def test_blocks_beat_streaming_below_the_break_even_round_trip_and_never_above(a
     even = costs.break_even_ms(alpha, k)
     if abs(wire_ms - even) > 1e-6 * (1 + abs(even)):
         assert (costs.tokens_per_s(alpha, k) > costs.tokens_per_s(alpha, 0)) == (wire_ms < even)
-
-
-@law(50)
-@given(st.floats(0.05, 0.99), st.integers(1, 9), st.integers(1, 9), st.lists(times, min_size=9, max_size=9))
-def test_passes_are_paid_as_often_as_they_are_reached(alpha, max_rows, num_rows, forward):
-    expected, fed = 0.0, 0
-    while fed < num_rows:
-        rows = min(max_rows, num_rows - fed)
-        expected += alpha**fed * forward[rows - 1]  # all drafts before it were right
-        fed += rows
-    assert CostModel(1.0, tuple(forward), max_rows).verify_ms(alpha, num_rows - 1) == pytest.approx(expected)
-
-
-def test_forwards_longer_than_were_probed_are_proportional():
-    costs = CostModel(1.0, (10.0, 12.0), 64)
-    assert [costs.verify_ms(0.5, k) for k in range(6)] == pytest.approx((10, 12, 18, 24, 30, 36))

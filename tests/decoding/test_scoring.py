@@ -19,6 +19,7 @@ from skydraft.errors import OptionError
 from skydraft.prompts.messages import asked
 from skydraft.types import Prompt
 
+from .. import reference
 from ..serving import serving
 from ..toys import law
 
@@ -27,10 +28,7 @@ MODES = ["edge", "cloud", "lossless", "fluency", "quality"]
 
 def row_after(engine: Engine, prefix: tuple[int, ...]) -> np.ndarray:
     """Log-probabilities [vocab] of the token after `prefix`, computed without the module under test."""
-    with engine.floor:
-        sequence = engine.open(prefix)
-        row = sequence.extend(prefix[-1:])[0].astype(np.float64)
-        sequence.close()
+    row = reference.row_after(engine, prefix).astype(np.float64)
     return row - np.logaddexp.reduce(row)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skydraft.decoding.prices import Prices
-from skydraft.decoding.stats import percentile, stats_of, token_gaps
+from skydraft.decoding.stats import percentile, stats_of
 from skydraft.types import Cost, LinkCost, StepRecord
 
 from ..toys import law
@@ -107,18 +106,6 @@ def test_percentiles_are_those_of_numpy(values, percent):
     assert (found is None) == (not values)
     if values:
         assert found == pytest.approx(float(np.percentile(values, percent)), abs=2e-3)
-
-
-@law(30)
-@given(st.lists(st.tuples(st.integers(1, 9), st.floats(0.1, 100)), min_size=1, max_size=12))
-def test_gaps_are_shared_evenly_by_the_tokens_of_a_round(rounds):
-    ended_ms, records = 0.0, []
-    for number, (committed, took_ms) in enumerate(rounds):
-        ended_ms += took_ms
-        records.append(record(number, 0, committed, 0, committed, "skipped", ended_ms))
-    gaps = token_gaps(records)
-    assert len(gaps) == sum(committed for committed, _ in rounds[1:])
-    assert math.fsum(gaps) == pytest.approx(records[-1].ended_ms - records[0].ended_ms)
 
 
 def test_a_price_is_that_of_the_tokens():

@@ -10,26 +10,11 @@ from hypothesis import strategies as st
 from skydraft import DecodingParams
 from skydraft.decoding.verification import TargetSession
 from skydraft.errors import BaseMismatch, EngineError, LimitExceeded, PromptError
-from skydraft.types import Cost, DraftBlock, Prompt, Signals, Verdict
+from skydraft.types import Cost, DraftBlock, Prompt
 
 from .. import toys
 from ..toys import ASKED, PROMPT_IDS, law
 from .judging import any_token, choices, endless, expected_verdict, judged, seated
-
-
-def test_a_session_owns_one_sequence_from_adopt_to_release():
-    target, params = toys.toy(3), DecodingParams()
-    session = seated(target, params)
-    own = session.release()
-    assert not session.is_seated and not own.is_closed
-    session.adopt(own)
-    with pytest.raises(EngineError, match="has a sequence already"):
-        session.adopt(target.begin(PROMPT_IDS))
-    assert session.is_seated and session.release() is own  # the first stays
-    session.adopt(own)
-    session.close()
-    session.close()
-    assert own.is_closed and not session.is_seated
 
 
 def test_a_session_without_a_sequence_refuses_to_work_and_stays_as_it_was():
@@ -100,17 +85,6 @@ def test_a_verification_that_was_overtaken_commits_nothing():
     with pytest.raises(BaseMismatch):
         session.commit(late, Cost())
     assert session.token_ids.tolist() == before == [*PROMPT_IDS, verdict.token_id]
-
-
-def test_verdicts_and_blocks_are_valid_by_construction():
-    for wrong in ((-1, 0, 5, None), (3, -1, 5, None), (3, 0, None, "eos"), (3, 2, None, None)):
-        with pytest.raises(ValueError):
-            Verdict(*wrong)
-    with pytest.raises(ValueError):
-        DraftBlock(-1, (1,))
-    with pytest.raises(ValueError):
-        DraftBlock(0, (1, 2), signals=(Signals(0.0, 1.0, 1.0),))
-    assert DraftBlock(0, ()).base == Verdict(0, 0, 5).base == 0
 
 
 def test_a_row_that_is_no_number_ends_those_that_need_it_and_no_others():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,16 +18,16 @@ from skydraft.types import DraftBlock, Prompt, Verdict
 
 from .. import reference, toys
 from ..toys import ASKED, PROMPT, PROMPT_IDS, VOCAB, FlakyEngine, law
-from .judging import any_token, choices, endless, expected_verdict, judged, seated
+from .judging import any_token, choices, endless, expected_verdict
 
 
-def audit(target, params, generated, num_audited):
+def audit(target, params, generated, num_audited, prompt=PROMPT_IDS):
     """Whether the target would have written each of the last tokens."""
-    flags = []
-    for at in range(len(generated) - num_audited, len(generated)):
-        prefix, token_id = [*PROMPT_IDS, *generated[:at]], generated[at]
-        flags.append(reference.next_token(target, prefix, len(PROMPT_IDS), params) == token_id)
-    return tuple(flags)
+    places = range(len(generated) - num_audited, len(generated))
+    return tuple(choices(target, params, generated[:at], 1, prompt) == [generated[at]] for at in places)
+
+
+other_prompts = st.lists(any_token, min_size=1, max_size=12).map(lambda token_ids: Prompt(tuple(token_ids)))
 
 
 @st.composite
@@ -46,31 +45,19 @@ def requests(draw):
 
 
 @law(62)
-@given(requests(), st.integers(1, 9))
-def test_a_verdict_is_the_definition_for_any_block_and_any_split_into_passes(request_, max_rows):
+@given(requests(), st.integers(1, 9), st.just(ASKED) | other_prompts)
+def test_a_verdict_is_the_definition_for_any_block_prompt_and_split_into_passes(request_, max_rows, prompt):
     target, params, catch_up, block = request_
-    verdict = toys.verifier_of(target, params, max_rows=max_rows).verify(DraftBlock(len(catch_up), block), catch_up)
-    expected = expected_verdict(target, params, catch_up, block)
-    assert verdict == dataclasses.replace(expected, audit=audit(target, params, catch_up, len(catch_up)))
+    verifier = toys.verifier_of(target, params, max_rows=max_rows, prompt=prompt)
+    verdict = verifier.verify(DraftBlock(len(catch_up), block), catch_up)
+    expected = expected_verdict(target, params, catch_up, block, prompt.token_ids)
+    flags = audit(target, params, catch_up, len(catch_up), prompt.token_ids)
+    assert verdict == dataclasses.replace(expected, audit=flags)
     assert verdict.num_tokens == expected.num_accepted + (expected.token_id is not None)
     # Rows: the catch-up and one per judged position, in passes of max_rows; no pass after the last judged row.
     needed = len(catch_up) + verdict.num_tokens
     assert verdict.cost.num_passes == -(-needed // max_rows)
     assert needed <= verdict.cost.num_rows <= min(needed + max_rows - 1, len(catch_up) + len(block) + 1)
-
-
-def test_a_stop_inside_an_accepted_block_counts_only_what_comes_before_it():
-    params = DecodingParams(stop=("ab",), max_new_tokens=50)
-    last = np.full((VOCAB.size, VOCAB.size), -9, np.float32)
-    for before, after in (("3", "a"), ("a", "b"), ("b", "e"), ("e", "S")):
-        last[toys.ids(before), toys.ids(after)] = 9
-    target = toys.ToyEngine(VOCAB, last)
-    block = tuple(toys.ids("a", "b", "e", "S"))
-    verdict = toys.verifier_of(target, params).verify(DraftBlock(0, block), ())
-    assert verdict == Verdict(0, 2, None, "stop_string")
-    context = Context(ASKED)
-    assert context.commit_verdict(DraftBlock(0, block), verdict) == block[:2]
-    assert (context.base, context.finish, context.num_seen) == (2, "stop_string", 2)
 
 
 @law(30)
@@ -79,8 +66,7 @@ def test_a_wrong_base_raises_and_changes_nothing(first, shift, second):
     target, params, catch_up, block = first
     verifier, untouched = (toys.verifier_of(target, params) for _ in range(2))
     base = len(catch_up)
-    wrong_bases = {base + shift, base + 100, base + len(PROMPT_IDS)}
-    for wrong in wrong_bases - {number for number in wrong_bases if number < 0}:
+    for wrong in {max(base + shift, 0), base + 100, base + len(PROMPT_IDS)} - {base}:
         with pytest.raises(BaseMismatch) as raised:
             verifier.verify(DraftBlock(wrong, block), catch_up)
         assert raised.value.length == 0  # what is committed on that side, without the catch-up
@@ -141,23 +127,6 @@ def test_a_generation_survives_forwards_that_fail_on_both_sides(seed, drafter, p
     assert (tuple(context.generated.tolist()), context.finish) == expected
 
 
-@law(50)
-@given(toys.pairs(), endless(), st.lists(st.integers(1, 5), min_size=1, max_size=4))
-def test_a_verifier_that_catches_up_judges_like_one_that_saw_all(pair, params, skips):
-    edge, cloud = pair
-    generated, late = [], toys.verifier_of(cloud, params)
-    for num_tokens in skips:  # several catch-ups, each after a verdict of its own
-        catch_up = tuple(choices(edge, params, generated, num_tokens))
-        generated += catch_up
-        block = DraftBlock(len(generated), tuple(choices(edge, params, generated, 3)))
-        verdict = late.verify(block, catch_up)
-        saw_all = judged(seated(cloud, params, committed=generated), block)
-        assert dataclasses.replace(verdict, audit=()) == saw_all
-        generated += verdict.commits(block)
-        if verdict.finish:
-            break
-
-
 class Rhythm(Gate):
     """Skips so many rounds and then asks the target, over and over."""
 
@@ -192,9 +161,6 @@ def test_rounds_carry_one_audit_flag_per_catch_up_token_and_it_is_true(pair, par
         assert context.catch_up == tuple(generated[num_seen:])
 
 
-other_prompts = st.lists(any_token, min_size=1, max_size=12).map(lambda token_ids: Prompt(tuple(token_ids)))
-
-
 @law(40)
 @given(toys.pairs(), toys.params(), other_prompts, st.integers(0, 3), st.integers(1, 6))
 def test_a_target_that_reads_another_prompt_judges_by_its_own_at_the_same_bases(pair, params, other, num_skips, k):
@@ -209,16 +175,6 @@ def test_a_target_that_reads_another_prompt_judges_by_its_own_at_the_same_bases(
     if num_skips == 0:
         expected = reference.plain(cloud, other.token_ids, params)
         assert (tuple(context.generated.tolist()), context.finish) == expected
-
-
-@law(30)
-@given(requests(), other_prompts, st.integers(1, 9))
-def test_the_verdict_of_a_target_with_a_prompt_of_its_own_is_the_definition(request_, other, max_rows):
-    target, params, catch_up, block = request_
-    verifier = toys.verifier_of(target, params, max_rows=max_rows, prompt=other)
-    verdict = verifier.verify(DraftBlock(len(catch_up), block), catch_up)
-    expected = expected_verdict(target, params, catch_up, block, other.token_ids)
-    assert dataclasses.replace(verdict, audit=()) == expected
 
 
 @law(30)
@@ -239,27 +195,6 @@ def test_an_interrupted_generation_keeps_a_prefix_of_the_full_one(pair, params, 
     assert broken.finish_reason == (full.finish_reason if is_whole else "interrupted")
 
 
-def test_an_interrupt_that_comes_during_a_forward_is_not_lost():
-    generation = None
-
-    class Interrupting(toys.ToyEngine):
-        num_forwards = 0
-
-        def forward(self, feeds, *, want_logits):
-            self.num_forwards += 1
-            if self.num_forwards == 6:
-                generation.interrupt()
-            return super().forward(feeds, want_logits=want_logits)
-
-    cloud = toys.toy(3, kind=Interrupting)
-    params = DecodingParams(max_new_tokens=50, min_new_tokens=50)
-    generation = generate(PROMPT, cloud=cloud, plan=make_plan("cloud"), params=params, raw=True)
-    generation.run()
-    assert generation.finish_reason == "interrupted"
-    assert len(generation.token_ids) == 5
-    assert generation.text == VOCAB.decode(generation.token_ids)
-
-
 @law(30)
 @given(st.data(), toys.seeds, endless())
 def test_the_drafter_goes_on_from_whatever_was_committed_of_its_draft_and_instead_of_it(data, seed, params):
@@ -273,26 +208,6 @@ def test_the_drafter_goes_on_from_whatever_was_committed_of_its_draft_and_instea
         kept = drafted.token_ids[: data.draw(st.integers(0, len(drafted.token_ids)))]
         others = tuple(data.draw(st.lists(any_token, max_size=5)))
         context.commit_skip(DraftBlock(context.base, (*kept, *others)), None)
-
-
-def test_the_drafter_says_why_its_last_token_ends_the_text():
-    params, edge = DecodingParams(max_new_tokens=9), toys.toy(6)
-    context = Context(ASKED)
-    drafter = Drafter(edge, ASKED, params, 4)  # of a context that ends after 4 tokens
-    whole = drafter.draft(context, 3)
-    assert (whole.finish, whole.ended_by) == (None, "k")
-    context.commit_skip(whole, whole.finish)
-    last = drafter.draft(context, 3)
-    assert (len(last.token_ids), last.finish, last.ended_by) == (1, "length", "stop")
-
-
-def test_a_loop_without_verifier_takes_no_gate_that_needs_one():
-    always = Gate(GateSpec("always"))
-    loop = SpeculativeLoop(
-        Context(ASKED), toys.drafter_of(toys.toy(1), DecodingParams()), always, None, toys.blocks_of(1), VOCAB
-    )
-    with pytest.raises(ValueError, match="verifier"):
-        next(loop.rounds())
 
 
 def test_a_long_text_that_others_wrote_is_read_in_parts_between_which_others_draft(monkeypatch):
@@ -317,3 +232,8 @@ def test_a_long_text_that_others_wrote_is_read_in_parts_between_which_others_dra
     assert max(held) <= engine.invariant_rows + 16 + 4 and len(held) >= 4
     fresh = Drafter(toys.toy(1), ASKED, params, 500)
     assert fresh.draft(context, 4).token_ids == block.token_ids
+    held.clear()
+    late = Drafter(engine, ASKED, params, 500)
+    while not late.read(context).read:
+        pass
+    assert max(held) <= max(engine.invariant_rows, 2) and sum(held) >= 300

@@ -161,17 +161,6 @@ def test_a_page_can_be_followed_as_it_is_printed(page: str, reader: Reader) -> N
     assert all(is_free(port) for port in PORTS.values())
 
 
-def test_a_certificate_for_an_address_is_made_as_the_page_says(reader: Reader) -> None:
-    if not shutil.which("openssl"):
-        pytest.skip("there is no openssl")
-    reader.run("export CLOUD=127.0.0.1")
-    reader.run(_CERTIFICATE[1].replace("DNS:", "IP:"))
-    reader.run(f"echo phone {'0123456789abcdef' * 2} | tee token > tokens")
-    reader.run("skydraft serve --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem --token-file tokens")
-    told = reader.run('skydraft generate 你好 --cloud "$CLOUD:7373" --tls-ca cert.pem --cloud-token-file token')
-    assert "tokens/s" in told
-
-
 def test_the_lists_name_nothing_that_the_pages_no_longer_have() -> None:
     blocks = [(page, block) for page in PAGES for block in blocks_of(page)]
     first_lines = {block.first_line for _, block in blocks}
@@ -188,12 +177,3 @@ def test_a_command_that_does_not_work_is_found(reader: Reader) -> None:
         reader.follow(Block("", "skydraft generate 你好 --mode edge\nskydraft generate 你好 --fast"), set())
     with pytest.raises(AssertionError, match=r"key\.pem"):
         reader.follow(Block("", "skydraft serve --tls-cert cert.pem --tls-key key.pem"), set())
-
-
-def test_commands_over_several_lines_are_one() -> None:
-    block = Block("sh", "curl x -d '{\n \"a\": 1}'\n\ncat <<'END' >> f\n- b\nEND\necho 1 \\\n  2")
-    assert [command.splitlines()[0] for command in commands_of(block)] == [
-        "curl x -d '{",
-        "cat <<'END' >> f",
-        "echo 1 \\",
-    ]

@@ -20,7 +20,7 @@ from skydraft.edge.own_server import OwnServer
 from skydraft.edge.recovery import Recovery, Situation, recover
 from skydraft.engines.toy import open_toy
 from skydraft.errors import CloudError, CloudFailure, CloudLost, SessionNotFound, SkydraftError
-from skydraft.protocol.info import encode_info
+from skydraft.protocol.codec import encode_info
 from skydraft.protocol.values import ServerInfo
 
 from ..serving import Relay, Serving, ran_s, serving

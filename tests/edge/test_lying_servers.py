@@ -17,7 +17,7 @@ import skydraft
 from skydraft import DecodingParams, make_plan
 from skydraft.errors import CloudError, CloudFailure, LimitExceeded
 from skydraft.protocol import codec
-from skydraft.protocol.info import encode_info
+from skydraft.protocol.codec import encode_info
 from skydraft.protocol.values import OpenCall, Opened, ServerInfo, VerifyCall, Written
 from skydraft.types import Verdict
 

