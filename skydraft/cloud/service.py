@@ -6,11 +6,9 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
-
-import grpc
 
 from skydraft.access.keys import Keyring
 from skydraft.access.limits import Limits, RowBudget
@@ -79,13 +77,10 @@ class VerifierService:
             with self._streams.entered(said(context, "authorization"), _current_task()) as stream:
                 is_entered = True
                 await self._answer_all(stream, context)
-        except grpc.aio.InternalError:
-            return  # the client disconnected during the answer
         except Exception as error:
             if not is_entered:
                 self._docket.count("session", error)
-            with suppress(grpc.aio.InternalError):  # the client disconnected meanwhile
-                await abort(context, error)
+            await abort(context, error)
 
     async def _answer_all(self, stream: Stream, context: RpcContext) -> None:
         """Answer the requests of a session in order.

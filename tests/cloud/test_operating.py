@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import time
@@ -11,6 +12,7 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import grpc
 import pytest
@@ -19,6 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import skydraft
 from skydraft import make_plan
+from skydraft.cloud.calls import Calls, abort
 from skydraft.cloud.logs import JsonLines
 from skydraft.cloud.options import ServeOptions
 from skydraft.edge.tls import ServerOptions
@@ -214,6 +217,17 @@ def test_logs_are_json_with_session_and_token_label_but_without_prompts(
     rounds = [line for line in lines if line["event"] == "verify"]
     assert rounds and all({"session", "round", "token", "time", "level"} <= line.keys() for line in rounds)
     assert not any("prompt" in key for line in lines for key in line)
+
+
+def test_a_client_that_leaves_just_before_its_call_ends_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    """Else gRPC logs a traceback if it learns of that a moment later."""
+    Calls()
+    gone = grpc.aio.InternalError("Failed to execute a batch.")
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(abort(AsyncMock(), gone))
+    for error in (gone, ValueError("news")):
+        logging.getLogger("grpc._cython.cygrpc").error("A method failed: %s.", error, exc_info=error)
+    assert caplog.messages == ["A method failed: news."]
 
 
 @pytest.mark.parametrize("limits", [{"session_ttl_s": 1e18}, {"session_ttl_s": 2.2e6}, {"max_message_bytes": 2**40}])
