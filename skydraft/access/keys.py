@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import logging
 import re
@@ -32,7 +31,7 @@ class Keyring:
         self.has_tokens = path is not None  # else nothing distinguishes the callers
         self._clock = clock
         self._looked_at = clock()
-        self._stamp = _stamp(path) if path else None
+        self._content = _content(path) if path else None
         self._labels = _read(path) if path else {}
         self._had_several = False
         if path and not self._labels:
@@ -68,9 +67,8 @@ class Keyring:
         if now - self._looked_at < _RELOAD_S:
             return
         self._looked_at = now
-        stamp = _stamp(path)
-        if stamp != self._stamp:
-            self._stamp = stamp
+        if (content := _content(path)) != self._content:
+            self._content = content
             try:
                 self._labels = _read(path)
                 log.info("tokens read", extra={"tokens": len(self._labels)})
@@ -78,10 +76,10 @@ class Keyring:
                 log.error("tokens kept as they were: %s", error)
 
 
-def _stamp(path: Path) -> bytes | None:
-    """The content of the file: a replaced token need not change the file's time or size."""
+def _content(path: Path) -> bytes | None:
+    """What tells a change: a replaced token need not change the file's time or size."""
     try:
-        return hashlib.sha256(read_file(path)).digest()
+        return read_file(path)
     except OSError:
         return None
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import grpc
@@ -23,9 +25,9 @@ class Calls(grpc.GenericRpcHandler):
     def __init__(self) -> None:
         self._methods: dict[str, Any] = {}
         self._other: Any = grpc.stream_stream_rpc_method_handler(self._refuse)
+        logging.getLogger("grpc._cython.cygrpc").addFilter(_is_news)
 
     def add(self, methods: Mapping[str, Method]) -> None:
-        """Answer these, too."""
         for path, method in methods.items():
             self._methods[path] = grpc.stream_stream_rpc_method_handler(method)
 
@@ -38,6 +40,11 @@ class Calls(grpc.GenericRpcHandler):
         await context.abort(grpc.StatusCode.UNAVAILABLE, "The server is starting: its model loads.")
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """False for what gRPC logs when a client leaves just before the last status of its call is sent."""
+    return not (record.exc_info and isinstance(record.exc_info[1], grpc.aio.InternalError))
+
+
 def said(context: RpcContext, name: str) -> str:
     """What the metadata of a call says under a name, or ""."""
     return str(dict(context.invocation_metadata() or ()).get(name, ""))
@@ -47,8 +54,11 @@ async def abort(context: RpcContext, error: Exception) -> None:
     """End the call with the status of an error. An unexpected error is logged; the client gets no details."""
     if isinstance(error, grpc.aio.AbortError):
         raise error
+    if isinstance(error, grpc.aio.InternalError):  # the client has left: there is nobody to send a status to
+        raise asyncio.CancelledError
     if not isinstance(error, SkydraftError):
         log.exception("a request failed")
         error = CloudFailure("The server failed; its log says why.")
     status = to_status(error)
-    await context.abort(status.code, status.details, status.trailing_metadata)
+    with suppress(grpc.aio.InternalError):  # it leaves now
+        await context.abort(status.code, status.details, status.trailing_metadata)

@@ -21,15 +21,11 @@ def check_certificate(cert: Path, key: Path) -> None:
         greeting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # any signer will do; the dates are checked
         greeting.load_verify_locations(cert)
         _shake_hands(greeted, greeting)
-    except ssl.SSLCertVerificationError as error:
-        raise OptionError(
-            f"The certificate {cert} cannot be used: {error.verify_message}.", hint="Make or ask for a new one."
-        ) from error
     except ssl.SSLError as error:
         reason = (error.reason or "it is not a PEM file").replace("_", " ").lower()
         raise OptionError(
-            f"The certificate {cert} and the key {key} cannot be used: {reason}.",
-            hint="Give the two that belong together.",
+            f"The certificate {cert} and the key {key} cannot be used: {getattr(error, 'verify_message', reason)}.",
+            hint="Give two that belong together and are valid now.",
         ) from error
     except OSError as error:
         raise OptionError(

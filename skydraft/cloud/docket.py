@@ -59,7 +59,6 @@ class Job:
 
     @property
     def target(self) -> TargetSession:
-        """The target's side of the session."""
         assert self.session is not None  # the docket has admitted this job
         return self.session.target
 
@@ -70,7 +69,7 @@ class Job:
             deliver(answer, is_last)
 
     def begin(self, session: CloudSession) -> Answer | None:
-        """Attach the session. Returns the last answer if it is already known."""
+        """Returns the last answer if it is already known."""
         self.session = session
         if isinstance(self.call, VerifyCall):
             if (known := session.recall(self.call)) is not None:
@@ -135,12 +134,11 @@ class Job:
             last = self._say_written(Written(verdict.base, token_ids, verdict.finish, cost=verdict.cost))
             return last or self._go_on(now + pause_s)
         self.verdict = verdict
-        self.session.remember(self.call, verdict)
+        self.session.last = (self.call, verdict)
         # The rows of the verdict were charged with the request.
         return self._go_on(now) if self._writes_after(verdict, done.block) else verdict
 
     def _go_on(self, turn: float) -> Answer | None:
-        """Wait for a turn to write the next token."""
         self._arrived = self.turn = turn
         self.cost = Cost()
         return self.ready()
@@ -164,18 +162,16 @@ class Docket:
         self._clock = clock
         self._waiting: list[Job] = []
         self._active: list[Job] = []
-        self._served = WorkShares()  # rows
+        self.served = WorkShares()  # rows
         self._close_later: set[tuple[int, str]] = set()
         self._next_tick = 0.0
 
     @property
     def jobs(self) -> tuple[Job, ...]:
-        """All unanswered jobs."""
         return (*self._active, *self._waiting)
 
     @property
     def busy(self) -> frozenset[int]:
-        """Numbers of the sessions that serve a job now."""
         return frozenset(job.call.session for job in self._active)
 
     def count(self, kind: str, error: Exception | None = None) -> None:
@@ -199,7 +195,7 @@ class Docket:
                 return
             if other.key == job.key and (writes or job.call.epoch > other.call.epoch):  # nobody waits for it any more
                 self.end(other, SessionNotFound(f"Session {job.call.session} was asked for something else."))
-        self._served.enter(job.owner, (other.owner for other in self.jobs))
+        self.served.enter(job.owner, (other.owner for other in self.jobs))
         self._waiting.append(job)
 
     def stop_writing(self, job: Job) -> None:
@@ -274,7 +270,6 @@ class Docket:
                 return
 
     def make_ready(self, job: Job) -> None:
-        """Begin to judge a job whose prompt is in the cache."""
         try:
             if not job.target.needs_prefill and (answer := job.ready()) is not None:
                 self.end(job, answer)
@@ -282,11 +277,7 @@ class Docket:
             self.fail(job, error)
 
     def _order(self, job: Job) -> tuple[float, float]:
-        return self._served.of(job.owner), job.turn
-
-    def serve(self, job: Job, num_rows: int) -> None:
-        """Note that rows were computed for a job."""
-        self._served.serve(job.owner, num_rows)
+        return self.served.of(job.owner), job.turn
 
     def next_prefill(self) -> Job | None:
         """The next job whose prompt is not in the KV cache yet."""
@@ -310,7 +301,6 @@ class Docket:
         return feeds
 
     def commit(self, done: Iterable[Job]) -> None:
-        """Commit the judged blocks of jobs, and answer the jobs that are done."""
         for job in done:
             try:
                 answer = job.commit(self._clock())
@@ -321,7 +311,6 @@ class Docket:
                 self.end(job, answer)
 
     def end(self, job: Job, answer: Answer) -> None:
-        """Remove a job and deliver its last answer."""
         for jobs in (self._waiting, self._active):
             if job in jobs:
                 jobs.remove(job)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from datetime import UTC, datetime
 
 from skydraft.characters import json_line
@@ -26,19 +25,9 @@ class JsonLines(logging.Formatter):
         return json_line(line)
 
 
-class _Stderr(logging.Handler):
-    """Writes to the current `sys.stderr`, which may be replaced at any time."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            print(self.format(record), file=sys.stderr, flush=True)
-        except Exception:
-            self.handleError(record)
-
-
 def log_to_stderr(level: str) -> None:
     """Send the logs of this package and of gRPC's Python code to stderr, as JSON lines."""
-    handler = _Stderr()
+    handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())
     for name in ("skydraft", "grpc"):
         logger = logging.getLogger(name)

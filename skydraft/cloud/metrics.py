@@ -47,13 +47,11 @@ class Metrics:
         self._expired.set(num_expired)
 
     def forward(self, num_jobs: int, num_rows: int, seconds: float) -> None:
-        """Count a forward."""
         self._batch_jobs.observe(num_jobs)
         self._batch_rows.observe(num_rows)
         self._forward_s.observe(seconds)
 
     def asked(self, kind: str, error: Exception | None) -> None:
-        """Count an answered or refused request of this kind."""
         self._requests.labels(kind, type(error).__name__ if error else "ok").inc()
 
     def judged(self, verdict: Verdict | None, num_draft: int, num_written: int) -> None:
@@ -74,6 +72,5 @@ class Metrics:
         self._server, _ = start_http_server(port, host, self.registry)
 
     def close(self) -> None:
-        """Free the port."""
         self._server.shutdown()
         self._server.server_close()

@@ -38,8 +38,6 @@ class CloudServer:
         worker.docket.metrics = self._metrics
         self._tracing = Tracing("skydraft-serve", options.otlp, log.warning) if options.otlp else None
         self._thread = threading.Thread(target=self._work, name="worker", daemon=True)
-        self._stop_requested: Callable[[], None] = lambda: None
-        self._has_died = False
         self._questions = Questions(worker, self.info, self._listener.keyring, self._listener.calls)
         self._service = VerifierService(
             worker, self._listener.keyring, options.limits, time.perf_counter, self._listener.calls,
@@ -47,7 +45,6 @@ class CloudServer:
         )  # fmt: skip
 
     def info(self) -> ServerInfo:
-        """The answer to GetInfo."""
         engine, limits = self._worker.served.engine, self._options.limits
         return ServerInfo(
             version=__version__,
@@ -77,20 +74,16 @@ class CloudServer:
             self._worker.run()
         except BaseException:
             log.critical("the worker died", exc_info=True)
-            self._has_died = True
-            self._stop_requested()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set or the worker dies; then finish the open requests."""
-        loop = asyncio.get_running_loop()
-
-        def request_stop() -> None:
-            loop.call_soon_threadsafe(stop.set)
-
-        self._stop_requested = request_stop
-        await stop.wait()
-        await self.stop(0.0 if self._has_died else self._options.grace_s)
-        if self._has_died:
+        died = asyncio.create_task(asyncio.to_thread(self._thread.join))
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait((died, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        has_died = died.done()
+        await self.stop(0.0 if has_died else self._options.grace_s)
+        if has_died:
             raise EngineError("The worker thread failed; the log says why.", hint="Start the server again.")
 
     async def stop(self, grace_s: float) -> None:

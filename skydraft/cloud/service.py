@@ -6,11 +6,9 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
-
-import grpc
 
 from skydraft.access.keys import Keyring
 from skydraft.access.limits import Limits, RowBudget
@@ -24,7 +22,6 @@ from skydraft.cloud.worker import Worker
 from skydraft.errors import (
     CloudBusy,
     CloudDraining,
-    CloudFailure,
     CloudLost,
     GrammarRefused,
     LimitExceeded,
@@ -32,7 +29,7 @@ from skydraft.errors import (
     SkydraftError,
 )
 from skydraft.protocol import codec
-from skydraft.protocol.values import SERVICE, CloseCall, OpenCall, Opened, Opening, TargetId, VerifyCall, Written
+from skydraft.protocol.values import SERVICE, CloseCall, OpenCall, Opened, Opening, VerifyCall, Written
 from skydraft.tracing import HEADER, Tracing
 from skydraft.types import Cost, Verdict
 
@@ -76,22 +73,16 @@ class VerifierService:
     async def _session(self, requests: Any, context: RpcContext) -> None:
         is_entered = False
         try:
-            with self._streams.entered(said(context, "authorization"), _current_task()) as stream:
+            with self._streams.entered(said(context, "authorization")) as stream:
                 is_entered = True
                 await self._answer_all(stream, context)
-        except grpc.aio.InternalError:
-            return  # the client disconnected during the answer
         except Exception as error:
             if not is_entered:
                 self._docket.count("session", error)
-            with suppress(grpc.aio.InternalError):  # the client disconnected meanwhile
-                await abort(context, error)
+            await abort(context, error)
 
     async def _answer_all(self, stream: Stream, context: RpcContext) -> None:
-        """Answer the requests of a session in order.
-
-        A disconnected client may come back: only a close message ends the session.
-        """
+        """Answer the requests in order. A disconnected client may come back: only a close message ends the session."""
         reading = asyncio.ensure_future(self._read(stream, context))
         try:
             while (data := await self._next(stream)) is not None:
@@ -105,7 +96,6 @@ class VerifierService:
             reading.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def _next(self, stream: Stream) -> bytes | None:
-        """The next request. Raises CloudLost when a session would have expired meanwhile."""
         try:
             async with asyncio.timeout(self._limits.session_ttl_s):
                 return await stream.requests.get()
@@ -148,11 +138,8 @@ class VerifierService:
                 self._budget.spend(owner, call.num_rows)
             grammar = await self._compile(call.opening, owner)
             traced = self._tracing and request_span(self._tracing, said(context, HEADER), call, owner)
-            with traced or nullcontext(_note_nothing) as note:
-                if isinstance(call, OpenCall):
-                    await self._open(call, stream, context, note)
-                else:
-                    await self._verify(call, stream, context, note)
+            with traced or nullcontext(lambda answer: None) as note:
+                await self._serve(call, stream, context, note)
             del grammar
         except Exception as error:
             self._docket.count(kind, error)
@@ -160,26 +147,25 @@ class VerifierService:
         self._docket.count(kind)
         return True
 
-    async def _open(self, call: OpenCall, stream: Stream, context: RpcContext, note: Callable[[Any], None]) -> None:
-        self._log("open", call, stream.owner)
-        _, answers = self._submit(call, stream)
-        opened, _ = await answers.get()
-        if not isinstance(opened, Opened):
-            raise _as_error(opened)
-        note(opened)
-        await context.write(codec.encode_opened(opened, self._unnamed(call.opening)))
-
-    async def _verify(self, call: VerifyCall, stream: Stream, context: RpcContext, note: Callable[[Any], None]) -> None:
-        """Send the verdict and, if the call lets the target write, the written tokens."""
+    async def _serve(
+        self, call: OpenCall | VerifyCall, stream: Stream, context: RpcContext, note: Callable[[Any], None]
+    ) -> None:
+        """Send the answer and, if the call lets the target write, the written tokens."""
         stream.job, answers = self._submit(call, stream)
         try:
-            verdict, is_last = await answers.get()
-            if not isinstance(verdict, Verdict):
-                raise _as_error(verdict)
-            note(verdict)
-            self._log_verdict(call, stream.owner, verdict)
-            target = self._unnamed(call.opening)
-            await context.write(codec.encode_verdict(verdict, target, is_last=is_last and call.write > 0))
+            answer, is_last = await answers.get()
+            if isinstance(answer, SkydraftError):
+                raise answer
+            note(answer)
+            self._log(call, stream.owner, answer)
+            # The target is named to who does not name it.
+            target = self._worker.served.target_id if call.opening and call.opening.target is None else None
+            if isinstance(answer, Opened):
+                message = codec.encode_opened(answer, target)
+            else:
+                assert isinstance(answer, Verdict) and isinstance(call, VerifyCall)  # writing begins with a verdict
+                message = codec.encode_verdict(answer, target, is_last=is_last and call.write > 0)
+            await context.write(message)
             while not is_last:
                 written, is_last = await _written(answers)
                 self._keyring.label(stream.authorization)  # the token may have been revoked meanwhile
@@ -235,10 +221,6 @@ class VerifierService:
         finally:
             self._places.give_back(owner)
 
-    def _unnamed(self, opening: Opening | None) -> TargetId | None:
-        """The target, if the opening names none."""
-        return self._worker.served.target_id if opening and opening.target is None else None
-
     def _check(self, call: OpenCall | VerifyCall) -> None:
         """Refuse what exceeds a limit, before it waits for a seat. Raises LimitExceeded."""
         if isinstance(call, VerifyCall) and len(call.draft_ids) > self._limits.max_block:
@@ -262,19 +244,16 @@ class VerifierService:
                 hint="Shorten the text, or start the server with a larger --context.",
             )
 
-    def _log(self, event: str, call: OpenCall | VerifyCall, owner: str, **more: Any) -> None:
-        extra: dict[str, Any] = {"session": call.session, "epoch": call.epoch, "token": owner} | more
+    def _log(self, call: OpenCall | VerifyCall, owner: str, answer: Answer) -> None:
+        extra: dict[str, Any] = {"session": call.session, "epoch": call.epoch, "token": owner}
+        if isinstance(call, VerifyCall) and isinstance(answer, Verdict):
+            extra |= {"round": call.base, "drafted": len(call.draft_ids), "accepted": answer.num_accepted}
+            extra |= {"finish": answer.finish, "forward_ms": round(answer.cost.forward_ms, 2)}
+            extra["queue_ms"] = round(answer.cost.queue_ms, 2)
         if call.opening is not None:
             extra["base"] = len(call.opening.committed_ids)
             extra |= {"prompt_ids": call.opening.prompt.token_ids} if self._log_prompts else {}
-        log.log(logging.INFO if call.opening is not None else logging.DEBUG, event, extra=extra)
-
-    def _log_verdict(self, call: VerifyCall, owner: str, verdict: Verdict) -> None:
-        self._log(
-            "verify", call, owner, round=call.base, drafted=len(call.draft_ids),
-            accepted=verdict.num_accepted, finish=verdict.finish, forward_ms=round(verdict.cost.forward_ms, 2),
-            queue_ms=round(verdict.cost.queue_ms, 2),
-        )  # fmt: skip
+        log.log(logging.INFO if call.opening is not None else logging.DEBUG, call.kind, extra=extra)
 
 
 def _check_params(opening: Opening) -> None:
@@ -302,17 +281,3 @@ async def _written(answers: Answers) -> tuple[Written, bool]:
     token_ids = tuple(token_id for part in parts for token_id in part.token_ids)
     cost = sum((part.cost for part in parts), Cost())
     return Written(parts[0].base, token_ids, parts[-1].finish, parts[-1].is_last, cost), is_last
-
-
-def _note_nothing(answer: object) -> None:
-    return None
-
-
-def _as_error(answer: Answer) -> SkydraftError:
-    return answer if isinstance(answer, SkydraftError) else CloudFailure("The worker answered something else.")
-
-
-def _current_task() -> asyncio.Task[None]:
-    task = asyncio.current_task()
-    assert task is not None  # a running coroutine has a task
-    return task

@@ -38,23 +38,23 @@ class Served:
         return target_id(self.engine.fingerprint, self.execution, self.engine.context_len)
 
 
+@dataclass(eq=False, slots=True)
 class CloudSession:
     """One generation on the server. It holds a seat (KV memory) from its opening to its end."""
 
-    def __init__(self, number: int, owner: str, epoch: int, opening: Opening, target: TargetSession) -> None:
-        self.number = number
-        self.owner = owner
-        self.epoch = epoch
-        self.opening = opening
-        self.target = target
-        self.used_at = 0.0  # by its last request or answer
-        self._last: tuple[VerifyCall, Verdict] | None = None
+    number: int
+    owner: str
+    epoch: int
+    opening: Opening
+    target: TargetSession
+    used_at: float = 0.0  # by its last request or answer
+    last: tuple[VerifyCall, Verdict] | None = None  # kept, as the answer may get lost on the way
 
     def recall(self, call: VerifyCall) -> Verdict | None:
         """The verdict on the call's block, if that was the last judged block."""
-        if self._last is None:
+        if self.last is None:
             return None
-        last, verdict = self._last
+        last, verdict = self.last
         same = (last.base, last.catch_up_ids, last.draft_ids, last.digest)
         return verdict if same == (call.base, call.catch_up_ids, call.draft_ids, call.digest) else None
 
@@ -62,10 +62,6 @@ class CloudSession:
         """The tokens that the target has written after the first `base` generated tokens."""
         token_ids = self.target.token_ids
         return tuple(token_ids[len(token_ids) - self.target.base + base :].tolist())
-
-    def remember(self, call: VerifyCall, verdict: Verdict) -> None:
-        """Keep a verdict, as its answer may get lost on the way."""
-        self._last = (call, verdict)
 
     def check(self, call: VerifyCall) -> None:
         """Raise BaseMismatch, Diverged or LimitExceeded unless the block extends exactly the committed tokens."""
@@ -198,7 +194,6 @@ class Sessions:
 
     @property
     def shares(self) -> Shares:
-        """The number of seats of each owner."""
         return Shares(self._limits.max_sessions, held=(session.owner for session in self._seated()))
 
     def _forget_finished(self) -> None:

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from skydraft.access.keys import Keyring
 from skydraft.access.limits import Limits
@@ -28,7 +29,7 @@ class Stream:
 
     owner: str
     authorization: str
-    task: asyncio.Task[None]
+    task: asyncio.Task[Any]
     used_at: float
     requests: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
     session: int = 0
@@ -48,11 +49,13 @@ class Streams:
         self.is_draining = False
 
     @contextmanager
-    def entered(self, authorization: str, task: asyncio.Task[None]) -> Iterator[Stream]:
-        """Register a stream for the duration of the block.
+    def entered(self, authorization: str) -> Iterator[Stream]:
+        """Register the current task's stream for the duration of the block.
 
         Raises NotAuthorized, CloudBusy, and at the end of the block the error with which the server ended the stream.
         """
+        task = asyncio.current_task()
+        assert task is not None  # whatever runs on the event loop has one
         owner = self._keyring.label(authorization)
         if self.is_draining:
             raise CloudDraining("The server is shutting down.")
@@ -85,7 +88,7 @@ class Streams:
         stream.task.cancel()
         self._open.discard(stream)
 
-    def drain(self) -> set[asyncio.Task[None]]:
+    def drain(self) -> set[asyncio.Task[Any]]:
         """End all idle streams and refuse new ones; returns the tasks of all streams, which end with them.
 
         The service ends each busy stream after its answer.

@@ -87,7 +87,7 @@ class Worker:
         except Exception as error:
             self.docket.fail(job, error)
         else:
-            self.docket.serve(job, target.num_in_cache - before)
+            self.docket.served.serve(job.owner, target.num_in_cache - before)
             self.docket.make_ready(job)
 
     def _forward(self, batch: Batch) -> list[Job]:
@@ -115,7 +115,7 @@ class Worker:
             metrics.forward(len(batch), sum(len(feed) for *_, feed in batch), seconds)
         done = []
         for (job, work, feed), fed in zip(batch, rows, strict=True):
-            self.docket.serve(job, len(feed))
+            self.docket.served.serve(job.owner, len(feed))
             job.account(len(feed), seconds, self._clock())
             try:
                 work.absorb(fed)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import time
-import urllib.error
-import urllib.request
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import grpc
 import pytest
@@ -19,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import skydraft
 from skydraft import make_plan
+from skydraft.cloud.calls import Calls, abort
 from skydraft.cloud.logs import JsonLines
 from skydraft.cloud.options import ServeOptions
 from skydraft.edge.tls import ServerOptions
@@ -46,7 +47,11 @@ def test_tokens_are_wanted_by_every_method_but_not_for_health(token_file: Path) 
                     RawSession(channel, token).ask(message)
             with pytest.raises(NotAuthorized), closing(skydraft.connect(server.address, token=token or None)) as cloud:
                 cloud.info()
-        assert health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest()).status == 1
+        health = health_pb2_grpc.HealthStub(channel)
+        for name in ("", SERVICE):
+            assert health.Check(health_pb2.HealthCheckRequest(service=name)).status == 1
+        with pytest.raises(grpc.RpcError, match="NOT_FOUND"):
+            health.Check(health_pb2.HealthCheckRequest(service="another"))
         with closing(skydraft.connect(server.address, token=ANN)) as cloud:
             assert cloud.info().model == "toy"
 
@@ -131,16 +136,6 @@ def test_a_certificate_that_no_client_would_take_is_noticed_at_the_start(tmp_pat
         pass
 
 
-def test_health_answers_for_the_server_and_for_its_service(server: Serving) -> None:
-    with grpc.insecure_channel(server.address) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        for name in ("", SERVICE):
-            reply = stub.Check(health_pb2.HealthCheckRequest(service=name))
-            assert reply.status == health_pb2.HealthCheckResponse.SERVING
-        with pytest.raises(grpc.RpcError, match="NOT_FOUND"):
-            stub.Check(health_pb2.HealthCheckRequest(service="another"))
-
-
 @pytest.mark.usefixtures("fixed_k")
 def test_metrics_have_the_names_of_the_field_and_count_what_happened() -> None:
     with serving(open_toy("toy"), metrics_port=free_port()) as server:
@@ -196,15 +191,6 @@ def test_each_request_is_counted_once_with_what_became_of_it(token_file: Path) -
         server.wait_until(lambda: server.metrics("requests_total") == counted)
 
 
-def test_the_metrics_stop_with_the_server() -> None:
-    port = free_port()
-    for _ in range(2):  # the port is free again
-        with serving(open_toy("toy"), metrics_port=port) as server:
-            assert server.metrics("sessions")
-    with pytest.raises(urllib.error.URLError):
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5)
-
-
 def test_logs_are_json_with_session_and_token_label_but_without_prompts(
     server: Serving, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -214,6 +200,17 @@ def test_logs_are_json_with_session_and_token_label_but_without_prompts(
     rounds = [line for line in lines if line["event"] == "verify"]
     assert rounds and all({"session", "round", "token", "time", "level"} <= line.keys() for line in rounds)
     assert not any("prompt" in key for line in lines for key in line)
+
+
+def test_a_client_that_leaves_just_before_its_call_ends_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    """Else gRPC logs a traceback if it learns of that a moment later."""
+    Calls()
+    gone = grpc.aio.InternalError("Failed to execute a batch.")
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(abort(AsyncMock(), gone))
+    for error in (gone, ValueError("news")):
+        logging.getLogger("grpc._cython.cygrpc").error("A method failed: %s.", error, exc_info=error)
+    assert caplog.messages == ["A method failed: news."]
 
 
 @pytest.mark.parametrize("limits", [{"session_ttl_s": 1e18}, {"session_ttl_s": 2.2e6}, {"max_message_bytes": 2**40}])

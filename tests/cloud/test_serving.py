@@ -16,9 +16,7 @@ import pytest
 from skydraft import DecodingParams
 from skydraft.engines.toy import open_toy
 from skydraft.errors import (
-    BaseMismatch,
     CloudBusy,
-    Diverged,
     GrammarRefused,
     LimitExceeded,
     ProtocolError,
@@ -96,18 +94,6 @@ def test_a_wrong_request_ends_its_stream_with_an_error_of_its_own_and_leaves_not
         assert "\n" not in str(raised.value) and "/" not in str(raised.value)  # no trace, no path
     assert server.num_sessions == 0
     assert_serves(server.address)
-
-
-def test_what_does_not_fit_ends_the_stream_and_not_the_session(server: Serving, new: Callable[[], RawSession]) -> None:
-    first = verdict_of(new().ask(verify_message()))
-    length = first.num_tokens
-    for wrong, error in ((90, BaseMismatch), (0, BaseMismatch), (length, Diverged)):
-        with pytest.raises(error) as raised:
-            new().ask(later(session=7, base=wrong, digest=1))
-        if isinstance(raised.value, BaseMismatch):
-            assert (raised.value.base, raised.value.length) == (wrong, length)
-    assert verdict_of(new().ask(verify_message())) == first  # another stream gets the same verdict
-    assert server.num_sessions == 1
 
 
 def test_thousands_of_broken_messages_get_clean_answers_while_others_are_served(

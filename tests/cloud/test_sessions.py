@@ -141,22 +141,6 @@ def test_of_finished_sessions_four_per_seat_are_remembered() -> None:
     assert [isinstance(answer, SessionNotFound) for answer in answers] == [True] * 2 + [False] * 5
 
 
-def test_two_hundred_openings_without_a_close_hold_no_more_than_the_seats() -> None:
-    desk = desk_of(3, max_sessions=3)
-    opening = Opening(FINGERPRINT, Prompt((1, 2, 3)))
-    for number in range(200):
-        desk.ask(OpenCall(number, 1, opening))
-        desk.step()
-        assert desk.engine.num_open <= 3
-    assert all(asked.answers == [Opened(0)] for asked in desk.all_asked)
-    assert desk.tick().num_evicted == 197
-    crc = digest(toys.array(opening.prompt.token_ids))
-    late = [desk.ask(VerifyCall(number, 1, 0, (), (), crc)) for number in range(200)]
-    desk.step(2)
-    gone = [isinstance(asked.last, SessionNotFound) for asked in late]
-    assert gone == [True] * 197 + [False] * 3  # nothing is kept of those that had to go
-
-
 def test_to_open_again_keeps_the_cache_and_what_was_left_out_is_cut_off() -> None:
     desk, edge = desk_of(3), Edge(0, 3, ENDLESS, prompt=(0, 3) * 10)
     opened(desk, edge)
@@ -203,25 +187,6 @@ def test_an_idle_session_expires_and_one_that_is_worked_on_does_not() -> None:
     assert asked.last == busy.judged(late)
     assert desk.tick().num_expired == 2 and desk.num_sessions == 1
     assert type(desk.answer(used.call())) is SessionNotFound
-
-
-def test_a_token_at_its_limit_makes_room_from_its_own_sessions_or_waits() -> None:
-    desk = desk_of(3, max_rows=2, max_sessions=9, sessions_per_token=2)
-    first, second, third, bobs = (Edge(number, 3, ENDLESS) for number in range(4))
-    call = bobs.call(opens=True)
-    assert desk.answer(call, "bob") == bobs.judged(call)  # the least recently used of all
-    opened(desk, first, second)
-    calls = [edge.call(edge.likely(40)) for edge in (first, second)]
-    under_way = [desk.ask(call) for call in calls]
-    desk.step()
-    waits = desk.ask(opening := third.call(opens=True))
-    desk.step(5)
-    assert not waits.answers and desk.num_sessions == 3
-    desk.finish()
-    assert [asked.last for asked in under_way] == [first.judged(calls[0]), second.judged(calls[1])]
-    assert waits.last == third.judged(opening) and desk.tick().num_evicted == 1
-    call = bobs.call()
-    assert desk.answer(call, "bob") == bobs.judged(call)
 
 
 ops = st.tuples(

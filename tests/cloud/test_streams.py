@@ -6,8 +6,6 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from typing import Any
 
 import grpc
@@ -133,14 +131,6 @@ def test_a_stop_ends_the_writing_and_the_session_stays_for_the_next_block(slow: 
     server.wait_until(lambda: server.metrics("requests_total") == {'{kind="verify",outcome="ok"}': 2})
 
 
-def test_a_stop_that_comes_before_the_verdict_leaves_it(new: New) -> None:
-    stream = new()
-    stream.send(verify_message(draft=(), write=1000), STOP)
-    assert verdict_of(stream.answer()).token_id == TEXT[0]
-    token_ids = (TEXT[0], *tokens_written(stream))
-    assert token_ids == TEXT[: len(token_ids)]
-
-
 def test_a_block_that_is_sent_while_the_target_writes_ends_that_and_waits_for_its_turn(slow: Any) -> None:
     stream = RawSession(slow[1])
     verdict = verdict_of(stream.ask(long_text()))
@@ -249,26 +239,3 @@ def test_clients_that_leave_at_any_moment_leave_nothing(caplog: pytest.LogCaptur
             assert all(stream.answer() for stream in streams)
         assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
         assert_serves(server.address)
-
-
-def test_two_hundred_streams_at_once() -> None:
-    """Each a session of its own, all open together, over a few seats: nobody is refused, all verdicts are right."""
-    with serving(open_toy("toy"), max_sessions=16) as server, ExitStack() as stack:
-        channels = [stack.enter_context(grpc.insecure_channel(server.address)) for _ in range(8)]
-        streams = [RawSession(channels[number % 8]) for number in range(200)]
-
-        def judged(numbered: tuple[int, RawSession]) -> list[Any]:
-            number, stream = numbered
-            message = verify_message(number + 1, opening=opening(1, 2, 3 + number))
-            return [verdict_of(stream.ask(message)) for _ in range(2)]
-
-        with ThreadPoolExecutor(16) as pool:
-            found = list(pool.map(judged, enumerate(streams)))
-        assert all(stream.call.is_active() for stream in streams)
-        for number in (0, 77, 199):
-            again = RawSession(channels[0]).ask(verify_message(1000 + number, opening=opening(1, 2, 3 + number)))
-            assert found[number] == [verdict_of(again)] * 2
-        for stream in streams:
-            stream.send(codec.encode_close(0))
-        assert not any(list(stream.call) for stream in streams)
-        server.wait_until(lambda: server.num_sessions <= 3)

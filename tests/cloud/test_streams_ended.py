@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -61,15 +60,6 @@ def test_silence_and_garbage_take_nobody_elses_place(token_file: Path) -> None:
             stream.end()
 
 
-class Task:
-    """Stands in for what serves a stream."""
-
-    was_cancelled = False
-
-    def cancel(self) -> None:
-        self.was_cancelled = True
-
-
 @pytest.mark.parametrize(
     ("open_", "newcomer", "ended"),
     [
@@ -86,19 +76,28 @@ class Task:
 def test_whose_stream_makes_way(open_: str, newcomer: str, ended: str | None, token_file: Path) -> None:
     token_file.write_text("".join(f"{name} {name * 20}\n" for name in "abcdef"))
 
-    async def crowd() -> list[str]:
+    made_way = []
+
+    async def stay(streams: Streams, name: str, number: int) -> None:
+        try:
+            with streams.entered(f"Bearer {name.lower() * 20}") as stream:
+                stream.is_busy = name.isupper()
+                await asyncio.sleep(PATIENCE_S)
+        except CloudLost:
+            made_way.append(f"{name}{number}")
+
+    async def crowd() -> None:
         times = iter(range(100))
         streams = Streams(Keyring(token_file), Limits(max_queue=2), lambda: float(next(times)))  # eight
-        tasks: list[Any] = [Task() for _ in open_]
-        with ExitStack() as stack:
-            for name, task in zip(open_, tasks, strict=True):
-                entered = stack.enter_context(streams.entered(f"Bearer {name.lower() * 20}", task))
-                entered.is_busy = name.isupper()
-            with suppress(CloudBusy):
-                stack.enter_context(streams.entered(f"Bearer {newcomer * 20}", Task()))  # type: ignore[arg-type]
-        return [f"{open_[number].lower()}{number}" for number, task in enumerate(tasks) if task.was_cancelled]
+        tasks = [asyncio.create_task(stay(streams, name, number)) for number, name in enumerate(open_)]
+        await asyncio.sleep(0)
+        with suppress(CloudBusy), streams.entered(f"Bearer {newcomer * 20}"):
+            await asyncio.sleep(0.01)
+        for task in tasks:
+            task.cancel()
 
-    assert asyncio.run(crowd()) == ([ended] if ended else [])
+    asyncio.run(crowd())
+    assert made_way == ([ended] if ended else [])
 
 
 def test_a_stream_that_says_nothing_ends_with_its_session() -> None:

@@ -234,6 +234,10 @@ class Edge:
         """Have the target write from here on, in a session that is opened."""
         return self.call(opens=True, write=write)
 
+    def correction(self) -> VerifyCall:
+        """A block whose second draft is wrong, after which the target writes on."""
+        return self.call(draft=self.likely(3, miss=1), opens=True, write=TO_THE_END)
+
     def reopened(self, call: VerifyCall) -> VerifyCall:
         """The same block for a server that has lost the session."""
         self.epoch += 1
