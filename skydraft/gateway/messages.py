@@ -142,6 +142,8 @@ def _turns(message: _Message) -> Iterator[dict[str, Any]]:
 
 
 class MessagesAnswer(ItemsAnswer):
+    reads = MessagesRequest
+
     def __init__(self, own: MessagesRequest, *given: Any) -> None:
         super().__init__(own, *given)
         self._frame = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "model": own.model}

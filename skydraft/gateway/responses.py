@@ -151,6 +151,8 @@ def _parts(content: Any) -> Any:
 
 
 class ResponsesAnswer(ItemsAnswer):
+    reads = ResponsesRequest
+
     def __init__(self, own: ResponsesRequest, *given: Any) -> None:
         super().__init__(own, *given)
         self._functions = own.functions()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, create_model, field_validator, model_validator
 
@@ -337,3 +337,6 @@ class Translated(AnyRequest):
     def chat_fields(self) -> dict[str, Any]:
         """Messages, tools and what else is not called the same."""
         raise NotImplementedError
+
+
+Sent: TypeAlias = ChatRequest | TextRequest | Translated  # a body as its client wrote it
