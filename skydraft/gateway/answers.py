@@ -231,8 +231,7 @@ class ItemsAnswer(Answer):
     def _say(self, text: str) -> Iterator[dict[str, Any]]: ...
 
     @abstractmethod
-    def _call(self, call: WrittenCall, piece: CallText) -> Iterator[dict[str, Any]]:
-        """The chunks of a piece of a call, which has been added."""
+    def _call(self, call: WrittenCall, piece: CallText) -> Iterator[dict[str, Any]]: ...
 
 
 class ChatAnswer(Answer):
@@ -305,7 +304,6 @@ class ChatAnswer(Answer):
         return body
 
     def _text(self, choice: Choice) -> dict[str, Any]:
-        """A complete choice without its number and its end."""
         content = choice.text if choice.text or not choice.calls else None
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         return {"message": message | ({"tool_calls": list(map(_as_chats, choice.calls))} if choice.calls else {})}

@@ -186,7 +186,6 @@ class AnyRequest(Checked):
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream ends with a chunk of usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
     # What only chats have.
@@ -262,7 +261,6 @@ class ChatRequest(AnyRequest):
 
     @property
     def callable_tools(self) -> list[Function]:
-        """The functions that the answer may call."""
         functions = [tool.function for tool in self.described_tools]
         if isinstance(self.tool_choice, NamedTool):
             return [function for function in functions if function.name == self.tool_choice.function.name]
