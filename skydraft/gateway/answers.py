@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from skydraft.decoding.receipt import Receipt
 from skydraft.decoding.request import GenerateRequest
@@ -23,7 +23,7 @@ from skydraft.engines.vocab import Vocab
 from skydraft.gateway.desk import Began, Ended, Event, Wrote
 from skydraft.gateway.logprobs import text_logprobs, token_logprobs
 from skydraft.gateway.refusals import Refusal
-from skydraft.gateway.schema import ChatRequest, TextRequest
+from skydraft.gateway.schema import ChatRequest, Sent, TextRequest
 from skydraft.prompts.tool_calls import CallText, Piece
 from skydraft.types import FinishReason, StepRecord
 
@@ -101,6 +101,7 @@ class Answer(ABC):
     """One answer under way to a body, which its client wrote as `own`. `ending` follows the last chunk of a stream."""
 
     ending = b""
+    reads: ClassVar[type[Sent]]
 
     def __init__(self, own: Any, body: ChatRequest | TextRequest, requests: Seq[GenerateRequest], vocab: Vocab) -> None:
         self._own, self._body, self._vocab = own, body, vocab
@@ -230,13 +231,13 @@ class ItemsAnswer(Answer):
     def _say(self, text: str) -> Iterator[dict[str, Any]]: ...
 
     @abstractmethod
-    def _call(self, call: WrittenCall, piece: CallText) -> Iterator[dict[str, Any]]:
-        """The chunks of a piece of a call, which has been added."""
+    def _call(self, call: WrittenCall, piece: CallText) -> Iterator[dict[str, Any]]: ...
 
 
 class ChatAnswer(Answer):
     """The choices of a chat completion. `kinds` are the names of a whole one, of a chunk and of ids."""
 
+    reads: ClassVar[type[Sent]] = ChatRequest
     ending = b"data: [DONE]\n\n"
     kinds = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
@@ -303,13 +304,13 @@ class ChatAnswer(Answer):
         return body
 
     def _text(self, choice: Choice) -> dict[str, Any]:
-        """A complete choice without its number and its end."""
         content = choice.text if choice.text or not choice.calls else None
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         return {"message": message | ({"tool_calls": list(map(_as_chats, choice.calls))} if choice.calls else {})}
 
 
 class TextAnswer(ChatAnswer):
+    reads = TextRequest
     kinds = "text_completion", "text_completion", "cmpl"
 
     def first(self) -> Iterator[dict[str, Any]]:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 from starlette.applications import Starlette
@@ -26,12 +26,12 @@ from skydraft.gateway.answers import PING, Answer, ChatAnswer, TextAnswer
 from skydraft.gateway.chat_page import PageFiles
 from skydraft.gateway.desk import Desk, Event, Events, GatewayMetrics, Ticket
 from skydraft.gateway.doorkeeper import Authorize, Doorkeeper, Visit
-from skydraft.gateway.messages import MessagesAnswer, MessagesRequest
+from skydraft.gateway.messages import MessagesAnswer
 from skydraft.gateway.pair import PREFIX, CloudHealth, ModelNames, Pair, model_card
 from skydraft.gateway.refusals import Refusal, refusal_of
 from skydraft.gateway.requests import Defaults, Order, check_sent, in_words_of, num_heard, order_of, read_body
-from skydraft.gateway.responses import ResponsesAnswer, ResponsesRequest
-from skydraft.gateway.schema import AnyRequest, ChatRequest, TextRequest, Translated
+from skydraft.gateway.responses import ResponsesAnswer
+from skydraft.gateway.schema import ChatRequest, Sent, TextRequest, Translated
 from skydraft.gateway.tokens import DetokenizeRequest, TokenizeRequest
 from skydraft.prompts.pair import read_prompt
 from skydraft.tracing import HEADER as TRACE_HEADER
@@ -39,7 +39,6 @@ from skydraft.tracing import is_traceparent
 
 T = TypeVar("T")
 B = TypeVar("B", bound=BaseModel)
-Own: TypeAlias = ChatRequest | TextRequest | Translated  # a body as its client wrote it
 log = logging.getLogger("skydraft.gateway")
 
 
@@ -63,19 +62,6 @@ class GatewayOptions:
     logs_prompts: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Interface:
-    """A way to ask for answers: what its bodies are, and how its answers are written."""
-
-    kind: type[Own]
-    answer: type[Answer]
-
-
-_CHAT, _TEXT = Interface(ChatRequest, ChatAnswer), Interface(TextRequest, TextAnswer)
-_RESPONSES = Interface(ResponsesRequest, ResponsesAnswer)
-_MESSAGES = Interface(MessagesRequest, MessagesAnswer)
-
-
 class Gateway:
     """OpenAI's interface over a pair. `app` is the ASGI application. With `authorize` there are keys, of several owners
     if `has_several` says so."""
@@ -87,7 +73,7 @@ class Gateway:
         self._is_shared = has_several if authorize else lambda: False
         self.pair, self._defaults, self._options = pair, defaults, options
         self.names = ModelNames(pair)
-        self._health = CloudHealth(pair)
+        self._cloud = CloudHealth(pair)
         self.desk = Desk(pair, options.max_running, options.max_waiting, has_keys=authorize is not None)
         self.metrics = GatewayMetrics(self.desk)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="reading")
@@ -96,20 +82,20 @@ class Gateway:
             allow_private_network=True,
         )  # fmt: skip
         posts = {
-            "/v1/chat/completions": partial(self._answer, interface=_CHAT),
-            "/v1/chat/completions/input_tokens": partial(self._count, interface=_CHAT),
-            "/v1/completions": partial(self._answer, interface=_TEXT),
-            "/v1/responses": partial(self._answer, interface=_RESPONSES),
-            "/v1/responses/input_tokens": partial(self._count, interface=_RESPONSES),
-            "/v1/messages": partial(self._answer, interface=_MESSAGES),
-            "/v1/messages/count_tokens": partial(self._count, interface=_MESSAGES),
-            "/tokenize": partial(self._convert, kind=TokenizeRequest),
-            "/detokenize": partial(self._convert, kind=DetokenizeRequest),
+            "/v1/chat/completions": partial(self._answer, kind=ChatAnswer),
+            "/v1/chat/completions/input_tokens": partial(self._count, kind=ChatAnswer),
+            "/v1/completions": partial(self._answer, kind=TextAnswer),
+            "/v1/responses": partial(self._answer, kind=ResponsesAnswer),
+            "/v1/responses/input_tokens": partial(self._count, kind=ResponsesAnswer),
+            "/v1/messages": partial(self._answer, kind=MessagesAnswer),
+            "/v1/messages/count_tokens": partial(self._count, kind=MessagesAnswer),
+            "/tokenize": partial(self._convert, body_of=TokenizeRequest),
+            "/detokenize": partial(self._convert, body_of=DetokenizeRequest),
         }
         gets = {
             "/v1/models": self._models,
             "/v1/models/{name}": self._model,
-            "/health": self._show_health,
+            "/health": self._health,
             "/metrics": self._metrics,
         }
         self._served = ", ".join([*posts, *gets])
@@ -133,18 +119,18 @@ class Gateway:
 
     def _refusing(self, answer: Callable[..., Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         """The same with its errors as answers, in the shape of its interface."""
-        interface = getattr(answer, "keywords", {}).get("interface", _CHAT)
+        kind = getattr(answer, "keywords", {}).get("kind", ChatAnswer)
 
         async def endpoint(request: Request) -> Response:
             try:
                 return await answer(request)
             except Exception as error:
                 refusal = self.refuse(error)
-                return JSONResponse(interface.answer.refused(refusal), refusal.status, refusal.headers)
+                return JSONResponse(kind.refused(refusal), refusal.status, refusal.headers)
 
         return endpoint
 
-    async def _order(self, request: Request, own: Own) -> tuple[ChatRequest | TextRequest, Order]:
+    async def _order(self, request: Request, own: Sent) -> tuple[ChatRequest | TextRequest, Order]:
         """What a body is as one of OpenAI's completions, and what it asks for. Raises Refusal or UsageError."""
         visit: Visit = request.state.visit
         body = own.as_chat() if isinstance(own, Translated) else own
@@ -164,9 +150,9 @@ class Gateway:
         requests, anew = ([replace(each, **more) for each in some] for some in (order.requests, order.anew))
         return body, replace(order, requests=requests, anew=anew)
 
-    async def _count(self, request: Request, interface: Interface) -> Response:
-        own = await self._body(request, interface.kind)
-        with in_words_of(interface.kind.names):
+    async def _count(self, request: Request, kind: type[Answer]) -> Response:
+        own = await self._body(request, kind.reads)
+        with in_words_of(own.names):
             _, order = await self._order(request, own)
             first = order.requests[0]
             prompts = await self._reading(True, partial(read_prompt, self.pair.edge, first.messages, tools=first.tools))
@@ -176,20 +162,23 @@ class Gateway:
         visit: Visit = request.state.visit
         return await self._reading(visit.is_long, read_body, visit.body, kind)
 
-    async def _convert(self, request: Request, kind: type[TokenizeRequest | DetokenizeRequest]) -> Response:
-        body = await self._body(request, kind)
+    async def _convert(self, request: Request, body_of: type[TokenizeRequest | DetokenizeRequest]) -> Response:
+        body = await self._body(request, body_of)
         edge = self.pair.edge
         return JSONResponse(await self._reading(True, body.answer, edge.vocab, edge.context_len))
 
-    async def _answer(self, request: Request, interface: Interface) -> Response:
-        own, label = await self._body(request, interface.kind), request.state.visit.label
-        with in_words_of(interface.kind.names):
+    async def _answer(self, request: Request, kind: type[Answer]) -> Response:
+        own, label = await self._body(request, kind.reads), request.state.visit.label
+        with in_words_of(own.names):
             body, order = await self._order(request, own)
-            answer = interface.answer(own, body, order.requests, self.pair.edge.vocab)
+            answer = kind(own, body, order.requests, self.pair.edge.vocab)
             tickets, events = self.desk.submit(
                 order.requests, label, streams=bool(own.stream), reader=order.reader, anew=order.anew
             )
-            self._note(body, order, label)
+            extra: dict[str, Any] = {"model": body.model, "label": label, "choices": len(order.requests)}
+            if self._options.logs_prompts:
+                extra["prompt"] = [message.content for message in order.requests[0].messages]
+            log.info("asked", extra=extra)
             writing = _Writing(self, answer, tickets, events)
             try:
                 return await (writing.stream(request) if own.stream else writing.whole(request))
@@ -207,12 +196,6 @@ class Gateway:
     async def _look(self) -> None:
         if not self.names.is_default_known:
             await asyncio.to_thread(self.names.look)  # may send a request to the cloud
-
-    def _note(self, body: AnyRequest, order: Order, label: str) -> None:
-        extra: dict[str, Any] = {"model": body.model, "label": label, "choices": len(order.requests)}
-        if self._options.logs_prompts:
-            extra["prompt"] = [message.content for message in order.requests[0].messages]
-        log.info("asked", extra=extra)
 
     def refuse(self, error: Exception) -> Refusal:
         refusal = refusal_of(error)
@@ -243,8 +226,8 @@ class Gateway:
         self.names.mode_of(name)
         return JSONResponse(model_card(name))
 
-    async def _show_health(self, request: Request) -> Response:
-        state = await asyncio.to_thread(self._health.state)
+    async def _health(self, request: Request) -> Response:
+        state = await asyncio.to_thread(self._cloud.state)
         return JSONResponse({"status": "ok", "cloud": state})
 
     async def _metrics(self, request: Request) -> Response:
@@ -286,8 +269,7 @@ class _Writing:
             with suppress(asyncio.CancelledError):
                 await gone
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        body = self._chunks(begun)
-        return _Stream(body, self._hang_up, media_type="text/event-stream", headers=headers)
+        return _Stream(self._chunks(begun), self._hang_up, media_type="text/event-stream", headers=headers)
 
     async def _next(self, gone: asyncio.Future[None], wait_s: float | None = None) -> list[dict[str, Any]]:
         """The chunks of the next event; none if it does not come in time or the client hangs up."""

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -88,10 +88,11 @@ class Ticket:
     label: str
     index: int
     events: Events
-    reader: Reader | None = None  # only its thread uses it, and changes the next three
+    reader: Reader | None = None  # only its thread uses it, and changes the next four
     anew: GenerateRequest | None = None
     pair: Pair | None = None
     generation: Generation | None = None
+    first: Generation | None = None  # which was written before the one of `anew`
     has_begun: threading.Event = field(default_factory=threading.Event)
     is_cancelled: bool = False  # only `Desk.cancel` changes it
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
@@ -114,7 +115,6 @@ class Ticket:
             yield self.reader.push(token.text) if self.reader else (token.text,) if token.text else ()
 
     def num_left(self, first: Generation) -> int:
-        """Tokens that the choice may have after this text."""
         return self.request.params.max_new_tokens - len(first.token_ids)
 
     def tell(self, event: Event) -> None:
@@ -206,25 +206,23 @@ class Desk:
             ticket.pair = self._pair.telling(notices.append)
             first = self._write(ticket, ticket.request, notices)
             if first and ticket.anew and ticket.is_unfit and (num_left := ticket.num_left(first)):
-                ticket.reader = None
+                ticket.reader, ticket.first = None, first
                 params = replace(ticket.anew.params, max_new_tokens=num_left)
-                self._write(ticket, replace(ticket.anew, params=params), notices, first)
+                self._write(ticket, replace(ticket.anew, params=params), notices)
         except Exception as error:
             ticket.tell(error)  # `tell` drops it for a cancelled ticket
         finally:
-            ticket.pair = ticket.generation = None
+            ticket.pair = ticket.generation = ticket.first = None
 
-    def _write(
-        self, ticket: Ticket, request: GenerateRequest, notices: list[str], first: Generation | None = None
-    ) -> Generation | None:
-        """Run one generation, after the `first` of this choice; None if it was cancelled before it began."""
+    def _write(self, ticket: Ticket, request: GenerateRequest, notices: list[str]) -> Generation | None:
+        """Run one generation; None if it was cancelled before it began."""
         if ticket.is_cancelled or ticket.pair is None:  # before there was anything to cancel
             return None
         with ticket.pair.start(request) as generation:
             ticket.generation = generation
             if ticket.is_cancelled:
                 return None
-            self._begin(ticket, generation, first)
+            self._begin(ticket, generation)
             for done, tokens in generation.rounds():
                 lines, notices[:] = " ".join(notices), []
                 pieces = list(ticket.read(tokens))
@@ -232,21 +230,21 @@ class Desk:
                 ticket.tell(Wrote(done, shown, pieces, lines, scores))
                 if ticket.is_done:
                     generation.interrupt()
-                self._finish(ticket, generation, first)  # sent before observers run
+                self._finish(ticket, generation)  # sent before observers run
                 # The next round would slow the event loop down, which must first send the token.
                 ticket.has_begun.wait(_FIRST_TOKEN_S)
         return generation
 
-    def _begin(self, ticket: Ticket, generation: Generation, first: Generation | None) -> None:
+    def _begin(self, ticket: Ticket, generation: Generation) -> None:
         scores = []
         for score in generation.prompt_scores():
             if ticket.is_cancelled:
                 return
             scores.append(score)
         ticket.tell(Began(generation.num_prompt_tokens, tuple(scores)))
-        self._finish(ticket, generation, first)  # where nothing is to be written
+        self._finish(ticket, generation)  # where nothing is to be written
 
-    def _finish(self, ticket: Ticket, generation: Generation, first: Generation | None) -> None:
+    def _finish(self, ticket: Ticket, generation: Generation) -> None:
         finish = generation.finish_reason
         if finish is None or (ticket.is_unfit and ticket.num_left(generation)):
             return
@@ -255,7 +253,7 @@ class Desk:
         elif ticket.is_done:  # whatever else the last token was
             finish = "interrupted"
         stats, receipt = generation.stats, generation.receipt
-        if first:
+        if first := ticket.first:
             stats = generation.stats_after(first.records)
             receipt = receipt.after(first.receipt, len(first.token_ids), len(first.text))
         left = ticket.reader.finish() if ticket.reader else ()
@@ -278,21 +276,16 @@ class GatewayMetrics:
     content_type = CONTENT_TYPE_LATEST
 
     def __init__(self, desk: Desk) -> None:
-        registry = self._registry = CollectorRegistry()
-        self._answers = Counter("skydraft_gateway_answers", "Choices that came to their end", registry=registry)
-        self._refusals = Counter("skydraft_gateway_refusals", "Errors told", ["status"], registry=registry)
-        self._tokens = Counter(
-            "skydraft_gateway_tokens", "Tokens by where they came from", ["origin"], registry=registry
-        )
-        self._rounds = Counter("skydraft_gateway_rounds", "Rounds by outcome", ["outcome"], registry=registry)
-        self._cached = Counter("skydraft_gateway_cached_tokens", "Prompt tokens reused", ["side"], registry=registry)
-        self._ttft = Histogram(
-            "skydraft_gateway_ttft_seconds", "Start to first round", buckets=_TTFT_S, registry=registry
-        )
-        running = Gauge("skydraft_gateway_running", "Choices being written", registry=registry)
-        running.set_function(lambda: desk.num_running)
-        waiting = Gauge("skydraft_gateway_waiting", "Choices in the queue", registry=registry)
-        waiting.set_function(lambda: desk.num_waiting)
+        self._registry = CollectorRegistry()
+        ours: dict[str, Any] = {"namespace": "skydraft_gateway", "registry": self._registry}
+        self._answers = Counter("answers", "Choices that came to their end", **ours)
+        self._refusals = Counter("refusals", "Errors told", ["status"], **ours)
+        self._tokens = Counter("tokens", "Tokens by where they came from", ["origin"], **ours)
+        self._rounds = Counter("rounds", "Rounds by outcome", ["outcome"], **ours)
+        self._cached = Counter("cached_tokens", "Prompt tokens reused", ["side"], **ours)
+        self._ttft = Histogram("ttft_seconds", "Start to first round", buckets=_TTFT_S, **ours)
+        Gauge("running", "Choices being written", **ours).set_function(lambda: desk.num_running)
+        Gauge("waiting", "Choices in the queue", **ours).set_function(lambda: desk.num_waiting)
 
     def happened(self, event: Event) -> None:
         if isinstance(event, Wrote):

@@ -43,8 +43,6 @@ class CallItem(BaseModel):
 
 
 class ActItem(BaseModel):
-    """A call of a tool that has a type of its own in place of a name."""
-
     type: Literal["local_shell_call", "shell_call", "apply_patch_call"]
     call_id: str = Field(validation_alias=AliasChoices("call_id", "id"))
     acts: dict[str, Any] = Field(validation_alias=AliasChoices("action", "operation"))

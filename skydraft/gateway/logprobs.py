@@ -22,8 +22,6 @@ def _token_text(data: bytes) -> str:
 
 
 def token_logprobs(vocab: Vocab, scores: Seq[Score]) -> list[dict[str, Any]]:
-    """Those of tokens, as chats and responses have them."""
-
     def entry(token_id: int, logprob: float | None) -> dict[str, Any]:
         data = vocab.name_bytes(token_id)
         return {"token": _token_text(data), "logprob": _number(logprob), "bytes": list(data)}
@@ -47,7 +45,6 @@ def text_logprobs(vocab: Vocab, scores: Seq[Score], offset: int) -> dict[str, An
 
 
 def _best(vocab: Vocab, score: Score) -> dict[str, float | None]:
-    """The best tokens of a place, best first, and the one that stands there."""
     shown = dict([*score.best, (score.token_id, score.logprob)])
     return {_token_text(vocab.name_bytes(each)): _number(logprob) for each, logprob in shown.items()}
 

@@ -96,7 +96,6 @@ class MessagesRequest(Translated):
     output_config: dict[str, Any] | None = None
 
     def chat_fields(self) -> dict[str, Any]:
-        """Messages, tools and limits as chat completions call them. Raises Refusal."""
         check_served({f"output_config.{name}": value for name, value in (self.output_config or {}).items()}, _OUTPUT)
         chosen = self.tool_choice or _Choice(type="auto")
         choice = {"any": "required", "tool": {"type": "function", "function": {"name": chosen.name}}}
@@ -142,6 +141,8 @@ def _turns(message: _Message) -> Iterator[dict[str, Any]]:
 
 
 class MessagesAnswer(ItemsAnswer):
+    reads = MessagesRequest
+
     def __init__(self, own: MessagesRequest, *given: Any) -> None:
         super().__init__(own, *given)
         self._frame = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "model": own.model}

@@ -35,6 +35,10 @@ class Pair:
     observers: tuple[Observer, ...] = ()
 
     @property
+    def far(self) -> Cloud | None:
+        return None if isinstance(self.cloud, Engine) else self.cloud
+
+    @property
     def cloud_name(self) -> str | None:
         """The name of the target; "cloud" for a remote one, so that no server need be asked."""
         if self.cloud is None:
@@ -43,17 +47,16 @@ class Pair:
 
     def telling(self, notify: Callable[[str], None]) -> Pair:
         """The pair for one generation, during which `notify` gets lines about the cloud."""
-        if self.cloud is None or isinstance(self.cloud, Engine):
-            return self
-        return replace(self, cloud=self.cloud.telling(notify))
+        far = self.far
+        return replace(self, cloud=far.telling(notify)) if far else self
 
     def start(self, request: GenerateRequest) -> Generation:
         return api.start(request, edge=self.edge, cloud=self.cloud, observers=self.observers)
 
     def cancel(self) -> None:
         """End a `start` that waits for the cloud; it may raise a CloudError then. Any thread may call this."""
-        if self.cloud is not None and not isinstance(self.cloud, Engine):
-            self.cloud.cancel()
+        if far := self.far:
+            far.cancel()
 
 
 class ModelNames:
@@ -105,12 +108,10 @@ class ModelNames:
 
     @property
     def default_mode(self) -> str:
-        """That of the command line; `edge` without a target."""
         return "edge" if self._pair.cloud is None else DEFAULT_MODE
 
     @property
     def is_default_known(self) -> bool:
-        """Whether the default mode is known without a request to the cloud."""
         return self._is_calibrated is not None or self._pair.cloud is None
 
     def look(self) -> None:

@@ -175,7 +175,6 @@ def order_of(body: ChatRequest | TextRequest, edge: Engine, names: ModelNames, d
 
 
 def _check_chat(body: ChatRequest, edge: Engine) -> None:
-    """Raise Refusal for what these models cannot do."""
     if body.recordings and not edge.takes_audio:
         raise Refusal(400, f"The model {edge.name} takes no audio.", param="messages")
     for name in body.chat_template_kwargs or {}:  # one that the template does not know changes nothing

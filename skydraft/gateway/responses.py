@@ -74,7 +74,6 @@ class ResponsesRequest(Translated):
     metadata: dict[str, Any] | None = None
 
     def chat_fields(self) -> dict[str, Any]:
-        """Messages, tools, format and log-probabilities as chat completions call them."""
         form = self.text.format if self.text else None
         scored = _LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
         return {
@@ -116,7 +115,6 @@ class ResponsesRequest(Translated):
         return choice
 
     def _known_as(self, call: CallItem) -> str:
-        """The name of a call's function as the model reads it."""
         wanted = call.namespace, call.name
         own = (name for name, (space, tool) in self.functions().items() if (space, tool.name) == wanted)
         return next(own, call.name)
@@ -151,6 +149,8 @@ def _parts(content: Any) -> Any:
 
 
 class ResponsesAnswer(ItemsAnswer):
+    reads = ResponsesRequest
+
     def __init__(self, own: ResponsesRequest, *given: Any) -> None:
         super().__init__(own, *given)
         self._functions = own.functions()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, create_model, field_validator, model_validator
 
@@ -186,7 +186,6 @@ class AnyRequest(Checked):
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream ends with a chunk of usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
     # What only chats have.
@@ -262,7 +261,6 @@ class ChatRequest(AnyRequest):
 
     @property
     def callable_tools(self) -> list[Function]:
-        """The functions that the answer may call."""
         functions = [tool.function for tool in self.described_tools]
         if isinstance(self.tool_choice, NamedTool):
             return [function for function in functions if function.name == self.tool_choice.function.name]
@@ -337,3 +335,6 @@ class Translated(AnyRequest):
     def chat_fields(self) -> dict[str, Any]:
         """Messages, tools and what else is not called the same."""
         raise NotImplementedError
+
+
+Sent: TypeAlias = ChatRequest | TextRequest | Translated  # a body as its client wrote it

@@ -171,7 +171,6 @@ def serve(
 
 @contextmanager
 def _signals(stop: Callable[[int, Any], None]) -> Iterator[None]:
-    """Call `stop` at Ctrl-C and SIGTERM."""
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

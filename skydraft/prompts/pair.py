@@ -99,7 +99,6 @@ def _changed(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _encode_parts(vocab: Vocab, text: str, cut: str) -> tuple[int, ...]:
-    """The tokens of `text`, read part by part between cuts."""
     first, *others = text.split(cut)
     token_ids = list(vocab.encode(first))
     anchor = vocab.encode(_ANCHOR) if others else ()

@@ -47,7 +47,6 @@ def _reads(vocab: Vocab) -> tuple[bool, bool]:
 
 
 def _is_read(vocab: Vocab, messages: Seq[Message]) -> bool:
-    """Whether all of them are read, in their order."""
     try:
         text = render(vocab, messages)
     except SkydraftError:

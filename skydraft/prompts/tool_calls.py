@@ -176,7 +176,6 @@ class Reader:
 
     @property
     def only_repeats(self) -> bool:
-        """Whether there were calls, all of them answered before."""
         return self._has_repeated and not self._num_calls
 
     def push(self, text: str) -> list[Piece]:
@@ -188,7 +187,6 @@ class Reader:
         return said
 
     def finish(self) -> list[Piece]:
-        """The rest at the end of the text."""
         held, self._held = self._held, ""
         return self._rest(held) if held and not self.is_done else []
 
@@ -197,7 +195,6 @@ class Reader:
         raise NotImplementedError
 
     def _rest(self, held: str) -> list[Piece]:
-        """The pieces of what is held at the end."""
         return []
 
 

@@ -10,26 +10,23 @@ import asyncio
 import json
 import socket
 import threading
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
 
-PAGE = Path(__file__).resolve().parents[3] / "skydraft" / "gateway" / "page"
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    "media-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-KINDS = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}
+from skydraft.gateway.chat_page import PageFiles
+
+from ..running import Running
+
 MODES = ("edge", "cloud", "lossless", "fluency", "quality", "answers", "auto")
 CUT = object()
+wait_for = Running.wait_until
 
 Event = dict[str, Any]
 Step = Event | float | threading.Event | object
@@ -121,22 +118,16 @@ class FakeGateway:
         self._thread.join(10)
 
     def _app(self) -> Starlette:
+        files = PageFiles()
         return Starlette(
             routes=[
-                Route("/", self._file),
-                Route("/page/{name}", self._file),
+                Route("/", files.index),
+                Mount("/page", files),
                 Route("/health", self._health),
                 Route("/v1/models", self._checked(self._models)),
                 Route("/v1/chat/completions", self._checked(self._chat), methods=["POST"]),
             ]
         )
-
-    async def _file(self, request: Request) -> Response:
-        path = PAGE / request.path_params.get("name", "index.html")
-        if not path.is_file():
-            return Response(status_code=404)
-        headers = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
-        return FileResponse(path, media_type=KINDS[path.suffix], headers=headers)
 
     def _checked(self, answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
@@ -197,11 +188,3 @@ async def _hold(step: object) -> None:
             await asyncio.sleep(0.01)
     elif isinstance(step, float):
         await asyncio.sleep(step)
-
-
-def wait_for(true: Callable[[], bool], seconds: float = 30.0) -> None:
-    """Waits until it is true; an AssertionError when it does not come true in time."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "this did not come true in time"
-        time.sleep(0.01)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from .browsing import Pages, answered, expect, grave, is_too_wide, settled
+from .browsing import answered, expect, grave, is_too_wide, settled
 from .fake_gateway import FakeGateway, finish, plain_reply, run
 
 pytestmark = pytest.mark.browser
@@ -40,6 +40,8 @@ def test_a_call_is_shown_answered_and_sent_back(page: Any, fake: FakeGateway) ->
     expect(page.locator(".call h4")).to_have_text(["Calls get_weather", "Calls <b>time</b>"])
     assert page.locator(".call pre").first.text_content() == '{\n  "city": "上海"\n}'
     page.locator(".raw summary").click()
+    page.set_viewport_size({"width": 360, "height": 740})
+    assert not is_too_wide(page)
     origins = page.locator(".raw .run").evaluate_all("spans => spans.map((span) => span.dataset.origin)")
     assert origins == ["skipped", "accepted", "recovered"]
     assert (page.locator(".raw pre").text_content() or "").startswith("<tool_call>")
@@ -83,10 +85,3 @@ def test_tools_and_a_schema_are_sent_and_what_is_no_json_is_said_and_left_out(pa
     assert first["tools"] == [{"type": "function", "function": TOOL}] and first["tool_choice"] == "required"
     assert "response_format" not in first and "tools" not in second
     assert second["response_format"]["json_schema"]["schema"] == {"type": "object"}
-
-
-def test_calls_fit_a_narrow_screen(open_page: Pages, fake: FakeGateway) -> None:
-    fake.replies = [calling()]
-    page = open_page(viewport={"width": 360, "height": 740})
-    answered(page, "Weather?")
-    assert not is_too_wide(page)

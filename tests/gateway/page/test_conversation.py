@@ -4,37 +4,58 @@ from __future__ import annotations
 
 import re
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from skydraft.gateway import chat_page
 from skydraft.origins import LOOKS
 
 from .browsing import answered, ask, expect, grave, settled
-from .fake_gateway import MODES, PAGE, FakeGateway, finish, mixed_reply, plain_reply, record, run, wait_for
+from .fake_gateway import MODES, FakeGateway, finish, mixed_reply, plain_reply, record, run, wait_for
 
 pytestmark = pytest.mark.browser
+PAGE = Path(chat_page.__file__).parent / "page"
 ORIGINS = list(LOOKS)
 ANSWER = "The sea turns to copper as the sun sinks."
 
 
-def test_the_whole_history_is_sent(page: Any, fake: FakeGateway) -> None:
+def test_the_whole_history_is_sent_and_mode_and_settings_are_remembered(page: Any, fake: FakeGateway) -> None:
     fake.replies = [mixed_reply(), plain_reply("Yes.")]
+    assert page.locator("#mode option").evaluate_all("all => all.map((one) => one.value)") == list(MODES)
     answered(page, "Describe a sunset.")
+    page.select_option("#mode", "edge")
     answered(page, "Was that\nall?", 2)
     first, second = fake.bodies
     assert first["messages"] == [{"role": "user", "content": "Describe a sunset."}]
-    assert second["messages"] == [
-        {"role": "user", "content": "Describe a sunset."},
-        {"role": "assistant", "content": ANSWER},
-        {"role": "user", "content": "Was that\nall?"},
-    ]
+    said = {"role": "assistant", "content": ANSWER}
+    assert second["messages"] == [*first["messages"], said, {"role": "user", "content": "Was that\nall?"}]
     assert first["stream"] is True and first["stream_options"] == {"include_usage": True}
     assert first["model"] == "skydraft-quality" and isinstance(first["seed"], int)
+    assert second["model"] == "skydraft-edge"
     expect(page.locator(".text")).to_have_text([ANSWER, "Yes."])
+    expect(page.locator(".name")).to_have_text(["quality", "edge"])
+    page.click("#open-settings")
+    page.fill("#temperature", "1.2")
+    page.fill("#max-tokens", "77")
+    page.fill("#system", "Be brief.")
+    page.click("#close-settings")
+    page.reload()
+    expect(page.locator("#mode")).to_have_value("edge")
+    page.click("#new")
+    expect(page.locator("#welcome")).to_be_visible()
+    answered(page, "Hello")
+    page.uncheck("#coloured")
+    assert (fake.bodies[2]["temperature"], fake.bodies[2]["max_tokens"]) == (1.2, 77)
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+    assert fake.bodies[2]["messages"] == messages  # a new conversation knows nothing of the old
+    assert page.locator(".text .run").first.evaluate("span => getComputedStyle(span).textDecorationLine") == "none"
 
 
-def test_each_origin_has_a_title_a_colour_and_a_line_of_its_own(page: Any, fake: FakeGateway) -> None:
+def test_each_origin_has_a_title_a_colour_and_a_line_of_its_own_and_arrows_tell_them(
+    page: Any, fake: FakeGateway
+) -> None:
     fake.replies = [[run(f"{origin} ", origin, 3, reason="uncertain") for origin in ORIGINS] + [finish()]]
     answered(page, "Hello")
     spans = page.locator(".text .run")
@@ -52,42 +73,11 @@ def test_each_origin_has_a_title_a_colour_and_a_line_of_its_own(page: Any, fake:
     expect(page.locator("#legend dd")).to_have_count(7)
     legend = page.locator("#legend .run").evaluate_all(look)
     assert [tuple(entry) for entry in legend] == list(zip(colours, lines, strict=True))
-
-
-def test_the_arrows_go_from_run_to_run_and_say_what_it_is(page: Any) -> None:
-    answered(page, "Hello")
     assert page.locator('.text .run[tabindex="0"]').count() == 1
-    page.locator(".text .run").first.focus()
+    spans.first.focus()
     page.keyboard.press("ArrowRight")
-    expect(page.locator("#tip")).to_have_text("accepted. Round 1. Sent to the large model: the draft was unsure.")
-    expect(page.locator(".text .run").nth(1)).to_be_focused()
-
-
-def test_the_mode_can_be_switched_and_is_remembered(page: Any, fake: FakeGateway) -> None:
-    assert page.locator("#mode option").evaluate_all("all => all.map((one) => one.value)") == list(MODES)
-    answered(page, "Hello")
-    page.select_option("#mode", "edge")
-    answered(page, "And now?", 2)
-    assert [body["model"] for body in fake.bodies] == ["skydraft-quality", "skydraft-edge"]
-    assert len(fake.bodies[1]["messages"]) == 3
-    expect(page.locator(".name")).to_have_text(["quality", "edge"])
-    page.reload()
-    expect(page.locator("#mode")).to_have_value("edge")
-
-
-def test_settings_are_sent_and_remembered(page: Any, fake: FakeGateway) -> None:
-    page.click("#open-settings")
-    page.fill("#temperature", "1.2")
-    page.fill("#max-tokens", "77")
-    page.fill("#system", "Be brief.")
-    page.click("#close-settings")
-    page.reload()
-    answered(page, "Hello")
-    page.uncheck("#coloured")
-    (body,) = fake.bodies
-    assert (body["temperature"], body["max_tokens"]) == (1.2, 77)
-    assert body["messages"][0] == {"role": "system", "content": "Be brief."}
-    assert page.locator(".text .run").first.evaluate("span => getComputedStyle(span).textDecorationLine") == "none"
+    expect(page.locator("#tip")).to_have_text(titles[1])
+    expect(spans.nth(1)).to_be_focused()
 
 
 def test_the_answer_is_shown_while_it_comes_and_announced_once(page: Any, fake: FakeGateway) -> None:
@@ -167,15 +157,6 @@ def test_regenerate_takes_another_seed(page: Any, fake: FakeGateway) -> None:
     assert first["messages"] == second["messages"]
 
 
-def test_a_new_conversation_knows_nothing_of_the_old(page: Any, fake: FakeGateway) -> None:
-    answered(page, "Hello")
-    page.click("#new")
-    expect(page.locator(".turn")).to_have_count(0)
-    expect(page.locator("#welcome")).to_be_visible()
-    answered(page, "Again")
-    assert fake.bodies[1]["messages"] == [{"role": "user", "content": "Again"}]
-
-
 def test_two_modes_at_once_and_going_on_with_one(page: Any, fake: FakeGateway) -> None:
     go = threading.Event()
     fake.by_model = {
@@ -203,19 +184,12 @@ def test_two_modes_at_once_and_going_on_with_one(page: Any, fake: FakeGateway) -
     assert fake.bodies[2]["messages"][1] == {"role": "assistant", "content": "Right."}
 
 
-@pytest.fixture
-def words(page: Any) -> dict[str, dict[str, str]]:
-    return dict(page.evaluate("import('/page/words.js').then((module) => module.WORDS)"))
-
-
-def test_both_languages_have_the_same_keys(words: dict[str, dict[str, str]]) -> None:
+def test_every_word_of_the_markup_is_known_in_both_languages_and_every_known_word_is_used(page: Any) -> None:
+    words = page.evaluate("import('/page/words.js').then((module) => module.WORDS)")
     assert words["en"].keys() == words["zh"].keys()
     for key, english in words["en"].items():
         assert english and words["zh"][key]
         assert set(re.findall(r"\{\w+\}", english)) == set(re.findall(r"\{\w+\}", words["zh"][key])), key
-
-
-def test_every_word_of_the_markup_is_known_and_every_known_word_is_used(words: dict[str, dict[str, str]]) -> None:
     sources = {
         path.name: path.read_text(encoding="utf-8") for path in PAGE.iterdir() if path.suffix in (".js", ".html")
     }

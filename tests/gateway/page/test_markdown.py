@@ -11,7 +11,7 @@ import pytest
 
 from skydraft.origins import LOOKS
 
-from .browsing import Pages, answered, ask, expect, grave, is_too_wide
+from .browsing import answered, ask, expect, grave, is_too_wide
 from .fake_gateway import FakeGateway, Step, finish, plain_reply, run
 
 pytestmark = pytest.mark.browser
@@ -154,6 +154,9 @@ def test_what_markdown_becomes(page: Any, fake: FakeGateway) -> None:
     ]
     expect(text.locator("hr")).to_have_count(1)
     assert not grave(page)
+    page.emulate_media(color_scheme="dark")
+    page.set_viewport_size({"width": 360, "height": 740})
+    assert not grave(page) and not is_too_wide(page)
 
 
 def test_hostile_text_is_shown_and_does_nothing(page: Any, fake: FakeGateway) -> None:
@@ -197,11 +200,3 @@ def test_while_it_comes_it_is_shown_as_it_will_be_and_what_is_complete_stays(pag
     for _ in range(2):
         page.locator("#rendered").click()
     assert page.locator(".text").inner_html() == streamed
-
-
-def test_a_long_answer_fits_a_small_phone(open_page: Pages, fake: FakeGateway) -> None:
-    fake.replies = [plain_reply(LONG)]
-    page = open_page(viewport={"width": 360, "height": 740}, locale="zh-CN", color_scheme="dark")
-    answered(page, "Hello")
-    assert not is_too_wide(page)
-    assert not grave(page)
