@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from skydraft.cloud.limits import Limits
+from skydraft.access.limits import Limits
 
 import skydraft
 from bench.emulated_link import EmulatedLink
