@@ -29,6 +29,9 @@ gates = st.one_of(
 )
 
 
+DRAFTED = ("skipped", "edge", "edge-fallback")
+
+
 def decode(plan: Plan, params: DecodingParams, edge: object, cloud: object, **options: object) -> Generation:
     with generate(PROMPT, edge=edge, cloud=cloud, plan=plan, params=params, raw=True, **options) as generation:
         return generation.run()
@@ -39,7 +42,7 @@ def assert_whose(done: Generation, edge: Engine, cloud: Engine, params: Decoding
     token_ids = [*PROMPT_IDS, *done.token_ids]
     for index, origin in enumerate(done.origins):
         prefix = token_ids[: len(PROMPT_IDS) + index]
-        model = edge if origin in ("skipped", "edge", "edge-fallback") else cloud
+        model = edge if origin in DRAFTED else cloud
         assert token_ids[len(prefix)] == reference.next_token(model, prefix, len(PROMPT_IDS), params), (index, origin)
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from skydraft.access.limits import Limits
 
 import skydraft
 from bench.emulated_link import EmulatedLink
 from skydraft import DecodingParams, Generation, make_plan
+from skydraft.access.limits import Limits
 from skydraft.cloud.server import ServeOptions
 from skydraft.cloud.worker import Worker
 from skydraft.edge.channel import SessionStream, Waiting
@@ -27,7 +27,8 @@ from skydraft.protocol import verifier_pb2 as pb
 from skydraft.protocol.values import StopCall, VerifyCall
 
 from .. import reference, toys
-from ..decoding.test_hand_back import DRAFTED, assert_whose, turns_of
+from ..decoding.test_hand_back import turns_of
+from ..decoding.test_laws import DRAFTED, assert_whose
 from ..serving import PATIENCE_S, Leash, Serving, asked, longest_round_s, serving
 from ..toys import PROMPT, PROMPT_IDS, law
 from .test_remote import gates

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from skydraft.learning.lessons import Lesson
@@ -16,8 +15,3 @@ def lesson(number: int = 0, **changes: Any) -> Lesson:
         **ORIGIN, "prompt_ids": (1, 2, number), "token_ids": (3, 4, 5, 6), "marks": "acw-",
     }  # fmt: skip
     return Lesson(**(given | changes))
-
-
-def files(folder: Path) -> list[Path]:
-    """The files that hold lessons."""
-    return sorted(folder.glob("*.jsonl"))

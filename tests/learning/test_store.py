@@ -25,7 +25,7 @@ from skydraft.learning.dataset import MIN_GENERATIONS, choose, split
 from skydraft.learning.lessons import Lesson, Store, encode
 from tests import toys
 
-from .lessons import files, lesson
+from .lessons import lesson
 
 
 def read(folder: Path) -> tuple[list[Lesson], Counter[str]]:
@@ -33,23 +33,16 @@ def read(folder: Path) -> tuple[list[Lesson], Counter[str]]:
     return list(Store(folder).lessons(skipped)), skipped
 
 
-def test_what_is_added_is_read_again_in_its_order(tmp_path: Path) -> None:
-    store = Store(tmp_path / "new" / "learn")
+def test_what_is_added_is_read_again_in_its_order_by_nobody_else(tmp_path: Path) -> None:
     given = [lesson(n, params={"temperature": 0.5, "stop": ["。"], "logit_bias": [[3, -1.5]]}) for n in range(5)]
-    for each in given:
-        store.add(each)
-    assert read(store.folder) == (given, Counter())
-    assert given[0].decoding.stop == ("。",)
-
-
-def test_nobody_else_may_read_it(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        Store(tmp_path / "learn").add(lesson())
+        store = filled(tmp_path / "new" / "learn", *given)
     finally:
         os.umask(before)
-    assert stat.S_IMODE((tmp_path / "learn").stat().st_mode) == 0o700
-    assert {stat.S_IMODE(path.stat().st_mode) for path in files(tmp_path / "learn")} == {0o600}
+    assert read(store.folder) == (given, Counter()) and given[0].decoding.stop == ("。",)
+    assert stat.S_IMODE(store.folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in store.folder.glob("*.jsonl")} == {0o600}
 
 
 def test_the_oldest_go_when_there_is_too_much(tmp_path: Path) -> None:
@@ -114,13 +107,12 @@ WHOLE = encode(lesson())[9:-1].decode()
     "text",
     [
         "[]", "{}", "null", "[" * 5000, WHOLE.replace("[3,4,5,6]", "[3,4,5,-6]"),
-        WHOLE.replace("[3,4,5,6]", "[3,4,5,6e300]"), WHOLE.replace("[3,4,5,6]", "[3,4,5,4294967296]"),
+        WHOLE.replace("[3,4,5,6]", "[3,4,5,4294967296]"),
         WHOLE.replace("[3,4,5,6]", "[3,4,5]"), WHOLE.replace('"acw-"', '"acz-"'),
         WHOLE.replace('"draft"', '"evil":1,"draft"'),
         WHOLE[:-1] + ',"params":{"temperature":NaN}}', WHOLE[:-1] + ',"params":{"nonsense":1}}',
         WHOLE[:-1] + ',"params":{"temperature":-1}}', WHOLE[:-1] + ',"params":{"temperature":"hot"}}',
         WHOLE[:-1] + ',"params":{"logit_bias":[[1]]}}', WHOLE[:-1] + ',"schema":2}', WHOLE.replace("t" * 32, ""),
-        WHOLE[:-1] + ',"media":[{"num_mels":1,"features":"AAAA"}]}',
     ],
 )  # fmt: skip
 def test_a_line_that_is_no_lesson_is_skipped_whoever_wrote_it(tmp_path: Path, text: str) -> None:
@@ -174,8 +166,6 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         Store(tmp_path / "file")
     with pytest.raises(OptionError, match="cannot be kept in"):
         Store(tmp_path / "file" / "below").prepare()
-    with pytest.raises(OptionError, match="cannot be kept in"):
-        Store(Path("/proc/skydraft-learn")).prepare()
 
 
 def test_what_only_looks_like_a_file_of_the_store_is_left_alone(tmp_path: Path) -> None:
@@ -244,13 +234,10 @@ def test_the_newest_are_taken_and_those_of_the_target_that_judged_most(
 
 
 def test_too_few_say_how_many_are_missing(tmp_path: Path) -> None:
-    with pytest.raises(RecordsError, match="Nothing was collected"):
-        choose(Store(tmp_path / "none"))
-    store = filled(tmp_path, *(lesson(number) for number in range(MIN_GENERATIONS - 2)))
-    with pytest.raises(RecordsError, match="2 are missing"):
+    store = filled(tmp_path, *(lesson(number) for number in range(MIN_GENERATIONS - 1)))
+    with pytest.raises(RecordsError, match="1 are missing"):
         choose(store)
     store.add(lesson(100))
-    store.add(lesson(101))
     assert len(choose(store).lessons) == MIN_GENERATIONS
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from skydraft.engines.adapter import Adapter, AdapterCard, read_adapter
+from skydraft.engines.adapter import AdapterCard, read_adapter
 from skydraft.engines.trainable import load_trainable
 from skydraft.errors import OptionError
 from skydraft.learning import training
@@ -62,7 +61,7 @@ def test_it_says_more_often_what_the_target_says(trained: Trained, tmp_path: Pat
     assert trained.is_whole and not trained.objection
     trained.write(tmp_path / "adapter")
     again = read_adapter(tmp_path / "adapter")
-    assert same(again, trained.adapter) and again.card == trained.adapter.card
+    assert again.fingerprint == trained.adapter.fingerprint and again.card == trained.adapter.card
     assert len(again.card.trained_on) == 60 and again.card.architecture == "qwen2"
 
 
@@ -73,16 +72,12 @@ def test_it_learns_from_what_the_target_wrote_on(pair: tuple[Any, Any], written_
     assert found.held_out.difference > 0.03, str(found.held_out)
 
 
-def same(one: Adapter, other: Adapter) -> bool:
-    return one.fingerprint == other.fingerprint
-
-
 def test_stopped_and_gone_on_with_gives_the_same_adapter(task: TrainingTask, trained: Trained, tmp_path: Path) -> None:
     for stop_at in (1, 6, 13):
         with pytest.raises(KeyboardInterrupt):
             train(task, tmp_path / "state", stop_at=stop_at)
     again = train(task, tmp_path / "state")
-    assert same(again.adapter, trained.adapter) and again.held_out == trained.held_out
+    assert again.adapter.fingerprint == trained.adapter.fingerprint and again.held_out == trained.held_out
 
 
 def test_a_state_that_is_damaged_or_of_other_settings_is_begun_anew(task: TrainingTask, tmp_path: Path) -> None:
@@ -90,10 +85,10 @@ def test_a_state_that_is_damaged_or_of_other_settings_is_begun_anew(task: Traini
     with pytest.raises(KeyboardInterrupt):
         train(task, state, stop_at=6)
     fresh = train(task, tmp_path / "fresh", other)
-    assert same(train(task, state, other).adapter, fresh.adapter)
+    assert train(task, state, other).adapter.fingerprint == fresh.adapter.fingerprint
     state.write_bytes(b"PK\x03\x04 not a state")
-    assert same(train(task, state, other).adapter, fresh.adapter)
-    assert not same(train(task, tmp_path / "another", replace(other, seed=2)).adapter, fresh.adapter)
+    assert train(task, state, other).adapter.fingerprint == fresh.adapter.fingerprint
+    assert train(task, tmp_path / "another", replace(other, seed=2)).adapter.fingerprint != fresh.adapter.fingerprint
 
 
 def test_nothing_is_loaded_or_read_when_time_is_over(task: TrainingTask, taught: Path, tmp_path: Path) -> None:
@@ -146,7 +141,9 @@ def test_nothing_is_begun_after_which_there_is_no_time_to_measure(
             assert not run.run().is_whole and "training" in " ".join(clock.told)
     assert clock.now_s <= seconds + 9  # of one step
     if not last:
-        assert same(train(task, tmp_path / "state").adapter, trained.adapter)  # it goes on from there
+        assert (
+            train(task, tmp_path / "state").adapter.fingerprint == trained.adapter.fingerprint
+        )  # it goes on from there
 
 
 def test_the_halves_together_are_the_model_and_say_what_was_collected(task: TrainingTask) -> None:
@@ -175,17 +172,8 @@ def test_settings_out_of_range_are_refused(settings: dict[str, float]) -> None:
         TrainSettings(**settings)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("num_answers", "given", "num_layers"), [(149, None, 4), (150, None, 12), (150, 3, 3)])
-def test_many_answers_are_learned_in_more_layers_unless_the_user_says_how_many(
-    num_answers: int, given: int | None, num_layers: int
-) -> None:
-    assert TrainSettings(num_layers=given).layers_for(num_answers) == num_layers
-
-
-def test_a_lesson_passes_five_modules_of_this_room_on_its_way_to_an_adapter() -> None:
-    room, entered, waiting = Path(training.__file__).parent, set[str](), ["collect", "training"]
-    while waiting:
-        if (name := waiting.pop()) not in entered:
-            entered.add(name)
-            waiting += re.findall(r"skydraft\.learning\.(\w+)", (room / f"{name}.py").read_text(encoding="utf-8"))
-    assert entered == {"collect", "lessons", "dataset", "halves", "training"}
+def test_many_answers_are_learned_in_more_layers_unless_the_user_says_how_many() -> None:
+    found = [
+        TrainSettings(num_layers=given).layers_for(number) for number, given in ((149, None), (150, None), (150, 3))
+    ]
+    assert found == [4, 12, 3]

@@ -39,14 +39,15 @@ def test_wheels_are_joined_in_order_and_removed(world: FakeWorld) -> None:
     assert world.fetch(offline=True) == path and world.asked == []
 
 
-def test_hugging_face_cache_comes_first_and_is_linked(world: FakeWorld, tmp_path: Path) -> None:
-    blob = world.blob()
-    link = tmp_path / "snapshot.gguf"
-    link.symlink_to(blob)
-    world.hub_cache[HUB_NAME] = link
-    path = world.fetch(offline=True)
-    assert path.samefile(blob) and not path.is_symlink()
-    assert world.asked == []
+@pytest.mark.parametrize("place", ["hub", "hub_cache"])
+def test_the_hub_comes_first_and_its_file_is_linked(
+    world: FakeWorld, tmp_path: Path, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    link = getattr(world, place)[HUB_NAME] = tmp_path / "snapshot.gguf"
+    link.symlink_to(world.blob())
+    path = world.fetch(offline=place == "hub_cache")
+    assert path.samefile(link) and not path.is_symlink()
+    assert world.asked == [HUB_NAME] * (place == "hub") and capsys.readouterr().err == ""
 
 
 def test_copied_where_no_link_is_possible(world: FakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,12 +67,6 @@ def test_a_wrong_file_from_the_hub_is_skipped(world: FakeWorld, place: str, wron
     blob = getattr(world, place)[HUB_NAME] = world.blob(content)
     assert world.fetch().read_bytes() == world.published.content
     assert blob.read_bytes() == content and world.asked == [HUB_NAME, *world.published.wheels]
-
-
-def test_hub_comes_before_the_wheels(world: FakeWorld, capsys: pytest.CaptureFixture[str]) -> None:
-    blob = world.hub[HUB_NAME] = world.blob()
-    assert world.fetch().samefile(blob)
-    assert world.asked == [HUB_NAME] and capsys.readouterr().err == ""
 
 
 def test_an_interrupted_download_goes_on_where_it_stopped(world: FakeWorld) -> None:
@@ -144,12 +139,9 @@ def test_no_disk_is_found_before_anything_is_downloaded(world: FakeWorld) -> Non
         world.fetch()
     assert "SKYDRAFT_HOME" in one_line(raised.value)
     assert world.asked == []
-
-
-def test_pieces_that_are_here_need_no_room(world: FakeWorld) -> None:
-    # Room for the file and the last piece only.
+    # Pieces that are here need none: there is room for the file and the last piece only.
     last = world.published.model.parts[-1]
-    world.free_bytes = DISK_MARGIN_BYTES + len(world.published.content) + last.bytes
+    world.free_bytes += 1 + last.bytes
     with pytest.raises(NotEnoughDisk):
         world.fetch()
     for name in list(world.published.wheels)[:-1]:
