@@ -99,18 +99,11 @@ def test_every_child_is_in_the_table_and_starts_with_its_folder_left_out() -> No
     assert set(found) == set(CHILDREN)
 
 
-@pytest.mark.parametrize(
-    "planted",
-    [
+def test_new_ways_to_start_one_and_a_python_without_the_option_are_found() -> None:
+    for planted in (
         "import subprocess", "def late(): from multiprocessing import Process", "os.system('x')", "os.execv('x', [])",
         "asyncio.create_subprocess_exec('x')",
-    ],
-)  # fmt: skip
-def test_a_new_way_to_start_one_is_found(planted: str) -> None:
-    assert list(starts(planted))
-
-
-def test_a_python_without_the_option_is_found() -> None:
-    assert unsafe("run([sys.executable, '-c', x])") == unsafe("command = (*a, sys.executable)") == [1]
-    assert unsafe("python = sys.executable") == [1]
+    ):  # fmt: skip
+        assert list(starts(planted)), planted
+    assert unsafe("run([sys.executable, '-c', x])") == unsafe("python = (*a, sys.executable)") == [1]
     assert unsafe("run([sys.executable, '-P', '-c', x])") == unsafe("f'Run {sys.executable}'") == []

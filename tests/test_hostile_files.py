@@ -141,16 +141,6 @@ def test_whatever_is_in_a_file_is_a_result_or_one_clear_error(
     assert num_refused < num  # it also met good files
 
 
-@pytest.mark.parametrize("text", ["port = 1.5", "port = true", 'grace = "soon"', "port = [70]"])
-def test_a_value_of_another_type_in_a_config_is_refused_and_not_cut(
-    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "serve.toml").write_text(text)
-    assert run(["serve", "--config", str(tmp_path / "serve.toml")]) == 2
-    said = capsys.readouterr().err
-    assert text.split()[0] in said and said.count("\n") == 1
-
-
 def test_a_full_disk_is_said_of_the_file_that_it_holds(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--edge-model", "toy", "--mode", "edge", "-n", "4", "--quiet"]
     assert run(["generate", "今天", *options, "--trace", "/dev/full"]) == 1
@@ -168,11 +158,8 @@ def test_a_file_of_tokens_that_others_can_read_is_named(
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-@pytest.mark.parametrize(
-    ("command", "status"),
-    [("generate 今天 --edge-model toy --mode edge -n 4", 0), ("serve --model toy --port 70000", 2)],
-)
-def test_a_stream_that_the_shell_closed_leads_nowhere(command: str, status: int, closed: str) -> None:
+def test_a_stream_that_the_shell_closed_leads_nowhere(closed: str) -> None:
+    command = "generate 今天 --edge-model toy --mode edge -n 4"
     line = f"{sys.executable} -m skydraft.cli.main {command} {closed}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, cwd=ROOT)
-    assert done.returncode == status and "Traceback" not in done.stderr
+    assert done.returncode == 0 and "Traceback" not in done.stderr

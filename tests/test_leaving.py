@@ -74,10 +74,11 @@ def test_a_local_text_has_no_trace() -> None:
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["--cloud", "a.example:7373"], "--cloud"), (["--otlp", "http://localhost:4318"], "--otlp"),
-        (["--edge-model", "a/b"], "a/b"), (["--source", "hub"], "--source"),
+        (["--cloud", "a:7373"], "--cloud"),
+        (["--otlp", "http://localhost:4318"], "--otlp"),
+        (["--edge-model", "a/b"], "a/b"),
     ],
-)  # fmt: skip
+)
 def test_what_would_leave_is_refused_with_a_line(refused: Any, args: list[str], says: str) -> None:  # noqa: F811
     refused("generate", "快", "--local-only", *args, says=says, status=1 if args[-1] == "a/b" else 2)
 

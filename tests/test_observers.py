@@ -41,8 +41,7 @@ class Seen:
 
 
 def complete(generation: Generation) -> None:
-    generation.run()
-    generation.close()
+    generation.run().close()
 
 
 def closed(generation: Generation) -> None:
@@ -89,18 +88,14 @@ def test_each_end_is_told_once(use: Callable[[Generation], None], error: type | 
     assert first.threads == {threading.get_ident()}
 
 
-def test_a_start_that_fails_is_an_end() -> None:
-    seen = Seen()
-    with pytest.raises(UsageError):
-        skydraft.start(REQUEST, edge=toys.toy(1, 0.7), observers=[seen])
-    assert [number for number, _ in seen.ends] == [-1] and seen.ends[0][1] is not None
-
-
-def test_an_observer_that_fails_at_the_beginning_is_left_out() -> None:
+def test_a_start_that_fails_is_an_end_and_an_observer_that_fails_at_the_beginning_is_left_out() -> None:
     class Broken(Seen):
         def begins(self, request: GenerateRequest) -> GenerateRequest:
             raise RuntimeError("an observer that fails")
 
     broken, seen = Broken(), Seen()
+    with pytest.raises(UsageError):
+        skydraft.start(REQUEST, edge=toys.toy(1, 0.7), observers=[broken, seen])
+    assert [number for number, _ in seen.ends] == [-1] and seen.ends[0][1] is not None
     skydraft.start(REQUEST, edge=toys.toy(1, 0.7), cloud=toys.toy(1), observers=[broken, seen]).run()
-    assert not broken.ends and len(seen.ends) == 1
+    assert not broken.ends and len(seen.ends) == 2

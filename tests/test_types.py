@@ -23,30 +23,22 @@ def test_media_fills_one_token_per_40_ms(num_frames: int, num_tokens: int) -> No
     assert Media(features(num_frames)).num_tokens == num_tokens
 
 
-def test_media_is_its_content() -> None:
-    one, same, other = Media(features(9)), Media(features(9)), Media(features(9, 0.6))
-    assert one == same and hash(one) == hash(same) and one != other and one != Media(features(10)) and one != 9
-
-
-def test_media_cannot_be_changed_from_outside() -> None:
+def test_media_is_its_content_and_cannot_be_changed_from_outside() -> None:
     given = features(9)
-    media = Media(given)
+    one, same, other = Media(given), Media(features(9)), Media(features(9, 0.6))
     given[:] = 7
-    assert media == Media(features(9))
+    assert one == same and hash(one) == hash(same) and one != other and one != Media(features(10)) and one != 9
     with pytest.raises(ValueError, match="read-only"):
-        media.features[0, 0] = 1
+        one.features[0, 0] = 1
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
         (features(9).astype(np.float64), r"float32 \[mels, frames\], not float64 \(128, 9\)"),
-        (features(9)[0], r"not float32 \(9,\)"),
         (features(9)[:0], r"not float32 \(0, 9\)"),
-        (features(0), "0 frames of audio are too few"),
         (features(2), "2 frames of audio are too few"),
         (features(9, np.nan), "must be finite"),
-        (features(9, np.inf), "must be finite"),
     ],
 )
 def test_media_is_valid_or_not_there(wrong: np.ndarray, message: str) -> None:
@@ -100,6 +92,7 @@ def test_what_was_spent_is_no_part_of_what_was_said() -> None:
     block, verdict = DraftBlock(0, (1, 2)), Verdict(0, 2, 3)
     assert replace(block, cost=Cost(9)) == block and replace(verdict, cost=Cost(9)) == verdict
     assert replace(block, finish="eos") != block and replace(verdict, finish="eos") != verdict
+    assert StepRecord(0, 0, 5, 3, 4, "verified", "always", 7.0, 7.0).overhead_ms == 7.0
 
 
 @pytest.mark.parametrize(

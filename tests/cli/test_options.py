@@ -120,7 +120,7 @@ def test_every_option_has_a_variable_and_no_two_the_same(command: click.Command)
     ("text", "says"),
     [
         ("max-quue = 3", "max-quue"), ("max-queue = ", "is not TOML"), ("max-queue = true", "max-queue"),
-        ("log-prompts = 7", "log-prompts"), ("max-queue = [3]", "one value"),
+        ("log-prompts = 7", "log-prompts"), ("port = 1.5", "port"), ("max-queue = [3]", "one value"),
         ("[limits]\nmax-queue = 3", "an unknown option: limits"), ('max-queue = "many"', "integer"),
         ("max-queue = 0", "max-queue"), ('execution = "fast"', "fast"), ('config = "other.toml"', "config"),
     ],
