@@ -34,11 +34,7 @@ def test_prompts_are_labelled_along_what_each_model_writes_alone() -> None:
             alone = skydraft.generate(entry.prompt, edge=edge, cloud=cloud, plan=make_plan(mode), params=params).run()
             scorer = Scorer(edge, cloud)
             prompts = read_prompt(edge, asked(entry.prompt))
-<<<<<<< HEAD
             slow.append(summary.labelled(scorer.score(entry.id, prompts, alone.token_ids, params), path))  # type: ignore[arg-type]
-=======
-            slow.append(summary.labelled(scorer.score(entry.id, prompts, alone.token_ids), path))  # type: ignore[arg-type]
->>>>>>> eng2
             scorer.close()
     for mine, theirs in zip(texts, slow, strict=True):
         assert (mine.path, mine.disagrees) == (theirs.path, theirs.disagrees)
