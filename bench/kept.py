@@ -8,7 +8,7 @@ after a disagreement that was skipped.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 from skydraft.evaluation.records import read_records
@@ -22,7 +22,9 @@ _FILE = Path(calibration.__file__).parent / "calibrations" / "qwen2.5-coder-0.5b
 
 
 def main() -> None:
-    records = read_records((Path(sys.argv[1]) if sys.argv[1:] else _FOLDER) / "records.jsonl")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=_FOLDER, help="with the records.jsonl of a comparison")
+    records = read_records(parser.parse_args().folder / "records.jsonl")
     alone = {(line.prompt, line.token_ids) for line in records.generations if line.mode == "cloud"}
     texts = [labelled(line, "target") for line in records.scores if (line.prompt, line.token_ids) in alone]
     num_tokens = sum(len(text.disagrees) for text in texts)
