@@ -186,23 +186,6 @@ def test_dearer_drafts_and_links_make_lossless_wait_for_a_longer_run(
         assert after <= waits(drafts_after(replace(costs, wire_ms=times_as_dear * wire_ms)))
 
 
-@pytest.mark.parametrize(
-    ("draft_ms", "wire_ms", "earliest", "latest"),
-    [
-        (1.0, 0.0, 0, 0),
-        (20.0, 0.0, 0, 0),
-        (12.0, 60.0, 2, 16),
-        (50.0, 0.0, math.inf, math.inf),
-        (1.0, 900.0, math.inf, math.inf),
-    ],
-)
-def test_when_lossless_drafts_beside_a_target_of_40_ms(
-    draft_ms: float, wire_ms: float, earliest: float, latest: float
-) -> None:
-    costs = CostModel(draft_ms, (40.0,) * 17, 17, wire_ms=wire_ms, streams=True)
-    assert earliest <= waits(drafts_after(costs)) <= latest
-
-
 def test_lossless_drafts_after_the_run_that_doctor_names() -> None:
     """A text whose first tokens the draft model reads along: the first block comes when the run is that long."""
     costs = CostModel(12.0, (40.0,) * 17, 17, wire_ms=60.0, streams=True)

@@ -74,29 +74,6 @@ def test_what_is_no_gate_is_refused_with_a_reason(text, says):
 
 
 @pytest.mark.parametrize(
-    ("parts", "says"),
-    [
-        (("sometimes",), "no gate 'sometimes'"),
-        (("",), "no gate ''"),
-        (("entropy", -0.1), "at least 0, not '-0.1'"),
-        (("entropy", float("nan")), "at least 0, not 'nan'"),
-        (("margin", 1.01), "at most 1, not '1.01'"),
-        (("prob", float("inf")), "at most 1, not 'inf'"),
-        (("prob", -1.0), "a probability, at least 0"),
-        (("calibrated", 1.5), "an agreement, at least 0 and at most 1"),
-        (("entropy", 1.0, ("colours",)), "no content rule 'colours'"),
-        (("entropy", 1.0, ("digits", "")), "no content rule ''"),
-        (("always", 0.0, ("digits",)), "\\+digits does not apply to the gate always"),
-        (("never", 0.0, ("dates",)), "\\+dates does not apply to the gate never"),
-    ],
-)
-def test_a_spec_is_valid_or_not_there(parts, says):
-    with pytest.raises(OptionError, match=says) as raised:
-        GateSpec(*parts)
-    assert raised.value.exit_status == 2
-
-
-@pytest.mark.parametrize(
     ("gate", "expected"),
     [
         ("always", "always"),
