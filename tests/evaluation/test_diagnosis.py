@@ -90,13 +90,7 @@ def whole_blocks(accepted: list[int], k: int, draft_ms: float, verify_ms: float)
 
 @pytest.mark.parametrize(
     ("accepted", "draft_ms", "rows_cost", "slowdown"),
-    [
-        ([5, 5, 2, 5, 0, 3], 2.0, 0.02, 1.0),
-        ([5, 5, 2, 5, 0, 3], 2.0, 0.02, 1.6),
-        ([5] * 9 + [4], 1.0, 0.01, 0.7),
-        ([1, 0, 2, 0, 0, 1], 4.0, 0.05, 1.0),
-        ([0, 0, 0, 1], 25.0, 0.9, 1.0),
-    ],
+    [([5, 5, 2, 5, 0, 3], 2.0, 0.02, 1.6), ([5] * 9 + [4], 1.0, 0.01, 0.7), ([0, 0, 0, 1], 25.0, 0.9, 1.0)],
 )
 def test_the_same_costs_give_the_same_number_everywhere(
     tmp_path: Path, accepted: list[int], draft_ms: float, rows_cost: float, slowdown: float

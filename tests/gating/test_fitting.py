@@ -88,12 +88,9 @@ def test_a_replay_is_the_slow_one_and_no_better_than_an_oracle(
     ("hand_back", "text", "expected"),
     [
         ("0", "010", Replay(3, 0, 2, 2, 1, 4)),  # accepted, bonus; accepted, and no bonus at the end
-        ("0", "1111", Replay(4, 0, 4, 4, 4, 4)),
-        ("2", "1111", Replay(4, 0, 2, 2, 4, 4)),  # corrected, two more; corrected
         ("2", "0111", Replay(4, 0, 2, 2, 3, 4)),  # accepted, bonus, and no more; corrected, one more
         ("agree:2", "1001", Replay(4, 0, 2, 2, 4, 4)),
         ("agree:2", "10100", Replay(5, 0, 1, 1, 5, 5)),
-        ("agree:1", "10100", Replay(5, 0, 3, 3, 4, 6)),  # corrected, one more; corrected, one more; accepted
         ("text", "0011010", Replay(7, 0, 2, 2, 6, 7)),
     ],
 )
