@@ -39,8 +39,10 @@ def read_prompts(path: Path, *, limit: int | None = None) -> Workload:
     A line has a prompt, and optionally id, category and audio (a path beside the file). Raises PromptError.
     """
     content, lines = read_lines(path, "prompt file")
-    read = _read_json if path.suffix in (".jsonl", ".json") else _read_plain
-    prompts = [read(path, number, line) for number, line in lines]
+    if path.suffix in (".jsonl", ".json"):
+        prompts = [_read_json(path, number, line) for number, line in lines]
+    else:
+        prompts = [PromptEntry(id=f"line-{number}", prompt=line.strip()) for number, line in lines]
     if len({prompt.id for prompt in prompts}) < len(prompts):
         raise PromptError(f"Two prompts in {path} have the same id.", hint="Give each prompt its own id.")
     if not prompts:
@@ -76,7 +78,3 @@ def _read_json(path: Path, number: int, line: str) -> PromptEntry:
         category=entry.category,
         audio=str(path.parent / entry.audio) if entry.audio else None,
     )
-
-
-def _read_plain(path: Path, number: int, line: str) -> PromptEntry:
-    return PromptEntry(id=f"line-{number}", prompt=line.strip())

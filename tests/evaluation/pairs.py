@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 
 from skydraft.engines.base import Engine
+from skydraft.engines.options import EngineOptions
 from skydraft.engines.toy import open_toy
-from skydraft.evaluation.records import PromptEntry
+from skydraft.evaluation.comparison import ComparisonRequest, LoadedPair, compare
+from skydraft.evaluation.records import PromptEntry, Records, read_records
 from skydraft.evaluation.workloads import Workload
 from skydraft.gating.calibration import Calibration
 from skydraft.gating.fitting import fit
@@ -36,6 +41,19 @@ def workload(seed: int, num_prompts: int = 30) -> Workload:
 def pair(drift: float) -> tuple[Engine, Engine]:
     """A draft model and its target."""
     return open_toy(f"toy:drift={drift}"), open_toy("toy")
+
+
+def compared(asked: ComparisonRequest, out: Path, sides: tuple[Engine, Engine]) -> tuple[Records, list[str]]:
+    """(the records, what was said to the user), everything else counted in between."""
+    said: list[str] = []
+
+    @contextmanager
+    def counted(total: int, what: str, done: int = 0) -> Iterator[Callable[[], None]]:
+        steps: list[int] = []
+        yield lambda: steps.append(1)
+        said.append(f"{done + len(steps)} of {total} {what}")
+
+    return read_records(compare(asked, LoadedPair(*sides, EngineOptions()), out, said.append, counted)), said
 
 
 @cache

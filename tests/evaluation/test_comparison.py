@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,11 @@ import soundfile
 import skydraft
 from skydraft import config
 from skydraft.config import DecodingParams, decoding_params
-from skydraft.engines.options import EngineOptions
 from skydraft.errors import OptionError, PromptError, RecordsError
 from skydraft.evaluation import comparison
-from skydraft.evaluation.comparison import ComparisonRequest, LoadedPair, compare
+from skydraft.evaluation.comparison import ComparisonRequest
 from skydraft.evaluation.modes import Mode, parse_modes
-from skydraft.evaluation.records import Records, read_records
+from skydraft.evaluation.records import Records
 from skydraft.evaluation.workloads import read_prompts
 from skydraft.prompts.audio import load_audio
 
@@ -45,25 +43,12 @@ def modes(text: str) -> tuple[Mode, ...]:
     return parse_modes(text, resolve)
 
 
-def loaded(drift: float = DRIFT) -> LoadedPair:
-    return LoadedPair(*pairs.pair(drift), EngineOptions())
-
-
 def request(names: str, **given: Any) -> ComparisonRequest:
     return ComparisonRequest(**({"workload": pairs.workload(7, 3), "modes": modes(names)} | given))
 
 
-def run(asked: ComparisonRequest, out: Path, pair: LoadedPair | None = None) -> tuple[Records, list[str]]:
-    """(the records, what was said to the user), everything else counted in between."""
-    said: list[str] = []
-
-    @contextmanager
-    def counted(total: int, what: str, done: int = 0) -> Iterator[Callable[[], None]]:
-        steps: list[int] = []
-        yield lambda: steps.append(1)
-        said.append(f"{done + len(steps)} of {total} {what}")
-
-    return read_records(compare(asked, pair or loaded(), out, said.append, counted)), said
+def run(asked: ComparisonRequest, out: Path, drift: float = DRIFT) -> tuple[Records, list[str]]:
+    return pairs.compared(asked, out, pairs.pair(drift))
 
 
 def tone(folder: Path, name: str = "a.wav") -> Path:
@@ -109,20 +94,6 @@ def test_a_request_that_cannot_be_is_never_made(tmp_path: Path, case: str) -> No
     assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("names", "given"),
-    [
-        ("edge", lambda _: {"execution": "throughput"}),
-        ("lossless", lambda _: {"rtts_ms": (5.0, 20.0)}),
-        ("gate=calibrated:0.9;k=4,edge", calibrated),
-        ("edge,lossless,quality", spoken_unshared),  # whose drafts hear it
-        ("edge,cloud,lossless", spoken),
-    ],
-)
-def test_what_is_next_to_it_can_be_asked_for(tmp_path: Path, names: str, given: Given) -> None:
-    assert request(names, **given(tmp_path)).modes == modes(names)
-
-
 def test_recordings_are_read_before_anything_runs_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     load = comparison.load_audio
@@ -148,7 +119,7 @@ def test_a_gate_without_a_calibration_is_refused_before_anything_is_written(tmp_
 def test_a_calibration_of_another_pair_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     asked = request("gate=calibrated:0.85;k=12;eager", calibration=pairs.calibration(DRIFT))
     with pytest.raises(OptionError, match=r"made for toy:drift=0\.2 and toy"):
-        run(asked, tmp_path / "out", loaded(0.1))
+        run(asked, tmp_path / "out", 0.1)
     assert not (tmp_path / "out").exists()
     assert len(run(asked, tmp_path / "out")[0].generations) == 3
 
@@ -193,10 +164,9 @@ def test_another_calibration_is_another_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("share", ["features", "none"])
 def test_recordings_are_heard_by_those_who_were_asked_to(tmp_path: Path, share: Any) -> None:
     edge, cloud = HearingToy(3, 0.5), HearingToy(3)
-    pair = LoadedPair(edge, cloud, EngineOptions())
     workload = read_prompts(tone(tmp_path))
     asked = request("edge,lossless", workload=workload, share_audio=share)
-    found, _ = run(asked, tmp_path / "out", pair)
+    found, _ = pairs.compared(asked, tmp_path / "out", (edge, cloud))
     assert found.run.share_audio == share
     audio, params = load_audio(tmp_path / "a.wav"), resolve(None)
     for line, mode in zip(found.generations, asked.modes, strict=True):

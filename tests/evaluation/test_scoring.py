@@ -56,15 +56,6 @@ def test_a_score_is_that_of_a_model_that_reads_each_prefix_afresh(
 
 
 @law(30)
-@given(toys.pairs(), toys.params())
-def test_each_model_agrees_with_all_that_it_wrote_greedily(pair: Pair, params: DecodingParams) -> None:
-    greedy = replace(params, temperature=0.0)
-    for engine, side in zip(pair, ("drafted", "choices"), strict=True):
-        token_ids, _ = reference.plain(engine, PROMPT_IDS, greedy)
-        assert getattr(fresh(pair, params, token_ids), side) == token_ids
-
-
-@law(30)
 @given(toys.pairs(), st.lists(st.tuples(st.booleans(), texts), min_size=2, max_size=6), st.data())
 def test_texts_that_share_a_beginning_are_scored_as_if_alone(
     pair: Pair, found: list[tuple[bool, tuple[int, ...]]], data: st.DataObject

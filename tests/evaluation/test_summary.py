@@ -76,17 +76,6 @@ def test_the_interval_holds_the_truth_about_as_often_as_it_says() -> None:
     assert 175 <= held <= 199
 
 
-def test_seeds() -> None:
-    parts, wholes = figures(1, 9)
-    assert Resamples(9).ratio(parts, wholes) == Resamples(9, seed=0).ratio(parts, wholes)
-    assert Resamples(9).ratio(parts, wholes) != Resamples(9, seed=1).ratio(parts, wholes)
-
-
-def test_one_prompt_or_equal_ones_have_no_spread() -> None:
-    assert Resamples(1).ratio(np.array([3.0]), np.array([4.0])) == (0.75, 0.75)
-    assert Resamples(6).ratio(np.full(6, 3.0), np.full(6, 4.0)) == pytest.approx((0.75, 0.75))
-
-
 def test_nothing_to_divide_by_is_no_interval() -> None:
     zeros, ones = np.zeros(4), np.ones(4)
     resamples = Resamples(4)

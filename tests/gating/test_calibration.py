@@ -71,27 +71,19 @@ def test_an_agreement_that_the_curve_does_not_know_is_refused(agreement: float) 
 
 BROKEN: dict[str, tuple[Any, str]] = {
     "no JSON": ("{", "not JSON"),
-    "empty": ("", "not JSON"),
     "a list": ([], "not a calibration"),
-    "a number": (3, "not a calibration"),
     "newer schema": (written(schema=4), "schema 4; this version reads 3. Update skydraft, or make it again with"),
     "older schema": (written(schema=2), "schema 2; this version reads 3. Make it again with: skydraft calibrate."),
-    "newer schema of another form": ({"schema": 9, "what": "ever"}, "schema 9"),
     "another kind": (written(kind="recipe"), "kind"),
     "too few risks": (written(risks=[0.5, 0.2]), "risks"),
-    "a risk that is no chance": (written(risks=[1.5] * NUM_BINS), "risks"),
     "unknown field": (written(colour="red"), "colour"),
-    "missing field": ({key: value for key, value in written().items() if key != "fitted"}, "fitted"),
-    "a word for a number": (written(points=[("low", 1.0, 0.5), (0.5, 0.9, 0.3)]), "limit"),
     "curve of one point": (written(points=CURVE[:1]), "curve"),
     "limits that fall": (written(points=[(1.0, 1.0, 0.5), (0.5, 0.9, 0.3)]), "low limit and a high agreement"),
     "agreements that rise": (written(points=[(0.0, 0.9, 0.5), (0.5, 0.95, 0.3)]), "low limit and a high agreement"),
     "agreement above 1": (written(points=[(0.0, 1.2, 0.5), (0.5, 0.9, 0.3)]), "agreement"),
     "negative limit": (written(points=[(-1.0, 1.0, 0.5), (0.5, 0.9, 0.3)]), "limit"),
     "an agreement that is no number": (written(points=[(0.0, float("nan"), 0.5), (0.5, 0.9, 0.3)]), "agreement"),
-    "an infinite limit": (written(points=[(0.0, 1.0, 0.5), (float("inf"), 0.9, 0.3)]), "limit"),
     "a target without a name": (written(target={"name": "", "fingerprint": "e" * 32}), "target.name"),
-    "a target that was not told": (written(target={"name": "x", "fingerprint": ""}), "target.fingerprint"),
 }
 
 
@@ -123,14 +115,6 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
     assert json.loads(made().model_dump_json(by_alias=True, exclude_unset=True)) == written()
 
 
-def test_a_file_from_before_hand_backs_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "c.json"
-    path.write_text(json.dumps(written()))
-    (curve,) = read_calibration(path).curves
-    assert curve.hand_back == "0" and curve.points[0].calls_per_token == 0.6
-    assert {point.written_per_token + point.rows_per_token + point.drafted_per_token for point in curve.points} == {0}
-
-
 @pytest.mark.parametrize(
     ("draft", "target", "fits"),
     [
@@ -138,16 +122,11 @@ def test_a_file_from_before_hand_backs_is_read(tmp_path: Path) -> None:
         ("d" * 32, None, True),  # a target that cannot be asked
         ("d" * 32, "f" * 32, False),
         ("f" * 32, "e" * 32, False),
-        ("f" * 32, None, False),
         ("e" * 32, "d" * 32, False),  # the other way round
         ("small", "large", False),  # names say nothing
         ("d" * 32, "name:large", True),  # a server that tells only its model's name
         ("d" * 32, "name:My-large-7B", False),
-        ("d" * 32, "name:arg", False),
-        ("d" * 32, "name:Large", False),
-        ("d" * 32, "name:", False),
         ("d" * 32, "", False),  # a server that tells nothing
-        ("f" * 32, "name:large", False),
     ],
 )
 def test_a_calibration_belongs_to_the_weights_of_a_pair(draft: str, target: str | None, fits: bool) -> None:

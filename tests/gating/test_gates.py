@@ -39,10 +39,7 @@ def reason(gate, text, signals=None, history="", vocab=CHARACTERS, prompt="我�
         ("always", GateSpec("always")),
         ("never", GateSpec("never")),
         ("entropy:3.25", GateSpec("entropy", 3.25)),
-        ("entropy:inf", GateSpec("entropy", float("inf"))),
         ("calibrated:0.95", GateSpec("calibrated", 0.95)),
-        ("margin:1", GateSpec("margin", 1.0)),
-        ("prob:.5", GateSpec("prob", 0.5)),
         ("entropy:5.5+digits", GateSpec("entropy", 5.5, ("digits",))),
         ("prob:0.5+dates+digits", GateSpec("prob", 0.5, ("dates", "digits"))),
     ],
@@ -74,29 +71,6 @@ def test_what_is_no_gate_is_refused_with_a_reason(text, says):
 
 
 @pytest.mark.parametrize(
-    ("parts", "says"),
-    [
-        (("sometimes",), "no gate 'sometimes'"),
-        (("",), "no gate ''"),
-        (("entropy", -0.1), "at least 0, not '-0.1'"),
-        (("entropy", float("nan")), "at least 0, not 'nan'"),
-        (("margin", 1.01), "at most 1, not '1.01'"),
-        (("prob", float("inf")), "at most 1, not 'inf'"),
-        (("prob", -1.0), "a probability, at least 0"),
-        (("calibrated", 1.5), "an agreement, at least 0 and at most 1"),
-        (("entropy", 1.0, ("colours",)), "no content rule 'colours'"),
-        (("entropy", 1.0, ("digits", "")), "no content rule ''"),
-        (("always", 0.0, ("digits",)), "\\+digits does not apply to the gate always"),
-        (("never", 0.0, ("dates",)), "\\+dates does not apply to the gate never"),
-    ],
-)
-def test_a_spec_is_valid_or_not_there(parts, says):
-    with pytest.raises(OptionError, match=says) as raised:
-        GateSpec(*parts)
-    assert raised.value.exit_status == 2
-
-
-@pytest.mark.parametrize(
     ("gate", "expected"),
     [
         ("always", "always"),
@@ -105,8 +79,6 @@ def test_a_spec_is_valid_or_not_there(parts, says):
         ("entropy:4.0", ""),  # more than theta, not as much
         ("margin:0.06", "uncertain"),
         ("margin:0.05", ""),
-        ("prob:0.21", "uncertain"),
-        ("prob:0.2", ""),
     ],
 )
 @pytest.mark.parametrize("place", [0, 1, 2])
@@ -148,7 +120,6 @@ def test_density_sees_through_merged_tokens(pieces, expected):
     [
         ("", "员在员在", "repetition"),
         ("员", "在员在", "repetition"),
-        ("员在员", "在我", "repetition"),
         ("员在员在", "员在", ""),  # was complete in an earlier block, which had its escalation
         ("", "员在员", ""),
         ("我在说", "我在说高", "repetition"),

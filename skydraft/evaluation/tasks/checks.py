@@ -228,14 +228,14 @@ class Python(_Check):
     before: str = ""
     prompt: str = ""
     entry: str = ""
-    seconds: int = Field(default=10, ge=1, le=600)
+    seconds: int = Field(default=sandbox.SECONDS, ge=1, le=600)
 
     def judge(self, text: str) -> Judgement:
         blocks = _FENCE.findall(text) or [text]
         defines = re.compile(rf"^\s*(?:def|class|async def)\s+{re.escape(self.entry)}\b", re.MULTILINE)
         code = next(filter(defines.search, blocks), blocks[0])
         begin = self.before if defines.search(code) or not self.prompt else self.prompt
-        outcome = sandbox.run(f"{begin}\n{code}\n{self.tests}", sandbox.CodeLimits(seconds=self.seconds))
+        outcome = sandbox.run(f"{begin}\n{code}\n{self.tests}", self.seconds)
         return _verdict(outcome.passed, code, outcome.note)
 
 

@@ -12,24 +12,16 @@ import secrets
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from skydraft.errors import OptionError
 
 _JAIL = Path(__file__).with_name("jail.py")
+SECONDS = 10  # of a program, where its task says no other
+_LIMITS = {"memory": 512 << 20, "files": 16 << 20, "processes": 8}  # bytes a process, bytes of all files together
 _START_S = 20  # most that making the namespaces may take on a busy machine; the jail keeps the time of the program
-
-
-@dataclass(frozen=True, slots=True)
-class CodeLimits:
-    """Limits of one program: seconds, bytes of memory a process, bytes of all files together, and processes."""
-
-    seconds: int = 10
-    memory: int = 512 << 20
-    files: int = 16 << 20
-    processes: int = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +32,13 @@ class Outcome:
     note: str
 
 
-def run(program: str, limits: CodeLimits = CodeLimits()) -> Outcome:
+def run(program: str, seconds: int = SECONDS) -> Outcome:
     """Run a Python program, with the standard library alone. Raises OptionError where this machine cannot isolate it.
 
     An outcome is passed only if the last statement was reached, so that an early exit fails whatever its status.
     """
     word = secrets.token_hex(16)
-    found = _start(f"{program}\nprint('\\n{word}')\n", limits)
+    found = _start(f"{program}\nprint('\\n{word}')\n", seconds)
     if "failed" in found:
         raise OptionError(
             f"This machine does not let a program be isolated ({found['failed']}).",
@@ -60,18 +52,18 @@ def run(program: str, limits: CodeLimits = CodeLimits()) -> Outcome:
     return Outcome(False, note[:200] or f"ended with status {found['status']}")
 
 
-def _start(program: str, limits: CodeLimits) -> dict[str, object]:
+def _start(program: str, seconds: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory(prefix="skydraft-code-") as root:
-        asked = json.dumps(asdict(limits) | {"root": root})
-        command = [sys.executable, "-P", "-I", "-S", str(_JAIL), asked]
-        command[0] = os.path.realpath(command[0])  # the jail has no virtual environment
+        asked = json.dumps({**_LIMITS, "seconds": seconds, "root": root})
+        python = os.path.realpath(sys.executable)  # the jail has no virtual environment
+        command = [python, "-P", "-I", "-S", str(_JAIL), asked]
         # Its own session, so that no terminal is there; whatever is left dies with the namespace.
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, env={}, start_new_session=True, cwd="/",
         )  # fmt: skip
         try:
-            said, _ = process.communicate(program.encode(errors="replace"), timeout=limits.seconds + _START_S)
+            said, _ = process.communicate(program.encode(errors="replace"), timeout=seconds + _START_S)
         except subprocess.TimeoutExpired:
             said = b""
         finally:
@@ -87,11 +79,10 @@ def _start(program: str, limits: CodeLimits) -> dict[str, object]:
 @cache
 def isolation() -> str:
     """What isolation this machine gives, tried out once. Raises OptionError if it gives none."""
-    limits = CodeLimits()
     if not run("").passed:
         raise OptionError("A program that does nothing fails in isolation here.", hint="Leave out --run-code.")
     return (
         "Code runs in namespaces of its own: no network, no other processes, no files but Python's and the system's, "
-        f"read-only; at most {limits.seconds} s, {limits.processes} processes, {limits.memory >> 20} MiB a process and "
-        f"{limits.files >> 20} MiB of files."
+        f"read-only; at most {SECONDS} s, {_LIMITS['processes']} processes, {_LIMITS['memory'] >> 20} MiB a process "
+        f"and {_LIMITS['files'] >> 20} MiB of files."
     )

@@ -117,10 +117,7 @@ def _entry(name: str, folder: Path, fallback_id: str, where: str, line: str | di
     """A task as an entry of a workload. Raises PromptError, which says `where`."""
     try:
         given = _Line.model_validate(from_json(line) if isinstance(line, str) else line)
-        task = Task(
-            set=name, check=given.check, max_new_tokens=given.max_new_tokens, grammar=given.grammar,  # type: ignore[arg-type]  # parsed there
-            messages=given.messages, tools=given.tools,
-        )  # fmt: skip
+        task = Task(set=name, **given.model_dump(exclude={"id", "prompt", "audio"}))
         if task.grammar:
             check_grammar(task.grammar)
         turns = conversation(task.messages)

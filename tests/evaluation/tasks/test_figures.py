@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from itertools import product
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +11,7 @@ from hypothesis import strategies as st
 
 from skydraft.evaluation.findings import Findings
 from skydraft.evaluation.intervals import share
-from skydraft.evaluation.records import PromptEntry, Records, VerdictLine, read_records
+from skydraft.evaluation.records import PromptEntry, Records, VerdictLine
 from skydraft.evaluation.tasks.figures import MIN_GAP, SHARES, TaskMode, TaskSet, least, task_sets
 from skydraft.evaluation.tasks.task import Task
 
@@ -122,11 +120,3 @@ def test_wilsons_interval_is_the_known_one() -> None:
     found = share(np.array([1.0] * 15 + [0.0] * 5))  # 0.5313 to 0.8881 in tables
     assert (found.value, found.low, found.high) == pytest.approx((0.75, 0.5313, 0.8881), abs=1e-4)
     assert share(np.zeros(10)).high == pytest.approx(0.2775, abs=1e-4) and share(np.ones(10)).low > 0.7
-
-
-def test_a_verdict_is_read_back(tmp_path: Path) -> None:
-    whole = records([(0.0, 1.0, 0.5)])
-    path = lines.write(tmp_path, whole.run, *whole.generations, *whole.verdicts)
-    assert read_records(path).model_dump() == whole.model_dump()
-    found: Any = read_records(path).verdicts
-    assert [line.score for line in found] == [0, 1, 0.5]

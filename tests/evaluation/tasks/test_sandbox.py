@@ -18,14 +18,14 @@ import pytest
 from skydraft.errors import OptionError
 from skydraft.evaluation.tasks import jail, sandbox
 from skydraft.evaluation.tasks.checks import Python
-from skydraft.evaluation.tasks.sandbox import CodeLimits, run
+from skydraft.evaluation.tasks.sandbox import run
 
 try:
     sandbox.isolation()
 except OptionError as error:
     pytest.skip(str(error), allow_module_level=True)
 
-LIMITS = CodeLimits(seconds=2)
+SECONDS = 2
 _C = "import ctypes; c = ctypes.CDLL(None, use_errno=True)\n"
 _TOUCH = "try:\n  open({path!r}, 'w').write('x')\nexcept OSError: pass\n"
 
@@ -113,7 +113,7 @@ def test_a_hostile_program_is_a_failed_task_and_nothing_happens_outside(
         for key, value in values.items():
             program = program.replace(key, value)
         began, free = time.perf_counter(), psutil.virtual_memory().available
-        outcome = run(program, LIMITS)
+        outcome = run(program, SECONDS)
         assert not outcome.passed and outcome.note and "hidden" not in outcome.note
         assert time.perf_counter() - began < 8
         assert psutil.virtual_memory().available > free - (3 << 30)
@@ -122,8 +122,8 @@ def test_a_hostile_program_is_a_failed_task_and_nothing_happens_outside(
 
 
 def test_what_a_good_program_needs_is_there() -> None:
-    assert run("import math, random, hashlib, datetime\nopen('f', 'w').write('x')", LIMITS).passed
-    assert not run("import numpy", LIMITS).passed  # the standard library alone
+    assert run("import math, random, hashlib, datetime\nopen('f', 'w').write('x')", SECONDS).passed
+    assert not run("import numpy", SECONDS).passed  # the standard library alone
 
 
 def test_threads_children_pipes_and_event_loops_are_there() -> None:
@@ -146,7 +146,7 @@ assert asyncio.run(main()) == b"1\\n2"
 signal.signal(signal.SIGALRM, lambda *_: done.append(2)); signal.setitimer(signal.ITIMER_REAL, 0.01); time.sleep(0.05)
 assert done == [1, 2] and os.cpu_count() and time.process_time() and os.urandom(4)
 """
-    outcome = run(program, CodeLimits())
+    outcome = run(program)
     assert outcome.passed, outcome.note
 
 
@@ -162,7 +162,7 @@ def test_every_call_that_is_not_named_is_refused() -> None:
 for i, number in enumerate({numbers}):
     assert c.syscall(number, {argument}, 0, 0, 0, 0, 0) == -1 and ctypes.get_errno() == 38, (i, number)
 """
-        assert run(program, LIMITS).passed, run(program, LIMITS)
+        assert run(program, SECONDS).passed, run(program, SECONDS)
 
 
 CALLS = """
@@ -196,13 +196,13 @@ def test_the_numbers_are_those_of_the_calls_that_are_meant(machine: str, header:
 
 
 def test_a_word_that_a_program_prints_is_not_the_word_that_passes() -> None:
-    assert not run("print('0' * 32); raise SystemExit(0)", LIMITS).passed
-    assert run("raise ValueError('so')", LIMITS).note == "ValueError: so"
+    assert not run("print('0' * 32); raise SystemExit(0)", SECONDS).passed
+    assert run("raise ValueError('so')", SECONDS).note == "ValueError: so"
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_a_program_dies_with_the_process_that_started_it(how: int) -> None:
-    code = "from skydraft.evaluation.tasks.sandbox import *; run('import time; time.sleep(60)', CodeLimits(seconds=50))"
+    code = "from skydraft.evaluation.tasks.sandbox import *; run('import time; time.sleep(60)', 50)"
     with subprocess.Popen([sys.executable, "-c", code]) as process:
         found: list[psutil.Process] = []
         for _ in range(1200):

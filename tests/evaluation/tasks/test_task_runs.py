@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from skydraft.config import DecodingParams, decoding_params
-from skydraft.engines.options import EngineOptions
 from skydraft.errors import OptionError
-from skydraft.evaluation.comparison import ComparisonRequest, LoadedPair, compare
+from skydraft.evaluation.comparison import ComparisonRequest
 from skydraft.evaluation.findings import Findings
 from skydraft.evaluation.modes import parse_modes
 from skydraft.evaluation.records import Records, read_records
@@ -38,14 +35,9 @@ def resolve(style: str | None) -> DecodingParams:
 
 
 def run(file: Path, out: Path, **given: Any) -> Records:
-    @contextmanager
-    def counted(total: int, what: str, done: int) -> Iterator[Callable[[], None]]:
-        yield lambda: None
-
     modes = parse_modes("edge,cloud,lossless;k=3,quality", resolve)
     request = ComparisonRequest(read_tasks(str(file)), modes, **({"scores": False} | given))
-    pair = LoadedPair(*pairs.pair(0.3), EngineOptions())
-    return read_records(compare(request, pair, out, lambda _: None, counted))
+    return pairs.compared(request, out, pairs.pair(0.3))[0]
 
 
 @pytest.fixture
