@@ -25,11 +25,6 @@ openai = later("openai")
 TEXT = "语速快慢我"
 
 
-@pytest.fixture
-def client(served: Running) -> openai.OpenAI:
-    return openai.OpenAI(base_url=served.v1, api_key="none", max_retries=0, timeout=PATIENCE_S)
-
-
 def post(served: Running, path: str, **body: Any) -> Any:
     return httpx.post(f"{served.url}/{path}", json=body, timeout=PATIENCE_S)
 
