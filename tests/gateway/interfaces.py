@@ -6,15 +6,24 @@ import json
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import httpx2 as httpx
+import pydantic
 
 from skydraft.gateway.answers import Answer, ChatAnswer, TextAnswer
 from skydraft.gateway.messages import MessagesAnswer
 from skydraft.gateway.responses import ResponsesAnswer
 
 from .running import Running
+
+
+class Voice(pydantic.BaseModel):
+    """What a clip sounds like."""
+
+    speed: Literal["快", "慢"]
+    pitch: int = pydantic.Field(ge=0, le=99)
+    tags: list[Literal["轻", "重"]] = pydantic.Field(max_length=2)
 
 
 def forced(text: str) -> dict[str, Any]:

@@ -23,10 +23,9 @@ from tests.stock.fakes import GENERATING, Fake, fake
 from tests.stock.test_endings import FILTERS, REFUSED
 
 from ..later import later
-from .interfaces import ALL_WHOLE, ENDS, ask, events_of, plain, post
+from .interfaces import ALL_WHOLE, ENDS, Voice, ask, events_of, plain, post
 from .running import PATIENCE_S, Running, gateway
 from .test_openai_sdk import expected
-from .test_structured import Voice
 
 openai = later("openai")
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import threading
 import time
-from typing import Any, Literal
+from typing import Any
 
 import jsonschema
-import pydantic
 import pytest
 
 from skydraft.engines.toy import open_toy
@@ -19,7 +18,7 @@ from skydraft.prompts.messages import Message
 from skydraft.prompts.tool_calls import may_answer
 
 from ..later import later
-from .interfaces import Told, call_text, forced
+from .interfaces import Told, Voice, call_text, forced
 from .interfaces import ask as ask_both
 from .running import Running, gateway
 from .test_fields import fitting, tool
@@ -44,14 +43,6 @@ WEATHER: Any = {
 }
 TIME: Any = {"type": "function", "function": {"name": "time"}}
 SCHEMA_OF = {"天气": WEATHER["function"]["parameters"], "time": {"type": "object", "additionalProperties": False}}
-
-
-class Voice(pydantic.BaseModel):
-    """What a clip sounds like."""
-
-    speed: Literal["快", "慢"]
-    pitch: int = pydantic.Field(ge=0, le=99)
-    tags: list[Literal["轻", "重"]] = pydantic.Field(max_length=2)
 
 
 def ask(client: openai.OpenAI, mode: str = "edge", **options: Any) -> Any:
