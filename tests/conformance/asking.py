@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Literal
 
 import numpy as np
-import pydantic
 
 from skydraft import DecodingParams, api, make_plan
 from skydraft.config import MIN_CALL_PROB
@@ -16,6 +14,9 @@ from skydraft.engines.vocab import Vocab
 from skydraft.gateway.pair import Pair
 from skydraft.prompts.messages import conversation
 from skydraft.prompts.tool_calls import may_answer
+from tests.gateway.interfaces import Voice as Voice
+from tests.gateway.interfaces import call_text
+from tests.gateway.interfaces import forced as forced
 
 # Unlike the toy's own it shows roles and tools, so that what a client drops on the way changes the text.
 _TEMPLATE = (
@@ -74,17 +75,6 @@ def _calls_once(last: bytes, name: str, arguments: Any) -> ToyEngine:
     return engine
 
 
-def call_text(name: str, arguments: Any) -> str:
-    """A call as a model writes it."""
-    body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
-    return f"<tool_call>\n{body}\n</tool_call>"
-
-
-def forced(text: str) -> dict[str, Any]:
-    """What makes a model that knows no language write this text."""
-    return {"skydraft": {"grammar": f"lark:start: {json.dumps(text)}"}}
-
-
 def speaking_pair() -> Pair:
     """A poor drafter and its target."""
     return Pair(speaking("toy:drift=0.2"), speaking("toy"))
@@ -136,11 +126,3 @@ PICK_TOOL: Any = {
         },
     },
 }
-
-
-class Voice(pydantic.BaseModel):
-    """What a clip sounds like."""
-
-    speed: Literal["快", "慢"]
-    pitch: int = pydantic.Field(ge=0, le=99)
-    tags: list[Literal["轻", "重"]] = pydantic.Field(max_length=2)

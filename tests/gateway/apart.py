@@ -12,13 +12,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..starting import Started
+from .running import Running
 
 PATIENCE_S = 60.0
 TOYS = ("--edge-model", "toy:drift=0.2", "--cloud-model", "toy")
@@ -111,13 +112,7 @@ class Apart:
                 said, _ = watching.communicate("", PATIENCE_S)
                 seen.worst_s, seen.wrong = json.loads(said)
 
-    @staticmethod
-    def wait_until(condition: Callable[[], bool]) -> None:
-        """Return when it holds; fail if it does not in time."""
-        end = time.monotonic() + PATIENCE_S
-        while not condition():
-            assert time.monotonic() < end, "this did not come true"
-            time.sleep(0.01)
+    wait_until = staticmethod(Running.wait_until)
 
     def forget_peak(self) -> None:
         """Let `peak_mib` begin anew."""

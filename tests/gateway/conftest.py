@@ -1,4 +1,4 @@
-"""One gateway for all tests that leave it as it was."""
+"""One gateway for all tests that leave it as it was, and OpenAI's client of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from .running import Running, gateway
+from ..later import later
+from .running import PATIENCE_S, Running, gateway
+
+openai = later("openai")
 
 
 @pytest.fixture(scope="session")
@@ -14,3 +17,8 @@ def served() -> Iterator[Running]:
     """A gateway over a toy pair."""
     with gateway() as running:
         yield running
+
+
+@pytest.fixture
+def client(served: Running) -> openai.OpenAI:
+    return openai.OpenAI(base_url=served.v1, api_key="none", max_retries=0, timeout=PATIENCE_S)

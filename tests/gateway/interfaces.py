@@ -6,11 +6,24 @@ import json
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import httpx2 as httpx
+import pydantic
 
-from .running import PATIENCE_S, Running
+from skydraft.gateway.answers import Answer, ChatAnswer, TextAnswer
+from skydraft.gateway.messages import MessagesAnswer
+from skydraft.gateway.responses import ResponsesAnswer
+
+from .running import Running
+
+
+class Voice(pydantic.BaseModel):
+    """What a clip sounds like."""
+
+    speed: Literal["快", "慢"]
+    pitch: int = pydantic.Field(ge=0, le=99)
+    tags: list[Literal["轻", "重"]] = pydantic.Field(max_length=2)
 
 
 def forced(text: str) -> dict[str, Any]:
@@ -24,7 +37,7 @@ def call_text(name: str, arguments: Any) -> str:
 
 
 def post(served: Running, path: str, **body: Any) -> httpx.Response:
-    return httpx.post(f"{served.v1}/{path}", json={"model": "skydraft-lossless"} | body, timeout=PATIENCE_S)
+    return served.post(path, **{"model": "skydraft-lossless"} | body)
 
 
 PARIS: Any = {"type": "object", "properties": {"city": {"const": "Paris"}}, "required": ["city"]}
@@ -170,6 +183,9 @@ STREAM = {
     "chat/completions": of_chat_stream, "completions": of_text_stream, "messages": of_messages_stream,
     "responses": of_response_stream,
 }  # fmt: skip
+KINDS: dict[str, type[Answer]] = {
+    "chat/completions": ChatAnswer, "completions": TextAnswer, "messages": MessagesAnswer, "responses": ResponsesAnswer,
+}  # fmt: skip
 WHOLE = {path: read for path, read in ALL_WHOLE.items() if path != "completions"}  # those that have calls
 ENDS: dict[str, dict[str, Any]] = {  # of an answer with calls, of one that a stop string cut, and of one by length
     "chat/completions": {"calls": "tool_calls", "stop": "stop", "length": "length", "filter": "content_filter"},
@@ -212,10 +228,7 @@ def plain(path: str, text: str = "语速", limit: int = 16, **more: Any) -> dict
 
 def ask(served: Running, path: str, body: dict[str, Any]) -> Told:
     """What comes whole, which is what comes as a stream."""
-    replies = [
-        httpx.post(f"{served.v1}/{path}", json=body | {"stream": stream}, timeout=PATIENCE_S)
-        for stream in (False, True)
-    ]
+    replies = [served.post(path, **body | {"stream": stream}) for stream in (False, True)]
     assert all(reply.status_code == 200 for reply in replies), replies[0].text
     whole, streamed = ALL_WHOLE[path](replies[0].json()), STREAM[path](events_of(replies[1].text))
     assert whole == streamed

@@ -30,13 +30,18 @@ class Running:
         self.server = server
         self.url = url
         self.v1 = f"{url}/v1"
+        self.port = int(url.rpartition(":")[2])
+        self.client = httpx.Client(timeout=PATIENCE_S, limits=httpx.Limits(max_keepalive_connections=0))
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return self.client.post(f"{self.v1}/{path}", json=body)
 
     def chat(self, content: Any = "语速", *, timeout_s: float = PATIENCE_S, **body: Any) -> httpx.Response:
         """One request, not streamed unless it says so."""
         messages = content if isinstance(content, list) and "role" in content[0] else None
         messages = messages or [{"role": "user", "content": content}]
         given = {"model": "skydraft-quality", "messages": messages, "max_tokens": 16} | body
-        return httpx.post(f"{self.v1}/chat/completions", json=given, timeout=timeout_s)
+        return self.client.post(f"{self.v1}/chat/completions", json=given, timeout=timeout_s)
 
     def wait_until_idle(self) -> None:
         """Return when nothing is written or waits."""
@@ -67,9 +72,11 @@ def gateway(
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
     thread.start()
     Running.wait_until(lambda: server.started or not thread.is_alive())
+    running = Running(made, f"http://127.0.0.1:{listening.getsockname()[1]}", server)
     try:
-        yield Running(made, f"http://127.0.0.1:{listening.getsockname()[1]}", server)
+        yield running
     finally:
+        running.client.close()
         server.should_exit = True
         thread.join(PATIENCE_S)
         made.close()

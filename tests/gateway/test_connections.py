@@ -54,7 +54,7 @@ def test_the_oldest_idle_one_goes_first_and_none_that_is_served(monkeypatch: pyt
     body = b'{"model": "skydraft", "messages": [{"role": "user", "content": "a"}], "stream": true, "max_tokens": 4000}'
     asks = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
     with gateway() as running:
-        port = int(running.url.rpartition(":")[2])
+        port = running.port
         with strangers(port, 1) as first, strangers(port, 1, asks) as asking, strangers(port, 2) as more:
             assert asking[0].recv(12) == b"HTTP/1.1 200"
             with strangers(port, 1):

@@ -17,22 +17,17 @@ from skydraft.decoding.receipt import Sent, receipt_of
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.stats import stats_of
 from skydraft.engines.toy import open_toy
-from skydraft.gateway.answers import Answer, ChatAnswer
 from skydraft.gateway.desk import Began, Ended, Event, Wrote
-from skydraft.gateway.messages import MessagesAnswer, MessagesRequest
 from skydraft.gateway.requests import reader_of
-from skydraft.gateway.responses import ResponsesAnswer, ResponsesRequest
 from skydraft.gateway.schema import ChatRequest, Translated
 from skydraft.prompts.messages import asked
 from skydraft.types import DraftBlock, FinishReason, LinkCost, Round, StepRecord, Token
 
-from .interfaces import ARGUMENTS, STREAM, TEXT, WHOLE, Told, body_of, events_of, is_object
+from .interfaces import ARGUMENTS, KINDS, STREAM, TEXT, WHOLE, Told, body_of, events_of, is_object
 
 VOCAB = open_toy("toy", 512, 1).vocab
-KINDS: dict[str, tuple[Any, type[Answer]]] = {
-    "chat/completions": (ChatRequest, ChatAnswer), "messages": (MessagesRequest, MessagesAnswer),
-    "responses": (ResponsesRequest, ResponsesAnswer),
-}  # fmt: skip
+
+
 HARD = '{"a": "}\\n</tool_call>", "b\\\\": {"c": "\\"}"}, "d": [{}]}'
 FIRST, SECOND, THIRD = (TEXT.replace(ARGUMENTS, given) for given in (ARGUMENTS, HARD, "{}"))
 TEXTS = {
@@ -66,8 +61,8 @@ def written(body: ChatRequest, pieces: Seq[str], finish: FinishReason) -> Iterat
 
 def told_of(path: str, body: dict[str, Any], pieces: Seq[str], finish: FinishReason) -> Told:
     """What a client has of them, which is the same whole and streamed."""
-    kind, answer = KINDS[path]
-    given = kind.model_validate(body)
+    answer: Any = KINDS[path]
+    given: Any = answer.reads.model_validate(body)
     chat = given.as_chat() if isinstance(given, Translated) else given
     whole, streamed = (answer(given, chat, [GenerateRequest(asked("a"))], VOCAB) for _ in range(2))
     events = list(written(chat, pieces, finish))
@@ -88,7 +83,7 @@ def calls_in(text: str, length: int) -> list[tuple[str, bool]]:
     return found
 
 
-@pytest.mark.parametrize("path", KINDS)
+@pytest.mark.parametrize("path", WHOLE)
 @pytest.mark.parametrize("case", range(len(CASES)))
 @pytest.mark.parametrize("one", [False, True])
 def test_a_call_is_given_as_finished_where_its_arguments_are_whole(path: str, case: int, one: bool) -> None:

@@ -32,6 +32,13 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield running
 
 
+def said(running: Running, asks: bytes) -> bytes:
+    """All that comes on a connection that says this, until the gateway closes it."""
+    with socket.create_connection(("127.0.0.1", running.port), 10) as client:
+        client.sendall(asks)
+        return client.makefile("rb").read()
+
+
 def post(running: Running, **options: Any) -> httpx.Response:
     body = {"model": "skydraft", "messages": [{"role": "user", "content": "语"}], "max_tokens": 4}
     return httpx.post(f"{running.v1}/chat/completions", **{"json": body} | options)
@@ -64,9 +71,7 @@ def test_the_page_and_health_need_no_key(locked: Running) -> None:
 
 @pytest.mark.parametrize("path", ["/page/../app.py", "/page/%2e%2e/app.py", "/page//etc/passwd", "/page/..%2fapp.py"])
 def test_nothing_but_the_page_is_served(locked: Running, path: str) -> None:
-    with socket.create_connection(("127.0.0.1", int(locked.url.rsplit(":", 1)[1]))) as client:
-        client.sendall(f"GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode())
-        reply = client.makefile("rb").read()
+    reply = said(locked, f"GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode())
     assert b" 404 " in reply.splitlines()[0] and b"import" not in reply
 
 
@@ -83,9 +88,7 @@ def test_other_origins_may_use_it_only_when_they_are_named(locked: Running, serv
 def test_a_request_of_two_lengths_is_refused_and_the_connection_closed(served: Running, path: str) -> None:
     """A proxy that goes by the other length would take the rest for another client's request."""
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", int(served.url.rsplit(":", 1)[1])), 5) as client:
-        client.sendall(f"{head}0\r\n\r\nGET /health HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-        reply = client.makefile("rb").read()
+    reply = said(served, f"{head}0\r\n\r\nGET /health HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     assert b" 400 " in reply.splitlines()[0] and reply.count(b"HTTP/1.1") == 1
 
 
@@ -130,9 +133,8 @@ def test_a_target_in_absolute_form_is_served(served: Running, locked: Running, t
     """As proxies and some clients send it. The name in the target counts, and no key is spared."""
 
     def status(running: Running, line: str, host: str) -> int:
-        with socket.create_connection(("127.0.0.1", int(running.url.rsplit(":", 1)[1])), 5) as client:
-            client.sendall(f"GET {line} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-            return int(client.makefile("rb").read().split()[1])
+        asks = f"GET {line} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+        return int(said(running, asks.encode()).split()[1])
 
     assert status(served, target, "localhost") == status(served, target, "evil.test") == 200
     assert status(served, "http://evil.test/v1/models", "localhost") == 403
@@ -195,7 +197,7 @@ def test_a_body_that_does_not_come_is_refused(
     locked: Running, path: str, num_bytes: int, num_sent: int, status: int
 ) -> None:
     key = "" if path == "/health" else f"x-api-key: {KEY}\r\n"
-    with socket.create_connection(("127.0.0.1", int(locked.url.rsplit(":", 1)[1])), timeout=10) as client:
+    with socket.create_connection(("127.0.0.1", locked.port), timeout=10) as client:
         head = f"POST {path} HTTP/1.1\r\nHost: a\r\n{key}Content-Length: {num_bytes}\r\n\r\n"
         client.sendall(head.encode() + b" " * num_sent)
         assert f" {status} ".encode() in client.recv(1000).splitlines()[0]
@@ -204,7 +206,7 @@ def test_a_body_that_does_not_come_is_refused(
 def test_a_head_that_comes_byte_by_byte_is_cut_off(monkeypatch: pytest.MonkeyPatch, served: Running) -> None:
     monkeypatch.setattr(connections, "_HEAD_S", 0.5)
     began = time.monotonic()
-    with socket.create_connection(("127.0.0.1", int(served.url.rsplit(":", 1)[1])), timeout=10) as client:
+    with socket.create_connection(("127.0.0.1", served.port), timeout=10) as client:
         try:
             for byte in b"GET /health HTTP/1.1\r\n" * 100:
                 client.sendall(bytes([byte]))
@@ -228,7 +230,7 @@ def test_an_idle_connection_is_kept_longer_than_a_head_may_take(
     monkeypatch: pytest.MonkeyPatch, served: Running
 ) -> None:
     monkeypatch.setattr(connections, "_HEAD_S", 0.3)
-    with socket.create_connection(("127.0.0.1", int(served.url.rsplit(":", 1)[1])), timeout=10) as client:
+    with socket.create_connection(("127.0.0.1", served.port), timeout=10) as client:
         for _ in range(2):
             assert b" 200 " in health(client)
             time.sleep(1)

@@ -23,7 +23,7 @@ from skydraft.gateway.pair import Pair
 
 from ..serving import Process, ran_s
 from .apart import TOYS, Apart
-from .running import Running, gateway
+from .running import gateway
 
 FREE_S = 1.5  # half a second is meant, on a machine that is busy
 STOPPED_S = 4.0  # two are meant
@@ -52,10 +52,10 @@ def server() -> Iterator[Process]:
 
 
 def raising(error: Exception) -> Callable[..., Any]:
-    async def judge(*_: object) -> None:
+    async def verify(*_: object) -> None:
         raise error
 
-    return judge
+    return verify
 
 
 LIMITED, LOST = RateLimited("slow down", retry_after_s=25), SessionNotFound("no such session")
@@ -78,7 +78,7 @@ def test_who_hangs_up_leaves_the_place_at_once(
     server: Process, monkeypatch: pytest.MonkeyPatch, mode: str, error: Exception | None, stops: bool, requires: bool
 ) -> None:
     if error is not None:
-        monkeypatch.setattr(Session, "judge", raising(error))
+        monkeypatch.setattr(Session, "verify", raising(error))
     with (
         open_toy("toy:drift=0.2", 4096, 4) as edge,
         closing(skydraft.connect(server.address, require=requires)) as cloud,
@@ -88,7 +88,7 @@ def test_who_hangs_up_leaves_the_place_at_once(
             server.send(signal.SIGSTOP)
         try:
             desk = running.gateway.desk
-            clients = [client(port_of(running), chat(mode)) for _ in range(2)]
+            clients = [client(running.port, chat(mode)) for _ in range(2)]
             running.wait_until(lambda: desk.num_running == 1 and desk.num_waiting == 1)
             time.sleep(0.3)
             began = ran_s()
@@ -98,10 +98,6 @@ def test_who_hangs_up_leaves_the_place_at_once(
             assert ran_s() - began < FREE_S
         finally:
             server.send(signal.SIGCONT)
-
-
-def port_of(running: Running) -> int:
-    return int(running.url.rpartition(":")[2])
 
 
 def idle(port: int) -> Clients:
@@ -162,7 +158,7 @@ def test_it_stops_while_a_body_is_read(monkeypatch: pytest.MonkeyPatch, caplog: 
 
     monkeypatch.setattr(app, "read_body", read)
     with gateway() as running, caplog.at_level(logging.ERROR):
-        clients = [client(port_of(running), b" " * 100_000) for _ in range(2)]
+        clients = [client(running.port, b" " * 100_000) for _ in range(2)]
         assert begun.wait(10)
         began = ran_s()
         running.server.should_exit = True

@@ -11,8 +11,12 @@ import pytest
 
 from skydraft.engines.toy import open_toy
 from skydraft.gateway.pair import Pair
+from skydraft.gateway.refusals import Refusal
+from skydraft.gateway.requests import read_body
+from skydraft.gateway.schema import Translated
 
 from ..later import later
+from .interfaces import ALL_WHOLE, KINDS, forced, plain
 from .running import PATIENCE_S, Running, gateway
 
 chats = later("openai.types.chat.completion_create_params")
@@ -20,11 +24,6 @@ texts = later("openai.types.completion_create_params")
 responses = later("openai.types.responses.response_create_params")
 
 ASKED = [{"role": "user", "content": "语速"}]
-CHAT = ("/v1/chat/completions", {"messages": ASKED})
-TEXT = ("/v1/completions", {"prompt": "语速"})
-RESPONSES = ("/v1/responses", {"input": "语速"})
-MESSAGES = ("/v1/messages", {"messages": ASKED})
-INTERFACES = {"chat": CHAT, "text": TEXT, "responses": RESPONSES, "messages": MESSAGES}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 
 # What other tests show to have an effect; the value is taken.
@@ -32,15 +31,15 @@ FOLLOWED: dict[str, Any] = {
     "frequency_penalty": 0.5, "logit_bias": {"5": 1}, "max_tokens": 2, "min_tokens": 1, "model": "skydraft-edge",
     "presence_penalty": 0.5, "repetition_penalty": 1.1, "seed": 4, "stop": ["x"], "stop_token_ids": [5],
     "stream": False, "stream_options": {"include_usage": True}, "temperature": 0.5, "top_k": 3, "top_p": 0.5,
-    "min_p": 0.1, "cache_salt": "a",
+    "min_p": 0.1, "cache_salt": "a", "chat_template_kwargs": {"enable_thinking": False},
 }  # fmt: skip
 FOLLOWED_IN: dict[str, dict[str, Any]] = {
-    "chat": {
+    "chat/completions": {
         "add_generation_prompt": True, "continue_final_message": False, "logprobs": True, "max_completion_tokens": 2,
         "messages": ASKED, "n": 2, "parallel_tool_calls": False, "response_format": {"type": "text"},
         "tool_choice": "none", "tools": [TOOL], "top_logprobs": 0,
     },
-    "text": {"echo": True, "logprobs": 1, "n": 2, "prompt": "a"},
+    "completions": {"echo": True, "logprobs": 1, "n": 2, "prompt": "a"},
     "responses": {
         "include": ["message.output_text.logprobs"], "input": "a", "instructions": "b", "max_output_tokens": 2,
         "parallel_tool_calls": False, "text": {"format": {"type": "text"}}, "tool_choice": "none", "tools": [],
@@ -51,63 +50,38 @@ FOLLOWED_IN: dict[str, dict[str, Any]] = {
         "tools": [],
     },
 }  # fmt: skip
-# Hints, names and figures: no word of the answer depends on them, or what they ask for is done anyway.
-HARMLESS: dict[str, Any] = {
-    # OpenAI
-    "access_programs": ["x"], "background_options": {}, "context_management": [{"type": "compaction"}], "image": {},
-    "max_tool_calls": 3, "metadata": {"a": "b"}, "moderation": {}, "prediction": {"type": "content", "content": "a"},
-    "prompt_cache_key": "a", "prompt_cache_options": {}, "prompt_cache_retention": "24h", "reasoning_effort": "low",
-    "reasoning": {"effort": "low"}, "safety_identifier": "a", "service_tier": "auto", "store": True,
-    "user": "a", "verbosity": "low",
-    # Anthropic
-    "cache_control": {"type": "ephemeral"}, "inference_geo": "eu", "output_config": {"effort": "low"},
-    "thinking": {"type": "disabled"}, "betas": ["a"],
-    # vLLM and SGLang
-    "chat_template_kwargs": {"enable_thinking": False},
-    "include_reasoning": True, "kv_transfer_params": {"a": 1}, "length_penalty": 1.5,
-    "mm_processor_kwargs": {"a": 1}, "priority": 0, "request_id": "a", "rid": "a", "session_id": "a",
-    "separate_reasoning": True, "spaces_between_special_tokens": False, "stream_interval": 2,
-    "thinking_token_budget": 100, "truncation_side": "left", "vllm_xargs": {"a": 1},
-    # llama-server
-    "cache_prompt": True, "dry_base": 1.75, "dry_allowed_length": 2, "dynatemp_exponent": 1, "id_slot": 0,
-    "mirostat_eta": 0.1, "mirostat_tau": 5, "n_discard": 0, "n_keep": 4, "parse_tool_calls": True,
-    "reasoning_format": "none", "repeat_last_n": 64, "return_progress": True, "timings_per_token": True,
-    "verbose": True, "xtc_threshold": 0.1,
-    # of other servers
-    "keep_alive": "5m", "options": {"num_ctx": 9}, "provider": {"order": ["a"]}, "client_metadata": {"a": "b"},
-}  # fmt: skip
-# The effect would be missed: refused by name, and taken where it asks for nothing.
-REFUSED: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "adaptive_target": (0.5, (-1,)), "allowed_token_ids": ([1], ([], None)), "audio": ({"voice": "a"}, (None,)),
-    "background": (True, (False,)), "bad_words": (["a"], ([],)), "ban_eos_token": (True, (False,)),
-    "best_of": (3, (1, None)), "chat_template": ("{{ messages }}", (None, "")), "container": ("a", (None,)),
-    "conversation": ("a", (None,)), "custom_logit_processor": ("a", (None,)), "documents": ([{"text": "a"}], ([],)),
-    "dry_multiplier": (0.8, (0,)), "dynatemp_range": (0.5, (0, 0.0)), "ebnf": ("a", ("",)),
-    "function_call": ({"name": "a"}, ("none", "auto")), "functions": ([{"name": "a"}], ([],)),
-    "grammar": ("root ::= x", ("",)), "guided_choice": (["a"], ([],)), "guided_grammar": ("a", (None,)),
-    "guided_json": ({"type": "object"}, (None, {})), "guided_regex": ("a", ("",)), "ignore_eos": (True, (False,)),
-    "image_data": (["a"], ([],)), "include_stop_str_in_output": (True, (False,)), "input_embeds": ([[1]], (None,)),
-    "json_schema": ({"type": "object"}, ({},)), "logits_processors": (["a"], (None,)),
-    "logprob_token_ids": ([5], (None,)), "lora": ([{"id": 0, "scale": 1}], ([],)), "lora_path": ("a", (None,)),
-    "max_new_tokens": (5, (None,)), "mcp_servers": ([{"url": "a"}], ([],)), "min_keep": (2, (0,)),
-    "min_new_tokens": (2, (0,)), "mirostat": (2, (0,)), "modalities": (["text", "audio"], (["text"],)),
-    "multimodal_data": (["a"], ([],)), "n_cmpl": (2, (1,)), "n_indent": (2, (0,)), "n_predict": (5, (-1,)),
-    "n_probs": (2, (0,)), "no_stop_trim": (True, (False,)), "output_format": ({"type": "json_schema"}, (None,)),
-    "post_sampling_probs": (True, (False,)), "previous_response_id": ("a", (None, "")),
-    "prompt_embeds": ("a", (None,)), "prompt_logprobs": (0, (None,)), "regex": ("a", ("",)),
-    "repeat_penalty": (1.1, (1, 1.0)), "repetition_detection": ({"a": 1}, (None,)), "response_fields": (["a"], ([],)),
-    "return_hidden_states": (True, (False,)), "return_token_ids": (True, (False,)), "return_tokens": (True, (False,)),
-    "return_tokens_as_token_ids": (True, (False,)), "samplers": (["top_k"], ([],)),
-    "skip_special_tokens": (False, (True,)), "stop_regex": ("a", (None,)), "structural_tag": ("a", (None,)),
-    "structured_outputs": ({"json": {}}, (None,)), "suffix": ("a", ("",)), "t_max_predict_ms": (5, (0, -1)),
-    "tfs": (0.5, (1,)), "top_a": (0.5, (0,)), "top_n_sigma": (1, (-1,)), "truncate_prompt_tokens": (5, (-1, None)),
-    "truncation": ("auto", ("disabled", None)), "typical_p": (0.5, (1, 1.0)), "use_beam_search": (True, (False,)),
-    "watermarking": (True, (False,)), "web_search_options": ({"search_context_size": "low"}, (None,)),
-    "xtc_probability": (0.5, (0,)),
+# Hints, names and figures, of any value: no word of the answer depends on them, or what they ask for is done anyway.
+HARMLESS = """
+    access_programs background_options context_management image max_tool_calls metadata moderation prediction
+    prompt_cache_key prompt_cache_options prompt_cache_retention reasoning_effort reasoning safety_identifier
+    service_tier store user verbosity cache_control inference_geo output_config thinking betas include_reasoning
+    kv_transfer_params length_penalty mm_processor_kwargs priority request_id rid session_id separate_reasoning
+    spaces_between_special_tokens stream_interval thinking_token_budget truncation_side vllm_xargs cache_prompt
+    dry_base dry_allowed_length dynatemp_exponent id_slot mirostat_eta mirostat_tau n_discard n_keep
+    parse_tool_calls reasoning_format repeat_last_n return_progress timings_per_token verbose xtc_threshold
+    keep_alive options provider client_metadata
+"""
+# The effect would be missed: refused by name with any value, and taken where it asks for nothing.
+REFUSED = """
+    adaptive_target allowed_token_ids audio background bad_words ban_eos_token best_of chat_template container
+    conversation custom_logit_processor documents dry_multiplier dynatemp_range ebnf function_call functions grammar
+    guided_choice guided_grammar guided_json guided_regex ignore_eos image_data include_stop_str_in_output
+    input_embeds json_schema logits_processors logprob_token_ids lora lora_path max_new_tokens mcp_servers min_keep
+    min_new_tokens mirostat modalities multimodal_data n_cmpl n_indent n_predict n_probs no_stop_trim output_format
+    post_sampling_probs previous_response_id prompt_embeds prompt_logprobs regex repeat_penalty repetition_detection
+    response_fields return_hidden_states return_token_ids return_tokens return_tokens_as_token_ids samplers
+    skip_special_tokens stop_regex structural_tag structured_outputs suffix t_max_predict_ms tfs top_a top_n_sigma
+    truncate_prompt_tokens truncation typical_p use_beam_search watermarking web_search_options xtc_probability
+"""
+ASKS: dict[str, Any] = {"prompt_logprobs": 0, "skip_special_tokens": False}  # where a false value asks for something
+NEUTRAL: dict[str, Any] = {  # values besides null and what is empty
+    "adaptive_target": -1, "best_of": 1, "function_call": "auto", "modalities": ["text"], "n_cmpl": 1, "n_predict": -1,
+    "prompt_logprobs": None, "repeat_penalty": 1.0, "skip_special_tokens": True, "t_max_predict_ms": -1, "tfs": 1,
+    "top_n_sigma": -1, "truncate_prompt_tokens": -1, "truncation": "disabled", "typical_p": 1.0,
 }  # fmt: skip
 REFUSED_IN: dict[str, dict[str, Any]] = {
-    "chat": {},
-    "text": {"response_format": {"type": "json_object"}},
+    "chat/completions": {},
+    "completions": {"response_format": {"type": "json_object"}},
     "responses": {
         "max_completion_tokens": 2, "max_tokens": 2, "prompt": {"id": "a"}, "response_format": {"type": "json_object"},
     },
@@ -118,13 +92,10 @@ REFUSED_IN: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def post(served: Running, interface: str, **fields: Any) -> httpx.Response:
-    path, body = INTERFACES[interface]
-    length = {} if {"max_tokens", "max_output_tokens", "max_completion_tokens"} & fields.keys() else {
-        "max_output_tokens" if interface == "responses" else "max_tokens": 2
-    }  # fmt: skip
-    given = {"model": "skydraft-edge"} | body | length | fields
-    return httpx.post(f"{served.url}{path}", json=given, timeout=PATIENCE_S)
+def post(served: Running, path: str, **fields: Any) -> httpx.Response:
+    return httpx.post(
+        f"{served.v1}/{path}", json=plain(path, limit=2, model="skydraft-edge") | fields, timeout=PATIENCE_S
+    )
 
 
 def refused(answer: httpx.Response) -> tuple[int, str, str]:
@@ -132,33 +103,37 @@ def refused(answer: httpx.Response) -> tuple[int, str, str]:
     return answer.status_code, error.get("param") or error["message"].partition(":")[0], error["message"]
 
 
-@pytest.mark.parametrize("interface", INTERFACES)
-def test_harmless_fields_and_those_that_ask_for_nothing_are_taken(served: Running, interface: str) -> None:
-    fields = FOLLOWED | FOLLOWED_IN[interface] | HARMLESS
-    fields = {name: value for name, value in fields.items() if name not in REFUSED_IN[interface]}
-    fields |= {"output_config": {"effort": "low"}, "top_logprobs": 0} if interface == "messages" else {}
-    neutral = [{name: values[min(at, len(values) - 1)] for name, (_, values) in REFUSED.items()} for at in range(2)]
-    for body in (fields, *neutral):
-        answer = post(served, interface, **body)
+@pytest.mark.parametrize("path", ALL_WHOLE)
+def test_harmless_fields_and_those_that_ask_for_nothing_are_taken(served: Running, path: str) -> None:
+    fields = dict.fromkeys(HARMLESS.split(), "a") | FOLLOWED | FOLLOWED_IN[path]
+    fields = {name: value for name, value in fields.items() if name not in REFUSED_IN[path]}
+    fields |= {"output_config": {"effort": "low"}, "top_logprobs": 0} if path == "messages" else {}
+    empty = [{name: NEUTRAL.get(name, value) for name in REFUSED.split()} for value in (None, 0, "", [])]
+    for body in (fields, dict.fromkeys(REFUSED), *empty):
+        answer = post(served, path, **body)
         assert answer.status_code == 200, answer.text
 
 
-@pytest.mark.parametrize("interface", INTERFACES)
-def test_fields_that_are_not_served_are_refused_by_name(served: Running, interface: str) -> None:
-    asked = {name: value for name, (value, _) in REFUSED.items()} | REFUSED_IN[interface]
-    for name, value in asked.items():
-        status, param, message = refused(post(served, interface, **{name: value}))
-        assert (status, param.split(".")[0]) == (400, name) and message.startswith(f"{name}"), (name, message)
-        assert len(message) > len(name) + 10
+@pytest.mark.parametrize("path", ALL_WHOLE)
+def test_fields_that_are_not_served_are_refused_by_name(path: str) -> None:
+    for name, value in (dict.fromkeys(REFUSED.split(), "x") | ASKS | REFUSED_IN[path]).items():
+        body = plain(path, **{name: value})
+        with pytest.raises(Refusal) as caught:
+            own = read_body(json.dumps(body).encode(), KINDS[path].reads)
+            assert isinstance(own, Translated) and own.as_chat()
+        refusal = caught.value
+        assert (refusal.status, (refusal.param or "").split(".")[0]) == (400, name)
+        assert refusal.message.startswith(name) and len(refusal.message) > len(name) + 10
 
 
-@pytest.mark.parametrize("interface", ["chat", "text", "responses"])
-def test_every_field_of_the_sdk_is_in_a_table(interface: str) -> None:
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "responses"])
+def test_every_field_of_the_sdk_is_in_a_table(path: str) -> None:
     kind = {
-        "chat": lambda: chats.CompletionCreateParamsBase, "text": lambda: texts.CompletionCreateParamsBase,
+        "chat/completions": lambda: chats.CompletionCreateParamsBase,
+        "completions": lambda: texts.CompletionCreateParamsBase,
         "responses": lambda: responses.ResponseCreateParamsBase,
-    }[interface]()  # fmt: skip
-    known = {*FOLLOWED, *FOLLOWED_IN[interface], *HARMLESS, *REFUSED, *REFUSED_IN[interface]}
+    }[path]()
+    known = {*FOLLOWED, *FOLLOWED_IN[path], *HARMLESS.split(), *REFUSED.split(), *REFUSED_IN[path]}
     assert get_type_hints(kind).keys() <= known
 
 
@@ -189,7 +164,7 @@ def test_an_empty_message_is_taken(served: Running, role: str, content: Any) -> 
 
 @pytest.mark.parametrize(("prompt", "status"), [("\n", 200), ([""], 400), (["a", " "], 200), ([], 400), ([[]], 400)])
 def test_a_blank_prompt_is_one_and_no_token_is_none(served: Running, prompt: Any, status: int) -> None:
-    answer = post(served, "text", prompt=prompt)
+    answer = post(served, "completions", prompt=prompt)
     assert answer.status_code == status
     if status == 400:
         assert refused(answer)[1].startswith("prompt")
@@ -230,13 +205,13 @@ def test_stop_token_ids_end_a_text_as_end_tokens_do(served: Running, temperature
 def test_a_stop_token_outside_the_vocabulary_is_refused(served: Running) -> None:
     """It crashed whole engines of vLLM."""
     for ids, mode in itertools.product(([10**6], [-1], [2**40]), ("edge", "cloud")):
-        status, param, _ = refused(post(served, "chat", stop_token_ids=ids, model=f"skydraft-{mode}"))
+        status, param, _ = refused(post(served, "chat/completions", stop_token_ids=ids, model=f"skydraft-{mode}"))
         assert status == 400 and param.startswith("stop_token_ids")
 
 
 def test_an_argument_that_the_chat_template_reads_is_refused_by_name(served: Running) -> None:
     """The toy's template reads `tools` and `messages`."""
-    status, param, _ = refused(post(served, "chat", chat_template_kwargs={"a": 1, "tools": []}))
+    status, param, _ = refused(post(served, "chat/completions", chat_template_kwargs={"a": 1, "tools": []}))
     assert (status, param) == (400, "chat_template_kwargs.tools")
 
 
@@ -253,27 +228,96 @@ def test_a_salt_keeps_what_was_read_apart() -> None:
 
 
 def test_a_byte_order_mark_before_a_body_is_dropped(served: Running) -> None:
-    body = json.dumps({"model": "skydraft-edge", "max_tokens": 2} | CHAT[1]).encode()
+    body = json.dumps(plain("chat/completions")).encode()
     for data in (body, b"\xef\xbb\xbf" + body):
         assert httpx.post(f"{served.v1}/chat/completions", content=data, timeout=PATIENCE_S).status_code == 200
 
 
+def tool(name: str, **function: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **function}}
+
+
+def must(**function: Any) -> dict[str, Any]:
+    return {"tools": [tool("f", **function)], "tool_choice": "required"}
+
+
+def fitting(schema: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+
+
+SLOW = {
+    "type": "string",
+    "allOf": [{"pattern": f".*{number}.*"} for number in range(40)],
+}  # takes the second it may take
+OF_CHATS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "a temperature beyond the range": ({"temperature": 3}, "temperature", ""),
+    "too many of the best tokens": ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", ""),
+    "too many choices": ({"n": 9}, "n", ""),
+    "a message of the user to go on with": ({"continue_final_message": True}, "messages", ""),
+    "a message to go on with, and a new one": (
+        {"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt", "",
+    ),
+    "no message to begin": ({"add_generation_prompt": False}, "add_generation_prompt", ""),
+    "a bias beyond the range": ({"logit_bias": {"5": 101}}, "logit_bias", ""),
+    "a bias of no token": ({"logit_bias": {"99999": 1}}, "", "no id"),
+    "an unknown field of ours": ({"skydraft": {"frobnicate": 1}}, "skydraft.frobnicate", ""),
+    "an unknown mode of ours": ({"skydraft": {"mode": "best"}}, "skydraft.mode", ""),
+    "a gate that is none": ({"skydraft": {"gate": "entropy"}}, "", "gate"),
+    "a length of drafts without any": ({"skydraft": {"mode": "cloud", "k": 3}}, "", "k does not"),
+    "a gate where all is checked": ({"skydraft": {"mode": "lossless", "gate": "entropy:1"}}, "", "lossy"),
+    "too long drafts": ({"skydraft": {"k": 33}}, "skydraft.k", ""),
+    "a length that is none": ({"skydraft": {"k": True}}, "skydraft.k", ""),
+    "a hand-back that is none": ({"skydraft": {"mode": "quality", "hand_back": "soon"}}, "", "no hand-back 'soon'"),
+    "a hand-back of no type": ({"skydraft": {"mode": "quality", "hand_back": 2.0}}, "skydraft.hand_back", ""),
+    "no such tool": ({"tools": [tool("time")], "tool_choice": tool("f")}, "tool_choice", ""),
+    "nothing to call": ({"tool_choice": "required"}, "tool_choice", ""),
+    "a choice that is none": ({"tools": [tool("time")], "tool_choice": "maybe"}, "tool_choice", ""),
+    "a name that cannot be written": ({"tools": [tool('a"b')]}, "tools.0.function.name", ""),
+    "no object": (must(parameters={"type": "string"}), "tools", ""),
+    "parameters that never end": (must(parameters={"$ref": "#"}), "tools", ""),
+    "no schema": ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema", ""),
+    "an unknown format": ({"response_format": {"type": "xml"}}, "response_format", ""),
+    "an object that nothing fits": (
+        {"response_format": {"type": "json_object", "schema": {"enum": []}}}, "response_format", "",
+    ),
+    "two grammars": ({"response_format": {"type": "json_object"}, **forced("a")}, "skydraft.grammar", ""),
+    "a schema that nothing fits": (fitting({"enum": []}), "response_format", ""),
+    "a schema without end": (fitting({"$ref": "#"}), "response_format", ""),
+    "a megabyte": (fitting({"enum": ["上" * 400_000]}), "response_format", ""),
+    "a slow one": (fitting(SLOW), "response_format", ""),
+    "no grammar": ({"skydraft": {"grammar": "regex:(a"}}, "skydraft.grammar", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OF_CHATS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_cannot_be_followed_is_refused_with_the_name_of_the_field(
+    served: Running, case: str, stream: bool
+) -> None:
+    more, param, says = OF_CHATS[case]
+    answer = served.chat(**{"max_tokens": 40, "stream": stream} | more)
+    assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error", answer.text
+    assert (answer.json()["error"]["param"] or "").startswith(param)
+    message = answer.json()["error"]["message"]
+    assert says in message and "\n" not in message and "skydraft/" not in message
+
+
 WRONG = {
-    "17 stop strings": ("chat", {"stop": [str(number) for number in range(17)]}, "stop", "16"),
-    "a long stop string": ("chat", {"stop": "a" * 300}, "stop", "256"),
+    "17 stop strings": ("chat/completions", {"stop": [str(number) for number in range(17)]}, "stop", "16"),
+    "a long stop string": ("chat/completions", {"stop": "a" * 300}, "stop", "256"),
     "stop strings in messages": ("messages", {"stop_sequences": ["a"] * 17}, "stop_sequences", "16"),
     "no input": ("responses", {"input": []}, "input", "1"),
     "only thoughts": ("responses", {"input": [{"type": "reasoning", "id": "a", "summary": []}]}, "input", ""),
-    "no messages": ("chat", {"messages": []}, "messages", "1"),
+    "no messages": ("chat/completions", {"messages": []}, "messages", "1"),
     "no messages for Anthropic": ("messages", {"messages": []}, "messages", "1"),
     "a number in the input": ("responses", {"input": 5}, "input", ""),
-    "a role": ("chat", {"messages": [{"role": "bot", "content": "a"}]}, "messages.0.role", "user"),
-    "a content": ("chat", {"messages": [{"role": "user", "content": 5}]}, "messages.0.content", ""),
-    "a part": ("chat", {"messages": [{"role": "user", "content": [5]}]}, "messages.0.content.0", ""),
-    "a prompt": ("text", {"prompt": 5}, "prompt.0", ""),
-    "a prompt of halves": ("text", {"prompt": [5.5]}, "prompt.0", ""),
-    "nine prompts": ("text", {"prompt": ["a"] * 9}, "prompt", "8"),
-    "a limit": ("chat", {"max_tokens": 0}, "max_tokens", "1"),
+    "a role": ("chat/completions", {"messages": [{"role": "bot", "content": "a"}]}, "messages.0.role", "user"),
+    "a content": ("chat/completions", {"messages": [{"role": "user", "content": 5}]}, "messages.0.content", ""),
+    "a part": ("chat/completions", {"messages": [{"role": "user", "content": [5]}]}, "messages.0.content.0", ""),
+    "a prompt": ("completions", {"prompt": 5}, "prompt.0", ""),
+    "a prompt of halves": ("completions", {"prompt": [5.5]}, "prompt.0", ""),
+    "nine prompts": ("completions", {"prompt": ["a"] * 9}, "prompt", "8"),
+    "a limit": ("chat/completions", {"max_tokens": 0}, "max_tokens", "1"),
     "a limit of a response": ("responses", {"max_output_tokens": 0}, "max_output_tokens", "1"),
     "a name of a tool": ("responses", {"tools": [{"type": "function", "name": "a b"}]}, "tools.0.name", ""),
     "a name of Anthropic's": ("messages", {"tools": [{"name": "a b", "input_schema": {}}]}, "tools.0.name", ""),
@@ -284,13 +328,13 @@ WRONG = {
         "text.format", "",
     ),
     "a long input": ("responses", {"input": "语" * 30_000}, "input", "context"),
-    "a long prompt": ("text", {"prompt": "语" * 30_000}, "prompt", "context"),
-    "a temperature": ("chat", {"temperature": "hot"}, "temperature", "number"),
+    "a long prompt": ("completions", {"prompt": "语" * 30_000}, "prompt", "context"),
+    "a temperature": ("chat/completions", {"temperature": "hot"}, "temperature", "number"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_refusal_names_the_clients_own_field(served: Running, name: str) -> None:
-    interface, fields, param, says = WRONG[name]
-    status, told, message = refused(post(served, interface, **fields))
+    path, fields, param, says = WRONG[name]
+    status, told, message = refused(post(served, path, **fields))
     assert (status, told) == (400, param) and says in message, message

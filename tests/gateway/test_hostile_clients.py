@@ -30,7 +30,7 @@ def test_a_client_that_reads_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(connections, "_UNREAD_S", 0.5)
     with gateway() as running, socket.socket() as greedy:
         greedy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-        greedy.connect(("127.0.0.1", int(running.url.rpartition(":")[2])))
+        greedy.connect(("127.0.0.1", running.port))
         greedy.settimeout(PATIENCE_S)
         with pytest.raises(ConnectionError):  # the other end is gone, not only full
             for _ in range(1_000_000):

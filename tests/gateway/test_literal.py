@@ -8,7 +8,6 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-import httpx2 as httpx
 import pytest
 from hypothesis import given
 
@@ -18,7 +17,7 @@ from skydraft.gateway.pair import Pair
 from ..reading_marks import engine_with, num_special, texts
 from ..stock.fakes import Fake, fake
 from ..toys import law
-from .running import PATIENCE_S, Running, gateway
+from .running import Running, gateway
 
 TEMPLATE = (Path(__file__).parents[1] / "prompts" / "templates" / "qwen2.5.jinja").read_text("utf-8")
 IDS = ("vllm", "llama-server", "sglang")
@@ -94,8 +93,7 @@ PATHS: list[tuple[str, str, Callable[[str], dict[str, Any]]]] = [
 
 
 def post(served: Running, path: str, body: dict[str, Any]) -> Any:
-    given = {"model": "skydraft-cloud", **body}
-    answer = httpx.post(f"{served.v1}/{path}", json=given, timeout=PATIENCE_S)
+    answer = served.post(path, **{"model": "skydraft-cloud", **body})
     assert answer.status_code == 200, answer.text
     return answer.json()
 

@@ -25,11 +25,6 @@ openai = later("openai")
 TEXT = "语速快慢我"
 
 
-@pytest.fixture
-def client(served: Running) -> openai.OpenAI:
-    return openai.OpenAI(base_url=served.v1, api_key="none", max_retries=0, timeout=PATIENCE_S)
-
-
 def post(served: Running, path: str, **body: Any) -> Any:
     return httpx.post(f"{served.url}/{path}", json=body, timeout=PATIENCE_S)
 
@@ -115,8 +110,7 @@ def test_tokens_that_are_no_text_are_spelled_out_and_special_ones_named() -> Non
 @pytest.mark.parametrize(
     "more",
     [
-        {"logprobs": 21}, {"prompt": [5, -1]}, {"prompt": [5, 99999]}, {"prompt": [[]]},
-        {"prompt": [5, "a"]}, {"prompt": [1.5]}, {"prompt": [[1], [True]]}, {"prompt": [[1]] * 9}, {"prompt": []},
+        {"logprobs": 21}, {"prompt": [5, -1]}, {"prompt": [5, 99999]}, {"prompt": [5, "a"]}, {"prompt": [[1], [True]]},
     ],
 )  # fmt: skip
 def test_prompts_that_are_none_are_refused(served: Running, more: dict[str, Any]) -> None:

@@ -22,11 +22,6 @@ openai = later("openai")
 ASKED: Any = [{"role": "user", "content": "语速"}]
 
 
-@pytest.fixture
-def client(served: Running) -> openai.OpenAI:
-    return openai.OpenAI(base_url=served.v1, api_key="none", max_retries=0)
-
-
 def expected(mode: str, prompt: Any = ASKED, **params: Any) -> Any:
     """What the Python interface generates."""
     plan = make_plan(mode)
@@ -115,47 +110,6 @@ def test_text_completions_continue_a_text(client: openai.OpenAI) -> None:
     several = client.completions.create(**options | {"prompt": ["语速", "情绪"]})
     assert several.choices[0].text == want.text and len(several.choices) == 2
     assert len(client.completions.create(model="skydraft", prompt="语速").choices[0].text) <= 16
-
-
-WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
-    "a temperature beyond the range": ({"temperature": 3}, "temperature", ""),
-    "too many of the best tokens": ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", ""),
-    "too many choices": ({"n": 9}, "n", ""),
-    "a message of the user to go on with": ({"continue_final_message": True}, "messages", ""),
-    "a message to go on with, and a new one": (
-        {"continue_final_message": True, "add_generation_prompt": True},
-        "add_generation_prompt",
-        "",
-    ),
-    "no message to begin": ({"add_generation_prompt": False}, "add_generation_prompt", ""),
-    "a bias beyond the range": ({"logit_bias": {"5": 101}}, "logit_bias", ""),
-    "a bias of no token": ({"logit_bias": {"99999": 1}}, "", "no id"),
-    "an unknown field of ours": ({"skydraft": {"frobnicate": 1}}, "skydraft.frobnicate", ""),
-    "an unknown mode of ours": ({"skydraft": {"mode": "best"}}, "skydraft.mode", ""),
-    "a gate that is none": ({"skydraft": {"gate": "entropy"}}, "", "gate"),
-    "a length of drafts without any": ({"skydraft": {"mode": "cloud", "k": 3}}, "", "k does not"),
-    "a gate where all is checked": ({"skydraft": {"mode": "lossless", "gate": "entropy:1"}}, "", "lossy"),
-    "too long drafts": ({"skydraft": {"k": 33}}, "skydraft.k", ""),
-    "a length that is none": ({"skydraft": {"k": True}}, "skydraft.k", ""),
-    "a hand-back that is none": ({"skydraft": {"mode": "quality", "hand_back": "soon"}}, "", "no hand-back 'soon'"),
-    "a hand-back of no type": ({"skydraft": {"mode": "quality", "hand_back": 2.0}}, "skydraft.hand_back", ""),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_what_cannot_be_kept_is_refused_with_the_name_of_the_field(client: openai.OpenAI, case: str) -> None:
-    more, param, says = WRONG[case]
-    with pytest.raises(openai.BadRequestError) as raised:
-        client.chat.completions.create(model="skydraft", messages=ASKED, max_tokens=4, extra_body=more)
-    assert raised.value.type == "invalid_request_error" and (raised.value.param or "").startswith(param)
-    message = raised.value.message
-    assert says in message and "\n" not in message and "/" not in message.replace("/v1", "")
-
-
-def test_a_prompt_beyond_the_context_says_so(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError) as raised:
-        client.chat.completions.create(model="skydraft", messages=[{"role": "user", "content": "语" * 5000}])
-    assert raised.value.code == "context_length_exceeded"
 
 
 def test_a_full_queue_is_503_and_the_sdk_tries_again() -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from typing import Any
 
 import httpx2 as httpx
 import pytest
 
-from .interfaces import call_text, forced
-from .running import PATIENCE_S, Running
+from .interfaces import call_text, events_of, forced
+from .running import Running
 
 pytest.importorskip("llguidance")
 SPAWN = {
@@ -45,8 +44,7 @@ ITEMS: list[dict[str, Any]] = [
 
 
 def respond(served: Running, path: str = "responses", **body: Any) -> httpx.Response:
-    given = {"model": "skydraft-quality", "input": "语速", "max_output_tokens": 8} | body
-    return httpx.post(f"{served.v1}/{path}", json=given, timeout=PATIENCE_S)
+    return served.post(path, **{"model": "skydraft-quality", "input": "语速", "max_output_tokens": 8} | body)
 
 
 def num_tokens(served: Running, **body: Any) -> int:
@@ -106,7 +104,7 @@ def test_chats_and_anthropics_messages_leave_them_out_too(served: Running) -> No
     ]  # fmt: skip
     for some in (theirs, theirs[:2]):
         body = {"model": "skydraft-edge", "max_tokens": 2, "messages": question, "tools": some}
-        answer = httpx.post(f"{served.v1}/messages", json=body, timeout=PATIENCE_S)
+        answer = served.post("messages", **body)
         assert answer.status_code == 200, answer.text
 
 
@@ -129,8 +127,7 @@ def test_functions_of_a_namespace_are_called_by_their_own_names(served: Running,
         script = forced(call_text(written, {"task": "a"}))
         answer = respond(served, tools=tools, max_output_tokens=300, stream=stream, **script)
         if stream:
-            events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
-            items = [event["item"] for event in events if event["type"].startswith("response.output_item")]
+            items = [event["item"] for event in events_of(answer.text) if "output_item" in event["type"]]
             assert len(items) == 2
         else:
             items = answer.json()["output"]

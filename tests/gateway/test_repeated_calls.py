@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
-import httpx2 as httpx
 import numpy as np
 import pytest
 
@@ -17,7 +16,7 @@ from skydraft.engines.vocab import Vocab
 from skydraft.gateway.pair import Pair
 
 from ..serving import serving
-from .running import PATIENCE_S, Running, gateway
+from .running import Running, gateway
 
 CALL = json.dumps({"name": "weather", "arguments": {"city": "上海", "days": 1}}, ensure_ascii=False)
 PIECES = ["?", "!", CALL, "晴，", "25 度"]
@@ -147,7 +146,7 @@ def test_the_other_interfaces_do_the_same(served: Running) -> None:
     call = {"type": "function_call", "call_id": "a", "name": "weather", "arguments": '{"city": "上海", "days": 1}'}
     result = {"type": "function_call_output", "call_id": "a", "output": "晴"}
     body: Any = {"model": "skydraft", "input": [QUESTION, call, result], "tools": [{"type": "function", **function}]}
-    answer = httpx.post(f"{served.v1}/responses", json=body, timeout=PATIENCE_S).json()
+    answer = served.post("responses", **body).json()
     (item,) = answer["output"]
     assert item["content"][0]["text"] == "晴，25 度" and answer["usage"]["output_tokens"] == 5
     uses = {"type": "tool_use", "id": "a", "name": "weather", "input": {"city": "上海", "days": 1}}
@@ -155,5 +154,5 @@ def test_the_other_interfaces_do_the_same(served: Running) -> None:
     turns: Any = [QUESTION, {"role": "assistant", "content": [uses]}, {"role": "user", "content": results}]
     tools = [{"name": "weather", "input_schema": function["parameters"]}]
     body = {"model": "skydraft", "max_tokens": 16, "messages": turns, "tools": tools}
-    answer = httpx.post(f"{served.v1}/messages", json=body, timeout=PATIENCE_S).json()
+    answer = served.post("messages", **body).json()
     assert answer["content"] == [{"type": "text", "text": "晴，25 度"}] and answer["stop_reason"] == "end_turn"

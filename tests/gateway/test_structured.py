@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import threading
 import time
-from typing import Any, Literal
+from typing import Any
 
-import httpx2 as httpx
 import jsonschema
-import pydantic
 import pytest
 
 from skydraft.engines.toy import open_toy
@@ -20,9 +18,10 @@ from skydraft.prompts.messages import Message
 from skydraft.prompts.tool_calls import may_answer
 
 from ..later import later
-from .interfaces import Told, call_text, forced
+from .interfaces import Told, Voice, call_text, forced
 from .interfaces import ask as ask_both
-from .running import PATIENCE_S, Running, gateway
+from .running import Running, gateway
+from .test_fields import fitting, tool
 
 openai = later("openai")
 
@@ -44,19 +43,6 @@ WEATHER: Any = {
 }
 TIME: Any = {"type": "function", "function": {"name": "time"}}
 SCHEMA_OF = {"天气": WEATHER["function"]["parameters"], "time": {"type": "object", "additionalProperties": False}}
-
-
-class Voice(pydantic.BaseModel):
-    """What a clip sounds like."""
-
-    speed: Literal["快", "慢"]
-    pitch: int = pydantic.Field(ge=0, le=99)
-    tags: list[Literal["轻", "重"]] = pydantic.Field(max_length=2)
-
-
-@pytest.fixture
-def client(served: Running) -> openai.OpenAI:
-    return openai.OpenAI(base_url=served.v1, api_key="none", max_retries=0, timeout=PATIENCE_S)
 
 
 def ask(client: openai.OpenAI, mode: str = "edge", **options: Any) -> Any:
@@ -233,61 +219,10 @@ def test_the_target_checks_whether_an_answer_begins_as_a_call(served: Running, b
     assert (answer["skydraft"]["stats"]["num_escalated"] > 0) == is_checked
 
 
-def fitting(schema: Any) -> dict[str, Any]:
-    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
-
-
-def tool(name: str, **function: Any) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name, **function}}
-
-
 def slow_to_compile(title: str = "") -> dict[str, Any]:
     """Takes all of the second that it may take."""
     patterns = [{"pattern": f".*{number}.*"} for number in range(40)]
     return fitting({"type": "string", "title": title, "allOf": patterns})
-
-
-NO_SCHEMA: Any = {"type": "json_schema", "json_schema": {"name": "x"}}
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "no such tool": ({"tools": [TIME], "tool_choice": tool("f")}, "tool_choice"),
-    "nothing to call": ({"tool_choice": "required"}, "tool_choice"),
-    "a choice that is none": ({"tools": [TIME], "tool_choice": "maybe"}, "tool_choice"),
-    "a name that cannot be written": ({"tools": [tool('a"b')]}, "tools.0.function.name"),
-    "no object": ({"tools": [tool("f", parameters={"type": "string"})], "tool_choice": "required"}, "tools"),
-    "parameters that never end": ({"tools": [tool("f", parameters={"$ref": "#"})], "tool_choice": "required"}, "tools"),
-    "no schema": ({"response_format": NO_SCHEMA}, "response_format.json_schema"),
-    "an unknown format": ({"response_format": {"type": "xml"}}, "response_format"),
-    "a schema of an object that nothing fits": (
-        {"response_format": {"type": "json_object", "schema": {"enum": []}}},
-        "response_format",
-    ),
-    "two grammars": ({"response_format": {"type": "json_object"}, "extra_body": forced("a")}, "skydraft.grammar"),
-    "a schema that nothing fits": (fitting({"enum": []}), "response_format"),
-    "a schema without end": (fitting({"$ref": "#"}), "response_format"),
-    "a megabyte": (fitting({"enum": ["上" * 400_000]}), "response_format"),
-    "a slow one": (slow_to_compile(), "response_format"),
-    "no grammar": ({"extra_body": {"skydraft": {"grammar": "regex:(a"}}}, "skydraft.grammar"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-@pytest.mark.parametrize("stream", [False, True])
-def test_what_cannot_be_followed_is_refused_with_the_name_of_the_field(
-    client: openai.OpenAI, case: str, stream: bool
-) -> None:
-    options, param = WRONG[case]
-    with pytest.raises(openai.BadRequestError) as raised:
-        ask(client, **{"max_tokens": 40, "stream": stream} | options)
-    assert (raised.value.param or "").startswith(param), raised.value
-    assert "\n" not in raised.value.message
-
-
-def test_a_schema_that_is_ten_thousand_deep_is_refused(served: Running) -> None:
-    body = json.dumps({"model": "skydraft", "messages": ASKED, **fitting("HERE")})
-    deep = body.replace('"HERE"', '{"allOf":[' * 10_000 + "true" + "]}" * 10_000)
-    began = time.monotonic()
-    reply = httpx.post(f"{served.v1}/chat/completions", content=deep.encode(), timeout=PATIENCE_S)
-    assert reply.status_code == 400 and time.monotonic() - began < 10
 
 
 def test_others_do_not_wait_for_grammars_that_take_long(served: Running, client: openai.OpenAI) -> None:

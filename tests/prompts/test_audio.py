@@ -97,12 +97,6 @@ def test_blocks_leave_no_mark(rate: int, tmp_path: Path) -> None:
     assert np.array_equal(load_audio(path).samples, soxr.resample(noise, rate, SAMPLE_RATE))
 
 
-@pytest.mark.parametrize("kind", ["AIFF", "AU", "CAF", "W64", "NIST"])
-def test_four_formats_are_read(kind: str, tmp_path: Path) -> None:
-    with pytest.raises(PromptError, match=f"cannot be read as audio: it is {kind}"):
-        load_audio(save(tmp_path / "a.wav", tone(0.5), format=kind))
-
-
 def with_bad_sample(path: Path, value: float) -> Path:
     samples = tone(0.5)
     samples[100] = value
@@ -129,6 +123,7 @@ WRONG: list[tuple[str, Callable[[Path], Path], str]] = [
     ("no samples", lambda folder: save(folder / "a.wav", tone(0.0)), "lasts 0 s, less than 0.1 s"),
     ("too short", lambda folder: save(folder / "a.wav", tone(0.09)), r"lasts 0\.09 s, less than 0\.1 s"),
     ("too long", lambda folder: save(folder / "a.flac", tone(301.0, 8000), 8000), "lasts more than 300 s"),
+    ("AIFF", lambda folder: save(folder / "a.wav", tone(0.5), format="AIFF"), "read as audio: it is AIFF"),
     ("zeros", lambda folder: save(folder / "a.wav", tone(0.5, peak=0)), "is silent: no sample is louder than -70 dBFS"),
     ("hiss", lambda folder: save(folder / "a.wav", tone(0.5, peak=2e-4), subtype="FLOAT"), "is silent"),
     ("opposite channels", lambda folder: save(folder / "a.wav", np.stack([tone(1), -tone(1)], 1)), "is silent"),

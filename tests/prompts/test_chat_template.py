@@ -30,15 +30,12 @@ ANSWER, FOLLOW_UP = Message("assistant", "<think>\nLight.\n</think>\n\nIt scatte
 CONVERSATIONS: dict[str, tuple[Message, ...]] = {
     "question": (QUESTION,),
     "system": (SYSTEM, QUESTION),
-    "follow-up": (QUESTION, ANSWER, FOLLOW_UP),
     "system and follow-up": (SYSTEM, QUESTION, ANSWER, FOLLOW_UP),
     "answer last": (QUESTION, ANSWER),
     "Chinese": asked("请用一句话解释：天空为什么是蓝色的？", "你是一个有帮助的助手。"),
-    "Chinese question": asked("“你好”，世界！\u3000"),
     "markup": asked("""if (a < b && c > d) { s = "it's" + '\\n'; }  <b>{{ messages }}</b> {% raw %} """),
     "blank edges": asked("\n\n  two\r\nlines\t\n \n"),
     "control tokens": asked("<|im_end|>\n<|im_start|>system\n<start_of_turn>"),
-    "two questions": (QUESTION, FOLLOW_UP),
     "tool": (QUESTION, Message("tool", '{"hour": 23}')),
 }
 
@@ -93,29 +90,14 @@ def test_as_transformers_renders(model: str, conversation: str, by_transformers:
         assert rendered(TEMPLATES[model], *messages) == expected
 
 
-@pytest.mark.parametrize(
-    "model, conversation, expected",
-    [
-        ("gemma", "question", f"{BOS}<start_of_turn>user\nWhy is the sky blue?<end_of_turn>\n<start_of_turn>model\n"),
-        ("phi-3", "system", "<|system|>\n Be brief.\n<|end|>\n<|user|>\nWhy is the sky blue?<|end|>\n<|assistant|>\n"),
-        ("mistral-7b-v0.1", "answer last", f"{BOS}[INST] Why is the sky blue? [/INST]{ANSWER.content}{EOS} "),
-    ],
-)
-def test_as_published(model: str, conversation: str, expected: str) -> None:
-    assert rendered(TEMPLATES[model], *CONVERSATIONS[conversation]) == expected
-
-
 # Snippets on which a renderer of its own would differ from transformers: (template, text).
 SNIPPETS = {
-    "tojson keeps unicode": ("{{ '中文 é 😀' | tojson }}", '"中文 é 😀"'),
-    "tojson leaves markup": ("{{ '<b>&amp;</b>' | tojson }}", '"<b>&amp;</b>"'),
-    "tojson keeps the order": ("{{ {'b': 1, 'a': [none, true]} | tojson }}", '{"b": 1, "a": [null, true]}'),
+    "tojson keeps what HTML would escape": ("{{ '<b>&amp; 中文 😀' | tojson }}", '"<b>&amp; 中文 😀"'),
     "tojson indents": ("{{ {'b': 1, 'a': 2} | tojson(indent=2) }}", '{\n  "b": 1,\n  "a": 2\n}'),
     "tojson separators": ("{{ {'b': 1, 'a': 2} | tojson(separators=(',', ':')) }}", '{"b":1,"a":2}'),
     "a message": ("{{ messages[0] | tojson }}", '{"role": "user", "content": "Why is the sky blue?"}'),
     "break": ("{% for i in range(9) %}{% if i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}", "012"),
     "continue": ("{% for i in range(4) %}{% if i == 1 %}{% continue %}{% endif %}{{ i }}{% endfor %}", "023"),
-    "generation": ("a{% generation %}{{ messages[0].role }}{% endgeneration %}b", "auserb"),
     "generation in a loop": (
         "{% for i in 'xy' %}{% generation %}{{ loop.index }}{{ i }}{% endgeneration %}{% endfor %}",
         "1x2y",
@@ -148,7 +130,6 @@ BROKEN = {
     "undefined attribute": "{{ messages[0].tool_calls[0].name }}",
     "undefined function": "{{ today() }}",
     "arithmetic": "{{ 'a' + 1 }}",
-    "a loop without an end": "{% for i in range(999999999) %}{% endfor %}",
     "a change of a message": "{% set _ = messages.append(1) %}",
     "a change through the type": "{% set _ = dict.update(messages[0], role='system') %}",
     "a way to Python": "{{ ''.__class__.__mro__[1].__subclasses__() }}",

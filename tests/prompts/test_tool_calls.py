@@ -98,27 +98,26 @@ def test_calls_as_the_template_writes_them_are_found(
     assert text == said and [(name, json.loads(each)) for name, each in found] == calls
 
 
+NO_ARGUMENTS, ONE = ("天气", "{}"), ("天气", '{"a": 1}')
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("text", "said", "found"),
     [
-        call("rm", {"path": "/"}),  # no tool of ours
-        "<tool_call>\n{'name': 'get_weather'}\n</tool_call>",
-        '<tool_call>\n{"name": "get_weather", "arguments": "上海"}\n</tool_call>',
-        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "上',
-        '<tool_call>{"arguments": {}}</tool_call>',
-        "<tool_call>\n[1]\n</tool_call> and so on",
+        (call("天气", {"a": 1}).removesuffix("\n</tool_call>"), "", ONE),
+        (call("天气", {"a": "</tool_call>"}), "", ("天气", '{"a": "</tool_call>"}')),
+        (call("天气", {}) + "\n\n", "", NO_ARGUMENTS),
+        (call("天气", {}) + "\n好", "\n好", NO_ARGUMENTS),
+        ("<tool_call>\nx</tool_call>\n" + call("天气", {}), "<tool_call>\nx</tool_call>", NO_ARGUMENTS),
+        ('{"name": "天气", "parameters": {"a": 1}}', "", ONE),
+        ('{"name": "天气", "arguments": "{\\"a\\": 1}"}', "", ONE),
+        ('{"name": "天气"}', "", NO_ARGUMENTS),
+        # Bare breaks in strings, as small models write code.
+        (call("天气", {"code": "a\nb\tc"}).replace("\\n", "\n"), "", ("天气", '{"code": "a\\nb\\tc"}')),
     ],
 )
-def test_what_is_no_call_comes_back_as_text(text: str) -> None:
-    assert read(["说：", text]) == ("说：" + text, [])
-
-
-def test_a_last_call_may_lack_its_mark_and_one_may_follow_nonsense() -> None:
-    assert read([call("天气", {"a": 1}).removesuffix("\n</tool_call>")]) == ("", [("天气", '{"a": 1}')])
-    assert read([call("天气", {"a": "</tool_call>"})]) == ("", [("天气", '{"a": "</tool_call>"}')])
-    assert read([call("天气", {}), "\n\n"]) == ("", [("天气", "{}")])
-    assert read([call("天气", {}), "\n好"]) == ("\n好", [("天气", "{}")])
-    assert read(["<tool_call>\nx</tool_call>\n", call("天气", {})]) == ("<tool_call>\nx</tool_call>", [("天气", "{}")])
+def test_a_call_in_another_form_is_one(text: str, said: str, found: tuple[str, str]) -> None:
+    assert read([text]) == read(list(text)) == (said, [found])
 
 
 @law(100)
@@ -158,6 +157,11 @@ def test_calls_that_begin_an_answer_are_found_bare_and_in_fences(
         '{"name": "天气", "arguments": {"a": NaN}}',
         '说明：\n```json\n{"name": "天气", "arguments": {}}\n```',
         '```json\n{"city": "上海"}\n```\n```json\n{"name": "天气", "arguments": {}}\n```',
+        call("rm", {"path": "/"}),  # no tool of ours
+        "<tool_call>\n{'name': 'get_weather'}\n</tool_call>",
+        '说：<tool_call>\n{"name": "get_weather", "arguments": "上海"}\n</tool_call>',
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "上',
+        '<tool_call>{"arguments": {}}</tool_call>', "<tool_call>\n[1]\n</tool_call> and so on",
         "[" * 5000 + '{"name": "天气"',
         '{"name": "天气", "arguments": ' + '{"a":' * 5000 + "1" + "}" * 5001,
         "```python\nprint()\n```", "`天气` 是", "\n\n{", "{}",
@@ -225,19 +229,6 @@ def test_a_system_prompt_says_that_no_tool_need_be_called() -> None:
     results = [*given, Message("assistant", "", (("tool_calls", [call]),)), result]
     assert may_answer(results) == results
     assert may_answer([*results, Message("user", "四")])[0] == told[0]
-
-
-def test_arguments_may_come_in_a_string_or_as_parameters() -> None:
-    assert read(['{"name": "天气", "parameters": {"a": 1}}']) == ("", [("天气", '{"a": 1}')])
-    assert read(['{"name": "天气", "arguments": "{\\"a\\": 1}"}']) == ("", [("天气", '{"a": 1}')])
-    assert read(['{"name": "天气"}']) == ("", [("天气", "{}")])
-
-
-@pytest.mark.parametrize("text", ["a\nb\tc", '\n"\\'])
-def test_a_call_whose_strings_have_bare_breaks_is_one(text: str) -> None:
-    """As small models write code."""
-    written = call("天气", {"code": text}).replace("\\n", "\n").replace("\\t", "\t")
-    assert read([written]) == read(list(written)) == ("", [("天气", json.dumps({"code": text}))])
 
 
 @pytest.mark.parametrize(

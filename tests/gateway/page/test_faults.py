@@ -59,7 +59,7 @@ def test_stop_closes_the_connection(page: Any, fake: FakeGateway) -> None:
         expect(page.locator("#send")).to_have_text("Stop")
         stop()
         settled(page, number + 1, "stopped")
-        wait_for(lambda number=number: number in fake.deserted)  # type: ignore[misc]
+        wait_for(lambda number=number: number in fake.deserted)
         expect(page.locator("#send")).to_have_text("Send")
 
 
