@@ -50,7 +50,6 @@ class Adapter:
 
     @property
     def rank(self) -> int:
-        """The number of rows of each A."""
         return len(next(iter(self.pairs.values()))[0])
 
     @property

@@ -39,7 +39,6 @@ def weights_fingerprint(files: Iterable[Path]) -> str:
 
 
 def is_omni(path: Path) -> bool:
-    """Whether the config.json in a folder names a Qwen2.5-Omni model."""
     try:
         model_type = from_json((path / "config.json").read_bytes())["model_type"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -133,7 +132,6 @@ def _quantized(torch: Any, transformers: Any, device: Any, options: EngineOption
 
 @contextmanager
 def quiet(transformers: Any) -> Iterator[None]:
-    """Keep transformers from warning and drawing bars while it loads."""
     logging = transformers.utils.logging
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()

@@ -63,13 +63,10 @@ class ContextParams(ctypes.Structure):
     )  # fmt: skip
 
     def set_unified(self, unified: bool) -> None:
-        """Whether all sequences share one KV cache."""
         self.rest[bytes(self.rest).index(_SWITCHES) + len(_SWITCHES) - 1] = unified
 
 
 class Batch(ctypes.Structure):
-    """llama_batch: the tokens of one forward."""
-
     _fields_ = (
         ("n_tokens", c_int32), ("token", POINTER(c_int32)), ("embd", POINTER(c_float)), ("pos", POINTER(c_int32)),
         ("n_seq_id", POINTER(c_int32)), ("seq_id", POINTER(POINTER(c_int32))), ("logits", POINTER(c_int8)),
@@ -77,8 +74,6 @@ class Batch(ctypes.Structure):
 
 
 class GgufParams(ctypes.Structure):
-    """gguf_init_params: how to read the header of a file."""
-
     _fields_ = (("no_alloc", c_bool), ("ctx", c_void_p))
 
 
@@ -218,7 +213,6 @@ def _builds() -> list[tuple[Path, str]]:
 
 
 def _files(package: str, project: str, pattern: str) -> list[tuple[Path, str]]:
-    """Files of an installed package, which is not imported, with its name and version."""
     spec = importlib.util.find_spec(package)
     folders = spec.submodule_search_locations if spec else None
     paths = [path for folder in folders or () for path in sorted(Path(folder).glob(pattern))]

@@ -100,7 +100,6 @@ class LlamaCppEngine(Engine):
         self.profile = profile_of(self, self._profile_key(options), options)
 
     def _load_adapter(self, path: Path) -> Any:
-        """An adapter of this model, and the fingerprint of both. Raises OptionError for an adapter of another base."""
         adapter = read_adapter(path)
         adapter.check_base(self.fingerprint, self.name)
         self.fingerprint = adapter.fingerprint

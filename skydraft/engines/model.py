@@ -177,7 +177,6 @@ class Sequence:
         self.truncate(int(differs[0]) if len(differs) else shared)
 
     def take_prefill_cost(self) -> Cost:
-        """What the prompt has cost since the last call."""
         cost, self.prefill_cost = self.prefill_cost, Cost()
         return cost
 

@@ -53,7 +53,6 @@ class Kept:
     since: float
 
     def shared_len(self, prompt: TokenIds, media: Recordings, reuse: Reuse, parts: Parts) -> int:
-        """How many of its tokens a prompt may take over."""
         both = min(len(self.media), len(media))
         if self.reuse.scope != reuse.scope or self.media[:both] != media[:both]:
             return 0
@@ -150,7 +149,6 @@ class PrefixCache:
         self._dropped.append(sequence)
 
     def settle(self, engine: Model) -> None:
-        """Keep or release the sequences that were closed."""
         while self._dropped:
             done = self._dropped.pop()
             if id(done) not in self._open:

@@ -38,8 +38,6 @@ class Span:
 
 @dataclass(slots=True)
 class AudioSlot(Slot):
-    """The KV cache of one sequence, and the recordings of its prompt."""
-
     spans: list[Span] = field(default_factory=list)
 
 
@@ -112,7 +110,6 @@ class OmniEngine(TransformersEngine):
             raise PromptError("The prompt ends in its audio.", hint="Close it with the end mark of the audio.")
 
     def _runs(self, prompt: Seq[int] | TokenIds) -> list[tuple[int, int]]:
-        """Where runs of audio tokens begin, and how long they are."""
         at = self._audio_positions(prompt)
         runs = np.split(at, np.flatnonzero(np.diff(at) != 1) + 1)
         return [(int(run[0]), len(run)) for run in runs if len(run)]

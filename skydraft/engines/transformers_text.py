@@ -115,7 +115,6 @@ class TransformersEngine(Engine):
         return self._torch.tensor(np.array([token_ids], np.int64), device=self._device)  # [1, num_rows]
 
     def _position_ids(self, base: int, num_rows: int) -> Any:
-        """Positions of the next tokens, [1, num_rows]."""
         return self._torch.arange(base, base + num_rows, device=self._device)[None]
 
     def allocate_beginning(self) -> Slot:

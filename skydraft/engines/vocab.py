@@ -78,7 +78,6 @@ class Vocab:
         return tuple(self._encode(text))
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token adds to the text: none for a special token."""
         return self.pieces[token_id]
 
     def name_bytes(self, token_id: int) -> bytes:
@@ -90,7 +89,6 @@ class Vocab:
         return b"".join(self._names[token_id] for token_id in token_ids).decode(errors="replace")
 
     def text_bytes(self, token_ids: Iterable[int]) -> bytes:
-        """The bytes of several tokens, which may end inside a character."""
         return b"".join(self.pieces[int(token_id)] for token_id in token_ids)
 
     def decode(self, token_ids: Iterable[int]) -> str:
@@ -131,7 +129,6 @@ class Vocab:
 
     @cached_property
     def classes(self) -> TokenClasses:
-        """The class of every token; computed once, at the first use."""
         rows = np.fromiter(map(_class_of, self.pieces), np.dtype((np.int32, len(fields(TokenClasses)))), self.size)
         columns = np.ascontiguousarray(rows.T)
         arrays: list[npt.NDArray[Any]] = [*columns[:5].astype(bool), *columns[5:8].astype(np.int16), columns[8]]

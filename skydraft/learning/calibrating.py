@@ -34,7 +34,6 @@ OnDone: TypeAlias = Callable[[], None]
 def _read(
     engine: Engine, prompt: Prompt, token_ids: Sequence[int], params: DecodingParams
 ) -> list[tuple[int, Signals]]:
-    """The token that a model would have written, and its signals, for each position of a text."""
     with closing(TextReader(engine, prompt, params, lambda row, _: measure(row))) as reader:
         return reader.read(token_ids)
 
@@ -78,7 +77,6 @@ def trained_on(adapter: Path | None) -> frozenset[str]:
 
 
 def side_of(engine: Engine) -> PairSide:
-    """Name a model as calibrations do."""
     return PairSide(name=engine.name, fingerprint=engine.fingerprint)
 
 

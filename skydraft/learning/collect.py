@@ -108,7 +108,6 @@ class Collector:
         return True
 
     def add(self, lesson: Lesson) -> None:
-        """Write a lesson, or say that it is lost."""
         try:
             self.store.add(lesson)
         except SkydraftError as error:
@@ -119,6 +118,5 @@ class Collector:
                 self._notify(f"{error.line} Answers that cannot be written are not learned from.")
 
     def close(self) -> None:
-        """Say how many lessons were lost, if any."""
         if self._num_lost:
             self._notify(f"{self._num_lost} answers could not be kept to learn from.")

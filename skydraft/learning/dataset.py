@@ -199,7 +199,6 @@ class TrainingTask:
     left_out: str = ""
 
     def digest(self) -> str:
-        """A name for exactly these lessons."""
         total = hashlib.sha256()
         for part in (self.trained, self.held_out, self.guard):
             for lesson in part:

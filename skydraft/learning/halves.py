@@ -45,7 +45,6 @@ class Halves:
         self.first = max(len(trainable.decoder.layers) - num_upper, 0)
 
     def activations(self, lesson: Lesson) -> Activations:
-        """Run the lower half over a lesson."""
         torch, caught = self._torch, dict[str, Any]()
         weight = self._trainable.head.weight
 

@@ -77,7 +77,6 @@ class Lesson(BaseModel):
 
     @cached_property
     def decoding(self) -> DecodingParams:
-        """The parameters that it was written with."""
         return decoding_params(None, **self.params)
 
     @property
@@ -87,7 +86,6 @@ class Lesson(BaseModel):
 
 
 def params_entry(params: DecodingParams) -> dict[str, Any]:
-    """The parameters that are not the default, as JSON."""
     values, off = asdict(params), asdict(DecodingParams())
     return {name: json.loads(json.dumps(value)) for name, value in values.items() if value != off[name]}
 
@@ -126,7 +124,6 @@ class Store:
         return [path for path in self._named() if path.is_file() and not path.is_symlink()]
 
     def _named(self) -> list[Path]:
-        """All that has the name of a file of the store."""
         named = (path for path in self.folder.glob("lessons-*.jsonl") if _FILES.fullmatch(path.name))
         return sorted(named, key=lambda path: (len(path.name), path.name))
 
@@ -140,8 +137,6 @@ class Store:
 
     def prepare(self) -> None:
         """Make the folder, and try to write. Raises OptionError or NotEnoughDisk."""
-        with _errors_named(self.folder):
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._locked():
             pass
 
@@ -151,7 +146,6 @@ class Store:
         Raises OptionError, NotEnoughDisk; RecordsError if the folder is in use or the lesson is too long.
         """
         line = encode(lesson)
-        self.prepare()
         with self._locked():
             path = self._file_for(len(line))
             with _errors_named(self.folder):
@@ -159,7 +153,6 @@ class Store:
             self._drop_oldest()
 
     def _file_for(self, num_bytes: int) -> Path:
-        """The file that the next line goes into."""
         files, named = self.files(), self._named()
         number = int(named[-1].stem.rpartition("-")[2]) if named else 1
         is_ours = files[-1:] == named[-1:]
@@ -203,6 +196,7 @@ class Store:
     def _locked(self) -> Iterator[None]:
         lock = FileLock(self.folder / _LOCK, timeout=_LOCK_S, mode=0o600)
         with _errors_named(self.folder):
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             try:
                 lock.acquire()
             except Timeout as error:

@@ -78,7 +78,6 @@ class Gain:
 
     @property
     def difference(self) -> float:
-        """After less before."""
         return self.after - self.before
 
     def __str__(self) -> str:
@@ -124,7 +123,6 @@ class Trained:
         return ""
 
     def write(self, path: Path) -> None:
-        """Write the adapter's file. Raises OptionError."""
         write_adapter(path, self.adapter)
 
 
@@ -344,5 +342,4 @@ def train(
 
 
 def _short(lessons: Sequence[Lesson]) -> list[Lesson]:
-    """Leave out lessons that are too long or have no token of the target's."""
     return [each for each in lessons if each.known and len(each.prompt_ids) + len(each.token_ids) <= MAX_LEN]

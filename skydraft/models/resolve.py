@@ -74,7 +74,6 @@ def resolve(
 
 
 def embedded_path(name: str) -> Path:
-    """The folder of an included model."""
     return Path(__file__).parent / EMBEDDED[name]
 
 

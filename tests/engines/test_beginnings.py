@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skydraft.engines.prefix_cache import Parts
 from skydraft.types import Reuse
 from tests.engines.test_prefix_cache import answer, engine_of
 from tests.toys import law
@@ -82,21 +81,3 @@ def test_the_beginning_takes_nobody_a_place() -> None:
     assert answer(engine, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], Reuse("bob"))[2] == 8
     held = [engine.open([1, 2, 3, number]) for number in range(2)]
     assert all(sequence.token_ids.tolist() == [1, 2, 3] for sequence in held)
-
-
-def test_a_prompt_that_is_all_beginning_is_fed() -> None:
-    engine, beginning = sharing([1, 2, 3, 4, 5]), [1, 2, 3, 4, 5]
-    for _ in range(2):
-        assert np.array_equal(answer(engine, beginning, None)[1], answer(feeding(beginning), beginning, None)[1])
-
-
-@law(50)
-@given(st.integers(1, 6), beginnings, st.lists(st.integers(0, 20), max_size=30), st.booleans())
-def test_parts_end_where_they_are_said_to(part_len: int, start: list[int], rest: list[int], begins: bool) -> None:
-    parts = Parts(part_len, tuple(start))
-    ids = np.array([*start, *rest] if begins else [21, *rest], np.int32)
-    ends = {n for n in range(1, len(ids) + 1) if n % part_len == 0 or (begins and n == len(start))}
-    for length in range(len(ids)):
-        later = [end for end in ends if end > length]
-        assert not later or parts.next_end(length, ids) == min(later)
-        assert parts.last_end(ids[:length]) == max([end for end in ends if end <= length], default=0)

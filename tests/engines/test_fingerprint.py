@@ -29,7 +29,7 @@ def test_only_the_bytes_of_all_files_count(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("whole", "at"),
-    [*((_BIG, at) for at in (0, 1, 65_535, 140_000, 1_000_000, len(_BIG) - 1)),
+    [*((_BIG, at) for at in (0, 65_535, 140_000, len(_BIG) - 1)),
      *((_BIG[:65_536], at) for at in range(0, 65_536, 19_001))],
 )  # fmt: skip
 def test_another_byte_in_a_sampled_place_is_another_model(tmp_path: Path, whole: bytes, at: int) -> None:

@@ -116,10 +116,7 @@ def test_threads_that_wait_sleep_sooner_and_nobody_else_is_told(
     assert found == [told] and {name: os.environ[name] for name in names if name in os.environ} == user
 
 
-@pytest.mark.parametrize(
-    ("running", "busy"),
-    [("1", False), ("2", False), ("3", False), ("4", True), ("9", True), ("x", False), (None, False)],
-)
+@pytest.mark.parametrize(("running", "busy"), [("3", False), ("4", True), ("x", False), (None, False)])
 def test_a_machine_is_busy_while_others_want_most_of_its_cores(
     running: str | None, busy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,7 +68,7 @@ def test_greedy_equals_generate_with_audio_and_without(omni: OmniEngine, thinker
     assert greedy(omni.open(prompt), prompt[-1], 30) == expected
 
 
-@pytest.mark.parametrize("num_samples", [1600, 16_000, 16_001, 33_333, 64_159])
+@pytest.mark.parametrize("num_samples", [1600, 16_001, 64_159])
 def test_features_are_those_of_the_processor_without_its_padding(num_samples: int, omni: OmniEngine) -> None:
     samples = clip(3, 5.0)[:num_samples]
     extractor = transformers.WhisperFeatureExtractor(feature_size=128)
@@ -277,17 +277,6 @@ def test_a_failed_encoding_is_tried_again(omni: OmniEngine, monkeypatch: pytest.
 
 
 # --- precision and devices ---
-
-
-def test_half_precision(omni_folder: Path) -> None:
-    engine = OmniEngine(omni_folder, EngineOptions(context_len=256, num_threads=1, dtype="bfloat16"))
-    assert engine.invariant_rows == 1
-    prompt, media = spoken(engine, 1, 1.3)
-    sequence = engine.open(prompt, media)
-    tokens = greedy(sequence, prompt[-1], 20)
-    assert sequence.extend([1]).dtype == np.float32
-    sequence.truncate(len(prompt) - 1)
-    assert greedy(sequence, prompt[-1], 20) == tokens
 
 
 @pytest.mark.gpu

@@ -39,24 +39,6 @@ def test_a_whole_checkpoint_gives_its_thinker_alone(omni: OmniEngine, omni_folde
     assert names == {"model.audio_tower", "model.language_model", "lm_head.weight"}
 
 
-def test_the_weights_of_talker_and_voice_are_not_read(
-    omni_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_full(copy_of(omni_folder, tmp_path))
-    read: list[str] = []
-    core = transformers.core_model_loading
-    materialize = core._materialize_copy
-
-    def count(tensor: Any, *args: Any, **given: Any) -> Any:
-        loaded = materialize(tensor, *args, **given)
-        read.append(str(tuple(loaded.shape)))
-        return loaded
-
-    monkeypatch.setattr(core, "_materialize_copy", count)
-    OmniEngine(tmp_path, OPTIONS)
-    assert len(read) > 40 and "(3, 5, 7)" not in read  # the shape of the other parts' weights, which nothing else has
-
-
 @pytest.mark.parametrize("left_out", ["config.json", "model.safetensors", "tokenizer.json", "preprocessor_config.json"])
 def test_an_incomplete_folder(left_out: str, omni_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(BrokenModel) as caught:
@@ -68,7 +50,6 @@ def test_an_incomplete_folder(left_out: str, omni_folder: Path, tmp_path: Path) 
     ("config", "message"),
     [
         ("", "has no readable config.json"),
-        ("[]", "has no readable config.json"),
         ("{}", "does not describe a thinker: audio_config is missing"),
         ('{"model_type": "qwen2_5_omni", "thinker_config": {"audio_config": {}}}', "text_config is missing"),
         ('{"model_type": "qwen2_5_omni", "thinker_config": null}', "has no readable config.json"),

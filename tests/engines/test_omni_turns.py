@@ -104,12 +104,9 @@ def test_prompts_that_do_not_fit_their_audio(omni: OmniEngine) -> None:
         (prompt[: at + 1] + prompt[at + 2 :], media, "runs of audio tokens are 31 long, its audio fills 32"),
         ([*prompt, audio_id, 30], media, "are 32, 1 long"),
         ([*prompt[: at + 1], 30, *prompt[at + 1 :]], media, "are 1, 31 long"),
-        ([30, 31], media, "are none long"),
         (prompt[:end], media, "ends in its audio"),
         (prompt, (Media(np.zeros((80, media[0].num_frames), np.float32)),), "takes features of 128 mels, not 80"),
-        (prompt, (omni.media(clip(1, 2.0)),), "its audio fills 50"),
         (prompt, media * 2, "its audio fills 32, 32"),
-        (prompt * 2, media, "are 32, 32 long"),
         (prompt * 2, (media[0], omni.media(clip(1, 2.0))), "its audio fills 32, 50"),
     ]
     for token_ids, given, message in wrong:

@@ -68,7 +68,7 @@ def test_this_toy_would_notice_if_generated_tokens_were_reused() -> None:
         assert np.array_equal(rows, answer(engine_of(), longer, None)[1]) == same
 
 
-@pytest.mark.parametrize("prompt_len", [*range(1, 14), 40])
+@pytest.mark.parametrize("prompt_len", [1, 4, 5, 12, 13, 40])
 def test_whole_parts_of_the_prompt_are_cached_and_the_rest_is_fed_again(prompt_len: int) -> None:
     engine, prompt = engine_of(), [index % 20 for index in range(prompt_len)]
     answer(engine, prompt, MINE)

@@ -95,12 +95,6 @@ def test_an_option_that_does_not_apply(kind: str, option: str, value: Any, messa
         open_engine(kind, spec, path, EngineOptions(**{option: value}))
 
 
-def test_what_every_engine_takes(tmp_path: Path) -> None:
-    path = tmp_path / "p"
-    options = EngineOptions(context_len=99, max_sequences=2, shared_cache=True, profile_path=path, probe_again=True)
-    assert open_engine("toy", "toy", None, options).context_len == 99
-
-
 def test_a_plugin_is_asked_for_by_name_and_cannot_take_one_of_ours(install: Any) -> None:
     install(mlx=here("NAMED"), toy=here("NAMED"))
     assert engine_names() == {"mlx", "toy"}

@@ -49,7 +49,7 @@ def caption(pair: tuple[Any, Any], clip: Path, mode: str, params: DecodingParams
         return generation.run()
 
 
-@pytest.mark.parametrize("clip", CLIPS[:3], ids=lambda clip: clip.stem)
+@pytest.mark.parametrize("clip", CLIPS[:2], ids=lambda clip: clip.stem)
 def test_edge_is_generate_of_transformers_on_the_same_thinker(pair: tuple[Any, Any], clip: Path) -> None:
     edge = pair[0]
     prompt = read_prompt(edge, asked(CAPTION_PROMPT, audio=load_audio(clip))).edge
@@ -78,7 +78,7 @@ def test_lossless_is_cloud_in_process_and_over_the_link(pair: tuple[Any, Any], t
     params = decoding_params(temperature=temperature, seed=3, max_new_tokens=60)
     with serving(pair[1]) as server:
         connection = skydraft.connect(server.address)
-        for clip in CLIPS[3:5]:
+        for clip in CLIPS[3:4]:
             alone = caption(pair, clip, "cloud", params)
             assert caption(pair, clip, "lossless", params).token_ids == alone.token_ids
             there = caption(pair, clip, "lossless", params, cloud=connection)
