@@ -14,7 +14,7 @@ from skydraft.engines.toy import open_toy
 from skydraft.errors import OptionError
 
 from .. import reference, toys
-from ..toys import EOS, VOCAB, law
+from ..toys import VOCAB, law
 
 token_lists = st.lists(st.integers(0, VOCAB.size - 1), min_size=1, max_size=14)
 
@@ -68,23 +68,6 @@ def edited(row, prefix, prompt_len=1, **options):
 )
 def test_repetition_penalty(row, prefix, penalty, expected):
     assert edited(row, prefix, repetition_penalty=penalty) == expected
-
-
-def test_the_prompt_counts_for_repetition_and_ngrams_but_not_for_the_styles():
-    prompt = toys.ids("我", "你", "我")
-    zeros = [1.0] * VOCAB.size
-    assert edited(zeros, prompt, 3, repetition_penalty=2.0)[prompt[0]] == 0.5
-    assert edited(zeros, prompt, 3, no_repeat_ngram_size=2)[prompt[1]] == -np.inf
-    assert edited(zeros, prompt, 3, content_penalty=2.0, content_ngram_size=2, no_adjacent_repeat=True) == zeros
-
-
-@pytest.mark.parametrize(("num_generated", "is_banned"), [(0, True), (2, True), (3, False), (9, False)])
-def test_no_end_token_before_the_minimum(num_generated, is_banned):
-    row = edited([0.0] * VOCAB.size, [1, 2] + [3] * num_generated, 2, min_new_tokens=3)
-    assert (row[EOS] == -np.inf) == is_banned
-    assert sum(value == -np.inf for value in row) == is_banned
-    stopping = edited([0.0] * VOCAB.size, [1, 2] + [3] * num_generated, 2, min_new_tokens=3, stop_token_ids=(5, 7))
-    assert [at for at, value in enumerate(stopping) if value == -np.inf] == sorted([5, 7, EOS]) * is_banned
 
 
 def test_temperature_comes_after_the_penalties_and_once():
