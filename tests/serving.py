@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 
@@ -60,6 +60,18 @@ def longest_round_s(generation: Generation) -> float:
     return longest_s
 
 
+def waiting(engine: Any, wait: Callable[[], None]) -> Any:
+    """The engine, which waits so before each forward."""
+    sound = engine.forward
+
+    def forward(feeds: Any, **options: Any) -> Any:
+        wait()
+        return sound(feeds, **options)
+
+    engine.forward = forward
+    return engine
+
+
 class Leash:
     """Lets a target write a few tokens more than were read, however slow the reader is: a stop comes in time."""
 
@@ -70,20 +82,15 @@ class Leash:
 
     def put_on(self, engine: Any) -> Any:
         """The engine, whose forwards wait until enough was read, or for a moment: some are not for reading."""
-        sound = engine.forward
+        return waiting(engine, self._wait)
 
-        def forward(feeds: Any, **options: Any) -> Any:
-            with self._read:
-                self._num_ahead += 1
-                if not self._read.wait_for(lambda: self._num_ahead <= self._most, self._patience_s):
-                    self._num_ahead -= 1
-            return sound(feeds, **options)
-
-        engine.forward = forward
-        return engine
+    def _wait(self) -> None:
+        with self._read:
+            self._num_ahead += 1
+            if not self._read.wait_for(lambda: self._num_ahead <= self._most, self._patience_s):
+                self._num_ahead -= 1
 
     def read(self, num_tokens: int = 1) -> None:
-        """Say that so many tokens were read."""
         with self._read:
             self._num_ahead = max(0, self._num_ahead - num_tokens)
             self._read.notify_all()
@@ -191,7 +198,6 @@ class Serving:
 
     @property
     def num_sessions(self) -> int:
-        """Sessions that hold KV memory."""
         return self.server.info().num_sessions
 
     def metrics(self, name: str) -> dict[str, float]:
@@ -203,12 +209,10 @@ class Serving:
         return {line[0].removeprefix(start): float(line[1]) for line in lines if line[0].startswith(start)}
 
     def metric(self, name: str) -> float:
-        """A metric; its labels belong to the name."""
         return self.metrics(name)[""]
 
     @staticmethod
     def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
-        """Return when the condition holds; fail if it does not in time."""
         end = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < end, "this did not come true"
@@ -267,10 +271,15 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types 
         name = details.method.rpartition("/")[2]
 
         def unary(request: bytes, context: Any) -> Any:
-            with self._passing_on(name, request, context):
+            self.requests.append((name, request))
+            try:
+                if self.is_down:
+                    raise grpc.RpcError
                 reply = self._channel.unary_unary(details.method)(request, timeout=context.time_remaining())
-                self.replies.append((name, reply))
-                return reply
+            except grpc.RpcError as error:
+                self._end(error, context)
+            self.replies.append((name, reply))
+            return reply
 
         def session(requests: Any, context: Any) -> Any:
             asked_for = ""
@@ -294,25 +303,17 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types 
                     self.replies.append((asked_for, message))
                     yield message
             except grpc.RpcError as error:
-                if self.is_down:
-                    context.abort(grpc.StatusCode.UNAVAILABLE, "the relay is down")
-                context.set_trailing_metadata(error.trailing_metadata())
-                context.abort(error.code(), error.details())
+                self._end(error, context)
 
         if name == "Session":
             return grpc.stream_stream_rpc_method_handler(session)
         return grpc.unary_unary_rpc_method_handler(unary)
 
-    @contextmanager
-    def _passing_on(self, name: str, request: bytes, context: Any) -> Iterator[None]:
-        self.requests.append((name, request))
-        if self.is_down:
-            context.abort(grpc.StatusCode.UNAVAILABLE, "the relay is down")
-        try:
-            yield
-        except grpc.RpcError as error:
+    def _end(self, error: Any, context: Any) -> NoReturn:
+        if not self.is_down:
             context.set_trailing_metadata(error.trailing_metadata())
             context.abort(error.code(), error.details())
+        context.abort(grpc.StatusCode.UNAVAILABLE, "the relay is down")
 
     def close(self) -> None:
         self._server.stop(0).wait()

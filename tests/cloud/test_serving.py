@@ -30,7 +30,7 @@ from skydraft.protocol import verifier_pb2 as pb
 from skydraft.protocol.values import SERVICE, Opening, TargetId
 
 from ..serving import PATIENCE_S, RawSession, Serving, free_port, serving
-from .messages import LONG, assert_serves, holding, later, open_message, opening, verdict_of, verify_message
+from .driver import LONG, assert_serves, holding, later, open_message, opening, verdict_of, verify_message
 
 CLEAN = {
     grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION,
