@@ -162,3 +162,11 @@ def test_a_taken_port_of_metrics_frees_the_port() -> None:
         with pytest.raises(OptionError, match="Metrics cannot be served"):
             serve(toy, options, print)
     socket.create_server(("127.0.0.1", options.port)).close()
+
+
+def test_a_server_whose_worker_dies_ends_at_once_and_says_so() -> None:
+    def on_ready(worker: Worker, port: int) -> None:
+        worker.post(lambda: worker.step(1))  # type: ignore[call-arg]
+
+    with signals_as_before(), pytest.raises(EngineError, match="worker thread failed"):
+        serve(toy, ServeOptions(port=0, grace_s=PATIENCE_S), on_ready)
