@@ -12,8 +12,9 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Any, NoReturn
+from contextlib import contextmanager, suppress
+from itertools import chain
+from typing import Any, NoReturn, TypeAlias
 
 import grpc
 
@@ -32,6 +33,8 @@ from skydraft.types import Prompt
 
 from .starting import Started
 
+# What a stream says from its spoilt request on: (the sound replies, the context of the call).
+OwnFault: TypeAlias = Callable[[Iterator[bytes], Any], Iterator[bytes]]
 METHODS = {pb.ACTION_VERIFY: "verify", pb.ACTION_OPEN: "open", pb.ACTION_STOP: "stop", pb.ACTION_CLOSE: "close"}
 PATIENCE_S = 30.0  # what must come at all comes within this, however busy the machine is
 
@@ -253,18 +256,22 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types 
 
     `requests` and `replies` are (name, bytes) in the order in which they came; the name of a message of a session is
     what it asks for, or what it answers. While `is_down` nothing is passed on. `hold` keeps replies until `let_go`.
+    `faults` are what the next verifications get, `silence` what all calls get.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, port: int = 0) -> None:
         self.requests: list[tuple[str, bytes]] = []
         self.replies: list[tuple[str, bytes]] = []
         self.is_down = False
+        self.faults: Iterator[OwnFault | None] = iter(())
+        self.silence: OwnFault | None = None
         self._passes = threading.Event()
         self._passes.set()
         self.hold, self.let_go = self._passes.clear, self._passes.set
         self._channel = grpc.insecure_channel(address)
-        self._server = grpc.server(ThreadPoolExecutor(16), [self], options=[("grpc.so_reuseport", 0)])
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        options = [("grpc.so_reuseport", 0), ("grpc.max_send_message_length", -1)]
+        self._server = grpc.server(ThreadPoolExecutor(16), [self], options=options)
+        self.address = f"127.0.0.1:{self._server.add_insecure_port(f'127.0.0.1:{port}')}"
         self._server.start()
 
     def service(self, details: Any) -> Any:
@@ -272,6 +279,8 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types 
 
         def unary(request: bytes, context: Any) -> Any:
             self.requests.append((name, request))
+            if self.silence:
+                list(self.silence(iter(()), context))
             try:
                 if self.is_down:
                     raise grpc.RpcError
@@ -282,28 +291,35 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types 
             return reply
 
         def session(requests: Any, context: Any) -> Any:
-            asked_for = ""
+            asked_for, fault = "", None
 
             def passed_on() -> Iterator[bytes]:
-                nonlocal asked_for
-                for request in requests:
-                    name = METHODS[pb.SessionRequest.FromString(request).action]
-                    asked_for = asked_for if name == "stop" else name
-                    self.requests.append((name, request))
-                    if self.is_down:
-                        call.cancel()
-                        return
-                    yield request
+                nonlocal asked_for, fault
+                with suppress(grpc.RpcError):  # the edge hangs up
+                    for request in requests:
+                        name = METHODS[pb.SessionRequest.FromString(request).action]
+                        asked_for = asked_for if name == "stop" else name
+                        fault = next(self.faults, None) if name == "verify" else fault
+                        self.requests.append((name, request))
+                        if self.is_down:
+                            call.cancel()
+                            return
+                        yield request
 
             call = self._channel.stream_stream(details.method)(passed_on(), metadata=context.invocation_metadata())
             context.add_callback(call.cancel)
             try:
                 for message in call:
                     self._passes.wait(PATIENCE_S)
+                    if spoils := self.silence or fault:
+                        yield from spoils(chain([message], call), context)
+                        return
                     self.replies.append((asked_for, message))
                     yield message
             except grpc.RpcError as error:
                 self._end(error, context)
+            finally:
+                call.cancel()
 
         if name == "Session":
             return grpc.stream_stream_rpc_method_handler(session)
@@ -311,7 +327,7 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types 
 
     def _end(self, error: Any, context: Any) -> NoReturn:
         if not self.is_down:
-            context.set_trailing_metadata(error.trailing_metadata())
+            context.set_trailing_metadata(error.trailing_metadata() or ())
             context.abort(error.code(), error.details())
         context.abort(grpc.StatusCode.UNAVAILABLE, "the relay is down")
 

@@ -33,15 +33,15 @@ class OwnLine:
 
     def storm(self, coming: Iterable[OwnFault | None]) -> None:
         """What the next verifications get."""
-        self.server.faults = iter(coming)
+        self.server.relay.faults = iter(coming)
 
     def silence(self) -> None:
         """Say nothing any more, whatever is asked."""
-        self.server.silence = own.stalls(0)
+        self.server.relay.silence = own.stalls(0)
 
     def calm(self) -> None:
         """Be well from now on."""
-        self.server.faults, self.server.silence = iter(()), None
+        self.server.relay.faults, self.server.relay.silence = iter(()), None
 
     def become(self, engine: Engine) -> None:
         """Be another model after the next start."""
