@@ -12,8 +12,9 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from itertools import chain
+from typing import Any, NoReturn, TypeAlias
 
 import grpc
 
@@ -32,6 +33,8 @@ from skydraft.types import Prompt
 
 from .starting import Started
 
+# What a stream says from its spoilt request on: (the sound replies, the context of the call).
+OwnFault: TypeAlias = Callable[[Iterator[bytes], Any], Iterator[bytes]]
 METHODS = {pb.ACTION_VERIFY: "verify", pb.ACTION_OPEN: "open", pb.ACTION_STOP: "stop", pb.ACTION_CLOSE: "close"}
 PATIENCE_S = 30.0  # what must come at all comes within this, however busy the machine is
 
@@ -60,6 +63,18 @@ def longest_round_s(generation: Generation) -> float:
     return longest_s
 
 
+def waiting(engine: Any, wait: Callable[[], None]) -> Any:
+    """The engine, which waits so before each forward."""
+    sound = engine.forward
+
+    def forward(feeds: Any, **options: Any) -> Any:
+        wait()
+        return sound(feeds, **options)
+
+    engine.forward = forward
+    return engine
+
+
 class Leash:
     """Lets a target write a few tokens more than were read, however slow the reader is: a stop comes in time."""
 
@@ -70,20 +85,15 @@ class Leash:
 
     def put_on(self, engine: Any) -> Any:
         """The engine, whose forwards wait until enough was read, or for a moment: some are not for reading."""
-        sound = engine.forward
+        return waiting(engine, self._wait)
 
-        def forward(feeds: Any, **options: Any) -> Any:
-            with self._read:
-                self._num_ahead += 1
-                if not self._read.wait_for(lambda: self._num_ahead <= self._most, self._patience_s):
-                    self._num_ahead -= 1
-            return sound(feeds, **options)
-
-        engine.forward = forward
-        return engine
+    def _wait(self) -> None:
+        with self._read:
+            self._num_ahead += 1
+            if not self._read.wait_for(lambda: self._num_ahead <= self._most, self._patience_s):
+                self._num_ahead -= 1
 
     def read(self, num_tokens: int = 1) -> None:
-        """Say that so many tokens were read."""
         with self._read:
             self._num_ahead = max(0, self._num_ahead - num_tokens)
             self._read.notify_all()
@@ -191,7 +201,6 @@ class Serving:
 
     @property
     def num_sessions(self) -> int:
-        """Sessions that hold KV memory."""
         return self.server.info().num_sessions
 
     def metrics(self, name: str) -> dict[str, float]:
@@ -203,12 +212,10 @@ class Serving:
         return {line[0].removeprefix(start): float(line[1]) for line in lines if line[0].startswith(start)}
 
     def metric(self, name: str) -> float:
-        """A metric; its labels belong to the name."""
         return self.metrics(name)[""]
 
     @staticmethod
     def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
-        """Return when the condition holds; fail if it does not in time."""
         end = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < end, "this did not come true"
@@ -249,70 +256,80 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types 
 
     `requests` and `replies` are (name, bytes) in the order in which they came; the name of a message of a session is
     what it asks for, or what it answers. While `is_down` nothing is passed on. `hold` keeps replies until `let_go`.
+    `faults` are what the next verifications get, `silence` what all calls get.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, port: int = 0) -> None:
         self.requests: list[tuple[str, bytes]] = []
         self.replies: list[tuple[str, bytes]] = []
         self.is_down = False
+        self.faults: Iterator[OwnFault | None] = iter(())
+        self.silence: OwnFault | None = None
         self._passes = threading.Event()
         self._passes.set()
         self.hold, self.let_go = self._passes.clear, self._passes.set
         self._channel = grpc.insecure_channel(address)
-        self._server = grpc.server(ThreadPoolExecutor(16), [self], options=[("grpc.so_reuseport", 0)])
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        options = [("grpc.so_reuseport", 0), ("grpc.max_send_message_length", -1)]
+        self._server = grpc.server(ThreadPoolExecutor(16), [self], options=options)
+        self.address = f"127.0.0.1:{self._server.add_insecure_port(f'127.0.0.1:{port}')}"
         self._server.start()
 
     def service(self, details: Any) -> Any:
         name = details.method.rpartition("/")[2]
 
         def unary(request: bytes, context: Any) -> Any:
-            with self._passing_on(name, request, context):
+            self.requests.append((name, request))
+            if self.silence:
+                list(self.silence(iter(()), context))
+            try:
+                if self.is_down:
+                    raise grpc.RpcError
                 reply = self._channel.unary_unary(details.method)(request, timeout=context.time_remaining())
-                self.replies.append((name, reply))
-                return reply
+            except grpc.RpcError as error:
+                self._end(error, context)
+            self.replies.append((name, reply))
+            return reply
 
         def session(requests: Any, context: Any) -> Any:
-            asked_for = ""
+            asked_for, fault = "", None
 
             def passed_on() -> Iterator[bytes]:
-                nonlocal asked_for
-                for request in requests:
-                    name = METHODS[pb.SessionRequest.FromString(request).action]
-                    asked_for = asked_for if name == "stop" else name
-                    self.requests.append((name, request))
-                    if self.is_down:
-                        call.cancel()
-                        return
-                    yield request
+                nonlocal asked_for, fault
+                with suppress(grpc.RpcError):  # the edge hangs up
+                    for request in requests:
+                        name = METHODS[pb.SessionRequest.FromString(request).action]
+                        asked_for = asked_for if name == "stop" else name
+                        fault = next(self.faults, None) if name == "verify" else fault
+                        self.requests.append((name, request))
+                        if self.is_down:
+                            call.cancel()
+                            return
+                        yield request
 
             call = self._channel.stream_stream(details.method)(passed_on(), metadata=context.invocation_metadata())
             context.add_callback(call.cancel)
             try:
                 for message in call:
                     self._passes.wait(PATIENCE_S)
+                    if spoils := self.silence or fault:
+                        yield from spoils(chain([message], call), context)
+                        return
                     self.replies.append((asked_for, message))
                     yield message
             except grpc.RpcError as error:
-                if self.is_down:
-                    context.abort(grpc.StatusCode.UNAVAILABLE, "the relay is down")
-                context.set_trailing_metadata(error.trailing_metadata())
-                context.abort(error.code(), error.details())
+                self._end(error, context)
+            finally:
+                call.cancel()
 
         if name == "Session":
             return grpc.stream_stream_rpc_method_handler(session)
         return grpc.unary_unary_rpc_method_handler(unary)
 
-    @contextmanager
-    def _passing_on(self, name: str, request: bytes, context: Any) -> Iterator[None]:
-        self.requests.append((name, request))
-        if self.is_down:
-            context.abort(grpc.StatusCode.UNAVAILABLE, "the relay is down")
-        try:
-            yield
-        except grpc.RpcError as error:
-            context.set_trailing_metadata(error.trailing_metadata())
+    def _end(self, error: Any, context: Any) -> NoReturn:
+        if not self.is_down:
+            context.set_trailing_metadata(error.trailing_metadata() or ())
             context.abort(error.code(), error.details())
+        context.abort(grpc.StatusCode.UNAVAILABLE, "the relay is down")
 
     def close(self) -> None:
         self._server.stop(0).wait()

@@ -58,21 +58,17 @@ class RowBudget:
 
     def spend(self, label: str, num_rows: int) -> None:
         """Take rows from the bucket; it may go below zero once. Raises RateLimited while it is empty."""
-        if wait_s := self.charge(label, num_rows, refuses=True):
+        if wait_s := self.charge(label, 0):
             raise RateLimited(f"The token {label} has used up its {self._rate:g} rows a second.", retry_after_s=wait_s)
+        self.charge(label, num_rows)
 
-    def charge(self, label: str, num_rows: int, *, refuses: bool = False) -> float:
-        """Take rows even from an empty bucket, unless it `refuses`; returns the seconds until it holds a row again.
-
-        If it refuses, this is 0 for rows that were taken.
-        """
+    def charge(self, label: str, num_rows: int) -> float:
+        """Take rows even from an empty bucket; returns the seconds until it holds a row again."""
         if not self._rate:
             return 0.0
         with self._lock:
             now = self._clock()
             left, before = self._left.get(label, (self._burst, now))
-            left = min(left + (now - before) * self._rate, self._burst)
-            is_taken = not refuses or left > 0
-            left -= num_rows * is_taken
+            left = min(left + (now - before) * self._rate, self._burst) - num_rows
             self._left[label] = left, now
-        return 0.0 if left > 0 or (refuses and is_taken) else (1 - left) / self._rate
+        return 0.0 if left > 0 else (1 - left) / self._rate

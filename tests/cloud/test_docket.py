@@ -15,7 +15,7 @@ from skydraft.protocol.codec import digest
 from skydraft.protocol.values import OpenCall, Opened, Opening, VerifyCall
 from skydraft.types import Prompt
 from tests import toys
-from tests.cloud.worker_by_hand import ENDLESS, FINGERPRINT, TO_THE_END, Edge, desk_of, opened
+from tests.cloud.driver import ENDLESS, FINGERPRINT, TO_THE_END, Edge, desk_of, opened
 from tests.toys import law
 
 

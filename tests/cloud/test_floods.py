@@ -15,7 +15,7 @@ from skydraft.protocol.values import OpenCall, Opened, VerifyCall
 from skydraft.types import Verdict
 
 from ..toys import VOCAB, law
-from .worker_by_hand import ENDLESS, Asked, Desk, Edge, desk_of, opened
+from .driver import ENDLESS, Asked, Desk, Edge, desk_of, opened
 
 
 def victims_desk(max_sessions: int = 4) -> Desk:

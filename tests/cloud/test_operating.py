@@ -30,7 +30,7 @@ from skydraft.protocol.values import SERVICE
 
 from ..serving import RawSession, Serving, free_port, serving
 from ..stock.fakes import fake
-from .messages import ANN, BOB, PARAMS, TOKENS, assert_serves, open_message, opening, verify_message
+from .driver import ANN, BOB, PARAMS, TOKENS, assert_serves, open_message, opening, verify_message
 
 
 @pytest.fixture

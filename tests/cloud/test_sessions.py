@@ -31,7 +31,7 @@ from skydraft.protocol.codec import digest
 from skydraft.protocol.values import OpenCall, Opened, Opening, VerifyCall
 from skydraft.types import Prompt
 from tests import toys
-from tests.cloud.worker_by_hand import ENDLESS, FINGERPRINT, Clock, Desk, Edge, Watched, desk_of, opened
+from tests.cloud.driver import ENDLESS, FINGERPRINT, Clock, Desk, Edge, Watched, desk_of, opened
 from tests.toys import VOCAB, law
 
 SHORT = DecodingParams(max_new_tokens=1)

@@ -27,9 +27,9 @@ HEALTH = "/grpc.health.v1.Health/Check"
 LATE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 
 
-def ends_with(channel: grpc.Channel, path: str = HEALTH) -> tuple[grpc.StatusCode, str]:
+def ends_with(channel: grpc.Channel, path: str = HEALTH, message: bytes = b"") -> tuple[grpc.StatusCode, str]:
     """Status and details of a call."""
-    call = channel.stream_stream(path)(iter([b""]), timeout=PATIENCE_S)
+    call = channel.stream_stream(path)(iter([message]), timeout=PATIENCE_S)
     with suppress(grpc.RpcError):
         list(call)
     return call.code(), str(call.details())
@@ -127,26 +127,19 @@ def test_a_port_that_is_taken_at_one_address_of_the_host_is_refused(monkeypatch:
                 serve(loads_nothing, ServeOptions(host="localhost", port=port), print)
 
 
-@pytest.mark.parametrize("may_take_audio", [False, True])
-def test_a_message_too_large_for_a_model_of_text_is_refused_whatever_was_known_before(may_take_audio: bool) -> None:
+def test_a_message_too_large_for_a_model_of_text_is_refused_where_audio_was_thought_possible() -> None:
     options, told = ServeOptions(port=free_port(), grace_s=0.0), list[tuple[grpc.StatusCode, str]]()
 
     def asked() -> None:
         try:
             with grpc.insecure_channel(f"127.0.0.1:{options.port}") as channel:
-                call = channel.stream_stream("/skydraft.verifier.v3.Verifier/Session")(iter([bytes(300_000)]))
-                with suppress(grpc.RpcError):
-                    list(call)
-                told.append((call.code(), str(call.details())))
+                told.append(ends_with(channel, "/skydraft.verifier.v3.Verifier/Session", bytes(300_000)))
         finally:
             end()
 
     with signals_as_before():
-        ready = lambda worker, port: threading.Thread(target=asked).start()  # noqa: E731
-        serve(toy, options, ready, may_take_audio=may_take_audio)
-    # gRPC's own refusal, or ours; an edge reads both as a limit.
-    assert told[0][0] is grpc.StatusCode[("RESOURCE_EXHAUSTED", "OUT_OF_RANGE")[may_take_audio]]
-    assert "larger" in told[0][1]
+        serve(toy, options, lambda worker, port: threading.Thread(target=asked).start())
+    assert told[0][0] is grpc.StatusCode.OUT_OF_RANGE and "larger" in told[0][1]
 
 
 @pytest.mark.parametrize("error", [EngineError("no such model"), KeyboardInterrupt(), None])
@@ -169,3 +162,11 @@ def test_a_taken_port_of_metrics_frees_the_port() -> None:
         with pytest.raises(OptionError, match="Metrics cannot be served"):
             serve(toy, options, print)
     socket.create_server(("127.0.0.1", options.port)).close()
+
+
+def test_a_server_whose_worker_dies_ends_at_once_and_says_so() -> None:
+    def on_ready(worker: Worker, port: int) -> None:
+        worker.post(lambda: worker.step(1))  # type: ignore[call-arg]
+
+    with signals_as_before(), pytest.raises(EngineError, match="worker thread failed"):
+        serve(toy, ServeOptions(port=0, grace_s=PATIENCE_S), on_ready)

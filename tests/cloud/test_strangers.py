@@ -19,7 +19,7 @@ from skydraft.engines.toy import open_toy
 from skydraft.protocol.values import SERVICE
 
 from ..serving import PATIENCE_S, Process, RawSession, Serving, serving
-from .messages import TOKENS, verdict_of, verify_message
+from .driver import TOKENS, verdict_of, verify_message
 
 HEALTH = "/grpc.health.v1.Health/Check"
 CALLS = [HEALTH, "/grpc.health.v1.Health/Watch", f"/{SERVICE}/GetInfo", f"/{SERVICE}/Session", "/no.such/Method"]

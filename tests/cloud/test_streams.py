@@ -21,7 +21,7 @@ from skydraft.protocol.values import OpenCall, StopCall
 
 from ..serving import PATIENCE_S, RawSession, Serving, free_port, serving
 from ..toys import law
-from .messages import (
+from .driver import (
     LONG,
     TOY,
     assert_serves,

@@ -18,7 +18,7 @@ from skydraft.engines.toy import open_toy
 from skydraft.errors import CloudBusy, CloudLost, NotAuthorized, RateLimited
 
 from ..serving import PATIENCE_S, RawSession, serving
-from .messages import (
+from .driver import (
     ANN,
     BOB,
     LONG,

@@ -14,7 +14,7 @@ from skydraft.errors import CloudFailure, EngineError, SessionNotFound
 from skydraft.protocol.values import VerifyCall, Written
 from skydraft.types import Cost, Verdict
 from tests import toys
-from tests.cloud.worker_by_hand import ENDLESS, Asked, Desk, Edge, desk_of
+from tests.cloud.driver import ENDLESS, Asked, Desk, Edge, desk_of
 from tests.toys import law
 
 

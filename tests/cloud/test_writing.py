@@ -15,7 +15,7 @@ from skydraft.config import DecodingParams
 from skydraft.errors import SessionNotFound
 from skydraft.protocol.values import Opened, VerifyCall, Written
 from tests import reference, toys
-from tests.cloud.worker_by_hand import ENDLESS, TO_THE_END, Desk, Edge, desk_of
+from tests.cloud.driver import ENDLESS, TO_THE_END, Desk, Edge, desk_of
 from tests.toys import law
 
 Begin = Callable[[Edge], VerifyCall]

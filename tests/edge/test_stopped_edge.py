@@ -16,7 +16,7 @@ from skydraft import DecodingParams
 from skydraft.edge.channel import WatchedTime
 from skydraft.engines.toy import open_toy
 
-from ..cloud.messages import slow_toy
+from ..cloud.driver import slow_toy
 from ..serving import PATIENCE_S, serving
 from ..toys import law
 

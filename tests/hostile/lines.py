@@ -15,6 +15,7 @@ from tests import toys
 from tests.hostile import own
 from tests.hostile.own import OwnFault, OwnServer
 from tests.hostile.texts import ALONE, TARGET, letters, write
+from tests.serving import waiting
 from tests.stock import faults
 from tests.stock.fakes import GENERATING, Fake, fake
 from tests.stock.faults import Fault
@@ -32,15 +33,15 @@ class OwnLine:
 
     def storm(self, coming: Iterable[OwnFault | None]) -> None:
         """What the next verifications get."""
-        self.server.faults = iter(coming)
+        self.server.relay.faults = iter(coming)
 
     def silence(self) -> None:
         """Say nothing any more, whatever is asked."""
-        self.server.silence = own.stalls(0)
+        self.server.relay.silence = own.stalls(0)
 
     def calm(self) -> None:
         """Be well from now on."""
-        self.server.faults, self.server.silence = iter(()), None
+        self.server.relay.faults, self.server.relay.silence = iter(()), None
 
     def become(self, engine: Engine) -> None:
         """Be another model after the next start."""
@@ -78,7 +79,7 @@ def line(
 ) -> Iterator[OwnLine | StockLine]:
     """A server that takes so long for each token; another model with another vocabulary if `is_other`."""
     if wire == "own":
-        server = OwnServer(toys.toy(1) if is_other else slowed(letters("toy"), token_s))
+        server = OwnServer(toys.toy(1) if is_other else waiting(letters("toy"), lambda: time.sleep(token_s)))
         try:
             yield OwnLine(server)
         finally:
@@ -88,18 +89,6 @@ def line(
         with fake(dialect, TARGET, token_s=token_s) as stock:
             stock.model.tokenizer = character_vocab("一二三") if is_other else stock.model.tokenizer
             yield StockLine(stock)
-
-
-def slowed(engine: Any, token_s: float) -> Any:
-    """The engine, whose forwards take so long."""
-    forward = engine.forward
-
-    def waiting(feeds: Any, *, want_logits: bool) -> Any:
-        time.sleep(token_s)
-        return forward(feeds, want_logits=want_logits)
-
-    engine.forward = waiting
-    return engine
 
 
 @contextmanager

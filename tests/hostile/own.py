@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from itertools import chain, islice, repeat
-from typing import Any, TypeAlias
-
-import grpc
+from itertools import islice, repeat
+from typing import Any
 
 from skydraft.access.limits import Limits
 from skydraft.cloud.server import ServeOptions
@@ -17,11 +13,7 @@ from skydraft.engines.base import Engine
 from skydraft.errors import SkydraftError
 from skydraft.protocol import verifier_pb2 as pb
 from skydraft.protocol.status import to_status
-from skydraft.protocol.values import SERVICE
-from tests.serving import Serving, free_port
-
-# What a stream says from its spoilt request on: (the sound replies, the context of the call).
-OwnFault: TypeAlias = Callable[[Iterator[bytes], Any], Iterator[bytes]]
+from tests.serving import OwnFault, Relay, Serving, free_port
 
 
 def refuses(error: SkydraftError) -> OwnFault:
@@ -96,83 +88,25 @@ def token(token_id: int) -> OwnFault:
     return alters(change)
 
 
-class OwnServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types for it
-    """A server on a port of its own. `faults` are what its next verifications get; `is_silent`: it says nothing."""
+class OwnServer:
+    """A server on a port of its own, behind a relay whose next verifications get `faults`, and all calls `silence`."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.faults: Iterator[OwnFault | None] = iter(())
-        self.silence: OwnFault | None = None  # what all calls get
         self.port = free_port()
         self.url = f"127.0.0.1:{self.port}"
         self.start()
 
     def start(self) -> None:
-        """Listen, on the port of before."""
+        """Listen, on the port of before, and be well."""
         self._serving = Serving(self._engine, ServeOptions(port=0, limits=Limits(max_sessions=16)))
-        self._channel = grpc.insecure_channel(self._serving.address)
-        options = [("grpc.so_reuseport", 0), ("grpc.max_send_message_length", -1)]
-        self._server = grpc.server(ThreadPoolExecutor(16), [self], options=options)
-        self._server.add_insecure_port(self.url)
-        self._server.start()
+        self.relay = Relay(self._serving.address, self.port)
 
     def kill(self) -> None:
         """Close all connections, whatever they carry, and listen no more. All sessions are lost."""
-        self._server.stop(0).wait()
-        self._channel.close()
+        self.relay.close()
         self._serving.stop()
 
     def become(self, engine: Engine) -> None:
         """Run another model after the next start."""
         self._engine = engine
-
-    def service(self, details: Any) -> Any:
-        """The handler of a call."""
-        if details.method.endswith("/Session"):
-            return grpc.stream_stream_rpc_method_handler(self._session)
-
-        def unary(request: bytes, context: Any) -> Any:
-            if self.silence is not None:
-                list(self.silence(iter(()), context))
-            try:
-                return self._channel.unary_unary(details.method)(request, timeout=context.time_remaining())
-            except grpc.RpcError as error:
-                self._end(error, context)
-
-        return grpc.unary_unary_rpc_method_handler(unary)
-
-    def _session(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        spoilt: list[OwnFault] = []
-
-        def passed_on() -> Iterator[bytes]:
-            for request in _until_gone(requests):
-                if pb.SessionRequest.FromString(request).action == pb.ACTION_VERIFY:
-                    fault = next(self.faults, None)
-                    spoilt[:] = [fault] if fault is not None else []
-                yield request
-
-        call = self._channel.stream_stream(f"/{SERVICE}/Session")(passed_on())
-        context.add_callback(call.cancel)
-        try:
-            for message in call:
-                if self.silence is not None or spoilt:
-                    fault = self.silence or spoilt[0]
-                    yield from fault(chain([message], call), context)
-                    return
-                yield message
-        except grpc.RpcError as error:
-            self._end(error, context)
-        finally:
-            call.cancel()
-
-    @staticmethod
-    def _end(error: Any, context: Any) -> None:
-        with suppress(ValueError):
-            context.set_trailing_metadata(error.trailing_metadata() or ())
-        context.abort(error.code(), error.details())
-
-
-def _until_gone(requests: Iterator[bytes]) -> Iterator[bytes]:
-    """What the edge asks until it hangs up, which gRPC tells by an error."""
-    with suppress(grpc.RpcError):
-        yield from requests

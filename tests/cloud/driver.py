@@ -1,9 +1,11 @@
-"""A worker that is driven by hand, and clients that know what it has to answer."""
+"""Drives a worker by hand or a server over its streams, by clients that know what has to be answered."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,17 +13,20 @@ from typing import Any
 
 import numpy as np
 
+import skydraft
 from skydraft.access.limits import Limits
 from skydraft.choosing.chooser import Chooser
 from skydraft.cloud.docket import Answer, Job
 from skydraft.cloud.worker import Worker
 from skydraft.config import DecodingParams
 from skydraft.decoding.target import LocalVerifier
-from skydraft.engines.toy import ToyEngine
+from skydraft.engines.toy import ToyEngine, open_toy
+from skydraft.protocol import codec
 from skydraft.protocol.codec import digest, short_fingerprint
 from skydraft.protocol.values import OpenCall, Opening, VerifyCall, Written
 from skydraft.types import DraftBlock, Prompt, Verdict
-from tests import toys
+from tests import reference, toys
+from tests.serving import PATIENCE_S, RawSession, waiting
 from tests.toys import VOCAB
 
 FINGERPRINT = short_fingerprint(VOCAB.fingerprint)
@@ -284,3 +289,84 @@ def opened(desk: Desk, *edges: Edge) -> None:
     for edge in edges:
         call = edge.call(opens=True)
         assert desk.answer(call) == edge.judged(call)
+
+
+# --- The same over a network: messages as any client may send them
+
+TOY = open_toy("toy")
+PARAMS = DecodingParams(max_new_tokens=20, min_new_tokens=20)
+LONG = DecodingParams(max_new_tokens=4000, min_new_tokens=4000)
+ANN, BOB = "a-token-of-24-characters", "another-token-of-24-chars"
+TOKENS = f"ann {ANN}\nbob {BOB}\n"
+
+
+def opening(*prompt_ids: int, **changes: Any) -> Opening:
+    given: dict[str, Any] = {"fingerprint": short_fingerprint(TOY.vocab.fingerprint), "params": PARAMS} | changes
+    return Opening(prompt=Prompt(prompt_ids or (1, 2, 3)), **given)
+
+
+def open_message(session: int = 7, begun: Opening | None = None) -> bytes:
+    return codec.encode_open(OpenCall(session, 0, begun or opening()))
+
+
+def verify_message(session: int = 7, *generated: int, draft: tuple[int, ...] = (5, 6), **changes: Any) -> bytes:
+    """A block after these generated tokens. It opens its session unless `opening` is None."""
+    start = changes.pop("opening", opening(committed_ids=generated))
+    known = start or opening()
+    given: dict[str, Any] = {"epoch": 0, "base": len(known.committed_ids or generated), "catch_up_ids": ()}
+    ids = (*known.prompt.token_ids, *(known.committed_ids or generated))
+    given |= {"draft_ids": draft, "opening": start, "digest": digest(np.array(ids, np.int32))}
+    return codec.encode_verify(VerifyCall(session=session, **given | changes))
+
+
+def long_text(write: int = 4000) -> bytes:
+    """A session in which the target writes for long."""
+    return verify_message(draft=(), opening=opening(params=LONG), write=write)
+
+
+def later(*generated: int, session: int = 0, **changes: Any) -> bytes:
+    """A block without an opening."""
+    return verify_message(session, *generated, **{"opening": None, "draft": (9,)} | changes)
+
+
+def verdict_of(reply: bytes, num_audited: int = 0) -> Verdict:
+    return codec.decode_verdict(reply, num_audited)[0]
+
+
+def tokens_written(stream: RawSession) -> tuple[int, ...]:
+    """What the target writes after a verdict, to the reply that is marked."""
+    token_ids: list[int] = []
+    while True:
+        written = codec.decode_written(stream.answer())
+        token_ids += written.token_ids
+        if written.is_last:
+            return tuple(token_ids)
+
+
+def text(params: DecodingParams = PARAMS) -> tuple[int, ...]:
+    """What the target alone writes after the prompt of `opening`."""
+    return reference.plain(TOY, opening().prompt.token_ids, params)[0]
+
+
+def holding() -> tuple[ToyEngine, threading.Event, threading.Event]:
+    """(a toy, an event that lets it compute, one that says that it was asked to)."""
+    go, was_asked = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        was_asked.set()
+        assert go.wait(PATIENCE_S)
+
+    return waiting(open_toy("toy", 4096, 40), wait), go, was_asked
+
+
+def slow_toy(token_s: float = 0.002) -> ToyEngine:
+    return waiting(open_toy("toy"), lambda: time.sleep(token_s))
+
+
+def assert_serves(address: str, **options: Any) -> None:
+    """A whole generation, with the right tokens."""
+    cloud = skydraft.connect(address, **options)
+    got = skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=cloud, params=PARAMS).run()
+    expected = skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=TOY, params=PARAMS).run()
+    assert got.token_ids == expected.token_ids
+    cloud.close()
