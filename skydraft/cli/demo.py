@@ -56,12 +56,11 @@ def _answer(prompt: str, mode: str, edge: Engine, cloud: Engine) -> Generation:
 
 
 def verdict(generation: Generation, agreement: float) -> str:
-    stats = generation.stats
-    times = f"{stats.num_escalated} time{'' if stats.num_escalated == 1 else 's'}"
+    stats, calls = generation.stats, generation.stats.num_escalated
     written = round((stats.target_written_per_token or 0) * stats.num_tokens)
     return (
-        f"Wrote {stats.num_tokens} tokens. Asked the large model {times}; it wrote {written} of them. "
-        f"{agreement:.0%} are what the large model would have written."
+        f"Wrote {stats.num_tokens} tokens. Asked the large model {calls} time{'' if calls == 1 else 's'}; "
+        f"it wrote {written} of them. {agreement:.0%} are what the large model would have written."
     )
 
 

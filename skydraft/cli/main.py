@@ -47,17 +47,14 @@ for command in (generate, chat, gateway, serve, models, doctor, caption, compare
 
 
 def main(args: Seq[str] | None = None) -> None:
-    """Run a command and exit: 0 on success, 2 on wrong use, 1 on failure, 130 after Ctrl-C.
-
-    A terminal that closes (SIGHUP) ends it as SIGTERM does, except under `nohup`.
-    """
+    """Run a command and exit. A terminal that closes (SIGHUP) ends it as SIGTERM does, except under `nohup`."""
     if os.name == "posix" and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
         signal.signal(signal.SIGHUP, lambda number, frame: signal.raise_signal(signal.SIGTERM))
     sys.exit(run(args))
 
 
 def run(args: Seq[str] | None = None) -> int:
-    """Run a command; returns its exit status. A failure is one line on stderr, never a traceback."""
+    """Run a command; returns its exit status: 0 on success, 2 on wrong use, 1 on failure, 130 after Ctrl-C."""
     _fill_streams()
     if isinstance(sys.stdin, io.TextIOWrapper) and sys.stdin.encoding.lower() == "utf-8":
         sys.stdin.reconfigure(encoding="utf-8-sig", errors=sys.stdin.errors)  # without a byte order mark

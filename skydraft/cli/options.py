@@ -54,7 +54,7 @@ def _as_biases(context: click.Context, param: click.Parameter, value: Any) -> tu
 
 @dataclass(frozen=True, slots=True)
 class PromptChoice:
-    """The surroundings of the prompt: a system prompt or earlier messages, or none and no template with `raw`."""
+    """The surroundings of the prompt; with `raw` there are none, nor a template."""
 
     system: str | None
     raw: bool
@@ -126,17 +126,14 @@ class DecodingChoice:
 
 def _decoding(style: str | None, json_schema: str | None, regex: str | None, **values: Any) -> DecodingChoice:
     given = {name: value for name, value in values.items() if value not in (None, ())}
+    texts = {"--grammar": given.get("grammar"), "--json-schema": json_schema, "--regex": regex}
+    if len(flags := [flag for flag, text in texts.items() if text is not None]) > 1:
+        raise OptionError(f"{flags[-1]} does not apply beside another grammar.", hint="Give one of them.")
     if json_schema is not None:
-        _add_grammar(given, "--json-schema", grammars.json_schema(_read_schema(json_schema)))
+        given["grammar"] = grammars.json_schema(_read_schema(json_schema))
     if regex is not None:
-        _add_grammar(given, "--regex", grammars.regex(regex))
+        given["grammar"] = grammars.regex(regex)
     return DecodingChoice(style, MappingProxyType(given))
-
-
-def _add_grammar(given: dict[str, Any], flag: str, grammar: str) -> None:
-    if "grammar" in given:
-        raise OptionError(f"{flag} does not apply beside another grammar.", hint="Give one of them.")
-    given["grammar"] = grammar
 
 
 def _read_schema(name: str) -> str:

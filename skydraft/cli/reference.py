@@ -25,7 +25,6 @@ that says what to do next."""
 
 
 def reference() -> str:
-    """The page, in Markdown."""
     commands = [(command, context, _sections(context)) for command, context in _commands(cli, "skydraft", None)]
     number = Counter(row for *_, sections in commands for rows in sections.values() for row in rows)
     shared: dict[str, Rows] = {}
@@ -52,7 +51,6 @@ def reference() -> str:
 
 
 def _also(sections: dict[str, Rows], shared: dict[str, Rows]) -> Iterator[str]:
-    """Which options a command shares with others, by sections."""
     own = [row for rows in sections.values() for row in rows]
     for title, rows in shared.items():
         common = [_name(row) for row in rows if row in own]
@@ -65,9 +63,7 @@ def _also(sections: dict[str, Rows], shared: dict[str, Rows]) -> Iterator[str]:
 def _commands(
     command: click.Command, name: str, parent: click.Context | None
 ) -> Iterator[tuple[click.Command, click.Context]]:
-    """A command and its subcommands."""
-    settings = {**command.context_settings, "terminal_width": _WIDTH}
-    context = click.Context(command, parent, name, **settings)
+    context = click.Context(command, parent, name, **{**command.context_settings, "terminal_width": _WIDTH})
     yield command, context
     if isinstance(command, click.Group):
         for below in sorted(command.commands):
@@ -83,7 +79,6 @@ def _sections(context: click.Context) -> dict[str, Rows]:
 
 
 def _name(row: tuple[str, str]) -> str:
-    """The long name of an option, without its value."""
     return next(word for word in row[0].replace(",", " ").split() if word.startswith("--"))
 
 
@@ -92,7 +87,6 @@ def _formatter() -> click.HelpFormatter:
 
 
 def _indented(formatter: click.HelpFormatter) -> str:
-    """What was written, as a block of code in Markdown."""
     return textwrap.indent(textwrap.dedent(formatter.getvalue().strip("\n")), "    ")
 
 
