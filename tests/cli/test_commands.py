@@ -146,7 +146,7 @@ def test_an_interrupt_is_one_line_and_exit_status_130(invoke: Invoke, monkeypatc
     def interrupted(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("skydraft.cli.models.installed", interrupted)
+    monkeypatch.setattr("skydraft.cli.models.all_applied", interrupted)
     status, out, err = invoke("models", "list")
     assert (status, out, err.strip()) == (130, "", "skydraft: Interrupted.")
 
