@@ -59,7 +59,7 @@ def test_status_counts_and_forget_deletes(invoke: Invoke, tmp_path: Path) -> Non
         (("generate", "你好", *TOYS, "--mode", "edge", "--learn", "L"), "nothing is checked"),
         (("generate", "你好", *TOYS, "--learn", "FILE"), "is a file"),
         (("generate", "你好", *TOYS, "--learn", "/proc/no"), "cannot be kept in"),
-        (("gateway", "--edge-only", "--edge-model", "toy", "--learn", "L"), "nothing is learned"),
+        (("gateway", "--edge-only", "--edge-model", "toy", "--learn", "L"), "nothing is checked"),
         (("learn", "status", "FILE"), "is a file"),
         (("learn", "export", "L", "--out", "/proc/no"), "cannot be written"),
     ],

@@ -68,9 +68,7 @@ def test_of_a_model_without_a_name_nothing_is_kept(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(("target", "knows"), [("toy", True), ("Toyota", False), ("oy", False)])
-def test_a_calibration_fits_the_whole_name_alone(
-    target: str, knows: bool, home: Path, invoke: Invoke  # noqa: F811
-) -> None:  # fmt: skip
+def test_a_calibration_fits_the_whole_name_alone(target: str, knows: bool, home: Path) -> None:
     calibration = pairs.calibration(0.3)
     named = calibration.model_copy(update={"target": calibration.target.model_copy(update={"name": target})})
     write_calibration(named, home)
@@ -81,8 +79,6 @@ def test_a_calibration_fits_the_whole_name_alone(
             with closing(skydraft.connect(f"{server.url}/v1")) as cloud:
                 cloud.facts(5.0)
                 assert api.is_calibrated(edge, cloud) is (knows and name == "toy")
-            _, out, err = invoke("doctor", "--cloud", server.url, "--edge-model", "toy:drift=0.3")
-        assert ("no calibration" not in out + err) is (knows and name == "toy"), out + err
 
 
 @pytest.mark.parametrize(

@@ -55,8 +55,8 @@ def run(program: str, seconds: int = SECONDS) -> Outcome:
 def _start(program: str, seconds: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory(prefix="skydraft-code-") as root:
         asked = json.dumps({**_LIMITS, "seconds": seconds, "root": root})
-        python = os.path.realpath(sys.executable)  # the jail has no virtual environment
-        command = [python, "-P", "-I", "-S", str(_JAIL), asked]
+        command = [sys.executable, "-P", "-I", "-S", str(_JAIL), asked]
+        command[0] = os.path.realpath(command[0])  # the jail has no virtual environment
         # Its own session, so that no terminal is there; whatever is left dies with the namespace.
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
