@@ -1,8 +1,8 @@
 """One text at a server without skydraft. The server keeps nothing: each request carries all tokens.
 
 A draft is checked by writing: the target writes from the base, and what comes is compared with the draft; the same
-request then writes on. At a temperature above 0 the edge makes the choices from the log-probabilities of the best
-tokens, with the noise of the text. So a check is the same comparison as everywhere.
+request then writes on. Where top-k keeps no more than the server tells, the edge makes the choices from the
+log-probabilities of the best tokens, with the noise of the text; else the server draws by itself.
 """
 
 from __future__ import annotations
