@@ -163,3 +163,22 @@ def test_hostile_files_are_no_adapters(tmp_path: Path, how: str) -> None:
 def test_what_is_no_file_is_said(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="it is not a file"):
         read_adapter(tmp_path)
+
+
+def test_no_two_adapters_have_one_fingerprint() -> None:
+    """Whatever differs: a number of a matrix, the name of a matrix, the strength, the base."""
+    shapes = {"blk.0.attn_q.weight": (64, 96), "blk.1.attn_q.weight": (64, 96)}
+    one = change("f" * 32, shapes)
+    first, second = one.pairs.items()
+    changed = first[1][0].copy()
+    changed[0, 0] += 1
+    others = [
+        replace(one, pairs={first[0]: (changed, first[1][1]), second[0]: second[1]}),
+        replace(one, pairs={first[0]: second[1], second[0]: first[1]}),
+        replace(one, pairs={first[0]: first[1]}),
+        replace(one, alpha=5.0),
+        change("e" * 32, shapes),
+        change("f" * 32, shapes, seed=2),
+    ]
+    assert len({each.fingerprint for each in (one, *others)}) == 1 + len(others)
+    assert change("f" * 32, shapes).fingerprint == one.fingerprint
