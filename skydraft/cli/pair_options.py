@@ -20,8 +20,7 @@ from skydraft.engines.options import EngineOptions
 from skydraft.engines.vocab import check_same
 from skydraft.errors import OptionError
 from skydraft.files import read_file, warn_if_shared
-from skydraft.models import SourceName, cache_dir, default_pair, progress_on
-from skydraft.models.applied import applied
+from skydraft.models import SourceName, default_pair, progress_on
 from skydraft.protocol.address import is_url, parse_addresses
 
 if TYPE_CHECKING:
@@ -38,8 +37,7 @@ _ONE_OF_MANY_S = 5.0  # doctor's timeout for one of several servers
 class ModelChoice:
     """The models and their settings in this process. `cloud_model` None is the default target.
 
-    `edge_adapter` is the draft model's adapter; None means the one of `skydraft learn apply`, if any. With
-    `is_quiet`, no state is shown while a model loads.
+    `adapter` is the draft model's, as `api.load` has it. With `is_quiet`, no state is shown while a model loads.
     """
 
     options: EngineOptions = field(default_factory=EngineOptions)
@@ -47,17 +45,13 @@ class ModelChoice:
     source: SourceName = "auto"
     edge_model: str = _PAIR.draft
     cloud_model: str | None = None
-    edge_adapter: Path | None = None
+    adapter: str = "auto"
     local_only: bool = False
     is_quiet: bool = False
 
     @property
     def target_name(self) -> str:
         return self.cloud_model or _PAIR.target
-
-    @property
-    def adapter(self) -> Path | None:
-        return self.edge_adapter or applied(self.edge_model, cache_dir())
 
     def load_edge(self) -> Engine:
         return self.load(self.edge_model, self.adapter)
@@ -68,11 +62,9 @@ class ModelChoice:
         check_same(edge.vocab, target.vocab)
         return edge, target
 
-    def load(self, name: str, adapter: Path | None = None) -> Engine:
+    def load(self, name: str, adapter: str = "none") -> Engine:
         """Open a model. A terminal shows a state meanwhile; any stderr shows the download's progress."""
-        options = replace(self.options, adapter=adapter)
-        if not self.is_quiet:
-            options = replace(options, notify=TERMINAL.say)
+        options = self.options if self.is_quiet else replace(self.options, notify=TERMINAL.say)
         with TERMINAL.state(f"Loading {name}…", quiet=self.is_quiet) as clear, progress_on() as progress:
 
             def told(done_bytes: int, total_bytes: int, label: str) -> None:
@@ -80,8 +72,9 @@ class ModelChoice:
                 progress(done_bytes, total_bytes, label)
 
             return api.load(
-                name, options, offline=self.offline, local_only=self.local_only, source=self.source, progress=told
-            )
+                name, options, offline=self.offline, local_only=self.local_only, source=self.source, progress=told,
+                adapter=adapter,
+            )  # fmt: skip
 
 
 def _models(**given: Any) -> ModelChoice:
@@ -107,7 +100,8 @@ _RUN_NAMES = [each.name or "" for each in _RUN[:-2]]  # what an engine is told
 models_section = Section("models", "Models", _models, [
     option("--edge-model", "MODEL", "Draft model: a known name, a .gguf file, a folder or a hub id.",
            default=_PAIR.draft),
-    option("--edge-adapter", "FILE", "Use the draft model with this adapter (see: skydraft learn).", type=Path),
+    option("--adapter", "NAME", "What the draft model has learned: a name (see: skydraft learn), a .gguf file, none, "
+           "or auto, the one for conversations that begin as this one does.", default="auto"),
     option("--cloud-model", "MODEL", f"Target model in this process (default: {_PAIR.target}), or one of the "
            "models of a server without skydraft."),
     option("--local-only", None, "Let nothing leave this machine: no server, no download, no traces.", is_flag=True),

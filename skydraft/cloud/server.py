@@ -7,8 +7,8 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Coroutine
-from contextlib import closing
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import closing, contextmanager
 from typing import Any, TypeVar
 
 from skydraft import __version__
@@ -103,6 +103,32 @@ class CloudServer:
             await asyncio.to_thread(self._metrics.close)
         if self._tracing:
             await asyncio.to_thread(self._tracing.close)
+
+
+@contextmanager
+def running(worker: Worker, options: ServeOptions) -> Iterator[int]:
+    """Serve a worker meanwhile, from a thread; yields the port."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="serving", daemon=True)
+    thread.start()
+
+    def run(work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, loop).result()
+
+    async def begin() -> tuple[CloudServer, int]:
+        server = CloudServer(worker, options)
+        return server, await server.start()
+
+    try:
+        server, port = run(begin())
+        try:
+            yield port
+        finally:
+            run(server.stop(0.0))
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
 
 
 def _metrics(model: str, options: ServeOptions) -> Any:

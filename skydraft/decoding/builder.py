@@ -55,13 +55,16 @@ def start_generation(
         check_same(draft.vocab, local.vocab)
     vocab = (local or reader).vocab  # a local target decodes its text, with any draft model
     prompts = _prompts(request, reader)
+    facts = _facts(plan, params, verifying)
+    if draft:
+        draft, gate = _drafting(request, draft, prompts.edge, facts, verifying, calibrations)
+    else:
+        gate = _gate(plan, None, facts, verifying, request.calibration, calibrations)
     # The model whose text it is sets the limit; a draft model with a shorter context stops drafting there.
     read, author = (prompts.target, local) if verifying else (prompts.edge, draft)
     max_new_tokens = params.max_new_tokens
     if author:
         max_new_tokens = min(max_new_tokens, author.room(read.token_ids, read.media))
-    facts = _facts(plan, params, verifying)
-    gate = _gate(plan, draft, facts, verifying, request.calibration, calibrations)
     context = Context(
         prompts.edge if draft else prompts.target,
         scores=None if request.num_best is None else Scores(request.num_best),
@@ -82,7 +85,7 @@ def start_generation(
         verifier = verifying.verifier(context, prompts.target, vocab, request, drafts_first=drafts_first)
     falls_back = bool(verifying and verifying.falls_back(plan))
     loop = SpeculativeLoop(context, drafter, gate, verifier, turns, vocab, falls_back=falls_back)
-    return Generation(loop, request, prompts, edge, target, watch)
+    return Generation(loop, request, prompts, draft or edge, target, watch)
 
 
 def _prompts(request: GenerateRequest, reader: Engine) -> PromptPair:
@@ -100,6 +103,23 @@ def _facts(plan: Plan, params: DecodingParams, target: Target | None) -> TargetF
     needs_facts = plan.k is None or plan.gate.kind == "calibrated" or bool(params.grammar)
     wait_s = _QUICK_S if target.falls_back(plan) else _PATIENT_S
     return target.facts(wait_s if needs_facts else 0)
+
+
+def _drafting(
+    request: GenerateRequest, edge: Engine, prompt: Prompt, facts: TargetFacts | None, target: Target | None,
+    calibrations: Iterable[Path],
+) -> tuple[Engine, Gate]:  # fmt: skip
+    """The draft model, with the adapter for this prompt, and the gate for both.
+
+    An adapter that nobody named is left out where the gate needs a calibration and has none for it.
+    """
+    adapted = edge.adapters.choose(request.adapter, prompt.token_ids)
+    try:
+        return adapted, _gate(request.plan, adapted, facts, target, request.calibration, calibrations)
+    except OptionError:
+        if adapted is edge or (request.adapter or edge.adapters.default) != "auto":
+            raise
+        return edge, _gate(request.plan, edge, facts, target, request.calibration, calibrations)
 
 
 def _gate(

@@ -29,8 +29,9 @@ class GenerateRequest:
     token is scored, beside so many of the best ones of its place; with `scores_prompt` those of the prompt are scored
     too, and without `writes` they alone. `traceparent` is the W3C header of the request's trace, which servers get, or
     "". With `shares_target` other owners use the target too: nothing is told of its cache if they share that. With
-    `local_only` nothing of the text leaves this device: no server is asked, and its trace is not sent. Raises
-    PromptError or OptionError.
+    `local_only` nothing of the text leaves this device: no server is asked, and its trace is not sent. `adapter` is
+    the draft model's, by name or file; "auto" is the one for prompts that begin as this one does, if any, "none" is
+    none, and None is what the draft model was loaded with. Raises PromptError or OptionError.
     """
 
     messages: tuple[Message, ...]
@@ -50,6 +51,7 @@ class GenerateRequest:
     writes: bool = True
     traceparent: str = ""
     local_only: bool = False
+    adapter: str | None = None
 
     @property
     def reuse(self) -> Reuse | None:

@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from skydraft.errors import OptionError, RecordsError, importing
 from skydraft.files import write_whole
@@ -28,7 +32,10 @@ _SIDES = ("lora_a", "lora_b")
 
 
 class AdapterCard(BaseModel):
-    """The models and the prompts that an adapter was made from."""
+    """The models and the prompts that an adapter was made from.
+
+    All these prompts have the first `beginning_len` tokens in common, of which `beginning` is the digest.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -37,7 +44,26 @@ class AdapterCard(BaseModel):
     architecture: str = ""
     vocab: str
     target: str
-    trained_on: tuple[str, ...] = ()  # digests of the prompts, see dataset.prompt_digest
+    trained_on: tuple[str, ...] = ()  # digests of the prompts
+    beginning_len: int = Field(default=0, ge=0)
+    beginning: str = ""
+
+    def begins(self, prompt: Seq[int] | npt.NDArray[np.int32]) -> bool:
+        """Whether a prompt begins as all of those do that the adapter was trained for; never if these share nothing."""
+        return 0 < self.beginning_len < len(prompt) and digest(prompt[: self.beginning_len]) == self.beginning
+
+    def check_base(self, fingerprint: str, name: str) -> None:
+        """Raise OptionError for a model with other weights than those that it was trained for."""
+        if fingerprint != self.base:
+            raise OptionError(
+                f"This adapter was trained for {self.base_name} ({self.base[:8]}), not for {name} ({fingerprint[:8]}).",
+                hint="Name the model that it was trained for, or train another.",
+            )
+
+
+def digest(token_ids: Seq[int] | npt.NDArray[np.int32]) -> str:
+    """16 hex digits that stand for a prompt, or for the beginning of one."""
+    return hashlib.sha256(np.asarray(token_ids, "<i4").tobytes()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,15 +87,6 @@ class Adapter:
             for matrix in self.pairs[name]:
                 total.update(np.ascontiguousarray(matrix).tobytes())
         return total.hexdigest()[:32]
-
-    def check_base(self, fingerprint: str, name: str) -> None:
-        """Raise OptionError for a model with other weights than those that it was trained for."""
-        card = self.card
-        if fingerprint != card.base:
-            raise OptionError(
-                f"This adapter was trained for {card.base_name} ({card.base[:8]}), not for {name} ({fingerprint[:8]}).",
-                hint="Name the model that it was trained for, or train another.",
-            )
 
 
 def write_adapter(path: Path, adapter: Adapter) -> None:
@@ -143,30 +160,62 @@ def _pair(tensors: Mapping[str, Matrix], name: str) -> tuple[Matrix, Matrix]:
     return low, high
 
 
-def inject(model: Any, names: Sequence[str], rank: int, alpha: float) -> dict[str, Any]:
+def inject(model: Any, names: Seq[str], rank: int, alpha: float, label: str = "default") -> dict[str, Any]:
     """Give matrices of a torch model trainable changes that are 0 yet; returns these parameters by their names."""
     with importing("Adapters need", "learn"):
         from peft import LoraConfig, inject_adapter_in_model
     config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(names), lora_dropout=0.0)
-    inject_adapter_in_model(config, model)
-    return {name: value for name, value in model.named_parameters() if ".lora_" in name}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Already found a `peft_config`")  # several are meant
+        inject_adapter_in_model(config, model, label)
+    end = f".{label}.weight"
+    return {name: value for name, value in model.named_parameters() if ".lora_" in name and name.endswith(end)}
 
 
-def add_to(model: Any, path: Path, fingerprint: str, name: str) -> str:
-    """Add an adapter to a torch model with the weights `fingerprint`; returns what the two are called together.
+class AdaptedModel:
+    """A torch model and its adapters, of which each forward uses one, or none, whose label is "". Any thread."""
 
-    Raises OptionError for another base, and what `read_adapter` raises.
-    """
-    import torch
+    def __init__(self, model: Any, fingerprint: str) -> None:
+        self.fingerprint = fingerprint
+        self._model, self._active, self._num_added = model, "", 0
+        self._lock = threading.RLock()
 
-    adapter = read_adapter(path)
-    adapter.check_base(fingerprint, name)
-    try:
-        values = inject(model, list(adapter.pairs), adapter.rank, adapter.alpha)
-        with torch.no_grad():
-            for matrix, pair in adapter.pairs.items():
-                for side, given in zip("AB", pair, strict=True):
-                    values[f"{matrix}.lora_{side}.default.weight"].copy_(torch.from_numpy(given))
-    except (KeyError, ValueError, RuntimeError) as error:
-        raise OptionError(f"{path} does not fit {name}.", hint="Train another.") from error
-    return adapter.fingerprint
+    @contextmanager
+    def using(self, label: str) -> Iterator[Any]:
+        """The model with one adapter; others wait for it meanwhile."""
+        with self._lock:
+            if label != self._active:
+                self._activate(label)
+            yield self._model
+
+    def _activate(self, label: str) -> None:
+        from peft.tuners.lora import LoraLayer
+
+        for module in self._model.modules():
+            if isinstance(module, LoraLayer):
+                module.set_adapter([label] if label else [], inference_mode=True)
+        self._active = label
+
+    def add(self, path: Path, name: str) -> tuple[str, str]:
+        """Add an adapter; returns its label, and what the model is called with it.
+
+        Raises OptionError for another base than this model, `name`, and what `read_adapter` raises.
+        """
+        import torch
+
+        adapter = read_adapter(path)
+        adapter.card.check_base(self.fingerprint, name)
+        with self._lock:
+            label = f"adapter{self._num_added}"
+            try:
+                values = inject(self._model, list(adapter.pairs), adapter.rank, adapter.alpha, label)
+                with torch.no_grad():
+                    for matrix, pair in adapter.pairs.items():
+                        for side, given in zip("AB", pair, strict=True):
+                            values[f"{matrix}.lora_{side}.{label}.weight"].copy_(torch.from_numpy(given))
+            except (KeyError, ValueError, RuntimeError) as error:
+                raise OptionError(f"{path} does not fit {name}.", hint="Train another.") from error
+            finally:
+                self._num_added += 1
+                self._activate("")
+        return label, adapter.fingerprint

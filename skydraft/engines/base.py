@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from pathlib import Path
 from typing import Self
 
+from skydraft.engines.adapters import Adapters
 from skydraft.engines.exactness import RowCheck
 from skydraft.engines.model import Feeds, Floor, Model, Sequence, TokenBuffer
 from skydraft.engines.prefix_cache import PrefixCache
 from skydraft.engines.rows import Rows
 from skydraft.engines.vocab import TokenIds
-from skydraft.errors import ContextExceeded, PromptError
+from skydraft.errors import ContextExceeded, OptionError, PromptError
 from skydraft.types import Recordings, Reuse
 
 __all__ = ["Engine", "Feeds", "Floor", "Sequence", "TokenBuffer"]
@@ -28,8 +30,13 @@ class Engine(Model):
         self.name = name
         self.floor = Floor(name)
         self.prefixes = PrefixCache()
+        self.adapters = Adapters(self)
         self._row_check = RowCheck()
         self.is_local_only = False  # whether its texts must stay on this device
+
+    def open_adapted(self, adapter: Path) -> Engine:
+        """Another engine on the same weights, which adds this adapter to them. Raises OptionError or RecordsError."""
+        raise OptionError(f"{self.name} takes no adapters.", hint="Use a GGUF model or a checkpoint of text.")
 
     def room(self, prompt: Seq[int] | TokenIds, media: Recordings = ()) -> int:
         """How many tokens can follow a prompt. Raises PromptError for one that `check_prompt` refuses."""
@@ -101,6 +108,7 @@ class Engine(Model):
     def close(self) -> None:
         """Free the model once no thread has the floor; a second call changes nothing. Later calls get EngineError."""
         if self.floor.close():
+            self.adapters.close()
             self.free()
 
     def __enter__(self) -> Self:

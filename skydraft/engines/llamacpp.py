@@ -6,16 +6,16 @@ import ctypes
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from skydraft.config import num_cores
 from skydraft.engines.adapter import read_adapter
-from skydraft.engines.base import Engine, Feeds, Floor, Sequence
+from skydraft.engines.base import Engine, Feeds, Sequence
 from skydraft.engines.checkpoint import weights_fingerprint
 from skydraft.engines.gguf_header import check_gguf
 from skydraft.engines.llama_library import TOKEN_ATTR_UNUSED, Progress, load_library
@@ -70,6 +70,37 @@ def load_model(lib: Any, path: Path, gpu_layers: int) -> Any:
     return model
 
 
+class Weights:
+    """The weights of one file, of which several engines may each have a context. Freed with the last of these."""
+
+    def __init__(self, lib: Any, path: Path, gpu_layers: int) -> None:
+        check_gguf(lib, path)
+        self.path, self.fingerprint = path, weights_fingerprint([path])
+        self.model = load_model(lib, path, gpu_layers)
+        self._lib, self._num_users = lib, 0
+        self._lock = threading.Lock()
+        _forget_mapped_pages(path)
+        self.vocab = _read_vocab(lib, self.model, self._check_open)
+
+    def _check_open(self) -> None:
+        if self.model is None:
+            raise EngineError(f"The model {self.path.stem} is closed.", hint="Load it again.")
+
+    def lend(self) -> Self:
+        """These weights for one more engine. Raises EngineError if the last one has freed them."""
+        with self._lock:
+            self._check_open()
+            self._num_users += 1
+        return self
+
+    def give_back(self) -> None:
+        with self._lock:
+            self._num_users -= 1
+            if not self._num_users:
+                self._lib.model_free(self.model)
+                self.model = None
+
+
 class LlamaCppEngine(Engine):
     """One GGUF model in one llama.cpp context. A slot is a llama.cpp sequence id.
 
@@ -77,20 +108,24 @@ class LlamaCppEngine(Engine):
     threads from 512 cells on, so that one row and two rows at a time give other bits; with these it never does.
     """
 
-    def __init__(self, path: Path, options: EngineOptions, *, name: str = "") -> None:
+    def __init__(
+        self, path: Path, options: EngineOptions, *, name: str = "", weights: Weights | None = None,
+        adapter: Path | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(name or path.stem)
         self._lib = load_library()
         self.max_output_rows, self.max_batch_rows = _MAX_OUTPUT_ROWS, _PREFILL_ROWS
-        self.path = path
+        self.path, self._options = path, options
         self._num_threads = options.num_threads or num_cores()
-        check_gguf(self._lib, path)
-        self.fingerprint = weights_fingerprint([path])
-        self._model = load_model(self._lib, path, options.gpu_layers)
-        self._adapter = self._load_adapter(options.adapter) if options.adapter else None
-        _forget_mapped_pages(path)
-        self.vocab = _read_vocab(self._lib, self._model, self.floor)
+        self._weights = (weights or Weights(self._lib, path, options.gpu_layers)).lend()
+        self._model, self.vocab, self.fingerprint = self._weights.model, self._weights.vocab, self._weights.fingerprint
         self.context_len = min(options.context_len, self._lib.model_n_ctx_train(self._model))
-        self._context = self._open_context(options)
+        try:
+            self._adapter = self._load_adapter(adapter) if adapter else None
+            self._context = self._open_context(options)
+        except BaseException:
+            self._weights.give_back()
+            raise
         self._memory = self._lib.get_memory(self._context)
         self._num_rows_padded = self._lib.vocab_n_tokens(self._lib.model_get_vocab(self._model))
         self._batch = self._lib.batch_init(self.max_batch_rows, 0, 1)
@@ -101,12 +136,15 @@ class LlamaCppEngine(Engine):
 
     def _load_adapter(self, path: Path) -> Any:
         adapter = read_adapter(path)
-        adapter.check_base(self.fingerprint, self.name)
+        adapter.card.check_base(self.fingerprint, self.name)
         self.fingerprint = adapter.fingerprint
         loaded = self._lib.adapter_lora_init(self._model, os.fsencode(path))
         if not loaded:
             raise OptionError(f"{path} does not fit {self.name}.", hint="Train another.")
         return loaded
+
+    def open_adapted(self, adapter: Path) -> LlamaCppEngine:
+        return LlamaCppEngine(self.path, self._options, name=self.name, weights=self._weights, adapter=adapter)
 
     def _open_context(self, options: EngineOptions) -> Any:
         params = self._lib.context_default_params()
@@ -190,7 +228,7 @@ class LlamaCppEngine(Engine):
     def free(self) -> None:
         self._lib.batch_free(self._batch)
         self._lib.free(self._context)
-        self._lib.model_free(self._model)
+        self._weights.give_back()
 
 
 def _forget_mapped_pages(path: Path) -> None:
@@ -210,14 +248,14 @@ def _forget_mapped_pages(path: Path) -> None:
             madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), 4)  # MADV_DONTNEED
 
 
-def _read_vocab(lib: Any, model: Any, floor: Floor) -> Vocab:
+def _read_vocab(lib: Any, model: Any, check_open: Callable[[], None]) -> Vocab:
     vocab = lib.model_get_vocab(model)
     pieces = _read_pieces(lib, vocab)
     bos, eos = lib.vocab_bos(vocab), lib.vocab_eos(vocab)
     template = lib.model_chat_template(model, None)
 
     def encode(text: str) -> list[int]:
-        floor.check_open()  # else the model is gone
+        check_open()  # else the model is gone
         return _tokenize(lib, vocab, text)
 
     return Vocab(
@@ -256,6 +294,6 @@ def _tokenize(lib: Any, vocab: Any, text: str) -> list[int]:
 KIND = EngineKind(
     "a GGUF model",
     lambda spec, path, options: LlamaCppEngine(path, options, name=spec),
-    takes=frozenset({"num_threads", "gpu_layers", "adapter"}),
+    takes=frozenset({"num_threads", "gpu_layers"}),
     claims=Path.is_file,
 )

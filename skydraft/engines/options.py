@@ -34,8 +34,7 @@ class EngineOptions:
     `num_threads` 0 means all cores that the process may use. `gpu_layers` is for GGUF files (-1: all). `device` and
     `dtype` are for transformers models, `quantization` for those on a GPU.
     `shared_cache` lets sequences of a GGUF model share one KV cache, so that any feeds fit into one forward, and logits
-    lose their bit-equality. `adapter` is the file of an adapter, which is part of the model from then on.
-    `probe_again` measures the row costs even if `profile_path` has them. `notify` gets what a
+    lose their bit-equality. `probe_again` measures the row costs even if `profile_path` has them. `notify` gets what a
     user should know, one line each.
     """
 
@@ -47,7 +46,6 @@ class EngineOptions:
     device: str = "cpu"
     dtype: str = "float32"
     quantization: Quantization = "none"
-    adapter: Path | None = None
     profile_path: Path | None = None
     probe_again: bool = False
     notify: Callable[[str], None] = field(default=lambda line: None, compare=False, repr=False)

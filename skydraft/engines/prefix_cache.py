@@ -74,6 +74,15 @@ class PrefixCache:
         self._kept: list[Kept] = []  # the longest kept first
         self._open: set[int] = set()  # by identity
 
+    @property
+    def beginning(self) -> tuple[int, ...]:
+        return self._beginning
+
+    @property
+    def num_open(self) -> int:
+        """How many sequences are neither kept nor released."""
+        return len(self._open) - len(self._dropped)
+
     def share(self, beginning: Seq[int]) -> None:
         """Let all prompts that begin with these tokens share their KV. To be called before any prompt."""
         self._beginning = tuple(beginning)

@@ -54,8 +54,7 @@ def open_engine(kind: str, spec: str, path: Path | None, options: EngineOptions)
     engine = _load(entries[kind]) if path is None else _claiming(spec, path, list(entries.values()))
     for field in fields(EngineOptions):
         if getattr(options, field.name) != field.default and field.name not in _FOR_ALL | engine.takes:
-            name = "edge-adapter" if field.name == "adapter" else field.name
-            option = "--" + name.removeprefix("num_").replace("_", "-")
+            option = "--" + field.name.removeprefix("num_").replace("_", "-")
             raise OptionError(f"{option} does not apply to {spec}, which is {engine.what}.", hint=f"Remove {option}.")
     return engine.open(spec, path or Path(spec.partition(":")[2]), options)
 

@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from skydraft.engines import adapter
+from skydraft.engines.adapter import AdaptedModel
 from skydraft.engines.base import Engine, Feeds, Sequence
 from skydraft.engines.checkpoint import first_line, load_checkpoint, load_library, read_vocab, weights_fingerprint
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.probe import cpu_model, profile_of
 from skydraft.engines.registry import EngineKind
 from skydraft.engines.rows import Rows
-from skydraft.engines.vocab import TokenIds
+from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import BrokenModel, EngineError
 
 _WEIGHTS = ("*.safetensors", "*.bin", "config.json")
@@ -40,18 +40,20 @@ class TransformersEngine(Engine):
     _model_class: ClassVar[str] = "AutoModelForCausalLM"
     _unused: ClassVar[tuple[str, ...]] = ()  # parts of the model to drop after loading
 
-    def __init__(self, path: Path, options: EngineOptions, *, name: str = "") -> None:
+    def __init__(
+        self, path: Path, options: EngineOptions, *, name: str = "", base: TransformersEngine | None = None,
+        adapter: Path | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(name or path.name)
         torch, _ = self._torch, self._transformers = load_library()
-        self.path = path
-        self.fingerprint = weights_fingerprint(file for kind in _WEIGHTS for file in path.glob(kind))
+        self.path, self._options = path, options
         if options.num_threads:
             torch.set_num_threads(options.num_threads)
-        model, tokenizer = load_checkpoint(path, self._model_class, options, unused=self._unused)
-        if options.adapter:
-            self.fingerprint = adapter.add_to(model, options.adapter, self.fingerprint, self.name)
-        self._model, self._device = model, model.device
-        self.vocab = read_vocab(tokenizer, model.generation_config)
+        self._model, self.vocab, self._adapted = base.loaded() if base else self._load()
+        self.fingerprint, self._label = self._adapted.fingerprint, ""
+        if adapter:
+            self._label, self.fingerprint = self._adapted.add(adapter, self.name)
+        model, self._device = self._model, self._model.device
         config = model.config.get_text_config(decoder=True)
         if config.vocab_size < self.vocab.size:
             raise BrokenModel(
@@ -62,6 +64,19 @@ class TransformersEngine(Engine):
         self._check_cache()
         self.is_full_precision = (options.dtype, options.quantization) == ("float32", "none")
         self.profile = profile_of(self, self._profile_key(options), options)
+
+    def _load(self) -> tuple[Any, Vocab, AdaptedModel]:
+        model, tokenizer = load_checkpoint(self.path, self._model_class, self._options, unused=self._unused)
+        fingerprint = weights_fingerprint(file for kind in _WEIGHTS for file in self.path.glob(kind))
+        return model, read_vocab(tokenizer, model.generation_config), AdaptedModel(model, fingerprint)
+
+    def loaded(self) -> tuple[Any, Vocab, AdaptedModel]:
+        """What another engine on the same weights needs."""
+        self.floor.check_open()
+        return self._model, self.vocab, self._adapted
+
+    def open_adapted(self, adapter: Path) -> TransformersEngine:
+        return TransformersEngine(self.path, self._options, name=self.name, base=self, adapter=adapter)
 
     def _check_cache(self) -> None:
         kinds = {type(layer).__name__ for layer in self._new_cache().layers}
@@ -91,7 +106,7 @@ class TransformersEngine(Engine):
     def forward(self, feeds: Feeds, *, want_logits: bool) -> list[Rows]:
         num_rows = sum(len(token_ids) for _, token_ids in feeds)
         try:
-            with self._torch.inference_mode():
+            with self._torch.inference_mode(), self._adapted.using(self._label):
                 rows = [self._run(sequence, token_ids, want_logits) for sequence, token_ids in feeds]
                 # 16 bits become float32, which is exact. Where no row is wanted, its time is taken all the same.
                 return [each[:, : self.vocab.size].float().cpu().numpy() for each in rows]
@@ -159,6 +174,6 @@ TAKES = frozenset({"num_threads", "device", "dtype", "quantization"})
 KIND = EngineKind(
     "a transformers checkpoint",
     lambda spec, path, options: TransformersEngine(path, options, name=spec),
-    takes=TAKES | {"adapter"},
+    takes=TAKES,
     claims=Path.is_dir,
 )

@@ -48,7 +48,8 @@ class ComparisonRequest:
     """A request for each prompt of a workload in each mode, in process and over emulated links.
 
     `rtts_ms` are round trips of the links, `link_prompts` the number of prompts over them. `calibration` None looks up
-    the pair's own if a gate needs one. Raises OptionError.
+    the pair's own if a gate needs one.
+    `system` is the system prompt of each prompt that is a text alone. Raises OptionError.
     """
 
     workload: Workload
@@ -62,6 +63,7 @@ class ComparisonRequest:
     scores: bool = True
     command: str = ""
     run_code: bool = False
+    system: str | None = None
     recordings: dict[str, Audio] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -195,7 +197,7 @@ class _Stage:
         return GenerateRequest(
             self._asked(trial.prompt),
             mode.plan,
-            _params(mode, trial.prompt),
+            params_of(mode, trial.prompt),
             tools=trial.prompt.task.tools if trial.prompt.task else (),
             share_audio=request.share_audio,
             execution=request.execution if trial.link_ms is None and not self._pair.server else None,
@@ -208,15 +210,20 @@ class _Stage:
             for prompt, mode, token_ids in todo:
                 tools = prompt.task.tools if prompt.task else ()
                 read = read_prompt(self._pair.edge, self._asked(prompt), share=self._request.share_audio, tools=tools)
-                yield scorer.score(prompt.id, read, token_ids, _params(mode, prompt), mode.style)
+                yield scorer.score(prompt.id, read, token_ids, params_of(mode, prompt), mode.style)
 
     def _asked(self, prompt: PromptEntry) -> tuple[Message, ...]:
-        if prompt.task and prompt.task.messages:
-            return conversation(prompt.task.messages)
-        return asked(prompt.prompt, audio=self._request.recordings[prompt.audio] if prompt.audio else None)
+        return asked_of(prompt, self._request.system, self._request.recordings[prompt.audio] if prompt.audio else None)
 
 
-def _params(mode: Mode, prompt: PromptEntry) -> DecodingParams:
+def asked_of(prompt: PromptEntry, system: str | None = None, audio: Audio | None = None) -> tuple[Message, ...]:
+    """The conversation of a prompt; a task may bring its own, and then has its own system prompt."""
+    if prompt.task and prompt.task.messages:
+        return conversation(prompt.task.messages)
+    return asked(prompt.prompt, system, audio=audio)
+
+
+def params_of(mode: Mode, prompt: PromptEntry) -> DecodingParams:
     """The parameters of a mode, with those that belong to the task."""
     if prompt.task is None:
         return mode.params

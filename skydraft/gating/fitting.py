@@ -183,7 +183,7 @@ def fit(
     targets = [text for text in texts if text.path == "target"]
     walked = targets if unseen is None else unseen
     share, num_walked = agreement(walked)
-    if num_walked < _MIN_TOKENS or not 0 < share < 1:
+    if num_walked < _MIN_TOKENS or not 0 < share < (1 if unseen is None else 1.01):
         of_what = "" if unseen is None else ", of answers that the draft model was not trained on"
         raise PromptError(
             f"{num_walked} tokens with {round(num_walked * (1 - share))} disagreements are too few to say which limit "

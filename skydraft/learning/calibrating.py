@@ -14,7 +14,6 @@ from skydraft.config import DecodingParams
 from skydraft.decoding.plan import make_plan
 from skydraft.decoding.reading import TextReader
 from skydraft.decoding.request import GenerateRequest
-from skydraft.engines.adapter import read_adapter
 from skydraft.engines.base import Engine
 from skydraft.errors import OptionError, RecordsError
 from skydraft.files import write_whole
@@ -71,19 +70,14 @@ def label_texts(
     return texts
 
 
-def trained_on(adapter: Path | None) -> frozenset[str]:
-    """Digests of the prompts that an adapter was trained on; none for no adapter. Raises a UsageError."""
-    return frozenset(read_adapter(adapter).card.trained_on) if adapter else frozenset()
-
-
 def side_of(engine: Engine) -> PairSide:
     return PairSide(name=engine.name, fingerprint=engine.fingerprint)
 
 
 def calibrate_lessons(
-    chosen: Chosen, edge: Engine, learned_from: frozenset[str], folder: Path, on_done: OnDone
+    chosen: Chosen, edge: Engine, learned_from: frozenset[str], name: str, on_done: OnDone
 ) -> tuple[Calibration, list[LabelledText]]:
-    """Read lessons of `folder` with the draft model, and fit a calibration; calls `on_done` after each lesson.
+    """Read lessons, called `name`, with the draft model, and fit a calibration; calls `on_done` after each lesson.
 
     `learned_from` are digests of the prompts that the draft model was trained on. Returns the calibration and the
     texts of all other prompts, which its limits come from. Raises RecordsError or PromptError for too few of them.
@@ -91,8 +85,8 @@ def calibrate_lessons(
     is_unseen = [prompt_digest(lesson) not in learned_from for lesson in chosen.lessons]
     if not any(is_unseen):
         raise RecordsError(
-            f"The adapter was trained on every answer in {folder}, so none can tell how well it does on others.",
-            hint=f"Collect some more with --learn {folder}.",
+            "The adapter was trained on all these answers, so none can tell how well it does on others.",
+            hint="Collect some more with --learn DIR.",
         )
     texts = []
     for lesson in chosen.lessons:
@@ -101,7 +95,7 @@ def calibrate_lessons(
     unseen = [text for text, wanted in zip(texts, is_unseen, strict=True) if wanted]
     target = PairSide(name=short_weights(chosen.target), fingerprint=chosen.target)
     longest = max(len(lesson.token_ids) for lesson in chosen.lessons)
-    return fit(texts, side_of(edge), target, folder.name, longest, unseen=unseen), unseen
+    return fit(texts, side_of(edge), target, name, longest, unseen=unseen), unseen
 
 
 def write_calibration(made: Calibration, cache: Path, out: Path | None = None) -> Path:

@@ -16,20 +16,17 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from skydraft import api
 from skydraft.config import DecodingParams
-from skydraft.decoding.plan import make_plan
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import target_of
-from skydraft.engines.adapter import AdapterCard
+from skydraft.engines.adapter import AdapterCard, digest
 from skydraft.engines.base import Engine
 from skydraft.engines.trainable import check_trainable
-from skydraft.engines.vocab import Vocab
+from skydraft.engines.vocab import Vocab, num_shared
 from skydraft.errors import OptionError, RecordsError
-from skydraft.learning.collect import lesson_of
 from skydraft.learning.lessons import Lesson, Store, encode
 from skydraft.prompts.messages import asked
-from skydraft.prompts.pair import read_prompt
+from skydraft.prompts.pair import beginning_ids
 
 if TYPE_CHECKING:
     from skydraft.edge.cloud import Cloud
@@ -38,6 +35,7 @@ MIN_GENERATIONS = 24  # below, what is held out says nothing
 MAX_GENERATIONS = 4000  # the newest; they are in memory while they are used
 _HELD_OUT = 1 / 6
 _MIN_HELD_OUT = 6
+_MIN_BEGINNING = 4  # tokens beyond the template's, by which prompts of one kind are known
 _GUARD_FILE, GUARD_TOKENS = "guard_prompts.txt", 32
 
 # What is under way, how much of it is done, of how much, and a note: "α 0.71".
@@ -139,7 +137,7 @@ def split(lessons: Iterable[Lesson]) -> tuple[list[Lesson], list[Lesson]]:
 
 def prompt_digest(lesson: Lesson) -> str:
     """16 hex digits that stand for a lesson's prompt; an adapter lists those that it was trained on."""
-    return _digest(*lesson.prompt_ids).hex()[:16]
+    return digest(lesson.prompt_ids)
 
 
 def _digest(*token_ids: int) -> bytes:
@@ -152,34 +150,34 @@ def guard_prompts() -> tuple[str, ...]:
     return tuple(line for line in text.splitlines() if line.strip())
 
 
-def guard_lessons(
-    folder: Path, edge: Engine, cloud: Engine | Cloud, weights: str, progress: OnProgress
-) -> list[Lesson]:
-    """The target's greedy answers to the guard's prompts, as the draft model reads them.
+def guard_requests() -> list[GenerateRequest]:
+    """What the target is asked for the guard."""
+    params = DecodingParams(max_new_tokens=GUARD_TOKENS)
+    return [GenerateRequest(asked(prompt), params=params) for prompt in guard_prompts()]
 
-    `weights` names the target. Its answers are kept in `folder`, so that it is asked once. Raises a SkydraftError.
+
+def weights_of(cloud: Engine | Cloud) -> str:
+    """What names the target. Raises OptionError for a server that does not tell."""
+    facts = target_of(cloud).facts(None)
+    assert facts is not None  # it was waited for
+    if not facts.weights:
+        raise OptionError(
+            "The server does not tell which model it runs, so its answers cannot be learned from.",
+            hint="Name its model there.",
+        )
+    return facts.weights
+
+
+def beginning_of(lessons: Sequence[Lesson], template: Sequence[int]) -> tuple[int, ...]:
+    """The tokens that all prompts begin with; empty if that is no more than what the `template` begins with.
+
+    A prompt itself is not its beginning, even if there is one prompt alone.
     """
-    store, vocab = Store(folder), edge.vocab.fingerprint
-    kept = {
-        lesson.prompt_ids: lesson
-        for lesson in store.lessons(Counter())
-        if (lesson.target, lesson.vocab) == (weights, vocab)
-    }
-    params, prompts = DecodingParams(max_new_tokens=GUARD_TOKENS), guard_prompts()
-    lessons = []
-    for number, prompt in enumerate(prompts):
-        progress("general prompts", number, len(prompts), "")
-        messages = asked(prompt)
-        lesson = kept.get(read_prompt(edge, messages).edge.token_ids)
-        if lesson is None:
-            request = GenerateRequest(messages, plan=make_plan("cloud"), params=params)
-            with api.start(request, edge=edge, cloud=cloud) as generation:
-                lesson = lesson_of(generation.run(), edge.fingerprint, weights, vocab)
-            if lesson is None:
-                continue  # the target wrote nothing
-            store.add(lesson)
-        lessons.append(lesson)
-    return lessons
+    shared = np.array(lessons[0].prompt_ids[:-1])
+    for lesson in lessons:
+        shared = shared[: num_shared(shared, np.array(lesson.prompt_ids[:-1]))]
+    is_own = len(shared) >= num_shared(shared, np.array(template)) + _MIN_BEGINNING
+    return tuple(map(int, shared)) if is_own else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,25 +219,18 @@ def trainable_file(engine: Engine) -> Path:
 
 
 def prepare(
-    store: Store, edge: Engine, cloud: Engine | Cloud, guard_folder: Path, progress: OnProgress,
-    deadline: float = float("inf"),
-) -> TrainingTask:  # fmt: skip
-    """Choose and split the lessons for a draft model and its target, and let the target answer the guard's prompts.
+    store: Store, edge: Engine, weights: str, guard: Sequence[Lesson], deadline: float = float("inf")
+) -> TrainingTask:
+    """Choose and split the lessons for a draft model and the target `weights`.
 
     Raises a SkydraftError, and TimeoutError if the lessons are not read by `deadline`.
     """
     path = trainable_file(edge)
-    facts = target_of(cloud).facts(None)
-    assert facts is not None  # it was waited for
-    weights = facts.weights
-    if not weights:
-        raise OptionError(
-            "The server does not tell which model it runs, so its answers cannot be learned from.",
-            hint="Name its model there.",
-        )
     chosen = choose(store, edge.vocab, weights, deadline)
     trained, held_out = split(chosen.lessons)
-    guard = guard_lessons(guard_folder, edge, cloud, weights, progress)
-    vocab = edge.vocab.fingerprint
-    card = AdapterCard(base=edge.fingerprint, base_name=edge.name, vocab=vocab, target=weights)
+    beginning = beginning_of(chosen.lessons, beginning_ids(edge.vocab))
+    card = AdapterCard(
+        base=edge.fingerprint, base_name=edge.name, vocab=edge.vocab.fingerprint, target=weights,
+        beginning_len=len(beginning), beginning=digest(beginning) if beginning else "",
+    )  # fmt: skip
     return TrainingTask(path, card, edge.vocab.size, trained, held_out, guard, chosen.left_out)

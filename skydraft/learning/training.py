@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from skydraft.engines.adapter import Adapter, inject, write_adapter, write_private
+from skydraft.engines.adapter import Adapter, inject, write_private
 from skydraft.engines.trainable import TrainableModel, load_trainable
 from skydraft.errors import OptionError
 from skydraft.learning.dataset import OnProgress, TrainingTask, prompt_digest
@@ -113,17 +113,13 @@ class Trained:
     guard: Gain | None
     is_whole: bool  # not cut short by a limit on time
 
-    @property
-    def objection(self) -> str:
-        """Say why the adapter should not be kept; "" where it should."""
+    def objection(self, everything: bool) -> str:
+        """Say why the adapter should not be kept; "" where it should. One for `everything` must not cost the guard."""
         if self.held_out.low <= 0:
             return "on the held-out answers the gain is not certain"
-        if self.guard is not None and self.guard.difference < -MAX_GUARD_LOSS:
+        if everything and self.guard is not None and self.guard.difference < -MAX_GUARD_LOSS:
             return f"on general prompts it is worse by more than {MAX_GUARD_LOSS:g}"
         return ""
-
-    def write(self, path: Path) -> None:
-        write_adapter(path, self.adapter)
 
 
 @dataclass

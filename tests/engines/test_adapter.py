@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skydraft.engines.adapter import Adapter, read_adapter, write_adapter
+from skydraft.engines.adapter import Adapter, digest, read_adapter, write_adapter
 from skydraft.engines.base import Engine
 from skydraft.engines.registry import open_engine
-from skydraft.errors import OptionError, RecordsError, SkydraftError
+from skydraft.errors import EngineError, OptionError, RecordsError, SkydraftError
 from tests.engines.tiny_checkpoint import OPTIONS, save_model
 
 from ..later import later
@@ -79,8 +80,8 @@ def merged(folder: Path, adapter: Adapter, out: Path) -> Path:
     return out
 
 
-def opened(path: Path, adapter: Path | None = None) -> Engine:
-    return open_engine("", path.name, path, replace(OPTIONS, adapter=adapter, max_sequences=2))
+def opened(path: Path) -> Engine:
+    return open_engine("", path.name, path, replace(OPTIONS, max_sequences=2))
 
 
 def rows(engine: Engine) -> Any:
@@ -111,24 +112,90 @@ def test_a_model_with_an_adapter_is_the_model_with_its_change_in_the_weights(
     write_adapter(tmp_path / "other.gguf", replace(one, alpha=5.0))
     with opened(whole if kind == "folder" else to_gguf(whole, tmp_path / "merged.gguf")) as engine:
         expected = rows(engine)
-    with opened(base, tmp_path / "one.gguf") as adapted, opened(base, tmp_path / "other.gguf") as other:
+    with opened(base) as engine:
+        adapted, other = (engine.adapters.choose(str(tmp_path / f"{each}.gguf"), ()) for each in ("one", "other"))
         found = rows(adapted)
         assert np.abs(found - expected).max() < 1e-3 < np.abs(found - before).max()
         assert (found.argmax(1) == expected.argmax(1)).all() and (found.argmax(1) != before.argmax(1)).any()
         assert len({fingerprint, adapted.fingerprint, other.fingerprint}) == 3
-        assert np.abs(rows(other) - found).max() > 1e-3 and np.array_equal(rows(adapted), found)  # in turn
-    with pytest.raises(OptionError, match=r"was trained for draft \(ffffffff\), not for"):
+        # in turn and at once, each is what it is alone, to the bit, and so is the model without one
+        differs = rows(other)
+        assert np.abs(differs - found).max() > 1e-3
+        for each, alone in ((engine, before), (adapted, found), (other, differs)):
+            assert np.array_equal(rows(each), alone)
+        with ThreadPoolExecutor(3) as pool:
+            at_once = [pool.submit(rows, each) for each in (engine, adapted, other) * 4]
+            for given, alone in zip(at_once, (before, found, differs) * 4, strict=True):
+                assert np.array_equal(given.result(), alone)
+        strange = str(tmp_path / "strange.gguf")
         write_adapter(tmp_path / "strange.gguf", replace(one, card=one.card.model_copy(update={"base": "f" * 32})))
-        opened(base, tmp_path / "strange.gguf")
-    with pytest.raises(OptionError, match=rf"strange\.gguf does not fit {name}"):
+        with pytest.raises(OptionError, match=r"was trained for draft \(ffffffff\), not for"):
+            engine.adapters.choose(strange, ())
         pairs = {name.replace("1", "7"): pair for name, pair in one.pairs.items()}
         write_adapter(tmp_path / "strange.gguf", replace(one, pairs=pairs))
-        opened(base, tmp_path / "strange.gguf")
+        with pytest.raises(OptionError, match=rf"strange\.gguf does not fit {name}"):
+            engine.adapters.choose(strange, ())
+        assert np.array_equal(rows(engine), before)
+    for each in (engine, adapted, other):
+        with pytest.raises(EngineError, match="is closed"):
+            each.open(TEXT)
+
+
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+def test_the_adapter_whose_prompts_begin_alike_is_chosen_and_a_new_file_counts(
+    folder: Path, tmp_path: Path, kind: str
+) -> None:
+    if kind == "gguf":
+        later("llama_cpp")
+    base = folder if kind == "folder" else to_gguf(folder, tmp_path / "base.gguf")
+    matrix = "model.layers.1.self_attn.q_proj" if kind == "folder" else "blk.1.attn_q.weight"
+    home = tmp_path / "adapters"
+
+    def write(name: str, seed: int, beginning: list[int], base: str) -> None:
+        made = change(base, {matrix: (32, 32)}, seed)
+        card = made.card.model_copy(update={"beginning_len": len(beginning), "beginning": digest(beginning)})
+        (home / name).mkdir(parents=True, exist_ok=True)
+        write_adapter(home / name / "adapter.gguf", replace(made, card=card))
+
+    with opened(base) as engine:
+        assert engine.adapters.choose("auto", TEXT) is engine  # there is no folder
+        engine.adapters.folder = home
+        write("short", 1, TEXT[:3], engine.fingerprint)
+        write("long", 2, TEXT[:6], engine.fingerprint)
+        write("all", 3, TEXT, engine.fingerprint)
+        write("named", 4, [], engine.fingerprint)
+        write("strange", 5, TEXT[:7], "f" * 32)
+        (home / "damaged").mkdir()
+        (home / "damaged" / "adapter.gguf").write_bytes(b"GGUF")
+        choose = engine.adapters.choose
+        for wanted, prompt, name in (
+            (None, TEXT, "long"), ("auto", TEXT[:6], "short"), ("auto", TEXT[:3], ""), ("auto", [1, *TEXT], ""),
+            ("none", TEXT, ""), ("named", TEXT, "named"), ("short", [1, 2], "short"),
+        ):  # fmt: skip
+            assert choose(wanted, prompt).name == engine.name + (name and f"+{name}"), (wanted, prompt)
+        for wanted, says in (
+            ("nobody", "has no adapter 'nobody'; it has: all, damaged, long, named, short, strange"),
+            ("strange", "was trained for draft"), ("damaged", "is not an adapter"), ("../all", "has no adapter"),
+        ):  # fmt: skip
+            with pytest.raises(SkydraftError, match=says):
+                choose(wanted, TEXT)
+        before = choose("named", TEXT)
+        with closing(before.open(TEXT)) as sequence:
+            write("named", 6, [], engine.fingerprint)
+            after = choose("named", TEXT)
+            assert after is not before and after.fingerprint != before.fingerprint
+            assert sequence.extend([1]).shape[0] == 1  # the text that was under way goes on
+        choose("named", TEXT)
+        with pytest.raises(EngineError, match="is closed"):
+            before.open(TEXT)
 
 
 def test_an_engine_that_takes_none_refuses(tmp_path: Path) -> None:
-    with pytest.raises(SkydraftError, match="edge_adapter does not apply to toy, which is a toy"):
-        open_engine("toy", "toy", None, replace(OPTIONS, num_threads=0, adapter=tmp_path / "a.gguf"))
+    write_adapter(tmp_path / "a.gguf", change("", {"one": (32, 32)}))
+    with open_engine("toy", "toy", None, replace(OPTIONS, num_threads=0)) as engine:
+        write_adapter(tmp_path / "a.gguf", change(engine.fingerprint, {"one": (32, 32)}))
+        with pytest.raises(OptionError, match="toy takes no adapters"):
+            engine.adapters.choose(str(tmp_path / "a.gguf"), ())
 
 
 HOSTILE = {

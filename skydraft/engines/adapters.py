@@ -1,0 +1,125 @@
+"""The adapters of one model by their names, each an engine of its own on the same weights."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence as Seq
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from skydraft.characters import one_line
+from skydraft.engines.adapter import AdapterCard, read_adapter
+from skydraft.engines.vocab import TokenIds
+from skydraft.errors import OptionError, SkydraftError
+
+if TYPE_CHECKING:
+    from skydraft.engines.base import Engine
+
+FILE = "adapter.gguf"
+AUTO, NONE = "auto", "none"
+
+
+@dataclass(slots=True)
+class _Known:
+    """An adapter's file as it was read, and its engine once a text has used it."""
+
+    path: Path
+    stamp: tuple[int, int]  # when it was written, and its bytes
+    card: AdapterCard
+    engine: Engine | None = None
+
+
+class Adapters:
+    """The adapters below `folder`, each at NAME/adapter.gguf. A file that is new or changed counts from the next text.
+
+    An engine is opened when a text first uses it, and closed when its file has changed and no text uses it any more.
+    Any thread may ask.
+    """
+
+    def __init__(self, base: Engine) -> None:
+        self.folder: Path | None = None
+        self.default = AUTO  # for texts that name none
+        self._base = base
+        self._known: dict[str, _Known] = {}
+        self._replaced: list[Engine] = []
+        self._lock = threading.Lock()
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(path.parent.name for path in self.folder.glob(f"[!.]*/{FILE}")) if self.folder else []
+
+    def choose(self, name: str | None, prompt: Seq[int] | TokenIds) -> Engine:
+        """The engine for a text, with the adapter of that name or file; "none" is the model as it is, None `default`.
+
+        For "auto" it is the adapter whose prompts all begin as this one does; of several that of the longest beginning.
+        Raises OptionError or RecordsError for an adapter that was named.
+        """
+        wanted = self.default if name is None else name
+        if wanted == NONE or (wanted == AUTO and not self.names):
+            return self._base
+        with self._lock:
+            self._close_replaced()
+            known = self._fitting(prompt) if wanted == AUTO else self._named(wanted)
+            return self._opened(known) if known else self._base
+
+    def trained_on(self, name: str | None) -> frozenset[str]:
+        """Digests of the prompts that a named adapter was trained on; none for "auto" and "none"."""
+        wanted = self.default if name is None else name
+        return frozenset(() if wanted in (AUTO, NONE) else self._named(wanted).card.trained_on)
+
+    def _fitting(self, prompt: Seq[int] | TokenIds) -> _Known | None:
+        found = list[_Known]()
+        for name in self.names:
+            with suppress(SkydraftError):  # a damaged one is said where it is named
+                known = self._read(name)
+                if known.card.base == self._base.fingerprint and known.card.begins(prompt):
+                    found.append(known)
+        return max(found, key=lambda known: known.card.beginning_len, default=None)
+
+    def _named(self, name: str) -> _Known:
+        if not name.endswith(".gguf") and name not in self.names:
+            raise OptionError(
+                f"{self._base.name} has no adapter '{one_line(name[:80])}'; it has: {', '.join(self.names) or 'none'}.",
+                hint="Make one with: skydraft learn run.",
+            )
+        known = self._read(name)
+        known.card.check_base(self._base.fingerprint, self._base.name)
+        return known
+
+    def _read(self, name: str) -> _Known:
+        path = Path(name) if name.endswith(".gguf") else (self.folder or Path()) / name / FILE
+        try:
+            stat = path.stat()
+        except OSError as error:
+            raise OptionError(f"{path} cannot be read: {error.strerror}.", hint="Check its name.") from error
+        stamp = stat.st_mtime_ns, stat.st_size
+        before = self._known.get(name)
+        if before is None or before.stamp != stamp:
+            self._known[name] = _Known(path, stamp, read_adapter(path).card)
+            if before and before.engine:
+                self._replaced.append(before.engine)
+        return self._known[name]
+
+    def _opened(self, known: _Known) -> Engine:
+        if known.engine is None:
+            name = known.path.parent.name if known.path.name == FILE else known.path.stem
+            engine = self._base.open_adapted(known.path)
+            engine.name = f"{self._base.name}+{name}"
+            engine.is_local_only = self._base.is_local_only
+            engine.prefixes.share(self._base.prefixes.beginning)
+            known.engine = engine
+        return known.engine
+
+    def _close_replaced(self) -> None:
+        for engine in [each for each in self._replaced if not each.prefixes.num_open]:
+            self._replaced.remove(engine)
+            engine.close()
+
+    def close(self) -> None:
+        with self._lock:
+            engines = [*self._replaced, *(known.engine for known in self._known.values() if known.engine)]
+            self._known, self._replaced = {}, []
+        for engine in engines:
+            engine.close()

@@ -1,0 +1,94 @@
+"""Lets the target answer many prompts side by side, and keeps each answer as a lesson as soon as it is whole."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import closing
+from dataclasses import replace
+
+from skydraft import api
+from skydraft.decoding.plan import make_plan
+from skydraft.decoding.request import GenerateRequest
+from skydraft.edge.cloud import Cloud
+from skydraft.engines.base import Engine
+from skydraft.learning.collect import lesson_of
+from skydraft.learning.lessons import Lesson, Store, params_entry
+from skydraft.prompts.pair import read_prompt
+
+NUM_SIDE_BY_SIDE = 16  # texts that the target writes at a time
+
+
+class Answering:
+    """Answers of the target `cloud` to requests, each once: what `store` has is not asked again.
+
+    `weights` names the target. `edge` reads the prompts, and writes nothing.
+    """
+
+    def __init__(
+        self, requests: Sequence[GenerateRequest], edge: Engine, cloud: Cloud, weights: str, store: Store
+    ) -> None:
+        self._edge, self._cloud, self._weights, self._store = edge, cloud, weights, store
+        kept = {
+            _key(lesson.prompt_ids, lesson): lesson
+            for lesson in store.lessons(Counter())
+            if (lesson.target, lesson.vocab) == (weights, edge.vocab.fingerprint)
+        }
+        self._requests = [replace(each, plan=make_plan("cloud")) for each in requests]
+        self._keys = [self._key_of(each) for each in self._requests]
+        self._found = {key: kept[key] for key in self._keys if key in kept}
+        self._is_over = threading.Event()
+
+    def _key_of(self, request: GenerateRequest) -> str:
+        read = read_prompt(self._edge, request.messages, tools=request.tools)
+        return _key(read.edge.token_ids, request)
+
+    @property
+    def todo(self) -> list[GenerateRequest]:
+        """The requests that have no answer yet, each once."""
+        missing = dict(zip(self._keys, self._requests, strict=True))
+        return [request for key, request in missing.items() if key not in self._found]
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """How many tokens the target has to read for what is left to do."""
+        reads = (read_prompt(self._edge, each.messages, tools=each.tools) for each in self.todo)
+        return sum(len(read.target.token_ids) for read in reads)
+
+    def run(self, on_done: Callable[[Lesson], None], num_threads: int = NUM_SIDE_BY_SIDE) -> list[Lesson | None]:
+        """Answer what is left to do; returns the lesson of each request, None where the target wrote nothing.
+
+        Calls `on_done` after each answer, from some thread; an error that it raises ends the run, and what was
+        answered until then is kept. Raises a SkydraftError.
+        """
+        lock = threading.Lock()
+
+        def answer(request: GenerateRequest) -> None:
+            if self._is_over.is_set():
+                return
+            with api.start(request, edge=self._edge, cloud=self._cloud) as generation:
+                vocab = self._edge.vocab.fingerprint
+                lesson = lesson_of(generation.run(), self._edge.fingerprint, self._weights, vocab)
+            if lesson is not None:
+                self._store.add(lesson)
+                with lock:
+                    self._found[self._key_of(request)] = lesson
+                    on_done(lesson)
+
+        with ThreadPoolExecutor(num_threads) as pool, closing(self):
+            done, _ = wait([pool.submit(answer, each) for each in self.todo], return_when=FIRST_EXCEPTION)
+            for each in done:
+                each.result()
+        return [self._found.get(key) for key in self._keys]
+
+    def close(self) -> None:
+        """Begin no further answer."""
+        self._is_over.set()
+
+
+def _key(prompt_ids: Sequence[int], told: Lesson | GenerateRequest) -> str:
+    """What an answer is an answer to: the prompt, and the parameters that were not the default."""
+    params = told.params if isinstance(told, Lesson) else params_entry(told.params)
+    return f"{tuple(prompt_ids)} {sorted(params.items())}"
