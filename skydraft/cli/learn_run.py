@@ -153,6 +153,7 @@ def run(
     cloud.check(models)
     home, deadline = adapters.home_of(name, models.edge_model, cache_dir()), how.deadline()
     bare = dataclasses.replace(models, adapter="none")
+    home.mkdir(parents=True, exist_ok=True)
     try:
         task, kept = _answers(asked, decoding, cloud, bare, Store(asked.folder or home), how, deadline)
         result = _trained(task, how, bare, home, deadline)
@@ -203,7 +204,7 @@ def _answers(
                 raise OptionError("Nothing was begun.", hint="Give --yes to begin without a question.")
             lessons = _answered(answering, "answers", deadline)
             guard = [each for each in _answered(guarding, "general answers", deadline) if each]
-        task = prepare(store, edge, weights, guard, deadline)
+        task = prepare(store, edge, weights, guard, deadline, for_all=how.everything)
     if task.left_out:
         TERMINAL.say(f"left out: {task.left_out}.")
     click.echo(f"{len(task.trained)} answers to learn from, {len(task.held_out)} held out.", err=True)
@@ -272,6 +273,7 @@ def _calibrated(adapter: Path, task: TrainingTask, models: ModelChoice, name: st
     chosen = Chosen(tuple(task.held_out), task.card.target, Counter())
     with models.load_edge() as base:
         edge = base.adapters.choose(str(adapter), ())
+        edge.name = f"{base.name}+{name}"
         calibration, _ = calibrate_lessons(chosen, edge, frozenset(), name, lambda: None)
     write_calibration(calibration, cache_dir())
 

@@ -219,18 +219,20 @@ def trainable_file(engine: Engine) -> Path:
 
 
 def prepare(
-    store: Store, edge: Engine, weights: str, guard: Sequence[Lesson], deadline: float = float("inf")
-) -> TrainingTask:
-    """Choose and split the lessons for a draft model and the target `weights`.
+    store: Store, edge: Engine, weights: str, guard: Sequence[Lesson], deadline: float = float("inf"), *,
+    for_all: bool = False,
+) -> TrainingTask:  # fmt: skip
+    """Choose and split the lessons for a draft model and the target `weights`; `for_all`: it is to serve any prompt.
 
     Raises a SkydraftError, and TimeoutError if the lessons are not read by `deadline`.
     """
     path = trainable_file(edge)
     chosen = choose(store, edge.vocab, weights, deadline)
     trained, held_out = split(chosen.lessons)
-    beginning = beginning_of(chosen.lessons, beginning_ids(edge.vocab))
+    beginning = () if for_all else beginning_of(chosen.lessons, beginning_ids(edge.vocab))
     card = AdapterCard(
         base=edge.fingerprint, base_name=edge.name, vocab=edge.vocab.fingerprint, target=weights,
         beginning_len=len(beginning), beginning=digest(beginning) if beginning else "",
+        for_all=for_all,
     )  # fmt: skip
     return TrainingTask(path, card, edge.vocab.size, trained, held_out, guard, chosen.left_out)

@@ -11,11 +11,11 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
+from skydraft.models.applied import applied, apply
 
 from skydraft.cli.doctor import PURPOSES
 from skydraft.errors import NetworkUnavailable
 from skydraft.models import cache_dir, known_models
-from skydraft.models.applied import applied, apply
 from skydraft.models.cache import model_path
 
 from .conftest import Invoke

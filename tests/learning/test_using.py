@@ -1,21 +1,23 @@
-"""From --learn to an adapter in use, through the commands, on tiny checkpoints."""
+"""From prompts, or from --learn, to an adapter in use, through the commands, on tiny checkpoints."""
 
 from __future__ import annotations
 
+import json
 import sys
+from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import skydraft
 from skydraft.cli.main import run
 from skydraft.engines.adapter import read_adapter, write_adapter
 from skydraft.gating.calibration import read_calibration
-from skydraft.learning.dataset import choose, prompt_digest
+from skydraft.learning.dataset import prompt_digest
 from skydraft.learning.lessons import Store
-from skydraft.models.applied import all_applied, apply
+from skydraft.models.adapters import MAX_BEFORE, all_adapters, keep, revert
 
 from ..engines.adapters import change
 from ..later import later
@@ -24,8 +26,9 @@ from .conftest import prompts
 later("peft")
 
 Call = Callable[..., tuple[int, str, str]]
-TRAIN = ("--layers", "1", "--rank", "8", "--rate", "0.02")
+TRAIN = ("--layers", "1", "--rank", "8", "--rate", "0.02", "-n", "12", "-y")
 ASK = ("generate", "今天天气", "-n", "24", "-q")
+SYSTEM = "You check tokens of our model in the park."
 
 
 @pytest.fixture
@@ -53,106 +56,130 @@ def call(bare: Call, pair_folders: tuple[Path, Path]) -> Call:
     return lambda *args: bare(*args, *names)
 
 
-def test_trained_applied_used_calibrated_and_taken_back(
-    call: Call, pair: tuple[Any, Any], taught: Path, tmp_path: Path
+@pytest.fixture
+def asked(tmp_path: Path) -> Path:
+    """A file of tasks."""
+    check = {"kind": "regex", "pattern": "a"}
+    path = tmp_path / "asked.jsonl"
+    path.write_text("".join(json.dumps({"prompt": each, "check": check}) + "\n" for each in prompts(96)))
+    return path
+
+
+def test_a_task_is_learned_from_prompts_alone_and_used_where_a_conversation_begins_so(
+    call: Call, bare: Call, asked: Path, tmp_path: Path
 ) -> None:
-    out = tmp_path / "adapter.gguf"
-    status, said, err = call("learn", "train", str(taught), "--out", str(out), *TRAIN)
+    before = call(*ASK, "--mode", "edge", "-s", SYSTEM)[1]
+    status, said, err = call("learn", "run", "task", "--prompts", str(asked), "-s", SYSTEM, *TRAIN)
     assert status == 0, said + err
-    assert "α on held-out answers" in said and "α on general prompts" in said and out.is_file()
-    assert not out.with_name("adapter.gguf.state").exists()
-    trained_on = set(read_adapter(out).card.trained_on)
-    lessons = choose(Store(taught)).lessons
-    assert 0 < len(trained_on) < len({prompt_digest(one) for one in lessons})
+    assert "The target is to write 96 answers" in err and "held-out prompts, before → after" in said, said + err
+    rows = [line.split() for line in said.splitlines()]
+    assert {row[0] for row in rows if row} >= {"edge", "quality", "auto", "answers"}, said
+    home = next((tmp_path / "home" / "adapters").glob("*/task"))
+    lessons = list(Store(home).lessons(Counter()))
+    assert len(lessons) == 96 and not (home / "training").exists() and not (home / "trial.gguf").exists()
+    trained_on = set(read_adapter(home / "adapter.gguf").card.trained_on)
+    assert 0 < len(trained_on) < 96 and trained_on <= {prompt_digest(lesson) for lesson in lessons}
 
-    before = call(*ASK, "--mode", "edge")[1]
-    with_it = call(*ASK, "--mode", "edge", "--edge-adapter", str(out))[1]
-    assert with_it != before
-
-    status, said, _ = call("learn", "apply", str(out), "--learn", str(taught))
-    assert status == 0 and "is used with" in said and "Written to" in said, said
-    assert "the adapter was trained on the others" in said
-    out.unlink()  # a copy is used
-    assert call(*ASK, "--mode", "edge")[1] == with_it
+    # where the system prompt is the app's, and nowhere else; by name everywhere
+    learned = call(*ASK, "--mode", "edge", "-s", SYSTEM)[1]
+    assert learned != before
+    assert call(*ASK, "--mode", "edge", "-s", SYSTEM, "--adapter", "none")[1] == before
+    other = call(*ASK, "--mode", "edge")[1]
+    assert call(*ASK, "--mode", "edge", "--adapter", "task")[1] != other
+    assert call(*ASK, "--mode", "edge", "--adapter", str(home / "adapter.gguf")) == call(
+        *ASK, "--mode", "edge", "--adapter", "task"
+    )
+    # the target's own text stays that, and the calibrated gate has not been lost
+    cloud = call(*ASK, "--mode", "cloud", "-s", SYSTEM)[1]
+    assert call(*ASK, "--mode", "lossless", "--k", "5", "-s", SYSTEM)[1] == cloud
+    assert call(*ASK, "--mode", "auto", "-s", SYSTEM)[0] == 0
     (written,) = (tmp_path / "home" / "calibrations").glob("*.json")
-    assert read_calibration(written).draft.fingerprint != pair[0].fingerprint
-    # lossless with what was learned is still the target's own text, and a calibrated gate is there
-    assert call(*ASK, "--mode", "lossless", "--k", "5")[1] == call(*ASK, "--mode", "cloud")[1]
-    assert call(*ASK, "--gate", "calibrated:0.9")[0] == 0
+    assert read_calibration(written).draft.name.endswith("+task")
 
-    # an adapter is calibrated on answers that it has not seen
-    only = Store(tmp_path / "only")
-    for lesson in lessons:
-        if prompt_digest(lesson) in trained_on:
-            only.add(lesson)
-    status, _, err = call("learn", "calibrate", str(only.folder))
-    assert status == 2 and "trained on every answer" in err, err
-
-    assert call("learn", "revert")[0] == 0
-    assert call(*ASK, "--mode", "edge")[1] == before
-    assert "There is no calibration" in call(*ASK, "--gate", "calibrated:0.9")[2]
-    assert "No adapter is applied" in call("learn", "revert")[2]
-    assert call("learn", "calibrate", str(only.folder))[0] == 0  # the draft model as it was has seen none
-    assert call(*ASK, "--gate", "calibrated:0.9")[0] == 0
+    # again: nothing is asked twice, and the adapter before is kept
+    status, said, err = call("learn", "run", "task", "--prompts", str(asked), "-s", SYSTEM, *TRAIN)
+    assert status == 0 and "is to write" not in err, said + err
+    assert "learned: task" in bare("models", "list")[1]
+    assert "is again what it was before" in call("learn", "revert", "task")[1]
+    assert call(*ASK, "--mode", "edge", "-s", SYSTEM)[1] == learned
+    assert "is gone" in call("learn", "revert", "task")[1]
+    assert call(*ASK, "--mode", "edge", "-s", SYSTEM)[1] == before
+    assert "has no adapter 'task'" in call("learn", "revert", "task")[2]
 
 
-def test_what_does_not_help_or_costs_general_prompts_is_not_kept(
-    call: Call, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_was_collected_teaches_too_and_one_for_everything_has_a_guard(
+    call: Call, bare: Call, taught: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "adapter"
-    short = ("--layers", "1", "--rank", "2", "--epochs", "1")
-    status, said, _ = call("learn", "train", str(taught), "--out", str(out), *short, "--rate", "1e-9")
-    assert status == 1 and "Not kept" in said and not out.exists()
+    before = call(*ASK, "--mode", "edge")[1]
+    status, said, err = call("learn", "run", "all", "--from", str(taught), "--everything", *TRAIN)
+    assert status == 0, said + err
+    assert "for all texts" in said and call(*ASK, "--mode", "edge")[1] != before
     monkeypatch.setattr("skydraft.learning.training.MAX_GUARD_LOSS", -1.0)
-    status, said, _ = call("learn", "train", str(taught), "--out", str(out), *TRAIN)
-    assert status == 1 and "on general prompts it is worse" in said and not out.exists()
+    status, said, _ = call("learn", "run", "more", "--from", str(taught), "--everything", *TRAIN)
+    assert status == 1 and "on general prompts it is worse" in said
+    status, said, _ = call("learn", "run", "one", "--from", str(taught), *TRAIN)
+    assert status == 0 and "only where it is named" in said
+    short = ("--layers", "1", "--rank", "2", "--epochs", "1", "-y")
+    status, said, _ = call("learn", "run", "none", "--from", str(taught), *short, "--rate", "1e-9")
+    assert status == 1 and "Not kept" in said
+    assert bare("models", "list")[1].count("learned: all, one") == 1
 
 
-def test_wrong_use_is_one_line(call: Call, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_use_is_one_line(
+    call: Call, asked: Path, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "noise").write_text("noise")
+    (tmp_path / "few.txt").write_text("one\ntwo\n")
+    (tmp_path / "noise.gguf").write_text("noise")
     write_adapter(tmp_path / "f.gguf", change("f" * 32, {"model.layers.1.self_attn.q_proj": (32, 32)}))
-    out, noise, other = str(tmp_path / "a"), str(tmp_path / "noise"), str(tmp_path / "f.gguf")
+    given = ("--prompts", str(asked))
     for args, says in (
-        (("learn", "train", str(tmp_path / "none"), "--out", out), "Nothing was collected"),
-        (("learn", "train", str(tmp_path), "--out", "/proc/none/a"), "There is no folder"),
-        (("learn", "apply", noise), "is not an adapter"),
-        (("learn", "apply", str(tmp_path / "none")), "cannot be read"),
-        (("learn", "apply", other), "was trained for draft"),
-        (("generate", "今天", "--edge-adapter", other), "was trained for draft"),
+        (("learn", "run", "a"), "Give either --prompts FILE or --from DIR"),
+        (("learn", "run", "a", *given, "--from", str(taught)), "Give either"),
+        (("learn", "run", "a/b", *given), "cannot be the name of an adapter"),
+        (("learn", "run", "auto", *given), "cannot be the name of an adapter"),
+        (("learn", "run", "a", "--prompts", str(tmp_path / "no")), "cannot be read"),
+        (("learn", "run", "a", "--prompts", str(tmp_path / "few.txt")), "has 2 prompts, and 24 are needed"),
+        (("learn", "run", "a", "--from", str(tmp_path / "none"), "-y"), "Nothing was collected"),
+        (("generate", "今天", "--adapter", "nobody"), "has no adapter 'nobody'"),
+        (("generate", "今天", "--adapter", str(tmp_path / "f.gguf")), "was trained for draft"),
+        (("generate", "今天", "--adapter", str(tmp_path / "noise.gguf")), "is not an adapter"),
     ):
         status, _, err = call(*args)
-        assert status == 2 and says in err and err.count("\n") == 1, err
-    assert not (tmp_path / "home" / "adapters").exists()
+        lines = [line for line in err.splitlines() if line.startswith("skydraft: ")]
+        assert status == 2 and says in lines[-1], (args, err)
     monkeypatch.setitem(sys.modules, "peft", None)
-    status, _, err = call("learn", "train", str(taught), "--out", out)
+    status, _, err = call("learn", "run", "a", *given, "-y")
     assert status == 1 and "needs peft, which is not installed" in err and "skydraft[learn]" in err
 
 
-def test_the_last_adapter_that_was_applied_to_a_model_is_used(
-    call: Call, bare: Call, tmp_path: Path, pair: tuple[Any, Any]
+def test_the_last_three_before_are_kept_and_come_back_in_turn(tmp_path: Path) -> None:
+    for number in range(6):
+        keep(b"%d" % number, "one", "org/model", tmp_path)
+    home = tmp_path / "adapters" / "org%2Fmodel" / "one"
+    assert all_adapters(tmp_path) == {"org/model": ["one"]}
+    for number in range(5, 5 - MAX_BEFORE, -1):
+        assert (home / "adapter.gguf").read_bytes() == b"%d" % number
+        assert revert("one", "org/model", tmp_path)
+    assert not revert("one", "org/model", tmp_path) and not all_adapters(tmp_path)
+
+
+def test_in_python_a_text_has_the_adapter_that_it_names(
+    pair_folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pair: tuple[Any, Any]
 ) -> None:
-    draft, ask = pair[0], (*ASK, "--mode", "edge")
-    files = [str(tmp_path / f"{seed}.gguf") for seed in (1, 2)]
-    for seed, file in enumerate(files):
-        write_adapter(Path(file), change(draft.fingerprint, {"model.layers.1.self_attn.q_proj": (32, 32)}, seed))
-    plain, *alone = [call(*ask, *given)[1] for given in ((), *(("--edge-adapter", file) for file in files))]
-    assert len({plain, *alone}) == 3
-    for file, expected in zip((*files, files[0]), (*alone, alone[0]), strict=True):
-        assert call("learn", "apply", file)[0] == 0
-        assert call(*ask)[1] == expected
-    named = ("--edge-model", f"{draft.path}/", "--threads", "1", "--context", "640")  # the same weights
-    assert bare("learn", "apply", files[1], *named)[0] == 0
-    lines = bare("models", "list")[1]
-    assert f"{draft.path} " in lines and f"{draft.path}/ " in lines and "1.gguf" in lines and "2.gguf" in lines
-    assert call("learn", "revert")[0] == 0
-    assert (call(*ask)[1], bare(*ask, *named)[1]) == (plain, alone[1])
-
-
-def test_models_that_are_applied_at_once_are_all_noted(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        (tmp_path / f"{name}.gguf").write_text(name)
-    models = [f"org/model-{number}" for number in range(8)]
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda name: apply(tmp_path / "a.gguf", name, tmp_path), models))
-        list(pool.map(lambda name: apply(tmp_path / f"{name}.gguf", "one", tmp_path), "abababab"))
-    assert list(all_applied(tmp_path)) == sorted(["one", *models])
+    monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path))
+    draft = str(pair_folders[1])
+    for seed, name in enumerate(("one", "two"), 1):
+        made = change(pair[0].fingerprint, {"model.layers.1.self_attn.q_proj": (32, 32)}, seed)
+        write_adapter(tmp_path / "made.gguf", made)
+        keep((tmp_path / "made.gguf").read_bytes(), name, draft, tmp_path)
+    plan = skydraft.make_plan("edge")
+    with skydraft.load(draft) as bare, skydraft.load(draft, adapter="one") as one:
+        texts = {
+            name: skydraft.generate("今天天气", edge=engine, plan=plan).run().token_ids
+            for name, engine in (("none", bare), ("one", one))
+        }
+        turns = [bare.adapters.choose(name, ()) for name in ("one", "two", "none", "one")]
+        again = [skydraft.generate("今天天气", edge=each, plan=plan).run().token_ids for each in turns]
+    assert again[0] == again[3] == texts["one"] and again[2] == texts["none"]
+    assert len({again[0], again[1], again[2]}) == 3
