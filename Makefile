@@ -1,7 +1,7 @@
 # make demo | llamacpp | demo-speech | test | test-long | test-browser | test-conformance | test-stock | lint | docs
 #    | screenshots | report
 #    | bench | bench-identity | bench-cloud | bench-gateway | bench-zh | bench-speech
-#    | bench-learn | bench-link | tasks.
+#    | bench-link | tasks.
 # Each sets up what it needs.
 VENV ?= .venv
 PYTHON ?= python3
@@ -14,7 +14,7 @@ PROTOC := $(BIN)/python -m grpc_tools.protoc -I .
 FRESH := $(VENV)/protocol
 
 .PHONY: bench-link setup models demo llamacpp test test-long test-browser test-conformance stock test-stock lint protocol docs screenshots bench bench-identity \
-	bench-cloud bench-gateway bench-learn bench-zh bench-speech demo-speech report tasks
+	bench-cloud bench-gateway bench-zh bench-speech demo-speech report tasks
 
 setup: $(READY)
 
@@ -155,10 +155,6 @@ bench-zh: models
 # Both times of the target, eight round trips, six prompts: about half an hour on two cores that are idle.
 bench-link: models
 	$(BIN)/python -m bench.link --out build/link.json --plot build/link.svg
-
-# Trains on what the pair corrects in one domain; some hours on two cores.
-bench-learn: models
-	$(BIN)/python -m bench.learn --out learn-bench
 
 # The page under docs/: all dev prompts on the demo pair, half an hour on two cores.
 report: models

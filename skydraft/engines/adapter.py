@@ -151,7 +151,7 @@ def read_adapter(path: Path) -> Adapter:
             raise ValueError("it changes nothing, or is of another form")
     except Exception as error:  # a damaged file raises errors of many kinds
         raise RecordsError(
-            f"{path} is not an adapter of this version, or it is damaged.", hint="Make one with: skydraft learn train."
+            f"{path} is not an adapter of this version, or it is damaged.", hint="Make one with: skydraft learn run."
         ) from error
     return adapter
 

@@ -11,11 +11,11 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
-from skydraft.models.applied import applied, apply
 
 from skydraft.cli.doctor import PURPOSES
 from skydraft.errors import NetworkUnavailable
 from skydraft.models import cache_dir, known_models
+from skydraft.models.adapters import keep
 from skydraft.models.cache import model_path
 
 from .conftest import Invoke
@@ -50,19 +50,17 @@ def test_a_model_is_listed_named_by_its_path_and_removed(invoke: Invoke) -> None
 
 def test_models_are_listed_as_json_and_one_a_line(invoke: Invoke, tmp_path: Path) -> None:
     cache, others = cache_dir(), "/models/一个 100% 很长的名字.gguf"
-    (tmp_path / "phone.gguf").write_bytes(b"GGUF")
-    for model in (SMALL, others):
-        apply(tmp_path / "phone.gguf", model, cache)
+    for model, name in ((SMALL, "phone"), (SMALL, "desk"), (others, "phone")):
+        keep(b"GGUF", name, model, cache)
     said = json.loads(invoke("models", "list", "--json")[1])
     assert said["folder"] == str(cache)
     rows = {row["name"]: row for row in said["models"]}
-    adapter = str(applied(SMALL, cache))
-    assert (rows[SMALL]["adapter"], rows[SMALL]["path"]) == (adapter, None) and adapter.endswith("/phone.gguf")
-    assert (rows[others]["adapter"], rows[others]["kind"]) == (str(applied(others, cache)), "own")
-    assert rows["tiny-omni-edge"]["adapter"] is None
+    assert (rows[SMALL]["adapters"], rows[SMALL]["path"]) == (["desk", "phone"], None)
+    assert (rows[others]["adapters"], rows[others]["kind"]) == (["phone"], "own")
+    assert rows["tiny-omni-edge"]["adapters"] == []
     lines = invoke("models", "list")[1].splitlines()
     assert all(line.startswith(name) for line, name in zip(lines, rows, strict=False))
-    assert any(line.endswith(f"used with the adapter {adapter}") for line in lines)
+    assert any(line.endswith("has learned: desk, phone") for line in lines)
 
 
 @pytest.mark.parametrize("source", ["hub", "pypi", "auto"])
