@@ -120,7 +120,7 @@ def test_what_was_collected_teaches_too_and_one_for_everything_has_a_guard(
     status, said, _ = call("learn", "run", "one", "--from", str(taught), *TRAIN)
     assert status == 0 and "only where it is named" in said
     short = ("--layers", "1", "--rank", "2", "--epochs", "1", "-y")
-    status, said, _ = call("learn", "run", "none", "--from", str(taught), *short, "--rate", "1e-9")
+    status, said, _ = call("learn", "run", "nothing", "--from", str(taught), *short, "--rate", "1e-9")
     assert status == 1 and "Not kept" in said
     assert bare("models", "list")[1].count("learned: all, one") == 1
 
