@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 import skydraft
+from bench.workload import difference
 from skydraft.cli.main import run
 from skydraft.config import DecodingParams
 from skydraft.decoding.plan import make_plan
@@ -160,9 +161,8 @@ def show(title: str, before: list[Row], after: list[Row]) -> None:
             tuple(np.array([row[key] for row in rows], float) for key in (part, whole)) for rows in (after, before)
         ]
         values = [side[0].sum() / max(side[1].sum(), 1) for side in sides]
-        interval = resamples.difference((sides[0][0], sides[0][1]), (sides[1][0], sides[1][1]))
-        bounds = f"[{interval[0]:+.4f}, {interval[1]:+.4f}]" if interval else ""
-        print(f"{name:<28}{values[1]:>9.4f}{values[0]:>9.4f}  {values[0] - values[1]:+.4f} {bounds}")
+        low, high = difference(resamples, (sides[0][0], sides[0][1]), (sides[1][0], sides[1][1]))
+        print(f"{name:<28}{values[1]:>9.4f}{values[0]:>9.4f}  {values[0] - values[1]:+.4f} [{low:+.4f}, {high:+.4f}]")
     both = [row for row in (*before, *after) if "lossless_same" in row]
     if both:
         same, total = (sum(row[key] for row in both) for key in ("lossless_same", "tokens"))

@@ -20,6 +20,7 @@ import numpy as np
 
 import skydraft
 from bench.learn import PRODUCTS, add_settings, learned, prompts_of, setting_of
+from bench.workload import difference
 from skydraft.config import mode_spec
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
@@ -59,8 +60,8 @@ def show(days: list[tuple[list[Row], list[Row]]], every: int) -> list[dict[str, 
         )
         rates = [calls[side].sum() / tokens[side].sum() for side in (0, 1)]
         alpha = [agreed[side].sum() / tokens[side].sum() for side in (0, 1)]
-        interval = Resamples(len(sides[0])).difference((calls[1], tokens[1]), (calls[0], tokens[0])) if day else None
-        bounds = f"[{interval[0]:+.3f}, {interval[1]:+.3f}]" if interval else ""
+        low, high = difference(Resamples(len(sides[0])), (calls[1], tokens[1]), (calls[0], tokens[0]))
+        bounds = f"[{low:+.3f}, {high:+.3f}]" if day else ""
         print(
             f"{day * every + 1:>4} to {(day + 1) * every:<4}{rates[0]:>14.3f}{rates[1]:>10.3f}"
             f"{rates[1] - rates[0]:>+12.3f} {bounds:<18}{alpha[0]:>7.3f}{alpha[1]:>10.3f}"

@@ -101,10 +101,7 @@ class ComparisonRequest:
 
 @dataclass(frozen=True)
 class LoadedPair:
-    """The draft model and the target of a comparison, here or on a server.
-
-    `behind` reaches a server with the target over a link of so many milliseconds round trip.
-    """
+    """`behind` reaches a server with the target over a link of so many milliseconds round trip."""
 
     edge: Engine
     cloud: Engine | Cloud
@@ -117,7 +114,7 @@ class LoadedPair:
 
     @property
     def target(self) -> ModelEntry:
-        """The target. Raises CloudError if its server does not answer."""
+        """Raises CloudError if the target's server does not answer."""
         if isinstance(self.cloud, Engine):
             return _model_entry(self.cloud)
         facts = self.cloud.facts(None)
@@ -129,10 +126,9 @@ class LoadedPair:
 def compare(
     request: ComparisonRequest, pair: LoadedPair, out: Path, tell: Callable[[str], None], counted: Counted
 ) -> Path:
-    """Run the missing generations of a comparison in the folder `out`; returns the path of its records.
+    """Run what is missing of a comparison in the folder `out`; returns the path of its records.
 
-    `tell` gets lines to show to the user. Texts of a target on a server are not scored. Raises UsageError before
-    anything is run.
+    `tell` gets lines to show to the user. Raises UsageError before anything is run.
     """
     target = pair.target
     calibration = _calibration(request, pair, target)
@@ -164,7 +160,6 @@ def compare(
 
 
 def _calibration(request: ComparisonRequest, pair: LoadedPair, target: ModelEntry) -> Calibration | None:
-    """The calibration of the gates that need one, looked up once for all of them."""
     if not any(mode.plan.gate.kind == "calibrated" for mode in request.modes):
         return None
     names, folders = f"{pair.edge.name} and {target.name}", [cache_dir() / "calibrations"]
@@ -217,7 +212,6 @@ class _Stage:
 
 
 def _params(mode: Mode, prompt: PromptEntry) -> DecodingParams:
-    """The parameters of a mode, with those that belong to the task."""
     if prompt.task is None:
         return mode.params
     own: dict[str, Any] = {"max_new_tokens": prompt.task.max_new_tokens, "grammar": prompt.task.grammar}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -123,41 +122,12 @@ def test_speeds_in_units_of_a_baseline_and_counts(recount: Recount, page: str, s
     table = tables_of(page)[0]
     for setting in summary["settings"]:
         mode, lines = setting["mode"], recount.of(setting["mode"])
-        for other in ("cloud", "edge"):
-            mine, theirs = recount.value(mode, "tokens_per_s"), recount.value(other, "tokens_per_s")
-            assert mine is not None and theirs is not None
-            assert setting["speed_over"][other]["value"] == pytest.approx(mine / theirs, abs=1e-5)
-            if other == "cloud":
-                assert float(table[mode]["speed, cloud = 1"][0]) == pytest.approx(mine / theirs, abs=0.0051)
-        assert setting["finish"] == Counter(line["finish"] for line in lines)
+        mine, theirs = recount.value(mode, "tokens_per_s"), recount.value("cloud", "tokens_per_s")
+        assert mine is not None and theirs is not None
+        assert setting["speed_over"]["cloud"]["value"] == pytest.approx(mine / theirs, abs=1e-5)
+        assert float(table[mode]["speed, cloud = 1"][0]) == pytest.approx(mine / theirs, abs=0.0051)
         assert (setting["num_prompts"], setting["num_generations"]) == (5, 10)
         assert setting["num_tokens"] == sum(len(line["token_ids"]) for line in lines)
-
-
-def edge_positions(recount: Recount) -> list[tuple[list[float], bool]]:
-    """(signals, whether the target disagreed with the draft) along the first texts of `edge`."""
-    first = {line["prompt"]: recount.score(line) for line in reversed(recount.of("edge"))}
-    return [
-        (signals, drafted != choice)
-        for line in first.values() if line
-        for signals, drafted, choice in zip(line["signals"], line["drafted"], line["choices"], strict=True)
-    ]  # fmt: skip
-
-
-def test_the_gate_study(recount: Recount, page: str, summary: dict[str, Any]) -> None:
-    found = summary["study"]
-    positions = edge_positions(recount)
-    wrong = [flag for _, flag in positions]
-    alone = 1 - sum(wrong) / len(wrong)
-    assert found["num_tokens"] == len(wrong)
-    assert found["alone"] == pytest.approx(alone, abs=1e-5)
-    assert f"on {alone:.3f} of {len(wrong)} tokens" in page
-    for at, (name, sign) in enumerate([("entropy", 1), ("margin", -1), ("prob", -1)]):
-        scores = {flag: [sign * signals[at] for signals, known in positions if known == flag] for flag in (True, False)}
-        pairs = [(high > low) + (high == low) / 2 for high in scores[True] for low in scores[False]]
-        auroc = sum(pairs) / len(pairs)
-        assert found["auroc"][name] == pytest.approx(auroc, abs=1e-4)
-        assert f"{name} {auroc:.3f}" in page
 
 
 def test_tokens_are_marked_by_origin_and_boxed_where_the_target_disagrees(recount: Recount, page: str) -> None:

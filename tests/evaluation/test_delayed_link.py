@@ -83,25 +83,6 @@ def test_bytes_arrive_unchanged_in_order_and_in_time(echo: tuple[str, int], case
             assert link.bytes_up == link.bytes_down == 3 * length and link.num_connections == 1
 
 
-def test_the_same_seed_gives_the_same_cuts(echo: tuple[str, int]) -> None:
-    def cuts(seed: int) -> list[int]:
-        """At which exchange each of ten connections was cut."""
-        found = []
-        with EmulatedLink(echo, LinkShape(cut_rate=0.2, seed=seed)) as link:
-            for _ in range(10):
-                with connect(link) as connection:
-                    number = 0
-                    try:
-                        while exchange(connection, b"x") == b"x":
-                            number += 1
-                    except OSError:
-                        pass
-                found.append(number)
-        return found
-
-    assert cuts(3) == cuts(3) != cuts(4)
-
-
 def test_a_stall_holds_everything_back_and_loses_nothing(echo: tuple[str, int]) -> None:
     with EmulatedLink(echo) as link, connect(link) as connection:
         exchange(connection, b"warm")
