@@ -110,13 +110,9 @@ def test_recordings_are_read_before_anything_runs_and_once(tmp_path: Path, monke
 # --- what cannot run on this pair: found out before the folder is touched
 
 
-def test_a_gate_without_a_calibration_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_a_calibration_that_is_missing_or_of_another_pair_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"no calibration for toy:drift=0\.2 and toy"):
         run(request("edge,gate=calibrated:0.9;k=4"), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_calibration_of_another_pair_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     asked = request("gate=calibrated:0.85;k=12;eager", calibration=pairs.calibration(DRIFT))
     with pytest.raises(OptionError, match=r"made for toy:drift=0\.2 and toy"):
         run(asked, tmp_path / "out", 0.1)

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skydraft.decoding.plan import make_plan
 from skydraft.errors import RecordsError
 from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import PromptEntry, RunLine, ScoreLine, keys, read_records
@@ -168,7 +167,9 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, most: int, tail: str) ->
     path = tmp_path / "records.jsonl"
     before = path.read_text(encoding="utf-8")
     path.write_text(before + tail, encoding="utf-8")
-    comparison = Comparison(tmp_path, a_run(started="later", command="again"))
+    slower = lines.MODEL.model_copy(update={"forward_ms": (2.0, 3.0)})  # probed again
+    again = a_run(started="later", command="again", versions={}, draft=slower, workload="q.txt")
+    comparison = Comparison(tmp_path, again)
     num_left = 40 - min(most, 40)
     assert (comparison.num_done, len(comparison.todo)) == (40 - num_left, num_left)
     ours = [trial.mode.name for trial in comparison.todo]
@@ -233,11 +234,3 @@ def test_another_run_is_refused_and_the_file_stays_as_it_is(tmp_path: Path, chan
     with pytest.raises(RecordsError, match=f"another run: its {says} differs"):
         Comparison(tmp_path, a_run(**changes))
     assert (tmp_path / "records.jsonl").read_bytes() == before
-
-
-def test_a_run_that_is_the_same_however_it_was_asked_for_is_gone_on_with(tmp_path: Path) -> None:
-    generate(Comparison(tmp_path, a_run()), 3)
-    edge = changed_mode(plan=make_plan("edge"))
-    slower = lines.MODEL.model_copy(update={"forward_ms": (2.0, 3.0)})  # probed again
-    again = a_run(modes=edge, started="later", command="again", versions={}, draft=slower, workload="q.txt")
-    assert Comparison(tmp_path, again).num_done == 3

@@ -51,16 +51,6 @@ def test_repeats_over_content_characters(text: str, bigrams: tuple[int, int], tr
     assert (found.num_repeats[3], found.num_ngrams[3]) == trigrams
 
 
-@pytest.mark.parametrize(
-    ("text", "adjacent"),
-    [
-        ("员员员", 2), ("他慢慢地走走员员", 1), ("员，员", 0), ("。。！！", 0), ("aabb11", 0), ("", 0),
-    ],
-)  # fmt: skip
-def test_adjacent_repeats_with_lexical_doubles_apart(text: str, adjacent: int) -> None:
-    assert look(text).num_adjacent == adjacent
-
-
 def test_the_list_of_doubles_holds_doubles_alone() -> None:
     assert len(lexical_doubles()) > 50
     assert all(len(word) == 2 and word[0] == word[1] and is_cjk(word[0]) for word in lexical_doubles())

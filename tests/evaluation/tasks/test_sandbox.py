@@ -121,11 +121,6 @@ def test_a_hostile_program_is_a_failed_task_and_nothing_happens_outside(
             server.accept()
 
 
-def test_what_a_good_program_needs_is_there() -> None:
-    assert run("import math, random, hashlib, datetime\nopen('f', 'w').write('x')", SECONDS).passed
-    assert not run("import numpy", SECONDS).passed  # the standard library alone
-
-
 def test_threads_children_pipes_and_event_loops_are_there() -> None:
     program = """
 import asyncio, os, shutil, signal, subprocess, sys, tempfile, threading, time
@@ -148,6 +143,7 @@ assert done == [1, 2] and os.cpu_count() and time.process_time() and os.urandom(
 """
     outcome = run(program)
     assert outcome.passed, outcome.note
+    assert not run("import numpy", SECONDS).passed  # the standard library alone
 
 
 def test_every_call_that_is_not_named_is_refused() -> None:
