@@ -110,10 +110,7 @@ class RecordedDraft(Engine):
 
 
 def write_row(row: Rows, best: int, signals: Signals) -> None:
-    """Make a row [vocab] without weight one with this best token and these signals.
-
-    What the best two leave is spread evenly over as many tokens as give the entropy.
-    """
+    """Make a row [vocab] without weight one of these signals; what the best two leave is spread to give the entropy."""
     second = max(signals.top_prob - signals.margin, 1e-9)
     rest = max(1 - signals.top_prob - second, 1e-9)
     head = -signals.top_prob * math.log(signals.top_prob) - second * math.log(second)

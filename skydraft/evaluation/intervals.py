@@ -22,7 +22,6 @@ class Figure(Line):
     high: float
 
     def shown(self, digits: int) -> str:
-        """The value, and the interval in brackets if there is one."""
         value, interval = cell(self, digits)
         return f"{value} ({interval})" if interval else value
 

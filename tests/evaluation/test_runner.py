@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,12 +35,8 @@ class Telling:
     num_prompt_tokens = 2
 
     def __init__(self, trial: Trial, pause_s: float = 0.0, fails: bool = False) -> None:
-        self._trial = trial
-        self._pause_s = pause_s
-        self._fails = fails
-        self._said = ""
-        self.closed = False
-        self.ended_at = 0.0
+        self._trial, self._pause_s, self._fails, self._said = trial, pause_s, fails, ""
+        self.closed, self.ended_at = False, 0.0
 
     def rounds(self) -> Iterator[tuple[Round, list[Token]]]:
         for number, char in enumerate(f"{self._trial.prompt.id}{self._trial.mode.name[0]}"):
@@ -82,21 +78,25 @@ class Interrupted(Exception):
 def generate(comparison: Comparison, most: int = 1000) -> int:
     """Make at most so many generations; returns how many were started, the unmeasured ones too."""
     started: list[Trial] = []
-    written = 0
 
     def start(trial: Trial) -> Telling:
         started.append(trial)
         return Telling(trial)
 
+    with contextlib.suppress(Interrupted):
+        comparison.append(comparison.generations(start), interrupting(most))
+    return len(started)
+
+
+def interrupting(most: int) -> Callable[[], None]:
+    """What is called after each line, and ends all after so many."""
+    left = iter(range(most - 1))
+
     def done() -> None:
-        nonlocal written
-        written += 1
-        if written == most:
+        if next(left, None) is None:
             raise Interrupted
 
-    with contextlib.suppress(Interrupted):
-        comparison.append(comparison.generations(start), done)
-    return len(started)
+    return done
 
 
 def score(prompt: PromptEntry, mode: Mode, token_ids: tuple[int, ...]) -> ScoreLine:
@@ -188,16 +188,8 @@ def test_each_text_is_judged_once_however_many_wrote_it(tmp_path: Path) -> None:
     assert len(todo) == len({(prompt.id, mode.style, ids) for prompt, mode, ids in todo}) == 15
     asked = [prompt.id for prompt, _, _ in todo]
     assert asked == sorted(asked)  # texts of a prompt together
-    made = 0
-
-    def done() -> None:
-        nonlocal made
-        made += 1
-        if made == 4:
-            raise Interrupted
-
     with pytest.raises(Interrupted):
-        comparison.append((score(*each) for each in todo), done)
+        comparison.append((score(*each) for each in todo), interrupting(4))
     again = Comparison(tmp_path, run)
     assert again.unscored() == todo[4:]
     again.append((score(*each) for each in todo[4:]), lambda: None)
