@@ -16,8 +16,8 @@ import pytest
 import skydraft
 from skydraft import DecodingParams, make_plan
 from skydraft.edge.channel import Channel, SessionStream, Waiting
-from skydraft.edge.own_server import OwnServer
 from skydraft.edge.recovery import Recovery, Situation, recover
+from skydraft.edge.session import OwnServer
 from skydraft.engines.toy import open_toy
 from skydraft.errors import CloudError, CloudFailure, CloudLost, SessionNotFound, SkydraftError
 from skydraft.protocol.codec import encode_info

@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 import skydraft
 from skydraft import DecodingParams, Generation, make_plan
 from skydraft.edge.cloud import Cloud
-from skydraft.edge.own_server import OwnServer
 from skydraft.edge.server import Server
 from skydraft.edge.servers import Servers
+from skydraft.edge.session import OwnServer
 from skydraft.edge.tls import ServerOptions
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import open_toy

@@ -60,7 +60,7 @@ class LlamaServer(Vllm):
     def _sampled(self, body: Body) -> Sampling:
         named = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "seed": None, "ignore_eos": False}
         given: Any = {name: body.get(name, usual) for name, usual in named.items()}
-        return Sampling(**given)
+        return Sampling(**given | {"top_k": max(given["top_k"], 0)})
 
     async def completion(self, request: Request) -> Response:
         body = await self.body(request)

@@ -139,7 +139,7 @@ def test_a_request_is_sent_again_only_where_the_server_may_have_closed_before_it
 
     async def ask(wire: Wire) -> None:
         if not is_new:
-            await wire.get("/v1/models", 5.0)
+            await wire.ask("/v1/models", 5.0)
         carried = Carried(len(PROMPT), PROMPT, 0)
         await wire.answer(wire.request("/v1/completions", {"prompt": PROMPT, "max_tokens": 1}, carried), 5.0)
 
@@ -165,7 +165,7 @@ def test_a_request_that_was_read_for_long_is_not_sent_again() -> None:
     """What stands between cuts an answer that takes a minute: the server had the request, and is paid for it."""
 
     async def ask(wire: Wire) -> None:
-        await wire.get("/v1/models", 5.0)
+        await wire.ask("/v1/models", 5.0)
         try:
             await wire.answer(wire.request("/v1/completions", {"prompt": PROMPT}, Carried(len(PROMPT), PROMPT)), 5.0)
         finally:
@@ -370,7 +370,7 @@ def test_what_was_sent_by_a_process_that_was_killed_is_in_the_sum(tmp_path: Path
         ask = (
             "import skydraft, sys\n"
             "from tests.hostile.texts import write\n"
-            "write(skydraft.connect(sys.argv[1], price='0,1e6,0'), 'cloud').run()\n"
+            "write(skydraft.connect(sys.argv[1], price='0,1e6,0', max_cost=1e9), 'cloud').run()\n"
         )
         env = os.environ | {"SKYDRAFT_HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
         with subprocess.Popen([sys.executable, "-c", ask, front.url], env=env) as process:

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 from skydraft.characters import one_line
 from skydraft.config import DecodingParams
 from skydraft.edge.channel import Waiting
-from skydraft.edge.stock.dialect import Body, Described, choices, field, items, name, openai_usage, read_safely
-from skydraft.edge.stock.ledger import UNTOLD, Carried, Usage
+from skydraft.edge.stock.dialect import Body, Dialect, Read, choices, name, openai_usage, read_safely
+from skydraft.edge.stock.ledger import Carried, Usage
 from skydraft.edge.stock.wire import Events, Wire
 from skydraft.errors import CloudFailure, OptionError
 
@@ -32,41 +32,19 @@ class SoFar:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReadText:
-    """What an event says: more text, and why it was the last ("": it was not)."""
-
-    text: str = ""
-    finish: str = ""
-    usage: Usage = UNTOLD
-    model: str = ""
-
-
-class TextDialect:
+class TextDialect(Dialect):
     """A server at an interface of OpenAI's kind that takes and gives text."""
 
-    name = ""
-    life = "/v1/models"
-    salt, separates = "", False
     echoes = False  # whether an answer begins with the text that it goes on from
 
     def __init__(self, wire: Wire) -> None:
         self._host = urlsplit(wire.base).hostname or ""
 
-    async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> list[Described]:
-        """The models that the server has; one that was named is believed."""
-        if model is not None:
-            return [Described(model)]
-        listed = items(field(await wire.get("/v1/models", timeout_s), "data"))
-        return [Described(name(field(each, "id"))) for each in listed]
-
-    async def tokenize(self, wire: Wire, model: str, text: str, timeout_s: float) -> None:
-        """None: its tokens need not be ours."""
+    async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> dict[str, int]:
+        """One that was named is believed. How many tokens of ours fit is unknown."""
+        return dict.fromkeys([model] if model is not None else await super().describe(wire, None, timeout_s), 0)
 
     def going_on(self, model: str, so_far: SoFar, num_tokens: int, params: DecodingParams) -> tuple[str, Body]:
-        raise NotImplementedError
-
-    def written(self, event: Any) -> ReadText:
         raise NotImplementedError
 
 
@@ -74,14 +52,14 @@ def _choice(event: Any) -> Any:
     return next(iter(choices(event)), {})
 
 
-def _read(event: Any, choice: Any, text: Any) -> ReadText:
+def _read(event: Any, choice: Any, text: Any) -> Read:
     if isinstance(text, list):  # in parts, as messages may be
         text = "".join(part["text"] for part in text)
     if text is not None and not isinstance(text, str):
         raise CloudFailure("The server sent something else where text was due.")
     finish = name(choice.get("finish_reason")).strip()
     usage = openai_usage(event if event.get("usage") else choice)  # Moonshot counts in the choice
-    return ReadText(text or "", finish, usage, name(event.get("model")))
+    return Read((), usage, name(event.get("model")), text=text or "", finish=finish)
 
 
 def _body(model: str, num_tokens: int, params: DecodingParams) -> dict[str, Any]:
@@ -99,7 +77,7 @@ class Completions(TextDialect):
     def going_on(self, model: str, so_far: SoFar, num_tokens: int, params: DecodingParams) -> tuple[str, Body]:
         return "/v1/completions", {**_body(model, num_tokens, params), "prompt": so_far.prompt + so_far.text}
 
-    def written(self, event: Any) -> ReadText:
+    def written(self, event: Any) -> Read:
         choice = _choice(event)
         return _read(event, choice, choice.get("text"))
 
@@ -144,7 +122,7 @@ class Chat(TextDialect):
             body |= self._more
         return "/v1/chat/completions", {**body, "messages": messages}
 
-    def written(self, event: Any) -> ReadText:
+    def written(self, event: Any) -> Read:
         choice = _choice(event)
         delta = choice.get("delta") or choice.get("message") or {}
         content = delta.get("content")

@@ -24,7 +24,7 @@ from skydraft.decoding.verification import Rules, Verification
 from skydraft.edge.channel import Waiting
 from skydraft.edge.stock.chat import Chat, SoFar, TextDialect
 from skydraft.edge.stock.connection import StockConnection, StockInfo
-from skydraft.edge.stock.dialect import Body, Row, read_safely
+from skydraft.edge.stock.dialect import Body, Drawing, IdDialect, Row, read_safely
 from skydraft.edge.stock.ids import LlamaServer
 from skydraft.edge.stock.ledger import Carried, Ledger, Request, Usage
 from skydraft.edge.stock.wire import Events
@@ -55,24 +55,18 @@ def check_params(params: DecodingParams) -> None:
             )
 
 
-class _Drawing:
-    """How tokens are chosen: here, from the server's best ones with the noise of the text, or by the server itself.
-
-    At temperature 0 there is nothing to draw. Above, the best tokens are enough where top-k keeps no others; else the
-    server draws, with random numbers of its own. So it does for a stream: each draw of ours that differs from what it
-    writes costs a request.
+def drawing(params: DecodingParams, top: int, *, gives_text: bool, drafts: bool) -> Drawing:
+    """Above temperature 0 the best tokens are enough where top-k keeps no others; else the server draws, with random
+    numbers of its own. So it does for a stream: each draw of ours that differs from what it writes costs a request.
     """
-
-    def __init__(self, params: DecodingParams, top: int, *, gives_text: bool, drafts: bool) -> None:
-        if gives_text and (params.top_k or params.min_p or params.stop_token_ids or top):
-            raise OptionError(
-                "--top-k, --min-p, --accept and stop_token_ids do not apply to a server that gives text, not token ids."
-            )
-        is_here = not params.temperature or (drafts and 0 < params.top_k <= _MAX_BEST and not gives_text)
-        if top and not is_here:
-            raise OptionError(f"--accept needs --top-k 1 to {_MAX_BEST} here, or --temperature 0.")
-        self.drawn = None if is_here else params
-        self.num_best = max(params.top_k if params.temperature else 0, top) if is_here else 0
+    if gives_text and (params.top_k or params.min_p or params.stop_token_ids or top):
+        raise OptionError(
+            "--top-k, --min-p, --accept and stop_token_ids do not apply to a server that gives text, not token ids."
+        )
+    is_here = not params.temperature or (drafts and 0 < params.top_k <= _MAX_BEST and not gives_text)
+    if top and not is_here:
+        raise OptionError(f"--accept needs --top-k 1 to {_MAX_BEST} here, or --temperature 0.")
+    return Drawing(max(params.top_k if params.temperature else 0, top)) if is_here else Drawing(drawn=params)
 
 
 class _Chosen(Chooser):
@@ -83,7 +77,7 @@ class _Chosen(Chooser):
 
 
 class StockText:
-    """`ServedText` at a server without skydraft."""
+    """`RemoteText` at a server without skydraft."""
 
     target: TargetId | None = None  # such a server does not say what it runs
 
@@ -122,7 +116,7 @@ class StockText:
 
     def _draw(self, *, gives_text: bool) -> None:
         plan = self._given.plan
-        self._drawing = _Drawing(self._params, plan.top, gives_text=gives_text, drafts=plan.drafts)
+        self._drawing = drawing(self._params, plan.top, gives_text=gives_text, drafts=plan.drafts)
         chooser = Chooser if self._drawing.num_best else _Chosen
         prompt_len, stopping = len(self._prompt), Stopping(self._params, self._vocab, self._params.max_new_tokens)
         self._rules = Rules(prompt_len, chooser(self._params, self._vocab, prompt_len), stopping, plan.top)
@@ -313,7 +307,7 @@ class StockText:
         if not isinstance(dialect, LlamaServer):
             raise CloudFailure("The server has not told all tokens that it wrote.")
         for _ in range(_MAX_DRAWS):
-            path, body = dialect.one(info.model, text.tolist(), self._drawing.num_best, self._drawing.drawn)
+            path, body = dialect.one(info.model, text.tolist(), self._drawing)
             request = self._request(info, path, body, text, num_written=1)
             answer = await self._wire.patiently(self._wire.whole(request), dialect.life, waiting)
             request.says(Usage(num_written=1))
@@ -339,12 +333,11 @@ class StockText:
 
     def _begin(self, info: StockInfo, text: TokenIds, num_tokens: int) -> Writing:
         dialect = info.dialect
-        if not isinstance(dialect, TextDialect):
-            path, body = dialect.writing(
-                info.model, text.tolist(), num_tokens, self._drawing.num_best, self._drawing.drawn
-            )
+        if isinstance(dialect, IdDialect):
+            path, body = dialect.writing(info.model, text.tolist(), num_tokens, self._drawing)
             request = self._request(info, path, body, text)
             return Writing(Events(self._wire, request, dialect.life), dialect, text, num_tokens)
+        assert isinstance(dialect, TextDialect)
         written = self._vocab.text_bytes(text[len(self._prompt) :])
         so_far, length = codecs.utf_8_decode(written, "replace", False)  # cut at whole characters
         going_on = SoFar(self._messages, self._vocab.written(self._prompt.tolist()), so_far)
@@ -362,3 +355,10 @@ class StockText:
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.close()
+
+
+class StockServer(StockConnection):
+    """`Server` over HTTP."""
+
+    def begin(self, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest) -> StockText:
+        return StockText(self, context, prompt, vocab, request)
