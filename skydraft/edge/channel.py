@@ -248,15 +248,12 @@ class Channel:
             raise CloudDraining("it is shutting down.")
 
     def stream(self, traceparent: str) -> SessionStream:
-        """A stream for one session, in the trace of `traceparent` ("": in none)."""
         trace = [(TRACE_HEADER, traceparent)] if traceparent else []
         method: Any = self.wire.stream_stream(_SESSION)
         return SessionStream(self, self.wire, method(metadata=[*self._authorization, *trace]))
 
 
 class SessionStream:
-    """The messages of one session, for one reader."""
-
     def __init__(self, channel: Channel, wire: grpc.aio.Channel, call: Any) -> None:
         self._channel = channel
         self._wire = wire
@@ -342,7 +339,6 @@ class SessionStream:
             self._sending.cancel()
 
     async def finish(self, last: bytes) -> None:
-        """Send the last message; the server then ends the stream."""
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
             async with asyncio.timeout(_CLOSE_S):
                 await self._write(last)

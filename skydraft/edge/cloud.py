@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 from skydraft.decoding.context import Context
 from skydraft.decoding.plan import Plan
-from skydraft.decoding.prices import Prices
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
 from skydraft.edge.channel import Awaited, shared_loop
@@ -54,6 +53,8 @@ class Cloud:
     def __post_init__(self) -> None:
         if not 0 < self.timeout_s < 86400:
             raise OptionError(f"--cloud-timeout must be a number of seconds above 0, not {self.timeout_s:g}.")
+        self.name, self.prices = self.servers.name, self.servers.all[0].prices
+        self.uses_tls = all(server.uses_tls for server in self.servers.all)
         self._notices = Notices(self.notify)
         self._key = random.random()  # orders the servers for what belongs to no text
         self._pending: Awaited[Any] | None = None  # the current or last wait
@@ -61,14 +62,6 @@ class Cloud:
 
     def telling(self, notify: Notify) -> Cloud:
         return replace(self, notify=notify)
-
-    @property
-    def name(self) -> str:
-        return self.servers.name
-
-    @property
-    def uses_tls(self) -> bool:
-        return all(server.uses_tls for server in self.servers.all)
 
     @property
     def is_exact(self) -> bool:
@@ -83,10 +76,6 @@ class Cloud:
     @property
     def is_stock(self) -> bool:
         return self.kind != OURS
-
-    @property
-    def prices(self) -> Prices | None:
-        return self.servers.all[0].prices
 
     def info(self) -> ServerInfo:
         """The description of servers of ours. Tries until `timeout_s` is over. Raises CloudError."""
@@ -104,11 +93,8 @@ class Cloud:
         return self._run(self.servers.ask(self._key, lambda server: server.ping(timeout_s)))
 
     def facts(self, wait_s: float | None) -> TargetFacts | None:
-        """Facts about the servers, asked for now or in the last two minutes.
-
-        Returns None if no server answers within `wait_s` seconds; with 0 no server is asked. `wait_s` None waits for
-        `timeout_s`. Raises CloudError for errors that waiting does not cure.
-        """
+        """Facts about the servers, asked for now or in the last two minutes; None if none answers within `wait_s`
+        seconds. With 0 no server is asked; None waits for `timeout_s`. Raises CloudError where waiting is no cure."""
         servers = self.servers
         known = [servers.facts.get(server.address) for server in servers.in_order(self._key)]
         for at, facts in filter(None, known):
@@ -153,7 +139,6 @@ class Cloud:
             pending.cancel()
 
     def falls_back(self, plan: Plan) -> bool:
-        """Whether a generation by this plan continues alone if the cloud is lost."""
         return plan.is_gated and not self.require
 
     def verifier(

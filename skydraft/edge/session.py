@@ -47,8 +47,6 @@ _ONE_FAMILY = "Choose two models of one family."
 
 
 class OwnText:
-    """`RemoteText` at a server of ours."""
-
     def __init__(
         self, server: OwnServer, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest
     ) -> None:
@@ -86,7 +84,6 @@ class OwnText:
         return self._writing is not None
 
     def reopen(self, server: OwnServer | None = None, *, renumber: bool = False) -> None:
-        """Make the next call open the session again, one epoch higher, perhaps elsewhere or with another number."""
         self.break_off()
         self._was_sent = self._was_sent and not (server or renumber)
         self._server = server or self._server
@@ -136,7 +133,6 @@ class OwnText:
         return replace(verdict, cost=cost + verdict.cost) if cost else verdict
 
     async def next_written(self, waiting: Waiting) -> Written:
-        """The next tokens that the target wrote; the last message may hold none."""
         assert self._stream is not None and self._writing is not None
         base, next_base, limit = self._writing
         try:
@@ -232,7 +228,6 @@ class OwnText:
         self._check_tokens(verdict.commits(block), block.base + verdict.num_tokens, verdict.finish is not None)
 
     def _check_written(self, written: Written, base: int, limit: int) -> None:
-        """Raise Diverged or CloudFailure for written tokens that cannot follow the text, or go beyond `limit`."""
         if written.base != base:
             raise Diverged(f"The target writes at {written.base}, and the text is at {base}.")
         end = base + len(written.token_ids)

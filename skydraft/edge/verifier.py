@@ -49,15 +49,12 @@ class Notices:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """A text waits `timeout_s` seconds for an answer, and less for a sign of life."""
-
     timeout_s: float
     falls_back: bool = False
     has_others: bool = False
 
     @property
     def waiting(self) -> Waiting:
-        """Times of waiting for an answer: shorter if the text can continue alone or at another server."""
         quick_s = 0.3 if self.falls_back else 2.0
         ping_s = (0.3 if self.has_others else 0.5) if self.falls_back else (2.0 if self.has_others else 5.0)
         return Waiting(self.timeout_s, min(quick_s, self.timeout_s), min(ping_s, self.timeout_s))
@@ -215,7 +212,6 @@ class RemoteVerifier:
         return Situation(self._patience.timeout_s, self._patience.falls_back, began=self._loop.now())
 
     async def _mend(self, error: SkydraftError, tries: Situation) -> None:
-        """Prepare another try. Raises the error if no other try makes sense."""
         tries.tried.add(self._server.address)
         if isinstance(error, CloudLost):
             self._servers.lost(self._server)
@@ -275,7 +271,6 @@ class RemoteVerifier:
         return f"The cloud at {self._servers.name} {what} ({error.line.rstrip('.')})"
 
     async def _probe(self, gone: CloudError, *, is_said: bool) -> None:
-        """Ping the cloud until it is back."""
         # A server that answers, but fails, may answer the next ping at once and fail again.
         began, pause_s = time.monotonic(), _FIRST_PAUSE_S if isinstance(gone, CloudLost) else _LONGEST_PAUSE_S
         if isinstance(gone, errors.RateLimited):

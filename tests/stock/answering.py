@@ -19,8 +19,6 @@ from tests.stock.model import Asked, Model, Sampling, Token
 
 
 class Refused(Exception):
-    """An error that the server documents."""
-
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
@@ -28,8 +26,6 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Run:
-    """One generation."""
-
     model: Model
     asked: Asked
     body: Any
@@ -42,7 +38,6 @@ class Run:
     burst: int
 
     async def tokens(self) -> AsyncIterator[list[Token]]:
-        """What is written, as it comes."""
         num = 1 << 30 if self.fault.is_endless else self.num
         how = replace(self.how, ignore_eos=self.how.ignore_eos or self.fault.is_endless)
         writer = self.model.write(self.asked, self.prompt, num, how)
@@ -54,12 +49,10 @@ class Run:
             await asyncio.sleep(self.token_s * self.burst)
 
     async def whole(self) -> list[Token]:
-        """All that is written."""
         return [token async for tokens in self.tokens() for token in tokens]
 
     @property
     def cached(self) -> int:
-        """Tokens of the prompt that were in the cache."""
         return self.asked.cached
 
 
@@ -74,15 +67,12 @@ class Answering:
         self.model, self.token_s, self.burst = model, token_s, burst
 
     def routes(self) -> list[Route]:
-        """Where its methods answer."""
         found = [Route("/health", self.guarded("health"))]
         for path, name in self.paths.items():
             found.append(Route(path, self.guarded(name), methods=["GET", "POST"]))
         return found
 
     def guarded(self, name: str) -> Any:
-        """The method with its refusals as answers."""
-
         async def answer(request: Request) -> Response:
             try:
                 response: Response = await getattr(self, name)(request)
@@ -107,7 +97,6 @@ class Answering:
         return given
 
     def run(self, request: Request, body: Any, prompt: list[int], num: int, how: Sampling) -> Run:
-        """Check prompts and begin. Raises Refused."""
         asked, engine = request.scope["asked"], self.model.engine
         asked.salt = body.get(self.salt, "") if self.salt else ""
         if asked.salt == "" and self.salt in body:
@@ -124,8 +113,6 @@ class Answering:
         return Run(self.model, asked, body, prompt, num, how, fault, len(self.model.asked), self.token_s, self.burst)
 
     def stream(self, run: Run, parts: AsyncIterator[Any], *, done: bool) -> Response:
-        """Server-sent events, ended with OpenAI's mark if it is `done` that way."""
-
         async def events() -> AsyncIterator[bytes]:
             async for part in parts:
                 yield b"data: " + json.dumps(part, ensure_ascii=False).encode() + b"\n\n"

@@ -20,7 +20,6 @@ AS_OURS, KV_UNIFIED = "--as-ours", "--kv-unified"
 
 
 def main(model: str, port: str, slots: str = "2", context: str = "4096", threads: str = "1") -> None:
-    """Serve `model` on loopback; `context` tokens for each of the `slots`."""
     params = CommonParams()
     params.model.path = model
     params.hostnames, params.port = ["127.0.0.1"], int(port)

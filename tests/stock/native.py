@@ -113,7 +113,6 @@ class LlamaServer(Vllm):
         return answer
 
     def _probabilities(self, run: Run, tokens: list[Token]) -> Body:
-        """Raw ones at temperature 1, before any sampling."""
         num = run.body.get("n_probs", 0)
         return {"completion_probabilities": [self._chances(token, num) for token in tokens]} if num else {}
 
@@ -134,7 +133,6 @@ class Sglang(Vllm):
     salt = "extra_key"
 
     async def health(self, request: Request) -> Response:
-        """It has a token generated, and looks once a second whether it has come."""
         await asyncio.sleep(1)
         return Response()
 

@@ -22,7 +22,6 @@ Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
 def ids_of(given: Any) -> list[int]:
-    """A prompt of ids."""
     if not isinstance(given, list) or not given or not all(isinstance(i, int) for i in given):
         raise Refused(400, "prompt must be ids, and not empty")
     return given

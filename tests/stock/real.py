@@ -79,7 +79,6 @@ def llama_server(model: Path, *options: str, slots: int = 2, context: int = 4096
 
 @contextmanager
 def vllm_serve(folder: Path, *options: str, context: int = 2048) -> Iterator[str]:
-    """The address of a `vllm serve` with a checkpoint, in float32, that says what its prefix cache gave."""
     program = VLLM / "bin" / "vllm"
     if not program.exists():
         pytest.skip("vLLM is not installed; make stock installs it")

@@ -28,17 +28,14 @@ BARE = {"id": "", "object": "", "created": 0, "model": ""}  # as Azure begins an
 
 
 def choices(change: Callable[[Any], Any]) -> Fault:
-    """Each choice of each event is changed."""
     return faults.retells_json(lambda event: event | {"choices": [change(each) for each in event["choices"]]})
 
 
 def delta(change: Callable[[Any], Any]) -> Fault:
-    """The same for the delta of a choice of a chat."""
     return choices(lambda choice: choice | {"delta": change(choice["delta"])} if "delta" in choice else choice)
 
 
 def before(*lines: bytes) -> Fault:
-    """Each event comes after these lines."""
     return faults.retells(lambda event: b"".join(lines) + event)
 
 

@@ -1,6 +1,5 @@
 """Servers that give text, not token ids: OpenAI's completions, and chats that go on from the assistant's last message.
-
-How a chat is told to go on differs from host to host. None of them was run by us but against imitations.
+None of the hosts was run by us but against imitations.
 """
 
 from __future__ import annotations
@@ -33,8 +32,6 @@ class SoFar:
 
 
 class TextDialect(Dialect):
-    """A server at an interface of OpenAI's kind that takes and gives text."""
-
     echoes = False  # whether an answer begins with the text that it goes on from
 
     def __init__(self, wire: Wire) -> None:
@@ -70,8 +67,6 @@ def _body(model: str, num_tokens: int, params: DecodingParams) -> dict[str, Any]
 
 
 class Completions(TextDialect):
-    """/v1/completions with a prompt as text, the chat template included."""
-
     name = "completions"
 
     def going_on(self, model: str, so_far: SoFar, num_tokens: int, params: DecodingParams) -> tuple[str, Body]:
@@ -141,7 +136,7 @@ class Chat(TextDialect):
         text, waiting, events = "", Waiting(timeout_s, timeout_s, timeout_s), Events(wire, request, self.life)
         try:
             for _ in range(_MAX_EVENTS):
-                if (event := await events.next(waiting)) is None:
+                if (event := events.read(await events.arriving(waiting))) is None:
                     break
                 read = read_safely(self.written, event)
                 request.says(Usage(read.usage.num_read, 0, _NUM_GOING_ON))  # none counts as cached, all as written

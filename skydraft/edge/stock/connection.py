@@ -93,11 +93,8 @@ class StockOptions:
 
     @property
     def roots(self) -> tuple[str, str]:
-        """Where the server's own interface begins, and where that of OpenAI's kind does; without a slash at the end.
-
-        An address that ends in a version, such as /api/v3, is the latter as it stands, and so is any path of a server
-        of text.
-        """
+        """Where the server's own interface begins, and where that of OpenAI's kind does: an address that ends in a
+        version, such as /api/v3, is the latter as it stands, and so is any path of a server of text."""
         url, path = self.address, self._parts.path.rstrip("/")
         if re.search(r"/v\d+\w*$", path):
             return url.rpartition("/")[0], url
@@ -119,14 +116,9 @@ class StockInfo:
     model: str
     context_len: int
 
-    def is_same(self, other: StockInfo) -> bool:
-        return self.model == other.model and self.dialect.name == other.dialect.name
-
 
 @dataclass(slots=True)
 class _Known:
-    """What was found out about the server; forgotten when a connection is lost."""
-
     info: StockInfo | None = None
     vocabularies: set[str] = field(default_factory=set)  # fingerprints that agree with its tokenizer
     names: set[str] = field(default_factory=set)  # of the model, in answers; the first answer decides
@@ -203,10 +195,7 @@ class StockConnection:
         await self.wire.ledger.settle()
 
     async def info_for(self, vocab: Vocab, waiting: Waiting, wire: Wire) -> StockInfo:
-        """Its kind and model, whose tokens are those of `vocab`, asked for at `wire`.
-
-        Raises VocabularyMismatch, UnknownModel or CloudError.
-        """
+        """Its kind and model, asked for at `wire`. Raises VocabularyMismatch, UnknownModel or CloudError."""
         timeout_s, known = min(waiting.timeout_s, _QUESTION_S), self._known
         if (info := known.info) is None:
             info = await wire.patiently(self.info(timeout_s, wire), _LIFE, waiting)
@@ -222,7 +211,6 @@ class StockConnection:
         return info
 
     async def info(self, timeout_s: float, wire: Wire) -> StockInfo:
-        """Its kind and model, asked for once."""
         async with self._asking:
             known = self._known
             if known.info is None:

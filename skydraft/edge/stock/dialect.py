@@ -158,7 +158,6 @@ def numbers(value: Any) -> TokenTuple:
 
 
 def log_probability(value: Any) -> float:
-    """A log-probability, or -inf for none. Raises CloudFailure."""
     if value is None:
         return -float("inf")
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value or value > 1e-3:

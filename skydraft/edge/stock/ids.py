@@ -122,7 +122,6 @@ class LlamaServer(IdDialect):
         return Read(_llama_rows(event), num_written=count(event, "tokens_predicted"))
 
     def one(self, model: str, token_ids: Seq[int], drawing: Drawing) -> tuple[str, Body]:
-        """Path and body of a request for the next token alone, not as a stream."""
         path, body = self.writing(model, token_ids, 1, drawing)
         fields = ["tokens", "completion_probabilities", "model", "timings"]
         return path, {**body, "stream": False, "return_progress": False, "response_fields": fields}

@@ -1,7 +1,4 @@
-"""What was sent to a server without skydraft, and what it cost.
-
-Each request that goes out is noted here and only here: answered or not, the first time and again.
-"""
+"""What was sent to a server without skydraft, and what it cost: each request, answered or not, first and again."""
 
 from __future__ import annotations
 
@@ -45,11 +42,8 @@ UNTOLD = Usage()
 
 
 class Ledger:
-    """All requests of one text, or of none. Only the event loop changes it; other threads may read it.
-
-    `spent` is what they cost so far, `sent` what they told of the text. Unless it `tells_cached`, all tokens count as
-    read anew in `spent`; the budget knows better.
-    """
+    """All requests of one text, or of none. Only the event loop changes it; other threads may read it. Unless it
+    `tells_cached`, all tokens count as read anew in `spent`; the budget knows better."""
 
     def __init__(self, budget: Budget, server: str = "", num_prompt_tokens: int = 0) -> None:
         self.spent = LinkCost()
@@ -107,7 +101,6 @@ class Request:
         self._taken_on: int | None = None  # the day of a call that may go out
 
     async def allow(self) -> None:
-        """Raise BudgetSpent if it may not go out now."""
         budget, carried = self._ledger.budget, self._carried
         if carried.num_tokens:
             await budget.settle()

@@ -70,15 +70,11 @@ def drawing(params: DecodingParams, top: int, *, gives_text: bool, drafts: bool)
 
 
 class _Chosen(Chooser):
-    """Takes the server's own choices: what stands in place of a row of logits is the token that it wrote."""
-
     def choose(self, row: npt.NDArray[np.int32], prefix: TokenIds) -> int:
         return int(row)
 
 
 class StockText:
-    """`RemoteText` at a server without skydraft."""
-
     target: TargetId | None = None  # such a server does not say what it runs
 
     def __init__(
@@ -130,7 +126,6 @@ class StockText:
         return self._ledger.told
 
     def reopen(self, server: StockConnection | None = None, *, renumber: bool = False) -> None:
-        """Drop what is under way; the next request first asks again which model this is."""
         self.break_off()
         self._server.forget()
 
@@ -237,12 +232,13 @@ class StockText:
                 f"{what} does not apply to a chat server, which puts messages into a template of its own."
             )
         self._draw(gives_text=isinstance(info.dialect, TextDialect))
-        if self._info is None or self._info.is_same(info):
+        known = self._info
+        if known is None or (known.model, known.dialect.name) == (info.model, info.dialect.name):
             self._info = info
             self._bound(info.context_len)
             return info
         raise TargetChanged(
-            f"The server at {self._server.address} runs {info.model} now; this text began with {self._info.model}."
+            f"The server at {self._server.address} runs {info.model} now; this text began with {known.model}."
         )
 
     def _bound(self, context_len: int) -> None:
@@ -299,10 +295,8 @@ class StockText:
         raise CloudFailure("The server ended the text without a token.")
 
     async def _untold_row(self, info: StockInfo, text: TokenIds, waiting: Waiting) -> Row:
-        """The choice after a text that a stream did not tell, since it ends within a character.
-
-        If the server draws, it draws until that is so: taking any other token would make such characters rarer.
-        """
+        """The choice that a stream did not tell, since it ends within a character. If the server draws, it draws until
+        that is so: taking any other token would make such characters rarer."""
         dialect = info.dialect
         if not isinstance(dialect, LlamaServer):
             raise CloudFailure("The server has not told all tokens that it wrote.")
@@ -327,7 +321,6 @@ class StockText:
         return self._wire.request(path, {**body, **salt}, carried)
 
     def _newly_cached(self) -> int:
-        """Cached tokens of the prompt that were not told yet."""
         before, self._num_cached = self._num_cached, max(self._num_cached, self._ledger.num_cached)
         return self._num_cached - before
 

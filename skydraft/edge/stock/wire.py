@@ -109,7 +109,6 @@ class Wire:
         return self.base + path.removeprefix("/v1") if path.startswith("/v1/") else self._root + path
 
     def request(self, path: str, body: Mapping[str, Any] | None = None, carried: Carried = _EMPTY) -> Request:
-        """A request that is not sent yet; without a body it is a GET."""
         return Request(self.ledger, path, None if body is None else as_json(body), carried)
 
     async def ask(self, path: str, timeout_s: float, body: Mapping[str, Any] | None = None) -> Any:
@@ -124,7 +123,6 @@ class Wire:
             raise CloudTimeout(f"no answer in {timeout_s:g} s.") from error
 
     async def whole(self, request: Request) -> Any:
-        """The JSON answer, however long it takes. Raises a SkydraftError."""
         data = bytearray()
         try:
             async with self.answering(request) as response:
@@ -276,9 +274,6 @@ class Events:
                 raise CloudFailure("The server sends an event that does not end.")
         yield bytes(held.strip())
 
-    async def next(self, waiting: Waiting) -> Any:
-        return self.read(await self.arriving(waiting))
-
     async def arriving(self, waiting: Waiting) -> Any:
         """What comes next, to `read`. Raises a SkydraftError if nothing comes within the times of `waiting`."""
         if self.has_more:
@@ -298,7 +293,6 @@ class Events:
         return not self._queue.empty()
 
     def unread(self) -> Any:
-        """An event that has come and that nobody has read; None if there is none."""
         event = self._queue.get_nowait() if self.has_more else None
         return parsed(event) if isinstance(event, bytes) else None
 
@@ -310,10 +304,8 @@ class Events:
 
 
 def _data(line: bytes) -> bytes:
-    """The event in a line of an answer; empty if it holds none, such as a comment.
-
-    Some servers send an error as the field "error" or bare, and a whole answer though they were asked for events.
-    """
+    """The event in a line, if it holds one. Some servers send an error as the field "error" or bare, and a whole answer
+    though they were asked for events."""
     if line.startswith(b"{"):
         return line
     name, _, data = line.partition(b":")
@@ -326,7 +318,6 @@ def as_json(body: Mapping[str, Any]) -> bytes:
 
 
 def parsed(data: bytes) -> Any:
-    """The JSON value. Raises CloudFailure."""
     if sum(map(data.count, (b"[", b"{", b'"'))) > _MAX_ITEMS:
         raise CloudFailure(f"The server sent an answer of more than {_MAX_ITEMS} brackets and quotes.")
     try:
