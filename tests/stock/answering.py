@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any, ClassVar
 
 from starlette.requests import Request
@@ -35,36 +34,24 @@ class Run:
     fault: Fault
     number: int
     token_s: float
-    burst: int
 
-    async def tokens(self) -> AsyncIterator[list[Token]]:
+    async def tokens(self) -> AsyncIterator[Token]:
         num = 1 << 30 if self.fault.is_endless else self.num
         how = replace(self.how, ignore_eos=self.how.ignore_eos or self.fault.is_endless)
-        writer = self.model.write(self.asked, self.prompt, num, how)
-        await asyncio.sleep(self.token_s * self.burst)
-        while tokens := list(islice(writer, self.burst)):
-            yield [replace(token, id=self.fault.token(token.id)) for token in tokens]
-            if tokens[-1].ends:
-                break
-            await asyncio.sleep(self.token_s * self.burst)
-
-    async def whole(self) -> list[Token]:
-        return [token async for tokens in self.tokens() for token in tokens]
-
-    @property
-    def cached(self) -> int:
-        return self.asked.cached
+        await asyncio.sleep(self.token_s)
+        for token in self.model.write(self.asked, self.prompt, num, how):
+            yield replace(token, id=self.fault.token(token.id))
+            await asyncio.sleep(self.token_s)
 
 
 class Answering:
-    """A dialect. `paths` are the methods behind the paths; a token takes `token_s` seconds, and a stream sends `burst`
-    of them at once."""
+    """A dialect. `paths` are the methods behind the paths; a token takes `token_s` seconds."""
 
     paths: ClassVar[dict[str, str]] = {}
     salt = ""  # the field that keeps caches apart
 
-    def __init__(self, model: Model, *, token_s: float = 0.0, burst: int = 1) -> None:
-        self.model, self.token_s, self.burst = model, token_s, burst
+    def __init__(self, model: Model, *, token_s: float = 0.0) -> None:
+        self.model, self.token_s = model, token_s
 
     def routes(self) -> list[Route]:
         found = [Route("/health", self.guarded("health"))]
@@ -110,7 +97,7 @@ class Answering:
         num = min(num, engine.context_len - len(prompt))
         self.model.admit(asked, prompt)
         fault = request.scope.get("fault", SOUND)
-        return Run(self.model, asked, body, prompt, num, how, fault, len(self.model.asked), self.token_s, self.burst)
+        return Run(self.model, asked, body, prompt, num, how, fault, len(self.model.asked), self.token_s)
 
     def stream(self, run: Run, parts: AsyncIterator[Any], *, done: bool) -> Response:
         async def events() -> AsyncIterator[bytes]:

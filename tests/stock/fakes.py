@@ -145,7 +145,7 @@ async def _break_off(send: Send) -> None:
 def fake(
     dialect: str = "vllm", engine: Engine | None = None, *, name: str = "toy", block_len: int | None = None, **how: Any
 ) -> Iterator[Fake]:
-    """Serve an engine, the toy unless another is given. `how` are the dialect's own options: token_s, burst."""
+    """Serve an engine, the toy unless another is given. `how` are the dialect's own options."""
     blocks = block_len or (16 if dialect == "vllm" else 1)
     server = Fake(DIALECTS[dialect](Model(engine or open_toy("toy", 4096, 64), name, block_len=blocks), **how))
     try:
