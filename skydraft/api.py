@@ -111,10 +111,10 @@ def connect(
     """
     from skydraft.edge.budget import Budget, DaySum
     from skydraft.edge.cloud import Cloud
-    from skydraft.edge.own_server import OwnServer
     from skydraft.edge.servers import Servers
+    from skydraft.edge.session import OwnServer
     from skydraft.edge.stock.connection import StockOptions
-    from skydraft.edge.stock.server import StockServer
+    from skydraft.edge.stock.text import StockServer
     from skydraft.edge.tls import ServerOptions
     from skydraft.protocol.address import is_url, parse_addresses
 
