@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from skydraft.cli.pair_options import ModelChoice
-from skydraft.engines import llama_library
+from skydraft.engines.llama_library import load_library
 from skydraft.engines.toy import ToyEngine, character_vocab, random_toy
 
 from ..starting import command as skydraft
@@ -96,12 +96,11 @@ def test_a_pair_that_does_not_fit_is_one_line(refused: Refused, monkeypatch: pyt
 def test_a_missing_llama_cpp_names_what_to_install(
     refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llama_library, "_builds", list)
-    llama_library.load_library.cache_clear()
-    path = tmp_path / "some.gguf"
-    path.write_bytes(b"GGUF" + bytes(100))
-    for says in ("no build of it", "skydraft[prebuilt]", "skydraft[llamacpp]"):
-        refused("generate", "你好", "--edge-model", str(path), "--mode", "edge", says=says, status=1)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    load_library.cache_clear()
+    (tmp_path / "some.gguf").write_bytes(b"GGUF" + bytes(100))
+    told = ["generate", "你好", "--edge-model", str(tmp_path / "some.gguf"), "--mode", "edge"]
+    refused(*told, says="Run: pip install 'skydraft[prebuilt]'. Or, faster", status=1)
 
 
 def test_ctrl_c_ends_with_what_was_generated(tmp_path: Path) -> None:

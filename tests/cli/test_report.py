@@ -29,22 +29,15 @@ LOOPING = "员在员在 慢慢，慢慢走走，，员员员。Ab ab 12"
 
 def doctored(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Records whose drafts go round in circles: what the toys write has no repeats to count."""
-    found = []
+    changed: dict[Any, list[int]] = {}
     for line in lines:
-        found.append(line)
         if line["kind"] == "generation" and line["mode"] == "edge":
-            size = len(line["token_ids"])
+            size, key = len(line["token_ids"]), (line["prompt"], tuple(line["token_ids"]))
             line["pieces"] = [LOOPING[at % len(LOOPING)] for at in range(size)]
-            line["original"] = line["token_ids"]
-            line["token_ids"] = ([5, 5, 5, 5, 8, 1, 2, 1, 2, 1, 2, 9, 1, 2, 3, 1, 2, 3] * size)[:size]
-    originals = {
-        (line["prompt"], tuple(line.pop("original"))): line["token_ids"] for line in lines if "original" in line
-    }
-    for line in lines:
-        key = (line.get("prompt"), tuple(line.get("token_ids", ())))
-        if line["kind"] == "score" and line["style"] is None and key in originals:
-            found.append(line | {"token_ids": originals[key]})
-    return found
+            line["token_ids"] = changed[key] = ([5, 5, 5, 5, 8, 1, 2, 1, 2, 1, 2, 9, 1, 2, 3, 1, 2, 3] * size)[:size]
+    scores = [line for line in lines if line["kind"] == "score" and line["style"] is None]
+    news = [(line, changed.get((line["prompt"], tuple(line["token_ids"])))) for line in scores]
+    return [*lines, *(line | {"token_ids": new} for line, new in news if new)]
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +56,8 @@ def recount(out: Path) -> Recount:
 
 
 @pytest.fixture(scope="module")
-def summary(out: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((out / "summary.json").read_text(encoding="utf-8"))
-    return found
+def summary(out: Path) -> Any:
+    return json.loads((out / "summary.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +73,7 @@ def test_the_records_have_something_of_everything_to_count(recount: Recount) -> 
 @pytest.mark.parametrize(
     "measure", [each for each in MEASURES if each.name != "task_score"], ids=lambda each: each.name
 )
-def test_a_figure_of_the_summary_is_what_the_records_say(
-    recount: Recount, summary: dict[str, Any], measure: Any
-) -> None:
+def test_a_figure_of_the_summary_is_what_the_records_say(recount: Recount, summary: Any, measure: Any) -> None:
     assert [setting["mode"] for setting in summary["settings"]] == MODES.split(",")
     for setting in summary["settings"]:
         expected = recount.value(setting["mode"], measure.name)
@@ -91,9 +81,8 @@ def test_a_figure_of_the_summary_is_what_the_records_say(
         assert (found is None) == (expected is None)
         if found and expected is not None:
             assert found["value"] == pytest.approx(expected, abs=1e-5)
-            assert (found["low"], found["high"]) == pytest.approx(
-                recount.interval(setting["mode"], measure.name), abs=2e-5, rel=1e-6
-            )
+            close = pytest.approx(recount.interval(setting["mode"], measure.name), abs=2e-5, rel=1e-6)
+            assert (found["low"], found["high"]) == close
 
 
 def test_every_cell_of_the_page_is_a_figure_of_the_summary(summary: dict[str, Any], page: str) -> None:

@@ -72,13 +72,13 @@ def test_a_notice_begins_on_a_new_line_and_takes_the_place_of_a_state(
 
 def test_an_error_after_half_an_answer_has_a_line_of_its_own(tmp_path: Path) -> None:
     code = (
-        "import skydraft.cli.main as main, skydraft.decoding.loop as loop\n"
-        "from skydraft.errors import EngineError\n"
-        "draft = loop.SpeculativeLoop._draft\n"
-        "def fail(self):\n"
-        "    if self._num_rounds > 2: raise EngineError('The engine broke\\x1b[2J.')\n"
-        "    return draft(self)\n"
-        "loop.SpeculativeLoop._draft = fail\n"
+        "import skydraft.cli.main as main, skydraft.errors as errors\n"
+        "from skydraft.engines.toy import ToyEngine\n"
+        "forward, calls = ToyEngine.forward, iter(range(20))\n"
+        "def fail(*args, **given):\n"
+        "    if next(calls, None) is None: raise errors.EngineError('The engine broke\\x1b[2J.')\n"
+        "    return forward(*args, **given)\n"
+        "ToyEngine.forward = fail\n"
         "main.main()"
     )
     args = ["generate", "你好", *TOYS, "--color", "never"]
