@@ -24,7 +24,7 @@ OUTPUT = {
 }
 # Commands that a test cannot run, whole, and why.
 NOT_RUN = {
-    "make demo": "installs everything and downloads 1.6 GB; what it runs at the end is skydraft.cli.demo",
+    "make demo": "installs everything and downloads 1.6 GB; what it runs at the end is bench.demo",
     "make test": "runs this test",
     "make llamacpp": "compiles for five minutes",
     "skydraft doctor": "finds that the models are not here: tests/cli/test_doctor.py",
