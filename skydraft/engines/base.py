@@ -72,7 +72,7 @@ class Engine(Model):
         self._if_free(lambda: self.prefixes.settle(self))
 
     def forget_kept(self, older_than_s: float = 0.0) -> None:
-        """Release KV that was kept for at least `older_than_s` seconds, unless a thread has the floor."""
+        """Release what was kept for so long, unless a thread has the floor."""
         self._if_free(lambda: self.prefixes.forget(self, older_than_s))
 
     def _if_free(self, work: Callable[[], None]) -> None:

@@ -23,10 +23,7 @@ _NUM_SAMPLES, _SAMPLE_BYTES = 16, 1 << 16
 
 
 def weights_fingerprint(files: Iterable[Path]) -> str:
-    """32 hex digits from the sizes of the files and 16 pieces of each, which name the weights.
-
-    Large files are not read as a whole, so a forged file may have the name of another.
-    """
+    """32 hex digits from the sizes of the files and 16 pieces of each: a forged file may have the name of another."""
     total = hashlib.sha256()
     for path in sorted(files, key=lambda path: path.name):
         size = path.stat().st_size
@@ -39,15 +36,18 @@ def weights_fingerprint(files: Iterable[Path]) -> str:
 
 
 def is_omni(path: Path) -> bool:
+    """Whether a folder's config.json describes a thinker with all its parts; transformers would make up those of 7B."""
     try:
-        model_type = from_json((path / "config.json").read_bytes())["model_type"]
-    except (OSError, ValueError, KeyError, TypeError):
+        config = from_json((path / "config.json").read_bytes())
+        described = set(config.get("thinker_config", config))
+    except (OSError, ValueError, AttributeError, TypeError):
         return False
-    return model_type in ("qwen2_5_omni", "qwen2_5_omni_thinker")
+    is_whole = {"audio_config", "text_config", "vision_config"} <= described
+    return is_whole and config.get("model_type") in ("qwen2_5_omni", "qwen2_5_omni_thinker")
 
 
 def load_library() -> tuple[Any, Any]:
-    """The modules torch and transformers. Raises MissingDependency when one is not installed."""
+    """The modules torch and transformers. Raises MissingDependency."""
     with importing("Checkpoint folders need", "transformers"):
         import torch
         import transformers
@@ -55,7 +55,7 @@ def load_library() -> tuple[Any, Any]:
 
 
 def check_device(torch: Any, name: str) -> Any:
-    """The torch device of that name. Raises OptionError when there is none."""
+    """Raises OptionError where there is none of that name."""
     kind, _, index = name.partition(":")
     if name != "cpu" and (kind != "cuda" or not (index.isdecimal() or name == "cuda")):
         raise OptionError(
@@ -144,7 +144,6 @@ def quiet(transformers: Any) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, at most 300 characters."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip()[:300]
 
 

@@ -14,10 +14,10 @@ Quantization = Literal["none", "8bit", "4bit"]
 
 @dataclass(frozen=True, slots=True)
 class RowProfile:
-    """Times and bit-equality of forwards of n rows, measured on this machine.
+    """Measured on this machine.
 
     `invariant_rows`: how many rows one forward may hold and still be bit-identical to one row at a time.
-    `forward_ms[n - 1]`: best time of a forward of n rows, milliseconds.
+    `forward_ms[n - 1]`: best time of a forward of n rows.
     """
 
     invariant_rows: int
@@ -32,11 +32,9 @@ class EngineOptions:
     """How to run a model. Each engine uses the options that apply to it.
 
     `num_threads` 0 means all cores that the process may use. `gpu_layers` is for GGUF files (-1: all). `device` and
-    `dtype` are for transformers models, `quantization` for those on a GPU.
-    `shared_cache` lets sequences of a GGUF model share one KV cache, so that any feeds fit into one forward, and logits
-    lose their bit-equality. `adapter` is the file of an adapter, which is part of the model from then on.
-    `probe_again` measures the row costs even if `profile_path` has them. `notify` gets what a
-    user should know, one line each.
+    `dtype` are for transformers models, `quantization` for those on a GPU. `shared_cache` lets sequences of a GGUF model
+    share one KV cache: any feeds fit into one forward, and logits lose their bit-equality. `adapter` is part of the
+    model from then on. `notify` gets lines for the user.
     """
 
     context_len: int = 4096

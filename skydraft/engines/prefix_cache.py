@@ -166,7 +166,6 @@ class PrefixCache:
             engine.release(Sequence(engine, self._kept.pop(0).slot))
 
     def forget(self, engine: Model, older_than_s: float) -> None:
-        """Release KV that was kept for at least `older_than_s` seconds."""
         self.settle(engine)
         latest = time.perf_counter() - older_than_s
         while self._kept and self._kept[0].since <= latest:

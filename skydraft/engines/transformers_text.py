@@ -31,11 +31,7 @@ class Slot:
 
 
 class TransformersEngine(Engine):
-    """One causal language model.
-
-    Sequences are limited by memory only, and several feeds run one after another. `num_threads` other than 0 sets the
-    threads of torch for the whole process. Rows stay valid after later forwards.
-    """
+    """Feeds run one after another. `num_threads` other than 0 sets the threads of torch for the whole process."""
 
     _model_class: ClassVar[str] = "AutoModelForCausalLM"
     _unused: ClassVar[tuple[str, ...]] = ()  # parts of the model to drop after loading

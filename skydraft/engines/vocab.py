@@ -74,7 +74,7 @@ class Vocab:
         self.chat_template, self.bos_text, self.eos_text = chat_template, bos_text, eos_text
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids of `text`; special tokens written out in it are read as such."""
+        """Special tokens written out in the text are read as such."""
         return tuple(self._encode(text))
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -159,7 +159,7 @@ _CJK_LEAD_BYTES = range(0xE4, 0xEA)  # first bytes of U+4000 to U+9FFF in UTF-8
 
 
 def _class_of(piece: bytes) -> tuple[int, ...]:
-    """What `TokenClasses` says of one token, in the order of its fields."""
+    """In the order of the fields of `TokenClasses`."""
     try:
         text = piece.decode()
     except UnicodeDecodeError:

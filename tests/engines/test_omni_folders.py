@@ -39,26 +39,9 @@ def test_a_whole_checkpoint_gives_its_thinker_alone(omni: OmniEngine, omni_folde
     assert names == {"model.audio_tower", "model.language_model", "lm_head.weight"}
 
 
-@pytest.mark.parametrize("left_out", ["config.json", "model.safetensors", "tokenizer.json", "preprocessor_config.json"])
-def test_an_incomplete_folder(left_out: str, omni_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(BrokenModel) as caught:
-        OmniEngine(copy_of(omni_folder, tmp_path, left_out), OPTIONS)
-    assert "\n" not in str(caught.value) and caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ("", "has no readable config.json"),
-        ("{}", "does not describe a thinker: audio_config is missing"),
-        ('{"model_type": "qwen2_5_omni", "thinker_config": {"audio_config": {}}}', "text_config is missing"),
-        ('{"model_type": "qwen2_5_omni", "thinker_config": null}', "has no readable config.json"),
-    ],
-)
-def test_a_config_is_not_made_up(config: str, message: str, omni_folder: Path, tmp_path: Path) -> None:
-    (copy_of(omni_folder, tmp_path) / "config.json").write_text(config)
-    with pytest.raises(BrokenModel, match=message):
-        OmniEngine(tmp_path, OPTIONS)
+def test_a_folder_without_audio_settings(omni_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(BrokenModel, match="cannot load the audio settings"):
+        OmniEngine(copy_of(omni_folder, tmp_path, "preprocessor_config.json"), OPTIONS)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +49,6 @@ def test_a_config_is_not_made_up(config: str, message: str, omni_folder: Path, t
     [
         ("audio_tower.layers.1.fc1.weight", "model.audio_tower.layers.1.fc1.weight", True),
         ("model.layers.1.mlp.up_proj.weight", "model.language_model.layers.1.mlp.up_proj.weight", False),
-        ("lm_head.weight", "lm_head.weight", True),
     ],
 )
 def test_a_missing_weight_is_not_drawn_at_random(
@@ -80,12 +62,6 @@ def test_a_missing_weight_is_not_drawn_at_random(
     if full:
         make_full(tmp_path)
     with pytest.raises(BrokenModel, match=f"lacks weights of its model: {in_model}"):
-        OmniEngine(tmp_path, OPTIONS)
-
-
-def test_features_of_another_model(omni_folder: Path, tmp_path: Path) -> None:
-    transformers.WhisperFeatureExtractor(feature_size=80).save_pretrained(copy_of(omni_folder, tmp_path))
-    with pytest.raises(BrokenModel, match="makes 80 mels of audio at 16000 Hz, its model takes 128 at 16000 Hz"):
         OmniEngine(tmp_path, OPTIONS)
 
 

