@@ -7,14 +7,13 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from skydraft.characters import from_json
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.vocab import Vocab
-from skydraft.errors import BrokenModel, MissingDependency, OptionError, importing
+from skydraft.errors import BrokenModel, OptionError, importing
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _WANTED = "Give a folder with config.json, weights and tokenizer of a causal language model."
@@ -76,12 +75,11 @@ def load_checkpoint(path: Path, model_class: str, options: EngineOptions, *, unu
     device = check_device(torch, options.device)
     if options.dtype not in _DTYPES:
         raise OptionError(f"--dtype must be one of {', '.join(_DTYPES)}, not '{options.dtype}'.")
-    quantized = _quantized(torch, transformers, device, options)
     try:
         with quiet(transformers):
             tokenizer = transformers.AutoTokenizer.from_pretrained(path, **_LOCAL)
             model, loaded = getattr(transformers, model_class).from_pretrained(
-                path, dtype=getattr(torch, options.dtype), output_loading_info=True, **_LOCAL, **quantized
+                path, dtype=getattr(torch, options.dtype), output_loading_info=True, **_LOCAL
             )
     except Exception as error:
         raise BrokenModel(f"transformers cannot load {path}: {first_line(error)}", hint=_WANTED) from error
@@ -92,7 +90,7 @@ def load_checkpoint(path: Path, model_class: str, options: EngineOptions, *, unu
         )
     for parent, _, part in (name.rpartition(".") for name in unused):
         setattr(model.get_submodule(parent), part, None)
-    return (model.eval() if quantized else model.eval().to(device)), _checked(tokenizer, path)
+    return model.eval().to(device), _checked(tokenizer, path)
 
 
 def _checked(tokenizer: Any, path: Path) -> Any:
@@ -107,27 +105,6 @@ def _checked(tokenizer: Any, path: Path) -> Any:
         except (ValueError, KeyError, TypeError) as error:
             raise BrokenModel(f"{file} holds no chat template.", hint="Fetch it again.") from error
     return tokenizer
-
-
-def _quantized(torch: Any, transformers: Any, device: Any, options: EngineOptions) -> dict[str, Any]:
-    """Arguments of `from_pretrained` for 8 or 4 bits a weight; empty for "none"."""
-    if options.quantization == "none":
-        return {}
-    if device.type != "cuda":
-        raise OptionError(
-            f"--quantization {options.quantization} needs a GPU, not --device {device}.",
-            hint="Add --device cuda, or remove --quantization.",
-        )
-    if not (find_spec("bitsandbytes") and find_spec("accelerate")):
-        raise MissingDependency(
-            "--quantization needs bitsandbytes and accelerate.", hint="Run: pip install bitsandbytes accelerate."
-        )
-    config = transformers.BitsAndBytesConfig(
-        load_in_8bit=options.quantization == "8bit",
-        load_in_4bit=options.quantization == "4bit",
-        bnb_4bit_compute_dtype=getattr(torch, options.dtype),
-    )
-    return {"quantization_config": config, "device_map": {"": device}}
 
 
 @contextmanager

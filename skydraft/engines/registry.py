@@ -28,9 +28,9 @@ _FOR_ALL = {"context_len", "max_sequences", "shared_cache", "profile_path", "pro
 class EngineKind:
     """How models of one sort are recognised and opened.
 
-    `what` is a noun phrase for messages. `open` gets the model as the user wrote it, its path (of NAME:REST the REST),
+    `what` is a noun phrase for messages. `open` gets the model as the user wrote it, its path (REST of a name),
     and options; it imports the libraries, since the modules of all kinds are imported to find the right one. `takes`
-    names the fields of EngineOptions that apply besides those of every engine. `claims`: whether a path is of this sort.
+    names the fields of EngineOptions that apply besides those of all. `claims` tells whether a path is of this sort.
     """
 
     what: str

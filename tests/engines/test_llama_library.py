@@ -38,8 +38,7 @@ LIBC = "libc.so.6" if sys.platform == "linux" else "libSystem.dylib"
 
 
 @pytest.mark.parametrize(
-    ("named", "fault"),
-    [("libllama.so", "libllama.so"), ("no_library.so", "no_library.so"), (LIBC, "llama_backend_init")],
+    ("named", "fault"), [("gone.so", "gone.so"), ("no_library.so", "no_library.so"), (LIBC, "llama_backend_init")]
 )
 def test_a_build_of_ones_own_is_the_only_one_and_its_fault_is_told(
     named: str, fault: str, fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -13,7 +13,7 @@ import pytest
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.registry import open_engine
 from skydraft.engines.transformers_omni import OmniEngine
-from skydraft.errors import BrokenModel, OptionError
+from skydraft.errors import BrokenModel
 
 from ..later import later
 from .tiny_checkpoint import OPTIONS, copy_of
@@ -76,24 +76,6 @@ def test_the_chat_template_of_a_processor(omni_folder: Path, tmp_path: Path) -> 
     (tmp_path / "chat_template.json").write_text("[]")
     with pytest.raises(BrokenModel, match="holds no chat template"):
         OmniEngine(tmp_path, OPTIONS)
-
-
-def test_quantization_is_one_of_three_and_needs_a_gpu(omni_folder: Path) -> None:
-    with pytest.raises(OptionError, match=r"^quantization must be none, 8bit or 4bit, not '2bit'"):
-        EngineOptions(quantization="2bit")  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match=r"^quantization 4bit needs a GPU, not device cpu"):
-        OmniEngine(omni_folder, EngineOptions(quantization="4bit"))
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif("not torch.cuda.is_available()", reason="needs a CUDA device")
-@pytest.mark.parametrize("quantization", ["8bit", "4bit"])
-def test_quantized(quantization: Any, omni_folder: Path) -> None:
-    pytest.importorskip("bitsandbytes")
-    pytest.importorskip("accelerate")
-    options = EngineOptions(context_len=256, device="cuda", dtype="bfloat16", quantization=quantization)
-    engine = OmniEngine(omni_folder, options)
-    assert engine.invariant_rows == 1 and len(twenty(engine)) == 20
 
 
 # thinker_config of config.json in Qwen/Qwen2.5-Omni-3B, in the names of that file. Only widths are smaller:
