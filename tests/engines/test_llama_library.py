@@ -91,9 +91,8 @@ def test_a_build_with_amx_is_passed_over(others: bool, fresh: None, monkeypatch:
     ],
 )  # fmt: skip
 def test_threads_that_wait_sleep_sooner_on_a_busy_machine_and_nobody_else_is_told(
-    running: str | None, user: dict[str, str], told: tuple[str | None, str | None], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    running: str | None, user: dict[str, str], told: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With threads that spin, another busy process makes a forward ten times as long (NOTES.md)."""
     names, found = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"), []
     cdll = llama_library.ctypes.CDLL

@@ -80,9 +80,8 @@ def test_what_was_interrupted_goes_on_where_it_stopped(world: FakeWorld) -> None
         if label == "joining tiny":
             raise KeyboardInterrupt
 
-    for asked, options in (
-        (names[:2], {"sources": world.sources(wheel=broken)}), (names[2:], {"progress": stop_while_joining}),
-    ):  # fmt: skip
+    steps = [(names[:2], {"sources": world.sources(wheel=broken)}), (names[2:], {"progress": stop_while_joining})]
+    for asked, options in steps:
         with pytest.raises(KeyboardInterrupt):
             world.fetch(**options)
         assert world.asked == [HUB_NAME, *asked] and not world.target.exists()

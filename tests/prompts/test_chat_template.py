@@ -183,11 +183,14 @@ def test_a_slip_in_a_template_is_mended_so_that_a_pair_reads_the_same() -> None:
 
 
 def test_no_such_message() -> None:
-    for role, more, said in (
-        ("bot", (), "'bot'"), ("user", (), "Only text of the assistant"), ("tool", (), "Only text of the assistant"),
-        ("assistant", (("tool_calls", [{"function": {}}]),), "Only text of the assistant"),
-    ):  # fmt: skip
-        with pytest.raises(PromptError, match=said):
+    calls, said = (("tool_calls", [{"function": {}}]),), "Only text of the assistant"
+    for role, more, message in (
+        ("bot", (), "'bot'"),
+        ("user", (), said),
+        ("tool", (), said),
+        ("assistant", calls, said),
+    ):
+        with pytest.raises(PromptError, match=message):
             Message(role, "a", more, is_open=True)  # type: ignore[arg-type]
     for prompt, system, message in ((" \n", None, "The prompt is empty."), ("a", "", "The system message is empty.")):
         with pytest.raises(PromptError, match=message):
