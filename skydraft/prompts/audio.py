@@ -38,7 +38,7 @@ class Audio:
 
 
 def load_library() -> tuple[Any, Any]:
-    """The modules soundfile and soxr. Raises MissingDependency when one is not installed."""
+    """The modules soundfile and soxr. Raises MissingDependency."""
     try:
         import soundfile
         import soxr
@@ -98,7 +98,7 @@ def _read(file: BinaryIO, name: str, max_duration_s: float) -> Audio:
 
 
 def _blocks(name: str, source: Any) -> Iterator[npt.NDArray[np.float32]]:
-    """The average of the channels, a block at a time: [num_frames]."""
+    """The average of the channels: [num_frames]."""
     while len(samples := source.read(max(_BLOCK // source.channels, 1), dtype="float32", always_2d=True)):
         if not np.isfinite(samples).all():
             raise PromptError(f"{name} has samples that are not numbers.", hint="Record or convert it again.")

@@ -67,22 +67,16 @@ def test_edge_mode_equals_generate(penalties: dict[str, Any], target: Transforme
         assert run(prompt, "edge", params, edge=target).token_ids == expected
 
 
-@pytest.mark.parametrize("min_new_tokens", [0, 20])
-def test_end_tokens_of_the_generation_config_equal_generate(
-    min_new_tokens: int, target: TransformersEngine, tmp_path: Path
-) -> None:
-    params = DecodingParams(max_new_tokens=40, min_new_tokens=min_new_tokens)
+def test_end_tokens_of_the_generation_config_equal_generate(target: TransformersEngine, tmp_path: Path) -> None:
+    params = DecodingParams(max_new_tokens=40, min_new_tokens=5)
     end_id = run(PROMPTS[0], "edge", DecodingParams(max_new_tokens=40), edge=target).token_ids[11]
     (copy_of(target.path, tmp_path) / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, end_id]}))
     engine = TransformersEngine(tmp_path, OPTIONS)
     assert engine.vocab.end_ids == {0, end_id}
-    ends = 0
-    for prompt in PROMPTS:
-        generation = run(prompt, "edge", params, edge=engine)
+    generations = [run(prompt, "edge", params, edge=engine) for prompt in PROMPTS]
+    for prompt, generation in zip(PROMPTS, generations, strict=True):
         assert generation.token_ids == hf_generate(tmp_path, engine.vocab.encode(prompt), params)
-        assert len(generation.token_ids) > min_new_tokens
-        ends += generation.finish_reason == "eos"
-    assert ends or min_new_tokens
+    assert any(generation.finish_reason == "eos" for generation in generations)
 
 
 @pytest.mark.parametrize(("temperature", "k"), [(0.0, 5), (0.8, 3)])
@@ -95,21 +89,6 @@ def test_lossless_equals_cloud(temperature: float, k: int, target: Engine, draft
         num_drafted += lossless.stats.num_draft_tokens
         num_accepted += lossless.stats.num_accepted_tokens
     assert 0 < num_accepted < num_drafted, "the pair must agree sometimes, not always, or nothing was tested"
-
-
-class PositionsNotRolledBack(TransformersEngine):
-    """F8: positions count what was ever fed, rollbacks left out."""
-
-    num_fed = 0
-
-    def _position_ids(self, base: int, num_rows: int) -> Any:
-        self.num_fed = self.num_fed + num_rows if base else num_rows
-        return super()._position_ids(self.num_fed - num_rows, num_rows)
-
-
-def test_f8_wrong_positions_are_caught(target: TransformersEngine) -> None:
-    text, broken = some_text(target, 40), PositionsNotRolledBack(target.path, OPTIONS)
-    assert largest_difference(broken, text, one_by_one(target, text)) > 1000 * TOLERANCE
 
 
 def test_sliding_layers_can_be_rolled_back(tmp_path: Path) -> None:
