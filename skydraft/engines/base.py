@@ -47,10 +47,7 @@ class Engine(Model):
         return sequence
 
     def begin(self, prompt: Seq[int] | TokenIds, media: Recordings = (), reuse: Reuse | None = None) -> Sequence:
-        """A sequence for `prompt`, to be filled by `prefill`. Raises PromptError.
-
-        It is empty, or, with `reuse`, holds what an earlier sequence shares with the prompt.
-        """
+        """An empty one for `prompt`, or one with what an earlier one shares; `prefill` fills it. Raises PromptError."""
         with self.floor:
             self.check_prompt(prompt, media)
             return self.prefixes.begin(self, prompt, media, reuse)

@@ -57,9 +57,7 @@ def check_device(torch: Any, name: str) -> Any:
     """Raises OptionError where there is none of that name."""
     kind, _, index = name.partition(":")
     if name != "cpu" and (kind != "cuda" or not (index.isdecimal() or name == "cuda")):
-        raise OptionError(
-            f"--device must be cpu or cuda, not '{name}'.", hint="Use cpu, cuda, or cuda:1 for a second GPU."
-        )
+        raise OptionError(f"--device must be cpu, cuda or, for a second GPU, cuda:1, not '{name}'.")
     if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
         raise OptionError(f"torch sees no device {name} here.", hint="Use --device cpu.")
     return torch.device(name)
@@ -125,10 +123,7 @@ def first_line(error: BaseException) -> str:
 
 
 def read_vocab(tokenizer: Any, generation_config: Any) -> Vocab:
-    """The vocabulary of a fast tokenizer. Raises BrokenModel when the bytes of its tokens are unknown.
-
-    End tokens are those of the generation config and of the tokenizer. A BOS text is set where the tokenizer adds one.
-    """
+    """End tokens are those of the generation config and the tokenizer. Raises BrokenModel where bytes are unknown."""
     if not tokenizer.is_fast:
         raise BrokenModel(f"{type(tokenizer).__name__} is not a fast tokenizer.", hint="Add its tokenizer.json.")
     backend = tokenizer.backend_tokenizer

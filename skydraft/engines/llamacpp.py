@@ -194,10 +194,7 @@ class LlamaCppEngine(Engine):
 
 
 def _forget_mapped_pages(path: Path) -> None:
-    """Let go of the pages of a mapped file; what is still needed comes back from the page cache. Linux only.
-
-    Weights that llama.cpp has repacked would otherwise be resident twice: 0.6 GB for the demo pair.
-    """
+    """Weights that llama.cpp has repacked would be resident twice, 0.6 GB for the demo pair. Linux only."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
         madvise = ctypes.CDLL(None).madvise

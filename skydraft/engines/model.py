@@ -233,10 +233,7 @@ class Model(ABC):
 
     @abstractmethod
     def forward(self, feeds: Feeds, *, want_logits: bool) -> list[Rows]:
-        """Run the model and write KV. On failure the KV of every sequence is as before.
-
-        Returns rows per feed; what it returns without `want_logits` is not read.
-        """
+        """Run the model and write KV; on failure all KV is as before. Rows per feed, not read without `want_logits`."""
 
     @abstractmethod
     def roll_back(self, sequence: Sequence, length: int) -> None:

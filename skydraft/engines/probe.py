@@ -1,7 +1,4 @@
-"""Measures what forwards of n rows give and cost on this machine, and remembers it beside the models.
-
-It takes seconds, with a short text. `exactness` compares longer ones where they occur.
-"""
+"""Measures what forwards of n rows give and cost on this machine, with a short text, and keeps it beside the models."""
 
 from __future__ import annotations
 
@@ -28,10 +25,7 @@ _PROFILES = TypeAdapter(dict[str, RowProfile])  # the file of profiles, by key
 
 
 def probe(engine: Engine, notify: Callable[[str], None] = lambda line: None) -> RowProfile:
-    """Feed the same tokens one by one and n at a time; compare their bits and take the times.
-
-    `notify` gets a line if it takes a second or more.
-    """
+    """Feed the same tokens one by one and n at a time: bits and times. `notify` gets a line if that takes long."""
     length = min(_PROBED_LEN, engine.context_len // 2)
     # Special tokens may stand for audio that is not there.
     plain_ids = np.setdiff1d(np.arange(engine.vocab.size), list(engine.vocab.special_ids))

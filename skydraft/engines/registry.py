@@ -45,10 +45,7 @@ def engine_names() -> frozenset[str]:
 
 
 def open_engine(kind: str, spec: str, path: Path | None, options: EngineOptions) -> Engine:
-    """Open a model: with a path by the first engine that claims it, without one by the engine whose name is `kind`.
-
-    Raises BrokenModel, MissingDependency or OptionError.
-    """
+    """By the engine that claims `path`, or that named `kind`. Raises BrokenModel, MissingDependency, OptionError."""
     entries = _plug_ins() | _OURS
     engine = _load(entries[kind]) if path is None else _claiming(spec, path, list(entries.values()))
     for field in fields(EngineOptions):

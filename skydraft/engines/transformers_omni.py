@@ -57,10 +57,7 @@ class OmniEngine(TransformersEngine):
         super().__init__(path, options, name=name)
 
     def media(self, samples: npt.NDArray[np.float32]) -> Media:
-        """Features of mono audio [num_samples] at 16 kHz, those of the model's own processor less its padding.
-
-        Raises PromptError for audio of less than 30 ms, or whose features are not finite.
-        """
+        """Those of the model's own processor less its padding."""
         self.floor.check_open()
         hop, window = self._extractor.hop_length, self._extractor.n_fft
         # The last frames reach beyond the clip: into zeros, as they do in the processor's 30 seconds or more.

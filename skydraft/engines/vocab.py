@@ -55,10 +55,7 @@ class TokenClasses:
 
 
 class Vocab:
-    """Token ids, their bytes, and the way from text to ids. Immutable.
-
-    `size` is the length of the tokenizer: rows beyond it are padding and no engine returns them.
-    """
+    """Immutable. `size` is the length of the tokenizer: rows beyond it are padding and no engine returns them."""
 
     def __init__(
         self, pieces: Sequence[bytes], encode: Callable[[str], list[int]], *, special_ids: Iterable[int] = (),
@@ -118,10 +115,7 @@ class Vocab:
 
     @cached_property
     def fingerprint(self) -> str:
-        """32 hex digits that are equal exactly when the bytes of all tokens are equal.
-
-        Which tokens are special is left out: llama.cpp calls some so by their looks, a tokenizer.json does not.
-        """
+        """Names the bytes of all tokens, not which are special: llama.cpp calls some so by their looks."""
         digest = hashlib.sha256(str(self.size).encode())
         for piece in self._names:
             digest.update(b" %d " % len(piece) + piece)

@@ -47,10 +47,7 @@ def sha256_of(path: Path) -> str:
 
 
 def settle(model: KnownModel, cache: Path, sha256: str) -> Path:
-    """Rename the `.partial` file into place if `sha256`, the hash of its bytes, is the published one.
-
-    Raises HashMismatch otherwise; then the `.partial` file is gone.
-    """
+    """Rename the `.partial` file into place. Raises HashMismatch for another hash; then the `.partial` file is gone."""
     partial = model_path(model, cache, ".partial")
     if sha256 != model.sha256:
         partial.unlink()
@@ -63,10 +60,7 @@ def settle(model: KnownModel, cache: Path, sha256: str) -> Path:
 
 
 def adopt(model: KnownModel, file: Path, cache: Path, require: Callable[[int], None]) -> Path:
-    """Hard-link `file` into the cache, or copy it where no link is possible. Raises HashMismatch.
-
-    `require` raises NotEnoughDisk where so many bytes do not fit.
-    """
+    """Link or copy `file` into the cache, if `require` lets so many bytes. Raises HashMismatch for another file."""
     partial = model_path(model, cache, ".partial")
     partial.parent.mkdir(parents=True, exist_ok=True)
     partial.unlink(missing_ok=True)

