@@ -98,7 +98,6 @@ _RUN = [
     option("--gpu-layers", "N", "GGUF: layers on the GPU, -1 for all (default: 0).", default=0),
     option("--device", "D", "transformers: cpu or cuda.", default="cpu"),
     option("--dtype", "T", "transformers: float32, bfloat16 or float16.", default="float32"),
-    option("--quantization", "Q", "transformers on a GPU: none, 8bit or 4bit.", default="none"),
     option("--offline", None, "Use only what is on this machine; never the network.", is_flag=True),
     SOURCE_OPTION,
 ]

