@@ -334,13 +334,12 @@ def verdict_of(reply: bytes, num_audited: int = 0) -> Verdict:
 
 
 def tokens_written(stream: RawSession) -> tuple[int, ...]:
-    """What the target writes after a verdict, to the reply that is marked."""
-    token_ids: list[int] = []
-    while True:
-        written = codec.decode_written(stream.answer())
-        token_ids += written.token_ids
-        if written.is_last:
-            return tuple(token_ids)
+    """What the target writes after a verdict, to the reply that is marked; each reply follows the one before."""
+    parts = [codec.decode_written(stream.answer())]
+    while not parts[-1].is_last:
+        parts.append(codec.decode_written(stream.answer()))
+        assert parts[-1].base == parts[-2].base + len(parts[-2].token_ids)
+    return tuple(token_id for part in parts for token_id in part.token_ids)
 
 
 def text(params: DecodingParams = PARAMS) -> tuple[int, ...]:

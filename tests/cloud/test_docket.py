@@ -110,34 +110,28 @@ def test_a_long_prompt_takes_turns_with_others() -> None:
     assert opening.last == Opened(0) and desk.engine.num_prefills == 53 + 1  # 209 tokens in parts of 4, and 1
 
 
-def test_stopping_answers_everybody_and_frees_everything() -> None:
+class Died(BaseException):
+    """What no worker survives."""
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_worker_that_stops_or_dies_answers_everybody_and_frees_everything(dies: bool) -> None:
     desk = desk_of(6, max_rows=2, max_sessions=1)
     edges = [Edge(number, 6, ENDLESS) for number in range(4)]
     begun = desk.ask(edges[0].call(edges[0].likely(30), opens=True))
     desk.step(3)
     waits = [desk.ask(edges[1].call(opens=True)), desk.ask(edges[2].stream())]
     desk.step()
-    desk.worker.post(desk.docket.stop)
-    late = desk.ask(edges[3].open())
-    desk.worker.run()
-    for asked in (begun, *waits, late):
-        assert [type(answer) for answer in asked.answers] == [CloudDraining]
-    assert desk.engine.num_open == 0
-
-
-def test_a_worker_that_dies_answers_everybody_first() -> None:
-    class Died(BaseException):
-        """What no worker survives."""
-
-    desk = desk_of(max_sessions=1)
-    writes, waits = desk.ask(Edge(0, 4, ENDLESS).stream()), desk.ask(Edge(1, 4, ENDLESS).open())
-    desk.step(2)
-    desk.engine.fails = lambda feeds: Died()
-    with pytest.raises(Died):
+    if dies:
+        desk.engine.fails = lambda feeds: Died()
+        with pytest.raises(Died):
+            desk.worker.run()
+    else:
+        desk.worker.post(desk.docket.stop)
+        waits.append(desk.ask(edges[3].open()))
         desk.worker.run()
-    assert [type(asked.last) for asked in (writes, waits)] == [CloudDraining] * 2
+    assert [[type(answer) for answer in asked.answers] for asked in (begun, *waits)] == [[CloudDraining]] * (4 - dies)
     assert desk.engine.num_open == 0
-    desk.check_answers()
 
 
 def test_who_waits_for_a_seat_is_looked_at_once_and_not_in_every_step() -> None:

@@ -70,16 +70,6 @@ def test_texts_of_one_owner_alone_are_never_ended_for_another_of_its_own() -> No
     assert not any(text.is_answered for text in texts) and desk.num_sessions == 2
 
 
-def test_nobody_takes_the_idle_seats_of_who_has_fewer() -> None:
-    desk = victims_desk()
-    idle = Edge(900, 1, ENDLESS)
-    desk.answer(idle.open(), "victim")
-    for number in range(1, 60):
-        desk.answer(edge_of(number).open(), "eve")
-    call = idle.call((), idle.likely(3))
-    assert desk.answer(call, "victim") == idle.judged(call)
-
-
 def test_an_owner_who_comes_back_has_not_saved_up_its_share() -> None:
     """Else it would stop everybody else until it had caught up."""
     desk = victims_desk()

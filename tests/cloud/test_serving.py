@@ -60,7 +60,6 @@ WRONG_OPENINGS: list[tuple[Opening, type[SkydraftError], str]] = [
     (with_params(stop=("ab",) * 65), LimitExceeded, "stop strings"),
     (with_params(stop=("a" * 4097,)), LimitExceeded, "characters in stop strings"),
     (with_params(logit_bias=tuple((number, 1.0) for number in range(1025))), LimitExceeded, "biased tokens"),
-    (opening(cache_scope="s" * 65), LimitExceeded, "cache scope"),
     (opening(*MANY), LimitExceeded, "do not fit"),
     (opening(*[1] * 45, committed_ids=(1,) * 4060), LimitExceeded, "do not fit"),
 ]

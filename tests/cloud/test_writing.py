@@ -51,18 +51,6 @@ def test_after_a_correction_come_the_tokens_that_the_target_alone_would_write_an
     assert desk.engine.num_prefills <= 1
 
 
-def test_a_stop_before_the_verdict_leaves_the_verdict_and_one_after_the_end_changes_nothing() -> None:
-    desk, edge = desk_of(max_rows=1), Edge(0, 4, ENDLESS)
-    asked = desk.ask(call := edge.call(draft=edge.likely(3), opens=True, write=9))
-    desk.step(2)
-    desk.stop_writing(asked)
-    desk.finish()
-    desk.stop_writing(asked)
-    desk.step(2)
-    assert asked.answers == [edge.judged(call)]
-    goes_on(desk, edge)
-
-
 @law(25)
 @given(toys.seeds, st.integers(0, 12), st.integers(0, 9), st.sampled_from(["lost", "left", "under way"]))
 def test_a_verify_that_is_repeated_gets_the_same_verdict_and_the_same_tokens(
