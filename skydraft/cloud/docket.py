@@ -69,10 +69,7 @@ class Job:
             deliver(answer, is_last)
 
     def begin(self, session: CloudSession) -> Answer | None:
-        """Returns the last answer if it is already known.
-
-        A remembered verdict is sent again, with the tokens written after it; then the target continues to write.
-        """
+        """Returns the last answer if it is known: a remembered verdict, or the tokens that were written after it."""
         self.session = session
         if isinstance(self.call, VerifyCall):
             if (known := session.recall(self.call)) is not None:
@@ -191,10 +188,7 @@ class Docket:
         self._waiting.append(job)
 
     def stop_writing(self, job: Job) -> None:
-        """End the writing of a job: its client wants no more, or is gone. Session and written tokens stay.
-
-        A verdict that was not sent yet is computed, as it may be asked for again.
-        """
+        """The client wants no more, or is gone. The session stays; a verdict is computed: it may be asked for again."""
         job.num_to_write = 0
         if job.has_verdict and not job.is_answered:
             self.end(job, Written(job.target.base, (), is_last=True))

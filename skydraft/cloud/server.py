@@ -11,11 +11,10 @@ from contextlib import closing
 from typing import Any, TypeVar
 
 from skydraft import __version__
-from skydraft.cloud.calls import Count
 from skydraft.cloud.listening import Listener
 from skydraft.cloud.options import ServeOptions
 from skydraft.cloud.questions import questions
-from skydraft.cloud.service import VerifierService
+from skydraft.cloud.service import VerifierService, uncounted
 from skydraft.cloud.worker import Worker
 from skydraft.errors import EngineError, OptionError, importing
 from skydraft.protocol.codec import short_fingerprint
@@ -40,7 +39,7 @@ class CloudServer:
         self._tracing = Tracing("skydraft-serve", options.otlp, log.warning) if options.otlp else None
         self._thread = threading.Thread(target=self._work, name="worker", daemon=True)
         keyring = self._listener.keyring
-        count: Count = self._metrics.asked if self._metrics else lambda kind, error: None
+        count = self._metrics.asked if self._metrics else uncounted
         self._service = VerifierService(worker, keyring, options, self._tracing, count)
         self._listener.calls.add(questions(self.info, keyring, count) | self._service.methods)
 

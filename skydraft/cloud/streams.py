@@ -22,10 +22,7 @@ _STREAMS_PER_PLACE = 4  # of the queue: a client that is drafting has a stream w
 
 @dataclass(eq=False, slots=True)
 class Stream:
-    """An open stream, which `task` serves. `is_busy` is set during a request, `used_at` after it.
-
-    `requests` are those to be answered, then None; `job` is the verify under way.
-    """
+    """`is_busy` is set during a request, `used_at` after it. `requests` end with None; `job` is under way."""
 
     owner: str
     authorization: str

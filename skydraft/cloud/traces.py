@@ -13,11 +13,11 @@ from skydraft.types import Cost, Verdict
 
 @contextmanager
 def request_span(
-    tracing: Tracing | None, parent: str, call: OpenCall | VerifyCall, owner: str
+    tracing: Tracing, parent: str, call: OpenCall | VerifyCall, owner: str
 ) -> Iterator[Callable[[Opened | Verdict | Written], None]]:
     """Wrap the answers to a request in a span, which takes notes of them; none if the client names no trace."""
     answers: list[Any] = []
-    if tracing is None or not is_traceparent(parent):
+    if not is_traceparent(parent):
         yield answers.append
         return
     span, failed = tracing.begin(call.kind, parent, serves=True), None

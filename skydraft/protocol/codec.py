@@ -33,7 +33,6 @@ from skydraft.protocol.values import (
 from skydraft.types import Cost, FinishReason, Media, Prompt, Verdict
 
 _MAX_ID = 2**31 - 1
-_MAX_RECORDINGS = 256
 _FINISHES: dict[int, FinishReason | None] = {0: None, 1: "eos", 2: "stop_string", 3: "sentences", 4: "length"}
 _EXECUTIONS: dict[int, Execution] = {1: "exact", 2: "throughput"}
 _AS_THEY_ARE = (
@@ -142,7 +141,7 @@ def _read_media(message: pb.Media) -> Media:
 
 
 def _read_opening(message: pb.Opening, most: int) -> Opening:
-    if len(message.media) > _MAX_RECORDINGS:
+    if len(message.media) > 256:
         raise ValueError(f"{len(message.media)} recordings are too many")
     return Opening(
         fingerprint=message.fingerprint.hex(),

