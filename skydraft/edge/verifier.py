@@ -71,7 +71,7 @@ class RemoteVerifier:
         self, servers: Servers, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest,
         patience: Patience, notices: Notices,
     ) -> None:  # fmt: skip
-        self.asked = False
+        self.called = False
         self._servers = servers
         self._context = context
         self._patience = patience
@@ -93,7 +93,7 @@ class RemoteVerifier:
         self._unsaid: list[str] = []  # lines for the user, which the generation's thread says
         self._is_cancelled = self._is_closed = self._says_that_it_waits = False
         self._rtt_ms = 0.0
-        self._taken = LinkCost()  # the part of the text's cost that `spent` has returned
+        self._taken = LinkCost()  # the part of the text's cost that `take_cost` has returned
 
     @property
     def link(self) -> LinkCost:
@@ -101,7 +101,7 @@ class RemoteVerifier:
 
     def verify(self, block: DraftBlock, catch_up: Seq[int], write: int = 0) -> Verdict:
         """The cloud's verdict. Raises CloudError if the cloud is lost for good, or for now if the text falls back."""
-        self.asked = False
+        self.called = False
         if self._written:
             return self._written.popleft()
         self._say()
@@ -118,7 +118,7 @@ class RemoteVerifier:
             self._wait(self._stop())
         return not self._written
 
-    def spent(self) -> LinkCost:
+    def take_cost(self) -> LinkCost:
         """Time waited for verdicts, and bytes of all messages, since the last call."""
         if self._greeting is not None:
             if self._context.finish is not None:
@@ -296,7 +296,7 @@ class RemoteVerifier:
         while self._text.is_writing:
             if await self._read_written():
                 return self._written.popleft()
-        self.asked = True
+        self.called = True
         try:
             return await self._text.verify(self._cut(block), catch_up, write, self._waiting)
         except errors.LimitExceeded:

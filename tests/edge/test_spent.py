@@ -61,20 +61,20 @@ def test_a_verification_that_failed_is_counted_and_so_is_the_next_one(relay: Rel
     relay.requests.clear()
     with pytest.raises(CloudError):
         verifier.verify(BLOCK, ())
-    failed = verifier.spent()
+    failed = verifier.take_cost()
     assert failed.bytes_up == num_bytes(relay.requests) > 0 and len(relay.requests) > 2  # it was asked again
     assert failed.bytes_down == num_bytes(relay.replies) == 0 and failed.rtt_ms > 0
     for _ in range(30):
         with pytest.raises(CloudError) as caught:
             verifier.verify(BLOCK, ())  # at once, and without a message
     assert len(caught.traceback) < 5  # no round keeps its frames
-    assert verifier.spent() == LinkCost()
+    assert verifier.take_cost() == LinkCost()
     relay.is_down = False
     Serving.wait_until(lambda: is_back(verifier))
-    mended = verifier.spent()
+    mended = verifier.take_cost()
     assert failed.bytes_up + mended.bytes_up == num_bytes(relay.requests)
     assert mended.bytes_down == num_bytes(relay.replies) and mended.rtt_ms > 0
-    assert verifier.spent() == LinkCost() and ["gone" in line for line in lines] == [True, False]
+    assert verifier.take_cost() == LinkCost() and ["gone" in line for line in lines] == [True, False]
     verifier.close()
     cloud.close()
 
