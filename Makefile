@@ -55,7 +55,7 @@ demo: $(TRYING)
 	@echo 'Step 2 of 3: two models, 1.6 GB, kept for every later run.'
 	@$(BIN)/skydraft models fetch $(PAIR)
 	@echo 'Step 3 of 3: one answer by both models together, then by each alone.'
-	@$(BIN)/python -m skydraft.cli.demo
+	@$(BIN)/python -m bench.demo
 
 # Three processes, since tests also wait. Byte code is kept whatever the machine says: rewriting asserts takes long. What fails
 # beside the others runs once more, alone: many tests measure time, on machines with other work. A real fault fails again.
@@ -120,7 +120,7 @@ lint: $(READY)
 	$(PROTOC) --python_out=$(FRESH) --pyi_out=$(FRESH) $(PROTO)
 	diff $(FRESH)/skydraft/protocol/verifier_pb2.py skydraft/protocol/verifier_pb2.py
 	diff $(FRESH)/skydraft/protocol/verifier_pb2.pyi skydraft/protocol/verifier_pb2.pyi
-	$(BIN)/python -m skydraft.cli.reference | diff docs/cli.md -
+	$(BIN)/python -m bench.reference | diff docs/cli.md -
 
 # Writes the code that verifier.proto stands for; lint fails when that was forgotten.
 protocol: $(READY)
@@ -128,7 +128,7 @@ protocol: $(READY)
 
 # Writes docs/cli.md, the help of every command; lint fails when that was forgotten.
 docs: $(READY)
-	$(BIN)/python -m skydraft.cli.reference > docs/cli.md
+	$(BIN)/python -m bench.reference > docs/cli.md
 
 bench: models
 	$(BIN)/python -m bench.speed

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from bench.workload import labelled
 from skydraft.evaluation.records import read_records
-from skydraft.evaluation.summary import labelled
 from skydraft.gating.calibration import MAX_BLOCK, find_calibration
 from skydraft.gating.fitting import LabelledText, Replay, walk
 from skydraft.gating.hand_back import parse_hand_back

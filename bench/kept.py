@@ -11,8 +11,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from bench.workload import labelled
 from skydraft.evaluation.records import read_records
-from skydraft.evaluation.summary import labelled
 from skydraft.gating import calibration
 from skydraft.gating.fitting import walk
 from skydraft.gating.hand_back import parse_hand_back

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from bench.workload import labelled
 from skydraft.decoding.block_length import AutoK
 from skydraft.decoding.cost_model import CostModel
-from skydraft.decoding.turns import GivenTurns, Turns
+from skydraft.decoding.turns import Turns
 from skydraft.evaluation.records import read_records
-from skydraft.evaluation.summary import labelled
 from skydraft.gating.fitting import LabelledText
 from skydraft.gating.hand_back import HandBack
 from skydraft.types import WRITE_ALL, Cost, DraftBlock, LinkCost, Round, StepRecord
@@ -114,7 +114,7 @@ def _drafted(text: LabelledText, base: int, turns: Turns) -> range:
 
 def fixed(k: int) -> Turns:
     """Blocks of `k` tokens; with 0 the target streams."""
-    return GivenTurns(k, HandBack(0 if k else WRITE_ALL))
+    return Turns(k, HandBack(0 if k else WRITE_ALL))
 
 
 def over(texts: Iterable[LabelledText], times: Times, make: Callable[[], Turns]) -> Replayed:

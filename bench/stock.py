@@ -22,7 +22,7 @@ import httpx2 as httpx
 import numpy as np
 
 import skydraft
-from bench.workload import load_pair, machine, prompts
+from bench.workload import difference, load_pair, machine, prompts
 from skydraft import DecodingParams, make_plan
 from skydraft.decoding.generation import Generation
 from skydraft.engines.base import Engine
@@ -127,7 +127,7 @@ def show(lines: list[dict[str, Any]]) -> None:
         said = list[str]()
         for key in ("right", "calls", "written"):
             shares = [each[key].sum() / each["tokens"].sum() for each in pair]
-            low, high = resamples.difference(*((each[key], each["tokens"]) for each in pair)) or (0.0, 0.0)
+            low, high = difference(resamples, *((each[key], each["tokens"]) for each in pair))
             said.append(f"{key} {shares[0] - shares[1]:+.4f} [{low:+.4f}, {high:+.4f}]")
         print(f"{mode}, there less beside: {', '.join(said)}")
     if always := [line["always"] for line in lines if "always" in line]:

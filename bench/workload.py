@@ -5,13 +5,20 @@ from __future__ import annotations
 import json
 import platform
 from pathlib import Path
+from typing import Literal
+
+import numpy as np
 
 import skydraft
 from skydraft import Plan, make_plan
 from skydraft.config import num_cores
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.probe import cpu_model
+from skydraft.evaluation.intervals import Resamples, Sides, interval
+from skydraft.evaluation.records import ScoreLine
+from skydraft.gating.fitting import LabelledText
 from skydraft.models import default_pair
+from skydraft.types import Signals
 
 PROMPTS_FILE = Path(__file__).parent.parent / "data" / "prompts_zh_dev.jsonl"
 
@@ -31,6 +38,20 @@ def load_pair(options: EngineOptions | None = None) -> tuple[skydraft.Engine, sk
 def drafting(mode: str) -> Plan:
     """The plan of a mode. `lossless` gets blocks of five: by itself it drafts nothing where that is faster."""
     return make_plan(mode, k=5 if mode == "lossless" else None)
+
+
+def labelled(line: ScoreLine, path: Literal["target", "draft"]) -> LabelledText:
+    """A scored text for a replay of gates."""
+    signals = tuple(Signals(*each) for each in line.signals)
+    disagrees = tuple(mine != theirs for mine, theirs in zip(line.drafted, line.choices, strict=True))
+    return LabelledText(path, signals, disagrees)
+
+
+def difference(resamples: Resamples, a: Sides, b: Sides) -> tuple[float, float]:
+    """Interval of sum a0 / sum a1 - sum b0 / sum b1."""
+    draws = np.array([resamples.means(values) for values in (*a, *b)])
+    a0, a1, b0, b1 = draws[:, (draws[1] > 0) & (draws[3] > 0)]
+    return interval(a0 / a1 - b0 / b1) if len(a0) else (0.0, 0.0)
 
 
 def machine() -> str:

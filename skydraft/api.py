@@ -16,7 +16,7 @@ from skydraft.decoding.prices import parse_prices
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import target_of
 from skydraft.engines.base import Engine
-from skydraft.engines.options import NOT_PROBED, EngineOptions, Quantization
+from skydraft.engines.options import NOT_PROBED, EngineOptions
 from skydraft.engines.probe import cpu_model, profile_of
 from skydraft.engines.registry import engine_names, open_engine
 from skydraft.errors import CloudLost, OptionError, RecordsError
@@ -46,7 +46,6 @@ def load(
     gpu_layers: int | None = None,
     device: str | None = None,
     dtype: str | None = None,
-    quantization: Quantization | None = None,
     adapter: str = "auto",
 ) -> Engine:
     """Open a model: a known name (downloaded if missing), a .gguf file, a local folder, or a hub id.
@@ -61,7 +60,6 @@ def load(
     cache = cache_dir()
     given = {
         "context_len": context, "num_threads": threads, "gpu_layers": gpu_layers, "device": device, "dtype": dtype,
-        "quantization": quantization,
     }  # fmt: skip
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     options = replace(options or EngineOptions(), **chosen)
@@ -117,10 +115,10 @@ def connect(
     """
     from skydraft.edge.budget import Budget, DaySum
     from skydraft.edge.cloud import Cloud
-    from skydraft.edge.own_server import OwnServer
     from skydraft.edge.servers import Servers
+    from skydraft.edge.session import OwnServer
     from skydraft.edge.stock.connection import StockOptions
-    from skydraft.edge.stock.server import StockServer
+    from skydraft.edge.stock.text import StockServer
     from skydraft.edge.tls import ServerOptions
     from skydraft.protocol.address import is_url, parse_addresses
 

@@ -29,7 +29,7 @@ def check_grammar() -> None:
 def download() -> None:
     part = Part(package="x", version="1", wheel="x.whl", wheel_sha256="0" * 64, member="x", bytes=1)
     with pytest.raises(NetworkUnavailable):
-        pip_wheel(part, Path("scratch"), lambda received: None)
+        pip_wheel(part, Path("scratch"))
 
 
 def run_code() -> None:

@@ -79,7 +79,7 @@ def test_there_is_one_way_to_write_a_state_file() -> None:
         "generate a --edge-model toy --cloud localhost:9 --tls-ca PIPE",
         "generate --edge-model toy --messages PIPE", "generate a --edge-model toy --json-schema PIPE",
         "serve --model toy --port 0 --tls-cert PIPE --tls-key PIPE",
-        "gateway --edge-model toy --port 0 --api-key-file PIPE", "serve --config PIPE",
+        "gateway --edge-model toy --port 0 --api-key-file PIPE",
     ],
 )  # fmt: skip
 def test_a_pipe_instead_of_a_file_is_one_clear_line(

@@ -14,12 +14,10 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import click
 import pytest
 
 from skydraft.access.keys import Keyring
 from skydraft.cli.main import run
-from skydraft.cli.serve import serve
 from skydraft.engines.options import EngineOptions, RowProfile
 from skydraft.engines.probe import profile_of
 from skydraft.engines.toy import open_toy
@@ -34,7 +32,6 @@ from .learning.lessons import lesson
 from .mutating import as_bytes, flipped, mutated
 
 ROOT = Path(__file__).parent.parent
-TOML = 'model = "toy"\nmax-queue = 64\nport = 0\ngrace = 1.5\nlog-prompts = true\nexecution = "exact"\nhost = "::1"\n'
 
 
 def calibrations(folder: Path, rng: random.Random) -> None:
@@ -64,24 +61,6 @@ def profiles(folder: Path, rng: random.Random) -> None:
     assert profile_of(TOY, "key", options).forward_ms
 
 
-def config(folder: Path, rng: random.Random) -> None:
-    file = folder / "serve.toml"
-    lines = [line.split(" = ") for line in TOML.splitlines()]
-    at = rng.randrange(len(lines))
-    lines[at][rng.randrange(2)] = rng.choice(
-        ["1.5", "true", '"many"', "-1", "9" * 5000, "[1]", "[" * 5000, "{a = 1}", "1979-05-27", "nan", "1e400", "x.y",
-         "''", '"\\u0000"', "[" * 5000 + "]" * 5000, "0x7f", "1_0", '"""a\nb"""']
-    )  # fmt: skip
-    data = "".join(f"{name} = {value}\n" for name, value in lines).encode()
-    file.write_bytes(
-        rng.choice([data, data, b"\xef\xbb\xbf" + data, flipped(data, rng), data.decode().encode("utf-16")])
-    )
-    try:
-        serve.make_context("serve", ["--config", str(file)])
-    except click.ClickException as error:
-        assert str(file.name) in error.format_message() or "Invalid value" in error.format_message()
-
-
 def messages(folder: Path, rng: random.Random) -> None:
     from skydraft.cli.options import read_messages
 
@@ -108,7 +87,7 @@ def adapters(folder: Path, rng: random.Random) -> None:
 
 TOY = open_toy("toy")
 READERS: list[Callable[[Path, random.Random], None]] = [
-    calibrations, lessons, profiles, config, messages, adapters
+    calibrations, lessons, profiles, messages, adapters
 ]  # fmt: skip
 
 

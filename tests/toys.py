@@ -18,7 +18,7 @@ from skydraft.decoding.drafting import Drafter
 from skydraft.decoding.loop import SpeculativeLoop
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.target import LocalVerifier
-from skydraft.decoding.turns import GivenTurns, Turns
+from skydraft.decoding.turns import Turns
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import ToyEngine
 from skydraft.engines.vocab import Vocab
@@ -177,7 +177,7 @@ def drafter_of(draft: Engine, chosen: DecodingParams, plan: Plan | None = None) 
 
 def blocks_of(turns: Turns | int) -> Turns:
     """Turns as they are, or blocks of so many tokens, with the correction alone handed back."""
-    return GivenTurns(turns, HandBack()) if isinstance(turns, int) else turns
+    return Turns(turns, HandBack()) if isinstance(turns, int) else turns
 
 
 def loop_of(

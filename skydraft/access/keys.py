@@ -20,10 +20,10 @@ _RELOAD_S = 1.0
 
 
 class Keyring:
-    """The tokens of a file with lines `LABEL TOKEN`; `#` begins a comment. Changes are seen within a second.
+    """The tokens of a file with lines `LABEL TOKEN`; `#` begins a comment. Without a file every client is "anonymous".
 
-    Without a file every client is "anonymous". Raises OptionError for a file that is unreadable, wrong or empty.
-    If the file becomes unreadable or wrong later, an error is logged and the old tokens stay. An empty one refuses all.
+    Changes are seen within a second. Raises OptionError for a file that is unreadable, wrong or empty. If it becomes
+    unreadable or wrong later, an error is logged and the old tokens stay. An empty one refuses all.
     """
 
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -31,7 +31,7 @@ class Keyring:
         self.has_tokens = path is not None  # else nothing distinguishes the callers
         self._clock = clock
         self._looked_at = clock()
-        self._content = _content(path) if path else None
+        self._fault = ""  # of the file as it was read last
         self._labels = _read(path) if path else {}
         self._had_several = False
         if path and not self._labels:
@@ -43,7 +43,6 @@ class Keyring:
             warn_if_shared(path)
 
     def has_several(self) -> bool:
-        """Whether it has, or had, tokens of several labels."""
         self._had_several = self._had_several or len(set(self._labels.values())) > 1
         return self._had_several
 
@@ -67,21 +66,13 @@ class Keyring:
         if now - self._looked_at < _RELOAD_S:
             return
         self._looked_at = now
-        if (content := _content(path)) != self._content:
-            self._content = content
-            try:
-                self._labels = _read(path)
-                log.info("tokens read", extra={"tokens": len(self._labels)})
-            except OptionError as error:
+        before, self._fault = self._fault, ""
+        try:
+            self._labels = _read(path)
+        except OptionError as error:
+            self._fault = str(error)
+            if self._fault != before:
                 log.error("tokens kept as they were: %s", error)
-
-
-def _content(path: Path) -> bytes | None:
-    """What tells a change: a replaced token need not change the file's time or size."""
-    try:
-        return read_file(path)
-    except OSError:
-        return None
 
 
 def _read(path: Path) -> dict[str, str]:

@@ -17,11 +17,10 @@ _MIN_BURST_ROWS = 64.0  # but always a whole block
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits in tokens, rows, bytes and seconds.
+    """Limits in tokens, rows, bytes and seconds; 0 is no limit where it is a default.
 
     `max_sessions` limits the sessions with KV memory, `max_queue` the waiting requests, and `session_ttl_s` the time
-    that a session may be idle. `sessions_per_token` (0: no limit) and `rows_per_s` (target rows, 0: no limit) apply to
-    each bearer token.
+    that a session may be idle. `sessions_per_token` and `rows_per_s` (of the target) apply to each bearer token.
     """
 
     max_sessions: int = 8

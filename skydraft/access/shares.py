@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 class Shares:
-    """Counts how many of `total` places each owner holds.
+    """Counts how many of `total` places each owner holds; `held` lists the owner of each taken one.
 
     If owners are not `apart`, all callers count as one owner and may take every place. Otherwise an owner with places
-    must leave `spare` places free, by default as many as it then holds. `held` lists the owner of each taken place.
+    must leave `spare` places free, by default as many as it then holds: so its flood never locks out another.
     """
 
     def __init__(self, total: int, *, apart: bool = True, spare: int | None = None, held: Iterable[str] = ()) -> None:
@@ -30,11 +30,6 @@ class Shares:
         return self._total - self._held.total()
 
     def may_take(self, owner: str, num: int = 1) -> bool:
-        """Whether `num` more places are free for this owner.
-
-        An owner without places may take any free place. Other owners must leave the spare places free, so that one
-        owner's flood of requests never locks out another owner.
-        """
         if num > self.num_free or not self._apart or not self._held[owner]:
             return num <= self.num_free
         spare = self._held[owner] + num if self._spare is None else self._spare
@@ -69,17 +64,13 @@ class WorkShares:
         self._served: dict[str, float] = {}
 
     def of(self, owner: str) -> float:
-        """The owner's key in the order: the lowest goes first."""
         return self._served.get(owner, 0.0)
 
     def serve(self, owner: str, work: float) -> None:
         self._served[owner] = self.of(owner) + work
 
     def enter(self, owner: str, present: Iterable[str]) -> None:
-        """Add an owner beside those that are `present`.
-
-        A returning owner starts level with the least served of them: unused shares are not saved up.
-        """
+        """Add an owner. It begins level with the least served of `present` ones: unused shares are not saved up."""
         others = set(present)
         if owner in others:
             return

@@ -1,5 +1,3 @@
-"""The one function that picks tokens, for draft and target, in every mode: choose(logits, prefix)."""
-
 from __future__ import annotations
 
 from typing import Any, TypeAlias
@@ -17,8 +15,7 @@ Row: TypeAlias = npt.NDArray[Any]
 
 
 class Chooser:
-    """`choose` for one generation. It has no random state; it caches what it computed along a prefix, so it is for one
-    thread at a time.
+    """The one function that picks tokens, for draft and target, in every mode. For one thread at a time.
 
     Steps, in order, on the raw logits:
       0. with a grammar, -inf for every token that it forbids; where other constraints ban all that it allows, the
@@ -68,7 +65,6 @@ class Chooser:
         return row if edited.max() == -np.inf else edited
 
     def follow_grammar(self, row: Row, prefix: TokenIds) -> Row:
-        """Step 0 alone: logits [vocab]."""
         return self._grammar.masked(row, prefix) if self._grammar else row
 
     @property

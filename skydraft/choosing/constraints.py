@@ -3,11 +3,8 @@
 `repetition_penalty`, `no_repeat_ngram_size` and `min_new_tokens` follow transformers' logits processors to the
 letter: on raw logits, prompt included, in that order. `frequency_penalty`, `presence_penalty` and `logit_bias` are as
 OpenAI defines them: mu[j] - c[j] * frequency - (c[j] > 0) * presence + bias[j], where c[j] counts how often token j was
-generated. `min_call_prob` looks at the row itself: at how likely all tokens together are with which a call begins.
-
-The constraints for fluent Chinese (styles `zh-short`, `zh-detailed`) are over the generated part of the prefix. They
-prevent repeated characters (F9), a comma after every second character (F10), and penalties that drive a model from one
-punctuation mark to the next (F12).
+generated. The styles for fluent Chinese look at the generated part: at repeated characters (F9), a comma after every
+second character (F10), and penalties that drive a model from one punctuation mark to the next (F12).
 
 A row costs its new tokens (`incremental`); a penalty also its distinct tokens, an n-gram ban the length of its n-gram.
 """
@@ -37,10 +34,7 @@ _MAX_CHAR_TOKENS = 4  # a character in UTF-8 has at most four bytes, so at most 
 
 
 def constraints_of(params: DecodingParams, vocab: Vocab) -> list[Constraint]:
-    """The constraints that `params` turns on, in the order in which they apply. Raises OptionError for one that cannot.
-
-    Those of a style come last: scale, bans, shift.
-    """
+    """The constraints that `params` turns on, in the order in which they apply. Raises OptionError."""
     for name, token_id in (
         ("--logit-bias", params.logit_bias[-1][0] if params.logit_bias else 0),
         ("--stop-token-ids", params.stop_token_ids[-1] if params.stop_token_ids else 0),
@@ -51,12 +45,12 @@ def constraints_of(params: DecodingParams, vocab: Vocab) -> list[Constraint]:
         check_chinese(vocab)
     wanted: list[tuple[object, Callable[[DecodingParams, Vocab], Constraint]]] = [
         (params.min_call_prob, _no_unlikely_call),  # by the raw row
-        (params.repetition_penalty != 1, _repetition_penalty),
+        (params.repetition_penalty != 1, lambda p, _: _penalty(p.repetition_penalty)),
         (params.frequency_penalty or params.presence_penalty, _occurrence_penalty),
         (params.logit_bias, _logit_bias),
         (params.no_repeat_ngram_size, lambda p, _: _no_repeat(p.no_repeat_ngram_size)),
         (params.min_new_tokens, _no_early_end),
-        (params.content_penalty != 1, _content_penalty),
+        (params.content_penalty != 1, lambda p, v: _penalty(p.content_penalty, v.classes.content)),
         (params.content_ngram_size, lambda p, v: _no_repeat(p.content_ngram_size, v.classes.content)),
         (params.no_adjacent_repeat, _no_adjacent_repeat),
         (params.comma_gap, lambda p, v: _too_early(v.classes.comma, p.comma_gap, -np.inf, v)),
@@ -67,20 +61,14 @@ def constraints_of(params: DecodingParams, vocab: Vocab) -> list[Constraint]:
 
 @lru_cache(maxsize=8)
 def call_openers(vocab: Vocab) -> TokenIds:
-    """The tokens with which a call begins, or its fence or mark, after white space.
-
-    A model that may not begin one otherwise begins with the template's mark of the list of tools.
-    """
+    """The tokens with which a call begins, or its fence, or the template's mark of it or of the list of tools."""
     texts = [piece.lstrip() for piece in vocab.pieces]
     found = [token_id for token_id, text in enumerate(texts) if text.startswith(_OPENERS) or text == b"<"]
     return np.array(found, np.int32)
 
 
 def _no_unlikely_call(params: DecodingParams, vocab: Vocab) -> Constraint:
-    """Ban the beginning of a call unless all tokens with which one begins are together as likely as `min_call_prob`.
-
-    Small models for code call a tool where the words of an answer, each for itself unlikely, have most of the chance.
-    """
+    """Small models call a tool where the words of an answer, each for itself unlikely, have most of the chance."""
     openers = call_openers(vocab)
 
     def ban(row: npt.NDArray[Any], prefix: TokenIds, generated: TokenIds) -> None:
@@ -96,19 +84,21 @@ def _no_unlikely_call(params: DecodingParams, vocab: Vocab) -> Constraint:
     return ban
 
 
-def _scale(row: npt.NDArray[Any], token_ids: TokenIds, penalty: float) -> None:
-    """Make distinct tokens less likely: divide positive logits, multiply negative ones (CTRL, arXiv 1909.05858)."""
-    scores = row[token_ids]
-    row[token_ids] = np.where(scores < 0, scores * penalty, scores / penalty)
-
-
-def _repetition_penalty(params: DecodingParams, vocab: Vocab) -> Constraint:
+def _penalty(penalty: float, content: Mask | None = None) -> Constraint:
+    """Positive logits are divided, negative ones multiplied (CTRL, arXiv 1909.05858)."""
     tally = Tally()
-    return lambda row, prefix, generated: _scale(row, tally.distinct(prefix), params.repetition_penalty)
+
+    def scale(row: npt.NDArray[Any], prefix: TokenIds, generated: TokenIds) -> None:
+        token_ids = tally.distinct(prefix if content is None else generated)
+        if content is not None:
+            token_ids = token_ids[content[token_ids]]
+        scores = row[token_ids]
+        row[token_ids] = np.where(scores < 0, scores * penalty, scores / penalty)
+
+    return scale
 
 
 def _occurrence_penalty(params: DecodingParams, vocab: Vocab) -> Constraint:
-    """Shift every generated token down: by `presence_penalty` once, by `frequency_penalty` for each time."""
     tally = Tally()
 
     def shift(row: npt.NDArray[Any], prefix: TokenIds, generated: TokenIds) -> None:
@@ -120,10 +110,9 @@ def _occurrence_penalty(params: DecodingParams, vocab: Vocab) -> Constraint:
 
 def _logit_bias(params: DecodingParams, vocab: Vocab) -> Constraint:
     token_ids, biases = zip(*params.logit_bias, strict=True)
-    amounts = np.array(biases, np.float32)
 
     def shift(row: npt.NDArray[Any], prefix: TokenIds, generated: TokenIds) -> None:
-        row[[*token_ids]] += amounts
+        row[[*token_ids]] += np.array(biases, np.float32)
 
     return shift
 
@@ -139,10 +128,7 @@ def _no_repeat(size: int, content: Mask | None = None) -> Constraint:
 
 
 def _no_early_end(params: DecodingParams, vocab: Vocab) -> Constraint:
-    """Ban the end tokens until there are `min_new_tokens`, or the text ends a sentence and has all it should have.
-
-    A model that must go on after its last sentence begins another topic.
-    """
+    """A text that has all its sentences may end sooner: a model that must go on begins another topic."""
     end_ids = np.array(sorted(vocab.end_ids | set(params.stop_token_ids)), np.int32)
     said = said_along(vocab)
 
@@ -153,16 +139,6 @@ def _no_early_end(params: DecodingParams, vocab: Vocab) -> Constraint:
             row[end_ids] = -np.inf
 
     return ban
-
-
-def _content_penalty(params: DecodingParams, vocab: Vocab) -> Constraint:
-    content, tally = vocab.classes.content, Tally()
-
-    def scale(row: npt.NDArray[Any], prefix: TokenIds, generated: TokenIds) -> None:
-        token_ids = tally.distinct(generated)
-        _scale(row, token_ids[content[token_ids]], params.content_penalty)
-
-    return scale
 
 
 def _no_adjacent_repeat(params: DecodingParams, vocab: Vocab) -> Constraint:

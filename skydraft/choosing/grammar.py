@@ -5,9 +5,8 @@ single way, as inside the name of a field, the allowed token is the one that the
 end token is allowed exactly when the text is complete. Where the text has left the grammar (a lossy rule, or a
 vocabulary that reads the tokens differently), or no token can continue it, only the end is allowed.
 
-A process of its own first finds out whether a grammar compiles. llguidance bounds most of its work, but not all: some
-intersections of patterns take minutes, and deep ones can end the process. So a grammar that a client sends ends that
-child, and not a server.
+A child process first finds out whether a grammar compiles: llguidance bounds most of its work, but some intersections
+of patterns take minutes, and deep ones can end the process.
 """
 
 from __future__ import annotations
@@ -125,10 +124,12 @@ class CompiledGrammar:
 
 
 class _Grammars:
-    """The latest grammars compiled for one vocabulary, and its llguidance tokenizer, which takes 0.3 s to build."""
+    """Grammars of one vocabulary, and its llguidance tokenizer, which takes 0.3 s to build."""
 
     def __init__(self, vocab: Vocab) -> None:
-        self._library = _llguidance()
+        with importing("A grammar needs", "grammar"):
+            import llguidance
+        self._library = llguidance
         spelling = Spelling(vocab)
         self._may_force = len(spelling.single) == 256  # any text can be spelled
         spelled = {mark.encode(): spelling(mark) for mark in _MARKS if self._may_force}
@@ -153,10 +154,9 @@ _known: WeakKeyDictionary[Vocab, _Grammars] = WeakKeyDictionary()
 
 
 def compile_grammar(text: str, vocab: Vocab) -> CompiledGrammar:
-    """Compile a grammar for a vocabulary, or return it from the cache. From any thread.
+    """Compile a grammar that `DecodingParams` accepted, within about two seconds, or return it from the cache.
 
-    `text` is one that `DecodingParams` accepted. Takes up to about two seconds. Raises GrammarRefused for a grammar
-    that does not compile or a vocabulary without end tokens, MissingDependency where llguidance is not installed.
+    Any thread may call this. Raises GrammarRefused, or MissingDependency where llguidance is not installed.
     """
     if not vocab.end_ids:
         raise GrammarRefused("This model has no end token, so no text of a grammar could end.")
@@ -175,23 +175,12 @@ def complaint(grammar: str) -> str:
     request = json.dumps({"grammar": grammar, "limits": LIMITS}).encode()
     try:
         done = subprocess.run([sys.executable, "-P", "-c", _CHILD], input=request, capture_output=True, timeout=_WALL_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise GrammarRefused("The grammar could not be checked in time.", hint="Try again later.") from error
-    try:
-        return str(json.loads(done.stdout))
-    except ValueError as error:
         if -done.returncode in _ENDS:
             return f"it takes more than {_SECONDS} s, or more memory than it may"
+        return str(json.loads(done.stdout))
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         # It could not start, or was killed: this says nothing of the grammar, and is not remembered.
-        raise GrammarRefused(
-            "The grammar could not be checked, for want of memory.", hint="Try again later."
-        ) from error
-
-
-def _llguidance() -> Any:
-    with importing("A grammar needs", "grammar"):
-        import llguidance
-    return llguidance
+        raise GrammarRefused("The grammar could not be checked: no memory or time.", hint="Try later.") from error
 
 
 def _as_lark(text: str, library: Any, *, may_force: bool) -> str:
@@ -208,20 +197,17 @@ def _as_lark(text: str, library: Any, *, may_force: bool) -> str:
 
 def _refused(text: str, reason: str) -> GrammarRefused:
     """The error for llguidance's `reason`, without its line numbers in Lark and its internal state."""
-    if _first_line(reason) in _DEAD_ENDS:
-        return GrammarRefused("The grammar does not compile: no text follows it.")
-    if reason.startswith("panic"):  # what follows is of llguidance's own code
-        return GrammarRefused(
-            "The grammar does not compile: llguidance fails at it. A grammar cannot name special tokens (<|im_end|>)."
-        )
     reason = re.split(r"\n\s*\d+ \| |<state>|<non-verbose/>", reason)[0]
+    if _first_line(reason) in _DEAD_ENDS:
+        reason = "no text follows it"
+    if reason.startswith("panic"):  # what follows is of llguidance's own code
+        reason = "llguidance fails at it. A grammar cannot name special tokens (<|im_end|>)"
     if not text.startswith("lark:"):
         reason = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", reason)
     return GrammarRefused(f"The grammar does not compile: {one_line(reason)[:300].strip().rstrip('.')}.")
 
 
 def _on_a_large_stack(work: Callable[[], Any]) -> Any:
-    """Run `work` in a thread with a large stack, for deep grammars; returns its result."""
     results: list[Any] = []
     with _lock:
         before = threading.stack_size(STACK_BYTES)
@@ -292,7 +278,7 @@ class GrammarAlong(Follower):
             mask[token_id] = True
 
     def _leave_dead_end(self) -> None:
-        """Rebuild the matcher after a dead end. Raises GrammarRefused for any other error."""
+        """Rebuild the matcher. Raises GrammarRefused for any other error."""
         reason = self._matcher.get_error()
         self._matcher = self._compiled.matcher()
         num_matched = self._matcher.try_consume_tokens(self._read.view.tolist())
@@ -300,7 +286,6 @@ class GrammarAlong(Follower):
             raise self._too_much(reason)
 
     def _too_much(self, reason: str) -> GrammarRefused:
-        """The error to raise when the matcher has failed for good; the next call begins with a new one."""
         self._matcher, self._num_matched, self._mask = self._compiled.matcher(), 0, None
         self._read.truncate(0)
         return GrammarRefused(f"The grammar cannot be followed any further: {_first_line(reason)}.")

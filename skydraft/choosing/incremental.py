@@ -1,13 +1,13 @@
-"""Caches along a prefix: a call costs the tokens that differ from the last call's prefix.
+"""Caches along a prefix: a call costs the tokens that differ from the last call's prefix, and never changes an answer.
 
-Every answer is a function of the prefix alone. Comparing the two prefixes reads 4 bytes a token, 4 microseconds for
-16,000.
+Comparing the two prefixes reads 4 bytes a token, 4 microseconds for 16,000.
 """
 
 from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -22,22 +22,20 @@ _SHORT_RUN = 32  # bytes; of longer runs a digest is kept
 
 
 class Follower(ABC):
-    """Reads prefixes token by token, and back where one differs from the last. For one thread at a time."""
+    """Reads prefixes token by token, and back where one differs from the last. For one thread at a time.
+
+    What raises in `_back` or `_on` leaves `_read` as far as all is read.
+    """
 
     def __init__(self) -> None:
         self._read = TokenBuffer()
 
     def follow(self, prefix: TokenIds) -> None:
         shared = num_shared(self._read.view, prefix)
-        try:
-            self._back(shared)
-            self._read.truncate(shared)
-            self._on(prefix[shared:])
-            self._read.extend(prefix[shared:])
-        except BaseException:  # begin anew the next time
-            self._back(0)
-            self._read.truncate(0)
-            raise
+        self._back(shared)
+        self._read.truncate(shared)
+        self._on(prefix[shared:])
+        self._read.extend(prefix[shared:])
 
     @abstractmethod
     def _back(self, length: int) -> None:
@@ -72,7 +70,7 @@ class Tally(Follower):
 
     def __init__(self) -> None:
         super().__init__()
-        self._counts: dict[int, int] = {}  # in the order of first occurrence
+        self._counts = Counter[int]()  # in the order of first occurrence
         self._ids = TokenBuffer()  # the keys of it, as an array
 
     def distinct(self, prefix: TokenIds) -> TokenIds:
@@ -81,26 +79,19 @@ class Tally(Follower):
         return self._ids.view
 
     def counts(self, prefix: TokenIds) -> tuple[TokenIds, npt.NDArray[np.int64]]:
-        """The tokens of `prefix`, each once, and how often each occurs."""
         self.follow(prefix)
         return self._ids.view, np.fromiter(self._counts.values(), np.int64, len(self._counts))
 
     def _back(self, length: int) -> None:
         for token_id in self._read.view[length:][::-1].tolist():
-            left = self._counts.get(token_id, 0) - 1
-            if left > 0:
-                self._counts[token_id] = left
-            elif left == 0:
-                del self._counts[token_id]
+            _uncount(self._counts, token_id)
         self._ids.truncate(len(self._counts))
 
     def _on(self, token_ids: TokenIds) -> None:
         for token_id in token_ids.tolist():
-            if token_id in self._counts:
-                self._counts[token_id] += 1
-            else:
-                self._counts[token_id] = 1
+            if token_id not in self._counts:
                 self._ids.extend([token_id])
+            self._counts[token_id] += 1
 
 
 class Repeats(Follower):
@@ -109,12 +100,12 @@ class Repeats(Follower):
     def __init__(self, size: int) -> None:
         super().__init__()
         self._run_len = size - 1
-        self._followers: dict[bytes, dict[int, int]] = {}  # by run: how often each token came after it
+        self._followers = defaultdict[bytes, Counter[int]](Counter)  # by run: how often each token came after it
 
     def after(self, prefix: TokenIds) -> TokenIds:
         """Tokens that came before after the run that ends `prefix`, each once; none for a shorter prefix."""
         self.follow(prefix)
-        after = self._followers.get(self._key(prefix, len(prefix)), {}) if len(prefix) >= self._run_len else {}
+        after = self._followers.get(self._key(prefix, len(prefix)), ()) if len(prefix) >= self._run_len else ()
         return np.fromiter(after, np.int32, len(after))
 
     def _key(self, token_ids: TokenIds, end: int) -> bytes:
@@ -122,16 +113,10 @@ class Repeats(Follower):
         return run if len(run) <= _SHORT_RUN else hashlib.blake2b(run, digest_size=_SHORT_RUN).digest()
 
     def _back(self, length: int) -> None:
-        if not length:
-            self._followers.clear()
-            return
         known = self._read.view
         for end in range(len(known) - 1, max(length, self._run_len) - 1, -1):
-            key, token_id = self._key(known, end), int(known[end])
-            counts = self._followers[key]
-            counts[token_id] -= 1
-            if not counts[token_id]:
-                del counts[token_id]
+            counts = self._followers[key := self._key(known, end)]
+            _uncount(counts, int(known[end]))
             if not counts:
                 del self._followers[key]
 
@@ -139,5 +124,10 @@ class Repeats(Follower):
         run_len, before = self._run_len, self._read.view
         tokens = np.concatenate((before[max(len(before) - run_len, 0) :], token_ids))
         for end in range(max(len(tokens) - len(token_ids), run_len), len(tokens)):
-            counts = self._followers.setdefault(self._key(tokens, end), {})
-            counts[int(tokens[end])] = counts.get(int(tokens[end]), 0) + 1
+            self._followers[self._key(tokens, end)][int(tokens[end])] += 1
+
+
+def _uncount(counts: Counter[int], token_id: int) -> None:
+    counts[token_id] -= 1
+    if not counts[token_id]:
+        del counts[token_id]

@@ -1,10 +1,8 @@
 """From edited logits to a token: temperature once, top-k, top-p, min-p, then Gumbel-max with counter-based noise.
 
-A token whose logit is below best - `REACH` * T is never chosen, so all that follows looks at few tokens, in float64.
-What this leaves out has less than `vocab size` * e^-24 of the probability: 6e-6 of 151,936 tokens (docs/exactness.md).
-
-The noise is a pure hash of (seed, position, token id), so that draft and target share it and any position can be
-computed again (Gumbel coupling, arXiv 2408.07978). The hash is SplitMix64 (public domain).
+A token whose logit is below best - `REACH` * T is never chosen: 6e-6 of the probability (docs/exactness.md). The noise
+is a pure hash of (seed, position, token id), so that draft and target share it and any position can be computed again
+(Gumbel coupling, arXiv 2408.07978). The hash is SplitMix64 (public domain).
 """
 
 from __future__ import annotations
@@ -71,7 +69,6 @@ class _Few:
         return self.top - self.row.dtype.type(distance * self.temperature)
 
     def within(self, distance: float) -> Ids:
-        """The tokens that are at most so far below the best, ascending."""
         return np.flatnonzero(self.row >= self.cut(distance))
 
     def highest(self, num: int) -> Ids:
@@ -106,7 +103,6 @@ class _Few:
         return token_ids[: least + 1]
 
     def mass(self, distance: float) -> float:
-        """What all tokens weigh that are at most so far below the best."""
         weights = self.row[self.row >= self.cut(distance)]
         weights -= self.top
         weights *= self.row.dtype.type(1 / self.temperature)

@@ -7,8 +7,6 @@ import re
 import string
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from skydraft.characters import CLOSING, FULL_STOP_LIKE
 from skydraft.choosing.incremental import Along
 from skydraft.config import DecodingParams
@@ -48,13 +46,11 @@ class Said:
 
     @property
     def num_sentences(self) -> int:
-        """Sentence ends in the text; several marks in a row count once."""
         last = self._length - 1
         is_end = bool(self._tail) and _is_sentence_end(self._tail, len(self._tail) - 1, self._has_words)
         return self._count + (is_end and last != self._last_end + 1)
 
     def has(self, sentences: int) -> bool:
-        """Whether it ends a sentence, and holds at least so many."""
         return self.ends_sentence and self.num_sentences >= sentences
 
     def then(self, piece: bytes) -> Said:
@@ -92,7 +88,6 @@ def said_along(vocab: Vocab) -> Along[Said]:
 
 
 def ends_sentence(text: str) -> bool:
-    """Whether a text, closing quotes and spaces apart, ends at a sentence end."""
     return Said().then(text.encode()).ends_sentence
 
 
@@ -122,8 +117,7 @@ def _is_sentence_end(text: str, index: int, has_words_before: bool) -> bool:
 class Stopping:
     """The end conditions of one generation, in order: end token, stop string, sentences, length.
 
-    `max_new_tokens` is what was asked for, or less where a context ends before. A row costs the bytes of its token, for
-    each stop string, and a look back of 64 characters for each dot in it. For one thread at a time.
+    `max_new_tokens` is what was asked for, or less where a context ends before. For one thread at a time.
     """
 
     def __init__(self, params: DecodingParams, vocab: Vocab, max_new_tokens: int) -> None:
@@ -135,7 +129,6 @@ class Stopping:
         self._end = Along(b"", lambda end, token_id: end[max(len(end) - num_before, 0) :] + vocab.token_bytes(token_id))
         self._sentences, self._min_new_tokens = params.sentences, params.min_new_tokens
         self._said = said_along(vocab)
-        self._may_end = vocab.classes.full_stop if params.sentences else np.zeros(0, bool)
 
     def finish(self, generated: TokenIds) -> FinishReason | None:
         """Why a generation whose last token is generated[-1] ends here, or None. Earlier tokens ended nothing."""
@@ -143,18 +136,11 @@ class Stopping:
             return "eos"
         if self._stop and self._ends_with_stop_string(generated):
             return "stop_string"
-        if self._sentences and len(generated) >= self._min_new_tokens and self._said_enough(generated):
+        if self._sentences and len(generated) >= self._min_new_tokens and self._said.at(generated).has(self._sentences):
             return "sentences"
         return "length" if len(generated) >= self.max_new_tokens else None
 
     def _ends_with_stop_string(self, generated: TokenIds) -> bool:
-        """Whether a stop string lies in the text so that the last token completed it."""
         end, last = self._end.at(generated), self._vocab.token_bytes(int(generated[-1]))
         earlier = len(end) - len(last) + 1
         return any(end.find(stop, max(earlier - len(stop), 0)) >= 0 for stop in self._stop)
-
-    def _said_enough(self, generated: TokenIds) -> bool:
-        last = int(generated[-1])
-        if not (self._may_end[last] or self._vocab.token_bytes(last).decode(errors="ignore").strip()[:1] in CLOSING):
-            return False
-        return self._said.at(generated).has(self._sentences)

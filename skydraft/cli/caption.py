@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, TextIO
 
 import click
 
 from skydraft import api
-from skydraft.characters import json_line, visible
+from skydraft.characters import json_line
 from skydraft.cli.options import DecodingChoice, GateChoice, KeepChoice, decoding_section, gate_section, traces_section
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, cloud_section, models_section
 from skydraft.cli.sections import Command, Section, option
@@ -31,11 +31,10 @@ from skydraft.files import write_whole
 from skydraft.prompts.audio import load_library
 from skydraft.prompts.messages import Message, asked, spoken
 
-Format = Literal["jsonl", "csv"]
 Row = dict[str, Any]
 _COLUMNS = ("file", "text", "error", "duration_s", "finish_reason", "num_tokens", "num_escalated", "share",
             "bytes_shared", "preprocess_ms", "tokens_per_s", "ttft_ms")  # fmt: skip
-_ENDINGS: dict[str, Format] = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", "": "jsonl"}
+_ENDINGS = {".csv", ".jsonl", ".ndjson", ".json", ""}
 _BOM = "\ufeff"  # without it Excel takes UTF-8 for the system's old encoding
 _FIRST = '{"file":'  # the beginning of a row of JSON
 _FORMULA = tuple("=+-@\t\r\n")
@@ -43,23 +42,20 @@ _FORMULA = tuple("=+-@\t\r\n")
 
 @dataclass(frozen=True, slots=True)
 class TableChoice:
-    """File and format of the rows; by default stdout, and the format of the file's suffix. Raises OptionError."""
+    """The file of the rows, stdout by default; its suffix is that of their format. Raises OptionError."""
 
     out: Path | None
-    format: Format | None
 
     def __post_init__(self) -> None:
-        if self.format is None and self.out is not None and self.out.suffix.lower() not in _ENDINGS:
-            raise OptionError(
-                f"--out {self.out} ends in {self.out.suffix}, but captions are written as .csv or .jsonl.",
-                hint="Use one of these suffixes, or give --format.",
-            )
+        if self.out is not None and self.out.suffix.lower() not in _ENDINGS:
+            ending = f"--out {self.out} ends in {self.out.suffix}, but captions are written as .csv or .jsonl."
+            raise OptionError(ending, hint="Use one of these suffixes.")
 
     @contextmanager
     def open(self) -> Iterator[CaptionTable]:
         """Open the table; existing rows of the file stay. Raises OptionError for a file of another kind."""
         out = self.out
-        is_csv = (self.format or _ENDINGS[out.suffix.lower() if out else ""]) == "csv"
+        is_csv = out is not None and out.suffix.lower() == ".csv"
         try:
             names = _keep_rows(out, is_csv) if out and out.is_file() else set()
             opened = out.open("a", encoding="utf-8", newline="") if out else nullcontext(sys.stdout)
@@ -67,8 +63,8 @@ class TableChoice:
             raise OptionError(f"{out} cannot be written: {error.strerror}.", hint="Choose another file.") from error
         with opened as file:
             table = CaptionTable(file, is_csv, names)
-            if not (out and out.stat().st_size):
-                table.begin(_BOM if out else "")
+            if out and not out.stat().st_size:
+                table.begin()
             yield table
 
 
@@ -78,12 +74,10 @@ class CaptionTable:
     def __init__(self, file: TextIO, is_csv: bool, names: set[str]) -> None:
         self._file, self._is_csv, self._names = file, is_csv, names
         self._csv = csv.DictWriter(file, _COLUMNS, extrasaction="ignore")
-        self._shown = visible if is_csv and file.isatty() else str
 
-    def begin(self, mark: str) -> None:
-        """Write what stands before the rows."""
+    def begin(self) -> None:
         if self._is_csv:
-            self._file.write(mark)
+            self._file.write(_BOM)
             self._csv.writeheader()
             self._file.flush()
 
@@ -94,7 +88,7 @@ class CaptionTable:
     def write(self, row: Row) -> None:
         """Append a row. In CSV, a cell that a spreadsheet would read as a formula gets an apostrophe before it."""
         if self._is_csv:
-            self._csv.writerow({name: self._shown(_cell(value)) for name, value in row.items()})
+            self._csv.writerow({name: _cell(value) for name, value in row.items()})
         else:
             self._file.write(json_line(row) + "\n")
         self._file.flush()
@@ -121,7 +115,7 @@ def _keep_rows(path: Path, is_csv: bool) -> set[str]:
     kept = [row for row in rows if not row.get("error")]
     if text and (len(kept) < len(rows) or not text.endswith("\n")):
         table = CaptionTable(whole := io.StringIO(newline=""), is_csv, set())
-        table.begin(_BOM)
+        table.begin()
         for row in kept:
             table.write(row)
         write_whole(path.resolve(), whole.getvalue().encode(), mode=path.stat().st_mode & 0o777)
@@ -154,11 +148,8 @@ def _json_rows(text: str) -> list[Row] | None:
 
 table_section = Section("table", "Output", TableChoice, [
     option("--out", "FILE", "Write to FILE (default: stdout). Recordings that are already in FILE are left out; those "
-           "that failed are tried again.", type=Path),
-    option("--format", None, "Format of the output (default: csv if FILE ends in .csv, else jsonl).", type=Format),
+           "that failed are tried again. FILE.csv is a table for spreadsheets, others hold lines of JSON.", type=Path),
 ])  # fmt: skip
-
-
 _question_section = Section("messages", "What to write", asked, [
     option("--prompt", "TEXT", "The question about each recording.", default=CAPTION_PROMPT),
 ])  # fmt: skip

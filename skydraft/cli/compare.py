@@ -56,7 +56,6 @@ def _workload(path: Path | None, tasks: str | None, limit: int | None) -> Worklo
 
 
 def _together(paths: Sequence[Path], limit: int | None) -> Workload:
-    """The prompts of several files."""
     files = [read_prompts(path, limit=limit) for path in paths]
     digests = "".join(file.sha256 for file in files)
     sha256 = digests if len(files) == 1 else hashlib.sha256(digests.encode()).hexdigest()
@@ -80,8 +79,6 @@ link_section = Section("links", "Emulated links", lambda emulate_rtt, link_promp
 
 @dataclass(frozen=True, slots=True)
 class ComparisonChoice:
-    """What is compared, and the folder for results."""
-
     modes: str | None
     repetitions: int
     execution: Execution | None

@@ -6,13 +6,11 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 
 from rich.console import Console
 
 from skydraft import api
 from skydraft.characters import one_line
-from skydraft.cli.doctor_devices import measure_devices
 from skydraft.cli.pair_options import CloudChoice, ModelChoice
 from skydraft.cli.terminal import TERMINAL, counted
 from skydraft.config import DecodingParams
@@ -22,13 +20,18 @@ from skydraft.decoding.plan import make_plan
 from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.errors import CloudError, CloudLost, OptionError, SkydraftError
+from skydraft.evaluation.devices import KeptRows, Load, measure_load
 from skydraft.evaluation.diagnosis import NUM_PINGS, PROMPTS, drafts_after, examine_link, ping_times
-from skydraft.protocol.address import is_url
+from skydraft.evaluation.modes import parse_modes
+from skydraft.protocol.address import is_url, parse_addresses
 from skydraft.protocol.values import ServerInfo
 from skydraft.types import StepRecord
 
 _LOOK_S = 3.0  # for the first sign of life
 _NUM_WRITTEN = 16  # tokens that a server without skydraft writes to show what it can
+_MODES = "cloud,lossless,lossless;k=5,quality,auto"  # of devices
+_PARAMS = DecodingParams(max_new_tokens=32)
+_BUSY = 0.8  # of a core; Python uses no more than one
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +46,15 @@ class CheckChoice:
 
 def examine_cloud(console: Console, choice: CloudChoice, models: ModelChoice, checks: CheckChoice) -> Iterator[str]:
     """Print findings about each server; yields steps for the user."""
-    edge = None
-    met: dict[str, ServerInfo] = {}
     if is_url(choice.address or ""):
         if checks.no_measure:
             raise OptionError("--no-measure does not apply to a server without skydraft.", hint="Leave it out.")
         yield from _examine_stock(console, choice, models, checks)
         return
-    for one in choice.each():
+    edge: Engine | None = None
+    met: dict[str, ServerInfo] = {}
+    for address in parse_addresses(choice.address or ""):
+        one = choice.but(address)
         with closing(one.connect()) as cloud:
             try:
                 info, rtt_ms = _ask(console, cloud)
@@ -61,8 +65,7 @@ def examine_cloud(console: Console, choice: CloudChoice, models: ModelChoice, ch
             if not checks.no_measure:
                 edge = edge or models.load_edge()
                 yield from _measure_link(console, cloud, edge, info, rtt_ms)
-                if checks.devices:
-                    yield from measure_devices(console, partial(_device, one), edge, checks.devices, checks.seconds)
+                yield from _measure_devices(console, one, None, edge, checks)
     for name, info in met.items():
         first = next(iter(met))
         for what, mine in _described(info).items():
@@ -136,11 +139,6 @@ def _measure_link(console: Console, cloud: Cloud, edge: Engine, info: ServerInfo
     show_turns(console, costs)
 
 
-def _device(choice: CloudChoice, model: str | None = None) -> Cloud:
-    """The connection of one of many devices, which never goes on alone."""
-    return choice.but(require=True).connect(model).telling(lambda line: None)
-
-
 def show_turns(console: Console, costs: CostModel) -> None:
     """Print when lossless with --k auto drafts."""
     after = drafts_after(costs)
@@ -176,9 +174,7 @@ def _examine_stock(console: Console, choice: CloudChoice, models: ModelChoice, c
         console.print(f"tokens       {same}")
         console.print(f"cache        {num_cached} of {again.num_prompt_tokens} tokens of a prompt, the second time")
         console.print(f"round trip   {facts.wire_ms:.1f} ms; a written token {gap_ms:.1f} ms")
-        if checks.devices:
-            connect = partial(_device, choice, models.cloud_model)
-            yield from measure_devices(console, connect, edge, checks.devices, checks.seconds)
+        yield from _measure_devices(console, choice, models.cloud_model, edge, checks)
     if not num_cached:
         yield "turn on the server's prefix cache, or let it tell of it: without it each call reads the whole text anew"
 
@@ -194,3 +190,56 @@ def _gap_ms(records: Seq[StepRecord]) -> float:
     if len(records) < 2:
         return records[0].ended_ms
     return (records[-1].ended_ms - records[0].ended_ms) / (len(records) - 1)
+
+
+def _measure_devices(
+    console: Console, choice: CloudChoice, model: str | None, edge: Engine, checks: CheckChoice
+) -> Iterator[str]:
+    """Print what each mode gives as many devices as were asked for, if any; yields steps for the user."""
+    num, loads = checks.devices, list[Load]()
+    if not num:
+        return
+    device = choice.but(require=True)  # it never goes on alone
+
+    def connect() -> Cloud:
+        return device.connect(model).telling(lambda line: None)
+
+    console.print(
+        f"\ndevices      {num} at once, {checks.seconds:g} s in each mode, text after text of {len(PROMPTS)} prompts\n"
+        "             Real: the server, the link, and each device's connection, requests and waits.\n"
+        f"             Recorded: what the draft model says; a step takes {edge.profile.forward_ms[0]:.1f} ms, as on "
+        "this machine.\n"
+        f"             {'mode':<14}{'tokens/s':>9}{'of each':>9}{'wait p50':>12}{'p95':>12}{'/ streaming':>13}"
+    )
+    with closing(KeptRows(edge)) as kept:
+        for mode in parse_modes(_MODES, lambda _: _PARAMS):
+            try:
+                with TERMINAL.state(f"{num} devices in mode {mode.name}…"):
+                    load = measure_load(connect, kept, mode, PROMPTS, num, checks.seconds)
+            except OptionError as error:
+                console.print(f"             not measured: mode {mode.name}: {error.message}")
+                continue
+            except SkydraftError as error:
+                yield f"the devices were not measured to the end: {error.line}"
+                break
+            loads.append(load)
+            console.print(
+                f"             {mode.name:<14}{load.tokens_per_s:>9.1f}{load.tokens_per_s / num:>9.1f}"
+                f"{load.wait_ms:>9.1f} ms{load.late_ms:>9.1f} ms{_ratio(load, loads[0]):>14}"
+            )
+    for remark in _remarks(loads):
+        console.print(f"             {remark}")
+
+
+def _remarks(loads: Seq[Load]) -> Iterator[str]:
+    if not all(load.tokens_per_s for load in loads):
+        yield "Where nothing came, the time was too short: give more with --seconds."
+    if any(load.busy > _BUSY for load in loads):
+        yield "This machine was busy with being so many devices: the server may carry more."
+    if num_computed := sum(load.num_computed for load in loads):
+        yield f"The draft model computed {num_computed} tokens meanwhile that were not recorded."
+
+
+def _ratio(load: Load, first: Load) -> str:
+    """Relative to streaming, if that was measured."""
+    return f"{load.tokens_per_s / first.tokens_per_s:.2f}" if first.mode == "cloud" and first.tokens_per_s else ""

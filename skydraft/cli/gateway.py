@@ -30,7 +30,6 @@ _COUNT = click.IntRange(min=0)
 
 
 def _door(api_key_file: Path | None, insecure_host: bool, **listen: Any) -> tuple[ListenOptions, Keyring | None]:
-    """The address and certificate of the gateway, and its keys."""
     with importing("The gateway needs", "gateway"):
         from skydraft.gateway.server import ListenOptions
     # Check the options first, so that a wrong host is reported first.
@@ -47,8 +46,6 @@ _door_section = Section("door", "Gateway", _door, [
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The load that the gateway accepts, and its log."""
-
     parallel: int
     keep: int
     max_queue: int
@@ -87,8 +84,8 @@ def gateway(
     """Serve OpenAI's interface and a chat page, for any app on this machine.
 
     Point an app at http://localhost:8137/v1. Models are called skydraft and skydraft-MODE. Decoding options given here
-    are defaults for clients; without -n a chat may fill the context, without --seed seeds are random. Ctrl-C stops the
-    gateway.
+    are defaults for clients; without -n a chat may fill the context, without --seed seeds are random. Each option can
+    also be a variable: SKYDRAFT_GATEWAY_MAX_QUEUE for --max-queue. Ctrl-C stops the gateway.
     """
     from skydraft.gateway.app import Gateway, GatewayOptions
     from skydraft.gateway.requests import Defaults

@@ -229,8 +229,8 @@ def _target(cloud: CloudChoice, models: ModelChoice) -> Iterator[Cloud]:
     run_options = dataclasses.replace(models.options, max_sequences=NUM_SIDE_BY_SIDE, shared_cache=True)
     engine = dataclasses.replace(models, options=run_options).load(models.target_name)
     with (
-        closing(Worker(engine, limits, execution="throughput")) as worker,
-        running(worker, options) as port,
+        engine,
+        running(Worker(engine, limits, execution="throughput"), options) as port,
         closing(CloudChoice(f"127.0.0.1:{port}", {"require": True, "timeout_s": _PATIENT_S}).connect()) as far,
     ):
         yield far

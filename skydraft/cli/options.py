@@ -1,7 +1,4 @@
-"""The sections that several commands share: prompt, decoding, gate, output, and observers.
-
-A section becomes one frozen value, which is passed to the command. Its construction refuses values out of range.
-"""
+"""The sections that several commands share: prompt, decoding, gate, output, and observers."""
 
 from __future__ import annotations
 
@@ -173,8 +170,6 @@ decoding_section = Section("decoding", "Decoding", _decoding, [
 
 @dataclass(frozen=True, slots=True)
 class GateChoice:
-    """The blocks that the target checks, and the rules of checking."""
-
     plan: Plan
     execution: Execution | None
     calibration: Calibration | None
@@ -210,8 +205,6 @@ gate_section = Section("gate", "Gate", _gate, [
 
 @dataclass(frozen=True, slots=True)
 class OutputChoice:
-    """The output besides the text, and its format. JSON is never coloured."""
-
     color: Color
     quiet: bool
     json: bool = False

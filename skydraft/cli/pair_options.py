@@ -21,7 +21,7 @@ from skydraft.engines.vocab import check_same
 from skydraft.errors import OptionError
 from skydraft.files import read_file, warn_if_shared
 from skydraft.models import SourceName, default_pair, progress_on
-from skydraft.protocol.address import is_url, parse_addresses
+from skydraft.protocol.address import is_url
 
 if TYPE_CHECKING:
     from skydraft.edge.cloud import Cloud
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 _PAIR = default_pair()
 OpenWhen = Literal["lazy", "ahead"]
 CloudApi = Literal["auto", "vllm", "sglang", "llama-server", "completions", "chat"]
-_ONE_OF_MANY_S = 5.0  # doctor's timeout for one of several servers
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +91,6 @@ _RUN = [
     option("--gpu-layers", "N", "GGUF: layers on the GPU, -1 for all (default: 0).", default=0),
     option("--device", "D", "transformers: cpu or cuda.", default="cpu"),
     option("--dtype", "T", "transformers: float32, bfloat16 or float16.", default="float32"),
-    option("--quantization", "Q", "transformers on a GPU: none, 8bit or 4bit.", default="none"),
     option("--offline", None, "Use only what is on this machine; never the network.", is_flag=True),
     SOURCE_OPTION,
 ]
@@ -148,14 +146,6 @@ class CloudChoice:
             raise OptionError("No cloud server was given.", hint="Give one with --cloud HOST:PORT.")
         given = {**self.given, "open_ahead": self.given.get("open_ahead") == "ahead"}
         return api.connect(self.address, notify=TERMINAL.say, model=model if is_url(self.address) else None, **given)
-
-    def each(self) -> list[CloudChoice]:
-        """Each server as a choice of its own; several get a shorter timeout. Raises OptionError."""
-        if is_url(self.address or ""):
-            return [self]
-        addresses = parse_addresses(self.address or "")
-        hurry = {} if len(addresses) == 1 or "timeout_s" in self.given else {"timeout_s": _ONE_OF_MANY_S}
-        return [self.but(address, **hurry) for address in addresses]
 
     @contextmanager
     def sides(self, models: ModelChoice, plan: Plan | None) -> Iterator[tuple[Engine | None, Engine | Cloud | None]]:

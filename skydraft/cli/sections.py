@@ -1,20 +1,14 @@
-"""Options in sections: each section of a command's help becomes one frozen value, which is passed to the command.
-
-Servers are started by scripts, so they read their options from a TOML file and from the environment, too.
-"""
+"""Options in sections: each section of a command's help becomes one frozen value, which is passed to the command."""
 
 from __future__ import annotations
 
 import copy
 import functools
-import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 
 import click
-
-from skydraft.files import read_file
 
 T = TypeVar("T")
 _REST = "Other options"
@@ -90,49 +84,15 @@ class Command(click.Command):
 
 
 def configured(prefix: str) -> Callable[[click.Command], click.Command]:
-    """Let each option of a command also come from a variable (PREFIX_MAX_QUEUE for --max-queue), or from --config."""
+    """Let each option of a command also come from a variable: PREFIX_MAX_QUEUE for --max-queue."""
 
     def decorate(command: click.Command) -> click.Command:
         # Copies, since sections share their options with other commands.
         command.params = [copy.copy(param) for param in command.params]
         for param in command.params:
             if isinstance(param, click.Option):
-                param.envvar = f"{prefix}_{_long_name(param).replace('-', '_').upper()}"
-        file = option(
-            "--config", "FILE", "Read options from a TOML file, by their long names: max-queue = 64. The command line "
-            f"and variables such as {prefix}_PORT override it.",
-            type=Path, is_eager=True, expose_value=False, callback=_read_into, envvar=f"{prefix}_CONFIG",
-        )  # fmt: skip
-        file.section = getattr(command.params[0], "section", "")  # type: ignore[attr-defined]  # as those of a Section
-        command.params.append(file)
+                name = max(param.opts, key=len).removeprefix("--")
+                param.envvar = f"{prefix}_{name.replace('-', '_').upper()}"
         return command
 
     return decorate
-
-
-def _long_name(param: click.Parameter) -> str:
-    return max(param.opts, key=len).removeprefix("--")
-
-
-def _read_into(context: click.Context, param: click.Parameter, file: Path | None) -> None:
-    if file is None:
-        return
-    try:
-        given = tomllib.loads(read_file(file).decode("utf-8-sig"))
-    except OSError as error:
-        raise click.BadParameter(f"{file} cannot be read: {error.strerror}.") from error
-    except (ValueError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise click.BadParameter(f"{file} is not TOML: {reason}.") from error
-    params = context.command.params
-    known = {_long_name(each): each for each in params if isinstance(each, click.Option) and each is not param}
-    defaults: dict[str, Any] = {}
-    for key, value in given.items():
-        found = known.get(key.replace("_", "-"))
-        if found is None:
-            raise click.BadParameter(f"{file} has an unknown option: {key}.")
-        if isinstance(value, list) != found.multiple or isinstance(value, dict):
-            raise click.BadParameter(f"{key} in {file} must be {'a list' if found.multiple else 'one value'}.")
-        # As on the command line, where click checks it: a number is not cut, 1.5 is no port.
-        defaults[found.name or ""] = list(map(str, value)) if isinstance(value, list) else str(value)
-    context.default_map = defaults

@@ -58,7 +58,10 @@ _limits_section = Section("limits", "Limits", Limits, [
 @_limits_section
 @served_model_section
 def serve(server: ServeOptions, log_level: str, limits: Limits, models: ModelChoice) -> None:
-    """Let other devices use a target model on this machine. Ctrl-C finishes running requests and stops."""
+    """Let other devices use a target model on this machine. Ctrl-C finishes running requests and stops.
+
+    Each option can also be a variable: SKYDRAFT_SERVE_MAX_QUEUE for --max-queue.
+    """
     from skydraft.cloud.logs import log_to_stderr
     from skydraft.cloud.server import serve as run
     from skydraft.cloud.worker import Worker

@@ -17,6 +17,7 @@ from skydraft.protocol.values import SERVICE
 log = logging.getLogger("skydraft.cloud")
 RpcContext: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
 Method: TypeAlias = Callable[[Any, RpcContext], Awaitable[None]]  # takes the requests and the call
+Count: TypeAlias = Callable[[str, Exception | None], None]  # notes a request of a kind, and what refused it
 
 
 class Calls(grpc.GenericRpcHandler):
@@ -46,7 +47,6 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 def said(context: RpcContext, name: str) -> str:
-    """What the metadata of a call says under a name, or ""."""
     return str(dict(context.invocation_metadata() or ()).get(name, ""))
 
 

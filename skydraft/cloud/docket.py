@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from skydraft.access.limits import Limits
 from skydraft.access.shares import WorkShares
-from skydraft.cloud.sessions import CloudSession, Served, Sessions
+from skydraft.cloud.sessions import CloudSession, ServedModel, Sessions
 from skydraft.decoding.verification import TargetSession, Verification
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import CloudDraining, CloudFailure, EngineError, GrammarRefused, SessionNotFound, SkydraftError
@@ -33,9 +33,9 @@ Deliver: TypeAlias = Callable[[Answer, bool], None]  # an answer, and whether it
 class Job:
     """A call, its owner and, from `begin` on, its session. No other job uses the session until the last answer.
 
-    `deliver` gets each answer. `turn` is the time in seconds since which the job waits. A job that writes queues again
-    for each token. `charge` takes the rows of a token and returns the seconds until the next token: a text beyond its
-    owner's rate is slowed, not ended, since opening it again would cost more.
+    `deliver` gets each answer. The job is `due` from that second on; one that writes queues again for each token.
+    `charge` takes the rows of a token and returns the seconds until the next token: a text beyond its owner's rate is
+    slowed, not ended, since opening it again would cost more.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Job:
         self.call = call
         self.owner = owner
         self.key = call.session, owner
-        self.turn = self._arrived = arrived
+        self.due = self._arrived = arrived
         self.num_to_write = call.write if isinstance(call, VerifyCall) else 0
         self.is_answered = False
         self.has_verdict = False  # the verdict was sent; the target writes now
@@ -69,21 +69,17 @@ class Job:
             deliver(answer, is_last)
 
     def begin(self, session: CloudSession) -> Answer | None:
-        """Returns the last answer if it is already known."""
+        """Returns the last answer if it is known: a remembered verdict, or the tokens that were written after it."""
         self.session = session
         if isinstance(self.call, VerifyCall):
             if (known := session.recall(self.call)) is not None:
-                return self._repeat(session, known, self.call)
+                if not self._writes_after(known, self.call.block):
+                    return known
+                base = self.call.base + known.num_tokens
+                return self._say_written(Written(base, session.written_after(base), session.target.finish))
             session.check(self.call)
         self.cost += session.target.take_prefill_cost()  # mostly of tokens that were in the cache
         return None
-
-    def _repeat(self, session: CloudSession, known: Verdict, call: VerifyCall) -> Answer | None:
-        """Send a remembered verdict and the tokens written after it; then continue writing."""
-        if not self._writes_after(known, call.block):
-            return known
-        base = call.base + known.num_tokens
-        return self._say_written(Written(base, session.written_after(base), session.target.finish))
 
     def _writes_after(self, verdict: Verdict, block: DraftBlock) -> bool:
         """Whether the target continues after this verdict, which then is not the last answer and is sent."""
@@ -114,10 +110,9 @@ class Job:
         return None
 
     def account(self, num_rows: int, seconds: float, now: float) -> None:
-        """Note the cost of rows that were part of a forward of `seconds`."""
         before, self.cost = self.cost, self.cost + Cost(1, num_rows, forward_ms=seconds * 1e3)
         if before.num_rows // _TURN_ROWS < self.cost.num_rows // _TURN_ROWS:
-            self.turn = now
+            self.due = now
 
     def commit(self, now: float) -> Answer | None:
         """Commit the judged block. Returns the last answer, or None if the target continues to write."""
@@ -138,8 +133,8 @@ class Job:
         # The rows of the verdict were charged with the request.
         return self._go_on(now) if self._writes_after(verdict, done.block) else verdict
 
-    def _go_on(self, turn: float) -> Answer | None:
-        self._arrived = self.turn = turn
+    def _go_on(self, due: float) -> Answer | None:
+        self._arrived = self.due = due
         self.cost = Cost()
         return self.ready()
 
@@ -151,10 +146,10 @@ class Docket:
     """The open jobs of a server. Each job gets exactly one last answer; a session serves one job at a time.
 
     Owners get equal shares: jobs of the owner with the fewest rows go first, and of one owner's jobs the oldest.
-    The service limits how many jobs may wait. `clock` is in seconds.
+    The service limits how many jobs may wait. `metrics` are given by the worker that runs.
     """
 
-    def __init__(self, served: Served, limits: Limits, clock: Callable[[], float]) -> None:
+    def __init__(self, served: ServedModel, limits: Limits, clock: Callable[[], float]) -> None:
         self.sessions = Sessions(served, limits, clock)
         self.metrics: Metrics | None = None
         self.is_stopping = False
@@ -162,8 +157,7 @@ class Docket:
         self._clock = clock
         self._waiting: list[Job] = []
         self._active: list[Job] = []
-        self.served = WorkShares()  # rows
-        self._close_later: set[tuple[int, str]] = set()
+        self.work_done = WorkShares()  # rows, by owner
         self._next_tick = 0.0
 
     @property
@@ -174,13 +168,8 @@ class Docket:
     def busy(self) -> frozenset[int]:
         return frozenset(job.call.session for job in self._active)
 
-    def count(self, kind: str, error: Exception | None = None) -> None:
-        """Count a request that was answered or refused. Any thread may call this."""
-        if self.metrics:
-            self.metrics.asked(kind, error)
-
     def take(self, job: Job) -> None:
-        """Queue a job. A repeated job shares the answer of the first; a superseding job ends the older one."""
+        """A repeated job shares the answer of the first; a superseding job ends the older one."""
         try:
             if self.is_stopping:
                 raise CloudDraining("The server is shutting down.")
@@ -195,38 +184,34 @@ class Docket:
                 return
             if other.key == job.key and (writes or job.call.epoch > other.call.epoch):  # nobody waits for it any more
                 self.end(other, SessionNotFound(f"Session {job.call.session} was asked for something else."))
-        self.served.enter(job.owner, (other.owner for other in self.jobs))
+        self.work_done.enter(job.owner, (other.owner for other in self.jobs))
         self._waiting.append(job)
 
     def stop_writing(self, job: Job) -> None:
-        """End the writing of a job: its client wants no more, or is gone. Session and written tokens stay.
-
-        A verdict that was not sent yet is computed, as it may be asked for again.
-        """
+        """The client wants no more, or is gone. The session stays; a verdict is computed: it may be asked for again."""
         job.num_to_write = 0
         if job.has_verdict and not job.is_answered:
             self.end(job, Written(job.target.base, (), is_last=True))
 
     def close(self, number: int, owner: str) -> None:
-        """End a session: at once, or after the answer to its open job."""
-        if any(job.key == (number, owner) for job in self.jobs):
-            self._close_later.add((number, owner))
-        else:
-            self.sessions.close(number, owner)
+        """End a session and its open jobs."""
+        for job in self.jobs:
+            if job.key == (number, owner):
+                self.end(job, SessionNotFound(f"Session {number} was closed."))
+        self.sessions.close(number, owner)
 
     def expire(self) -> None:
         """Close sessions that were idle for too long; checks once per `TICK_S`."""
         if (now := self._clock()) < self._next_tick:
             return
         self._next_tick = now + TICK_S
-        if num_expired := self.sessions.expire(self.busy):
-            log.info("expired", extra={"sessions": num_expired})
+        self.sessions.expire(self.busy)
         if self.metrics:
             sessions = self.sessions
             self.metrics.state(len(self.jobs), len(sessions), sessions.num_evicted, sessions.num_expired)
 
     def admit(self) -> None:
-        """Attach sessions to waiting jobs, as far as the sessions are idle and seats are free."""
+        """Give waiting jobs their sessions, as far as these are idle and seats are free."""
         seatless: set[str] = set()  # owners without a free seat now: their further openings wait
         # A call without an opening goes first: its session must not be evicted for another while it waits.
         for job in sorted(self._waiting, key=lambda job: (job.call.opening is not None, *self._order(job))):
@@ -238,17 +223,15 @@ class Docket:
         self.num_sessions = len(self.sessions)
 
     def _try_to_seat(self, job: Job) -> bool:
-        """Begin a job with its session, or end it; False if no seat is free for it now."""
+        """False if no seat is free now; else the job has begun, or ended."""
         try:
             session = self.sessions.admit(job.call, job.owner, self.busy)
             if session is None:
                 return False
             answer = job.begin(session)
         except Exception as error:
-            if isinstance(error, EngineError) or not isinstance(error, SkydraftError):
-                self.fail(job, error)
-                return True
-            answer = error
+            self.fail(job, error)
+            return True
         if answer is not None:
             self.end(job, answer)
             return True
@@ -258,9 +241,9 @@ class Docket:
         return True
 
     def _make_way(self, job: Job) -> None:
-        """End a written text of an owner with more seats than the owner of `job` would have, so that a seat gets free.
+        """End a text that is written, and so holds its seat for long, of an owner with more seats than the job's.
 
-        A written text holds its seat for long; a block is judged soon. The client opens it again without losing tokens.
+        Its client opens it again without losing tokens.
         """
         shares = self.sessions.shares
         for other in sorted(self._active, key=self._order, reverse=True):
@@ -277,24 +260,23 @@ class Docket:
             self.fail(job, error)
 
     def _order(self, job: Job) -> tuple[float, float]:
-        return self.served.of(job.owner), job.turn
+        return self.work_done.of(job.owner), job.due
 
     def next_prefill(self) -> Job | None:
-        """The next job whose prompt is not in the KV cache yet."""
         return min((job for job in self._active if job.work is None), key=self._order, default=None)
 
     def idle_s(self) -> float:
         """Seconds for which no job needs work; infinite without jobs."""
         if not self._active:
             return 0.0 if self._waiting else float("inf")
-        idle_s = max(min(job.turn for job in self._active) - self._clock(), 0.0)
+        idle_s = max(min(job.due for job in self._active) - self._clock(), 0.0)
         return min(idle_s, _LOOK_AGAIN_S) if self._waiting else idle_s
 
     def batch(self, max_rows: int) -> Batch:
         """Feeds for the next forward: at most `max_rows` in all, each job once, in the order of their turns."""
         feeds: Batch = []
         now = self._clock()
-        for job in sorted((job for job in self._active if job.turn <= now), key=self._order):
+        for job in sorted((job for job in self._active if job.due <= now), key=self._order):
             if max_rows > 0 and job.work is not None and (feed := job.work.next_feed(max_rows)) is not None:
                 feeds.append((job, job.work, feed))
                 max_rows -= len(feed)
@@ -314,9 +296,6 @@ class Docket:
         for jobs in (self._waiting, self._active):
             if job in jobs:
                 jobs.remove(job)
-        if job.key in self._close_later and not any(other.key == job.key for other in self.jobs):
-            self._close_later.discard(job.key)
-            self.sessions.close(*job.key)
         if job.session:
             job.session.used_at = self._clock()
         job.answer(answer)
@@ -324,19 +303,16 @@ class Docket:
             self.metrics.judged(job.verdict, len(job.call.draft_ids), job.num_written)
 
     def fail(self, job: Job, error: Exception) -> None:
-        """End a job with an error, and close its session, whose state may be inconsistent.
-
-        A grammar that needs too much is the client's fault: its error goes to the client.
-        """
-        self.sessions.close(*job.key, failed=True)
-        if isinstance(error, GrammarRefused):
-            self.end(job, error)
-        else:
+        """End a job with an error. Unless that is a refusal, it closes the session, whose state may be inconsistent."""
+        if not isinstance(error, SkydraftError) or isinstance(error, EngineError):
             log.error("a job failed", exc_info=error)
-            self.end(job, CloudFailure("The server failed; its log says why."))
+            self.sessions.close(*job.key, failed=True)
+            error = CloudFailure("The server failed; its log says why.")
+        elif isinstance(error, GrammarRefused):  # it needs too much, at some token
+            self.sessions.close(*job.key, failed=True)
+        self.end(job, error)
 
     def stop(self) -> None:
-        """Answer all open jobs, and refuse later ones."""
         self.is_stopping = True
         for job in self.jobs:
             self.end(job, CloudDraining("The server is shutting down."))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import resource
 import socket
+import ssl
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,11 +13,9 @@ import grpc
 
 from skydraft.access.keys import Keyring
 from skydraft.cloud.calls import Calls
-from skydraft.cloud.certificate import check_certificate
 from skydraft.cloud.options import ServeOptions
-from skydraft.cloud.questions import QUESTION_S
 from skydraft.errors import OptionError
-from skydraft.files import warn_if_shared
+from skydraft.files import read_file, warn_if_shared
 from skydraft.protocol.values import FEW_FRAMES
 
 _ONE_LISTENER = ("grpc.so_reuseport", 0)  # two servers on one port would split the calls of a session
@@ -25,11 +25,11 @@ _MOST_CALLS = ("grpc.max_concurrent_streams", 256)
 # Calls that nobody has looked at yet; gRPC cancels those beyond.
 _MOST_PENDING = (("grpc.server.max_pending_requests", 400), ("grpc.server.max_pending_requests_hard_limit", 400))
 _INT32_MAX = 2**31 - 1  # of gRPC's settings
+_HANDSHAKE_MS = 10_000
 _MAX_CONNECTIONS, _FILES_LEFT = 8192, 128  # an idle one takes 17 KB
 
 
 def bind(server: grpc.aio.Server, options: ServeOptions) -> int:
-    """Have a server listen at the address of `options`; returns the port. Raises OptionError."""
     host = options.host.strip("[]")
     address = f"[{host}]:{options.port}" if ":" in host else f"{host}:{options.port}"
     try:
@@ -63,17 +63,21 @@ def _try(host: str, port: int) -> None:
 
 
 def _credentials(cert: Path, key: Path) -> grpc.ServerCredentials:
-    check_certificate(cert, key)
+    try:
+        pair = read_file(key), read_file(cert)  # not a pipe that nobody writes to
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
+    except OSError as error:  # or the library's own, which is one
+        reason = getattr(error, "reason", None) or error.strerror or "it is not a PEM file"
+        raise OptionError(
+            f"The certificate {cert} and the key {key} cannot be used: {reason.replace('_', ' ').lower()}.",
+            hint="Give two files that belong together.",
+        ) from error
     warn_if_shared(key)
-    return grpc.ssl_server_credentials([(key.read_bytes(), cert.read_bytes())])
+    return grpc.ssl_server_credentials([pair])
 
 
 def _most_connections() -> int:
     """How many connections may be open; some of the files that this process may have are left for other things."""
-    try:
-        import resource
-    except ImportError:  # Windows has no such limit
-        return _MAX_CONNECTIONS
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -106,7 +110,7 @@ class Listener:
                 *FEW_FRAMES,
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.min_ping_interval_without_data_ms", 1000),
-                ("grpc.server_handshake_timeout_ms", int(QUESTION_S * 1e3)),  # also for what is not even HTTP/2
+                ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),  # also for what is not even HTTP/2
                 # Of a connection without a call.
                 ("grpc.max_connection_idle_ms", int(min(self._options.limits.session_ttl_s * 1e3, _INT32_MAX))),
                 *_MOST_PENDING,

@@ -14,10 +14,9 @@ from skydraft.tracing import check_collector
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """`port` 0 takes a free port; `metrics_port` 0 serves no metrics.
+    """`port` 0 takes a free port; `metrics_port` 0 serves no metrics. Plaintext beyond this machine needs `insecure`.
 
-    Plaintext beyond this machine needs `insecure`. At the end, open requests have `grace_s` seconds to finish.
-    `otlp` is the URL of an OpenTelemetry collector that gets traces.
+    At the end, open requests have `grace_s` seconds to finish. `otlp` is the URL of a collector that gets traces.
     """
 
     host: str = "127.0.0.1"

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import signal
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import closing, contextmanager
 from typing import Any, TypeVar
@@ -14,8 +13,8 @@ from typing import Any, TypeVar
 from skydraft import __version__
 from skydraft.cloud.listening import Listener
 from skydraft.cloud.options import ServeOptions
-from skydraft.cloud.questions import Questions
-from skydraft.cloud.service import VerifierService
+from skydraft.cloud.questions import questions
+from skydraft.cloud.service import VerifierService, uncounted
 from skydraft.cloud.worker import Worker
 from skydraft.errors import EngineError, OptionError, importing
 from skydraft.protocol.codec import short_fingerprint
@@ -27,22 +26,22 @@ T = TypeVar("T")
 
 
 class CloudServer:
-    """Serves one worker on one port; call `start`, then `stop`, on one event loop. `listener` may listen already: then
-    calls are answered from now on."""
+    """Serves one worker on one port; call `start`, then `stop`, on one event loop.
+
+    `listener` may listen already: then calls are answered from now on.
+    """
 
     def __init__(self, worker: Worker, options: ServeOptions, listener: Listener | None = None) -> None:
         self._worker = worker
         self._options = options
         self._listener = listener or Listener(options, takes_audio=worker.served.engine.takes_audio)
         self._metrics = _metrics(worker.served.engine.name, options) if options.metrics_port else None
-        worker.docket.metrics = self._metrics
         self._tracing = Tracing("skydraft-serve", options.otlp, log.warning) if options.otlp else None
         self._thread = threading.Thread(target=self._work, name="worker", daemon=True)
-        self._questions = Questions(worker, self.info, self._listener.keyring, self._listener.calls)
-        self._service = VerifierService(
-            worker, self._listener.keyring, options.limits, time.perf_counter, self._listener.calls,
-            log_prompts=options.log_prompts, tracing=self._tracing,
-        )  # fmt: skip
+        keyring = self._listener.keyring
+        count = self._metrics.asked if self._metrics else uncounted
+        self._service = VerifierService(worker, keyring, options, self._tracing, count)
+        self._listener.calls.add(questions(self.info, keyring, count) | self._service.methods)
 
     def info(self) -> ServerInfo:
         engine, limits = self._worker.served.engine, self._options.limits
@@ -71,7 +70,7 @@ class CloudServer:
 
     def _work(self) -> None:
         try:
-            self._worker.run()
+            self._worker.run(self._metrics)
         except BaseException:
             log.critical("the worker died", exc_info=True)
 
@@ -87,15 +86,11 @@ class CloudServer:
             raise EngineError("The worker thread failed; the log says why.", hint="Start the server again.")
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new calls, wait `grace_s` for open sessions, and end the worker after its forward.
-
-        Nothing else is waited for: anybody can begin a call that does not end. After this the engine may be closed.
-        """
+        """Refuse new calls, wait `grace_s` for open sessions, and end the worker. Then the engine may be closed."""
         sessions = self._service.drain()
         stopping = asyncio.ensure_future(self._listener.stop(grace_s))
         if sessions:
             await asyncio.wait(sessions, timeout=grace_s)
-        self._questions.end()
         await stopping
         self._worker.post(self._worker.docket.stop)
         await asyncio.to_thread(self._thread.join)
@@ -176,7 +171,8 @@ def serve(
     thread.start()
     try:
         run(listener.start())
-        with closing(load()) as worker:
+        worker = load()
+        with closing(worker.served.engine):
             server, port = run(begin(worker))
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, request_stop)

@@ -11,11 +11,12 @@ from functools import partial
 from typing import Any
 
 from skydraft.access.keys import Keyring
-from skydraft.access.limits import Limits, RowBudget
+from skydraft.access.limits import RowBudget
 from skydraft.access.shares import Shares
 from skydraft.choosing.grammar import compile_grammar
-from skydraft.cloud.calls import Calls, RpcContext, abort, said
+from skydraft.cloud.calls import Count, Method, RpcContext, abort, said
 from skydraft.cloud.docket import Answer, Job
+from skydraft.cloud.options import ServeOptions
 from skydraft.cloud.streams import Stream, Streams
 from skydraft.cloud.traces import request_span
 from skydraft.cloud.worker import Worker
@@ -31,44 +32,40 @@ from skydraft.errors import (
 from skydraft.protocol import codec
 from skydraft.protocol.values import SERVICE, CloseCall, OpenCall, Opened, Opening, VerifyCall, Written
 from skydraft.tracing import HEADER, Tracing
-from skydraft.types import Cost, Verdict
+from skydraft.types import Verdict
 
 log = logging.getLogger("skydraft.cloud")
-_MAX_SCOPE_CHARS, _MAX_STOPS, _MAX_STOP_CHARS, _MAX_BIASES = 64, 64, 4096, 1024
 Answers = asyncio.Queue[tuple[Answer, bool]]  # each with a flag: this is the last one
 
 
+def uncounted(kind: str, error: Exception | None) -> None:
+    """For a server without metrics."""
+
+
 class VerifierService:
-    """The sessions of `skydraft.verifier.v3.Verifier`, over one worker, as one of `calls`. `clock` is the worker's.
+    """The sessions of `skydraft.verifier.v3.Verifier`, over one worker.
 
     It parses messages itself, so a broken message gets a clear error.
     """
 
     def __init__(
-        self,
-        worker: Worker,
-        keyring: Keyring,
-        limits: Limits,
-        clock: Callable[[], float],
-        calls: Calls,
-        *,
-        log_prompts: bool = False,
-        tracing: Tracing | None = None,
+        self, worker: Worker, keyring: Keyring, options: ServeOptions, tracing: Tracing | None, count: Count
     ) -> None:
+        limits = options.limits
         self._worker, self._docket = worker, worker.docket
-        self._most_bytes = limits.message_bytes(takes_audio=worker.served.engine.takes_audio)
         self._context_len = worker.served.engine.context_len
         self._keyring = keyring
         self._limits = limits
         self._budget = RowBudget(limits.rows_per_s)
-        self._streams = Streams(keyring, limits, clock)
-        self._clock = clock
-        self._log_prompts = log_prompts
+        self._streams = Streams(keyring, limits, worker.clock)
+        self._clock = worker.clock
+        self._log_prompts = options.log_prompts
         self._tracing = tracing
+        self._count = count
         self._places = Shares(limits.max_queue, apart=keyring.has_tokens)  # one a request, until its last answer
         self._compiling: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by owner
         self.drain = self._streams.drain
-        calls.add({f"/{SERVICE}/Session": self._session})
+        self.methods: dict[str, Method] = {f"/{SERVICE}/Session": self._session}
 
     async def _session(self, requests: Any, context: RpcContext) -> None:
         is_entered = False
@@ -78,7 +75,7 @@ class VerifierService:
                 await self._answer_all(stream, context)
         except Exception as error:
             if not is_entered:
-                self._docket.count("session", error)
+                self._count("session", error)
             await abort(context, error)
 
     async def _answer_all(self, stream: Stream, context: RpcContext) -> None:
@@ -123,10 +120,6 @@ class VerifierService:
         kind, owner = "session", stream.owner
         try:
             self._keyring.label(stream.authorization)  # the token may have been revoked meanwhile
-            if len(data) > self._most_bytes:  # gRPC's own limit was set before it was known what the model takes
-                raise LimitExceeded(
-                    f"A message of {len(data)} bytes is larger than {self._most_bytes}, the limit here."
-                )
             call = codec.decode_call(data, stream.session, self._context_len)
             if isinstance(call, CloseCall):
                 self._worker.post(partial(self._docket.close, call.session, owner))
@@ -142,15 +135,14 @@ class VerifierService:
                 await self._serve(call, stream, context, note)
             del grammar
         except Exception as error:
-            self._docket.count(kind, error)
+            self._count(kind, error)
             raise
-        self._docket.count(kind)
+        self._count(kind, None)
         return True
 
     async def _serve(
         self, call: OpenCall | VerifyCall, stream: Stream, context: RpcContext, note: Callable[[Any], None]
     ) -> None:
-        """Send the answer and, if the call lets the target write, the written tokens."""
         stream.job, answers = self._submit(call, stream)
         try:
             answer, is_last = await answers.get()
@@ -167,7 +159,10 @@ class VerifierService:
                 message = codec.encode_verdict(answer, target, is_last=is_last and call.write > 0)
             await context.write(message)
             while not is_last:
-                written, is_last = await _written(answers)
+                written, is_last = await answers.get()
+                if isinstance(written, SkydraftError):
+                    raise written
+                assert isinstance(written, Written)
                 self._keyring.label(stream.authorization)  # the token may have been revoked meanwhile
                 note(written)
                 await context.write(codec.encode_written(written))
@@ -177,7 +172,7 @@ class VerifierService:
             stream.job = None
 
     def _submit(self, call: OpenCall | VerifyCall, stream: Stream) -> tuple[Job, Answers]:
-        """Post a job to the worker; the job stays if the client disconnects. Raises CloudBusy."""
+        """The job stays if the client disconnects. Raises CloudBusy."""
         loop, owner = asyncio.get_running_loop(), stream.owner
         answers: Answers = asyncio.Queue()  # bounded by the length of a generation
 
@@ -230,7 +225,6 @@ class VerifierService:
             )
         num_ids = call.base if isinstance(call, VerifyCall) else 0
         if call.opening:
-            _check_params(call.opening)
             num_prompt = len(call.opening.prompt.token_ids)
             if num_prompt > self._limits.max_prompt:
                 raise LimitExceeded(
@@ -254,30 +248,3 @@ class VerifierService:
             extra["base"] = len(call.opening.committed_ids)
             extra |= {"prompt_ids": call.opening.prompt.token_ids} if self._log_prompts else {}
         log.log(logging.INFO if call.opening is not None else logging.DEBUG, call.kind, extra=extra)
-
-
-def _check_params(opening: Opening) -> None:
-    params = opening.params
-    for what, size, most in (
-        ("characters in a cache scope", len(opening.cache_scope), _MAX_SCOPE_CHARS),
-        ("stop strings", len(params.stop), _MAX_STOPS),
-        ("characters in stop strings", sum(map(len, params.stop)), _MAX_STOP_CHARS),
-        ("biased tokens", len(params.logit_bias), _MAX_BIASES),
-        ("stop tokens", len(params.stop_token_ids), _MAX_BIASES),
-    ):
-        if size > most:
-            raise LimitExceeded(f"There are {size} {what}; this server accepts up to {most}.")
-
-
-async def _written(answers: Answers) -> tuple[Written, bool]:
-    """The next written tokens, and whether they are the last; all that came meanwhile are one message."""
-    ready = [await answers.get()]
-    while not answers.empty():
-        ready.append(answers.get_nowait())
-    last, is_last = ready[-1]
-    if isinstance(last, SkydraftError):
-        raise last
-    parts = [answer for answer, _ in ready if isinstance(answer, Written)]
-    token_ids = tuple(token_id for part in parts for token_id in part.token_ids)
-    cost = sum((part.cost for part in parts), Cost())
-    return Written(parts[0].base, token_ids, parts[-1].finish, parts[-1].is_last, cost), is_last

@@ -26,15 +26,12 @@ _FINISHED_KEPT = 4  # finished sessions kept per seat, as their last verdict may
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """The target model of a server, and how its rows are computed."""
-
+class ServedModel:
     engine: Engine
     execution: Execution = "exact"
 
     @property
     def target_id(self) -> TargetId:
-        """The identity of the target: everything that its choices depend on."""
         return target_id(self.engine.fingerprint, self.execution, self.engine.context_len)
 
 
@@ -51,7 +48,6 @@ class CloudSession:
     last: tuple[VerifyCall, Verdict] | None = None  # kept, as the answer may get lost on the way
 
     def recall(self, call: VerifyCall) -> Verdict | None:
-        """The verdict on the call's block, if that was the last judged block."""
         if self.last is None:
             return None
         last, verdict = self.last
@@ -59,7 +55,6 @@ class CloudSession:
         return verdict if same == (call.base, call.catch_up_ids, call.draft_ids, call.digest) else None
 
     def written_after(self, base: int) -> tuple[int, ...]:
-        """The tokens that the target has written after the first `base` generated tokens."""
         token_ids = self.target.token_ids
         return tuple(token_ids[len(token_ids) - self.target.base + base :].tolist())
 
@@ -71,9 +66,9 @@ class CloudSession:
 
 
 class Sessions:
-    """All sessions of a server, by number. Only this class opens, evicts and closes them."""
+    """Only this class opens, evicts and closes sessions."""
 
-    def __init__(self, served: Served, limits: Limits, clock: Callable[[], float]) -> None:
+    def __init__(self, served: ServedModel, limits: Limits, clock: Callable[[], float]) -> None:
         self._served = served
         self._engine = served.engine
         self._limits = limits
@@ -83,7 +78,7 @@ class Sessions:
         self.num_evicted = self.num_expired = 0
 
     def __len__(self) -> int:
-        """Number of sessions with a seat."""
+        """Of sessions with a seat."""
         return len(self._seated())
 
     def _seated(self) -> list[CloudSession]:
@@ -95,10 +90,9 @@ class Sessions:
         return None if session is None else session.owner == owner
 
     def admit(self, call: OpenCall | VerifyCall, owner: str, busy: Collection[int]) -> CloudSession | None:
-        """The session of a call, which is opened first if the call has an opening; None while no seat is free.
+        """A call's session, opened if the call has an opening; None while no seat is free. None of `busy` is evicted.
 
-        Sessions with numbers in `busy` are not evicted. Raises SessionNotFound, SessionTaken, or UsageError for an
-        opening that this server does not accept.
+        Raises SessionNotFound, SessionTaken, or UsageError for an opening that this server does not accept.
         """
         session = self._table.get(call.session)
         opening = call.opening
@@ -180,7 +174,7 @@ class Sessions:
         return sorted(seats.largest_first(may_go, lambda one: one.owner), key=lambda one: one.used_at >= left)
 
     def _reuse(self, opening: Opening, owner: str) -> Reuse | None:
-        """The KV that an opening may reuse: only that of its owner, so that timing reveals no other owner's texts."""
+        """Only the owner's KV is reused, so that timing reveals no other owner's texts."""
         scope = f"{owner}\n{opening.cache_scope}"
         return Reuse(scope, self._served.execution == "exact") if opening.cache_scope else None
 
@@ -201,22 +195,17 @@ class Sessions:
         for number in finished[: -_FINISHED_KEPT * self._limits.max_sessions]:
             self.close(number)
 
-    def expire(self, busy: Collection[int]) -> int:
-        """Close sessions idle for longer than their time to live; returns the number of unfinished ones."""
+    def expire(self, busy: Collection[int]) -> None:
+        """Close sessions idle for longer than their time to live; `num_expired` counts unfinished ones."""
         latest = self._clock() - self._limits.session_ttl_s
         expired = [n for n, session in self._table.items() if session.used_at < latest and n not in busy]
-        num_unfinished = sum(self._table[number].target.finish is None for number in expired)
+        self.num_expired += sum(self._table[number].target.finish is None for number in expired)
         for number in expired:
             self.close(number)
-        self.num_expired += num_unfinished
         self._engine.forget_kept(self._limits.session_ttl_s)
-        return num_unfinished
 
     def close(self, number: int, owner: str | None = None, *, failed: bool = False) -> None:
-        """Close a session, if it exists and belongs to `owner` (None: any owner).
-
-        The KV of a `failed` session is not reused.
-        """
+        """Close a session, if it exists and belongs to `owner` (None: any). The KV of a `failed` one is not reused."""
         session = self._table.get(number)
         if session is not None and owner in (None, session.owner):
             session.target.close(failed=failed)

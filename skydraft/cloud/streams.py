@@ -1,4 +1,4 @@
-"""The open streams of sessions: their limit, and the rules by which the server ends one.
+"""The open streams of sessions: their limit, and which of them the server ends.
 
 The server may end an idle stream at any time: the session stays, and the client opens another stream for it.
 """
@@ -22,10 +22,7 @@ _STREAMS_PER_PLACE = 4  # of the queue: a client that is drafting has a stream w
 
 @dataclass(eq=False, slots=True)
 class Stream:
-    """An open stream, which `task` serves. `is_busy` is set during a request, `used_at` after it.
-
-    `requests` are those to be answered, then None; `job` is the verify under way.
-    """
+    """`is_busy` is set during a request, `used_at` after it. `requests` end with None; `job` is under way."""
 
     owner: str
     authorization: str
@@ -50,10 +47,7 @@ class Streams:
 
     @contextmanager
     def entered(self, authorization: str) -> Iterator[Stream]:
-        """Register the current task's stream for the duration of the block.
-
-        Raises NotAuthorized, CloudBusy, and at the end of the block the error with which the server ended the stream.
-        """
+        """The current task's stream. Raises NotAuthorized, CloudBusy, and the error with which the server ended it."""
         task = asyncio.current_task()
         assert task is not None  # whatever runs on the event loop has one
         owner = self._keyring.label(authorization)
@@ -89,10 +83,7 @@ class Streams:
         self._open.discard(stream)
 
     def drain(self) -> set[asyncio.Task[Any]]:
-        """End all idle streams and refuse new ones; returns the tasks of all streams, which end with them.
-
-        The service ends each busy stream after its answer.
-        """
+        """End idle streams, refuse new ones, and return all tasks. The service ends each busy one after its answer."""
         tasks = {stream.task for stream in self._open}
         self.is_draining = True
         for stream in [stream for stream in self._open if not stream.is_busy]:

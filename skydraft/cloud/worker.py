@@ -9,13 +9,17 @@ import logging
 import queue
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from skydraft.access.limits import Limits
 from skydraft.cloud.docket import TICK_S, Batch, Docket, Job
-from skydraft.cloud.sessions import Served
+from skydraft.cloud.sessions import ServedModel
 from skydraft.config import Execution
 from skydraft.engines.base import Engine
 from skydraft.engines.rows import Rows
+
+if TYPE_CHECKING:
+    from skydraft.cloud.metrics import Metrics
 
 log = logging.getLogger("skydraft.cloud")
 
@@ -34,19 +38,20 @@ class Worker:
         execution: Execution = "exact",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.served = Served(engine, execution)
+        self.served = ServedModel(engine, execution)
         self.max_rows = engine.max_rows(execution)
         self.docket = Docket(self.served, limits, clock)
         self._engine = engine
-        self._clock = clock
+        self.clock = clock
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
     def post(self, work: Callable[[], None]) -> None:
         """Run `work` on the worker's thread before the next step. Any thread may call this; it returns at once."""
         self._inbox.put(work)
 
-    def run(self) -> None:
+    def run(self, metrics: Metrics | None = None) -> None:
         """Serve until stopped. Every waiting job is answered, even after a failure."""
+        self.docket.metrics = metrics
         try:
             while not self.docket.is_stopping:
                 self.receive(self.docket.idle_s())
@@ -56,11 +61,8 @@ class Worker:
             self.receive()  # jobs that arrived meanwhile are answered too
             self.docket.sessions.close_all()
 
-    def close(self) -> None:
-        self._engine.close()
-
     def receive(self, idle_s: float = 0.0) -> None:
-        """Run the posted work. If there is none, wait for it for at most `idle_s` seconds."""
+        """Run the posted work; without any, wait for it for `idle_s` seconds at most."""
         try:
             if idle_s > 0:
                 self._inbox.get(timeout=min(idle_s, TICK_S))()
@@ -87,18 +89,17 @@ class Worker:
         except Exception as error:
             self.docket.fail(job, error)
         else:
-            self.docket.served.serve(job.owner, target.num_in_cache - before)
+            self.docket.work_done.serve(job.owner, target.num_in_cache - before)
             self.docket.make_ready(job)
 
     def _forward(self, batch: Batch) -> list[Job]:
-        """Judge the rows of all jobs in one forward; returns the jobs that are done.
+        """Judge the rows of all jobs in one forward, or, if it fails, of each alone; returns the jobs that are done.
 
-        If the forward fails, each feed is tried alone, and only the jobs that fail alone are ended. A failed forward
-        leaves every sequence as it was.
+        A failed forward leaves every sequence as it was.
         """
         if not batch:
             return []
-        began = self._clock()
+        began = self.clock()
         with self._engine.floor:  # held until the rows are judged: another forward would overwrite them
             try:
                 rows = self._engine.extend_batch([(work.sequence, feed) for _, work, feed in batch])
@@ -108,15 +109,15 @@ class Worker:
                     return []
                 log.warning("a forward failed, and is tried one by one: %s", error)
                 return [done for each in batch for done in self._forward([each])]
-            return self._verify(batch, rows, self._clock() - began)
+            return self._verify(batch, rows, self.clock() - began)
 
     def _verify(self, batch: Batch, rows: list[Rows], seconds: float) -> list[Job]:
         if metrics := self.docket.metrics:
             metrics.forward(len(batch), sum(len(feed) for *_, feed in batch), seconds)
         done = []
         for (job, work, feed), fed in zip(batch, rows, strict=True):
-            self.docket.served.serve(job.owner, len(feed))
-            job.account(len(feed), seconds, self._clock())
+            self.docket.work_done.serve(job.owner, len(feed))
+            job.account(len(feed), seconds, self.clock())
             try:
                 work.absorb(fed)
             except Exception as error:  # of this job alone

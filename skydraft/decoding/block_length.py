@@ -2,9 +2,8 @@
 
 All n drafts of a block stand with the chance S = (1 - risk 1) ... (1 - risk n). Then m more drafts gain S alpha + ... +
 S alpha^m tokens, and cost their steps and the time of judging their rows. They are worth it if that time gives fewer
-tokens otherwise, by the tokens per millisecond of the rounds so far, or of the target alone. Whether to draft at all
-depends on the run: the more tokens in a row the draft model would have written as the target did, the likelier is the
-next one.
+tokens otherwise, by the tokens per millisecond of the rounds so far, or of the target alone. The more tokens in a row
+the draft model would have written as the target did, the likelier is the next one.
 """
 
 from __future__ import annotations
@@ -16,13 +15,14 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 from skydraft.decoding.cost_model import CostModel, expected_tokens
-from skydraft.decoding.turns import run_of
-from skydraft.gating.calibration import LearnedRisk
+from skydraft.decoding.turns import Turns, run_of
+from skydraft.gating.calibration import BinShares, bin_of, counted_risks
+from skydraft.gating.hand_back import HandBack
 from skydraft.types import WRITE_ALL, Round, Signals, StepRecord
 
 MAX_AUTO_K = 16
 _PRIOR_WEIGHT = 8.0  # of what is assumed at first, in judged tokens
-_MEMORY = 200.0  # judged tokens after which older ones fade
+_MEMORY, _RISK_MEMORY = 200.0, 400.0  # judged tokens of a bin, of runs and of certainty; older ones fade
 _RUNS = (1, 2, 3, 4, 6, 9, 16)  # lengths of runs that are told apart
 # A little below the demo pair's on long texts (NOTES.md): a text that is easier to predict shows it soon.
 PRIOR_BY_RUN = (0.62, 0.68, 0.71, 0.74, 0.76, 0.79, 0.86, 0.92)
@@ -34,54 +34,43 @@ _CURIOSITY = 0.01  # share of the target's time for blocks that do not seem to p
 _MOST_SAVED = 20.0  # tokens of the target; what was gained beyond that does not pay for later losses
 
 
-class RunAcceptance:
+class RunAcceptance(BinShares):
     """The chance that the next token is accepted after a run of agreements. Each length of run has its own."""
 
-    def __init__(self, chances: Seq[float]) -> None:
-        self._num_judged = [_PRIOR_WEIGHT] * len(chances)
-        self._num_right = [_PRIOR_WEIGHT * chance for chance in chances]
-
-    def of(self, run: int) -> float:
-        at = bisect(_RUNS, run)
-        return self._num_right[at] / self._num_judged[at]
+    def after(self, run: int) -> float:
+        return self.of(bisect(_RUNS, run))
 
     def observe(self, run: int, agrees: Seq[bool | None]) -> int:
         """Count tokens that follow `run` agreements, but for forced ones; returns the run at their end."""
         for is_right in agrees:
-            if is_right is None:
-                continue
-            at = bisect(_RUNS, run)
-            fading = min(1.0, _MEMORY / (self._num_judged[at] + 1))
-            self._num_judged[at] = (self._num_judged[at] + 1) * fading
-            self._num_right[at] = (self._num_right[at] + is_right) * fading
+            if is_right is not None:
+                self.count(bisect(_RUNS, run), is_right)
             run = run_of([is_right], run)
         return run
 
 
-class AutoK:
+class AutoK(Turns):
     """Turns and lengths that promise the most tokens a second: by `costs` at first, then by the times of rounds.
 
     With `may_stream` the target writes while that is faster, and the draft model reads along to notice a text that it
-    can predict. What reading and blocks lose is bounded by a share of the time of the target alone; so the draft model
-    is left out for good only where reading a token takes more than that share of a token of the target.
-    `prompt_ms` is how much later than the target the draft model has read the prompt, `read_ms` its time a token where
-    it reads many at once.
+    can predict. What reading and blocks lose is bounded by a share of the time of the target alone. `prompt_ms` is how
+    much later than the target the draft model has read the prompt, `read_ms` its time a token where it reads many.
     """
 
     def __init__(
         self, costs: CostModel, *, may_stream: bool = True, max_k: int = MAX_AUTO_K, prompt_ms: float = 0.0,
         read_ms: float = math.inf,
     ) -> None:  # fmt: skip
+        super().__init__(max(min(max_k, MAX_AUTO_K), 1), HandBack())
         self.costs = costs
-        self._risk = LearnedRisk()
-        self._by_run = RunAcceptance(PRIOR_BY_RUN)
+        self._risk = counted_risks(_RISK_MEMORY)
+        self._by_run = RunAcceptance(PRIOR_BY_RUN, _PRIOR_WEIGHT, _MEMORY)
         self._run = 0
         self._may_stream = may_stream
-        self._max_k = max(min(max_k, MAX_AUTO_K), 1)
         self._prompt_ms, self._read_ms = prompt_ms, min(read_ms, costs.draft_ms)
         self._lost_ms = self._streamed_ms = self._queue_ms = 0.0
         typical = PRIOR_BY_RUN[len(PRIOR_BY_RUN) // 2]
-        k = costs.best_k(typical, 1, self._max_k)
+        k = costs.best_k(typical, 1, self._k)
         self._drafts, self._tokens = float(k), expected_tokens(typical, k)  # of a round, moving averages
         self._is_flowing = False  # the last token came from a stream that went on
         self._is_targets = may_stream and not self._pays(0)
@@ -95,7 +84,7 @@ class AutoK:
     def _best(self, chance_of: Callable[[int], float], run: int, wire_ms: float) -> tuple[float, float]:
         """(milliseconds of the target alone for the tokens to expect, milliseconds) of the block that promises most."""
         chance, tokens, found = 1.0, 1.0, list[tuple[float, float]]()
-        for k in range(1, self._max_k + 1):
+        for k in range(1, self._k + 1):
             chance *= chance_of(run + k - 1)
             tokens += chance
             ms = k * self.costs.draft_ms + wire_ms + self.costs.verify_ms(chance_of(run), k)
@@ -103,7 +92,7 @@ class AutoK:
         return max(found, key=lambda each: each[0] / each[1])
 
     def _pays(self, run: int) -> bool:
-        plain_ms, ms = self._best(self._by_run.of, run, self.costs.wire_ms)
+        plain_ms, ms = self._best(self._by_run.after, run, self.costs.wire_ms)
         return plain_ms >= _MIN_GAIN * ms
 
     @property
@@ -119,8 +108,7 @@ class AutoK:
 
     @property
     def _is_curious(self) -> bool:
-        """Whether it is time for a block that does not seem to pay."""
-        plain_ms, ms = self._best(self._by_run.of, self._run, self.costs.wire_ms)
+        plain_ms, ms = self._best(self._by_run.after, self._run, self.costs.wire_ms)
         return max(self._lost_ms, 0.0) + max(ms - plain_ms, self._plain_ms) <= _CURIOSITY * self._streamed_ms
 
     @property
@@ -128,16 +116,12 @@ class AutoK:
         """How long the draft model may compute until the next token comes from a target on another machine."""
         return self._plain_ms if self.costs.streams else 0.0
 
-    def longest(self) -> int:
-        return 0 if self._is_targets else self._max_k
-
     def to_write(self) -> int:
-        """All tokens, or none where a block pays even after a correction."""
         return WRITE_ALL if self._may_stream and (self._is_targets or not self._pays(0)) else 0
 
     @property
     def reads(self) -> bool:
-        """Whether the draft model reads along: a block may pay, and reading costs no time or little."""
+        """Whether a block may pay, and reading costs no time or little."""
         if not self._num_unread or not self._may_pay:
             return False
         late_ms = [max(ms - self._shadow_ms, 0.0) for ms in (self.costs.draft_ms, self._read_ms)]
@@ -145,15 +129,11 @@ class AutoK:
         return not ms or self._may_lose(ms)
 
     def read(self, agrees: Seq[bool | None]) -> None:
-        """Follow the run of agreements, and begin to draft where that pays."""
         self._lost_ms, self._prompt_ms = self._lost_ms + self._prompt_ms, 0.0
         self._run = self._by_run.observe(self._run, agrees)
         if agrees:
             self._num_unread = 0
             self._decide()
-
-    def hand_back(self) -> None:
-        self._is_targets = False
 
     def _decide(self) -> None:
         drafts = (self._pays(self._run) and self._may_lose(0.0)) or self._is_curious
@@ -161,20 +141,19 @@ class AutoK:
 
     def is_enough(self, signals: Seq[Signals]) -> bool:
         costs, num_drafts = self.costs, len(signals)
-        alpha = self._by_run.of(self._run)
+        alpha = self._by_run.after(self._run)
         round_ms = self._drafts * costs.draft_ms + costs.wire_ms + costs.verify_ms(alpha, round(self._drafts))
         speed = max(self._tokens / round_ms, 1 / self._plain_ms if self._may_stream else 0.0)  # tokens a millisecond
-        chance = math.prod(1 - self._risk.of(each) for each in signals)
+        chance = math.prod(1 - self._risk.of(bin_of(each)) for each in signals)
         gain, so_far_ms = 0.0, costs.verify_ms(alpha, num_drafts)
-        for more in range(1, self._max_k - num_drafts + 1):
-            chance *= self._by_run.of(self._run + num_drafts + more - 1)
+        for more in range(1, self._k - num_drafts + 1):
+            chance *= self._by_run.after(self._run + num_drafts + more - 1)
             gain += chance
             if gain >= speed * (more * costs.draft_ms + costs.verify_ms(alpha, num_drafts + more) - so_far_ms):
                 return False
         return True
 
     def observe(self, done: Round) -> None:
-        """Learn from a verified round: its times, and the number of accepted drafts."""
         record = done.record
         if record.outcome not in ("verified", "written"):
             return
@@ -203,11 +182,12 @@ class AutoK:
 
     def _learn(self, done: Round, record: StepRecord) -> None:
         self._prompt_ms = 0.0  # it is read
-        self._risk.observe(done.block.free_signals, record.num_accepted - record.num_forced)
         # Judging ends at the first difference: one more draft is judged than accepted, if any is left.
         stands = [True] * record.num_accepted + [False] * (record.num_accepted < record.num_draft)
         judged = [each for index, each in enumerate(stands) if not done.block.is_forced(index)]
         self._run = self._by_run.observe(self._run, judged)
+        for signals, is_right in zip(done.block.free_signals, judged, strict=False):
+            self._risk.count(bin_of(signals), not is_right)
         self._drafts = _moved(self._drafts, record.num_draft, _ROUND_SMOOTHING)
         self._tokens = _moved(self._tokens, record.num_committed, _ROUND_SMOOTHING)
 

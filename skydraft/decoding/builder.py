@@ -1,5 +1,3 @@
-"""Assembly of a generation from a request, its models and its observers."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
@@ -17,7 +15,7 @@ from skydraft.decoding.plan import Plan
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.scoring import Scores
 from skydraft.decoding.target import Target, TargetFacts
-from skydraft.decoding.turns import GivenTurns, Turns
+from skydraft.decoding.turns import Turns
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import check_same
 from skydraft.errors import OptionError
@@ -35,8 +33,8 @@ def start_generation(
 ) -> Generation:
     """Start a generation. `edge` drafts, or encodes the prompt for a remote target; the plan may need only one side.
 
-    `watch` sees its end. Calibrations are looked up in the folders `calibrations` and in the package. Raises UsageError
-    before anything is computed.
+    Calibrations are looked up in the folders `calibrations` and in the package. Raises UsageError before anything is
+    computed.
     """
     plan, params = request.plan, request.params
     draft, verifying = (edge if plan.drafts else None), (target if plan.verifies else None)
@@ -57,9 +55,9 @@ def start_generation(
     prompts = _prompts(request, reader)
     facts = _facts(plan, params, verifying)
     if draft:
-        draft, gate = _drafting(request, draft, prompts.edge, facts, verifying, calibrations)
+        draft, gate = _drafting(request, draft, prompts.edge, facts, calibrations)
     else:
-        gate = _gate(plan, None, facts, verifying, request.calibration, calibrations)
+        gate = _gate(plan, None, facts, request.calibration, calibrations)
     # The model whose text it is sets the limit; a draft model with a shorter context stops drafting there.
     read, author = (prompts.target, local) if verifying else (prompts.edge, draft)
     max_new_tokens = params.max_new_tokens
@@ -106,7 +104,7 @@ def _facts(plan: Plan, params: DecodingParams, target: Target | None) -> TargetF
 
 
 def _drafting(
-    request: GenerateRequest, edge: Engine, prompt: Prompt, facts: TargetFacts | None, target: Target | None,
+    request: GenerateRequest, edge: Engine, prompt: Prompt, facts: TargetFacts | None,
     calibrations: Iterable[Path],
 ) -> tuple[Engine, Gate]:  # fmt: skip
     """The draft model, with the adapter for this prompt, and the gate for both.
@@ -115,21 +113,19 @@ def _drafting(
     """
     adapted = edge.adapters.choose(request.adapter, prompt.token_ids)
     try:
-        return adapted, _gate(request.plan, adapted, facts, target, request.calibration, calibrations)
+        return adapted, _gate(request.plan, adapted, facts, request.calibration, calibrations)
     except OptionError:
         if adapted is edge or (request.adapter or edge.adapters.default) != "auto":
             raise
-        return edge, _gate(request.plan, edge, facts, target, request.calibration, calibrations)
+        return edge, _gate(request.plan, edge, facts, request.calibration, calibrations)
 
 
 def _gate(
-    plan: Plan, draft: Engine | None, facts: TargetFacts | None, target: Target | None, given: Calibration | None,
-    folders: Iterable[Path],
-) -> Gate:  # fmt: skip
+    plan: Plan, draft: Engine | None, facts: TargetFacts | None, given: Calibration | None, folders: Iterable[Path]
+) -> Gate:
     if plan.gate.kind != "calibrated":
         return Gate(plan.gate)
-    if draft is None or target is None:
-        raise OptionError("A calibrated gate needs a draft model and a target.")
+    assert draft is not None  # a plan without one has the gate `always`
     names = f"{draft.name} and {facts.name if facts else 'a target that cannot be reached'}"
     weights = facts.weights if facts else None
     calibration = find_calibration(folders, draft.fingerprint, weights, names, given)
@@ -138,10 +134,7 @@ def _gate(
 
 
 def _end_of_blocks(plan: Plan, gate: Gate, length: AutoK | None) -> Callable[[Seq[Signals]], bool] | None:
-    """The test that ends a block before its full length, or None.
-
-    A skipped block costs no round. So if the gate may skip, only a block that will be sent is compared with a round.
-    """
+    """What ends a block early. A skipped block costs no round: if the gate may skip, only what it sends is compared."""
     if plan.eager:
         return gate.is_unsure
     if length is None:
@@ -152,29 +145,17 @@ def _end_of_blocks(plan: Plan, gate: Gate, length: AutoK | None) -> Callable[[Se
 
 
 def _turns(plan: Plan, draft: Engine | None, facts: TargetFacts | None, prompt_len: int) -> tuple[Turns, AutoK | None]:
-    """Who writes when, and what decides the length of blocks if it is not fixed."""
-    hand_back = plan.hand_back or HandBack()
-    if plan.k is not None:
-        return GivenTurns(plan.k, hand_back), None
-    if draft is None:
-        raise OptionError(
-            "--k auto weighs drafting against verifying, so it needs both models.",
-            hint="Give --k a number, or add the other model.",
-        )
-    if facts is None:
-        return GivenTurns(DEFAULT_K, hand_back), None  # no costs are known yet
-    costs = CostModel(
-        draft.profile.forward_ms[0], facts.forward_ms, facts.max_rows, wire_ms=facts.wire_ms, streams=facts.streams
-    )
-    decides = plan.hand_back is None
+    """Who writes when; and what decides the length of blocks, if it is not fixed and costs are known."""
+    hand_back, decides = plan.hand_back or HandBack(), plan.hand_back is None
+    if plan.k is not None or draft is None or facts is None:
+        return Turns(plan.k or DEFAULT_K, hand_back), None
+    draft_ms = draft.profile.forward_ms
+    costs = CostModel(draft_ms[0], facts.forward_ms, facts.max_rows, wire_ms=facts.wire_ms, streams=facts.streams)
     # Two machines read the prompt at the same time.
-    reading_ms = _read_ms(draft.profile.forward_ms) - (_read_ms(facts.forward_ms) if facts.streams else 0.0)
-    length = AutoK(
-        costs, may_stream=decides, max_k=facts.max_block,
-        prompt_ms=prompt_len * max(reading_ms, 0.0),
-        read_ms=_read_ms(draft.profile.forward_ms[: draft.invariant_rows]),
-    )  # fmt: skip
-    return (length if decides else GivenTurns(min(MAX_AUTO_K, facts.max_block), hand_back, length)), length
+    prompt_ms = prompt_len * max(_read_ms(draft_ms) - (_read_ms(facts.forward_ms) if facts.streams else 0.0), 0.0)
+    read_ms = _read_ms(draft_ms[: draft.invariant_rows])
+    length = AutoK(costs, may_stream=decides, max_k=facts.max_block, prompt_ms=prompt_ms, read_ms=read_ms)
+    return (length if decides else Turns(min(MAX_AUTO_K, facts.max_block), hand_back, length)), length
 
 
 def _read_ms(forward_ms: Seq[float]) -> float:

@@ -1,5 +1,3 @@
-"""The final part of a text: the prompt and the committed tokens. It grows only at its end."""
-
 from __future__ import annotations
 
 from skydraft.decoding.scoring import Scores
@@ -10,7 +8,7 @@ from skydraft.types import DraftBlock, FinishReason, Prompt, Verdict
 
 
 class Context:
-    """Prompt and committed tokens of one generation. Only its own methods change what others read.
+    """Prompt and committed tokens of one generation. It grows only where it ends, or a commit raises BaseMismatch.
 
     `num_seen` generated tokens are known to the target: all up to its last verdict. `finish` says why the text ended,
     None before its end; one that is given ends it before its first token. `scores` are its tokens', if wanted.
@@ -42,11 +40,9 @@ class Context:
         return tuple(self.generated[self.num_seen :].tolist())
 
     def commit_skip(self, block: DraftBlock, finish: FinishReason | None) -> tuple[int, ...]:
-        """Commit a whole block without a verdict. Raises BaseMismatch."""
         return self._commit(block.base, block.token_ids, finish)
 
     def commit_verdict(self, block: DraftBlock, verdict: Verdict) -> tuple[int, ...]:
-        """Commit the accepted tokens of a block and the target's own token. Raises BaseMismatch."""
         if verdict.base != block.base:
             raise BaseMismatch(verdict.base, block.base)
         committed = self._commit(block.base, verdict.commits(block), verdict.finish)

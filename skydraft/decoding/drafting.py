@@ -1,5 +1,3 @@
-"""Drafting: the draft model continues the committed text by a block."""
-
 from __future__ import annotations
 
 import time
@@ -23,8 +21,6 @@ _MANY_ROWS = 16  # more than one round leaves to read
 
 
 class _Step(NamedTuple):
-    """One drafted token, the draft model's certainty, the reason if the text ends there, and the cost."""
-
     token_id: int
     signals: Signals
     finish: FinishReason | None
@@ -33,7 +29,7 @@ class _Step(NamedTuple):
 
 
 class Drafter:
-    """The draft model's side of one generation: its `prompt`, and its sequence, opened at the first block.
+    """The draft model's side of one generation; its sequence is opened at the first block.
 
     A text has at most `max_new_tokens`. If `ends_blocks` is given, a block ends after the first token at which it
     returns True for the signals so far. `with_signals` measures signals, over the tokens that a grammar allows. A block
@@ -71,10 +67,7 @@ class Drafter:
         return max(context_len - prompt_len - context.base + 1, 0) if prompt_len < context_len else 0
 
     def draft(self, context: Context, k: int) -> DraftBlock:
-        """Draft at most `k` tokens after `context`, the same tokens as the draft model alone would write.
-
-        Tokens that a grammar forces are not counted, since they cost nothing: with them the block may be longer.
-        """
+        """The next tokens of the draft model alone: at most `k`, beside those that a grammar forces, which are free."""
         cost = self._open()
         self._agrees.clear()  # of a text that was to be read to its end
         longest = min(max(self._longest, k) if self._chooser.has_grammar else k, self.room(context))
@@ -102,7 +95,6 @@ class Drafter:
         )
 
     def _ended_by(self, steps: list[_Step]) -> EndedBy:
-        """Why a block ends with its last token; "k" if it has no reason but its length."""
         if steps[-1].finish:
             return "stop"
         if self._ends_blocks is None or steps[-1].is_forced:
@@ -112,8 +104,8 @@ class Drafter:
     def read(self, context: Context) -> DraftBlock:
         """An empty block that says which of the last tokens, not read before, this model would have written itself.
 
-        One forward is made, of at most as many rows as are exact, so a stream never waits for long; until all tokens
-        but the last one are read, the block says nothing. The next block feeds that one: nothing is computed twice.
+        One forward is made, so a stream never waits for long; until all tokens but the last one are read, the block
+        says nothing. The next block feeds that one.
         """
         cost = self._open()
         prefix, sequence = context.token_ids, self._open_sequence()
@@ -131,17 +123,13 @@ class Drafter:
         return DraftBlock(context.base, (), cost=cost, read=tuple(agrees))
 
     def _agrees_with(self, text: TokenIds, row: Rows) -> bool | None:
-        """Whether this model would have written the last token; None if the grammar allowed no other."""
         prefix = text[:-1]
         if self._chooser.forced(prefix) is not None:
             return None
         return self._chooser.choose(row, prefix) == int(text[-1])
 
     def _next(self, text: TokenBuffer, scores: Scores | None, *, may_choose: bool) -> _Step | None:
-        """Add the next token to a text; None if it is not forced and none may be chosen.
-
-        Unless it is scored, a forced token needs no row: it is fed with the next chosen one.
-        """
+        """Add the next token, unless none may be chosen; a forced one is fed with the next, unless it is scored."""
         prefix, signals, cost = text.view, CERTAIN, Cost()
         forced = self._chooser.forced(prefix)
         if forced is None and not may_choose:

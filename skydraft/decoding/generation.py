@@ -30,10 +30,9 @@ class Observer(Protocol):
         """Return the request to generate, changed or not. Called before anything is computed."""
 
     def ended(self, request: GenerateRequest, generation: Generation | None, error: BaseException | None) -> None:
-        """Called once for each request that began; `request` is the result of `begins` of all observers.
+        """Called once for each request that began, as all observers made it.
 
-        `generation` is None if none could be started. `error` is the error that ended it; None if it is complete, was
-        cancelled, or was closed.
+        `generation` is None if none could be started, `error` if it is complete, was cancelled, or was closed.
         """
 
 
@@ -51,7 +50,6 @@ class Watch:
                 log.exception("an observer failed")
 
     def end(self, generation: Generation | None, error: BaseException | None = None) -> None:
-        """Call `ended` of the observers; a second call does nothing."""
         observers, self._observers = self._observers, []
         for observer in observers:
             try:
@@ -66,7 +64,7 @@ class Generation:
     An iteration gives tokens as they come. Another iteration gives the same tokens from the first one on, and then
     continues the generation if it has not ended. `text` and `token_ids` of one that nobody has begun run it to its end;
     later they hold the state so far, as `stats` and the like always do. Its end, `close` or leaving its `with`
-    block frees the sequences; the engines stay open. `edge` and `target` are the two sides of the generation.
+    block frees the sequences; the engines stay open.
     """
 
     def __init__(
@@ -149,11 +147,8 @@ class Generation:
             pass
         return self
 
-    def close(self) -> None:
-        """Free the KV memory of this generation, and call its observers."""
-        self._end(None)
-
-    def _end(self, error: BaseException | None) -> None:
+    def close(self, error: BaseException | None = None) -> None:
+        """Free the KV memory; observers see that it was closed, or the error that ended it."""
         self._has_begun = True
         try:
             self._loop.close()
@@ -169,7 +164,7 @@ class Generation:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
-        self._end(error)
+        self.close(error)
 
     @property
     def text(self) -> str:
@@ -195,12 +190,10 @@ class Generation:
 
     @property
     def stop_string(self) -> str:
-        """The stop string that ended the text; "" if none did."""
         return self._stream.stopped_by
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Length of the prompt, chat template included."""
         return len(self._context.token_ids) - self._context.base
 
     @property
@@ -234,9 +227,8 @@ class Generation:
 class TextStream:
     """Turns tokens into text, one at a time.
 
-    A character appears with the token that completes it. Text that may be the beginning of a stop string is held back
-    until the next tokens decide; text from a stop string on is never shown. `stopped_by` is the stop string that came
-    first, the shorter one of two that begin together.
+    Text that may be the beginning of a stop string is held back until the next tokens decide. `stopped_by` is the stop
+    string that came first, the shorter one of two that begin together.
     """
 
     def __init__(self, vocab: Vocab, stop: Seq[str] = ()) -> None:
@@ -247,7 +239,6 @@ class TextStream:
         self.stopped_by = ""
 
     def push(self, token_id: int) -> str:
-        """The text that is certain after this token; may be empty."""
         self._held += self._decoder.decode(self.pieces[token_id])
         if self.stopped_by:
             return ""
@@ -265,7 +256,6 @@ class TextStream:
         return text
 
     def _num_suspect(self) -> int:
-        """Length of the longest end of the held text that begins a stop string."""
         longest = max((len(text) - 1 for text in self._stop), default=0)
         for num_chars in range(min(longest, len(self._held)), 0, -1):
             if any(text.startswith(self._held[-num_chars:]) for text in self._stop):

@@ -21,10 +21,8 @@ from skydraft.types import WRITE_ALL, Cost, DraftBlock, LinkCost, Origin, Outcom
 class SpeculativeLoop:
     """One generation: a context that grows by verdicts and skips until it is finished.
 
-    Without a drafter every block is empty and the target writes alone. Without a verifier the gate must skip every
-    block, and each is committed as drafted. With `falls_back`, a block whose verifier is lost is committed as drafted,
-    with the origin edge-fallback. `turns` says how long blocks are, and when the target writes on. The loop is the same
-    for every mode.
+    Without a drafter every block is empty and the target writes alone; without a verifier the gate must skip each.
+    With `falls_back`, a block whose verifier is lost is committed as drafted, with the origin edge-fallback.
     """
 
     context: Context
@@ -39,10 +37,7 @@ class SpeculativeLoop:
     _is_cancelled: bool = field(default=False, init=False)
 
     def rounds(self) -> Iterator[Round]:
-        """Decode until the context is finished; yields each round as soon as it is committed.
-
-        Another call continues with the next round; times count from the first call.
-        """
+        """Rounds until the context is finished, each once it is committed; another call continues with the next one."""
         if not self._num_rounds:
             self._started = time.perf_counter()
         while self.context.finish is None and not self._is_cancelled:
@@ -52,7 +47,7 @@ class SpeculativeLoop:
             yield self._verify(block, reason, began) if reason else self._skip(block, began)
 
     def _draft(self) -> DraftBlock:
-        """A block of the drafter; an empty block in the target's turn, which the drafter may read along."""
+        """A block of the drafter; in the target's turn an empty one, with what the drafter has read along."""
         drafter, empty = self.drafter, DraftBlock(self.context.base, ())
         if drafter is None or not (room := drafter.room(self.context)):
             return empty
@@ -72,7 +67,7 @@ class SpeculativeLoop:
         return self.turns.to_write()
 
     def _skip(self, block: DraftBlock, began: float) -> Round:
-        return self._commit_draft(block, "skipped" if self.verifier else "edge", "", began)
+        return self._commit(block, None, "skipped", "", began)
 
     def _verify(self, block: DraftBlock, reason: Reason, began: float) -> Round:
         assert self.verifier is not None  # without one the gate never escalates
@@ -81,10 +76,8 @@ class SpeculativeLoop:
         except CloudError as error:
             if not (error.is_outage and self.falls_back):
                 raise
-            return self._commit_draft(self._block_without(block, error), "edge-fallback", reason, began)
-        token_ids = self.context.commit_verdict(block, verdict)
-        outcome: Outcome = "verified" if self.verifier.asked else "written"
-        return self._close_round(block, token_ids, _origins(block, verdict), outcome, verdict, reason, began)
+            return self._commit(self._block_without(block, error), None, "fallback", reason, began)
+        return self._commit(block, verdict, "verified" if self.verifier.called else "written", reason, began)
 
     def _block_without(self, block: DraftBlock, error: CloudError) -> DraftBlock:
         """The block to commit after the loss of the target: if the target was to write, the draft model writes."""
@@ -96,29 +89,25 @@ class SpeculativeLoop:
             raise error
         return block
 
-    def _commit_draft(self, block: DraftBlock, origin: Origin, reason: Reason, began: float) -> Round:
-        """Commit the block as drafted. Drafting ends a block at the first stop, so only its last token can finish."""
-        token_ids = self.context.commit_skip(block, block.finish)
-        outcome: Outcome = "fallback" if reason else "skipped"
-        return self._close_round(block, token_ids, (origin,) * len(token_ids), outcome, None, reason, began)
-
-    def _close_round(
-        self,
-        block: DraftBlock,
-        token_ids: tuple[int, ...],
-        origins: tuple[Origin, ...],
-        outcome: Outcome,
-        verdict: Verdict | None,
-        reason: Reason,
-        began: float,
+    def _commit(
+        self, block: DraftBlock, verdict: Verdict | None, outcome: Outcome, reason: Reason, began: float
     ) -> Round:
-        audit = verdict.audit if verdict else ()
+        """Commit what a verdict says, or the block as drafted, and close the round.
+
+        Drafting ends a block at the first stop, so only its last token can finish the text.
+        """
+        if verdict:
+            token_ids, origins = self.context.commit_verdict(block, verdict), _origins(block, verdict)
+        else:
+            token_ids = self.context.commit_skip(block, block.finish)
+            origins = (("edge-fallback" if reason else "skipped" if self.verifier else "edge"),) * len(token_ids)
+        audit, num_accepted = (verdict.audit, verdict.num_accepted) if verdict else ((), 0)
         now = time.perf_counter()
         record = StepRecord(
             round=self._num_rounds,
             base=block.base,
             num_draft=len(block.token_ids),
-            num_accepted=verdict.num_accepted if verdict else 0,
+            num_accepted=num_accepted,
             num_committed=len(token_ids),
             outcome=outcome,
             reason=reason,
@@ -126,10 +115,10 @@ class SpeculativeLoop:
             ended_ms=(now - self._started) * 1e3,
             draft=block.cost,
             target=verdict.cost if verdict else Cost(),
-            link=self.verifier.spent() if self.verifier else LinkCost(),
+            link=self.verifier.take_cost() if self.verifier else LinkCost(),
             num_audited=len(audit),
             num_agreed=sum(audit),
-            num_forced=sum(block.forced[: verdict.num_accepted if verdict else len(token_ids)]),
+            num_forced=sum(block.forced[: num_accepted if verdict else None]),
         )
         self._num_rounds += 1
         done = Round(record, block, token_ids, origins, audit)
@@ -144,7 +133,6 @@ class SpeculativeLoop:
                 side.cancel()
 
     def close(self) -> None:
-        """Free both sides' sequences; the engines stay open."""
         with ExitStack() as sides:  # each side, even if the other one raises
             for side in (self.verifier, self.drafter):
                 if side is not None:

@@ -1,10 +1,8 @@
-"""The plan of a request for the loop: gate, k and accept rule, checked against each other."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from skydraft.config import DEFAULT_K, ModeSpec, mode_spec, parse_accept, parse_k
+from skydraft.config import DEFAULT_K, mode_spec, parse_accept, parse_k
 from skydraft.errors import OptionError
 from skydraft.gating.gates import START, GateSpec, parse_gate
 from skydraft.gating.hand_back import HandBack, parse_hand_back
@@ -12,7 +10,7 @@ from skydraft.gating.hand_back import HandBack, parse_hand_back
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Settings of decoding. `k` None means adaptive; `top` 0 means exact acceptance; `mode` names the preset, if any.
+    """How a text is decoded. `k` None means adaptive; `top` 0 means exact acceptance; `mode` names the preset, if any.
 
     `hand_back` None means that measured costs decide when the target writes on; it needs an adaptive `k`. A plan that
     does not draft uses the target alone. Raises OptionError for parts that do not fit each other.
@@ -42,16 +40,9 @@ class Plan:
                 f"--eager does not apply to the gate {kind}, which does not look at how unsure a token is.",
                 hint="Remove --eager, or choose a gate such as entropy:3.25.",
             )
-        if self.top and not self.verifies:
-            raise OptionError("--accept does not apply to the gate never, which checks nothing.", hint="Remove it.")
-        if self.k is None and kind == "never":
-            raise OptionError(
-                "--k auto does not apply to the gate never, which checks nothing.", hint="Give --k a number."
-            )
-        if self.hand_back != HandBack() and not self.verifies:
-            raise OptionError(
-                "--hand-back does not apply to the gate never, where no model corrects the draft.", hint="Remove it."
-            )
+        checking = {"--accept": self.top, "--k auto": self.k is None, "--hand-back": self.hand_back != HandBack()}
+        if not self.verifies and (unfit := [option for option, is_given in checking.items() if is_given]):
+            raise OptionError(f"{unfit[0]} does not apply to the gate never, which checks nothing.", hint="Remove it.")
         if self.hand_back is None and (self.k is not None or self.is_gated):
             raise OptionError("Without a hand-back costs decide who writes, so every block is checked, with --k auto.")
 
@@ -65,7 +56,7 @@ class Plan:
         return self.verifies and self.gate.kind != "always"
 
     def checking_start(self) -> Plan:
-        """This plan, by which the target also checks how a text begins, whatever the gate thinks of it."""
+        """This plan with a target that also checks how a text begins, where blocks may be skipped."""
         if not self.is_gated or START in self.gate.content_rules:
             return self
         return replace(self, gate=replace(self.gate, content_rules=(START, *self.gate.content_rules)))
@@ -79,17 +70,16 @@ def make_plan(
     eager: bool = False,
     hand_back: str | int | None = None,
 ) -> Plan:
-    """The plan of a mode; gate, k, accept rule and hand-back override its own.
+    """The plan of a mode, or of what overrides its own. No mode means `lossless`, or just the gate if one is given.
 
-    No mode means `lossless`, or just the gate if one is given. Raises OptionError for an unknown name, a value out of
-    range, and an option that cannot apply.
+    Raises OptionError for an unknown name, a value out of range, and an option that cannot apply.
     """
     name = mode or ("lossless" if gate is None else "")
     top = parse_accept(accept) if accept is not None else 0
     given_k = parse_k(k) if k is not None else DEFAULT_K
     if not name:
-        back = parse_hand_back(0 if hand_back is None else hand_back)
-        return Plan(parse_gate(gate or "always"), given_k, top=top, eager=eager, hand_back=back)
+        given_back = parse_hand_back(0 if hand_back is None else hand_back)
+        return Plan(parse_gate(gate or "always"), given_k, top=top, eager=eager, hand_back=given_back)
     spec = mode_spec(name)
     given = {
         "--gate": gate is not None, "--k": k is not None, "--accept": top > 0, "--eager": eager,
@@ -107,14 +97,10 @@ def make_plan(
             hint="Use --mode quality, or give --gate (--gate always to check every block) and no --mode.",
         )
     chosen_k = given_k if k is not None else parse_k(spec.k or 1)
-    chosen_gate, chosen_back = parse_gate(gate or spec.gate), _hand_back(hand_back, spec, chosen_k)
+    chosen_gate = parse_gate(gate or spec.gate)
+    back: HandBack | None = parse_hand_back(spec.hand_back if hand_back is None else hand_back)
     if hand_back is None and chosen_gate.kind == "never":
-        chosen_back = HandBack()
-    return Plan(chosen_gate, chosen_k, name != "cloud", top, eager or spec.eager, name, chosen_back)
-
-
-def _hand_back(given: str | int | None, spec: ModeSpec, k: int | None) -> HandBack | None:
-    """The given hand-back, or the preset's; None where every block is checked and costs choose its length."""
-    if given is not None:
-        return parse_hand_back(given)
-    return None if spec.gate == "always" and k is None else parse_hand_back(spec.hand_back)
+        back = HandBack()
+    if hand_back is None and spec.gate == "always" and chosen_k is None:
+        back = None  # every block is checked, and costs choose its length
+    return Plan(chosen_gate, chosen_k, name != "cloud", top, eager or spec.eager, name, back)

@@ -1,5 +1,3 @@
-"""Prices of a server that sells tokens."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -12,7 +10,7 @@ _MOST = 1e12  # what no sum of them can make infinite
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Prices of a million tokens: read from the server's prefix cache, read anew, and written; in any currency."""
+    """Prices of a million tokens of a server: read from its prefix cache, read anew, and written; in any currency."""
 
     hit: float
     miss: float
@@ -23,12 +21,10 @@ class Prices:
         return self.total(link.tokens_hit, link.tokens_in - link.tokens_hit, link.tokens_out)
 
     def total(self, num_hit: float, num_miss: float, num_out: float) -> float:
-        """The price of so many tokens."""
         return (num_hit * self.hit + num_miss * self.miss + num_out * self.out) / 1e6
 
 
 def parse_prices(text: str) -> Prices:
-    """`HIT,MISS,OUT`. Raises OptionError."""
     try:
         numbers = [float(each) for each in text.split(",")]
     except ValueError:

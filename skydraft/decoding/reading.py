@@ -1,5 +1,3 @@
-"""Reads finished texts with a model: at each token what the model itself would have chosen, and how its row looks."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -10,17 +8,19 @@ import numpy as np
 from skydraft.choosing.chooser import Chooser
 from skydraft.config import DecodingParams
 from skydraft.engines.base import Engine
-from skydraft.engines.vocab import TokenIds
+from skydraft.engines.vocab import TokenIds, num_shared
 from skydraft.types import Prompt
 
 T = TypeVar("T")
 
 
 class TextReader(Generic[T]):
-    """One model's reading of texts that answer a prompt; what a text shares with the one before is not computed again.
+    """Reads texts that answer a prompt: at each token what the model would have chosen, and how its row looks.
+
+    What a text shares with the one before is not computed again.
 
     Each forward has at most `invariant_rows` rows, so choices are bit for bit those of the model decoding alone.
-    `look` gets the raw logits [vocab] at a token, and the token.
+    `look` gets the raw logits [vocab] at a token, and the token; what it says stands beside the model's choice.
     """
 
     def __init__(self, engine: Engine, prompt: Prompt, params: DecodingParams, look: Callable[[Any, int], T]) -> None:
@@ -32,11 +32,8 @@ class TextReader(Generic[T]):
         self._sequence = engine.open(prompt.token_ids, prompt.media)
 
     def read(self, token_ids: Sequence[int]) -> list[tuple[int, T]]:
-        """(the model's choice, what `look` says) at each token of a text."""
         whole = np.concatenate([self._prompt, np.array(token_ids, np.int32)])
-        shared = min(len(whole), len(self._last))
-        differs = np.flatnonzero(whole[:shared] != self._last[:shared])
-        base = int(differs[0]) if len(differs) else shared
+        base = num_shared(whole, self._last)
         del self._found[base - len(self._prompt) :]
         self._last = whole
         self._sequence.align(whole[:base])
@@ -48,5 +45,4 @@ class TextReader(Generic[T]):
         return list(self._found)
 
     def close(self) -> None:
-        """Free the sequence; the engine stays open."""
         self._sequence.close()

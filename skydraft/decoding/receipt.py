@@ -1,5 +1,3 @@
-"""What left this device of one text, and the receipt for it."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
@@ -13,10 +11,9 @@ _ITS_OWN: tuple[Origin, ...] = ("recovered", "bonus", "cloud")  # tokens that th
 
 @dataclass(slots=True)
 class Sent:
-    """What was sent of one text. What a lost connection may have carried counts as sent.
+    """What was sent of one text, or may have been; `blocks` are tokens of the text or of drafts, each with its place.
 
-    `num_prompt_tokens` are all of the prompt, or 0; `blocks` are tokens of the text or of drafts, each with the place
-    of its first one. Only the session of the text changes it; other threads may read it.
+    Only the session of the text changes it; other threads may read it.
     """
 
     servers: list[str] = field(default_factory=list)
@@ -33,7 +30,6 @@ class Seen:
     chars: tuple[int, int]
 
     def after(self, num_tokens: int, num_chars: int) -> Seen:
-        """The same part where so many tokens and characters stand before."""
         (first, end), (begins, ends) = self.tokens, self.chars
         return Seen((first + num_tokens, end + num_tokens), (begins + num_chars, ends + num_chars))
 
@@ -49,12 +45,8 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What servers have seen of one text, and what that cost.
-
-    `prompt_tokens` is the length of the prompt that they got; 0: none of it. `seen` are the parts of the answer that
-    they got or wrote. `calls` is the number of times that the target was asked. `bytes_up` and `bytes_down` are of all
-    messages, `shared_bytes` the part for features of speech; `cost` is the price, if prices are known.
-    """
+    """What servers have seen of one text: all of the prompt or 0 tokens, and the parts of the answer that they got or
+    wrote. `shared_bytes` is the part of `bytes_up` for features of speech; `cost` is the price, if prices are known."""
 
     servers: tuple[str, ...]
     prompt_tokens: int

@@ -20,18 +20,17 @@ from skydraft.types import Reuse
 class GenerateRequest:
     """A conversation to answer, and the settings of the answer.
 
-    `raw` continues the text of the last message without the chat template. `tools` are descriptions of tools in
-    OpenAI's format, for the template. `prompt_ids` are the tokens of a prompt, instead of messages. With `share_audio`
-    "none" the target gets only the words of spoken messages. `execution` None means "exact" in this process, and a
-    server's own setting elsewhere. `calibration` None looks up the pair's own if the gate needs one. `with_signals`
-    measures uncertainty even if the gate does not need it. With a `cache_scope` both sides keep the KV of the prompt
-    for later requests of that scope, and reuse that of earlier ones; the text does not change. With `num_best` each
-    token is scored, beside so many of the best ones of its place; with `scores_prompt` those of the prompt are scored
-    too, and without `writes` they alone. `traceparent` is the W3C header of the request's trace, which servers get, or
-    "". With `shares_target` other owners use the target too: nothing is told of its cache if they share that. With
-    `local_only` nothing of the text leaves this device: no server is asked, and its trace is not sent. `adapter` is
-    the draft model's, by name or file; "auto" is the one for prompts that begin as this one does, if any, "none" is
-    none, and None is what the draft model was loaded with. Raises PromptError or OptionError.
+    `raw` continues the text of the last message without the chat template. `tools` are in OpenAI's format. With
+    `share_audio` "none" the target gets only the words of spoken messages. `execution` None means "exact" in this
+    process, and a server's own setting elsewhere. `calibration` None looks up the pair's own if the gate needs one.
+    With a `cache_scope` both sides keep the KV of the prompt for later requests of that scope, and reuse that of
+    earlier ones; the text does not change. With `num_best` each token is scored, beside so many of the best ones of its
+    place; with `scores_prompt` those of the prompt are scored too, and without `writes` they alone. `traceparent` is
+    the W3C header of the request's trace, which servers get, or "". With `shares_target` other owners use the target
+    too: nothing is told of its cache if they share that. With `local_only` nothing of the text leaves this device: no
+    server is asked, and its trace is not sent. `adapter` is the draft model's, by name or file; "auto" is the one for
+    prompts that begin as this one does, if any, "none" is none, and None is what the draft model was loaded with.
+    Raises PromptError or OptionError.
     """
 
     messages: tuple[Message, ...]

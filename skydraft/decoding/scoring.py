@@ -28,7 +28,6 @@ class Score:
 
 
 def score(row: Any, token_id: int, num_best: int) -> Score:
-    """The score of a token, given the raw logits [vocab] of its place."""
     logits = row.astype(np.float64)
     top = float(logits.max())
     total = top + float(np.log(np.exp(logits - top).sum()))
@@ -38,11 +37,7 @@ def score(row: Any, token_id: int, num_best: int) -> Score:
 
 
 class Scores:
-    """Scores of one generated text, each with the `num_best` best tokens of its place.
-
-    The draft model notes what it drafts, and then the target what it judges: the last note of a place is by the model
-    whose token was committed.
-    """
+    """Scores of one text. The draft model notes what it drafts, then the target what it judges: the last note stays."""
 
     def __init__(self, num_best: int) -> None:
         self._num_best = num_best
@@ -53,7 +48,6 @@ class Scores:
         self._by_place[place] = score(row, token_id, self._num_best)
 
     def between(self, start: int, end: int) -> tuple[Score, ...]:
-        """The scores of the committed tokens from `start` up to `end`."""
         return tuple(self._by_place[place] for place in range(start, end))
 
 

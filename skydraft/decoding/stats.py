@@ -1,5 +1,3 @@
-"""The figures of one generation, computed from its records."""
-
 from __future__ import annotations
 
 import itertools
@@ -13,32 +11,26 @@ from skydraft.types import Cost, LinkCost, StepRecord
 
 @dataclass(frozen=True, slots=True)
 class CachedTokens:
-    """Numbers of prompt tokens that each side had in its KV cache from an earlier prompt."""
-
     edge: int
     cloud: int
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Figures of one generation; None if the divisor is 0.
+    """Figures of one generation, from its records; None if the divisor is 0.
 
     acceptance_rate: accepted / drafted, over escalated blocks. mean_acceptance_length: tokens committed per escalated
     round, bonus or recovered token included. cloud_calls_per_token: times that the edge asked the target and waited, a
-    stream once / tokens. target_written_per_token: tokens that the target chose itself, instead of accepting a draft /
-    tokens.
-    audited_agreement: share of the later audited skipped tokens that the target would have written too.
-    num_fallback_tokens: tokens committed without a verdict because the cloud was lost. num_forced_tokens: committed
-    drafts that a grammar forced. target passes and rows: forwards of the target after its prefill, and the rows in
-    them. ttft_ms: start to first committed round, prefill included. itl_ms: gap between rounds, shared evenly by the
-    tokens of a round. tokens_per_s: tokens / time from start to last round. draft_ms, target_ms: time inside engine
-    forwards, prefill included. overhead_ms: the rest, without queue and wire. bytes: messages of the protocol, both
-    ways; shared_bytes: the part of bytes_up for features of speech, repeats included. prefill_ms: the part of draft_ms
-    and target_ms for the prompt. encode_ms: the part of prefill_ms for the prompt's audio. cached_tokens: prompt tokens
-    that were in the KV cache at the first request. exact: whether the target's tokens do not depend on what else it
-    computes. Of a server without skydraft, over all requests: num_requests; tokens_in, those that it read, and
-    tokens_hit, the part that it said to have had in its cache; tokens_out, those that it wrote; cost, their price, if
-    prices are known.
+    stream once / tokens. target_written_per_token: tokens that the target chose itself / tokens. audited_agreement:
+    share of the later audited skipped tokens that the target would have written too. num_fallback_tokens: committed
+    without a verdict because the cloud was lost. num_forced_tokens: committed drafts that a grammar forced. target
+    passes and rows: after its prefill. ttft_ms: start to first committed round. itl_ms: gap between rounds, shared
+    evenly by the tokens of a round. draft_ms, target_ms: time inside forwards; prefill_ms: its part for the prompt;
+    encode_ms: the part of that for audio. overhead_ms: the rest, without queue and wire. shared_bytes: the part of
+    bytes_up for features of speech. cached_tokens: those of the prompt that were in the KV cache. exact: whether the
+    target's tokens do not depend on what else it computes. Of a server without skydraft, over all requests:
+    num_requests; tokens_in, those that it read, tokens_hit, the part that was in its cache; tokens_out; cost, if prices
+    are known.
     """
 
     num_tokens: int
@@ -79,7 +71,6 @@ class Stats:
 
 
 def stats_of(records: Seq[StepRecord], *, is_exact: bool = True, prices: Prices | None = None) -> Stats:
-    """The figures of the rounds of one generation."""
     escalated = [record for record in records if record.outcome == "verified"]
     num_tokens = sum(record.num_committed for record in records)
     num_draft = sum(record.num_draft for record in escalated)

@@ -1,5 +1,3 @@
-"""The target of a generation: an engine in this process, or a cloud."""
-
 from __future__ import annotations
 
 import time
@@ -38,19 +36,21 @@ class TargetFacts:
 
 
 class Target(Protocol):
-    """The verifying side of a generation."""
+    """The verifying side of a generation: an engine in this process, or a cloud.
+
+    `engine` is the model, if it is in this process: its context bounds the text. It `is_exact` if its tokens do not
+    depend on what else is computed with them. `prices` are those of its tokens, if they are sold. A generation that
+    `falls_back` continues alone if its verifier is lost.
+    """
 
     @property
-    def engine(self) -> Engine | None:
-        """The model, if it is in this process: its context bounds the text."""
+    def engine(self) -> Engine | None: ...
 
     @property
-    def is_exact(self) -> bool:
-        """Whether its tokens do not depend on what else is computed with them."""
+    def is_exact(self) -> bool: ...
 
     @property
-    def prices(self) -> Prices | None:
-        """What its tokens cost, if they are sold."""
+    def prices(self) -> Prices | None: ...
 
     def facts(self, wait_s: float | None) -> TargetFacts | None:
         """Facts about the target; None if it does not answer within `wait_s` seconds.
@@ -58,8 +58,7 @@ class Target(Protocol):
         With `wait_s` None this waits as long as an answer may take; with 0 it sends nothing. Raises CloudError.
         """
 
-    def falls_back(self, plan: Plan) -> bool:
-        """Whether a generation continues alone if its verifier is lost."""
+    def falls_back(self, plan: Plan) -> bool: ...
 
     def verifier(
         self, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest, *, drafts_first: bool = True
@@ -71,8 +70,6 @@ class Target(Protocol):
 
 
 class LocalTarget:
-    """A target in this process."""
-
     prices = None
 
     def __init__(self, engine: Engine, execution: Execution = "exact") -> None:
@@ -101,15 +98,13 @@ class LocalTarget:
 
 
 def target_of(cloud: Engine | Target, execution: Execution = "exact") -> Target:
-    """A target as it is, or an engine in this process as a target with this execution."""
     return LocalTarget(cloud, execution) if isinstance(cloud, Engine) else cloud
 
 
 class LocalVerifier(TargetSession):
     """Verifies with an engine in this process; its sequence is opened at the first verification.
 
-    `max_rows` bounds the rows of one forward: `engine.invariant_rows` makes every verdict bit-exact; more rows are
-    faster on hardware where rows are nearly free. `reuse` is as in `Engine.begin`, `top` and `scores` as in `Rules`.
+    `max_rows` bounds the rows of one forward: `engine.invariant_rows`, the default, makes every verdict bit-exact.
     """
 
     def __init__(
@@ -121,14 +116,11 @@ class LocalVerifier(TargetSession):
         self._max_rows = max_rows or engine.invariant_rows
         self._num_to_write = 0
         self._is_cancelled = False
-        self.asked = False
+        self.called = False
         self.sent, self.link = Sent(), LinkCost()  # nothing leaves this process
 
     def verify(self, block: DraftBlock, catch_up: Seq[int], write: int = 0) -> Verdict:
-        """The verdict. What the target writes after it is computed when it is asked for.
-
-        Raises BaseMismatch, and changes nothing, if the block does not begin at the committed length.
-        """
+        """The verdict. What the target writes after it is computed when it is asked for. Raises as `check` does."""
         self.check(block, catch_up)
         cost = Cost() if self.is_seated else self._open()
         with self._engine.floor:
@@ -139,8 +131,8 @@ class LocalVerifier(TargetSession):
                 cost += Cost(1, len(token_ids), forward_ms=(time.perf_counter() - began) * 1e3)
                 work.absorb(rows)
             verdict = self.commit(work, cost)
-        self.asked = bool(block.token_ids) or not self._num_to_write
-        left = write if self.asked else self._num_to_write - 1
+        self.called = bool(block.token_ids) or not self._num_to_write
+        left = write if self.called else self._num_to_write - 1
         self._num_to_write = left if verdict.hands_over(block) else 0
         return verdict
 
@@ -159,12 +151,10 @@ class LocalVerifier(TargetSession):
         return sequence.take_prefill_cost()
 
     def stop(self) -> bool:
-        """True: this target writes nothing ahead."""
         self._num_to_write = 0
         return True
 
-    def spent(self) -> LinkCost:
-        """No cost: there is no link."""
+    def take_cost(self) -> LinkCost:
         return self.link
 
     def cancel(self) -> None:

@@ -1,5 +1,3 @@
-"""A generation as a span of a trace."""
-
 from __future__ import annotations
 
 from dataclasses import replace

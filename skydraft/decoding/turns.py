@@ -3,36 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import Protocol
 
 from skydraft.gating.hand_back import HandBack
 from skydraft.types import Round
 
 
-class Turns(Protocol):
-    """Gives the turns of one generation, and learns from its rounds."""
-
-    def longest(self) -> int:
-        """The most tokens of the next block; 0 while it is the target's turn."""
-
-    def to_write(self) -> int:
-        """How many more tokens the target may write after its next verdict, if it corrects the block."""
-
-    @property
-    def reads(self) -> bool:
-        """Whether the draft model reads along now."""
-
-    def read(self, agrees: Seq[bool | None]) -> None:
-        """Take in which of the last tokens the draft model would have written itself; none until all are read."""
-
-    def hand_back(self) -> None:
-        """End the target's turn."""
-
-    def observe(self, done: Round) -> None:
-        """Take in a committed round."""
-
-
-class GivenTurns:
+class Turns:
     """Blocks of at most `k` tokens; after a correction the target writes on as `hand_back` says.
 
     `length`, if given, learns from the rounds where blocks should end.
@@ -47,9 +23,11 @@ class GivenTurns:
         self._num_unread = 0
 
     def longest(self) -> int:
+        """The most tokens of the next block; 0 while it is the target's turn."""
         return 0 if self._is_targets else self._k
 
     def to_write(self) -> int:
+        """How many more tokens the target may write after its next verdict, if it corrects the block."""
         return max(self._hand_back.num_tokens - (self._num_written + 1 if self._is_targets else 0), 0)
 
     @property
@@ -58,17 +36,18 @@ class GivenTurns:
         return self._hand_back.reads and self._num_unread > 0
 
     def read(self, agrees: Seq[bool | None]) -> None:
-        """Count the last tokens in a row that the draft model would have written itself."""
+        """Take in which of the last tokens the draft model would have written itself; none until all are read."""
         if agrees:
             self._num_unread = 0
         self._num_agreed = run_of(agrees, self._num_agreed)
         self._end_if_over()
 
     def hand_back(self) -> None:
+        """End the target's turn."""
         self._is_targets = False
 
     def observe(self, done: Round) -> None:
-        """Begin the target's turn after a correction, and count what it writes."""
+        """Take in a committed round. A correction begins the target's turn."""
         record = done.record
         if record.num_draft:
             is_corrected = record.outcome == "verified" and record.num_accepted < record.num_draft

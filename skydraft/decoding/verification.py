@@ -1,7 +1,4 @@
-"""Verification: the target accepts the drafted tokens that it would have written itself, and adds the next token.
-
-A verdict depends only on the prefix, so the same request can be answered twice.
-"""
+"""The target accepts the drafted tokens that it would have written itself, and adds one: by the prefix alone."""
 
 from __future__ import annotations
 
@@ -24,7 +21,12 @@ from skydraft.types import Cost, DraftBlock, FinishReason, LinkCost, Prompt, Ver
 
 
 class Verifier(Protocol):
-    """The interface between the loop on the edge and the target."""
+    """The interface between the loop on the edge and the target.
+
+    `sent` is what left this device of the text, and `link` what that cost in all.
+    """
+
+    called: bool  # whether the last `verify` called the target, and did not only take a token that it had written
 
     def verify(self, block: DraftBlock, catch_up: Seq[int], write: int = 0) -> Verdict:
         """Judge `block`, which follows the judged tokens and `catch_up`. The target's side commits the verdict.
@@ -33,37 +35,27 @@ class Verifier(Protocol):
         verdicts on the next empty blocks.
         """
 
-    @property
-    def asked(self) -> bool:
-        """Whether the last `verify` asked the target, and did not only take a token that it wrote."""
-
     def stop(self) -> bool:
         """Stop the target's writing. False while empty blocks must still take written tokens."""
 
-    def spent(self) -> LinkCost:
+    def take_cost(self) -> LinkCost:
         """Cost of the link since the last call of this method."""
 
     @property
-    def sent(self) -> Sent:
-        """What left this device of the text."""
+    def sent(self) -> Sent: ...
 
     @property
-    def link(self) -> LinkCost:
-        """Cost of the link in all."""
+    def link(self) -> LinkCost: ...
 
     def cancel(self) -> None:
         """End a long wait; `verify` may raise then. Any thread may call this."""
 
-    def close(self) -> None:
-        """Free the verifier's resources."""
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How the target of one text judges: what it chooses, and where the text ends.
-
-    `top` > 0 accepts drafts within the target's `top` best, which is lossy. `scores`, if given, get each judged token.
-    """
+    """How a text is judged. `top` > 0 accepts drafts within the target's `top` best; `scores` get each judged token."""
 
     prompt_len: int
     chooser: Chooser
@@ -73,11 +65,10 @@ class Rules:
 
 
 class Verification:
-    """Judges one block, which follows `seen` and `catch_up`, a few rows at a time.
+    """Judges one block, which follows `seen` and `catch_up`, a few rows at a time, up to the first difference.
 
-    `next_feed` gives the tokens to feed and `absorb` takes their logits, so a caller may put the rows of several
-    verifications into one forward. It ends at the first difference: later rows are never computed. The rows come from
-    `sequence`, or, without one, begin with the choice after `seen`.
+    A caller may put the rows of several verifications into one forward. The rows come from `sequence`, or, without one,
+    begin with the choice after `seen`.
     """
 
     def __init__(
@@ -111,7 +102,7 @@ class Verification:
         return None if self._done else self._extended[self._fed_len : self._fed_len + max_rows]
 
     def absorb(self, rows: Rows) -> None:
-        """Judge by the logits [len(feed), vocab] of the tokens that `next_feed` gave, up to the first difference.
+        """Judge by the logits [len(feed), vocab] of the tokens that `next_feed` gave.
 
         Raises EngineError for a row of which a choice is needed and that is not numbers.
         """
@@ -142,7 +133,6 @@ class Verification:
         self._done = self._token_id is not None or self._finish is not None
 
     def verdict(self, cost: Cost) -> Verdict:
-        """The verdict, after `next_feed` returned None."""
         return Verdict(self.block.base, self._num_accepted, self._token_id, self._finish, tuple(self._audit), cost=cost)
 
 
@@ -175,7 +165,6 @@ class TargetSession:
 
     @property
     def token_ids(self) -> TokenIds:
-        """Read-only view of prompt and committed tokens."""
         return self._tokens.view
 
     @property
@@ -192,10 +181,7 @@ class TargetSession:
         return self._sequence.length if self._sequence else 0
 
     def adopt(self, sequence: Sequence) -> None:
-        """Take ownership of a sequence: an empty one, or one of a session with the same prompt.
-
-        The first feed compares its KV cache with the committed tokens.
-        """
+        """Take ownership of a sequence: an empty one, or one of a session with the same prompt."""
         assert self._sequence is None
         self._sequence = sequence
 
@@ -210,7 +196,6 @@ class TargetSession:
         return self._sequence
 
     def prefill(self) -> Cost:
-        """Feed the next part of the prompt; returns the cost."""
         self._engine.prefill(self._own(), self._prompt.token_ids)
         return self.take_prefill_cost()
 
@@ -230,7 +215,7 @@ class TargetSession:
             raise LimitExceeded(f"This generation has ended, at {self.base} tokens.")
 
     def commit(self, done: Verification, cost: Cost) -> Verdict:
-        """Commit the judged block and return its verdict. A failed forward before this has changed nothing.
+        """Commit the judged block and return its verdict.
 
         Raises BaseMismatch, and changes nothing, if other tokens were committed meanwhile.
         """

@@ -1,5 +1,3 @@
-"""What servers may be asked in one day."""
-
 from __future__ import annotations
 
 import asyncio
@@ -41,7 +39,7 @@ class DaySum:
     server: str
 
     def add(self, day: int, cost: float) -> tuple[int, float]:
-        """The day that it is by the file's and this clock, and the sum on it, this cost included. Raises OSError.
+        """The day by the file's and this clock, and the sum on it, this cost included. Raises OSError.
 
         A clock that stepped back begins no new day. One that was far ahead delays the next one by a day.
         """
@@ -66,10 +64,10 @@ class DaySum:
 
 
 class Budget:
-    """The calls of one process in one day (UTC), and what all requests cost. Used on the event loop only.
+    """What servers may be asked in one day (UTC). Used on the event loop only.
 
-    Texts go on without the server after `max_calls` calls, or once the requests have cost `max_cost` by `prices`: those
-    of this process, or with `day_sum` those of all processes. Raises OptionError.
+    Texts go on without them after `max_calls` calls of this process, or once the requests have cost `max_cost` by
+    `prices`: those of this process, or with `day_sum` those of all processes. Raises OptionError.
     """
 
     def __init__(
@@ -90,7 +88,6 @@ class Budget:
 
     @property
     def cost(self) -> float:
-        """What all requests of the day have cost, as far as it is known here."""
         return self._settled + self._unsettled
 
     def check(self) -> None:
@@ -102,7 +99,7 @@ class Budget:
             raise BudgetSpent(f"Today's {self._max_calls} calls are used up.")
 
     def take(self) -> int:
-        """Count a call that is about to be made; returns its day. Raises BudgetSpent instead if it may not be made."""
+        """Count a call that is about to be made; returns its day. Raises BudgetSpent instead."""
         self.check()
         self._num_calls += 1
         return self._day
@@ -118,21 +115,15 @@ class Budget:
             self._soon = asyncio.ensure_future(self._settle_soon(self.day_sum))
 
     async def settle(self) -> None:
-        """Bring what was paid into the sum of the day, and learn that sum. Raises BudgetSpent where it cannot be kept
-        and has a limit."""
-        if self.day_sum is None or self.prices is None:
+        """Where costs have a limit, bring them into the sum of the day, and learn it. Raises BudgetSpent if it cannot
+        be kept. Without a limit no text waits for the sum."""
+        if self.day_sum is None or self._max_cost is None:
             return
-        if self._is_worth_waiting:
-            await self._adding(self.day_sum, is_asked=True)
-        if (error := self._error) is not None and self._max_cost is not None:
+        await self._adding(self.day_sum)
+        if (error := self._error) is not None:
             raise BudgetSpent(f"The sum of today's costs cannot be kept in {self.day_sum.path} ({error}).") from error
         if self._soon is not None and not self._unsettled:
             self._soon.cancel()
-
-    @property
-    def _is_worth_waiting(self) -> bool:
-        """Whether texts wait for the sum: without a limit not again, once it could not be kept."""
-        return self._max_cost is not None or self._error is None
 
     async def _settle_soon(self, day_sum: DaySum) -> None:
         """Settle in a moment, or at once when the process ends; again and again until it is done."""
@@ -145,14 +136,12 @@ class Budget:
             if self._unsettled:
                 await self._adding(day_sum)
 
-    def _adding(self, day_sum: DaySum, *, is_asked: bool = False) -> asyncio.Future[None]:
+    def _adding(self, day_sum: DaySum) -> asyncio.Future[None]:
         """It comes to its end whoever is cancelled while waiting for it."""
-        return asyncio.shield(asyncio.ensure_future(self._add(day_sum, is_asked=is_asked)))
+        return asyncio.shield(asyncio.ensure_future(self._add(day_sum)))
 
-    async def _add(self, day_sum: DaySum, *, is_asked: bool) -> None:
+    async def _add(self, day_sum: DaySum) -> None:
         async with self._settling:
-            if is_asked and not self._is_worth_waiting:
-                return
             today = self._begin_day()
             cost, self._unsettled = self._unsettled, 0.0
             self._settled += cost

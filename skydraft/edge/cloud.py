@@ -7,17 +7,17 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, TypeVar
 
 from skydraft.decoding.context import Context
 from skydraft.decoding.plan import Plan
-from skydraft.decoding.prices import Prices
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
 from skydraft.edge.channel import Awaited, shared_loop
-from skydraft.edge.own_server import OwnServer
 from skydraft.edge.server import OURS, Server
 from skydraft.edge.servers import Servers
+from skydraft.edge.session import OwnServer
 from skydraft.edge.verifier import Notices, Notify, Patience, RemoteVerifier, silent, too_late
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import CloudError, OptionError, SkydraftError
@@ -30,6 +30,7 @@ _ONE_OF_MANY_S = 3.0  # timeout of GetInfo for one of several servers
 _PAUSE_S = 0.1  # between two tries of GetInfo
 
 
+@dataclass(eq=False)
 class Cloud:
     """One server, or several that run the same model, and the behaviour when they are slow or gone. Any number of
     generations may use it at once, from any thread.
@@ -40,40 +41,27 @@ class Cloud:
     of at the first escalation. `notify` gets a line when the cloud is lost and when it is back.
     """
 
+    servers: Servers
+    _: KW_ONLY
+    timeout_s: float = 30.0
+    require: bool = False
+    open_ahead: bool = False
+    notify: Notify = silent
+
     engine = None
 
-    def __init__(
-        self,
-        servers: Servers,
-        *,
-        timeout_s: float = 30.0,
-        require: bool = False,
-        open_ahead: bool = False,
-        notify: Notify = silent,
-    ) -> None:
-        if not 0 < timeout_s < 86400:
-            raise OptionError(f"--cloud-timeout must be a number of seconds above 0, not {timeout_s:g}.")
-        self.servers = servers
-        self._timeout_s = timeout_s
-        self._require = require
-        self._open_ahead = open_ahead
-        self._notices = Notices(notify)
+    def __post_init__(self) -> None:
+        if not 0 < self.timeout_s < 86400:
+            raise OptionError(f"--cloud-timeout must be a number of seconds above 0, not {self.timeout_s:g}.")
+        self.name, self.prices = self.servers.name, self.servers.all[0].prices
+        self.uses_tls = all(server.uses_tls for server in self.servers.all)
+        self._notices = Notices(self.notify)
         self._key = random.random()  # orders the servers for what belongs to no text
         self._pending: Awaited[Any] | None = None  # the current or last wait
         self._is_cancelled = False
 
     def telling(self, notify: Notify) -> Cloud:
-        return Cloud(
-            self.servers, timeout_s=self._timeout_s, require=self._require, open_ahead=self._open_ahead, notify=notify
-        )
-
-    @property
-    def name(self) -> str:
-        return self.servers.name
-
-    @property
-    def uses_tls(self) -> bool:
-        return all(server.uses_tls for server in self.servers.all)
+        return replace(self, notify=notify)
 
     @property
     def is_exact(self) -> bool:
@@ -89,13 +77,9 @@ class Cloud:
     def is_stock(self) -> bool:
         return self.kind != OURS
 
-    @property
-    def prices(self) -> Prices | None:
-        return self.servers.all[0].prices
-
     def info(self) -> ServerInfo:
         """The description of servers of ours. Tries until `timeout_s` is over. Raises CloudError."""
-        wait_s = min(self._timeout_s, _ONE_OF_MANY_S) if self.servers.has_others else self._timeout_s
+        wait_s = min(self.timeout_s, _ONE_OF_MANY_S) if self.servers.has_others else self.timeout_s
 
         async def ask(server: Server) -> ServerInfo:
             assert isinstance(server, OwnServer)
@@ -109,21 +93,18 @@ class Cloud:
         return self._run(self.servers.ask(self._key, lambda server: server.ping(timeout_s)))
 
     def facts(self, wait_s: float | None) -> TargetFacts | None:
-        """Facts about the servers, asked for now or in the last two minutes.
-
-        Returns None if no server answers within `wait_s` seconds; with 0 no server is asked. `wait_s` None waits for
-        `timeout_s`. Raises CloudError for errors that waiting does not cure.
-        """
+        """Facts about the servers, asked for now or in the last two minutes; None if none answers within `wait_s`
+        seconds. With 0 no server is asked; None waits for `timeout_s`. Raises CloudError where waiting is no cure."""
         servers = self.servers
         known = [servers.facts.get(server.address) for server in servers.in_order(self._key)]
         for at, facts in filter(None, known):
             if time.monotonic() - at < _FACTS_S:
                 return facts
         if wait_s is None:
-            return self._run(self._patiently(lambda server: servers.learn(server, self._timeout_s)))
+            return self._run(self._patiently(lambda server: servers.learn(server, self.timeout_s)))
         if wait_s == 0:
             return None
-        wait_s = min(wait_s, self._timeout_s)
+        wait_s = min(wait_s, self.timeout_s)
         try:
             return self._run(servers.ask(self._key, lambda server: servers.learn(server, wait_s)))
         except CloudError as error:
@@ -140,8 +121,8 @@ class Cloud:
             except SkydraftError as error:
                 if not error.retryable:
                     raise
-                if now() - began + _PAUSE_S > self._timeout_s:
-                    raise too_late(self.name, error, self._timeout_s) from error
+                if now() - began + _PAUSE_S > self.timeout_s:
+                    raise too_late(self.name, error, self.timeout_s) from error
             await asyncio.sleep(_PAUSE_S)
             await self.servers.renew()
 
@@ -158,16 +139,15 @@ class Cloud:
             pending.cancel()
 
     def falls_back(self, plan: Plan) -> bool:
-        """Whether a generation by this plan continues alone if the cloud is lost."""
-        return plan.is_gated and not self._require
+        return plan.is_gated and not self.require
 
     def verifier(
         self, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest, *, drafts_first: bool = True
     ) -> RemoteVerifier:
         plan = request.plan
-        patience = Patience(self._timeout_s, self.falls_back(plan), self.servers.has_others)
+        patience = Patience(self.timeout_s, self.falls_back(plan), self.servers.has_others)
         verifier = RemoteVerifier(self.servers, context, prompt, vocab, request, patience, self._notices)
-        if plan.drafts and drafts_first and (self._open_ahead or not plan.is_gated):
+        if plan.drafts and drafts_first and (self.open_ahead or not plan.is_gated):
             verifier.open_ahead()
         if patience.falls_back and not self.servers.is_reached:
             verifier.greet(vocab)

@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from skydraft.errors import (
-    BaseMismatch,
-    BudgetSpent,
-    CloudBusy,
-    CloudFailure,
-    CloudLost,
-    CloudTimeout,
-    ContentFiltered,
-    Diverged,
-    LimitExceeded,
-    NotAuthorized,
-    RateLimited,
-    SessionNotFound,
-    SessionTaken,
-    SkydraftError,
-    TargetChanged,
-    TlsFailure,
-    VocabularyMismatch,
-)
+from skydraft import errors
+from skydraft.errors import CloudLost, SkydraftError
 
 FALLBACK_S = 0.65  # silence after which a gated text continues alone; with a last try under way it stays below 1 s
 MOVE_S = 1.0  # the same while another server has not been tried
@@ -34,14 +17,14 @@ _MAX_FAILURES = 3  # "internal error" answers in a row before giving up
 Step = Literal["again", "reconnect", "open again", "elsewhere", "alone", "give up"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Situation:
     """The state of a verification after a failed try. Times are in seconds during which this process ran.
 
     `falls_back`: the text may continue without the target. `has_others`: there is a server that was not tried yet.
-    `num_tries` counts the failed tries before this one, `num_reopened` those after which the session was opened again,
+    `num_tries` counts the failed tries before this one, `num_reopened` those after which the text was begun again,
     `num_failures` those with an internal error of the server. `waited_s` counts from the first try, `silent_s` from
-    the last sign of life of a server. `timeout_s` is the total time to wait for an answer.
+    the last sign of life of a server. `tried` are addresses.
     """
 
     timeout_s: float
@@ -52,14 +35,13 @@ class Situation:
     num_failures: int = 0
     waited_s: float = 0.0
     silent_s: float = 0.0
+    began: float = 0.0
+    tried: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """The next action, after a pause of `pause_s` seconds.
-
-    `is_late`: the action ends the text because the time is over. `is_final`: no server can help the text any more.
-    """
+    """The next action, after a pause. `is_late`: the time is over. `is_final`: no server can help the text any more."""
 
     step: Step
     pause_s: float = 0.0
@@ -68,7 +50,6 @@ class Recovery:
 
 
 def recover(error: SkydraftError, now: Situation) -> Recovery:
-    """The action after `error`, within the time that is left."""
     wanted = _wanted(error, now)
     if wanted.step in ("give up", "alone"):
         return wanted
@@ -86,25 +67,25 @@ def recover(error: SkydraftError, now: Situation) -> Recovery:
 def _wanted(error: SkydraftError, now: Situation) -> Recovery:
     pause_s = min(_FIRST_PAUSE_S * 2**now.num_tries, _LONGEST_PAUSE_S)
     match error:
-        case SessionNotFound() | BaseMismatch() | Diverged() | SessionTaken():
+        case errors.SessionNotFound() | errors.BaseMismatch() | errors.Diverged() | errors.SessionTaken():
             return Recovery("open again", pause_s if now.num_reopened else 0.0)  # each reopening feeds the prompt again
-        case NotAuthorized() | TlsFailure() | TargetChanged() | VocabularyMismatch():
+        case errors.NotAuthorized() | errors.TlsFailure() | errors.TargetChanged() | errors.VocabularyMismatch():
             return Recovery("elsewhere" if now.has_others else "give up")
-        case RateLimited():
+        case errors.RateLimited():
             pause_s = max(pause_s, error.retry_after_s)
             is_long = now.falls_back and now.waited_s + pause_s > _LIMIT_S
             return Recovery("alone", is_late=True) if is_long else Recovery("again", pause_s)
-        case CloudBusy() | CloudTimeout():
+        case errors.CloudBusy() | errors.CloudTimeout():
             return Recovery("again", pause_s)
         case CloudLost():
             return Recovery("elsewhere") if now.has_others else Recovery("reconnect", pause_s)
-        case ContentFiltered():
+        case errors.ContentFiltered():
             return Recovery("give up")
-        case CloudFailure():
+        case errors.CloudFailure():
             if now.num_failures + 1 >= _MAX_FAILURES:
                 return Recovery("alone" if now.falls_back else "give up")
             is_elsewhere = now.has_others and now.num_failures > 0
             return Recovery("elsewhere") if is_elsewhere else Recovery("open again", pause_s)
-        case LimitExceeded() | BudgetSpent() if now.falls_back:  # for example, the text outgrew the server's context
+        case errors.LimitExceeded() | errors.BudgetSpent() if now.falls_back:  # perhaps the text outgrew the context
             return Recovery("alone", is_final=True)
     return Recovery("give up")

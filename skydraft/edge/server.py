@@ -30,15 +30,13 @@ class Server(Protocol):
     uses_tls: bool
     is_exact: bool
     runs: TargetId | None
+    prices: Prices | None
 
     @property
     def heard_at(self) -> float: ...
 
     @property
     def kind(self) -> str: ...
-
-    @property
-    def prices(self) -> Prices | None: ...
 
     async def ping(self, timeout_s: float) -> float: ...
 
@@ -53,11 +51,11 @@ class Server(Protocol):
 
     async def close(self) -> None: ...
 
-    def begin(self, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest) -> ServedText:
+    def begin(self, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest) -> RemoteText:
         """A text here. Raises OptionError for what the server cannot follow."""
 
 
-class ServedText(Protocol):
+class RemoteText(Protocol):
     """One text at one server. Its asynchronous methods run on the event loop, one at a time, and each tries once.
 
     Only `target` may go on with it, None before one has begun it. `is_writing` says that the target writes, so that

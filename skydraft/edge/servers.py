@@ -48,7 +48,6 @@ class Servers:
         return sorted(self.all, key=place)
 
     def lost(self, server: Server) -> None:
-        """Note that a server did not answer: it is tried last for a while."""
         self._avoid_until[server.address] = time.monotonic() + _AVOID_S
 
     def met(self, server: Server, target: TargetId | None) -> None:
@@ -93,7 +92,6 @@ class Servers:
             return await ask(last)
 
     async def learn(self, server: Server, timeout_s: float) -> TargetFacts:
-        """The facts about a server. Raises CloudError, such as TargetChanged if the others run another target."""
         facts = await server.learn(timeout_s)
         self.agree(server)
         self.facts[server.address] = time.monotonic(), facts
@@ -109,16 +107,12 @@ class Servers:
         def begin() -> None:
             task = asyncio.ensure_future(work())
             self._ending.add(task)
-            task.add_done_callback(self._ended)
+            task.add_done_callback(self._ending.discard)
+            task.add_done_callback(seen)  # a session that is not closed expires on the server
 
         shared_loop().post(begin)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._ending.discard(task)
-        seen(task)  # a session that is not closed expires on the server
-
     async def close(self) -> None:
-        """Close the connections after the open closes of sessions."""
         if self._ending:
             await asyncio.wait(self._ending, timeout=_CLOSE_S)
         for server in self.all:

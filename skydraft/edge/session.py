@@ -1,4 +1,5 @@
-"""A session: a text as messages to a server. The edge's committed tokens are the truth; the server has a copy.
+"""A server that runs `skydraft serve`, and a text there: a session. The edge's committed tokens are the truth; the
+server has a copy.
 
 After the loss of a message, a session or a server, the edge asks again or opens the session again from its tokens, so
 no token is lost or doubled. For that it remembers the number of the session and its epoch.
@@ -13,36 +14,55 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from skydraft.characters import one_line
 from skydraft.decoding.context import Context
+from skydraft.decoding.prices import Prices
 from skydraft.decoding.receipt import Sent
+from skydraft.decoding.request import GenerateRequest
+from skydraft.decoding.target import TargetFacts
 from skydraft.edge.budget import Budget
 from skydraft.edge.channel import Channel, SessionStream, Waiting
-from skydraft.errors import CloudFailure, Diverged, ProtocolError, SkydraftError
+from skydraft.edge.server import OURS
+from skydraft.edge.tls import ServerOptions
+from skydraft.engines.vocab import Vocab
+from skydraft.errors import CloudFailure, Diverged, ProtocolError, SkydraftError, VocabularyMismatch
 from skydraft.protocol import codec
-from skydraft.protocol.values import MAX_SESSION, OpenCall, Opened, Opening, StopCall, TargetId, VerifyCall, Written
-from skydraft.types import Cost, DraftBlock, LinkCost, Verdict
+from skydraft.protocol.values import (
+    MAX_SESSION,
+    SERVICE,
+    OpenCall,
+    Opened,
+    Opening,
+    ServerInfo,
+    StopCall,
+    TargetId,
+    VerifyCall,
+    Written,
+)
+from skydraft.types import Cost, DraftBlock, LinkCost, Prompt, Verdict
 
 T = TypeVar("T")
+_NUM_PINGS = 2  # the shorter one counts
+_ONE_FAMILY = "Choose two models of one family."
 
 
-class Session:
-    """`ServedText` at one server of ours. `opening` is its beginning; ids are below `vocab_size`."""
-
+class OwnText:
     def __init__(
-        self, context: Context, opening: Opening, vocab_size: int, channel: Channel, *,
-        traceparent: str = "", budget: Budget | None = None,
-    ) -> None:  # fmt: skip
+        self, server: OwnServer, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest
+    ) -> None:
         self.number = new_number()
         self.epoch = 0
         self.sent = Sent()
         self.spent = LinkCost()  # in all
         self._context = context
-        self._opening = opening
-        self._prompt_ids = np.array(opening.prompt.token_ids, np.int32)
-        self._vocab_size = vocab_size
-        self._channel = channel
-        self._traceparent = traceparent
-        self._budget = budget
+        self._opening = Opening(
+            codec.short_fingerprint(vocab.fingerprint), prompt,
+            params=request.params, top=request.plan.top, cache_scope=request.cache_scope,
+        )  # fmt: skip
+        self._prompt_ids = np.array(prompt.token_ids, np.int32)
+        self._vocab_size = vocab.size
+        self._server = server
+        self._traceparent = request.traceparent
         self._is_open = False  # the server has this epoch
         self._was_sent = False  # so the server may have it open, even without a reply
         self._stream: SessionStream | None = None
@@ -63,11 +83,10 @@ class Session:
     def is_writing(self) -> bool:
         return self._writing is not None
 
-    def reopen(self, server: Channel | None = None, *, renumber: bool = False) -> None:
-        """Make the next call open the session again, one epoch higher, perhaps elsewhere or with another number."""
+    def reopen(self, server: OwnServer | None = None, *, renumber: bool = False) -> None:
         self.break_off()
         self._was_sent = self._was_sent and not (server or renumber)
-        self._channel = server or self._channel
+        self._server = server or self._server
         if renumber:
             self.number = new_number()
         self.epoch += 1
@@ -90,8 +109,7 @@ class Session:
         return self._open(codec.encode_open(OpenCall(self.number, self.epoch, self._opening_now())), waiting)
 
     async def _open(self, message: bytes, waiting: Waiting) -> None:
-        if self._budget is not None:
-            self._budget.check()
+        self._server.budget.check()
         reply = await self._exchange(self._stream_now(), message, waiting, self._opening)
         opened: Opened = self._read(codec.decode_opened, reply)
         self._note_opened(reply)
@@ -115,7 +133,6 @@ class Session:
         return replace(verdict, cost=cost + verdict.cost) if cost else verdict
 
     async def next_written(self, waiting: Waiting) -> Written:
-        """The next tokens that the target wrote; the last message may hold none."""
         assert self._stream is not None and self._writing is not None
         base, next_base, limit = self._writing
         try:
@@ -143,7 +160,7 @@ class Session:
         if stream is not None and not stream.is_over:
             await stream.finish(codec.encode_close(0 if is_named else self.number))
         elif was_sent:
-            await self._channel.stream(self._traceparent).finish(codec.encode_close(self.number))
+            await self._server.stream(self._traceparent).finish(codec.encode_close(self.number))
 
     def _opening_now(self) -> Opening:
         self.spent += LinkCost(shared_bytes=codec.media_bytes(self._opening))
@@ -151,9 +168,8 @@ class Session:
         return replace(self._opening, committed_ids=tuple(seen.tolist()))
 
     def _stream_now(self) -> SessionStream:
-        """The session's stream; a new one if the server ended the old one while idle."""
         if self._stream is None or self._stream.is_over:
-            self._stream = self._last = self._channel.stream(self._traceparent)
+            self._stream = self._last = self._server.stream(self._traceparent)
             self._is_named = False
         return self._stream
 
@@ -161,7 +177,8 @@ class Session:
         self, stream: SessionStream, message: bytes, waiting: Waiting, opening: Opening | None,
         call: VerifyCall | None = None,
     ) -> bytes:  # fmt: skip
-        day = self._budget.take() if self._budget is not None and call is not None else None
+        budget = self._server.budget
+        day = budget.take() if call is not None else None
         self._count(len(message), 0)
         self._is_named = self._was_sent = True
         if is_noted := stream.may_have_sent:
@@ -174,15 +191,15 @@ class Session:
         finally:
             if not is_noted and stream.may_have_sent:  # the connection was made meanwhile
                 self._note_sent(opening, call)
-            elif not is_noted and self._budget is not None and day is not None:
-                self._budget.give_back(day)
+            elif not is_noted and day is not None:
+                budget.give_back(day)
         self._count(0, len(reply))
         return reply
 
     def _note_sent(self, opening: Opening | None, call: VerifyCall | None) -> None:
-        sent, target = self.sent, self._channel.address
+        sent = self.sent
         if opening is not None:
-            sent.servers.append(target)
+            sent.servers.append(self._server.address)
             sent.num_prompt_tokens = len(self._prompt_ids)
             sent.blocks.append((0, opening.committed_ids))
         if call is not None:
@@ -211,7 +228,6 @@ class Session:
         self._check_tokens(verdict.commits(block), block.base + verdict.num_tokens, verdict.finish is not None)
 
     def _check_written(self, written: Written, base: int, limit: int) -> None:
-        """Raise Diverged or CloudFailure for written tokens that cannot follow the text, or go beyond `limit`."""
         if written.base != base:
             raise Diverged(f"The target writes at {written.base}, and the text is at {base}.")
         end = base + len(written.token_ids)
@@ -228,7 +244,47 @@ class Session:
             raise self._failed(f"tokens beyond the {limit} that were asked for")
 
     def _failed(self, says: str) -> SkydraftError:
-        return CloudFailure(f"The cloud at {self._channel.address} sent {says}.")
+        return CloudFailure(f"The cloud at {self._server.address} sent {says}.")
+
+
+class OwnServer(Channel):
+    """`Server` over gRPC. `budget` bounds the calls of all its texts."""
+
+    kind = OURS
+    prices: Prices | None = None
+
+    def __init__(self, options: ServerOptions, budget: Budget | None = None) -> None:
+        super().__init__(options)
+        self.uses_tls = options.uses_tls
+        self.is_exact = True  # unless it says that it is not
+        self.runs: TargetId | None = None
+        self.budget = budget or Budget()
+
+    async def info(self, timeout_s: float) -> ServerInfo:
+        """The server's description. Names are one line without control characters, since they are shown."""
+        try:
+            info = codec.decode_info(await self.call(f"/{SERVICE}/GetInfo", timeout_s))
+        except ProtocolError as error:
+            raise CloudFailure(f"The cloud at {self.address} sent an invalid description: {error.message}") from error
+        self.runs = codec.target_id(info.weights, info.execution, info.context_len)
+        self.is_exact = info.execution == "exact"
+        return replace(info, model=one_line(info.model)[:200], version=one_line(info.version)[:200])
+
+    async def greet(self, vocab: Vocab, timeout_s: float) -> None:
+        info = await self.info(timeout_s)
+        if info.fingerprint != codec.short_fingerprint(vocab.fingerprint):
+            raise VocabularyMismatch(f"{info.model} there reads other tokens than the draft model.", hint=_ONE_FAMILY)
+
+    async def learn(self, timeout_s: float) -> TargetFacts:
+        info = await self.info(timeout_s)
+        wire_ms = min([await self.ping(timeout_s) for _ in range(_NUM_PINGS)])
+        return TargetFacts(
+            info.model, info.weights, info.forward_ms, info.max_rows, wire_ms=wire_ms, streams=True,
+            max_block=info.max_block,
+        )  # fmt: skip
+
+    def begin(self, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest) -> OwnText:
+        return OwnText(self, context, prompt, vocab, request)
 
 
 def new_number() -> int:

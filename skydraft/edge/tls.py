@@ -24,7 +24,6 @@ def check_certificates(pem: bytes) -> None:
 
 
 def speaks_tls(host: str, port: int) -> bool:
-    """Whether the server answers a TLS handshake, with any certificate."""
     anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
     try:

@@ -9,29 +9,18 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from collections.abc import Sequence as Seq
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeVar
 
+from skydraft import errors
 from skydraft.decoding.context import Context
-from skydraft.decoding.receipt import Sent
 from skydraft.decoding.request import GenerateRequest
 from skydraft.edge.channel import Awaited, Waiting, shared_loop
 from skydraft.edge.recovery import Recovery, Situation, recover
 from skydraft.edge.server import Server
 from skydraft.edge.servers import Servers
 from skydraft.engines.vocab import Vocab
-from skydraft.errors import (
-    BudgetSpent,
-    CloudError,
-    CloudFailure,
-    CloudLost,
-    CloudTimeout,
-    LimitExceeded,
-    RateLimited,
-    SessionTaken,
-    SkydraftError,
-    TargetChanged,
-)
+from skydraft.errors import CloudError, CloudFailure, CloudLost, CloudTimeout, SkydraftError
 from skydraft.types import Cost, DraftBlock, LinkCost, Prompt, Verdict
 
 T = TypeVar("T")
@@ -46,14 +35,13 @@ def silent(line: str) -> None: ...
 
 
 class Notices:
-    """Lines about a cloud, for its user: each goes to `tell`, but of outages that follow each other only some."""
+    """Lines for the user of a cloud: each goes to `tell`, but of outages that follow each other only some."""
 
     def __init__(self, tell: Notify = silent) -> None:
         self.tell = tell
         self._said_at = -_QUIET_S
 
     def may_tell_outage(self, now: float) -> bool:
-        """Whether an outage that begins at `now`, in seconds, is told: not soon after another."""
         if is_new := now - self._said_at >= _QUIET_S:
             self._said_at = now
         return is_new
@@ -61,30 +49,15 @@ class Notices:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """The patience of a text: it waits `timeout_s` seconds for an answer, and less for a sign of life."""
-
     timeout_s: float
     falls_back: bool = False
     has_others: bool = False
 
     @property
     def waiting(self) -> Waiting:
-        """Times of waiting for an answer: shorter if the text can continue alone or at another server."""
         quick_s = 0.3 if self.falls_back else 2.0
         ping_s = (0.3 if self.has_others else 0.5) if self.falls_back else (2.0 if self.has_others else 5.0)
         return Waiting(self.timeout_s, min(quick_s, self.timeout_s), min(ping_s, self.timeout_s))
-
-
-@dataclass(slots=True)
-class _Tries:
-    """Failed tries of one verification."""
-
-    began: float
-    num: int = 0
-    num_reopened: int = 0
-    num_failures: int = 0
-    is_said: bool = False
-    at: set[str] = field(default_factory=set)  # tried servers
 
 
 class RemoteVerifier:
@@ -98,7 +71,7 @@ class RemoteVerifier:
         self, servers: Servers, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest,
         patience: Patience, notices: Notices,
     ) -> None:  # fmt: skip
-        self.asked = False
+        self.called = False
         self._servers = servers
         self._context = context
         self._patience = patience
@@ -109,7 +82,7 @@ class RemoteVerifier:
         self._server = servers.in_order(self._key)[0]
         self._text = self._server.begin(context, prompt, vocab, request)
         self._text.target = servers.target
-        self._met: Server | None = None  # the server whose target the others know of
+        self.sent = self._text.sent
         self._max_block: int | None = None  # the longest block that the server accepts, after it refused one
         self._written: deque[Verdict] = deque()  # written tokens that the text does not have yet
         self._ahead: Awaited[None] | None = None  # an opening under way
@@ -118,13 +91,9 @@ class RemoteVerifier:
         self._probing: asyncio.Task[None] | None = None
         self._greeting: Awaited[None] | None = None
         self._unsaid: list[str] = []  # lines for the user, which the generation's thread says
-        self._is_used = self._is_cancelled = self._is_closed = False
+        self._is_cancelled = self._is_closed = self._says_that_it_waits = False
         self._rtt_ms = 0.0
-        self._taken = LinkCost()  # the part of the text's cost that `spent` has returned
-
-    @property
-    def sent(self) -> Sent:
-        return self._text.sent
+        self._taken = LinkCost()  # the part of the text's cost that `take_cost` has returned
 
     @property
     def link(self) -> LinkCost:
@@ -132,7 +101,7 @@ class RemoteVerifier:
 
     def verify(self, block: DraftBlock, catch_up: Seq[int], write: int = 0) -> Verdict:
         """The cloud's verdict. Raises CloudError if the cloud is lost for good, or for now if the text falls back."""
-        self.asked = False
+        self.called = False
         if self._written:
             return self._written.popleft()
         self._say()
@@ -149,7 +118,7 @@ class RemoteVerifier:
             self._wait(self._stop())
         return not self._written
 
-    def spent(self) -> LinkCost:
+    def take_cost(self) -> LinkCost:
         """Time waited for verdicts, and bytes of all messages, since the last call."""
         if self._greeting is not None:
             if self._context.finish is not None:
@@ -160,12 +129,10 @@ class RemoteVerifier:
         return replace(self._taken - before, rtt_ms=rtt_ms)
 
     def open_ahead(self) -> None:
-        self._is_used = True
         self._ahead = self._loop.begin(self._text.open(self._waiting))
 
     def greet(self, vocab: Vocab) -> None:
         """See in the background whether the cloud is there: a wrong address is said even if nothing needs it."""
-        self._is_used = True
         self._greeting = self._loop.begin(self._greet(vocab))
 
     async def _greet(self, vocab: Vocab) -> None:
@@ -198,7 +165,7 @@ class RemoteVerifier:
 
     def close(self) -> None:
         """End the text at the server. Never waits, since a finalizer may call this."""
-        if self._is_used and not self._is_closed:
+        if not self._is_closed:
             self._is_closed = True
             self._servers.end(self._end)
 
@@ -212,7 +179,7 @@ class RemoteVerifier:
         await self._text.close()
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        began, self._is_used = time.perf_counter(), True
+        began = time.perf_counter()
         self._pending = pending = self._loop.begin(work)
         if self._is_cancelled:
             pending.cancel()
@@ -228,62 +195,59 @@ class RemoteVerifier:
 
     async def _persist(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Try until there is an answer. After each failed try comes what may mend it, and a pause."""
-        tries = _Tries(self._loop.now())
+        tries = self._first_try()
         while True:
             try:
                 if self._ahead is not None:
                     ahead, self._ahead = self._ahead, None
                     await ahead.task
                 answer = await ask()
-                if self._met is not self._server:  # it has just begun the text, or gone on with it
-                    self._servers.met(self._server, self._text.target)
-                    self._met = self._server
+                self._servers.met(self._server, self._text.target)
                 return answer
             except SkydraftError as error:
                 await self._mend(error, tries)
 
-    async def _mend(self, error: SkydraftError, tries: _Tries) -> None:
-        """Prepare another try. Raises the error if no other try makes sense."""
-        tries.at.add(self._server.address)
+    def _first_try(self) -> Situation:
+        self._says_that_it_waits = False
+        return Situation(self._patience.timeout_s, self._patience.falls_back, began=self._loop.now())
+
+    async def _mend(self, error: SkydraftError, tries: Situation) -> None:
+        tries.tried.add(self._server.address)
         if isinstance(error, CloudLost):
             self._servers.lost(self._server)
-        if isinstance(error, TargetChanged) and self._servers.changed(self._server) and not self._context.num_seen:
-            self._text.target = self._met = None  # all servers of the list run another target now
+        has_changed = isinstance(error, errors.TargetChanged) and self._servers.changed(self._server)
+        if has_changed and not self._context.num_seen:
+            self._text.target = None  # all servers of the list run another target now
             self._text.reopen()
             return
-        others = [each for each in self._servers.in_order(self._key) if each.address not in tries.at]
-        recovery = recover(error, self._situation(tries, has_others=bool(others)))
+        others = [each for each in self._servers.in_order(self._key) if each.address not in tries.tried]
+        now, tries.has_others = self._loop.now(), bool(others)
+        tries.waited_s, tries.silent_s = now - tries.began, now - max(tries.began, self._server.heard_at)
+        recovery = recover(error, tries)
         match recovery.step:
             case "give up" | "alone":
-                self._end_tries(error, recovery, self._loop.now() - tries.began)
+                self._end_tries(error, recovery, tries.waited_s)
             case "elsewhere":
                 self._move(others[0])
             case "open again":
-                self._text.reopen(renumber=isinstance(error, SessionTaken))
+                self._text.reopen(renumber=isinstance(error, errors.SessionTaken))
             case "again" | "reconnect":
-                tries.at.clear()  # after a pause all servers may be tried again
+                tries.tried.clear()  # after a pause all servers may be tried again
         self._say_that_it_waits(error, tries)
         if recovery.step == "reconnect":
             await self._text.renew()
-        tries.num += 1
+        tries.num_tries += 1
         tries.num_failures += isinstance(error, CloudFailure)
         tries.num_reopened += recovery.step == "open again"
         await asyncio.sleep(recovery.pause_s)
-
-    def _situation(self, tries: _Tries, *, has_others: bool) -> Situation:
-        now, patience = self._loop.now(), self._patience
-        return Situation(
-            patience.timeout_s, patience.falls_back, has_others, tries.num, tries.num_reopened, tries.num_failures,
-            waited_s=now - tries.began, silent_s=now - max(tries.began, self._server.heard_at),
-        )  # fmt: skip
 
     def _move(self, server: Server) -> None:
         self._server = server
         self._text.reopen(server)
 
-    def _say_that_it_waits(self, error: SkydraftError, tries: _Tries) -> None:
-        if isinstance(error, CloudLost) and self._loop.now() - tries.began > _SILENT_S and not tries.is_said:
-            tries.is_said = True
+    def _say_that_it_waits(self, error: SkydraftError, tries: Situation) -> None:
+        if isinstance(error, CloudLost) and tries.waited_s > _SILENT_S and not self._says_that_it_waits:
+            self._says_that_it_waits = True
             self._notices.tell(f"{self._gone(error)}; waiting up to {self._patience.timeout_s:g} s for it.")
 
     def _end_tries(self, error: SkydraftError, recovery: Recovery, waited_s: float) -> NoReturn:
@@ -301,16 +265,15 @@ class RemoteVerifier:
             self._probing = asyncio.ensure_future(self._probe(gone, is_said=is_said))
 
     def _gone(self, error: CloudError) -> str:
-        what = "may not be asked any more" if isinstance(error, BudgetSpent) else "is gone"
+        what = "may not be asked any more" if isinstance(error, errors.BudgetSpent) else "is gone"
         if isinstance(error, CloudLost) and not self._servers.is_reached:
             what = "was not reached"
         return f"The cloud at {self._servers.name} {what} ({error.line.rstrip('.')})"
 
     async def _probe(self, gone: CloudError, *, is_said: bool) -> None:
-        """Ping the cloud until it is back."""
         # A server that answers, but fails, may answer the next ping at once and fail again.
         began, pause_s = time.monotonic(), _FIRST_PAUSE_S if isinstance(gone, CloudLost) else _LONGEST_PAUSE_S
-        if isinstance(gone, RateLimited):
+        if isinstance(gone, errors.RateLimited):
             pause_s = max(pause_s, gone.retry_after_s)
         while self._outage is not None:
             await asyncio.sleep(pause_s)
@@ -328,18 +291,15 @@ class RemoteVerifier:
                 break
 
     async def _next(self, block: DraftBlock, catch_up: tuple[int, ...], write: int) -> Verdict:
-        """The next token that the target wrote, or the verdict on a block.
-
-        Of a block that is longer than the server accepts the first part is judged. The token after it is the target's
-        own choice in any case.
-        """
+        """The next token that the target wrote, or the verdict on a block: of one that is longer than the server
+        accepts, on its first part."""
         while self._text.is_writing:
             if await self._read_written():
                 return self._written.popleft()
-        self.asked = True
+        self.called = True
         try:
             return await self._text.verify(self._cut(block), catch_up, write, self._waiting)
-        except LimitExceeded:
+        except errors.LimitExceeded:
             facts = await self._servers.learn(self._server, self._patience.timeout_s)
             if len(block.token_ids) <= facts.max_block:
                 raise
@@ -360,7 +320,7 @@ class RemoteVerifier:
 
     async def _stop(self) -> None:
         """Read all tokens that the target has written. If that fails, the next verification reopens the session."""
-        tries = _Tries(self._loop.now())
+        tries = self._first_try()
         self._text.stop()
         try:
             while self._text.is_writing:

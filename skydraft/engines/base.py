@@ -54,10 +54,7 @@ class Engine(Model):
         return sequence
 
     def begin(self, prompt: Seq[int] | TokenIds, media: Recordings = (), reuse: Reuse | None = None) -> Sequence:
-        """A sequence for `prompt`, to be filled by `prefill`. Raises PromptError.
-
-        It is empty, or, with `reuse`, holds what an earlier sequence shares with the prompt.
-        """
+        """An empty one for `prompt`, or one with what an earlier one shares; `prefill` fills it. Raises PromptError."""
         with self.floor:
             self.check_prompt(prompt, media)
             return self.prefixes.begin(self, prompt, media, reuse)
@@ -79,7 +76,7 @@ class Engine(Model):
         self._if_free(lambda: self.prefixes.settle(self))
 
     def forget_kept(self, older_than_s: float = 0.0) -> None:
-        """Release KV that was kept for at least `older_than_s` seconds, unless a thread has the floor."""
+        """Release what was kept for so long, unless a thread has the floor."""
         self._if_free(lambda: self.prefixes.forget(self, older_than_s))
 
     def _if_free(self, work: Callable[[], None]) -> None:

@@ -7,14 +7,13 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from skydraft.characters import from_json
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.vocab import Vocab
-from skydraft.errors import BrokenModel, MissingDependency, OptionError, importing
+from skydraft.errors import BrokenModel, OptionError, importing
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _WANTED = "Give a folder with config.json, weights and tokenizer of a causal language model."
@@ -23,10 +22,7 @@ _NUM_SAMPLES, _SAMPLE_BYTES = 16, 1 << 16
 
 
 def weights_fingerprint(files: Iterable[Path]) -> str:
-    """32 hex digits from the sizes of the files and 16 pieces of each, which name the weights.
-
-    Large files are not read as a whole, so a forged file may have the name of another.
-    """
+    """32 hex digits from the sizes of the files and 16 pieces of each: a forged file may have the name of another."""
     total = hashlib.sha256()
     for path in sorted(files, key=lambda path: path.name):
         size = path.stat().st_size
@@ -39,15 +35,18 @@ def weights_fingerprint(files: Iterable[Path]) -> str:
 
 
 def is_omni(path: Path) -> bool:
+    """Whether a folder's config.json describes a thinker with all its parts; transformers would make up those of 7B."""
     try:
-        model_type = from_json((path / "config.json").read_bytes())["model_type"]
-    except (OSError, ValueError, KeyError, TypeError):
+        config = from_json((path / "config.json").read_bytes())
+        described = set(config.get("thinker_config", config))
+    except (OSError, ValueError, AttributeError, TypeError):
         return False
-    return model_type in ("qwen2_5_omni", "qwen2_5_omni_thinker")
+    is_whole = {"audio_config", "text_config", "vision_config"} <= described
+    return is_whole and config.get("model_type") in ("qwen2_5_omni", "qwen2_5_omni_thinker")
 
 
 def load_library() -> tuple[Any, Any]:
-    """The modules torch and transformers. Raises MissingDependency when one is not installed."""
+    """The modules torch and transformers. Raises MissingDependency."""
     with importing("Checkpoint folders need", "transformers"):
         import torch
         import transformers
@@ -55,12 +54,10 @@ def load_library() -> tuple[Any, Any]:
 
 
 def check_device(torch: Any, name: str) -> Any:
-    """The torch device of that name. Raises OptionError when there is none."""
+    """Raises OptionError where there is none of that name."""
     kind, _, index = name.partition(":")
     if name != "cpu" and (kind != "cuda" or not (index.isdecimal() or name == "cuda")):
-        raise OptionError(
-            f"--device must be cpu or cuda, not '{name}'.", hint="Use cpu, cuda, or cuda:1 for a second GPU."
-        )
+        raise OptionError(f"--device must be cpu, cuda or, for a second GPU, cuda:1, not '{name}'.")
     if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
         raise OptionError(f"torch sees no device {name} here.", hint="Use --device cpu.")
     return torch.device(name)
@@ -76,12 +73,11 @@ def load_checkpoint(path: Path, model_class: str, options: EngineOptions, *, unu
     device = check_device(torch, options.device)
     if options.dtype not in _DTYPES:
         raise OptionError(f"--dtype must be one of {', '.join(_DTYPES)}, not '{options.dtype}'.")
-    quantized = _quantized(torch, transformers, device, options)
     try:
         with quiet(transformers):
             tokenizer = transformers.AutoTokenizer.from_pretrained(path, **_LOCAL)
             model, loaded = getattr(transformers, model_class).from_pretrained(
-                path, dtype=getattr(torch, options.dtype), output_loading_info=True, **_LOCAL, **quantized
+                path, dtype=getattr(torch, options.dtype), output_loading_info=True, **_LOCAL
             )
     except Exception as error:
         raise BrokenModel(f"transformers cannot load {path}: {first_line(error)}", hint=_WANTED) from error
@@ -92,7 +88,7 @@ def load_checkpoint(path: Path, model_class: str, options: EngineOptions, *, unu
         )
     for parent, _, part in (name.rpartition(".") for name in unused):
         setattr(model.get_submodule(parent), part, None)
-    return (model.eval() if quantized else model.eval().to(device)), _checked(tokenizer, path)
+    return model.eval().to(device), _checked(tokenizer, path)
 
 
 def _checked(tokenizer: Any, path: Path) -> Any:
@@ -109,27 +105,6 @@ def _checked(tokenizer: Any, path: Path) -> Any:
     return tokenizer
 
 
-def _quantized(torch: Any, transformers: Any, device: Any, options: EngineOptions) -> dict[str, Any]:
-    """Arguments of `from_pretrained` for 8 or 4 bits a weight; empty for "none"."""
-    if options.quantization == "none":
-        return {}
-    if device.type != "cuda":
-        raise OptionError(
-            f"--quantization {options.quantization} needs a GPU, not --device {device}.",
-            hint="Add --device cuda, or remove --quantization.",
-        )
-    if not (find_spec("bitsandbytes") and find_spec("accelerate")):
-        raise MissingDependency(
-            "--quantization needs bitsandbytes and accelerate.", hint="Run: pip install bitsandbytes accelerate."
-        )
-    config = transformers.BitsAndBytesConfig(
-        load_in_8bit=options.quantization == "8bit",
-        load_in_4bit=options.quantization == "4bit",
-        bnb_4bit_compute_dtype=getattr(torch, options.dtype),
-    )
-    return {"quantization_config": config, "device_map": {"": device}}
-
-
 @contextmanager
 def quiet(transformers: Any) -> Iterator[None]:
     logging = transformers.utils.logging
@@ -144,15 +119,11 @@ def quiet(transformers: Any) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, at most 300 characters."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip()[:300]
 
 
 def read_vocab(tokenizer: Any, generation_config: Any) -> Vocab:
-    """The vocabulary of a fast tokenizer. Raises BrokenModel when the bytes of its tokens are unknown.
-
-    End tokens are those of the generation config and of the tokenizer. A BOS text is set where the tokenizer adds one.
-    """
+    """End tokens are those of the generation config and the tokenizer. Raises BrokenModel where bytes are unknown."""
     if not tokenizer.is_fast:
         raise BrokenModel(f"{type(tokenizer).__name__} is not a fast tokenizer.", hint="Add its tokenizer.json.")
     backend = tokenizer.backend_tokenizer

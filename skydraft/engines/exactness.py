@@ -17,16 +17,13 @@ log = logging.getLogger("skydraft")
 
 
 class RowCheck:
-    """Forwards with logits of one engine, compared with single rows once for each shape.
-
-    A shape is, for each sequence, its number of rows and its length to the next power of two.
-    """
+    """Forwards of one engine. Shape: for each sequence its number of rows, and its length to the next power of two."""
 
     def __init__(self) -> None:
         self._is_equal: dict[tuple[tuple[int, int], ...], bool] = {}
 
     def forward(self, engine: Model, feeds: Feeds) -> list[Rows]:
-        """Feed and record all of `feeds`; on failure every sequence is as before. Returns rows per feed."""
+        """Rows per feed, all fed and recorded; on failure every sequence is as before."""
         lengths = [sequence.length for sequence, _ in feeds]
         key = tuple(sorted((sequence.length.bit_length(), len(token_ids)) for sequence, token_ids in feeds))
         if self._is_equal.get(key):

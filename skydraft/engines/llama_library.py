@@ -51,7 +51,7 @@ class ModelParams(ctypes.Structure):
 
 
 class ContextParams(ctypes.Structure):
-    """Like ModelParams. Between the types and the switches some versions have another field: see `set_unified`."""
+    """Like ModelParams. Between the types and the switches some versions have another field."""
 
     _fields_ = (
         ("n_ctx", c_uint32), ("n_batch", c_uint32), ("n_ubatch", c_uint32), ("n_seq_max", c_uint32),
@@ -120,7 +120,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # what it returns, what it takes
 
 
 class Library:
-    """llama.cpp: each function of `_FUNCTIONS` is a method, without the prefix llama. `name` says which build it is."""
+    """Each function of `_FUNCTIONS` is a method, without the prefix llama. `name` says which build it is."""
 
     def __init__(self, path: Path, name: str) -> None:
         self.name = name
@@ -139,7 +139,7 @@ class Library:
         raise AttributeError(f"{self.name} has no function llama_{function}")
 
     def _check_layout(self) -> None:
-        """Raise ValueError unless the defaults stand where this module has their fields."""
+        """Raise ValueError unless the defaults stand where they are expected."""
         model, context = self.model_default_params(), self.context_default_params()
         loading = (model.n_gpu_layers, model.split_mode, model.load_mode, model.lazy_mode, model.main_gpu)
         sizes = (context.n_ctx, context.n_batch, context.n_ubatch, context.n_seq_max, context.n_outputs_max)
@@ -153,10 +153,9 @@ class Library:
 def _patient_threads() -> Iterator[None]:
     """Have the threads of an OpenMP that is loaded within the block sleep sooner while they wait for each other.
 
-    By default they spin for the whole time slice of any process that keeps the core of the one they wait for: a
-    forward then takes ten times as long. Sleeping at once is best beside other busy processes, and takes half as long
-    again on a quiet machine (NOTES.md). Only said while the library loads, since other libraries and children bring an
-    OpenMP of their own; nothing is said where the user has said something.
+    By default they spin while any process keeps the core of the one they wait for: a forward takes ten times as long.
+    Sleeping at once is best beside busy processes, and takes half as long again on a quiet machine (NOTES.md). Only
+    said while the library loads, since others and children bring an OpenMP of their own; what the user has said stays.
     """
     given = {_WAIT_POLICY, _SPINS} & os.environ.keys()
     name, value = (_WAIT_POLICY, "passive") if is_busy() else (_SPINS, "10000")
@@ -183,7 +182,7 @@ def is_busy() -> bool:
 
 @cache
 def load_library() -> Library:
-    """llama.cpp, quiet. Raises MissingDependency where there is none that fits."""
+    """Raises MissingDependency where no build fits."""
     faults, is_named = [], bool(os.environ.get(VARIABLE))
     for path, name in _builds():
         try:

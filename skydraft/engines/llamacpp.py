@@ -36,8 +36,8 @@ _TYPE_F16, _TYPE_BF16 = 1, 30
 def interrupts_kept() -> Iterator[list[int]]:
     """Have Ctrl-C raise KeyboardInterrupt at the end of the block; yields a list that notes Ctrl-C at once.
 
-    llama.cpp calls Python meanwhile, for its log, and an exception in such a call is lost. Does nothing
-    where Ctrl-C would not raise KeyboardInterrupt: outside of the main thread, or with another handler.
+    llama.cpp calls Python meanwhile, and an exception in such a call is lost. Does nothing where Ctrl-C would not
+    raise KeyboardInterrupt: outside of the main thread, or with another handler.
     """
     seen: list[int] = []
     in_main = threading.current_thread() is threading.main_thread()
@@ -232,10 +232,7 @@ class LlamaCppEngine(Engine):
 
 
 def _forget_mapped_pages(path: Path) -> None:
-    """Let go of the pages of a mapped file; those still needed come back from the page cache when they are touched.
-
-    Weights that llama.cpp has repacked would otherwise be resident twice: 0.6 GB for the demo pair. Linux only.
-    """
+    """Weights that llama.cpp has repacked would be resident twice, 0.6 GB for the demo pair. Linux only."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
         madvise = ctypes.CDLL(None).madvise

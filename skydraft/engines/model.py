@@ -78,7 +78,7 @@ class Floor:
                 self._moved.notify_all()
 
     def close(self) -> bool:
-        """Close the lock for all threads, once its owner has released it; returns whether it was open."""
+        """Close it for all threads, once its owner has released it; returns whether it was open."""
         with suppress(EngineError), self:
             self.is_closed = True
             return True
@@ -102,7 +102,7 @@ class TokenBuffer:
 
     @property
     def view(self) -> TokenIds:
-        """Read-only view of the tokens so far, [len]; valid until the next change."""
+        """Valid until the next change."""
         view = self._store[: self._len]
         view.flags.writeable = False
         return view
@@ -139,12 +139,11 @@ class Sequence:
 
     @property
     def length(self) -> int:
-        """How many tokens have valid KV."""
         return len(self._tokens)
 
     @property
     def token_ids(self) -> TokenIds:
-        """Read-only view of the tokens with valid KV, [length]."""
+        """A read-only view, [length]."""
         return self._tokens.view
 
     def extend(self, token_ids: Seq[int] | TokenIds) -> Rows:
@@ -234,18 +233,14 @@ class Model(ABC):
 
     @abstractmethod
     def forward(self, feeds: Feeds, *, want_logits: bool) -> list[Rows]:
-        """Run the model and write KV. On failure the KV of every sequence is as before.
-
-        Returns rows per feed; what it returns without `want_logits` is not read.
-        """
+        """Run the model and write KV; on failure all KV is as before. Rows per feed, not read without `want_logits`."""
 
     @abstractmethod
     def roll_back(self, sequence: Sequence, length: int) -> None:
         """Drop KV from position `length` on; raises EngineError when the cache cannot."""
 
     @abstractmethod
-    def release(self, sequence: Sequence) -> None:
-        """Free the KV of a sequence."""
+    def release(self, sequence: Sequence) -> None: ...
 
     @abstractmethod
     def kv_length(self, sequence: Sequence) -> int:
@@ -259,7 +254,7 @@ class Model(ABC):
         """Give `target`, which is empty, the KV of the first `length` tokens of `source`, to the bit."""
 
     def free(self) -> None:  # noqa: B027  nothing to do where all is in Python
-        """Free the model's memory. Called once, by `Engine.close`."""
+        """Called once, by `Engine.close`."""
 
     def media(self, samples: npt.NDArray[np.float32]) -> Media:
         """Features of mono audio [num_samples] at 16 kHz. Raises PromptError, as every engine that takes none does."""
@@ -289,7 +284,6 @@ class Model(ABC):
 
     @property
     def invariant_rows(self) -> int:
-        """How many rows one forward may hold and still be bit-identical to one row at a time."""
         return self.profile.invariant_rows
 
     def max_rows(self, execution: Execution) -> int:

@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
 
 from skydraft.errors import OptionError
-
-Quantization = Literal["none", "8bit", "4bit"]
 
 
 @dataclass(frozen=True, slots=True)
 class RowProfile:
-    """Times and bit-equality of forwards of n rows, measured on this machine.
+    """Measured on this machine.
 
     `invariant_rows`: how many rows one forward may hold and still be bit-identical to one row at a time.
-    `forward_ms[n - 1]`: best time of a forward of n rows, milliseconds.
+    `forward_ms[n - 1]`: best time of a forward of n rows.
     """
 
     invariant_rows: int
@@ -31,11 +28,9 @@ NOT_PROBED = RowProfile(invariant_rows=1, forward_ms=(1.0,))
 class EngineOptions:
     """How to run a model. Each engine uses the options that apply to it.
 
-    `num_threads` 0 means all cores that the process may use. `gpu_layers` is for GGUF files (-1: all). `device` and
-    `dtype` are for transformers models, `quantization` for those on a GPU.
-    `shared_cache` lets sequences of a GGUF model share one KV cache, so that any feeds fit into one forward, and logits
-    lose their bit-equality. `probe_again` measures the row costs even if `profile_path` has them. `notify` gets what a
-    user should know, one line each.
+    `num_threads` 0 means all cores that the process may use. `gpu_layers` is for GGUF files (-1: all), `device` and
+    `dtype` are for transformers models. `shared_cache` lets sequences of a GGUF model share one KV cache: any feeds fit
+    into one forward, and logits lose their bit-equality. `notify` gets lines to show.
     """
 
     context_len: int = 4096
@@ -45,7 +40,6 @@ class EngineOptions:
     gpu_layers: int = 0
     device: str = "cpu"
     dtype: str = "float32"
-    quantization: Quantization = "none"
     profile_path: Path | None = None
     probe_again: bool = False
     notify: Callable[[str], None] = field(default=lambda line: None, compare=False, repr=False)
@@ -55,5 +49,3 @@ class EngineOptions:
             raise OptionError(f"A context of {self.context_len} tokens is too short.", hint="Use --context 16 or more.")
         if self.num_threads < 0:
             raise OptionError(f"--threads must be 0 or more, not {self.num_threads}.")
-        if self.quantization not in get_args(Quantization):
-            raise OptionError(f"--quantization must be none, 8bit or 4bit, not '{self.quantization}'.")

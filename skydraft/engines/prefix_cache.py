@@ -62,10 +62,7 @@ class Kept:
 
 
 class PrefixCache:
-    """The sequences of one engine that were closed, and how many are open.
-
-    One with `reuse` is kept while there is room for it. The caller has the engine's floor, except for `drop`.
-    """
+    """Closed sequences of one engine, kept while there is room, and how many are open. `drop` alone needs no floor."""
 
     def __init__(self) -> None:
         self._beginning: tuple[int, ...] = ()
@@ -115,10 +112,7 @@ class PrefixCache:
         return sequence
 
     def feed(self, engine: Model, sequence: Sequence, prompt: Seq[int] | TokenIds) -> bool:
-        """Feed the next part of all of `prompt` but its last token; returns whether there is more to feed.
-
-        Parts end at the same places whatever was reused, so the KV of a prompt is a function of its tokens.
-        """
+        """Feed the next part; returns whether there is more. Parts end at the same places whatever was reused."""
         parts = Parts(engine.max_batch_rows, self._beginning)
         begins = parts.begins(prompt[:-1])
         if self._begun and not sequence.length and begins:
@@ -175,7 +169,6 @@ class PrefixCache:
             engine.release(Sequence(engine, self._kept.pop(0).slot))
 
     def forget(self, engine: Model, older_than_s: float) -> None:
-        """Release KV that was kept for at least `older_than_s` seconds."""
         self.settle(engine)
         latest = time.perf_counter() - older_than_s
         while self._kept and self._kept[0].since <= latest:

@@ -1,7 +1,4 @@
-"""Measures what forwards of n rows give and cost on this machine, and remembers it beside the models.
-
-It takes seconds, with a short text. `exactness` compares longer ones where they occur.
-"""
+"""Measures what forwards of n rows give and cost on this machine, with a short text, and keeps it beside the models."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
@@ -28,10 +25,7 @@ _PROFILES = TypeAdapter(dict[str, RowProfile])  # the file of profiles, by key
 
 
 def probe(engine: Engine, notify: Callable[[str], None] = lambda line: None) -> RowProfile:
-    """Feed the same tokens one by one and n at a time; compare their bits and take the times.
-
-    `notify` gets a line if it takes a second or more.
-    """
+    """Feed the same tokens one by one and n at a time: bits and times. `notify` gets a line if that takes long."""
     length = min(_PROBED_LEN, engine.context_len // 2)
     # Special tokens may stand for audio that is not there.
     plain_ids = np.setdiff1d(np.arange(engine.vocab.size), list(engine.vocab.special_ids))
@@ -48,7 +42,7 @@ def probe(engine: Engine, notify: Callable[[str], None] = lambda line: None) -> 
 
 
 def _compare(sequence: Sequence, feed: list[int], max_rows: int) -> tuple[int, tuple[float, ...]]:
-    """Up to how many rows the bits are those of one row at a time; times of forwards of 1 to `max_rows` rows."""
+    """Up to how many rows the bits are those of one row at a time; milliseconds of 1 to `max_rows` rows."""
     length = sequence.length
     singly = [sequence.extend([token_id]).copy() for token_id in feed]
     forward_ms, num_equal, begin = [math.inf] * max_rows, max_rows, time.perf_counter()
@@ -78,10 +72,9 @@ def cpu_model() -> str:
 
 
 def profile_of(engine: Engine, key: str, options: EngineOptions) -> RowProfile:
-    """The profile under `key` in the JSON file at `options.profile_path`; if there is none, probe and add it.
+    """The profile under `key` in the file at `options.profile_path`; if there is none, probe and add it.
 
-    The key must name everything that could change the answer: file, library, processor, threads, cache types. An
-    unreadable file counts as empty.
+    The key names everything that could change the answer: file, library, processor, threads, cache types.
     """
     path = options.profile_path
     known = _read(path).get(key) if path else None
@@ -89,7 +82,10 @@ def profile_of(engine: Engine, key: str, options: EngineOptions) -> RowProfile:
         return known
     profile = probe(engine, options.notify)
     if path:
-        _remember(path, key, profile)
+        with suppress(OSError):  # a read-only cache folder costs a probe at the next start, nothing else
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Of two processes that write at once, one will probe again.
+            write_whole(path, _PROFILES.dump_json({**_read(path), key: profile}, indent=1))
     return profile
 
 
@@ -99,12 +95,3 @@ def _read(path: Path) -> dict[str, RowProfile]:
     except (OSError, ValueError):
         return {}
     return {key: profile for key, profile in known.items() if profile.forward_ms}
-
-
-def _remember(path: Path, key: str, profile: RowProfile) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Of two processes that write at once, one will probe again.
-        write_whole(path, _PROFILES.dump_json({**_read(path), key: profile}, indent=1))
-    except OSError:
-        return  # a read-only cache folder costs a probe at the next start, nothing else

@@ -28,10 +28,9 @@ _FOR_ALL = {"context_len", "max_sequences", "shared_cache", "profile_path", "pro
 class EngineKind:
     """How models of one sort are recognised and opened.
 
-    `what` is a noun phrase for messages. `open` gets the model as the user wrote it, its path (for NAME:REST it is
-    REST), and options. It imports the libraries, since the modules of all kinds are imported to find the right one.
-    `takes` names the fields of EngineOptions that apply besides those of every engine. `claims` tells whether a file or
-    folder is of this sort; without it only NAME:REST is.
+    `what` is a noun phrase for messages. `open` gets the model as the user wrote it, its path (REST of a name),
+    and options; it imports the libraries, since the modules of all kinds are imported to find the right one. `takes`
+    names the fields of EngineOptions that apply besides those of all. `claims` tells whether a path is of this sort.
     """
 
     what: str
@@ -41,15 +40,12 @@ class EngineKind:
 
 
 def engine_names() -> frozenset[str]:
-    """Names allowed before the colon of a model's name."""
+    """What may stand before the colon of a model's name."""
     return frozenset({"toy", *_plug_ins()})
 
 
 def open_engine(kind: str, spec: str, path: Path | None, options: EngineOptions) -> Engine:
-    """Open a model: with a path by the first engine that claims it, without one by the engine whose name is `kind`.
-
-    Raises BrokenModel, MissingDependency or OptionError.
-    """
+    """By the engine that claims `path`, or that named `kind`. Raises BrokenModel, MissingDependency, OptionError."""
     entries = _plug_ins() | _OURS
     engine = _load(entries[kind]) if path is None else _claiming(spec, path, list(entries.values()))
     for field in fields(EngineOptions):

@@ -35,10 +35,7 @@ _TOY_TEMPLATE = (
 
 
 def character_vocab(characters: str) -> Vocab:
-    """A vocabulary with one token per distinct character, one per byte, and `<eos>` as the last id.
-
-    Text outside of `characters` is written in bytes, so that any text can be encoded.
-    """
+    """A token per distinct character, one per byte, so that any text can be encoded, and `<eos>` as the last id."""
     distinct = list(dict.fromkeys(characters))
     pieces = [char.encode() for char in distinct] + [bytes([byte]) for byte in range(256)] + [b"<eos>"]
     ids = {char: index for index, char in enumerate(distinct)}

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from skydraft.characters import from_json
 from skydraft.engines.base import Sequence
 from skydraft.engines.checkpoint import first_line, is_omni, load_library
 from skydraft.engines.options import EngineOptions
@@ -54,31 +53,20 @@ class OmniEngine(TransformersEngine):
     _unused: ClassVar[tuple[str, ...]] = ("model.visual",)
 
     def __init__(self, path: Path, options: EngineOptions, *, name: str = "") -> None:
-        _check_config(path)
         self._extractor = _load_extractor(path)
         super().__init__(path, options, name=name)
-        num_mels = self._model.config.audio_config.num_mel_bins
-        if (self._extractor.feature_size, self._extractor.sampling_rate) != (num_mels, SAMPLE_RATE):
-            raise BrokenModel(
-                f"{path} makes {self._extractor.feature_size} mels of audio at {self._extractor.sampling_rate} Hz, "
-                f"its model takes {num_mels} at {SAMPLE_RATE} Hz.",
-                hint="Fetch its preprocessor_config.json again.",
-            )
 
     def media(self, samples: npt.NDArray[np.float32]) -> Media:
-        """Features of mono audio [num_samples] at 16 kHz, those of the model's own processor less its padding.
-
-        Raises PromptError for audio of less than 30 ms, or whose features are not finite.
-        """
+        """Those of the model's own processor less its padding."""
         self.floor.check_open()
         hop, window = self._extractor.hop_length, self._extractor.n_fft
         # The last frames reach beyond the clip: into zeros, as they do in the processor's 30 seconds or more.
         padded_len = (len(samples) + window + hop - 1) // hop * hop
-        features = self._extractor(
-            samples, sampling_rate=SAMPLE_RATE, padding="max_length", max_length=padded_len, truncation=False,
-            return_tensors="np",
-        )["input_features"][0]  # fmt: skip
         try:
+            features = self._extractor(
+                samples, sampling_rate=SAMPLE_RATE, padding="max_length", max_length=padded_len, truncation=False,
+                return_tensors="np",
+            )["input_features"][0]  # fmt: skip
             return Media(np.asarray(features[:, : (len(samples) + hop - 1) // hop], np.float32))
         except ValueError as error:
             raise PromptError(f"This audio cannot be used: {error}.", hint="Give another recording.") from error
@@ -89,7 +77,7 @@ class OmniEngine(TransformersEngine):
         return (config.audio_start_token_id, *[config.audio_token_id] * media.num_tokens, config.audio_end_token_id)
 
     def check_media(self, prompt: Seq[int] | TokenIds, media: Recordings) -> None:
-        """Raise PromptError unless the prompt has one run of audio tokens for each of `media`, none at its end."""
+        """One run of audio tokens for each of `media`, none at the end."""
         runs = self._runs(prompt)
         if not media:
             if runs:
@@ -153,7 +141,7 @@ class OmniEngine(TransformersEngine):
         return embeddings
 
     def _encoded(self, sequence: Sequence, span: Span) -> Any:
-        """The embeddings of a recording, [num_tokens, hidden_size]; made once."""
+        """[num_tokens, hidden_size], made once."""
         if span.media is not None:
             began, torch = time.perf_counter(), self._torch
             # [1, num_mels, num_frames]
@@ -167,22 +155,8 @@ class OmniEngine(TransformersEngine):
         return span.rows
 
 
-def _check_config(path: Path) -> None:
-    """Raise BrokenModel unless the parts of a thinker are described. transformers would make up those of 7B."""
-    try:
-        config = from_json((path / "config.json").read_bytes())
-        described = set(config.get("thinker_config", config))
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise BrokenModel(f"{path} has no readable config.json.", hint="Fetch it again.") from error
-    if missing := sorted({"audio_config", "text_config", "vision_config"} - described):
-        raise BrokenModel(
-            f"The config.json in {path} does not describe a thinker: {missing[0]} is missing.",
-            hint="Give a Qwen2.5-Omni checkpoint.",
-        )
-
-
 def _load_extractor(path: Path) -> Any:
-    """Loads the feature extractor alone: the processor of the whole model needs torchvision as well."""
+    """Without the rest of the processor, which needs torchvision."""
     _, transformers = load_library()
     try:
         return transformers.WhisperFeatureExtractor.from_pretrained(path, local_files_only=True)

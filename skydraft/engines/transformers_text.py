@@ -31,11 +31,7 @@ class Slot:
 
 
 class TransformersEngine(Engine):
-    """One causal language model.
-
-    Sequences are limited by memory only, and several feeds run one after another. `num_threads` other than 0 sets the
-    threads of torch for the whole process. Rows stay valid after later forwards.
-    """
+    """Feeds run one after another. `num_threads` other than 0 sets the threads of torch for the whole process."""
 
     _model_class: ClassVar[str] = "AutoModelForCausalLM"
     _unused: ClassVar[tuple[str, ...]] = ()  # parts of the model to drop after loading
@@ -62,7 +58,7 @@ class TransformersEngine(Engine):
         self.context_len = min(options.context_len, getattr(config, "max_position_embeddings", options.context_len))
         self.max_sequences = options.max_sequences
         self._check_cache()
-        self.is_full_precision = (options.dtype, options.quantization) == ("float32", "none")
+        self.is_full_precision = options.dtype == "float32"
         self.profile = profile_of(self, self._profile_key(options), options)
 
     def _load(self) -> tuple[Any, Vocab, AdaptedModel]:
@@ -90,7 +86,7 @@ class TransformersEngine(Engine):
         torch, on_gpu = self._torch, self._device.type == "cuda"
         processor = torch.cuda.get_device_name(self._device) if on_gpu else torch.backends.cpu.get_cpu_capability()
         versions = (torch.__version__, self._transformers.__version__)
-        how = (self._device, options.dtype, options.quantization, torch.get_num_threads())
+        how = (self._device, options.dtype, torch.get_num_threads())
         return "|".join(map(str, (self.fingerprint, *versions, *how, cpu_model(), processor)))
 
     def allocate(self) -> Slot:
@@ -170,7 +166,7 @@ def _written(slot: Slot) -> list[Any]:
     return [layer for layer in slot.cache.layers if getattr(layer, "keys", None) is not None]
 
 
-TAKES = frozenset({"num_threads", "device", "dtype", "quantization"})
+TAKES = frozenset({"num_threads", "device", "dtype"})
 KIND = EngineKind(
     "a transformers checkpoint",
     lambda spec, path, options: TransformersEngine(path, options, name=spec),

@@ -55,10 +55,7 @@ class TokenClasses:
 
 
 class Vocab:
-    """Token ids, their bytes, and the way from text to ids. Immutable.
-
-    `size` is the length of the tokenizer: rows beyond it are padding and no engine returns them.
-    """
+    """Immutable. `size` is the length of the tokenizer: rows beyond it are padding and no engine returns them."""
 
     def __init__(
         self, pieces: Sequence[bytes], encode: Callable[[str], list[int]], *, special_ids: Iterable[int] = (),
@@ -74,7 +71,7 @@ class Vocab:
         self.chat_template, self.bos_text, self.eos_text = chat_template, bos_text, eos_text
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids of `text`; special tokens written out in it are read as such."""
+        """Special tokens written out in the text are read as such."""
         return tuple(self._encode(text))
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -118,10 +115,7 @@ class Vocab:
 
     @cached_property
     def fingerprint(self) -> str:
-        """32 hex digits that are equal exactly when the bytes of all tokens are equal.
-
-        Which tokens are special is left out: llama.cpp calls some so by their looks, a tokenizer.json does not.
-        """
+        """Names the bytes of all tokens, not which are special: llama.cpp calls some so by their looks."""
         digest = hashlib.sha256(str(self.size).encode())
         for piece in self._names:
             digest.update(b" %d " % len(piece) + piece)
@@ -159,7 +153,7 @@ _CJK_LEAD_BYTES = range(0xE4, 0xEA)  # first bytes of U+4000 to U+9FFF in UTF-8
 
 
 def _class_of(piece: bytes) -> tuple[int, ...]:
-    """What `TokenClasses` says of one token, in the order of its fields."""
+    """In the order of the fields of `TokenClasses`."""
     try:
         text = piece.decode()
     except UnicodeDecodeError:

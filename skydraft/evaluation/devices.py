@@ -66,7 +66,6 @@ class KeptRows:
         return row
 
     def close(self) -> None:
-        """Free the sequence of the draft model."""
         if self._sequence is not None:
             self._sequence.close()
             self._sequence = None
@@ -111,10 +110,7 @@ class RecordedDraft(Engine):
 
 
 def write_row(row: Rows, best: int, signals: Signals) -> None:
-    """Make a row [vocab] without weight one with this best token and these signals.
-
-    What the best two leave is spread evenly over as many tokens as give the entropy.
-    """
+    """Make a row [vocab] without weight one of these signals; what the best two leave is spread to give the entropy."""
     second = max(signals.top_prob - signals.margin, 1e-9)
     rest = max(1 - signals.top_prob - second, 1e-9)
     head = -signals.top_prob * math.log(signals.top_prob) - second * math.log(second)
@@ -127,8 +123,6 @@ def write_row(row: Rows, best: int, signals: Signals) -> None:
 
 @dataclass(slots=True)
 class Client:
-    """What one client did: its rounds, and the prompts and tokens of its whole texts."""
-
     records: list[StepRecord] = field(default_factory=list)
     texts: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
     running: Generation | None = None
@@ -138,7 +132,6 @@ class Client:
         return sum(record.num_committed for record in self.records)
 
     def write(self, edge: Engine, cloud: Cloud, mode: Mode, prompts: Iterable[str], over: threading.Event) -> None:
-        """Answer the prompts, one after the other, until it is `over`."""
         for prompt in prompts:
             with api.generate(prompt, edge=edge, cloud=cloud, plan=mode.plan, params=mode.params) as self.running:
                 for done, _ in self.running.rounds():
@@ -154,10 +147,7 @@ def drive(
     connect: Callable[[], Cloud], make_edge: Callable[[], Engine], mode: Mode, prompts: Seq[Iterable[str]],
     seconds: float | None = None,
 ) -> list[Client]:  # fmt: skip
-    """One client for each of `prompts`, which answer them all at once, with connections of their own.
-
-    They end with their prompts, or after `seconds`. Raises the SkydraftError that ended one before.
-    """
+    """A client for each of `prompts`, all at once, to their end or for `seconds`. Raises a client's SkydraftError."""
     clients, over = [Client() for _ in prompts], threading.Event()
 
     def live(client: Client, own: Iterable[str]) -> None:
@@ -189,18 +179,14 @@ def turned(prompts: Seq[str], num: int) -> list[Iterable[str]]:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What so many devices got in one mode: tokens a second of all of them, and waits of one for the server's answers.
-
-    `busy` is how much of a processor core the clients took, `num_computed` how many rows the draft model had to compute
-    meanwhile.
-    """
+    """Tokens a second of all devices in one mode, and waits of one for the server's answers."""
 
     mode: str
     tokens_per_s: float
     wait_ms: float
     late_ms: float  # 95th percentile
-    busy: float
-    num_computed: int
+    busy: float  # how much of a processor core the clients took
+    num_computed: int  # rows that were not recorded
 
 
 def measure_load(

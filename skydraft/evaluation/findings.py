@@ -35,7 +35,7 @@ class Setting:
         return above, below
 
     def value(self, measure: str) -> float | None:
-        """A measure over all prompts; None if the denominator is 0."""
+        """Over all prompts; None if the denominator is 0."""
         above, below = self.sums(measure)
         return float(above.sum() / below.sum()) if below.sum() else None
 
@@ -75,5 +75,4 @@ class Findings:
             )
 
     def setting(self, name: str, link_ms: float | None = None) -> Setting | None:
-        """The setting of a mode, if it was run."""
         return next((s for s in self.settings if s.mode.name == name and s.link_ms == link_ms), None)

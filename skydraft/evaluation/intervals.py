@@ -17,14 +17,11 @@ _Z = 1.959964  # of LEVEL
 
 
 class Figure(Line):
-    """A value with its interval."""
-
     value: float
     low: float
     high: float
 
     def shown(self, digits: int) -> str:
-        """The value, and the interval in brackets if there is one."""
         value, interval = cell(self, digits)
         return f"{value} ({interval})" if interval else value
 
@@ -53,11 +50,10 @@ class Resamples:
         return self._weights @ values / len(values)
 
     def ratio(self, parts: Floats, wholes: Floats) -> tuple[float, float] | None:
-        """Interval of sum(parts) / sum(wholes), both [num_prompts]."""
+        """Interval of sum(parts) / sum(wholes)."""
         return _of_fractions(self._weights @ parts, self._weights @ wholes)
 
     def figure(self, parts: Floats, wholes: Floats) -> Figure | None:
-        """sum(parts) / sum(wholes) with its interval."""
         interval = self.ratio(parts, wholes)
         return with_interval(parts.sum() / wholes.sum(), interval) if interval else None
 
@@ -66,11 +62,6 @@ class Resamples:
         a0, a1, b0, b1 = (self._weights @ values for values in (*a, *b))
         return _of_fractions(a0 * b1, a1 * b0 * (b1 > 0))
 
-    def difference(self, a: Sides, b: Sides) -> tuple[float, float] | None:
-        """Interval of sum a0 / sum a1 - sum b0 / sum b1."""
-        a0, a1, b0, b1 = (self._weights @ values for values in (*a, *b))
-        return _of_fractions(a0 * b1 - b0 * a1, a1 * b1)
-
 
 def _of_fractions(above: Floats, below: Floats) -> tuple[float, float] | None:
     fine = below > 0
@@ -78,13 +69,11 @@ def _of_fractions(above: Floats, below: Floats) -> tuple[float, float] | None:
 
 
 def interval(values: Floats) -> tuple[float, float]:
-    """The interval that holds LEVEL of the values."""
     low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 
 def with_interval(value: float, interval: tuple[float, float]) -> Figure:
-    """A value and its interval, rounded for the file."""
     return Figure(value=rounded(value), low=rounded(interval[0]), high=rounded(interval[1]))
 
 

@@ -58,7 +58,6 @@ def _per_token(field: Field) -> Callable[[Case], Fraction]:
 
 
 def _share(part: Field, whole: Field, *, verified: bool = True) -> Callable[[Case], Fraction]:
-    """A sum over a sum, over all rounds or those of checked blocks."""
 
     def count(case: Case) -> Fraction:
         records = case.verified if verified else case.generation.records
@@ -89,7 +88,6 @@ def _bytes(case: Case) -> Fraction:
 
 
 def _of_text(part: str, whole: str) -> Callable[[Case], Fraction]:
-    """One count about the text over another."""
     return lambda case: (getattr(case.indicators, part), getattr(case.indicators, whole))
 
 
@@ -149,8 +147,6 @@ MEASURES = (
     Measure("repeat_rate_3", "repeated 3-grams", "", "likewise, n = 3", _repeats(3)),
     Measure("adjacent_repeat", "adjacent repeats", "", "adjacent equal CJK characters / characters; lexical doubles "
             "such as 慢慢 apart", _of_text("num_adjacent", "num_chars"), 4),
-    Measure("lexical_doubles", "lexical doubles", "", "such doubles / characters",
-            _of_text("num_doubles", "num_chars"), 4),
     Measure("ends_sentence", "ends at a sentence end", "", "share of texts",
             lambda case: (case.indicators.ends_sentence, 1), 2),
     Measure("cycles", "repeated cycles", "/text", "cycles of 1 to 8 tokens that went round at least twice, few "

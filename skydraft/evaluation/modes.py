@@ -14,10 +14,7 @@ _KEYS = ("mode", "gate", "k", "accept", "hand-back", "style")
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """One mode of a comparison, resolved when it was run; presets may have changed since.
-
-    `style` is the name of the style that gave some of `params`.
-    """
+    """A mode as it was when it was run. `style` is the name of the style that gave some of `params`."""
 
     name: str
     plan: Plan

@@ -23,18 +23,15 @@ from skydraft.evaluation.tasks.task import Task
 from skydraft.files import read_file
 from skydraft.types import EndedBy, FinishReason, Origin, Round, Signals, StepRecord
 
-SCHEMA: Literal[2] = 2
 _NAME_IT = "Name the folder of a comparison."
 
 
 class Line(BaseModel):
-    """A JSON object that is checked when it is read; unknown keys are refused."""
-
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class PromptEntry(Line):
-    """A prompt; `audio` is the path of its recording, `task` what makes it a task."""
+    """`audio` is the path of a recording."""
 
     id: str
     prompt: str
@@ -44,7 +41,7 @@ class PromptEntry(Line):
 
 
 class ModelEntry(Line):
-    """A model of the run. `forward_ms[n - 1]` is the probed time of a forward of n rows."""
+    """`forward_ms[n - 1]` is the probed time of a forward of n rows."""
 
     name: str
     fingerprint: str
@@ -52,15 +49,15 @@ class ModelEntry(Line):
     forward_ms: tuple[float, ...]
 
 
-class RunFacts(Line):
-    """The settings of a run, its machine and its models.
+class RunLine(Line):
+    """The settings of a run, its machine, its models and its prompts.
 
-    `links` are the emulated round trips in milliseconds; None means no link. `modes` are resolved: plans and parameters
-    at the time of the run. `calibration` is the hash of the used one, `isolation` how code of tasks was isolated.
+    `links` are the emulated round trips in milliseconds; None means no link. `calibration` is the hash of the used one,
+    `isolation` how code of tasks was isolated.
     """
 
     kind: Literal["run"] = "run"
-    schema_number: Literal[2] = Field(default=SCHEMA, alias="schema")
+    schema_number: Literal[2] = Field(default=2, alias="schema")
     started: str
     machine: str
     versions: dict[str, str]
@@ -79,16 +76,11 @@ class RunFacts(Line):
     calibration: str | None = None
     isolation: str | None = None
     engine_options: dict[str, Any] = Field(default_factory=dict)
-
-
-class RunLine(RunFacts):
-    """The facts of a run, and its prompts."""
-
     prompts: tuple[PromptEntry, ...]
 
 
 class RoundEntry(Line):
-    """A round: its record, and the draft with its signals (entropy, margin, top probability)."""
+    """`signals` of a drafted token are entropy, margin and top probability."""
 
     record: StepRecord
     ended_by: EndedBy
@@ -104,7 +96,7 @@ class RoundEntry(Line):
 
 
 class GenerationLine(Line):
-    """One generation. `pieces` are the texts of its tokens; joined they are its text."""
+    """`pieces` are the texts of the tokens."""
 
     kind: Literal["generation"] = "generation"
     prompt: str
@@ -135,11 +127,10 @@ class GenerationLine(Line):
 
 
 class ScoreLine(Line):
-    """Both models' predictions after each prefix of a text, computed after the runs, outside their times.
+    """Both models' predictions after each prefix of a text.
 
     `choices` are the target's greedy choices under the constraints of the run and `style`, `choice_pieces` their
-    texts, `nll` the −log p of each token under the target (nats, raw logits), `signals` the draft model's, `drafted`
-    its own choices.
+    texts, `nll` the −log p of each token under the target (nats, raw logits), `drafted` the draft model's choices.
     """
 
     kind: Literal["score"] = "score"
@@ -164,10 +155,7 @@ def _check_lengths(*lists: Sized) -> None:
 
 
 class VerdictLine(Line):
-    """The verdict of a task's check on a text: the answer read out of it, its score from 0 to 1, and what was wrong.
-
-    `reading` says by which rules the answer was read.
-    """
+    """What a task's check says of a text; `reading` are the rules by which it read the answer."""
 
     kind: Literal["verdict"] = "verdict"
     prompt: str
@@ -186,8 +174,6 @@ Texts = dict[tuple[str, tuple[int, ...]], str]  # by prompt and tokens
 
 
 class Records(Line):
-    """All lines of a file."""
-
     run: RunLine
     generations: tuple[GenerationLine, ...]
     scores: tuple[ScoreLine, ...]
@@ -212,11 +198,7 @@ def signals_entry(signals: Signals) -> tuple[float, float, float]:
 
 
 def read_records(path: Path) -> Records:
-    """All complete lines. Raises RecordsError.
-
-    An incomplete last line of an interrupted run is left out, and so are verdicts on answers that this version reads in
-    another way: their texts are judged again when the run goes on.
-    """
+    """All lines but an incomplete last one, and verdicts by other rules of reading. Raises RecordsError."""
     lines = list(_parse(path))
     if not lines or not isinstance(lines[0], RunLine):
         raise RecordsError(f"{path} does not begin with a line of kind run.", hint=_NAME_IT)
@@ -235,8 +217,6 @@ def _parse(path: Path) -> Iterator[AnyLine]:
         lines = read_file(path).split(b"\n")
     except OSError as error:
         raise RecordsError(f"{path} cannot be read: {error.strerror}.", hint=_NAME_IT) from error
-    if b'"plan"' in lines[0] and b'"hand_back"' not in lines[0]:  # there each token of a stream is a call
-        raise RecordsError(f"{path} is of skydraft 0.2.0 or before.", hint="Run the comparison again.")
     for number, line in enumerate(lines, 1):
         try:
             if line:
@@ -252,14 +232,6 @@ def _parse_line(path: Path, number: int, line: bytes) -> AnyLine:
     except ValueError as error:
         hint = "Restore the file, or run the comparison again."
         raise RecordsError(f"Line {number} of {path} is not valid JSON: {error}.", hint=hint) from error
-    schema = content.get("schema") if isinstance(content, dict) else None
-    if isinstance(schema, int) and schema != SCHEMA:
-        way = "a newer" if schema > SCHEMA else "an older"
-        raise RecordsError(
-            f"{path} has schema {schema}, and this version reads schema {SCHEMA}.", hint=f"Use {way} skydraft."
-        )
-    if isinstance(content, dict) and content.get("kind") == "verdict":
-        content.setdefault("reading", 1)  # the first rules had no number
     try:
         return _ADAPTER.validate_python(content)
     except ValidationError as error:
@@ -282,7 +254,7 @@ def _check_references(path: Path, records: Records) -> None:
 
 
 def write_line(file: TextIO, line: BaseModel) -> None:
-    """Append a line and flush it. Requested values keep all digits; measured ones are rounded."""
+    """Requested values keep all digits; measured ones are rounded."""
     content = line.model_dump(mode="json", by_alias=True)
     if isinstance(line, GenerationLine):
         content |= {"wall_ms": round(line.wall_ms, 5), "rounds": rounded(content["rounds"], 5)}
@@ -291,12 +263,10 @@ def write_line(file: TextIO, line: BaseModel) -> None:
 
 
 def drop_cut_line(path: Path) -> None:
-    """Remove an incomplete last line of an interrupted run."""
     content = path.read_bytes()
     if content and not content.endswith(b"\n"):
         path.write_bytes(content[: content.rfind(b"\n") + 1])
 
 
 def keys(generations: Iterable[GenerationLine]) -> set[tuple[str, str, int, float | None]]:
-    """(prompt, mode, repetition, link) of each generation."""
     return {(line.prompt, line.mode, line.repetition, line.link_ms) for line in generations}

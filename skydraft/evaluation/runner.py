@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 from pydantic import BaseModel
 
 from skydraft.decoding.generation import Generation
-from skydraft.errors import EngineError, OptionError, RecordsError
+from skydraft.errors import OptionError, RecordsError
 from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import (
     GenerationLine,
@@ -41,8 +41,6 @@ _SAME = ("modes", "repetitions", "workload_sha256", "prompts", "links", "link_pr
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One generation to be made."""
-
     prompt: PromptEntry
     mode: Mode
     repetition: int
@@ -73,8 +71,7 @@ def measure(trial: Trial, start: Start) -> GenerationLine:
     with start(trial) as generation:
         rounds = list(generation.rounds())
         wall_ms = (time.perf_counter() - began) * 1e3
-    if generation.finish_reason is None:
-        raise EngineError("A generation ended without a reason.")
+    assert generation.finish_reason is not None
     return GenerationLine(
         prompt=trial.prompt.id,
         mode=trial.mode.name,
@@ -92,10 +89,9 @@ def measure(trial: Trial, start: Start) -> GenerationLine:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Lock `folder` against other comparisons. It is made if missing, and removed again if it stays empty.
+    """Lock `folder`, which is made if missing and removed if it stays empty, until the process ends at the latest.
 
-    The system releases the lock at any end of the process. Raises OptionError if another process holds the lock, or
-    the folder cannot be written.
+    Raises OptionError if another process holds the lock, or the folder cannot be written.
     """
     lock = FileLock(folder / _LOCK)
     try:
@@ -119,7 +115,7 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 class Comparison:
-    """A run that writes to `folder`, or continues the run there. Raises RecordsError if that is a different run."""
+    """A run that writes to `folder`, or continues the run there. Raises RecordsError if that is a different one."""
 
     def __init__(self, folder: Path, run: RunLine) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -144,10 +140,7 @@ class Comparison:
                 done()
 
     def generations(self, start: Start) -> Iterator[GenerationLine]:
-        """Run the missing generations.
-
-        Each mode runs once before, unmeasured, so that no measured time includes the first touch of memory.
-        """
+        """Run what is missing, each mode once before, unmeasured, as a first run touches memory for the first time."""
         warmed: set[tuple[str, float | None]] = set()
         for trial in self.todo:
             if (kind := (trial.mode.name, trial.link_ms)) not in warmed:
@@ -176,7 +169,6 @@ class Comparison:
 
 
 def _check_same(path: Path, before: RunLine, now: RunLine) -> None:
-    """Raise RecordsError if a new request differs from the run in the folder."""
     differs = [name for name in _SAME if getattr(before, name) != getattr(now, name)]
     sides = ((side, getattr(before, side).fingerprint, getattr(now, side).fingerprint) for side in ("draft", "target"))
     differs += [f"{side} model" for side, old, new in sides if old != new]

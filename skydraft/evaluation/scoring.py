@@ -27,7 +27,7 @@ class Scorer:
         self, prompt: str, prompts: PromptPair, token_ids: tuple[int, ...], params: DecodingParams,
         style: str | None = None,
     ) -> ScoreLine:  # fmt: skip
-        """The score of one text that answers `prompts`, whose id is `prompt`, under these parameters of a run."""
+        """Of a text that answers `prompts`, whose id is `prompt`, under these parameters of a run."""
         params = replace(params, temperature=0.0)
         if (prompts, params) != self._reads:
             self.close()
@@ -49,7 +49,6 @@ class Scorer:
         )
 
     def close(self) -> None:
-        """Free both sequences; the engines stay open."""
         for reader in self._readers:
             reader.close()
         self._reads, self._readers = None, ()

@@ -21,8 +21,8 @@ class TextIndicators:
     """Counts about one generated text; rates are computed from them later.
 
     `num_repeats[n]` of `num_ngrams[n]` n-grams of content characters occurred before in the same text, n = 2, 3.
-    `num_adjacent` CJK characters equal the one just before, without the `num_doubles` that belong to lexical doubles
-    such as 慢慢. `num_cycles` cycles of tokens ran at least twice.
+    `num_adjacent` CJK characters equal the one just before, lexical doubles such as 慢慢 apart. `num_cycles` cycles of
+    tokens ran at least twice.
     """
 
     num_chars: int
@@ -30,37 +30,26 @@ class TextIndicators:
     num_ngrams: dict[int, int]
     num_repeats: dict[int, int]
     num_adjacent: int
-    num_doubles: int
     ends_sentence: bool
     num_cycles: int
 
 
 def indicators(text: str, token_ids: Sequence[int]) -> TextIndicators:
-    """The indicators of a finished text; `token_ids` are its tokens without the prompt."""
+    """Of a finished text; `token_ids` are its tokens without the prompt."""
     content = [char for char in text if is_cjk(char) or char.isalnum()]
-    num_adjacent, num_doubles = _adjacent_repeats(text)
     ngrams = {n: [tuple(content[i : i + n]) for i in range(len(content) - n + 1)] for n in (2, 3)}
     return TextIndicators(
         num_chars=len(text),
         num_punctuation=round(punctuation_density(text) * len(text)),
         num_ngrams={n: len(grams) for n, grams in ngrams.items()},
         num_repeats={n: len(grams) - len(set(grams)) for n, grams in ngrams.items()},
-        num_adjacent=num_adjacent,
-        num_doubles=num_doubles,
+        num_adjacent=sum(a == b and is_cjk(a) and a + b not in lexical_doubles() for a, b in itertools.pairwise(text)),
         ends_sentence=ends_sentence(text),
         num_cycles=num_cycles(token_ids),
     )
 
 
-def _adjacent_repeats(text: str) -> tuple[int, int]:
-    """(adjacent equal CJK characters without lexical doubles, lexical doubles)."""
-    pairs = [a + b for a, b in itertools.pairwise(text) if a == b and is_cjk(a)]
-    num_doubles = sum(pair in lexical_doubles() for pair in pairs)
-    return len(pairs) - num_doubles, num_doubles
-
-
 @cache
 def lexical_doubles() -> frozenset[str]:
-    """Words of one character written twice."""
     listed = resources.files("skydraft.evaluation").joinpath("lexical_doubles.txt").read_text(encoding="utf-8")
     return frozenset(word for line in listed.splitlines() if not line.startswith("#") for word in line.split())

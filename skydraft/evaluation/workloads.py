@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from skydraft.characters import from_json
 from skydraft.config import CAPTION_PROMPT
-from skydraft.errors import PromptError, first_fault
+from skydraft.errors import PromptError, SkydraftError, first_fault
 from skydraft.evaluation.records import PromptEntry
 from skydraft.files import read_file
 
@@ -26,8 +28,6 @@ class _Line(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The prompts of a file, and the hash of its content."""
-
     name: str
     sha256: str
     prompts: tuple[PromptEntry, ...]
@@ -62,14 +62,23 @@ def read_lines(path: Path, what: str) -> tuple[bytes, list[tuple[int, str]]]:
     return content, [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
 
 
+@contextmanager
+def naming(what: str, hint: str) -> Iterator[None]:
+    """Raise PromptError that says `what` for what is no valid line."""
+    try:
+        yield
+    except ValidationError as error:
+        raise PromptError(f"{what}: {first_fault(error)}.", hint=hint) from error
+    except ValueError as error:
+        raise PromptError(f"{what}: its JSON is not valid: {error}.", hint=hint) from error
+    except SkydraftError as error:
+        raise PromptError(f"{what}: {error.message}", hint=error.hint) from error
+
+
 def _read_json(path: Path, number: int, line: str) -> PromptEntry:
     where, hint = f"Line {number} of {path}", 'Write {"prompt": "…"} or {"audio": "FILE"}.'
-    try:
+    with naming(f"{where} is not a prompt", hint):
         entry = _Line.model_validate(from_json(line))
-    except ValidationError as error:
-        raise PromptError(f"{where} is not a prompt: {first_fault(error)}.", hint=hint) from error
-    except ValueError as error:
-        raise PromptError(f"{where} is not valid JSON: {error}.") from error
     if not entry.prompt.strip() and not entry.audio:
         raise PromptError(f"{where} has neither a prompt nor audio.", hint=hint)
     return PromptEntry(

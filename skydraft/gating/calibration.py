@@ -2,11 +2,12 @@
 
 A `Calibration` also has the agreement that each limit on the risk of a block keeps, which a calibrated gate uses.
 `skydraft calibrate` makes one for a pair; that of the demo pair is shipped. `decoding/block_length.py` ends
-blocks by a `LearnedRisk`: it changes how many tokens are drafted, never the text.
+blocks by the risk that it counts: that changes how many tokens are drafted, never the text.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -21,11 +22,9 @@ from skydraft.files import read_file
 from skydraft.gating.hand_back import HandBack
 from skydraft.types import Signals, is_named, named_weights
 
-SCHEMA: Literal[3] = 3
 MAX_BLOCK = 12  # drafted tokens; longer blocks save next to no call (NOTES.md)
 _PRIOR = 4.0  # judged tokens of a bin, by which the first guess outweighs one text
 _EDGES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.99)  # of the top probability
-_MEMORY = 400.0  # judged tokens in a bin; older ones fade, since a text may change its kind
 _MIDDLES = [(low + high) / 2 for low, high in zip((0.0, *_EDGES), (*_EDGES, 1.0), strict=True)]
 NUM_BINS = len(_MIDDLES)
 _SHIPPED = Path(__file__).with_name("calibrations")
@@ -42,10 +41,7 @@ class PairSide(_Value):
 
 
 class CurvePoint(_Value):
-    """What a limit on the risk of a block gave on the fitted prompts: the agreement, and per token what it took.
-
-    That is calls, tokens that the target wrote itself, rows that it computed, and drafted tokens.
-    """
+    """The agreement that a limit on the risk of a block gave on the fitted prompts, and what it took of the target."""
 
     limit: float = Field(ge=0)
     agreement: float = Field(ge=0, le=1)
@@ -56,7 +52,7 @@ class CurvePoint(_Value):
 
 
 class Curve(_Value):
-    """The points of blocks of up to `k` tokens with this hand-back, from the lowest limit to the highest."""
+    """The points of blocks of up to `k` tokens with this hand-back, limits rising."""
 
     k: int = Field(ge=1)
     hand_back: str = "0"
@@ -98,12 +94,11 @@ class Calibration(_Value):
     """`risks` are the chances that the target disagrees with a token, by bins of its top probability.
 
     The risk of a block is the sum over its tokens: the number of disagreements to expect from skipping it. `curves`
-    give the agreement that each limit on that risk kept. Short blocks have less risk than long ones, and where the
-    target writes on after a correction less is left to skip, so there is a curve for each of several k and hand-backs.
+    give the agreement that each limit on that risk kept, for several k and hand-backs.
     """
 
     kind: Literal["skydraft-calibration"] = "skydraft-calibration"
-    schema_number: Literal[3] = Field(default=SCHEMA, alias="schema")
+    schema_number: Literal[3] = Field(default=3, alias="schema")
     draft: PairSide
     target: PairSide
     risks: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(min_length=NUM_BINS, max_length=NUM_BINS)
@@ -125,10 +120,7 @@ class Calibration(_Value):
         return min(self.curves, key=lambda curve: curve.k)
 
     def limit(self, agreement: float, k: int, hand_back: HandBack) -> float:
-        """The limit on the risk of a block of up to `k` tokens that kept this agreement.
-
-        Raises OptionError if no limit keeps it.
-        """
+        """The limit on the risk of a block that kept this agreement. Raises OptionError if none does."""
         curve = self.curve(k, hand_back)
         if (limit := curve.limit(agreement)) is None:
             raise OptionError(
@@ -139,7 +131,7 @@ class Calibration(_Value):
         return limit
 
     def gate_test(self, agreement: float, k: int, hand_back: HandBack) -> Callable[[Sequence[Signals]], bool]:
-        """Whether the risk of a block is above the limit for this agreement. Raises OptionError as `limit` does."""
+        """Whether a block must be sent, by the limit for this agreement. Raises OptionError as `limit` does."""
         limit = self.limit(agreement, k, hand_back)
         return lambda signals: self.risk(signals) > limit
 
@@ -147,26 +139,15 @@ class Calibration(_Value):
         return sum(risks_of(self.risks, signals))
 
     def fits(self, draft: str, target: str | None) -> bool:
-        """Whether it was made with models of these fingerprints; `target` None stands for any target.
-
-        Of a target that is known by its name alone (`named_weights`) the whole name must be that of the model here.
-        """
+        """Whether it was made with models of these fingerprints, or this name; `target` None stands for any target."""
         known = (None, self.target.fingerprint, named_weights(self.target.name))
         return self.draft.fingerprint == draft and target in known
 
 
 def read_calibration(path: Path) -> Calibration:
-    """A calibration from its file. Raises RecordsError."""
     hint = "Make one with skydraft calibrate."
     try:
-        parsed = from_json(read_file(path).decode())
-        schema = parsed.get("schema") if isinstance(parsed, dict) else None
-        if isinstance(schema, int) and schema != SCHEMA:
-            raise RecordsError(
-                f"The calibration {path} has schema {schema}; this version reads {SCHEMA}.",
-                hint=f"{'Update skydraft, or make' if schema > SCHEMA else 'Make'} it again with: skydraft calibrate.",
-            )
-        return Calibration.model_validate(parsed)
+        return Calibration.model_validate(from_json(read_file(path).decode()))
     except OSError as error:
         raise RecordsError(f"The calibration {path} cannot be read: {error.strerror}.", hint=hint) from error
     except ValidationError as error:
@@ -178,45 +159,36 @@ def read_calibration(path: Path) -> Calibration:
 def find_calibration(
     folders: Iterable[Path], draft: str, target: str | None, names: str, given: Calibration | None = None
 ) -> Calibration:
-    """The calibration of a pair: the `given` one, else from `folders` or shipped; `names` is for the message.
+    """The calibration of a pair called `names`: the `given` one, else from `folders` or shipped.
 
     One that was made with exactly this target goes before one that only has its name. Raises OptionError if none fits.
     """
-    if given:
-        _check_fits(given, draft, target, names)
+    if given and given.fits(draft, target):
         return given
+    if given:
+        raise OptionError(
+            f"This calibration was made for {given.draft.name} and {given.target.name}; it does not fit {names}, "
+            "because the models or their weights differ.",
+            hint=f"{_way_to_make(target)}.",
+        )
     broken: RecordsError | None = None
-    namesake: Calibration | None = None
+    found = list[Calibration]()
     for path in (path for folder in (*folders, _SHIPPED) for path in sorted(folder.glob("*.json"))):
         try:
-            calibration = read_calibration(path)
+            found.append(read_calibration(path))
         except RecordsError as error:
             broken = error  # it may be of another pair
-            continue
-        if calibration.fits(draft, target):
-            if target in (None, calibration.target.fingerprint):
-                return calibration
-            namesake = namesake or calibration
-    if namesake:
-        return namesake
+    if fitting := [each for each in found if each.fits(draft, target)]:
+        return min(fitting, key=lambda each: target not in (None, each.target.fingerprint))
     if broken:
         raise broken
     raise OptionError(f"There is no calibration for {names}.", hint=f"{_way_to_make(target)}, or use --mode quality.")
 
 
 def _way_to_make(target: str | None) -> str:
-    """How a calibration for a target is made; a model on a server without skydraft gives no texts to `calibrate`."""
+    # A model on a server without skydraft gives no texts to `calibrate`.
     at_server = "Collect answers with --learn DIR and run: skydraft learn calibrate DIR"
     return at_server if target is not None and is_named(target) else _MAKE_ONE
-
-
-def _check_fits(calibration: Calibration, draft: str, target: str | None, names: str) -> None:
-    if not calibration.fits(draft, target):
-        raise OptionError(
-            f"This calibration was made for {calibration.draft.name} and {calibration.target.name}; it does not fit "
-            f"{names}, because the models or their weights differ.",
-            hint=f"{_way_to_make(target)}.",
-        )
 
 
 def bin_of(signals: Signals) -> int:
@@ -230,26 +202,26 @@ def risks_of(risks: Sequence[float], signals: Iterable[Signals]) -> list[float]:
     return found
 
 
-def first_guess() -> tuple[list[float], list[float]]:
-    """(judged tokens, wrong tokens) of each bin, before there are any."""
-    return [_PRIOR] * NUM_BINS, [_PRIOR * (1 - middle) * 0.8 for middle in _MIDDLES]
+class BinShares:
+    """The share of tokens of which something holds, in bins: `priors` at first, which stand for `weight` tokens.
+
+    Of more than `memory` tokens in a bin older ones fade, since a text may change its kind.
+    """
+
+    def __init__(self, priors: Sequence[float], weight: float, memory: float = math.inf) -> None:
+        self._nums = [weight] * len(priors)
+        self._holding = [weight * prior for prior in priors]
+        self._memory = memory
+
+    def of(self, at: int) -> float:
+        return self._holding[at] / self._nums[at]
+
+    def count(self, at: int, holds: bool) -> None:
+        fading = min(1.0, self._memory / (self._nums[at] + 1))
+        self._nums[at] = (self._nums[at] + 1) * fading
+        self._holding[at] = (self._holding[at] + holds) * fading
 
 
-class LearnedRisk:
-    """The chance in bins that count verdicts as they come."""
-
-    def __init__(self) -> None:
-        self._num_judged, self._num_wrong = first_guess()
-
-    def of(self, signals: Signals) -> float:
-        """The share of wrong tokens in the bin of this token."""
-        at = bin_of(signals)
-        return self._num_wrong[at] / self._num_judged[at]
-
-    def observe(self, judged: Sequence[Signals], num_accepted: int) -> None:
-        """Count the tokens of a verdict: the first `num_accepted` were accepted, the next one, if any, was not."""
-        for index, signals in enumerate(judged[: num_accepted + 1]):
-            at = bin_of(signals)
-            fading = min(1.0, _MEMORY / (self._num_judged[at] + 1))
-            self._num_judged[at] = (self._num_judged[at] + 1) * fading
-            self._num_wrong[at] = (self._num_wrong[at] + (index == num_accepted)) * fading
+def counted_risks(memory: float = math.inf) -> BinShares:
+    """The share of wrong tokens by `bin_of`, before any is counted."""
+    return BinShares([(1 - middle) * 0.8 for middle in _MIDDLES], _PRIOR, memory)

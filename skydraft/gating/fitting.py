@@ -1,7 +1,4 @@
-"""Fits a calibration: from labelled texts to the chance of disagreement, and from that to limits.
-
-A labelled text says for each token how sure the draft model was, and whether the target chose another token.
-"""
+"""Fits a calibration: from labelled texts to the chance of disagreement, and from that to limits."""
 
 from __future__ import annotations
 
@@ -18,13 +15,14 @@ import numpy.typing as npt
 from skydraft.errors import PromptError
 from skydraft.gating.calibration import (
     MAX_BLOCK,
+    NUM_BINS,
     Calibration,
     Curve,
     CurvePoint,
     Fitted,
     PairSide,
     bin_of,
-    first_guess,
+    counted_risks,
     risks_of,
 )
 from skydraft.gating.hand_back import HandBack, parse_hand_back
@@ -42,10 +40,7 @@ _CURVES = (
 
 @dataclass(frozen=True, slots=True)
 class LabelledText:
-    """One text by positions: how sure the draft model was, and whether the target disagreed with its choice.
-
-    `path` says which model wrote it.
-    """
+    """One text, written by the model `path`: at each place, whether the target disagreed with the draft model."""
 
     path: Literal["target", "draft"]
     signals: tuple[Signals, ...]
@@ -54,10 +49,9 @@ class LabelledText:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a gate gives along a text: tokens, disagreements left in it, calls, and what both models did for it.
+    """What a gate gives along a text: tokens, disagreements left in it, and calls.
 
-    `num_written` counts the tokens that the target wrote itself: corrections, bonus tokens and all after them.
-    `num_rows` are rows that it computed, after those of the prompt.
+    The target wrote `num_written` tokens itself, bonus tokens too, and computed `num_rows` after those of the prompt.
     """
 
     num_tokens: int
@@ -72,10 +66,9 @@ def walk(
     risks: Sequence[float], disagrees: Sequence[bool], limit: float, max_block: int = MAX_BLOCK,
     hand_back: HandBack = _NONE, *, ends: bool = True,
 ) -> Replay:  # fmt: skip
-    """Replay a calibrated gate along a recorded text.
+    """Replay a calibrated gate along a recorded text, which a real run leaves after a disagreement that was skipped.
 
-    A block ends where its risks add up to more than the limit, or, unless it `ends`, at its full length. A real run
-    leaves the recorded text after a disagreement that was skipped; `skydraft compare` runs it.
+    A block ends where its risks add up to more than the limit, or, unless it `ends`, at its full length.
     """
     base = num_wrong = num_calls = num_drafted = num_written = num_rows = 0
     while base < len(risks):
@@ -99,7 +92,6 @@ def walk(
 
 
 def _num_written_on(disagrees: Sequence[bool], hand_back: HandBack) -> int:
-    """Return how many of the tokens after a correction the target writes."""
     num_written = num_agreed = 0
     while num_written < len(disagrees) and not hand_back.is_over(num_written, num_agreed):
         num_agreed = 0 if disagrees[num_written] else num_agreed + 1
@@ -108,13 +100,11 @@ def _num_written_on(disagrees: Sequence[bool], hand_back: HandBack) -> int:
 
 
 def count_risks(texts: Iterable[LabelledText]) -> tuple[float, ...]:
-    """The share of disagreements in each bin of the top probability."""
-    num_judged, num_wrong = first_guess()
+    shares = counted_risks()
     for text in texts:
         for signals, wrong in zip(text.signals, text.disagrees, strict=True):
-            num_judged[bin_of(signals)] += 1
-            num_wrong[bin_of(signals)] += wrong
-    return tuple(max(round(wrong / judged, 5), 1e-5) for wrong, judged in zip(num_wrong, num_judged, strict=True))
+            shares.count(bin_of(signals), wrong)
+    return tuple(max(round(shares.of(at), 5), 1e-5) for at in range(NUM_BINS))
 
 
 def curve(
@@ -151,7 +141,7 @@ def curve(
 
 
 def _standard_error(walked: Sequence[Replay], wrong: float) -> float:
-    """Return the standard error over texts of the share of disagreements left: that of half a disagreement at least."""
+    """Standard error over texts of the share of disagreements left: that of half a disagreement at least."""
     num_tokens = sum(outcome.num_tokens for outcome in walked)
     squares = sum((outcome.num_wrong - wrong * outcome.num_tokens) ** 2 for outcome in walked)
     return max(math.sqrt(squares), 0.5) / num_tokens
@@ -166,7 +156,7 @@ def auroc(scores: npt.ArrayLike, disagrees: npt.ArrayLike) -> float:
 
 
 def agreement(texts: Iterable[LabelledText]) -> tuple[float, int]:
-    """Return (the share of tokens on which both models agree, the number of tokens)."""
+    """(the share of tokens on which both models agree, the number of tokens)"""
     flags = [wrong for text in texts for wrong in text.disagrees]
     return 1 - sum(flags) / max(len(flags), 1), len(flags)
 

@@ -1,6 +1,5 @@
 """Signals say how sure the draft model is of a token; gates decide by them which blocks go to the target.
 
-A `GateSpec` is the request of the user; a `Gate` made of it decides.
 To add a gate on one signal, add a line to `SIGNALS`; see CONTRIBUTING.md for the others.
 """
 
@@ -44,10 +43,7 @@ def measure(row: npt.NDArray[Any]) -> Signals:
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """The number after a gate's name: its unit, its highest value, and an example.
-
-    `is_unsure` says whether a token is too uncertain at that threshold; None if several tokens decide together.
-    """
+    """The number after a gate's name, and which tokens are too uncertain at it; None if several decide together."""
 
     unit: str
     highest: float
@@ -101,7 +97,6 @@ class GateSpec:
 
     @property
     def needs_signals(self) -> bool:
-        """Whether the draft model's uncertainty has to be measured for it."""
         return self.kind in SIGNALS
 
     def __str__(self) -> str:
@@ -112,11 +107,9 @@ class GateSpec:
 def parse_gate(text: str) -> GateSpec:
     """`always`, `never`, or `entropy:THETA`, `margin:M`, `prob:P`, `calibrated:AGREEMENT`, and content rules."""
     main, *rules = text.split("+")
-    kind, colon, value = main.partition(":")
+    kind, _, value = main.partition(":")
     if kind not in SIGNALS:
-        if colon:
-            raise _no_gate(text)
-        return GateSpec(kind, content_rules=tuple(rules))
+        return GateSpec(main, content_rules=tuple(rules))
     try:
         return GateSpec(kind, float(value), tuple(rules))
     except ValueError as error:
@@ -130,28 +123,23 @@ def _no_gate(text: str) -> OptionError:
 
 def _bad_threshold(kind: str, value: str) -> OptionError:
     known = SIGNALS[kind]
-    example = f"{kind}:{known.example}"
-    if not value:
-        return OptionError(f"The gate {kind} needs a threshold, for example {example}.")
     upper = "" if known.highest == math.inf else f" and at most {known.highest:g}"
     return OptionError(
         f"The threshold of the gate {kind} must be {known.unit}, at least 0{upper}, not '{value}'.",
-        hint=f"For example {example}.",
+        hint=f"For example {kind}:{known.example}.",
     )
 
 
 class Gate:
-    """The gate of a spec: `always`, `never`, one signal of the least certain token, or a test of a block `together`."""
+    """The gate of a spec; `together` tests the tokens of a block where its kind does not test each of them."""
 
     def __init__(self, spec: GateSpec, together: Callable[[Sequence[Signals]], bool] | None = None) -> None:
         self._spec, self._together = spec, together
 
     def is_unsure(self, signals: Sequence[Signals]) -> bool:
-        """Whether a block of tokens with these signals is too uncertain to be skipped."""
         if self._together:
             return self._together(signals)
-        signal = SIGNALS.get(self._spec.kind)
-        test = signal.is_unsure if signal else None
+        test = SIGNALS[self._spec.kind].is_unsure if self._spec.needs_signals else None
         return test is not None and any(test(token, self._spec.threshold) for token in signals)
 
     def reason(self, generated: TokenIds, num_seen: int, block: DraftBlock, vocab: Vocab) -> Reason:
@@ -195,11 +183,10 @@ def _matches_content(rules: Sequence[str], generated: TokenIds, block: DraftBloc
 
 
 def unverified_cycles(generated: Sequence[int], base: int, num_seen: int) -> list[int]:
-    """Lengths at which `generated` came to hold a cycle that reaches into generated[base:], unjudged by the target.
+    """Lengths at which `generated` came to hold a cycle that reaches into generated[base:].
 
-    No gate on uncertainty sees a cycle, since a model that repeats itself is confident (F6). A phrase of up to 8 tokens
-    is a cycle from its second copy on, a single token from four in a row. A cycle that was complete at `num_seen`, the
-    length that the target knows, is the target's own choice and is left out.
+    A model that repeats itself is confident (F6). A phrase of up to 8 tokens is a cycle from its second copy on, a
+    single token from four in a row. One that was complete at `num_seen` is the target's own choice, and is left out.
     """
     return [
         length
@@ -224,12 +211,10 @@ def _lengths(generated: Sequence[int], period: int, base: int) -> list[int]:
 
 
 def _is_primitive(phrase: Sequence[int]) -> bool:
-    """Whether the phrase has few distinct tokens and is not itself a shorter phrase repeated."""
     period = len(phrase)
     shorter = (part for part in range(1, period) if period % part == 0)
     return len(set(phrase)) <= MAX_DISTINCT and not any(phrase[part:] == phrase[:-part] for part in shorter)
 
 
 def num_cycles(generated: Sequence[int]) -> int:
-    """The number of cycles in a whole text: places where a run became a cycle."""
     return sum(len(_lengths(generated, period, 0)) for period in range(1, MAX_PERIOD + 1))

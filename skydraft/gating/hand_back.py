@@ -1,8 +1,4 @@
-"""Hand-back: how long the target writes on after it has corrected a draft.
-
-Every token that it writes is its own choice after that prefix, so this changes the cost of a text and which tokens the
-draft model may commit unverified, never what the target stands for.
-"""
+"""How long the target writes on after it has corrected a draft: each token is its own choice after that prefix."""
 
 from __future__ import annotations
 
@@ -35,7 +31,6 @@ class HandBack:
 
     @property
     def reads(self) -> bool:
-        """Whether the draft model reads along while the target writes."""
         return self.agreed > 0
 
     def is_over(self, num_written: int, num_agreed: int) -> bool:
@@ -49,7 +44,6 @@ class HandBack:
 
 
 def parse_hand_back(text: str | int) -> HandBack:
-    """`0`, `N`, `agree:M` or `text`. Raises OptionError."""
     name, colon, number = str(text).partition(":")
     if name == "text" and not colon:
         return HandBack(WRITE_ALL)

@@ -31,7 +31,7 @@ def cache_dir() -> Path:
 
 
 def model_path(model: KnownModel, cache: Path, end: str = "") -> Path:
-    """Where the checked file belongs; with `end` .partial or .lock, what is beside it meanwhile."""
+    """Of the checked file; with `end` .partial or .lock, of what is beside it meanwhile."""
     return cache / "models" / f"{model.file}{end}"
 
 
@@ -47,10 +47,7 @@ def sha256_of(path: Path) -> str:
 
 
 def settle(model: KnownModel, cache: Path, sha256: str) -> Path:
-    """Rename the `.partial` file into place if `sha256`, the hash of its bytes, is the published one.
-
-    Raises HashMismatch otherwise; then the `.partial` file is gone.
-    """
+    """Rename the `.partial` file into place. Raises HashMismatch for another hash; then the `.partial` file is gone."""
     partial = model_path(model, cache, ".partial")
     if sha256 != model.sha256:
         partial.unlink()
@@ -63,18 +60,14 @@ def settle(model: KnownModel, cache: Path, sha256: str) -> Path:
 
 
 def adopt(model: KnownModel, file: Path, cache: Path, require: Callable[[int], None]) -> Path:
-    """Hard-link `file` into the cache, or copy it if no link is possible; `file` itself does not change.
-
-    `require` raises NotEnoughDisk where so many bytes do not fit. Raises HashMismatch if it is not the published file.
-    """
+    """Link or copy `file` into the cache, if `require` lets so many bytes. Raises HashMismatch for another file."""
     partial = model_path(model, cache, ".partial")
     partial.parent.mkdir(parents=True, exist_ok=True)
     partial.unlink(missing_ok=True)
     source = file.resolve()
     try:
         os.link(source, partial)
-    except OSError:
-        # Another disk, or a file system without links.
+    except OSError:  # another disk, or a file system without links
         require(model.bytes)
         shutil.copyfile(source, partial)
     return settle(model, cache, sha256_of(partial))

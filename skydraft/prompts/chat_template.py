@@ -45,13 +45,11 @@ _GROWING = frozenset((  # methods of texts, and filters
 
 
 def render(vocab: Vocab, messages: Sequence[Message], tools: Sequence[Any] = (), *, day: datetime | None = None) -> str:
-    """The text that asks for the next answer in the conversation; without a template, the text of a single question.
+    """The text that asks for the next answer, or ends with the last message, if it is open.
 
-    If the last message is open, the text ends with it.
-
-    `tools` are descriptions in OpenAI's form, for templates that use them; `day` is today by default. The template
-    places the BOS text. Raises PromptError for a conversation that the model does not take, BrokenModel for a template
-    that does not compile or fails.
+    Without a template, the text of a single question. `tools` are descriptions in OpenAI's form; `day` is today by
+    default. The template places the BOS text. Raises PromptError for a conversation that the model does not take,
+    BrokenModel for a template that does not compile or fails.
     """
     if not messages:
         raise PromptError("The conversation is empty.", hint="Give at least one user message.")
@@ -105,7 +103,7 @@ def _compiled(template: str) -> Template:
 
 
 class _Refusal(TemplateError):
-    """The error that a template raises by `raise_exception`."""
+    """What a template raises by `raise_exception`."""
 
 
 def _refuse(message: object) -> NoReturn:
@@ -151,8 +149,6 @@ class _PublicNamespace(Namespace):
 
 
 class _Budget:
-    """What one rendering may still do."""
-
     def __init__(self) -> None:
         self._left = _MAX_STEPS
 
@@ -253,7 +249,6 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return template
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """An operator whose result may be large."""
         if operator == "**":
             _check(operator, left, right, _CHARS_A_STEP)
         elif operator == "*" or (operator == "%" and isinstance(left, str)):
@@ -261,7 +256,6 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return _budget(context).weigh(super().call_binop(context, operator, left, right))
 
     def call(self, context: Context, obj: Any, /, *args: Any, **options: Any) -> Any:
-        """A call of a macro, a loop, a method or a function."""
         text = getattr(obj, "__self__", None)
         if isinstance(text, str) and obj.__name__ in _GROWING:
             args = tuple(list(each) if isinstance(each, Iterator) else each for each in args)

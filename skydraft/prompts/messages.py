@@ -18,8 +18,7 @@ class Message:
     """One turn of a conversation. `more` has further fields for chat templates, under OpenAI's names.
 
     `audio` are recordings by the user, heard before the words. An answer continues a message that `is_open`, which is
-    the last one and the assistant's. Raises PromptError for a role that no chat template knows, for audio in a message
-    of another role than user, and for an open message of another role.
+    the last one and the assistant's. Raises PromptError.
     """
 
     role: Role
@@ -38,7 +37,7 @@ class Message:
 
 
 def asked(prompt: str, system: str | None = None, audio: Audio | None = None) -> tuple[Message, ...]:
-    """The conversation of a single question. Raises PromptError for an empty question or system prompt."""
+    """The conversation of a single question. Raises PromptError where one is empty."""
     if not prompt.strip():
         raise PromptError("The prompt is empty.", hint="Give at least one word, or - to read it from stdin.")
     if system is not None and not system.strip():
@@ -56,10 +55,7 @@ def spoken(messages: tuple[Message, ...], audio: Audio | None) -> tuple[Message,
 
 
 def conversation(messages: Iterable[Mapping[str, Any] | Message]) -> tuple[Message, ...]:
-    """Messages written as in OpenAI's interface: {"role": ..., "content": ...}; "audio" may hold an Audio.
-
-    Raises PromptError.
-    """
+    """As in OpenAI's interface, {"role": ..., "content": ...}; "audio" may hold an Audio. Raises PromptError."""
     if isinstance(messages, Mapping | str | bytes):
         raise PromptError("A conversation is a list of messages.", hint='Write [{"role": "user", "content": "..."}].')
     return tuple(each if isinstance(each, Message) else _message(number, each) for number, each in enumerate(messages))

@@ -48,9 +48,8 @@ def prompt_ids(
     """The tokens that ask for an answer to `messages`: through the chat template, or their bare text where `raw`.
 
     Special tokens are the template's own marks, speech, and those that a bare text writes out (for FIM, for example).
-
-    `audio_ids` are the tokens of each recording, in order; they go before the words of its message. Without them only
-    the words are read. `tools` are for the template. Raises ContextExceeded, soon, for far more than `most` tokens.
+    `audio_ids` are the tokens of each recording, in order; without them only the words are read. Raises
+    ContextExceeded, soon, for far more than `most` tokens.
     """
     said, ids, cut = list(messages), iter(audio_ids), ""
     if not raw:
@@ -90,7 +89,6 @@ def _cut_marks(vocab: Vocab, messages: Seq[Message], tools: Seq[Any]) -> tuple[l
 
 
 def _changed(value: Any, change: Callable[[str], str]) -> Any:
-    """A JSON value with all its strings changed, keys too."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
@@ -127,10 +125,7 @@ def check_length(vocab: Vocab, text: str, most: int) -> None:
 
 
 def beginning_ids(vocab: Vocab) -> tuple[int, ...]:
-    """The tokens with which the chat template begins every prompt of a single question, before the question's text.
-
-    They are the same on any day. Empty if they are too few to matter.
-    """
+    """How the chat template begins every prompt of a single question, on any day. Empty if too short to matter."""
     try:
         texts = [render(vocab, [Message("user", text)], day=day) for text, day in product(_TEXTS, _DAYS)]
     except SkydraftError:  # the template takes no single question
@@ -144,10 +139,7 @@ def read_prompt(
     reader: Engine, messages: Seq[Message], *, raw: bool = False, share: ShareAudio = "features",
     tools: Seq[Any] = (),
 ) -> PromptPair:  # fmt: skip
-    """The prompts of both sides for `messages`; `reader` makes the features of their speech.
-
-    With `share` "none" the target reads only the words. Raises PromptError if `reader` takes no audio.
-    """
+    """`reader` makes features of speech; with `share` "none" the target reads only the words. Raises PromptError."""
     unheard = Prompt(prompt_ids(reader.vocab, messages, raw=raw, tools=tools, most=reader.context_len))
     recordings = [audio for message in messages for audio in message.audio]
     if not recordings:

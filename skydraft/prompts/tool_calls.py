@@ -48,15 +48,12 @@ Called: TypeAlias = tuple[str, str]  # a name, and arguments as JSON with sorted
 
 
 def writes_calls(chat_template: str | None) -> bool:
-    """Whether a model with this template was trained to call tools in this format."""
+    """Whether a model with this template was trained to do so."""
     return chat_template is not None and "tools" in chat_template and _BEGIN in chat_template
 
 
 def as_objects(tool_calls: Seq[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Calls of an earlier turn with their arguments as objects, which templates write as JSON.
-
-    OpenAI's messages have arguments as JSON in a string. A string that is not JSON, or not of whole characters, stays.
-    """
+    """With arguments as objects, which templates write as JSON; a string that is no JSON of whole characters stays."""
     return [{**call, "function": _with_object(call["function"])} for call in tool_calls]
 
 
@@ -89,8 +86,8 @@ def _result_ids(messages: Seq[Message]) -> set[str | None]:
 def may_answer(messages: Seq[Message]) -> list[Message]:
     """The conversation for an answer that may call a tool and need not, with a system prompt that says so.
 
-    With the template's own, small models for code call a tool for nearly every question, also for one that no tool
-    answers. A conversation with a system prompt stays as it is, and so do results: with this they repeat them.
+    With the template's own, small models for code call a tool for nearly every question. A conversation with a system
+    prompt stays as it is, and so do results: with this they repeat them.
     """
     has_own = any(message.role == "system" for message in messages)
     return list(messages) if has_own or answered_calls(messages) else [Message("system", _MAY_ANSWER), *messages]
@@ -158,10 +155,7 @@ def _for_lark(schema: str) -> str:
 
 
 class Reader:
-    """Splits a text, while it arrives, into calls and the text around them.
-
-    With `single` it reads nothing after the first call.
-    """
+    """Splits a text, while it arrives, into calls and text. With `single` it reads nothing after the first call."""
 
     def __init__(self, *, single: bool = False) -> None:
         self._held = ""
@@ -171,7 +165,6 @@ class Reader:
 
     @property
     def is_done(self) -> bool:
-        """Whether the only call that the text may have is whole."""
         return self._single and self._num_calls > 0
 
     @property
@@ -179,7 +172,7 @@ class Reader:
         return self._has_repeated and not self._num_calls
 
     def push(self, text: str) -> list[Piece]:
-        """Add `text`; returns the pieces that are now certain, in its order."""
+        """Returns the pieces that are now certain."""
         self._held += text
         said: list[Piece] = []
         while not self.is_done and self._read_on(said):
@@ -283,7 +276,7 @@ class CallReader(Reader):
 
 
 class _Object:
-    """A JSON object that is being read, from `start` to `at`. `closing` ends the marks or the fence around it."""
+    """One that is being read, from `start` to `at`. `closing` ends the marks or the fence around it."""
 
     def __init__(self, start: int, closing: str) -> None:
         self.start = self.at = start
@@ -361,6 +354,6 @@ class EnforcedReader(Reader):
 
 
 def _num_suspect(text: str, mark: str) -> int:
-    """Length of the longest end of `text` that begins `mark`."""
+    """How long an end of `text` begins `mark`."""
     longest = min(len(mark) - 1, len(text))
     return next((length for length in range(longest, 0, -1) if mark.startswith(text[-length:])), 0)

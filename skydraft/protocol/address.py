@@ -15,7 +15,6 @@ _EXAMPLE = (
 
 
 def is_loopback(host: str) -> bool:
-    """Whether connections to this host stay on this machine."""
     number = _ip(host)
     return number.is_loopback if number else host == "localhost"
 
@@ -45,14 +44,10 @@ def parse_address(text: str) -> tuple[str, int]:
 
 def parse_addresses(text: str) -> list[str]:
     """HOST:PORT of each server of a comma-separated list. Raises OptionError, also for a repeated server."""
-    entries = [entry.strip() for entry in text.split(",")]
-    if len(entries) > 1 and not all(entries):
-        told = without_password(text)
-        raise OptionError(f"'{told}' has nothing between two commas, or at an end.", hint="Write HOST:PORT,HOST:PORT.")
-    servers = [parse_address(entry) for entry in entries]
+    servers = [parse_address(entry.strip()) for entry in text.split(",")]
     places = [(str(_ip(host) or host.lower()), port) for host, port in servers]  # one spelling for each
-    for number, (host, port) in enumerate(servers):
-        if places[number] in places[:number]:
+    for host, port in places:
+        if places.count((host, port)) > 1:
             raise OptionError(f"{host}:{port} is in the list twice.", hint="Name each server once.")
     return [f"{host}:{port}" for host, port in servers]
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from google.protobuf.message import DecodeError, EncodeError
+from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from skydraft.config import DecodingParams
+from skydraft.config import DecodingParams, Execution
 from skydraft.errors import GrammarRefused, LimitExceeded, OptionError, ProtocolError
 from skydraft.protocol import verifier_pb2 as pb
 from skydraft.protocol.values import (
@@ -32,27 +32,13 @@ from skydraft.protocol.values import (
 )
 from skydraft.types import Cost, FinishReason, Media, Prompt, Verdict
 
-FINGERPRINT_DIGITS = 16
-UNKNOWN_OPTION = "it has a decoding option that this older version does not know"  # the edge knows it by these words
 _MAX_ID = 2**31 - 1
-_MAX_RECORDINGS = 256
-_MAX_LISTED = 4096  # stop strings, or biases: longer lists are refused unread; a server may accept far fewer
-_FINISH: dict[FinishReason | None, pb.Finish] = {
-    None: pb.FINISH_NONE,
-    "eos": pb.FINISH_EOS,
-    "stop_string": pb.FINISH_STOP_STRING,
-    "sentences": pb.FINISH_SENTENCES,
-    "length": pb.FINISH_LENGTH,
-}
-_FINISH_OF = {number: reason for reason, number in _FINISH.items()}
-_EXECUTIONS: dict[str, pb.Execution] = {"exact": pb.EXECUTION_EXACT, "throughput": pb.EXECUTION_THROUGHPUT}
-_EXECUTION_OF = {number: name for name, number in _EXECUTIONS.items()}
+_FINISHES: dict[int, FinishReason | None] = {0: None, 1: "eos", 2: "stop_string", 3: "sentences", 4: "length"}
+_EXECUTIONS: dict[int, Execution] = {1: "exact", 2: "throughput"}
 _AS_THEY_ARE = (
     "version", "model", "vocab_size", "context_len", "max_rows", "max_block", "max_sessions", "num_sessions",
     "invariant_rows", "weights",
 )  # fmt: skip
-_PARAM_NAMES = tuple(field.name for field in fields(DecodingParams))
-_DEFAULT_PARAMS = DecodingParams()
 
 
 def digest(*token_ids: npt.NDArray[np.int32]) -> int:
@@ -61,7 +47,7 @@ def digest(*token_ids: npt.NDArray[np.int32]) -> int:
 
 
 def short_fingerprint(fingerprint: str) -> str:
-    return fingerprint[:FINGERPRINT_DIGITS]
+    return fingerprint[:16]
 
 
 @contextmanager
@@ -75,15 +61,6 @@ def reading(kind: str) -> Iterator[None]:
         raise ProtocolError(f"This is no valid {kind}: {error}") from error
 
 
-@contextmanager
-def sending() -> Iterator[None]:
-    """What cannot be put into a message becomes a ProtocolError."""
-    try:
-        yield
-    except (EncodeError, ValueError, TypeError) as error:
-        raise ProtocolError(f"This cannot be sent: {error}") from error
-
-
 def _checked(token_ids: Any, most: int = _MAX_ID) -> tuple[int, ...]:
     if len(token_ids) > most:  # before each id becomes an object, the slowest part
         raise LimitExceeded(f"{len(token_ids)} tokens do not fit in the context of {most}.")
@@ -94,8 +71,7 @@ def _checked(token_ids: Any, most: int = _MAX_ID) -> tuple[int, ...]:
 
 
 def _params_message(params: DecodingParams) -> pb.DecodingParams:
-    given = {name: getattr(params, name) for name in _PARAM_NAMES}
-    changed = {name: value for name, value in given.items() if value != getattr(_DEFAULT_PARAMS, name)}
+    changed = {each.name: value for each in fields(params) if (value := getattr(params, each.name)) != each.default}
     if params.logit_bias:
         changed["logit_bias"] = [pb.LogitBias(token_id=token_id, bias=bias) for token_id, bias in params.logit_bias]
     return pb.DecodingParams(**changed)
@@ -103,9 +79,15 @@ def _params_message(params: DecodingParams) -> pb.DecodingParams:
 
 def _read_params(message: pb.DecodingParams) -> DecodingParams:
     if len(UnknownFieldSet(message)):  # to ignore an option would change tokens silently
-        raise ValueError(f"{UNKNOWN_OPTION}; upgrade it")
-    if max(len(message.stop), len(message.logit_bias), len(message.stop_token_ids)) > _MAX_LISTED:
-        raise LimitExceeded(f"There are more than {_MAX_LISTED} stop strings, stop tokens, or biased tokens.")
+        raise ValueError("it has a decoding option that this older version does not know; upgrade it")
+    for what, size, most in (
+        ("stop strings", len(message.stop), 64),
+        ("characters in stop strings", sum(map(len, message.stop)), 4096),
+        ("biased tokens", len(message.logit_bias), 1024),
+        ("stop tokens", len(message.stop_token_ids), 1024),
+    ):
+        if size > most:
+            raise LimitExceeded(f"There are {size} {what}; a server accepts up to {most}.")
     given = {field.name: value for field, value in message.ListFields()}
     given |= {name: tuple(given[name]) for name in ("stop", "stop_token_ids") if name in given}
     if "logit_bias" in given:
@@ -114,20 +96,23 @@ def _read_params(message: pb.DecodingParams) -> DecodingParams:
 
 
 def _opening_message(opening: Opening) -> pb.Opening:
-    return pb.Opening(
-        fingerprint=bytes.fromhex(opening.fingerprint),
-        prompt_ids=opening.prompt.token_ids,
-        committed_ids=opening.committed_ids,
-        params=_params_message(opening.params) if opening.params != _DEFAULT_PARAMS else None,
-        top=opening.top,
-        cache_scope=opening.cache_scope,
-        target=_target_message(opening.target),
-        media=map(_media_message, opening.prompt.media),
-    )
+    """Raises ProtocolError for texts that no message can hold, such as half of a character."""
+    try:
+        return pb.Opening(
+            fingerprint=bytes.fromhex(opening.fingerprint),
+            prompt_ids=opening.prompt.token_ids,
+            committed_ids=opening.committed_ids,
+            params=_params_message(opening.params) if opening.params != DecodingParams() else None,
+            top=opening.top,
+            cache_scope=opening.cache_scope,
+            target=_target_message(opening.target),
+            media=map(_media_message, opening.prompt.media),
+        )
+    except (ValueError, TypeError) as error:
+        raise ProtocolError(f"This cannot be sent: {error}") from error
 
 
 def target_id(weights: str, execution: str, context_len: int) -> TargetId:
-    """The identity of a target in openings, from the fields of its GetInfo reply."""
     return TargetId(hashlib.sha256(f"{weights} {execution}".encode()).hexdigest()[:8], context_len)
 
 
@@ -136,11 +121,8 @@ def _target_message(target: TargetId | None) -> pb.TargetId | None:
 
 
 def _read_target(message: Any) -> TargetId | None:
-    if not message.HasField("target"):
-        return None
-    if len(message.target.weights) != 4:
-        raise ValueError("it names no target")
-    return TargetId(message.target.weights.hex(), message.target.context_len)
+    target = message.target
+    return TargetId(target.weights.hex(), target.context_len) if message.HasField("target") else None
 
 
 def _media_message(media: Media) -> pb.Media:
@@ -148,7 +130,6 @@ def _media_message(media: Media) -> pb.Media:
 
 
 def media_bytes(opening: Opening) -> int:
-    """Of speech features."""
     return sum(2 * media.features.size for media in opening.prompt.media)
 
 
@@ -160,7 +141,7 @@ def _read_media(message: pb.Media) -> Media:
 
 
 def _read_opening(message: pb.Opening, most: int) -> Opening:
-    if len(message.media) > _MAX_RECORDINGS:
+    if len(message.media) > 256:
         raise ValueError(f"{len(message.media)} recordings are too many")
     return Opening(
         fingerprint=message.fingerprint.hex(),
@@ -185,22 +166,17 @@ def _cost_list(cost: Cost) -> list[int]:
 
 
 def _read_cost(numbers: Sequence[int]) -> Cost:
-    num_parts = 3 + len(_TIMES)
-    if len(numbers) > num_parts:
-        raise ValueError(f"a cost has no {len(numbers)} parts")
-    num_extra, num_rows, *times, num_cached = (*numbers, *(0,) * (num_parts - len(numbers)))
+    num_extra, num_rows, *times, num_cached = (*numbers, *(0,) * (3 + len(_TIMES) - len(numbers)))
     known = {name: time / 100 for name, time in zip(_TIMES, times, strict=True)}
     return Cost(num_extra + (num_rows > 0), num_rows, num_cached=num_cached, **known)
 
 
-@sending()
 def encode_open(call: OpenCall) -> bytes:
-    opening = _opening_message(call.opening)
-    request = pb.SessionRequest(session=call.session, epoch=call.epoch, opening=opening, action=pb.ACTION_OPEN)
-    return request.SerializeToString()
+    return pb.SessionRequest(
+        session=call.session, epoch=call.epoch, opening=_opening_message(call.opening), action=pb.ACTION_OPEN
+    ).SerializeToString()
 
 
-@sending()
 def encode_verify(call: VerifyCall) -> bytes:
     return pb.SessionRequest(
         session=call.session,
@@ -214,12 +190,10 @@ def encode_verify(call: VerifyCall) -> bytes:
     ).SerializeToString()
 
 
-@sending()
 def encode_stop(call: StopCall) -> bytes:
     return pb.SessionRequest(base=call.base, action=pb.ACTION_STOP).SerializeToString()
 
 
-@sending()
 def encode_close(session: int) -> bytes:
     """`session` is 0 in a stream that has named the session."""
     return pb.SessionRequest(session=session, action=pb.ACTION_CLOSE).SerializeToString()
@@ -227,10 +201,7 @@ def encode_close(session: int) -> bytes:
 
 @reading("SessionRequest")
 def decode_call(data: bytes, session: int, most: int = _MAX_ID) -> Call:
-    """The request of an edge's message. `session` is the session of the stream, 0 before its first message.
-
-    Raises LimitExceeded for lists of more than `most` tokens.
-    """
+    """`session` is that of the stream, 0 before its first message. Raises LimitExceeded for more than `most` tokens."""
     message = pb.SessionRequest.FromString(data)
     if session and message.session not in (0, session):
         raise ValueError(f"this stream is about session {session}, and none but that")
@@ -274,11 +245,10 @@ def stopped_base(data: bytes) -> int | None:
     return message.base if message.action == pb.ACTION_STOP else None
 
 
-@sending()
 def encode_opened(opened: Opened, target: TargetId | None = None) -> bytes:
     """`target` is given if the opening named none."""
-    reply = pb.SessionReply(base=opened.base, cost=_cost_list(opened.cost), target=_target_message(target))
-    return reply.SerializeToString()
+    cost = _cost_list(opened.cost)
+    return pb.SessionReply(base=opened.base, cost=cost, target=_target_message(target)).SerializeToString()
 
 
 @reading("SessionReply")
@@ -287,17 +257,13 @@ def decode_opened(data: bytes) -> Opened:
     return Opened(message.base, _read_cost(message.cost))
 
 
-@sending()
 def encode_verdict(verdict: Verdict, target: TargetId | None = None, *, is_last: bool = False) -> bytes:
-    """`target` is given if the call opened the session and named none.
-
-    `is_last` marks the verdict of a call that let the target write, if the target writes nothing.
-    """
+    """`target` is as in `encode_opened`. `is_last` marks a verdict after which the target might have written."""
     return pb.SessionReply(
         base=verdict.base,
         num_accepted=verdict.num_accepted,
         token_id=verdict.token_id,
-        finish=_FINISH[verdict.finish],
+        finish=f"FINISH_{verdict.finish}".upper(),
         audit=np.packbits(np.array(verdict.audit, bool)).tobytes(),
         cost=_cost_list(verdict.cost),
         target=_target_message(target),
@@ -307,23 +273,22 @@ def encode_verdict(verdict: Verdict, target: TargetId | None = None, *, is_last:
 
 @reading("SessionReply")
 def decode_verdict(data: bytes, num_audited: int) -> tuple[Verdict, bool]:
-    """(verdict, whether it is marked as the last reply), from the reply to a block with `num_audited` catch-up ids."""
+    """(verdict, whether it is marked as the last reply), in answer to a block with `num_audited` catch-up ids."""
     message = pb.SessionReply.FromString(data)
     bits = np.unpackbits(np.frombuffer(message.audit, np.uint8)).astype(bool)
     if len(message.audit) != -(-num_audited // 8) or bits[num_audited:].any():
         raise ValueError(f"it has {len(message.audit)} bytes of audit for {num_audited} tokens")
     token_id = _checked([message.token_id])[0] if message.HasField("token_id") else None
     audit, cost = tuple(bits[:num_audited].tolist()), _read_cost(message.cost)
-    verdict = Verdict(message.base, message.num_accepted, token_id, _FINISH_OF[message.finish], audit, cost)
+    verdict = Verdict(message.base, message.num_accepted, token_id, _FINISHES[message.finish], audit, cost)
     return verdict, message.last
 
 
-@sending()
 def encode_written(written: Written) -> bytes:
     return pb.SessionReply(
         base=written.base,
         written_ids=written.token_ids,
-        finish=_FINISH[written.finish],
+        finish=f"FINISH_{written.finish}".upper(),
         cost=_cost_list(written.cost),
         last=written.is_last,
     ).SerializeToString()
@@ -336,7 +301,7 @@ def decode_written(data: bytes) -> Written:
     if not message.written_ids and not message.last:
         raise ValueError("it holds no tokens")
     cost = _read_cost(message.cost)
-    return Written(message.base, _checked(message.written_ids), _FINISH_OF[message.finish], message.last, cost)
+    return Written(message.base, _checked(message.written_ids), _FINISHES[message.finish], message.last, cost)
 
 
 @reading("SessionReply")
@@ -344,11 +309,10 @@ def decode_target(data: bytes) -> TargetId | None:
     return _read_target(pb.SessionReply.FromString(data))
 
 
-@sending()
 def encode_info(info: ServerInfo) -> bytes:
     return pb.GetInfoReply(
         fingerprint=bytes.fromhex(info.fingerprint),
-        execution=_EXECUTIONS[info.execution],
+        execution=f"EXECUTION_{info.execution}".upper(),
         forward_us=[round(ms * 1e3) for ms in info.forward_ms],
         **{name: getattr(info, name) for name in _AS_THEY_ARE},
     ).SerializeToString()
@@ -362,7 +326,7 @@ def decode_info(data: bytes) -> ServerInfo:
         raise ValueError("a size or a time is 0")
     return ServerInfo(
         fingerprint=message.fingerprint.hex(),
-        execution=_EXECUTION_OF[message.execution],  # type: ignore[arg-type]  # keys of a table of literals
+        execution=_EXECUTIONS[message.execution],
         forward_ms=tuple(us / 1e3 for us in message.forward_us),
         **{name: getattr(message, name) for name in _AS_THEY_ARE},
     )

@@ -16,8 +16,6 @@ from skydraft.errors import SkydraftError
 from skydraft.protocol.values import SERVICE
 
 _DOMAIN = "skydraft"
-
-
 # Statuses of gRPC itself, or of another server, that name none of our errors.
 _BY_CODE: dict[grpc.StatusCode, type[SkydraftError]] = {
     grpc.StatusCode.UNAVAILABLE: errors.CloudLost,
@@ -56,7 +54,6 @@ _BY_REASON = {_reason(kind): kind for kind in _tree(SkydraftError)}
 
 
 def to_status(error: SkydraftError) -> Any:
-    """The grpc.Status with which a server ends a call."""
     info = error_details_pb2.ErrorInfo(reason=_reason(type(error)), domain=_DOMAIN)
     if isinstance(error, errors.BaseMismatch):
         info.metadata["base"], info.metadata["length"] = str(error.base), str(error.length)
@@ -70,10 +67,7 @@ def to_status(error: SkydraftError) -> Any:
 
 
 def from_rpc(rpc: Any) -> SkydraftError:
-    """The error of a failed call. `rpc` is a grpc.RpcError that is also a grpc.Call.
-
-    The server's text becomes one line without control characters, since it is shown and logged.
-    """
+    """`rpc` is a grpc.RpcError that is also a grpc.Call. Its text becomes one line without control characters."""
     text = one_line(rpc.details() or "") or "no reason given"
     info, delay_s = _details(rpc)
     kind = _BY_REASON.get(info.reason) if info.domain == _DOMAIN else None

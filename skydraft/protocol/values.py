@@ -15,12 +15,10 @@ MAX_SESSION = 2**21 - 1  # three bytes on the wire
 # the connection's window is not renewed with each message before 48 kB have come.
 FEW_FRAMES = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 16 * 1024))
 
-TokenTuple = tuple[int, ...]
-
 
 @dataclass(frozen=True, slots=True)
 class TargetId:
-    """The identity of a target: 8 hex digits of its weights and execution, and its context length in tokens."""
+    """The identity of a target; `weights` are 8 hex digits of its weights and execution."""
 
     weights: str
     context_len: int
@@ -42,7 +40,7 @@ class Opening:
 
     fingerprint: str
     prompt: Prompt
-    committed_ids: TokenTuple = ()
+    committed_ids: tuple[int, ...] = ()
     params: DecodingParams = field(default_factory=DecodingParams)
     top: int = 0
     cache_scope: str = ""
@@ -50,7 +48,6 @@ class Opening:
 
     @property
     def num_ids(self) -> int:
-        """Prompt and committed tokens: the rows that the opening takes."""
         return len(self.prompt.token_ids) + len(self.committed_ids)
 
     def begins_like(self, other: Opening) -> bool:
@@ -60,8 +57,6 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class OpenCall:
-    """`opening` begins epoch `epoch` of session `session`."""
-
     kind: ClassVar[str] = "open"
     session: int
     epoch: int
@@ -69,26 +64,22 @@ class OpenCall:
 
     @property
     def num_rows(self) -> int:
-        """The most rows of the target that this call may take."""
         return self.opening.num_ids
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyCall:
-    """Asks for the verdict on `draft_ids` after `base` generated tokens, the last of which are `catch_up_ids`.
-
-    After the verdict the target may write `write` more tokens.
-    """
+    """Asks for the verdict on `draft_ids` after `base` generated tokens, the last of which are `catch_up_ids`."""
 
     kind: ClassVar[str] = "verify"
     session: int
     epoch: int
     base: int
-    catch_up_ids: TokenTuple
-    draft_ids: TokenTuple
+    catch_up_ids: tuple[int, ...]
+    draft_ids: tuple[int, ...]
     digest: int
     opening: Opening | None = None
-    write: int = 0
+    write: int = 0  # tokens that the target may write after the verdict
 
     @property
     def block(self) -> DraftBlock:
@@ -128,7 +119,7 @@ class Written:
     """Tokens that the target wrote after a verdict; they follow `base` generated tokens."""
 
     base: int
-    token_ids: TokenTuple
+    token_ids: tuple[int, ...]
     finish: FinishReason | None = None
     is_last: bool = False
     cost: Cost = field(default_factory=Cost)

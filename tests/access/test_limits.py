@@ -46,12 +46,6 @@ def test_rows_are_spent(rate: float, steps: list[tuple[float, str, int, float]])
         assert refused_for(budget, label, num_rows) == pytest.approx(refused_s)
 
 
-def test_what_is_charged_is_taken_whatever_is_there_and_says_how_long_to_wait() -> None:
-    budget = RowBudget(100, Clock())
-    assert [budget.charge("ann", num) for num in (199, 51, 50)] == pytest.approx([0, 0.51, 1.01])  # and remembered
-    assert refused_for(budget, "ann", 1) == pytest.approx(1.01)
-
-
 @law(50)
 @given(
     st.sampled_from([1.0, 30.0, 500.0]),

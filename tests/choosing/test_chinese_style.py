@@ -31,11 +31,8 @@ def banned(written, **options):
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
-        ([], set()),
-        (["员"], {"员"}),
-        *((written, {"我", "我们"}) for written in (["我"], ["，我"])),  # merged tokens end in a character, too
-        (["在"], {"在", " 在"}),
-        *((written, set()) for written in (["我们"], ["员", "，"], ["员", "a"], ["员", "\n"], ["，"], ["3"])),
+        (["，我"], {"我", "我们"}),  # merged tokens end in a character, too
+        (["员", "，"], set()),
         (["a", *YUAN], {"员"}),  # a character that was spelled in bytes
         ([*YUAN[:2]], set()),  # half a character is none
     ],
@@ -47,47 +44,31 @@ def test_no_adjacent_repeat(written, expected):
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
-        (["员", "在", "员"], {"在"}),
         (["员", "，", "在", "员"], {"在"}),  # F9: not through punctuation
         (["员", "a", "在", "3", "员"], {"在"}),  # nor through what is no content
-        ([], set()),
     ],
 )
 def test_content_ngrams_are_seen_through_punctuation(written, expected):
     assert banned(written, content_ngram_size=2) == expected
 
 
-@pytest.mark.parametrize(
-    ("written", "expected"),
-    [
-        (["员", "员", "，", "a", "3", "，我", "。"], {"员"}),  # F12: content alone, once
-        (["我们", " 在"], {"我们", " 在"}),
-        ([], set()),
-    ],
-)
-def test_the_content_penalty_falls_on_content_alone(written, expected):
-    changed = shifts(written, content_penalty=1.25)
-    assert {piece.decode() for piece in changed} == expected
-    assert set(changed.values()) <= {float(np.float32(1 / 1.25)) - 1} | {np.float32(0.8) - np.float32(1)}
+def test_the_content_penalty_falls_on_content_alone():
+    """F12: and once."""
+    changed = shifts(["员", "员", "，", "a", "3", "，我", "。"], content_penalty=1.25)
+    assert changed == {"员".encode(): float(np.float32(0.8) - np.float32(1))}
 
 
 COMMAS = {"，", "、", ",", "，我"}
-WIDE_COMMAS = COMMAS - {","}
 
 
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
-        ([], COMMAS),
-        *((written, set()) for written in (["我", "你", "他", "在"], ["我们", "在", "说"])),
-        *((["我们", "在", "说", mark], COMMAS) for mark in ("，", "。\n")),
+        (["我们", "在", "说"], set()),
         (["我们", "在", "说", "，我"], COMMAS),  # one character since the comma inside
-        (["我们", "在", "说", "，我", "你", "他", "大"], set()),
         (["我", "”", "你", "他", "在"], COMMAS),  # any punctuation starts the count again
-        (["我", "你", *YUAN[:1]], COMMAS),
         (["我", "你", "他", *YUAN[:1]], set()),  # the fourth has begun
-        *((written, WIDE_COMMAS) for written in (["我", "3"], ["3"], ["a"])),  # 3,000
-        (["3", " "], COMMAS),
+        (["我", "3"], COMMAS - {","}),  # 3,000
     ],
 )
 def test_commas_wait_for_four_characters(written, expected):
@@ -101,11 +82,9 @@ STOPS = {"。", "！", "？", "。\n", "？”", ".", ".g"}
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
-        ([], STOPS),
         (["我们", "在", "说", "高", "兴", "大"], STOPS),
         (["我们", "在", "说", "高", "兴", "大", "的"], set()),
         (["我", "3"], STOPS - {".", ".g"}),  # 3.5
-        (["e"], STOPS - {".", ".g"}),  # e.g
     ],
 )
 def test_full_stops_are_shifted_before_eight_characters(written, expected):

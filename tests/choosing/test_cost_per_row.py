@@ -74,12 +74,3 @@ def test_a_row_costs_after_16000_tokens_what_it_costs_after_4000(rule: str) -> N
             if long < 2.5 * short + 0.1:
                 break
         assert long < min(2.5 * short + 0.1, 20), (name, short, long)
-
-
-def test_a_text_of_16000_hostile_tokens_is_read_anew_in_time() -> None:
-    """After an eviction, or a restart."""
-    params = DecodingParams(sentences=MANY, min_new_tokens=MANY, max_new_tokens=MANY, repetition_penalty=1.1)
-    for name, tokens in HOSTILE.items():
-        generated = np.resize(np.array(tokens, np.int32), 16_000)
-        row = np.zeros(VOCAB.size, np.float32)
-        assert timed(lambda row=row, ids=generated: Chooser(params, VOCAB, 0).choose(row, ids)) < 20_000, name

@@ -132,39 +132,6 @@ def test_a_drafter_taken_at_its_word_is_rejected_at_the_same_level(name):
     assert min(p_values(counts, WARPERS["cool"]).values()) < SIGNIFICANCE
 
 
-def uniforms(seed: int, position: int, num_ids: int) -> np.ndarray:
-    return np.exp(-np.exp(-gumbel_noise(seed, position, np.arange(num_ids))))
-
-
-GRIDS = {
-    "token ids": lambda: uniforms(0, 0, 100_000),
-    "token ids, large seed and position": lambda: uniforms(2**64 - 1, 2**31, 100_000),
-    "positions": lambda: np.array([uniforms(7, position, 1)[0] for position in range(20_000)]),
-    "seeds": lambda: np.array([uniforms(seed, 5, 1)[0] for seed in range(20_000)]),
-    "seeds far apart": lambda: np.array([uniforms(seed << 44, 5, 1)[0] for seed in range(20_000)]),
-    "last id of a large vocabulary": lambda: np.exp(
-        -np.exp(-np.array([gumbel_noise(1, position, np.array([151_000]))[0] for position in range(5000)]))
-    ),
-}
-
-
-@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
-def test_the_noise_is_uniform_along_every_argument(grid):
-    values = grid()
-    assert stats.kstest(values, "uniform").pvalue > SIGNIFICANCE
-    assert len(np.unique(values)) == len(values)
-
-
-def test_neighbours_are_independent_in_every_direction():
-    """Correlation of uniforms at distance 1 and 2 along ids, positions, seeds and the diagonal between them."""
-    block = np.array([[uniforms(seed, position, 64) for position in range(40)] for seed in range(40)])
-    shifts = [shift for shift in itertools.product((-2, -1, 0, 1, 2), repeat=3) if any(shift)]
-    for shift in shifts:
-        rolled = np.roll(block, shift, axis=(0, 1, 2))
-        correlation = np.corrcoef(block.ravel(), rolled.ravel())[0, 1]
-        assert abs(correlation) < 5 / np.sqrt(block.size), (shift, correlation)
-
-
 @pytest.mark.parametrize(
     ("seed", "position", "token_id", "expected"),
     [

@@ -33,6 +33,6 @@ def refused(invoke: Invoke) -> Refused:
     def call(*args: str, says: str, status: int = 2) -> None:
         found, out, err = invoke(*args)
         assert (found, out) == (status, ""), err
-        assert says in err and err.startswith("skydraft: ") and err.count("\n") == 1
+        assert says in err and err.startswith("skydraft: ") and err.count("\n") == 1 and err.strip().isprintable()
 
     return call

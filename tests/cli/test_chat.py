@@ -6,11 +6,11 @@ import io
 import json
 import os
 import pty
+import re
 import select
 import subprocess
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from ..starting import command as skydraft_command
 from .conftest import Invoke
 
 TOYS = ["--edge-model", "toy:drift=0.2", "--cloud-model", "toy"]
-
 
 Talk = Callable[..., tuple[list[str], str]]
 
@@ -73,24 +72,22 @@ def test_a_saved_conversation_goes_on_and_generate_reads_it(tmp_path: Path, talk
 
 
 def test_retry_is_another_answer_to_the_same_question(tmp_path: Path, talk: Talk) -> None:
-    saved, same = tmp_path / "talk.json", "expect the same answer"
+    saved, same = tmp_path / "talk.json", "at temperature 0"
     _, err = talk("语速", "/retry", f"/save {saved}", options=("--temperature", "0.9", "--seed", "4", "-q"))
     question, reply = json.loads(saved.read_text())
     assert question == user("语速") and reply["content"] == answer([user("语速")], temperature=0.9, seed=5)
     assert same not in err and same in talk("语速", "/retry")[1]
-    for change in ("/mode lossless", "/system 慢"):
-        assert same not in talk("语速", change, "/retry")[1]
 
 
 def test_nonsense_gets_a_line_and_loses_nothing(tmp_path: Path, talk: Talk) -> None:
     saved = tmp_path / "talk.json"
     _, err = talk(
         "语速", "/nope", "/mode best", "/load /nowhere", "/save", "/mode", "/mode auto", "/retry", "/mode quality", "",
-        "   ", "语" * 5000, '"""/quit now"""', "\udcff", f"/save {saved}", "/history off", "/clear", "/retry", "/help",
+        "   ", "语" * 5000, '"""/quit now"""', "\udcff", f"/save {saved}", "/clear", "/retry", "/help",
         "/quit", "never asked",
     )  # fmt: skip
-    says = ("no command /nope", "no mode 'best'", "/nowhere cannot be read", "/save needs", "/mode needs", "/clear",
-            "no question", "no calibration", "only on a terminal")  # fmt: skip
+    says = ("no command /nope", "no mode 'best'", "/nowhere cannot be read", "/save needs a name",
+            "/mode needs a name", "/clear", "no question", "no calibration")  # fmt: skip
     assert all(each in err for each in says), err
     asked = [turn["content"] for turn in json.loads(saved.read_text())][::2]
     assert asked == ["语速", "/quit now", "\ufffd"]
@@ -111,49 +108,21 @@ def test_ctrl_c_ends_the_answer_and_not_the_conversation(tmp_path: Path) -> None
         preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
     )  # fmt: skip
     os.close(slave)
-    seen, end = "", time.monotonic() + 60
-
-    def read_more() -> None:
-        nonlocal seen
-        assert time.monotonic() < end, seen[-500:]
-        if select.select([master], [], [], 0.1)[0]:
-            seen += os.read(master, 65536).decode(errors="replace")
+    end = time.monotonic() + 60
 
     def read_until(what: str, times: int = 1) -> None:
-        while seen.count(what) < times:
-            read_more()
+        """Read on until the pattern was found so many times in what comes from now on."""
+        seen = ""
+        while len(re.findall(what, seen, re.DOTALL)) < times:
+            assert time.monotonic() < end, seen[-500:]
+            if select.select([master], [], [], 0.1)[0]:
+                seen += os.read(master, 65536).decode(errors="replace")
 
     read_until("> ")
     os.write(master, "语速\n".encode())
-    num_before = len(seen)
-    while len(seen[num_before:].strip()) < 20:  # some of the answer, after the question
-        read_more()
+    read_until(r"\S", 20)  # some of the answer, after the question
     os.write(master, b"\x03")
-    read_until("ended by interrupted")
-    read_until("> ", seen.count("> ") + 1 if not seen.rstrip().endswith(">") else seen.count("> "))
+    read_until("ended by interrupted.*> ")
     os.write(master, b"/quit\n")
     assert process.wait(30) == 0
     os.close(master)
-
-
-def test_a_terminal_says_what_it_keeps_and_can_stop_it(tmp_path: Path) -> None:
-    history = tmp_path / "chat_history"
-    for keeps in (False, True):
-        master, slave = pty.openpty()
-        with subprocess.Popen(
-            [skydraft_command(), "chat", *TOYS, "-n", "2"], stdin=slave, stdout=slave, stderr=slave,
-            env=os.environ | {"SKYDRAFT_HOME": str(tmp_path), "TERM": "dumb"}, start_new_session=True,
-        ) as process:  # fmt: skip
-            os.close(slave)
-            for line in ("before", f"/history {'on' if keeps else 'off'}", "secret", "/quit"):
-                os.write(master, f"{line}\n".encode())
-            seen = b""
-            with suppress(OSError):  # the terminal ends with its process
-                while part := os.read(master, 65536):
-                    seen += part
-            assert process.wait(30) == 0
-        os.close(master)
-        assert f"history on: typed lines are kept in {history}".encode() in seen
-        assert (b"history off: lines" in seen) != keeps
-        kept = history.read_text()
-        assert "before" in kept and ("secret" in kept) == keeps

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -66,44 +65,27 @@ def test_generate_over_a_link_prints_what_it_prints_in_one_process(invoke: Invok
     assert far["stats"]["bytes_up"] > 0 == near["stats"]["bytes_up"]
 
 
-def test_the_trace_tells_bytes_and_audits(invoke: Invoke, server: Serving, tmp_path: Path) -> None:
-    trace = tmp_path / "trace.jsonl"
-    invoke(
-        "generate", "你好", *EDGE, "--gate", "entropy:2.5", "--k", "2", "--cloud", server.address, "--trace", str(trace)
-    )
-    lines = [json.loads(line) for line in trace.read_text().splitlines()]
-    verified = [line for line in lines if line["outcome"] == "verified"]
-    assert all(line["link"]["bytes_up"] > 0 and line["link"]["rtt_ms"] > 0 for line in verified)
-    assert sum(len(line["audit"]) for line in verified) == sum(line["num_audited"] for line in verified) > 0
-
-
 def test_a_gated_run_without_its_cloud_says_so_once_and_succeeds(invoke: Invoke) -> None:
-    status, out, err = invoke(
-        "generate", "你好", *EDGE, "--gate", "entropy:0.1", "--cloud", "127.0.0.1:9", "--max-new-tokens", "20"
-    )
-    assert status == 0 and out.strip()
-    assert len(re.findall("going on alone", err)) == 1
-    status, _, err = invoke(
-        "generate", "你好", *EDGE, "--gate", "entropy:0.1", "--cloud", "127.0.0.1:9", "--require-cloud",
-        "--cloud-timeout", "0.3",
-    )  # fmt: skip
+    gated = ["generate", "你好", *EDGE, "--gate", "entropy:0.1", "-n", "20", "--cloud", "127.0.0.1:9"]
+    status, out, err = invoke(*gated)
+    assert status == 0 and out.strip() and err.count("going on alone") == 1
+    status, _, err = invoke(*gated, "--require-cloud", "--cloud-timeout", "0.3")
     assert status == 1 and "did not answer" in err
 
 
-@pytest.mark.parametrize("mode", ["quality", "fluency"])
 def test_a_gated_run_says_what_is_wrong_with_its_cloud_though_nothing_was_escalated(
-    invoke: Invoke, server: Serving, guarded: tuple[str, str], foreign: str, mode: str
+    invoke: Invoke, server: Serving, guarded: tuple[str, str], foreign: str
 ) -> None:
-    gate = ["--gate", "entropy:99", "-m", mode, "-n", "8", *EDGE]
-    status, _, err = invoke("generate", "你好", *gate, "--cloud", "127.0.0.1:9")
+    alone = ["generate", "你好", *EDGE, "-n", "8", "--gate", "entropy:99", "-m", "quality", "--cloud"]
+    status, _, err = invoke(*alone, "127.0.0.1:9")
     assert status == 0 and len(re.findall(r"127\.0\.0\.1:9 was not reached .*refused", err)) == 1
-    said = invoke("generate", "你好", *gate, "--cloud", guarded[0])[2]
+    said = invoke(*alone, guarded[0])[2]
     assert "cannot be used: " in said and "token" in said
-    status, _, err = invoke("generate", "你好", *gate, "--cloud", foreign)
+    status, _, err = invoke(*alone, foreign)
     assert status == 0 and "other tokens than the draft model" in err
-    status, _, err = invoke("generate", "你好", *EDGE, "-m", mode, "--gate", "entropy:0.1", "--cloud", foreign)
+    status, _, err = invoke("generate", "你好", *EDGE, "--gate", "entropy:0.1", "--cloud", foreign)
     assert status == 2 and "vocabulary" in err
-    assert invoke("generate", "你好", *gate, "-q", "--cloud", server.address)[2] == ""
+    assert invoke(*alone, server.address, "-q")[2] == ""
 
 
 def test_a_text_that_waits_for_a_lost_server_says_so(invoke: Invoke) -> None:
@@ -120,20 +102,18 @@ def test_the_doctor_says_at_once_that_a_connection_is_refused(invoke: Invoke, ad
     assert status == 1 and "refused" in " ".join(out.split()) and time.monotonic() - began < 10
 
 
-def test_the_doctor_looks_at_a_cloud_and_gives_a_verdict(invoke: Invoke, server: Serving) -> None:
-    status, out, err = invoke("doctor", "--cloud", server.address, *EDGE)
-    assert (status, err) == (0, "")
-    for part in ("round trip", "target, ms", "acceptance", "bytes a token", "draft model", "streaming", "verdict",
-                 "Nothing to repair"):  # fmt: skip
-        assert part in out
+def test_the_doctor_looks_at_each_cloud_and_gives_a_verdict(invoke: Invoke, server: Serving) -> None:
+    with serving(open_toy("toy")) as second:
+        status, out, err = invoke("doctor", "--cloud", f"{server.address},{second.address}", *EDGE)
+    assert (status, "skydraft:" in err) == (0, False)
+    parts = "round trip", "target, ms", "acceptance", "bytes a token", "draft model", "streaming", "verdict"
+    assert all(out.count(part) >= 2 for part in parts) and "Nothing to repair." in out
 
 
 def test_the_doctor_says_what_is_wrong_with_a_cloud(invoke: Invoke, guarded: tuple[str, str], foreign: str) -> None:
     address, token_file = guarded
-    for options, says in (
-        (["127.0.0.1:9", "--cloud-timeout", "0.3"], "cannot be used"), ([address], "token"), ([foreign], "vocabulary")
-    ):  # fmt: skip
-        status, out, _ = invoke("doctor", *EDGE, "--cloud", *options)
+    for cloud, says in ((address, "token"), (foreign, "vocabulary")):
+        status, out, _ = invoke("doctor", *EDGE, "--cloud", cloud)
         assert status == 1 and says in out
     assert invoke("doctor", "--cloud", address, "--cloud-token-file", token_file, *EDGE)[0] == 0
 
@@ -155,28 +135,12 @@ def test_serve_says_where_it_is_and_ends_cleanly(number: signal.Signals) -> None
 def test_doctor_asks_a_server_whether_it_answers_without_loading_a_model(invoke: Invoke, server: Serving) -> None:
     status, out, err = invoke("doctor", "--cloud", server.address, "--no-measure", "--edge-model", "no-such-model")
     assert status == 0 and "round trip" in out and "Nothing to repair." in out and "acceptance" not in out, err
-    status, out, _ = invoke("doctor", "--cloud", "localhost:1", "--no-measure", "--cloud-timeout", "0.5")
-    assert status == 1 and "To do: " in out
-
-
-def test_generate_takes_several_servers_one_of_which_is_not_there(invoke: Invoke, server: Serving) -> None:
-    common = ["generate", "你好", *EDGE, "--max-new-tokens", "20"]
-    near = invoke(*common, "--cloud-model", "toy", "-q")[1]
-    status, out, err = invoke(*common, "--cloud", f"127.0.0.1:9,{server.address}", "-q")
-    assert (status, out, "skydraft:" in err) == (0, near, False)
 
 
 def test_servers_with_other_models_are_named_by_the_doctor(invoke: Invoke, server: Serving) -> None:
     with serving(open_toy("toy:drift=0.4")) as odd:
-        names = f"{server.address},{odd.address}"
-        status, out, _ = invoke("doctor", "--cloud", f"{names},127.0.0.1:9", "--cloud-timeout", "0.5", "--no-measure")
-    out = out.replace("\n", " ")
+        names = f"{server.address},{odd.address},127.0.0.1:9"
+        status, out, _ = invoke("doctor", "--cloud", names, "--cloud-timeout", "0.5", "--no-measure")
     assert status == 1 and out.count("round trip") == 2
     for part in (server.address, odd.address, "127.0.0.1:9 cannot be used", "differ in their model"):
-        assert part in out
-
-
-def test_the_doctor_measures_each_of_several_servers(invoke: Invoke, server: Serving) -> None:
-    with serving(open_toy("toy")) as second:
-        status, out, err = invoke("doctor", "--cloud", f"{server.address},{second.address}", *EDGE)
-    assert (status, "skydraft:" in err) == (0, False) and out.count("verdict") == 2 and "Nothing to repair." in out
+        assert part in out.replace("\n", " ")

@@ -33,7 +33,7 @@ def test_each_mode_is_measured_with_so_many_devices(
     address: str, invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also with more devices than the server has seats. Modes that this server does not take are named."""
-    monkeypatch.setattr("skydraft.cli.doctor_devices.PROMPTS", ("语速",))
+    monkeypatch.setattr("skydraft.cli.doctor_cloud.PROMPTS", ("语速" * 40,))
     (tmp_path / "home" / "calibrations").mkdir(parents=True)
     made = pairs.calibration(0.3).model_dump_json(by_alias=True)
     (tmp_path / "home" / "calibrations" / "toy.json").write_text(made, encoding="utf-8")

@@ -35,11 +35,9 @@ def test_the_text_fits_the_pattern(invoke: Any) -> None:
     ("flags", "said"),
     [
         (["--regex", "(a"], "unclosed"), (["--json-schema", "nosuch.json"], "cannot be read"),
-        (["--json-schema", '{"type": '], "not JSON"), (["--json-schema", '{"not": {}}'], "Unimplemented"),
-        (["--grammar", "[0-9]+"], "begins with its kind"), (["--regex", "a", "--grammar", "regex:b"], "beside another"),
-        (["--regex", "a", "--sentences", "1"], "--sentences"), (["--regex", "a", "--style", "zh-short"], "--sentences"),
-        (["--regex", "a" * 70_000], "65536"), (["--grammar", "json_object:{}"], "Nothing follows"),
-        (["--regex", "(" * 70 + ")" * 70], "brackets"),
+        (["--json-schema", '{"type": '], "not JSON"), (["--grammar", "[0-9]+"], "begins with its kind"),
+        (["--regex", "a", "--grammar", "regex:b"], "beside another"),
+        (["--regex", "a", "--style", "zh-short"], "--sentences"), (["--regex", "a" * 70_000], "65536"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_grammar_is_one_line(refused: Refused, flags: list[str], said: str) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import click
 import pytest
 
+from bench.reference import reference
 from skydraft import __version__
 from skydraft.cli.main import cli
-from skydraft.cli.reference import reference
 from skydraft.config import MODES, STYLES, DecodingParams
 from skydraft.gating.gates import SIGNALS
 
@@ -34,15 +34,13 @@ SECTIONS = {
     "generate": [*ASKING, "Other options"],
     "caption": [*ASKING, "Other options"],
     "serve": ["Server", "Limits", "Models", "Other options"],
-    "models fetch": ["Models", "Other options"],
     "models remove": ["Other options"],
 }
 
 
 def help_of(name: str) -> str:
-    return COMMANDS[name].get_help(
-        click.Context(COMMANDS[name], terminal_width=110, help_option_names=["-h", "--help"])
-    )
+    names = {"help_option_names": ["-h", "--help"]}
+    return COMMANDS[name].get_help(click.Context(COMMANDS[name], terminal_width=110, **names))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -81,13 +79,12 @@ def test_the_page_explains_each_option_of_each_command_once() -> None:
     assert len(lines) == len(set(lines))
 
 
-@pytest.mark.parametrize("name", ["", *COMMANDS])
-def test_h_is_help(invoke: Invoke, name: str) -> None:
-    short, long = (invoke(*name.split(), flag) for flag in ("-h", "--help"))
-    assert short == long
-    assert short[0] == 0 and short[1].startswith("Usage: skydraft") and short[2] == ""
-
-
-@pytest.mark.parametrize("flag", ["-V", "--version"])
-def test_the_version(invoke: Invoke, flag: str) -> None:
-    assert invoke(flag) == (0, f"skydraft, version {__version__}\n", "")
+@pytest.mark.parametrize(
+    ("short", "long", "says"),
+    [("-h", "--help", "Usage: skydraft [OPT"), ("generate -h", "generate --help", "Usage: skydraft generate"),
+     ("learn train -h", "learn train --help", "Usage: skydraft learn train"),
+     ("-V", "--version", f"skydraft, version {__version__}\n")],
+)  # fmt: skip
+def test_the_help_and_the_version(invoke: Invoke, short: str, long: str, says: str) -> None:
+    status, out, err = invoke(*short.split())
+    assert (status, err) == (0, "") and out.startswith(says) and invoke(*long.split()) == (0, out, "")

@@ -47,15 +47,10 @@ def test_what_is_piped_in_stands_before_the_prompt(said: Said, piped: str) -> No
     assert said(piped=piped) == said("-", piped=piped) == said(text)  # the prompt, where there is no other
 
 
-def test_a_file_is_read_like_a_pipe(said: Said, tmp_path: Path) -> None:
+def test_a_file_is_read_like_a_pipe_and_one_without_text_changes_nothing(said: Said, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("语速\n")
     assert said("情绪", piped=os.open(tmp_path / "a.txt", os.O_RDONLY)) == said("情绪", piped="语速\n")
-
-
-@pytest.mark.parametrize("piped", ["", "\n", " \n\n"])
-def test_a_pipe_without_text_changes_nothing(said: Said, piped: str) -> None:
-    assert said("情绪", piped=piped) == said("情绪")
-    assert said("-", piped="情绪") == said("情绪")
+    assert said("情绪", piped="") == said("情绪", piped=" \n\n") == said("-", piped="情绪") == said("情绪")
 
 
 @pytest.mark.parametrize("odd", ["<&-", "</dev/zero", "0>/dev/null"])

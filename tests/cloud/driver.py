@@ -35,7 +35,7 @@ TO_THE_END = 2**32 - 1
 
 
 class Clock:
-    """Seconds that pass when told, and a very little at each look, so that no two looks are the same."""
+    """Passes when told, and a very little at each look, so that no two looks are the same."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -60,7 +60,6 @@ class Watched(ToyEngine):
 
     @property
     def num_rows(self) -> int:
-        """Rows of all forwards with logits."""
         return sum(len(tokens) for batch in self.batches for _, tokens in batch)
 
     def allocate(self) -> Any:
@@ -103,12 +102,10 @@ class Asked:
 
     @property
     def written(self) -> tuple[int, ...]:
-        """What the target wrote after the verdict."""
         return tuple(i for answer in self.answers if isinstance(answer, Written) for i in answer.token_ids)
 
     @property
     def text(self) -> tuple[int, ...]:
-        """The tokens of the verdict and those written after it."""
         verdicts = [answer for answer in self.answers if isinstance(answer, Verdict)]
         assert len(verdicts) == 1 and isinstance(self.job.call, VerifyCall)
         return (*verdicts[0].commits(self.job.call.block), *self.written)
@@ -128,7 +125,6 @@ class Desk:
 
     @property
     def num_sessions(self) -> int:
-        """Sessions that hold KV memory."""
         return len(self.docket.sessions)
 
     def ask(self, call: OpenCall | VerifyCall, owner: str = "ann", **options: Any) -> Asked:
@@ -182,7 +178,6 @@ class Desk:
             assert [part.is_last for part in parts] == [part is asked.last for part in parts]
 
     def answer(self, call: OpenCall | VerifyCall, owner: str = "ann") -> Any:
-        """The last answer to a call."""
         asked = self.ask(call, owner)
         self.finish()
         return asked.last
@@ -192,7 +187,6 @@ class Desk:
         self.worker.run()
 
     def tick(self) -> Any:
-        """A second passes, in which what is regular is done; returns the sessions."""
         self.clock.now += 1
         self.step()
         return self.docket.sessions
@@ -236,7 +230,6 @@ class Edge:
         return VerifyCall(self.number, self.epoch, base, tuple(catch_up), tuple(draft), crc, opening, write)
 
     def stream(self, write: int = TO_THE_END) -> VerifyCall:
-        """Have the target write from here on, in a session that is opened."""
         return self.call(opens=True, write=write)
 
     def correction(self) -> VerifyCall:
@@ -285,7 +278,6 @@ def desk_of(seed: int = 4, *, part: int = 64, kind: type[Watched] = Watched, **o
 
 
 def opened(desk: Desk, *edges: Edge) -> None:
-    """Let sessions begin, each with a first verdict."""
     for edge in edges:
         call = edge.call(opens=True)
         assert desk.answer(call) == edge.judged(call)
@@ -310,7 +302,6 @@ def open_message(session: int = 7, begun: Opening | None = None) -> bytes:
 
 
 def verify_message(session: int = 7, *generated: int, draft: tuple[int, ...] = (5, 6), **changes: Any) -> bytes:
-    """A block after these generated tokens. It opens its session unless `opening` is None."""
     start = changes.pop("opening", opening(committed_ids=generated))
     known = start or opening()
     given: dict[str, Any] = {"epoch": 0, "base": len(known.committed_ids or generated), "catch_up_ids": ()}
@@ -320,12 +311,10 @@ def verify_message(session: int = 7, *generated: int, draft: tuple[int, ...] = (
 
 
 def long_text(write: int = 4000) -> bytes:
-    """A session in which the target writes for long."""
     return verify_message(draft=(), opening=opening(params=LONG), write=write)
 
 
 def later(*generated: int, session: int = 0, **changes: Any) -> bytes:
-    """A block without an opening."""
     return verify_message(session, *generated, **{"opening": None, "draft": (9,)} | changes)
 
 
@@ -334,17 +323,15 @@ def verdict_of(reply: bytes, num_audited: int = 0) -> Verdict:
 
 
 def tokens_written(stream: RawSession) -> tuple[int, ...]:
-    """What the target writes after a verdict, to the reply that is marked."""
-    token_ids: list[int] = []
-    while True:
-        written = codec.decode_written(stream.answer())
-        token_ids += written.token_ids
-        if written.is_last:
-            return tuple(token_ids)
+    """What the target writes after a verdict, to the reply that is marked; each reply follows the one before."""
+    parts = [codec.decode_written(stream.answer())]
+    while not parts[-1].is_last:
+        parts.append(codec.decode_written(stream.answer()))
+        assert parts[-1].base == parts[-2].base + len(parts[-2].token_ids)
+    return tuple(token_id for part in parts for token_id in part.token_ids)
 
 
 def text(params: DecodingParams = PARAMS) -> tuple[int, ...]:
-    """What the target alone writes after the prompt of `opening`."""
     return reference.plain(TOY, opening().prompt.token_ids, params)[0]
 
 
@@ -364,7 +351,6 @@ def slow_toy(token_s: float = 0.002) -> ToyEngine:
 
 
 def assert_serves(address: str, **options: Any) -> None:
-    """A whole generation, with the right tokens."""
     cloud = skydraft.connect(address, **options)
     got = skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=cloud, params=PARAMS).run()
     expected = skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=TOY, params=PARAMS).run()

@@ -77,15 +77,14 @@ def test_a_later_epoch_ends_what_the_earlier_one_asked() -> None:
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 8, 64])
-def test_a_long_catch_up_takes_turns_with_others(max_rows: int) -> None:
-    desk = desk_of(max_rows=max_rows)
-    long, short = Edge(0, 4, ENDLESS), Edge(1, 4, ENDLESS)
-    opened(desk, long, short)
-    late = long.call(long.likely(200, miss=100))
-    behind = desk.ask(late)
-    expected = long.judged(late)
+@pytest.mark.parametrize("has_begun", [True, False], ids=["catch-up", "prompt"])
+def test_what_is_long_takes_turns_with_others(has_begun: bool, max_rows: int) -> None:
+    desk = desk_of(part=4, max_rows=max_rows)
+    short, long = Edge(0, 4, ENDLESS), Edge(1, 4, ENDLESS, prompt=(0, 3, 5) * (1 if has_begun else 70))
+    opened(desk, short, *[long] * has_begun)
+    late = long.call(long.likely(200, miss=100)) if has_begun else long.open()
+    behind, delays = desk.ask(late), list[int]()
     desk.step()
-    delays = []
     while not behind.is_answered:
         call = short.call(draft=short.likely(1))
         asked, began = desk.ask(call), len(desk.engine.batches)
@@ -93,51 +92,32 @@ def test_a_long_catch_up_takes_turns_with_others(max_rows: int) -> None:
         delays.append(len(desk.engine.batches) - began)
         assert asked.last == short.judged(call)
         assert len(delays) < 100  # nor do the short ones keep the long one waiting for ever
-    assert max(delays) <= -(-16 // max_rows) + 2
-    assert behind.last == expected
+    assert len(delays) > 1 and max(delays) <= -(-16 // max_rows) + 2
+    assert behind.last == (long.judged(late) if isinstance(late, VerifyCall) else Opened(0))
 
 
-def test_a_long_prompt_takes_turns_with_others() -> None:
-    desk = desk_of(part=4, max_rows=4)
-    short, long = Edge(0, 4, ENDLESS), Edge(1, 4, ENDLESS, prompt=(0, 3, 5) * 70)
-    opened(desk, short)
-    opening = desk.ask(long.open())
-    for _ in range(20):
-        asked = desk.ask(call := short.call(draft=short.likely(2)))
-        desk.step()
-        assert asked.last == short.judged(call) and not opening.is_answered
-    desk.finish()
-    assert opening.last == Opened(0) and desk.engine.num_prefills == 53 + 1  # 209 tokens in parts of 4, and 1
+class Died(BaseException):
+    """What no worker survives."""
 
 
-def test_stopping_answers_everybody_and_frees_everything() -> None:
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_worker_that_stops_or_dies_answers_everybody_and_frees_everything(dies: bool) -> None:
     desk = desk_of(6, max_rows=2, max_sessions=1)
     edges = [Edge(number, 6, ENDLESS) for number in range(4)]
     begun = desk.ask(edges[0].call(edges[0].likely(30), opens=True))
     desk.step(3)
     waits = [desk.ask(edges[1].call(opens=True)), desk.ask(edges[2].stream())]
     desk.step()
-    desk.worker.post(desk.docket.stop)
-    late = desk.ask(edges[3].open())
-    desk.worker.run()
-    for asked in (begun, *waits, late):
-        assert [type(answer) for answer in asked.answers] == [CloudDraining]
-    assert desk.engine.num_open == 0
-
-
-def test_a_worker_that_dies_answers_everybody_first() -> None:
-    class Died(BaseException):
-        """What no worker survives."""
-
-    desk = desk_of(max_sessions=1)
-    writes, waits = desk.ask(Edge(0, 4, ENDLESS).stream()), desk.ask(Edge(1, 4, ENDLESS).open())
-    desk.step(2)
-    desk.engine.fails = lambda feeds: Died()
-    with pytest.raises(Died):
+    if dies:
+        desk.engine.fails = lambda feeds: Died()
+        with pytest.raises(Died):
+            desk.worker.run()
+    else:
+        desk.worker.post(desk.docket.stop)
+        waits.append(desk.ask(edges[3].open()))
         desk.worker.run()
-    assert [type(asked.last) for asked in (writes, waits)] == [CloudDraining] * 2
+    assert [[type(answer) for answer in asked.answers] for asked in (begun, *waits)] == [[CloudDraining]] * (4 - dies)
     assert desk.engine.num_open == 0
-    desk.check_answers()
 
 
 def test_who_waits_for_a_seat_is_looked_at_once_and_not_in_every_step() -> None:

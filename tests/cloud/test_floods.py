@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import random
 import statistics
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from skydraft.errors import CloudFailure, EngineError, SessionNotFound
+from skydraft.errors import CloudFailure, EngineError
 from skydraft.protocol.values import OpenCall, Opened, VerifyCall
 from skydraft.types import Verdict
 
-from ..toys import VOCAB, law
+from ..toys import VOCAB
 from .driver import ENDLESS, Asked, Desk, Edge, desk_of, opened
 
 
@@ -70,16 +67,6 @@ def test_texts_of_one_owner_alone_are_never_ended_for_another_of_its_own() -> No
     assert not any(text.is_answered for text in texts) and desk.num_sessions == 2
 
 
-def test_nobody_takes_the_idle_seats_of_who_has_fewer() -> None:
-    desk = victims_desk()
-    idle = Edge(900, 1, ENDLESS)
-    desk.answer(idle.open(), "victim")
-    for number in range(1, 60):
-        desk.answer(edge_of(number).open(), "eve")
-    call = idle.call((), idle.likely(3))
-    assert desk.answer(call, "victim") == idle.judged(call)
-
-
 def test_an_owner_who_comes_back_has_not_saved_up_its_share() -> None:
     """Else it would stop everybody else until it had caught up."""
     desk = victims_desk()
@@ -106,48 +93,3 @@ def test_a_forward_that_fails_because_of_one_feed_fails_that_one_alone() -> None
     desk.finish()
     assert isinstance(spoilt.last, CloudFailure)
     assert [one.last for one in asked] == [edge.judged(call) for edge, call in zip(victims, calls, strict=True)]
-
-
-def judged_for(desk: Desk, edge: Edge, call: VerifyCall) -> Asked:
-    """The victim's block; where its seat was taken meanwhile it opens again, and loses nothing."""
-    mine = desk.ask(call, "victim")
-    desk.steps_until(mine, 400)
-    if isinstance(mine.last, SessionNotFound):
-        mine = desk.ask(edge.reopened(call), "victim")
-        desk.steps_until(mine, 400)
-    return mine
-
-
-actions = st.lists(
-    st.tuples(st.sampled_from(["open", "write", "verify", "close", "leave", "step"]), st.integers(1, 3)), max_size=40
-)
-
-
-@law(25)
-@given(actions, st.integers(0, 99))
-def test_whatever_one_owner_does_the_other_is_answered_and_right(script: list[tuple[str, int]], seed: int) -> None:
-    rng, desk, victim = random.Random(seed), victims_desk(), Edge(900, 1, ENDLESS)
-    texts: list[Asked] = []
-    desk.answer(victim.open(), "victim")
-    for what, number in script:
-        edge = edge_of(number, 60)
-        edge.epoch = rng.randint(1, 3)
-        if what == "open":
-            desk.ask(edge.open(), "eve")
-        elif what == "write" and len(texts) < 2:  # texts of their own may take all seats
-            texts.append(desk.ask(edge.stream(), "eve"))
-        elif what == "verify":
-            desk.ask(edge_of(number, 2).call((), (1, 2)), "eve")
-        elif what == "close":
-            desk.close(number, "eve")
-        elif what == "leave" and texts:
-            desk.stop_writing(texts.pop(rng.randrange(len(texts))))
-        else:
-            desk.step()
-    for _ in range(3):
-        call = victim.call((), victim.likely(2))
-        mine = judged_for(desk, victim, call)
-        assert isinstance(mine.last, Verdict) and mine.last == victim.judged(call)
-    for text in texts:
-        desk.stop_writing(text)
-    desk.finish()

@@ -7,7 +7,6 @@ import json
 import logging
 import time
 from contextlib import closing
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
@@ -106,34 +105,9 @@ def test_plaintext_beyond_this_machine_has_to_be_asked_for(tmp_path: Path) -> No
         assert ServeOptions(host=host, insecure=True)
     for host in ("127.0.0.1", "localhost", "::1"):
         assert ServeOptions(host=host)
-    assert not ServerOptions("localhost:1").uses_tls
-    assert ServerOptions("cloud.example:1").uses_tls
-    assert not ServerOptions("cloud.example:1", insecure=True).uses_tls
+    assert [ServerOptions(host).uses_tls for host in ("localhost:1", "cloud.example:1")] == [False, True]
     with pytest.raises(OptionError, match="belong together"):
         ServeOptions(tls_cert=tmp_path)
-
-
-def test_a_certificate_that_no_client_would_take_is_noticed_at_the_start(tmp_path: Path) -> None:
-    authority, now = trustme.CA(), datetime.now(UTC)
-
-    def files(name: str, **dates: Any) -> tuple[Path, Path]:
-        issued = authority.issue_cert("localhost", **dates)
-        cert, key = tmp_path / f"{name}.pem", tmp_path / f"{name}.key"
-        cert.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
-        key.write_bytes(issued.private_key_pem.bytes())
-        return cert, key
-
-    old = files("old", not_before=now - timedelta(days=9), not_after=now - timedelta(days=2))
-    young = files("young", not_before=now + timedelta(days=2), not_after=now + timedelta(days=9))
-    good, other = files("good"), files("other")
-    for (cert, key), says in (
-        (old, "certificate has expired"), (young, "not yet valid"), ((good[0], other[1]), "key values mismatch"),
-        ((good[1], good[1]), "cannot be used"),
-    ):  # fmt: skip
-        with pytest.raises(OptionError, match=says):
-            Serving(open_toy("toy"), ServeOptions(port=0, tls_cert=cert, tls_key=key))
-    with serving(open_toy("toy"), tls_cert=good[0], tls_key=good[1]):
-        pass
 
 
 @pytest.mark.usefixtures("fixed_k")
@@ -149,10 +123,7 @@ def test_metrics_have_the_names_of_the_field_and_count_what_happened() -> None:
         assert server.metric(name("drafts")) == stats.num_escalated
         assert server.metric(name("draft_tokens")) == stats.num_draft_tokens
         assert server.metric(name("accepted_tokens")) == stats.num_accepted_tokens
-        per_position = [
-            server.metric(f'spec_decode_num_accepted_tokens_per_pos_total{{model="toy",position="{n}"}}')
-            for n in range(5)
-        ]
+        per_position = list(server.metrics("spec_decode_num_accepted_tokens_per_pos_total").values())
         assert sum(per_position) == stats.num_accepted_tokens and per_position == sorted(per_position, reverse=True)
         for histogram in ("queue_seconds", "batch_jobs", "batch_rows", "forward_seconds", "verify_seconds"):
             assert server.metric(f"{histogram}_count") >= stats.num_escalated
@@ -172,7 +143,7 @@ def test_each_request_is_counted_once_with_what_became_of_it(token_file: Path) -
 
         refused(NotAuthorized, verify_message(), "nobody")
         refused(LimitExceeded, verify_message(draft=(5,) * 40))
-        refused(LimitExceeded, open_message(1, opening(cache_scope="s" * 65)))
+        refused(LimitExceeded, open_message(1, opening(*[1] * 4096)))
         refused(ProtocolError, b"\xff")
         assert RawSession(channel, ANN).ask(open_message(1))
         assert RawSession(channel, ANN).ask(verify_message(2, opening=opening(*[1] * 70)))

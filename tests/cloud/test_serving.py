@@ -13,18 +13,8 @@ from typing import Any
 import grpc
 import pytest
 
-from skydraft import DecodingParams
+from skydraft import DecodingParams, errors
 from skydraft.engines.toy import open_toy
-from skydraft.errors import (
-    CloudBusy,
-    GrammarRefused,
-    LimitExceeded,
-    ProtocolError,
-    SessionNotFound,
-    SkydraftError,
-    TargetChanged,
-    VocabularyMismatch,
-)
 from skydraft.protocol import codec
 from skydraft.protocol import verifier_pb2 as pb
 from skydraft.protocol.values import SERVICE, Opening, TargetId
@@ -32,11 +22,7 @@ from skydraft.protocol.values import SERVICE, Opening, TargetId
 from ..serving import PATIENCE_S, RawSession, Serving, free_port, serving
 from .driver import LONG, assert_serves, holding, later, open_message, opening, verdict_of, verify_message
 
-CLEAN = {
-    grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
-}  # fmt: skip
+CLEAN = "INVALID_ARGUMENT NOT_FOUND FAILED_PRECONDITION OUT_OF_RANGE ALREADY_EXISTS UNAVAILABLE RESOURCE_EXHAUSTED"
 MANY = (1,) * 250_000  # within the limit of bytes
 
 
@@ -44,44 +30,36 @@ def with_params(**params: Any) -> Opening:
     return opening(params=DecodingParams(**params))
 
 
-def catches_up_too_much() -> bytes:
-    """Three tokens to catch up where two were generated."""
-    message = pb.SessionRequest.FromString(later(2, 3, session=7))
-    message.catch_up_ids.extend([4, 5, 6])
-    return message.SerializeToString()
-
-
-WRONG_OPENINGS: list[tuple[Opening, type[SkydraftError], str]] = [
-    (opening(1, 2, 487), ProtocolError, "no id 487"),
-    (opening(*[1] * 60), LimitExceeded, "accepts up to 50"),
-    (opening(fingerprint="00" * 8), VocabularyMismatch, "vocabulary"),
-    (opening(target=TargetId("00112233", 40)), TargetChanged, "begun with"),
-    (with_params(grammar="regex:("), GrammarRefused, "grammar"),
-    (with_params(stop=("ab",) * 65), LimitExceeded, "stop strings"),
-    (with_params(stop=("a" * 4097,)), LimitExceeded, "characters in stop strings"),
-    (with_params(logit_bias=tuple((number, 1.0) for number in range(1025))), LimitExceeded, "biased tokens"),
-    (opening(cache_scope="s" * 65), LimitExceeded, "cache scope"),
-    (opening(*MANY), LimitExceeded, "do not fit"),
-    (opening(*[1] * 45, committed_ids=(1,) * 4060), LimitExceeded, "do not fit"),
+WRONG_OPENINGS: list[tuple[Opening, type[errors.SkydraftError], str]] = [
+    (opening(1, 2, 487), errors.ProtocolError, "no id 487"),
+    (opening(*[1] * 60), errors.LimitExceeded, "accepts up to 50"),
+    (opening(fingerprint="00" * 8), errors.VocabularyMismatch, "vocabulary"),
+    (opening(target=TargetId("00112233", 40)), errors.TargetChanged, "begun with"),
+    (with_params(grammar="regex:("), errors.GrammarRefused, "grammar"),
+    (with_params(stop=("ab",) * 65), errors.LimitExceeded, "stop strings"),
+    (with_params(stop=("a" * 4097,)), errors.LimitExceeded, "characters in stop strings"),
+    (with_params(logit_bias=tuple((number, 1.0) for number in range(1025))), errors.LimitExceeded, "biased tokens"),
+    (opening(*MANY), errors.LimitExceeded, "do not fit"),
+    (opening(*[1] * 45, committed_ids=(1,) * 4060), errors.LimitExceeded, "do not fit"),
 ]
-WRONG: list[tuple[bytes, type[SkydraftError], str]] = [
+WRONG: list[tuple[bytes, type[errors.SkydraftError], str]] = [
     *((message(1, wrong), error, says) for wrong, error, says in WRONG_OPENINGS
       for message in (open_message, lambda number, wrong: verify_message(number, opening=wrong, write=3))),
-    (verify_message(draft=(5, 487)), ProtocolError, "no id 487"),
-    (verify_message(draft=(5,) * 33), LimitExceeded, "accepts up to 32"),
-    (later(session=9), SessionNotFound, "session 9"),
-    (b"", ProtocolError, "no session"),
-    (later(), ProtocolError, "no session"),
-    (open_message(0), ProtocolError, "no session"),
-    (catches_up_too_much(), ProtocolError, "more than its base"),
-    (b"\xff" * 40, ProtocolError, "no valid"),
-    (pb.SessionRequest(session=1, action=9).SerializeToString(), ProtocolError, "unknown"),
-    (pb.SessionRequest(session=1, action=pb.ACTION_OPEN).SerializeToString(), ProtocolError, "no opening"),
-    (codec.encode_close(0), ProtocolError, "no session"),
-    (bytes(300 * 1024), LimitExceeded, "larger"),
-    (later(session=1, draft=MANY), LimitExceeded, "do not fit"),
-    (later(session=1, base=len(MANY), catch_up_ids=MANY), LimitExceeded, "do not fit"),
-    (later(session=1, base=4100), LimitExceeded, "do not fit"),
+    (verify_message(draft=(5, 487)), errors.ProtocolError, "no id 487"),
+    (verify_message(draft=(5,) * 33), errors.LimitExceeded, "accepts up to 32"),
+    (later(session=9), errors.SessionNotFound, "session 9"),
+    (b"", errors.ProtocolError, "no session"),
+    (later(), errors.ProtocolError, "no session"),
+    (open_message(0), errors.ProtocolError, "no session"),
+    (later(2, 3, session=7, catch_up_ids=(4, 5, 6)), errors.ProtocolError, "more than its base"),
+    (b"\xff" * 40, errors.ProtocolError, "no valid"),
+    (pb.SessionRequest(session=1, action=9).SerializeToString(), errors.ProtocolError, "unknown"),
+    (pb.SessionRequest(session=1, action=pb.ACTION_OPEN).SerializeToString(), errors.ProtocolError, "no opening"),
+    (codec.encode_close(0), errors.ProtocolError, "no session"),
+    (bytes(300 * 1024), errors.LimitExceeded, "larger"),
+    (later(session=1, draft=MANY), errors.LimitExceeded, "do not fit"),
+    (later(session=1, base=len(MANY), catch_up_ids=MANY), errors.LimitExceeded, "do not fit"),
+    (later(session=1, base=4100), errors.LimitExceeded, "do not fit"),
 ]  # fmt: skip
 
 
@@ -119,7 +97,7 @@ def test_thousands_of_broken_messages_get_clean_answers_while_others_are_served(
                     seen["ok"] += 1
                 except grpc.RpcError as error:
                     seen[error.code()] += 1
-                    assert error.code() in CLEAN, (error.code(), error.details())
+                    assert error.code().name in CLEAN.split(), (error.code(), error.details())
         served.result()
         assert seen[grpc.StatusCode.INVALID_ARGUMENT] > 300 and seen["ok"], seen
         server.wait_until(lambda: server.metric("requests_waiting") == 0)
@@ -140,27 +118,13 @@ def test_a_client_that_does_not_read_its_stream_holds_up_nobody_and_may_come_bac
     assert_serves(server.address)
 
 
-def test_a_server_full_of_busy_streams_says_so_and_counts_it() -> None:
-    engine, go, was_asked = holding()
-    with (
-        serving(engine, max_queue=1, metrics_port=free_port()) as server,
-        grpc.insecure_channel(server.address) as channel,
-    ):
-        busy, other = RawSession(channel), RawSession(channel)
-        busy.send(verify_message(1))
-        assert was_asked.wait(PATIENCE_S)
-        with pytest.raises(CloudBusy):
-            other.ask(verify_message(2))
-        refusals = {'{kind="verify",outcome="CloudBusy"}': 1}
-        server.wait_until(lambda: server.metrics("requests_total") == refusals)
-        go.set()
-        assert verdict_of(busy.answer()).base == 0
-
-
 def test_requests_that_are_cancelled_keep_their_places_until_the_worker_has_seen_them() -> None:
     """Else as many as a client likes would lie in the worker's inbox while it is in a long forward."""
     engine, go, was_asked = holding()
-    with serving(engine, max_queue=10, max_sessions=40) as server, grpc.insecure_channel(server.address) as channel:
+    with (
+        serving(engine, max_queue=10, max_sessions=40, metrics_port=free_port()) as server,
+        grpc.insecure_channel(server.address) as channel,
+    ):
         first, refused = RawSession(channel), []
         first.send(verify_message(1))
         assert was_asked.wait(PATIENCE_S)
@@ -169,17 +133,18 @@ def test_requests_that_are_cancelled_keep_their_places_until_the_worker_has_seen
             stream.send(verify_message(number))
             time.sleep(0.02)
             if number > 15:
-                with pytest.raises(CloudBusy) as raised:
+                with pytest.raises(errors.CloudBusy) as raised:
                     stream.answer()
                 refused.append(raised)
             stream.end()
         go.set()
         assert first.answer() and len(refused) == 14
+        assert server.metrics("requests_total")['{kind="verify",outcome="CloudBusy"}'] >= len(refused)
         server.wait_until(lambda: is_answered(channel))
 
 
 def is_answered(channel: Any) -> bool:
     """Whether all places are free again."""
-    with suppress(CloudBusy):
+    with suppress(errors.CloudBusy):
         return bool(RawSession(channel).ask(open_message(99)))
     return False

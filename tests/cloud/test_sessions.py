@@ -10,23 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from skydraft import errors
 from skydraft.access.limits import Limits
-from skydraft.cloud.sessions import CloudSession, Served, Sessions
+from skydraft.cloud.sessions import CloudSession, ServedModel, Sessions
 from skydraft.config import DecodingParams
-from skydraft.errors import (
-    BaseMismatch,
-    CloudFailure,
-    ContextExceeded,
-    Diverged,
-    EngineError,
-    LimitExceeded,
-    PromptError,
-    ProtocolError,
-    SessionNotFound,
-    SessionTaken,
-    SkydraftError,
-    VocabularyMismatch,
-)
 from skydraft.protocol.codec import digest
 from skydraft.protocol.values import OpenCall, Opened, Opening, VerifyCall
 from skydraft.types import Prompt
@@ -41,42 +28,54 @@ def changed(call: VerifyCall, **fields: Any) -> VerifyCall:
     return dataclasses.replace(call, **fields)
 
 
-def reopening(edge: Edge, call: VerifyCall, epoch: int, *, write: int = 0, **fields: Any) -> VerifyCall:
+def reopening(edge: Edge, call: VerifyCall, epoch: int, **fields: Any) -> VerifyCall:
     """The block with an opening of which some fields are changed."""
-    return changed(call, epoch=epoch, write=write, opening=dataclasses.replace(edge.opening(), **fields))
+    return changed(call, epoch=epoch, opening=dataclasses.replace(edge.opening(), **fields))
 
 
-Wrong = tuple[type[SkydraftError], Callable[[Edge, VerifyCall], VerifyCall | OpenCall], str]
+Wrong = tuple[type[errors.SkydraftError], Callable[[Edge, VerifyCall], VerifyCall | OpenCall], str]
 WRONG: list[Wrong] = [
-    (Diverged, lambda e, c: changed(c, digest=c.digest ^ 1), "ann"),
-    (Diverged, lambda e, c: changed(c, digest=digest(toys.array([*e.generated, *c.catch_up_ids]))), "ann"),
-    (BaseMismatch, lambda e, c: changed(c, base=c.base + 1), "ann"),
-    (BaseMismatch, lambda e, c: changed(c, base=2**32 - 1), "ann"),
-    (BaseMismatch, lambda e, c: changed(c, base=0, catch_up_ids=()), "ann"),
-    (BaseMismatch, lambda e, c: changed(c, catch_up_ids=(*c.catch_up_ids, 1)), "ann"),
-    (ProtocolError, lambda e, c: changed(c, draft_ids=(1, VOCAB.size)), "ann"),
-    (ProtocolError, lambda e, c: changed(c, catch_up_ids=(1, 2**31 - 1)), "ann"),
-    (SessionNotFound, lambda e, c: changed(c, epoch=4), "ann"),
-    (SessionNotFound, lambda e, c: changed(c, session=77), "ann"),
-    (SessionNotFound, lambda e, c: c, "bob"),
-    (SessionTaken, lambda e, c: reopening(e, c, 9), "bob"),
-    (SessionTaken, lambda e, c: reopening(e, c, 9, prompt=Prompt((1,) * len(e.prompt))), "ann"),
-    (SessionTaken, lambda e, c: reopening(e, c, 9, params=DecodingParams()), "ann"),
-    (SessionTaken, lambda e, c: reopening(e, c, 9, top=1), "ann"),
-    (VocabularyMismatch, lambda e, c: reopening(e, c, 9, fingerprint="00" * 8), "ann"),
-    (ProtocolError, lambda e, c: reopening(e, c, 9, committed_ids=(VOCAB.size,)), "ann"),
-    (LimitExceeded, lambda e, c: reopening(e, c, 9, committed_ids=(1,) * 3000), "ann"),
-    (SessionNotFound, lambda e, c: OpenCall(0, 2, e.opening()), "ann"),
-    (SessionNotFound, lambda e, c: reopening(e, c, 2, write=5), "ann"),
-    (SessionTaken, lambda e, c: OpenCall(0, 9, Opening(FINGERPRINT, Prompt((1,)))), "ann"),
+    (errors.Diverged, lambda e, c: changed(c, digest=c.digest ^ 1), "ann"),
+    (errors.Diverged, lambda e, c: changed(c, digest=digest(toys.array([*e.generated, *c.catch_up_ids]))), "ann"),
+    (errors.BaseMismatch, lambda e, c: changed(c, base=c.base + 1), "ann"),
+    (errors.BaseMismatch, lambda e, c: changed(c, catch_up_ids=(*c.catch_up_ids, 1)), "ann"),
+    (errors.ProtocolError, lambda e, c: changed(c, draft_ids=(1, VOCAB.size)), "ann"),
+    (errors.SessionNotFound, lambda e, c: changed(c, epoch=4), "ann"),
+    (errors.SessionNotFound, lambda e, c: changed(c, session=77), "ann"),
+    (errors.SessionNotFound, lambda e, c: c, "bob"),
+    (errors.SessionTaken, lambda e, c: reopening(e, c, 9), "bob"),
+    (errors.SessionTaken, lambda e, c: reopening(e, c, 9, prompt=Prompt((1,) * len(e.prompt))), "ann"),
+    (errors.SessionTaken, lambda e, c: reopening(e, c, 9, top=1), "ann"),
+    (errors.VocabularyMismatch, lambda e, c: reopening(e, c, 9, fingerprint="00" * 8), "ann"),
+    (errors.ProtocolError, lambda e, c: reopening(e, c, 9, committed_ids=(VOCAB.size,)), "ann"),
+    (errors.SessionNotFound, lambda e, c: OpenCall(0, 2, e.opening()), "ann"),
+    (errors.SessionTaken, lambda e, c: OpenCall(0, 9, Opening(FINGERPRINT, Prompt((1,)))), "ann"),
+]
+
+
+def beginning(**fields: Any) -> Callable[..., OpenCall]:
+    """Of another session, which may want the only seat."""
+    given = {"fingerprint": FINGERPRINT, "prompt": Prompt((0, 3)), **fields}
+    return lambda edge, call: OpenCall(5, 1, Opening(**given))
+
+
+WRONG += [
+    (errors.PromptError, beginning(prompt=Prompt(())), "ann"),
+    (errors.ContextExceeded, beginning(prompt=Prompt((1,) * 20)), "ann"),
+    (errors.ProtocolError, beginning(prompt=Prompt((1, VOCAB.size))), "ann"),
+    (errors.ProtocolError, beginning(committed_ids=(2**31 - 1,)), "ann"),
+    (errors.LimitExceeded, beginning(committed_ids=(1,), params=SHORT), "ann"),
+    (errors.LimitExceeded, beginning(committed_ids=(1,) * 18), "ann"),
+    (errors.VocabularyMismatch, beginning(fingerprint=FINGERPRINT[:8]), "ann"),
 ]
 
 
 @pytest.mark.parametrize(("kind", "spoil", "owner"), WRONG)
-def test_what_does_not_fit_the_session_is_refused_and_changes_nothing(
-    kind: type[SkydraftError], spoil: Callable[..., Any], owner: str
+def test_what_is_refused_changes_nothing_and_evicts_nobody(
+    kind: type[errors.SkydraftError], spoil: Callable[..., Any], owner: str
 ) -> None:
-    desk, edge = desk_of(3, max_sessions=2), Edge(0, 3, ENDLESS)
+    desk = Desk(toys.toy(3, kind=Watched, context_len=20), max_sessions=1)
+    edge = Edge(0, 3, dataclasses.replace(ENDLESS, max_new_tokens=18))
     edge.epoch = 3
     opened(desk, edge)
     call = edge.call(edge.likely(2), edge.likely(5, miss=3)[2:])
@@ -85,31 +84,7 @@ def test_what_does_not_fit_the_session_is_refused_and_changes_nothing(
     assert type(answer) is kind and "\n" not in str(answer)
     assert len(desk.engine.batches) == before
     assert desk.answer(call) == edge.judged(call)
-    assert desk.engine.num_prefills == 1 and desk.num_sessions == 1
-
-
-@pytest.mark.parametrize(
-    ("kind", "fields"),
-    [
-        (PromptError, {"prompt": Prompt(())}),
-        (ContextExceeded, {"prompt": Prompt((1,) * 20)}),
-        (ProtocolError, {"prompt": Prompt((1, VOCAB.size))}),
-        (ProtocolError, {"committed_ids": (2**31 - 1,)}),
-        (LimitExceeded, {"committed_ids": (1,), "params": SHORT}),
-        (LimitExceeded, {"committed_ids": (1,) * 18}),
-        (VocabularyMismatch, {"fingerprint": FINGERPRINT[:8]}),
-    ],
-)
-def test_an_opening_that_is_refused_takes_no_seat_and_evicts_nobody(
-    kind: type[SkydraftError], fields: dict[str, Any]
-) -> None:
-    desk = Desk(toys.toy(3, kind=Watched, context_len=20), max_sessions=1)
-    edge = Edge(0, 3, dataclasses.replace(ENDLESS, max_new_tokens=18))
-    opened(desk, edge)
-    opening = Opening(**{"fingerprint": FINGERPRINT, "prompt": Prompt((0, 3)), **fields})
-    assert type(desk.answer(OpenCall(5, 1, opening))) is kind
-    call = edge.call(draft=edge.likely(3))
-    assert desk.answer(call) == edge.judged(call) and desk.tick().num_evicted == 0
+    assert desk.engine.num_prefills == 1 and desk.num_sessions == 1 and desk.tick().num_evicted == 0
 
 
 def finished(desk: Desk, number: int) -> tuple[Edge, VerifyCall]:
@@ -127,9 +102,9 @@ def test_a_finished_session_has_no_seat_repeats_its_verdict_and_takes_no_more() 
     assert desk.engine.num_open == desk.num_sessions == 0
     num_forwards = len(desk.engine.batches)
     assert desk.answer(call) == desk.answer(dataclasses.replace(call, opening=None)) == desk.all_asked[0].last
-    assert type(desk.answer(edge.call())) is LimitExceeded
-    assert type(desk.answer(edge.call(draft=(1, 2)))) is LimitExceeded
-    assert type(desk.answer(dataclasses.replace(call, draft_ids=(1,)))) is BaseMismatch
+    assert type(desk.answer(edge.call())) is errors.LimitExceeded
+    assert type(desk.answer(edge.call(draft=(1, 2)))) is errors.LimitExceeded
+    assert type(desk.answer(dataclasses.replace(call, draft_ids=(1,)))) is errors.BaseMismatch
     assert desk.answer(OpenCall(0, 1, call.opening or edge.opening())) == Opened(1)
     assert len(desk.engine.batches) == num_forwards
 
@@ -138,7 +113,7 @@ def test_of_finished_sessions_four_per_seat_are_remembered() -> None:
     desk = desk_of(3, max_sessions=1)
     calls = [finished(desk, number)[1] for number in range(7)]
     answers = [desk.answer(dataclasses.replace(call, opening=None)) for call in calls]
-    assert [isinstance(answer, SessionNotFound) for answer in answers] == [True] * 2 + [False] * 5
+    assert [isinstance(answer, errors.SessionNotFound) for answer in answers] == [True] * 2 + [False] * 5
 
 
 def test_to_open_again_keeps_the_cache_and_what_was_left_out_is_cut_off() -> None:
@@ -150,43 +125,23 @@ def test_to_open_again_keeps_the_cache_and_what_was_left_out_is_cut_off() -> Non
     again = edge.reopened(call)  # as it was before that verdict
     assert desk.answer(again) == expected == edge.judged(call)
     assert desk.engine.num_prefills == 1 and desk.engine.num_open == 1
-    assert type(desk.answer(dataclasses.replace(call, draft_ids=()))) is SessionNotFound  # of the epoch before
+    assert type(desk.answer(dataclasses.replace(call, draft_ids=()))) is errors.SessionNotFound  # of the epoch before
     follow_up = edge.call(draft=edge.likely(3, miss=1))
     assert desk.answer(follow_up) == edge.judged(follow_up)
 
 
-def test_closing_ends_ones_own_idle_session_and_nothing_else() -> None:
+def test_closing_ends_ones_own_session_and_what_is_asked_of_it_and_nothing_else() -> None:
     desk, edge = desk_of(3, max_rows=2), Edge(0, 3, ENDLESS)
     opened(desk, edge)
     desk.close(0, "bob")
     desk.close(99)
-    asked = desk.ask(call := edge.call(draft=edge.likely(5)))
+    assert desk.answer(call := edge.call(draft=edge.likely(5))) == edge.judged(call)
+    asked = desk.ask(edge.call(draft=edge.likely(5)))
     desk.step()
-    desk.close(0)  # it is being worked on
-    desk.finish()
-    assert asked.last == edge.judged(call)
     desk.close(0)
-    assert type(desk.answer(edge.call())) is SessionNotFound
-    assert desk.engine.num_open == 0
-
-
-def test_an_idle_session_expires_and_one_that_is_worked_on_does_not() -> None:
-    desk = desk_of(3, max_rows=2, session_ttl_s=10)
-    idle, used, busy = (Edge(number, 3, ENDLESS) for number in range(3))
-    opened(desk, idle, used)
-    desk.clock.now += 9.5
-    opened(desk, busy)
-    call = used.call()
-    assert desk.answer(call) == used.judged(call)  # all three are there
-    assert desk.tick().num_expired == 1
-    assert type(desk.answer(idle.call())) is SessionNotFound
-    asked = desk.ask(late := busy.call(busy.likely(40)))
-    desk.step()
-    desk.clock.now += 11
     desk.finish()
-    assert asked.last == busy.judged(late)
-    assert desk.tick().num_expired == 2 and desk.num_sessions == 1
-    assert type(desk.answer(used.call())) is SessionNotFound
+    assert type(asked.last) is type(desk.answer(edge.call())) is errors.SessionNotFound
+    assert desk.engine.num_open == 0
 
 
 ops = st.tuples(
@@ -206,15 +161,18 @@ def test_an_idle_session_of_who_has_the_most_makes_room_and_never_a_busy_one(
     clock = Clock()
     engine = toys.toy(3, kind=Watched)
     limits = Limits(max_sessions=max_sessions, sessions_per_token=per_token, session_ttl_s=30)
-    sessions = Sessions(Served(engine), limits, clock)
+    sessions = Sessions(ServedModel(engine), limits, clock)
     used: dict[int, float] = {}
+    num_gone = 0
     admitted: dict[int, CloudSession] = {}
     for verb, number, busy, pause in script:
         clock.now += pause
         owner = ("ann", "bob")[number % 2]
         if verb == "expire":
             gone = {n for n, at in used.items() if at < clock.now - 30 and n not in busy}
-            assert sessions.expire(busy) == len(gone)
+            sessions.expire(busy)
+            num_gone += len(gone)
+            assert sessions.num_expired == num_gone
             used = {n: at for n, at in used.items() if n not in gone}
         elif verb == "close":
             sessions.close(number, owner if pause else "carl")
@@ -245,44 +203,26 @@ def test_an_idle_session_of_who_has_the_most_makes_room_and_never_a_busy_one(
     assert engine.num_open == len(sessions) == 0
 
 
-class Breaking(Watched):
-    """Raises `error` once, at one stage."""
+@pytest.mark.parametrize("error", [errors.EngineError, RuntimeError])
+@pytest.mark.parametrize(
+    ("stage", "has_begun"), [("allocate", False), ("forward", False), ("forward", True), ("roll_back", True)]
+)
+def test_an_engine_that_raises_costs_one_answer_and_the_others_go_on(
+    stage: str, has_begun: bool, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        monkeypatch.undo()  # it breaks once
+        raise error("the secret path")
 
-    stage = ""
-    error: Exception = EngineError("The device was lost.")
-
-    def _pass(self, stage: str) -> None:
-        if stage == self.stage:
-            self.stage = ""
-            raise self.error
-
-    def allocate(self) -> Any:
-        self._pass("allocate")
-        return super().allocate()
-
-    def roll_back(self, sequence: Any, length: int) -> None:
-        self._pass("roll_back")
-        super().roll_back(sequence, length)
-
-    def forward(self, feeds: Any, *, want_logits: bool) -> Any:
-        self._pass("forward" if want_logits else "prefill")
-        return super().forward(feeds, want_logits=want_logits)
-
-
-@pytest.mark.parametrize("error", [EngineError, RuntimeError])
-@pytest.mark.parametrize("stage", ["allocate", "prefill", "forward", "roll_back"])
-def test_an_engine_that_raises_costs_one_answer_and_the_others_go_on(stage: str, error: type[Exception]) -> None:
-    desk = desk_of(5, kind=Breaking, max_rows=4)
-    victim, other = Edge(0, 5, ENDLESS), Edge(1, 5, ENDLESS)
+    desk, victim, other = desk_of(5, max_rows=4), Edge(0, 5, ENDLESS), Edge(1, 5, ENDLESS)
     opened(desk, other)
-    if stage == "roll_back":
+    if has_begun:
         first = victim.call(draft=victim.likely(3, miss=0), opens=True)
         assert desk.answer(first) == victim.judged(first)
-    desk.engine.stage, desk.engine.error = stage, error("the secret path")
-    call = victim.call(draft=victim.likely(3), opens=stage != "roll_back")
+    monkeypatch.setattr(desk.engine, stage, broken)
+    call = victim.call(draft=victim.likely(3), opens=not has_begun)
     answer = desk.answer(call)
-    assert isinstance(answer, CloudFailure)
-    assert "secret" not in str(answer)
+    assert isinstance(answer, errors.CloudFailure) and "secret" not in str(answer)
     follow_up = other.call(draft=other.likely(3, miss=1))
     assert desk.answer(follow_up) == other.judged(follow_up)
     again = victim.reopened(call)

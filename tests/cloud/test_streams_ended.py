@@ -40,26 +40,6 @@ def token_file(tmp_path: Path) -> Path:
     return tmp_path / "tokens"
 
 
-def test_silence_and_garbage_take_nobody_elses_place(token_file: Path) -> None:
-    """One token opens streams without end, says nothing or nonsense; another is served, and health stays."""
-    with (
-        serving(open_toy("toy"), token_file=token_file, max_queue=8) as server,
-        grpc.insecure_channel(server.address) as channel,
-    ):
-        own = RawSession(channel, BOB)
-        assert own.ask(verify_message(99))
-        silent = []
-        for number in range(100):
-            silent.append(RawSession(channel, ANN))
-            if number % 10 == 9:
-                silent[-1].send(b"\xff" * 40)
-        server.wait_until(lambda: sum(stream.call.is_active() for stream in silent) <= 32)
-        assert own.call.is_active()  # those of whoever has more made way
-        assert_serves(server.address, token=BOB)
-        for stream in (own, *silent):
-            stream.end()
-
-
 @pytest.mark.parametrize(
     ("open_", "newcomer", "ended"),
     [

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from skydraft.cloud.docket import Answer
 from skydraft.errors import CloudFailure, EngineError, SessionNotFound
-from skydraft.protocol.values import VerifyCall, Written
+from skydraft.protocol.values import OpenCall, VerifyCall, Written
 from skydraft.types import Cost, Verdict
 from tests import toys
 from tests.cloud.driver import ENDLESS, Asked, Desk, Edge, desk_of
@@ -145,60 +145,37 @@ def test_verdicts_in_any_company_are_those_of_the_target_alone(
     assert desk.engine.num_open == 0
 
 
-@law(40)
-@given(st.data(), toys.seeds, WRITING, st.integers(1, 40), st.integers(1, 4))
-def test_neither_company_nor_evictions_cost_a_token(
-    data: st.DataObject, seed: int, script: list[Any], max_rows: int, max_sessions: int
+@law(50)
+@given(st.data(), toys.seeds, WRITING, st.integers(1, 40), st.integers(1, 4), st.sets(st.integers(1, 40), max_size=4))
+def test_neither_company_nor_evictions_nor_forwards_that_fail_cost_a_token(
+    data: st.DataObject, seed: int, script: list[Any], max_rows: int, max_sessions: int, fail_at: set[int]
 ) -> None:
     desk = desk_of(seed, max_rows=max_rows, max_sessions=max_sessions)
-    Play(desk, data.draw(edges(seed))).run(script)
-    desk.check_batches()
-    assert desk.engine.num_open == desk.num_sessions <= max_sessions
-
-
-@law(25)
-@given(st.data(), toys.seeds, WRITING, st.integers(1, 20), st.sets(st.integers(1, 40), max_size=4))
-def test_forwards_that_fail_cost_no_token(
-    data: st.DataObject, seed: int, script: list[Any], max_rows: int, fail_at: set[int]
-) -> None:
-    desk = desk_of(seed, max_rows=max_rows, max_sessions=3)
     engine = desk.engine
     engine.fails = lambda feeds: EngineError("The device was lost.") if len(engine.batches) in fail_at else None
     Play(desk, data.draw(edges(seed))).run(script)
     desk.check_batches()
     desk.tick()  # the next tick releases what failed in a forward
-    assert engine.num_open == desk.num_sessions
+    assert engine.num_open == desk.num_sessions <= max_sessions
 
 
-def costly(monkeypatch: pytest.MonkeyPatch) -> tuple[Desk, Edge]:
-    """A worker whose engine measures by the desk's clock, in parts of 4 rows of a prompt and 2 of a block."""
+def test_each_answer_says_what_it_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the desk's clock, in parts of 4 rows of a prompt and 2 of a block, each of which takes 10 ms."""
     desk = desk_of(part=4, max_rows=2)
     monkeypatch.setattr("skydraft.engines.prefix_cache.time", desk.clock)
-    return desk, Edge(0, 4, ENDLESS, prompt=(0, 3, 5, 7) * 2)
-
-
-def test_a_verdict_says_what_it_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    desk, edge = costly(monkeypatch)
-    asked = desk.ask(edge.call(draft=edge.likely(4), opens=True))
-    desk.clock.now += 0.5
-    desk.finish()
-    cost = asked.last.cost
-    assert (cost.num_passes, cost.num_rows) == (3, 5)
-    assert cost.prefill_ms == pytest.approx(20, abs=0.1) and cost.forward_ms == pytest.approx(50, abs=0.1)
-    assert cost.queue_ms == pytest.approx(500, abs=0.1)
-    assert cost.encode_ms == 0
-
-
-def test_an_opening_and_each_token_that_is_written_say_what_they_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    desk, edge = costly(monkeypatch)
-    cost = desk.answer(edge.open()).cost
+    edge, other = (Edge(number, 4, ENDLESS, prompt=(0, 3, 5, 7) * 2) for number in range(2))
+    cost = desk.answer(OpenCall(7, 1, edge.opening())).cost
     assert cost == Cost(forward_ms=cost.prefill_ms, prefill_ms=cost.prefill_ms)
     assert cost.prefill_ms == pytest.approx(20, abs=0.1)
-    asked = desk.ask(Edge(1, 4, ENDLESS, prompt=edge.prompt).stream(2))
+    judged = desk.ask(edge.call(draft=edge.likely(4), opens=True))
+    desk.clock.now += 0.5
     desk.finish()
-    first, *others = [answer.cost for answer in asked.answers if isinstance(answer, Verdict | Written)]
-    assert [(cost.num_passes, cost.num_rows) for cost in (first, *others)] == [(1, 1)] * 3
-    assert first.prefill_ms == pytest.approx(20, abs=0.1) and first.forward_ms == pytest.approx(30, abs=0.1)
-    assert [cost.prefill_ms for cost in others] == [0, 0]
-    assert [cost.forward_ms for cost in others] == pytest.approx([10, 10], abs=0.1)
-    assert all(cost.queue_ms < 0.1 for cost in (first, *others))
+    asked = desk.ask(other.stream(2))
+    desk.finish()
+    costs = [
+        answer.cost for each in (judged, asked) for answer in each.answers if isinstance(answer, Verdict | Written)
+    ]
+    assert [(cost.num_passes, cost.num_rows) for cost in costs] == [(3, 5), (1, 1), (1, 1), (1, 1)]
+    assert [cost.prefill_ms for cost in costs] == pytest.approx([20, 20, 0, 0], abs=0.1)
+    assert [cost.forward_ms for cost in costs] == pytest.approx([50, 30, 10, 10], abs=0.1)
+    assert [cost.queue_ms for cost in costs] == pytest.approx([500, 0, 0, 0], abs=0.1)

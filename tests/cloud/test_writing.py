@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skydraft.access.limits import RowBudget
-from skydraft.config import DecodingParams
 from skydraft.errors import SessionNotFound
 from skydraft.protocol.values import Opened, VerifyCall, Written
-from tests import reference, toys
-from tests.cloud.driver import ENDLESS, TO_THE_END, Desk, Edge, desk_of
+from tests import toys
+from tests.cloud.driver import ENDLESS, Desk, Edge, desk_of
 from tests.toys import law
 
 Begin = Callable[[Edge], VerifyCall]
@@ -26,41 +26,6 @@ def goes_on(desk: Desk, edge: Edge, **options: Any) -> None:
     """The next block needs no opening."""
     call = edge.call(draft=edge.likely(3, **options))
     assert desk.answer(call) == edge.judged(call)
-
-
-@law(60)
-@given(st.data(), toys.seeds, toys.params(), st.integers(1, 12), st.integers(0, 6), st.none() | st.integers(0, 6))
-def test_after_a_correction_come_the_tokens_that_the_target_alone_would_write_and_no_more_than_asked_for(
-    data: st.DataObject, seed: int, params: DecodingParams, max_rows: int, num_draft: int, miss: int | None
-) -> None:
-    desk, edge = desk_of(seed, max_rows=max_rows), Edge(0, seed, params)
-    text, finish = reference.plain(toys.toy(seed), edge.prompt, params)
-    num_write = data.draw(st.sampled_from([1, 2, 5, len(text), TO_THE_END]))
-    asked = desk.ask(call := edge.call(draft=edge.likely(num_draft, miss)[: len(text)], opens=True, write=num_write))
-    desk.finish()
-    verdict = edge.judged(call)
-    edge.took(asked)
-    assert asked.answers[0] == verdict
-    is_corrected = verdict.num_accepted < len(call.draft_ids) or not call.draft_ids
-    assert asked.text == text[: verdict.num_tokens + num_write * is_corrected]
-    assert [type(answer) for answer in asked.answers[1:]] == [Written] * len(asked.written)  # one by one
-    assert asked.last.finish == (finish if len(asked.text) == len(text) else None)
-    assert desk.num_sessions == desk.engine.num_open == (asked.last.finish is None)
-    if asked.last.finish is None:
-        goes_on(desk, edge)
-    assert desk.engine.num_prefills <= 1
-
-
-def test_a_stop_before_the_verdict_leaves_the_verdict_and_one_after_the_end_changes_nothing() -> None:
-    desk, edge = desk_of(max_rows=1), Edge(0, 4, ENDLESS)
-    asked = desk.ask(call := edge.call(draft=edge.likely(3), opens=True, write=9))
-    desk.step(2)
-    desk.stop_writing(asked)
-    desk.finish()
-    desk.stop_writing(asked)
-    desk.step(2)
-    assert asked.answers == [edge.judged(call)]
-    goes_on(desk, edge)
 
 
 @law(25)
@@ -131,33 +96,21 @@ def test_a_text_that_made_way_goes_on_with_the_right_tokens_when_it_is_opened_ag
     assert len(again.written) == 7
 
 
-class Budget:
-    """Rows that a text may take each second, by the clock of its desk, and what it took."""
-
-    def __init__(self, desk: Desk, rate: float) -> None:
-        self._budget = RowBudget(rate, desk.clock)
-        self.num_charged = 0
-
-    def charge(self, num_rows: int) -> float:
-        self.num_charged += num_rows
-        return self._budget.charge("ann", num_rows)
-
-
 @pytest.mark.parametrize(("miss", "num_written"), [(2, 10), (None, 0)], ids=["corrected", "accepted"])
 def test_a_text_is_charged_for_what_is_computed_after_its_verdict(miss: int | None, num_written: int) -> None:
     """What is judged was paid for when it was asked."""
-    desk, edge = desk_of(), Edge(1, 4, ENDLESS)
-    budget = Budget(desk, 0)
-    desk.ask(edge.call(draft=edge.likely(5, miss), opens=True, write=10), charge=budget.charge)
+    desk, edge, charged = desk_of(), Edge(1, 4, ENDLESS), list[int]()
+    call = edge.call(draft=edge.likely(5, miss), opens=True, write=10)
+    desk.ask(call, charge=lambda num_rows: charged.append(num_rows) or 0.0)
     desk.finish()
-    assert desk.engine.num_rows == 6 + num_written and budget.num_charged == num_written
+    assert desk.engine.num_rows == 6 + num_written and sum(charged) == num_written
 
 
 @pytest.mark.parametrize("begin", BEGINNINGS)
 @pytest.mark.parametrize("rate", [20.0, 50.0])
 def test_a_text_takes_no_more_rows_than_its_rate_and_a_burst(rate: float, begin: Begin) -> None:
     desk = desk_of()
-    desk.ask(begin(Edge(1, 4, ENDLESS)), charge=Budget(desk, rate).charge)
+    desk.ask(begin(Edge(1, 4, ENDLESS)), charge=partial(RowBudget(rate, desk.clock).charge, "ann"))
     began, burst = desk.clock(), max(2 * rate, 64)
     for _ in range(1500):
         desk.step()
@@ -170,7 +123,7 @@ def test_a_text_takes_no_more_rows_than_its_rate_and_a_burst(rate: float, begin:
 @pytest.mark.parametrize("begin", BEGINNINGS)
 def test_a_text_that_is_slowed_down_holds_up_nobody_else(begin: Begin) -> None:
     desk = desk_of()
-    desk.ask(begin(Edge(1, 4, ENDLESS)), charge=Budget(desk, 1.0).charge)
+    desk.ask(begin(Edge(1, 4, ENDLESS)), charge=partial(RowBudget(1.0, desk.clock).charge, "ann"))
     other = desk.ask(Edge(2, 4, ENDLESS).stream(), "bob")
     desk.step(200)
     assert len(other.answers) > 150

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from bench.lengths import Times, fixed, over
 from skydraft.decoding import block_length
-from skydraft.decoding.block_length import MAX_AUTO_K, AutoK, RunAcceptance
+from skydraft.decoding.block_length import MAX_AUTO_K, AutoK
 from skydraft.decoding.cost_model import CostModel
-from skydraft.gating.calibration import LearnedRisk
+from skydraft.gating.calibration import NUM_BINS, BinShares
 from skydraft.gating.fitting import LabelledText
 from skydraft.types import Cost, DraftBlock, LinkCost, Round, Signals, StepRecord
 
@@ -22,24 +22,11 @@ GAIN = 1.05  # stated in the module: what drafting must promise over plain decod
 SURE = Signals(0.5, 0.5, 0.7)
 
 
-class KnownRisk:
-    """A chance that is known, and the same for all tokens."""
-
-    def __init__(self, chance):
-        self._chance = chance
-
-    def of(self, signals):
-        return self._chance
-
-    def observe(self, judged, num_accepted):
-        pass
-
-
 def policy_of(costs, alpha=0.75, **options):
     """A policy that takes every token for as likely as all others."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(block_length, "PRIOR_BY_RUN", (alpha,) * 8)
-        patch.setattr(block_length, "LearnedRisk", lambda: KnownRisk(1 - alpha))
+        patch.setattr(block_length, "counted_risks", lambda memory: BinShares([1 - alpha] * NUM_BINS, 1e12))
         return AutoK(costs, **options)
 
 
@@ -94,12 +81,6 @@ def test_a_profile_of_no_time_at_all_is_no_error():
         for number in range(3):
             policy.observe(done(2, 1, number=number, draft_ms=1.0, target=Cost(1, 3, forward_ms=5.0), rtt_ms=5.0))
             assert policy.reads in (False, True) and policy.is_enough([SURE]) in (False, True)
-
-
-def test_a_block_ends_after_an_unsure_token_and_goes_on_while_all_are_sure():
-    policy = AutoK(CostModel(12.0, (45.0,) * 16, 16, wire_ms=20.0, streams=True))
-    sure, unsure = Signals(0.1, 0.9, 0.97), Signals(2.0, 0.1, 0.15)
-    assert policy.is_enough([sure, unsure]) and not policy.is_enough([sure] * 4)
 
 
 @law(25)
@@ -210,14 +191,6 @@ def test_a_stream_never_waits_long_for_what_was_not_read(prompt_ms):
     assert not prompt_ms
 
 
-def test_runs_that_always_end_are_no_reason_to_read_no_more():
-    policy = AutoK(CostModel(32.0, (45.0,) * 16, 16, wire_ms=20.0, streams=True))
-    for number in range(1, 100):
-        policy.observe(done(0, 0, number=number, wall_ms=45.0, outcome="written"))
-        assert policy.reads
-        policy.read([True] * 16 + [False])
-
-
 LATE = {
     "in the shadow of the target": Times(20.0, 45.0, lambda base: 80.0),
     "a slow draft model": Times(30.0, 45.0, lambda base: 20.0),
@@ -261,22 +234,10 @@ def test_nothing_is_read_or_drafted_where_no_block_can_pay():
         policy.observe(done(0, 0, number=number, wall_ms=45.0, outcome="written"))
 
 
-def test_a_longer_run_is_believed_more_and_all_are_learned():
-    by_run, rng = RunAcceptance((0.7,) * 8), np.random.default_rng(1)
-    run = 0
-    for _ in range(4000):
-        run = by_run.observe(run, [bool(rng.random() < (0.5 if run < 3 else 0.95))])
-    assert [by_run.of(n) for n in (0, 2, 5, 12)] == pytest.approx([0.5, 0.5, 0.95, 0.95], abs=0.1)
-
-
-def test_what_is_learned_of_sure_and_unsure_tokens_is_how_often_they_were_wrong():
-    risk, rng = LearnedRisk(), np.random.default_rng(3)
-    sure, unsure = Signals(0.1, 0.9, 0.97), Signals(2.0, 0.1, 0.3)
-    for _ in range(2000):
-        block = [sure, unsure, sure]
-        stands = [rng.random() < 0.9, rng.random() < 0.6, rng.random() < 0.9]
-        risk.observe(block, stands.index(False) if False in stands else 3)
-    assert risk.of(sure) == pytest.approx(0.1, abs=0.04) and risk.of(unsure) == pytest.approx(0.4, abs=0.06)
-    for _ in range(1200):  # another kind of text
-        risk.observe([unsure], 1)
-    assert risk.of(unsure) < 0.1
+def test_shares_become_those_of_the_newest_tokens():
+    shares, rng = BinShares([0.5, 0.5], 4.0, 200.0), np.random.default_rng(3)
+    for chances in ((0.1, 0.9), (0.8, 0.9)):  # another kind of text
+        for _ in range(1500):
+            for at, chance in enumerate(chances):
+                shares.count(at, bool(rng.random() < chance))
+        assert [shares.of(0), shares.of(1)] == pytest.approx(chances, abs=0.1)

@@ -53,16 +53,6 @@ def test_the_tokens_cannot_be_written_from_outside(view):
         getattr(context, view)[0] = 9
 
 
-def test_how_it_ends_and_that_the_first_reason_stays():
-    natural, broken = Context(Prompt((1,))), Context(Prompt((1,)))
-    natural.commit_skip(DraftBlock(0, (2,)), "sentences")
-    natural.interrupt()
-    assert natural.finish == "sentences"
-    broken.interrupt()
-    broken.commit_skip(DraftBlock(0, (2,)), None)
-    assert broken.finish == "interrupted"
-
-
 @law(100)
 @given(st.lists(st.tuples(tokens, st.floats(0, 1)), max_size=40))
 def test_a_token_buffer_is_a_list(steps):

@@ -47,11 +47,6 @@ def test_a_score_is_the_log_softmax_and_the_best_come_first(
     assert all(logprob == pytest.approx(want[each], abs=1e-9) for each, logprob in told.best)
 
 
-def test_a_token_that_is_ruled_out_has_no_chance() -> None:
-    told = score(np.array([0.0, -np.inf], np.float32), 1, 2)
-    assert told.logprob == -np.inf and told.best == ((0, 0.0), (1, -np.inf))
-
-
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("temperature", "grammar"), [(0.0, ""), (0.9, ""), (0.7, "regex:语速[a-z]{3}(快|慢)+")])
 def test_each_token_has_the_score_of_its_author(mode: str, temperature: float, grammar: str) -> None:

@@ -19,17 +19,11 @@ from .judging import any_token, choices, endless, expected_verdict, judged, seat
 
 def test_a_session_without_a_sequence_refuses_to_work_and_stays_as_it_was():
     target, params = toys.toy(3), DecodingParams()
-    session = TargetSession(target, ASKED, params)
-    block = DraftBlock(0, (1, 2))
-    assert not session.is_seated and not session.needs_prefill
+    session, block = TargetSession(target, ASKED, params), DraftBlock(0, (1, 2))
     for use in (session.prefill, session.release, lambda: session.begin(block, ())):
         with pytest.raises(EngineError, match="has no sequence"):
             use()
-    session.close()
-    assert (session.base, session.finish, session.token_ids.tolist()) == (0, None, list(PROMPT_IDS))
     session.adopt(target.begin(PROMPT_IDS))
-    while session.needs_prefill:
-        session.prefill()
     assert judged(session, block) == judged(seated(target, params), block)
 
 
@@ -47,19 +41,6 @@ def test_a_session_takes_over_the_sequence_of_another_with_its_prompt(seed, para
     session.adopt(former.release())
     block = DraftBlock(len(mine), tuple(choices(target, params, mine, 3)))
     assert judged(session, block, max_rows=max_rows) == expected_verdict(target, params, mine, block.token_ids)
-
-
-@law(20)
-@given(st.data(), toys.seeds, st.integers(1, 6))
-def test_what_was_committed_elsewhere_is_committed(data, seed, num_committed):
-    target, params = toys.toy(seed), data.draw(endless())
-    committed = choices(target, params, [], num_committed)
-    session = seated(target, params, committed=committed)
-    assert (session.base, session.token_ids.tolist()) == (num_committed, [*PROMPT_IDS, *committed])
-    with pytest.raises(BaseMismatch):
-        session.check(DraftBlock(0, ()), ())
-    block = tuple(choices(target, params, committed, 3))
-    assert judged(session, DraftBlock(num_committed, block)) == expected_verdict(target, params, committed, block)
 
 
 def test_a_session_refuses_a_prompt_that_does_not_fit_and_a_text_that_is_complete():

@@ -5,17 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 
 
-@dataclass(frozen=True)
-class Block:
-    """`language` is that of the fence, "" for an indented block."""
-
-    language: str
+class Block(NamedTuple):
+    language: str  # of the fence, "" for an indented block
     text: str
 
     @property
@@ -24,7 +21,6 @@ class Block:
 
 
 def blocks_of(page: str) -> list[Block]:
-    """All blocks of a page, in order."""
     return list(_blocks((ROOT / page).read_text(encoding="utf-8").splitlines()))
 
 

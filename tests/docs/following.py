@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -121,7 +122,7 @@ class Reader:
         return printed
 
     def _serve(self, command: str, what: str) -> str:
-        """Start a server in the place of the one before it, and wait until it says that it is there."""
+        """Start a server in the place of the one before it."""
         self._stop(what)
         wait_for_port(PORTS[what])
         log = self._bin / f"{what}.log"
@@ -143,7 +144,6 @@ class Reader:
             assert child.wait(LIMIT_S) == 0, (self._bin / f"{what}.log").read_text(encoding="utf-8")
 
     def leave(self) -> None:
-        """Stop all servers."""
         try:
             for what in list(self._servers):
                 self._stop(what)
@@ -152,20 +152,11 @@ class Reader:
                 child.kill()
 
 
-def is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
-
-
 def wait_for_port(port: int) -> None:
     """Wait a little for a port that the pages name; skips the test where somebody else keeps it."""
     until = time.monotonic() + 20
-    while not is_free(port):
-        if time.monotonic() > until:
-            pytest.skip(f"port {port}, which the page names, is in use by something else on this machine")
+    while time.monotonic() < until:
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return
         time.sleep(0.2)
+    pytest.skip(f"port {port}, which the page names, is in use by something else on this machine")

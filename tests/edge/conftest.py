@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from typing import Any
 
 import pytest
 
+import skydraft
 from skydraft.engines.toy import open_toy
 
+from .. import toys
 from ..serving import Unhurried, serving
-from .several_servers import Start
+from .texts import Start
+
+SEEDS = (4, 17, 33)
 
 
 @pytest.fixture
@@ -22,6 +27,16 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Start a server, which ends with the test."""
     with ExitStack() as stack:
         yield lambda engine=None, **options: stack.enter_context(serving(engine or open_toy("toy"), **options))
+
+
+@pytest.fixture(scope="module")
+def clouds() -> Iterator[dict[int, Any]]:
+    """A connection to a server for each target; it is waited for, since a busy machine is no fault of the link."""
+    with ExitStack() as stack:
+        servers = {seed: stack.enter_context(serving(toys.toy(seed))) for seed in SEEDS}
+        connected = {seed: skydraft.connect(server.address, require=True) for seed, server in servers.items()}
+        for each in connected.values():
+            stack.enter_context(closing(each))
+        yield connected

@@ -9,36 +9,24 @@ from typing import Any
 import pytest
 
 import skydraft
-from skydraft import DecodingParams, make_plan
+from skydraft import DecodingParams, Generation
 from skydraft.edge.cloud import Cloud
-from skydraft.engines.base import Engine
 from skydraft.engines.toy import open_toy
 from skydraft.errors import TargetChanged
 
 from ..serving import free_port, serving
-from .several_servers import ALONE, GATED, LOSSLESS, Start, begin, connected, home, undisturbed
+from .texts import ALONE, GATED, LOSSLESS, PLANS, Start, begin, connected, home, undisturbed
 
 LENGTH = 2000  # a stream is read ahead: it must not be over before its server is
-PARAMS = DecodingParams(max_new_tokens=LENGTH, min_new_tokens=LENGTH)
-PLANS = {
-    "lossless": make_plan("lossless", k=4), "cloud": make_plan("cloud"), "gated": make_plan(gate="entropy:0.3", k=4)
-}  # fmt: skip
+LONG = DecodingParams(max_new_tokens=LENGTH, min_new_tokens=LENGTH)
 
 
-def begun(cloud: Cloud, plan: Any, num_rounds: int = 4) -> tuple[skydraft.Generation, Iterator[Any]]:
-    generation = skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=cloud, plan=plan, params=PARAMS)
+def begun(cloud: Cloud, plan: Any) -> tuple[Generation, Iterator[Any]]:
+    generation = begin(cloud, plan, LONG)
     rounds = generation.rounds()
-    for _ in range(num_rounds):
+    for _ in range(4):
         next(rounds)
     return generation, rounds
-
-
-def alone(plan: Any, target: Engine) -> tuple[int, ...]:
-    return (
-        skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=target, plan=plan, params=PARAMS)
-        .run()
-        .token_ids
-    )
 
 
 CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -62,20 +50,20 @@ def test_a_text_stops_where_the_target_changes(change: str, plan: str) -> None:
         for _ in rounds:
             pass
     written = generation.token_ids
-    assert 4 <= len(written) < LENGTH and written == alone(PLANS[plan], open_toy("toy"))[: len(written)]
+    assert 4 <= len(written) < LENGTH and written == undisturbed(PLANS[plan], LONG)[: len(written)]
     cloud.close()
 
 
-@pytest.mark.parametrize("plan", ["lossless", "cloud"])
+@pytest.mark.parametrize("plan", [LOSSLESS, ALONE], ids=["lossless", "cloud"])
 def test_the_same_target_or_one_with_more_room_goes_on(plan: str) -> None:
     port = free_port()
     with serving(open_toy("toy", 3000), port=port):
         cloud = skydraft.connect(f"127.0.0.1:{port}", timeout_s=10)
-        generation, rounds = begun(cloud, PLANS[plan])
+        generation, rounds = begun(cloud, plan)
     with serving(open_toy("toy", 4096), port=port):
         for _ in rounds:
             pass
-    assert generation.token_ids == alone(PLANS[plan], open_toy("toy"))
+    assert generation.token_ids == undisturbed(plan, LONG)
     cloud.close()
 
 
@@ -114,8 +102,7 @@ def test_when_all_servers_of_a_list_run_something_new_texts_begin_with_that(star
             start(open_toy("toy:drift=0.4"), port=port)
         with pytest.raises(TargetChanged, match="begun with"):
             list(rounds)
-        target: Engine = open_toy("toy:drift=0.4")
-        expected = begin(target).run().token_ids  # type: ignore[arg-type]
+        expected = begin(open_toy("toy:drift=0.4")).run().token_ids
         assert expected != undisturbed()
         for plan in (LOSSLESS, ALONE) * 3:
             assert begin(cloud, plan).run().token_ids == expected

@@ -19,41 +19,19 @@ import pytest
 import skydraft
 from bench.emulated_link import EmulatedLink
 from skydraft import DecodingParams, Generation, make_plan
-from skydraft.engines.base import Engine
 from skydraft.engines.toy import open_toy
 from skydraft.errors import CloudLost
 
-from ..serving import PATIENCE_S, Process, Relay, Serving, ran_s, serving
+from ..serving import PATIENCE_S, Process, Relay, Serving, ran_s, serving, waiting
+from .texts import LOSSLESS, PLANS, begin, by_plan, undisturbed
 
 LONG = DecodingParams(max_new_tokens=3000, min_new_tokens=3000)
-PLANS = {
-    "lossless": make_plan("lossless", k=4),
-    "cloud": make_plan("cloud"),
-    "gated": make_plan(gate="entropy:0.3", k=4),
-}
-by_plan = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-
-
-def begin(cloud: Any, plan: Any, params: DecodingParams = LONG) -> Generation:
-    return skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=cloud, plan=plan, params=params)
-
-
-def slow_toy() -> Engine:
-    """A target that takes a millisecond, so that what it streams is not over before it is left."""
-    engine = open_toy("toy")
-    forward = engine.forward
-
-    def slowly(feeds: Any, *, want_logits: bool) -> Any:
-        time.sleep(0.001)
-        return forward(feeds, want_logits=want_logits)
-
-    engine.forward = slowly  # type: ignore[method-assign]
-    return engine
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Serving]:
-    with serving(slow_toy(), session_ttl_s=600.0) as running:
+    slow = waiting(open_toy("toy"), lambda: time.sleep(0.001))  # what it streams is not over before it is left
+    with serving(slow, session_ttl_s=600.0) as running:
         yield running
 
 
@@ -92,7 +70,7 @@ def cancelled_while_it_waits(generation: Generation, wait: Callable[[], None], n
 def test_a_generation_that_waits_in_vain_ends_when_it_is_cancelled(server: Serving, plan: Any, num_rounds: int) -> None:
     """Replies are held; the session ends at the server as well."""
     with Relay(server.address) as relay, closing(skydraft.connect(relay.address, require=True)) as cloud:
-        generation = begin(cloud, plan)
+        generation = begin(cloud, plan, LONG)
         cancelled_while_it_waits(generation, relay.hold, num_rounds)
         relay.let_go()
         server.wait_until(lambda: server.num_sessions == 0)
@@ -106,7 +84,7 @@ def test_a_generation_that_waits_in_vain_ends_when_it_is_cancelled(server: Servi
 def test_runs_that_are_closed_or_collected_leave_no_session(server: Serving, plan: Any, ahead: bool) -> None:
     for how in ["closed", "collected"] * 3:
         cloud = skydraft.connect(server.address, open_ahead=ahead)
-        generation = begin(cloud, plan)
+        generation = begin(cloud, plan, LONG)
         next(generation.rounds())
         if how == "closed":
             generation.close()
@@ -162,7 +140,6 @@ def test_a_script_that_leaves_a_text_in_the_middle_ends_soon_and_without_a_word(
 
 
 def taken() -> tuple[int, int]:
-    """(threads, sockets) of this process."""
     sockets = 0
     for number in os.listdir("/proc/self/fd"):
         try:
@@ -181,7 +158,7 @@ def test_threads_and_sockets_do_not_grow_with_generations() -> None:
 
             def open_at_once(num: int) -> tuple[int, int]:
                 """What is taken while so many generations have streams of their own, all in this thread."""
-                generations = [begin(cloud, plans[number % len(plans)]) for number in range(num)]
+                generations = [begin(cloud, plans[number % len(plans)], LONG) for number in range(num)]
                 for generation in generations:
                     rounds = generation.rounds()
                     for _ in range(3):
@@ -206,12 +183,11 @@ def test_threads_and_sockets_do_not_grow_with_generations() -> None:
 def test_generations_whose_connection_breaks_share_the_next_one(server: Serving) -> None:
     """Each leaves the connection on which it failed, and not the one that another has made since."""
     short = DecodingParams(max_new_tokens=120, min_new_tokens=120)
-    expected = begin(open_toy("toy"), PLANS["lossless"], short).run().token_ids
     with (
         EmulatedLink(("127.0.0.1", server.port)) as link,
         closing(skydraft.connect(link.address, timeout_s=PATIENCE_S)) as cloud,
     ):
-        generations = [begin(cloud, PLANS["lossless"], short) for _ in range(8)]
+        generations = [begin(cloud, LOSSLESS, short) for _ in range(8)]
         met = threading.Barrier(8, link.cut)
 
         def run(generation: Generation) -> tuple[int, ...]:
@@ -221,5 +197,5 @@ def test_generations_whose_connection_breaks_share_the_next_one(server: Serving)
             return generation.token_ids
 
         with ThreadPoolExecutor(8) as pool:
-            assert set(pool.map(run, generations)) == {expected}
+            assert set(pool.map(run, generations)) == {undisturbed(LOSSLESS, short)}
         assert link.num_connections == 2

@@ -4,7 +4,7 @@ meanwhile."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from threading import Event, Thread
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import skydraft
 from bench.emulated_link import EmulatedLink
-from skydraft import DecodingParams, Generation, make_plan
+from skydraft import DecodingParams, make_plan
 from skydraft.access.limits import Limits
 from skydraft.cloud.server import ServeOptions
 from skydraft.cloud.worker import Worker
@@ -31,27 +31,9 @@ from ..decoding.test_hand_back import turns_of
 from ..decoding.test_laws import DRAFTED, assert_whose
 from ..serving import PATIENCE_S, Leash, Serving, asked, longest_round_s, serving
 from ..toys import PROMPT, PROMPT_IDS, law
-from .test_remote import gates
+from .test_remote import SEEDS, decode, gates
 
-SEEDS = (4, 17, 33)
 AGREE = st.sampled_from(["agree:1", "agree:2", "agree:4"])
-
-
-@pytest.fixture(scope="module")
-def clouds() -> Iterator[dict[int, Any]]:
-    """A connection to a server for each target; it is waited for, since a busy machine is no fault of the link."""
-    with ExitStack() as stack:
-        yield {
-            seed: stack.enter_context(
-                closing(skydraft.connect(stack.enter_context(serving(toys.toy(seed))).address, require=True))
-            )
-            for seed in SEEDS
-        }
-
-
-def decode(plan: Any, params: DecodingParams, edge: Any, cloud: Any) -> Generation:
-    with skydraft.generate(PROMPT, edge=edge, cloud=cloud, plan=plan, params=params, raw=True) as generation:
-        return generation.run()
 
 
 @law(200)

@@ -9,22 +9,12 @@ from skydraft.edge.recovery import FALLBACK_S, Recovery, Situation, Step, recove
 from skydraft.edge.verifier import Patience
 from skydraft.errors import (
     BaseMismatch,
-    BudgetSpent,
     CloudBusy,
-    CloudDraining,
     CloudFailure,
     CloudLost,
-    CloudTimeout,
-    Diverged,
-    LimitExceeded,
-    NotAuthorized,
     RateLimited,
     SessionNotFound,
-    SessionTaken,
     SkydraftError,
-    TargetChanged,
-    TlsFailure,
-    VocabularyMismatch,
 )
 
 TIMEOUT_S, EDGE_S = 30.0, 1.0  # a gated text goes on alone within a second
@@ -35,20 +25,20 @@ ONE, MANY, GATED = Situation(TIMEOUT_S), Situation(TIMEOUT_S, has_others=True), 
 MENDED: dict[type[SkydraftError], tuple[Step, Step, Step]] = {
     BaseMismatch: ("open again", "open again", "open again"),
     CloudBusy: ("again", "again", "again"),
-    CloudDraining: ("reconnect", "elsewhere", "reconnect"),
+    errors.CloudDraining: ("reconnect", "elsewhere", "reconnect"),
     CloudFailure: ("open again", "open again", "open again"),
     CloudLost: ("reconnect", "elsewhere", "reconnect"),
-    CloudTimeout: ("again", "again", "again"),
-    Diverged: ("open again", "open again", "open again"),
-    LimitExceeded: ("give up", "give up", "alone"),
-    NotAuthorized: ("give up", "elsewhere", "give up"),
+    errors.CloudTimeout: ("again", "again", "again"),
+    errors.Diverged: ("open again", "open again", "open again"),
+    errors.LimitExceeded: ("give up", "give up", "alone"),
+    errors.NotAuthorized: ("give up", "elsewhere", "give up"),
     RateLimited: ("again", "again", "again"),
-    BudgetSpent: ("give up", "give up", "alone"),
+    errors.BudgetSpent: ("give up", "give up", "alone"),
     SessionNotFound: ("open again", "open again", "open again"),
-    SessionTaken: ("open again", "open again", "open again"),
-    TargetChanged: ("give up", "elsewhere", "give up"),
-    TlsFailure: ("give up", "elsewhere", "give up"),
-    VocabularyMismatch: ("give up", "elsewhere", "give up"),
+    errors.SessionTaken: ("open again", "open again", "open again"),
+    errors.TargetChanged: ("give up", "elsewhere", "give up"),
+    errors.TlsFailure: ("give up", "elsewhere", "give up"),
+    errors.VocabularyMismatch: ("give up", "elsewhere", "give up"),
 }
 # What no other try and no other server would make better, or what no server of ours sends.
 FINAL = (
@@ -112,8 +102,8 @@ LIMITED = RateLimited("no.", retry_after_s=1.5)
         (LOST, after(GATED, num_tries=2, waited_s=0.3, silent_s=0.3), Recovery("reconnect", 0.08)),
         (LOST, after(GATED, num_tries=4, waited_s=0.4, silent_s=0.4), Recovery("alone", is_late=True)),
         (LOST, after(GATED, waited_s=9, silent_s=0.1), Recovery("reconnect", 0.02)),
-        (CloudTimeout("no."), after(GATED, waited_s=0.7, silent_s=0.7), Recovery("alone", is_late=True)),
-        (CloudDraining("no."), after(GATED, waited_s=0.7, silent_s=0.7), Recovery("alone", is_late=True)),
+        (errors.CloudTimeout("no."), after(GATED, waited_s=0.7, silent_s=0.7), Recovery("alone", is_late=True)),
+        (errors.CloudDraining("no."), after(GATED, waited_s=0.7, silent_s=0.7), Recovery("alone", is_late=True)),
         # The first opening again is at once; each of them feeds the prompt again.
         (GONE, ONE, Recovery("open again")),
         (GONE, after(ONE, num_tries=1, num_reopened=1), Recovery("open again", 0.04)),
@@ -130,9 +120,9 @@ LIMITED = RateLimited("no.", retry_after_s=1.5)
         (BROKEN, after(GATED, num_failures=2), Recovery("alone")),
         (BROKEN, after(MANY, num_failures=1), Recovery("elsewhere")),
         # What no server would take ends the help for good, and a token that is refused is no outage.
-        (LimitExceeded("no."), GATED, Recovery("alone", is_final=True)),
-        (NotAuthorized("no."), GATED, Recovery("give up")),
-        (TargetChanged("no."), GATED, Recovery("give up")),
+        (errors.LimitExceeded("no."), GATED, Recovery("alone", is_final=True)),
+        (errors.NotAuthorized("no."), GATED, Recovery("give up")),
+        (errors.TargetChanged("no."), GATED, Recovery("give up")),
     ],
 )  # fmt: skip
 def test_what_is_done_then(error: SkydraftError, now: Situation, then: Recovery) -> None:

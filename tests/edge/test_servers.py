@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 import skydraft
 from skydraft import DecodingParams, Generation, make_plan
 from skydraft.edge.cloud import Cloud
-from skydraft.edge.own_server import OwnServer
 from skydraft.edge.server import Server
 from skydraft.edge.servers import Servers
+from skydraft.edge.session import OwnServer
 from skydraft.edge.tls import ServerOptions
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import open_toy
@@ -33,9 +33,9 @@ from skydraft.errors import CloudTimeout, NotAuthorized, OptionError, Vocabulary
 from skydraft.protocol.address import parse_addresses
 
 from .. import toys
-from ..serving import PATIENCE_S, Process, free_port
+from ..serving import PATIENCE_S, Process, free_port, waiting
 from ..toys import law
-from .several_servers import ALONE, GATED, LOSSLESS, PARAMS, Start, begin, connected, home, undisturbed
+from .texts import ALONE, GATED, LOSSLESS, PARAMS, Start, begin, by_plan, connected, home, undisturbed
 
 TOKENS = "phone a-token-of-24-characters\n"
 LONG = replace(PARAMS, max_new_tokens=1500, min_new_tokens=1500)  # what is streamed is read ahead
@@ -112,7 +112,7 @@ def test_a_server_that_was_lost_gets_new_sessions_again_after_a_while(monkeypatc
 
 
 @pytest.mark.parametrize("how", ["dies", "drains"])
-@pytest.mark.parametrize("plan", [LOSSLESS, ALONE, GATED], ids=["lossless", "cloud", "gated"])
+@by_plan
 def test_a_text_goes_on_at_another_server_when_its_own_one_goes(
     start: Start, plan: Any, how: str, unhurried: None
 ) -> None:
@@ -132,15 +132,7 @@ def test_a_text_goes_on_at_another_server_when_its_own_one_goes(
 
 def slow(plan: Any) -> Engine:
     """A target that takes its time where a stream would be over before its server is."""
-    engine = open_toy("toy")
-    if plan is ALONE:
-        forward = engine.forward
-
-        def slowly(feeds: Any, *, want_logits: bool) -> Any:
-            time.sleep(0.001)
-            return forward(feeds, want_logits=want_logits)
-
-        engine.forward = slowly  # type: ignore[method-assign]
+    engine: Engine = waiting(open_toy("toy"), lambda: time.sleep(0.001 * (plan is ALONE)))
     return engine
 
 
@@ -261,14 +253,14 @@ def test_a_server_that_refuses_the_token_is_left_out_and_all_of_them_are_an_erro
 
 # --- Processes that are killed, stopped, drained and started again: `bench.clouds`, small
 
-PLANS = {"lossless": LOSSLESS, "cloud": ALONE, "quality": make_plan("quality", k=4, hand_back="4")}
+MIXED = (LOSSLESS, ALONE, make_plan("quality", k=4, hand_back="4"))
 LENGTH, NUM_EDGES, NUM_TEXTS = 100, 4, 60
 
 
 def written(number: int, cloud: Engine | Cloud) -> Generation:
-    seed, plan = number % 6, PLANS[tuple(PLANS)[number % 3]]
+    seed, plan = number % 6, MIXED[number % 3]
     params = DecodingParams(max_new_tokens=LENGTH, min_new_tokens=LENGTH, temperature=0.8 * (seed % 2), seed=seed)
-    return skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=cloud, plan=plan, params=params).run()
+    return begin(cloud, plan, params).run()
 
 
 def torment(server: Process, over: threading.Event, first_s: float, acts: list[str]) -> None:

@@ -12,8 +12,7 @@ import grpc
 import pytest
 
 import skydraft
-from bench.emulated_link import EmulatedLink
-from skydraft import DecodingParams, Generation, make_plan
+from skydraft import make_plan
 from skydraft.edge.channel import Awaited, Channel, SessionStream, Waiting, shared_loop
 from skydraft.edge.tls import ServerOptions
 from skydraft.engines.toy import open_toy
@@ -22,11 +21,8 @@ from skydraft.protocol import codec
 from skydraft.protocol.values import OpenCall, Opening
 from skydraft.types import Prompt
 
-from ..serving import PATIENCE_S, Serving, serving
-
-PARAMS = DecodingParams(max_new_tokens=60, min_new_tokens=60, temperature=0.8, seed=5)
-LOSSLESS = make_plan("lossless", k=4)
-GATED = make_plan(gate="entropy:0.3", k=4)
+from ..serving import PATIENCE_S, Serving, serving, waiting
+from .texts import ALONE, GATED, LOSSLESS, begin
 
 
 @pytest.fixture(scope="module")
@@ -35,38 +31,11 @@ def server() -> Iterator[Serving]:
         yield running
 
 
-def begin(cloud: Any, plan: Any = LOSSLESS) -> Generation:
-    return skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=cloud, plan=plan, params=PARAMS)
-
-
-@pytest.fixture(scope="module")
-def expected() -> dict[Any, tuple[int, ...]]:
-    """What one process writes, by plan."""
-    return {plan: begin(open_toy("toy"), plan).run().token_ids for plan in (LOSSLESS, GATED)}
-
-
-def test_a_server_that_says_goaway_is_followed_by_another(expected: dict[Any, tuple[int, ...]]) -> None:
-    with (
-        serving(open_toy("toy")) as first,
-        serving(open_toy("toy")) as second,
-        EmulatedLink(("127.0.0.1", first.port)) as link,
-    ):
-        cloud = skydraft.connect(link.address)
-        generation = begin(cloud)
-        for number, _ in enumerate(generation.rounds()):
-            if number == 4:
-                link.retarget(("127.0.0.1", second.port))
-                first.stop(PATIENCE_S)  # GOAWAY, and the idle stream ends
-        assert generation.token_ids == expected[LOSSLESS]
-        assert link.num_connections == 2
-        cloud.close()
-
-
 def test_one_generation_is_one_stream(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, sound = list[str](), Channel.stream
     monkeypatch.setattr(Channel, "stream", lambda self, trace: opened.append(trace) or sound(self, trace))
     cloud = skydraft.connect(server.address, require=True)
-    for number, plan in enumerate((LOSSLESS, GATED, make_plan("cloud"), make_plan()), 1):
+    for number, plan in enumerate((LOSSLESS, GATED, ALONE, make_plan()), 1):
         with begin(cloud, plan) as generation:
             generation.run()
         assert len(opened) == number
@@ -76,21 +45,14 @@ def test_one_generation_is_one_stream(server: Serving, monkeypatch: pytest.Monke
 
 
 class Slow:
-    """An engine whose forwards wait until they may go on."""
+    """`engine` waits with each forward until it may go on."""
 
     def __init__(self) -> None:
-        self.engine = open_toy("toy")
         self.may_go_on = threading.Event()
-        sound = self.engine.forward
-
-        def forward(feeds: Any, *, want_logits: bool) -> Any:
-            self.may_go_on.wait(PATIENCE_S)
-            return sound(feeds, want_logits=want_logits)
-
-        self.engine.forward = forward  # type: ignore[method-assign]
+        self.engine = waiting(open_toy("toy"), lambda: self.may_go_on.wait(PATIENCE_S))
 
 
-def asked_slowly(address: str, waiting: Waiting) -> tuple[Channel, Awaited[bytes]]:
+def asked_slowly(address: str, times: Waiting) -> tuple[Channel, Awaited[bytes]]:
     """A stream in which a session is opened; its answer is waited for on the event loop."""
     channel = Channel(ServerOptions(address))
     opening = Opening(codec.short_fingerprint(open_toy("toy").vocab.fingerprint), Prompt((1, 2, 3)))
@@ -99,7 +61,7 @@ def asked_slowly(address: str, waiting: Waiting) -> tuple[Channel, Awaited[bytes
         stream = channel.stream("")
         message = codec.encode_open(OpenCall(1, 0, opening))
         try:
-            return await stream.receive(waiting, message)
+            return await stream.receive(times, message)
         except CloudLost:
             assert stream.is_over
             raise

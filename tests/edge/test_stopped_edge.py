@@ -8,22 +8,17 @@ import sys
 import time
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import skydraft
 from skydraft import DecodingParams
-from skydraft.edge.channel import WatchedTime
 from skydraft.engines.toy import open_toy
 
 from ..cloud.driver import slow_toy
 from ..serving import PATIENCE_S, serving
-from ..toys import law
 
 TIMEOUT_S, NUM_TOKENS = 1.0, 24
 CODE = """
 import contextlib, skydraft
-from skydraft.edge.channel import WatchedTime
 from skydraft.engines.toy import open_toy
 params = skydraft.DecodingParams(max_new_tokens={n}, min_new_tokens={n}, temperature=0.8, seed=3)
 with contextlib.closing(skydraft.connect({address!r}, timeout_s={timeout})) as cloud:
@@ -54,20 +49,3 @@ def test_an_edge_that_was_stopped_for_longer_than_it_waits_keeps_its_text(plan: 
     params = DecodingParams(max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS, temperature=0.8, seed=3)
     text = skydraft.generate("语速", cloud=open_toy("toy"), params=params, plan=skydraft.make_plan("cloud")).run()
     assert out.splitlines()[-1] == " ".join(map(str, text.token_ids))
-
-
-@law(60)
-@given(st.lists(st.tuples(st.floats(0, 1e4), st.booleans()), max_size=30))
-def test_the_watch_never_goes_back_and_counts_no_pause(steps: list[tuple[float, bool]]) -> None:
-    times = [0.0]
-    watch = WatchedTime(lambda: times[-1])
-    seen = [watch.now()]
-    for pause_s, ticks in steps:
-        times.append(times[-1] + pause_s)
-        if ticks:
-            watch.tick()
-        seen.append(watch.now())
-    assert seen == sorted(seen)
-    assert seen[-1] <= min(times[-1], 0.3 * (1 + len(steps))) + 1e-9
-    if all(pause_s <= 0.3 and ticks for pause_s, ticks in steps):
-        assert seen[-1] == pytest.approx(times[-1])

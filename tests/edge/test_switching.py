@@ -57,7 +57,6 @@ def lengths(
 
 
 def counting(target: Engine, rows: list[int]) -> Engine:
-    """The target; `rows` gets how many it is fed."""
     forward = target.forward
 
     def counted(feeds: Any, **options: Any) -> Any:

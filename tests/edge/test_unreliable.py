@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import grpc
@@ -17,7 +18,6 @@ from hypothesis import strategies as st
 
 import skydraft
 from skydraft import DecodingParams, Generation, make_plan
-from skydraft.cloud.server import ServeOptions
 from skydraft.decoding.block_length import AutoK
 from skydraft.decoding.plan import Plan
 from skydraft.edge.channel import Channel, SessionStream, Waiting
@@ -63,7 +63,6 @@ class Network:
         return {"restart": "lose request", "forget": "pass"}.get(fate, fate)
 
     def _quietly(self, request: bytes) -> None:
-        """Somebody else sends this."""
         stream = RawSession(self._channel)
         try:
             stream.send(request, None)
@@ -77,8 +76,6 @@ class Network:
 
 
 class UnreliableStream:
-    """Stands in for a session's stream. Pings pass."""
-
     def __init__(self, stream: SessionStream, network: Network) -> None:
         self._stream = stream
         self._network = network
@@ -107,29 +104,24 @@ class UnreliableStream:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Serving]:
-    running = Serving(toys.toy(SEED), ServeOptions(port=0))
-    yield running
-    running.stop()
+    with serving(toys.toy(SEED)) as running:
+        yield running
 
 
 def decode(
     server: Serving, plan: Plan, params: DecodingParams, edge: Any, fates: list[str]
 ) -> tuple[Generation, list[Round]]:
-    cloud, network, sound = (
-        skydraft.connect(server.address, require=True),
-        Network(server.address, fates),
-        Channel.stream,
-    )
-    with pytest.MonkeyPatch.context() as patch:
+    sound = Channel.stream
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        closing(skydraft.connect(server.address, require=True)) as cloud,
+        closing(Network(server.address, fates)) as network,
+    ):
         patch.setattr(Channel, "stream", lambda self, trace: UnreliableStream(sound(self, trace), network))
-        try:
-            generation = skydraft.generate(PROMPT, edge=edge, cloud=cloud, plan=plan, params=params, raw=True)
-            rounds = [done for done, _ in generation.rounds()]
-            assert (network.num_asked > 0) == any(done.record.link.bytes_up for done in rounds)
-            return generation, rounds
-        finally:
-            cloud.close()
-            network.close()
+        generation = skydraft.generate(PROMPT, edge=edge, cloud=cloud, plan=plan, params=params, raw=True)
+        rounds = [done for done, _ in generation.rounds()]
+        assert (network.num_asked > 0) == any(done.record.link.bytes_up for done in rounds)
+        return generation, rounds
 
 
 fates = st.lists(st.sampled_from(FATES), max_size=12)
@@ -154,10 +146,7 @@ def test_so_is_what_the_target_writes_alone_and_what_goes_between_both(
     server: Serving, params: DecodingParams, fates: list[str], seed: int | None
 ) -> None:
     """The stream breaks while the target writes on."""
-    plan, lengths = (
-        make_plan("cloud" if seed is None else "lossless", k=None if seed is None else "auto"),
-        random.Random(seed),
-    )
+    plan, lengths = make_plan("cloud") if seed is None else make_plan("lossless", k="auto"), random.Random(seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(AutoK, "longest", lambda self: lengths.choice([0, 0, 0, 3, 5]))
         patch.setattr(AutoK, "to_write", lambda self: lengths.choice([0, 2, WRITE_ALL]))
@@ -183,7 +172,7 @@ def test_a_gated_run_that_requires_the_cloud_is_the_undisturbed_one(
         assert (done.token_ids, done.audit) == (other.token_ids, other.audit)
 
 
-COMMITTED = {
+HELD = {
     "other tokens": lambda ids: (*ids[:-2], (ids[-2] + 1) % VOCAB.size, ids[-1]),
     "fewer tokens": lambda ids: ids[:-1],
     "more tokens": lambda ids: (*ids, 1),
@@ -192,7 +181,7 @@ COMMITTED = {
 }
 
 
-@pytest.mark.parametrize("held", COMMITTED)
+@pytest.mark.parametrize("held", HELD)
 def test_a_divergence_is_noticed_in_its_round_and_mended(held: str) -> None:
     """Somebody puts a session in the place of the edge's: of the same number and epoch, with something else in it."""
     params = DecodingParams(max_new_tokens=24, min_new_tokens=24)
@@ -200,25 +189,23 @@ def test_a_divergence_is_noticed_in_its_round_and_mended(held: str) -> None:
         serving(toys.toy(SEED)) as server,
         Relay(server.address) as relay,
         grpc.insecure_channel(server.address) as stranger,
+        closing(skydraft.connect(relay.address)) as cloud,
     ):
-        cloud = skydraft.connect(relay.address)
         generation = skydraft.generate(PROMPT, edge=toys.toy(SEED, 0.7), cloud=cloud, params=params, raw=True)
         rounds = generation.rounds()
         for _ in range(3):
             next(rounds)
-        sent = [asked(data) for name, data in relay.requests if name in ("open", "verify")]
-        first: Any = sent[0]  # a stream names its session once
-        last: Any = sent[-1]
-        own = tuple(PROMPT_IDS)
-        prompt = {"another prompt": (own[1], own[0]), "a longer prompt": (*own, 1)}.get(held, own)
-        opening = Opening(
-            codec.short_fingerprint(VOCAB.fingerprint), Prompt(prompt), COMMITTED[held](generation.token_ids), params
-        )
+        sent: list[Any] = [asked(data) for name, data in relay.requests if name in ("open", "verify")]
+        number, epoch = sent[0].session, sent[-1].epoch  # a stream names its session once
+        one, two = PROMPT_IDS
+        prompt = {"another prompt": (two, one), "a longer prompt": (one, two, 1)}.get(held, (one, two))
+        fingerprint = codec.short_fingerprint(VOCAB.fingerprint)
+        opening = Opening(fingerprint, Prompt(prompt), HELD[held](generation.token_ids), params)
         ending = RawSession(stranger)
-        ending.send(codec.encode_close(first.session))
+        ending.send(codec.encode_close(number))
         assert not list(ending.call)
         server.wait_until(lambda: server.num_sessions == 0)
-        taken = RawSession(stranger).ask(codec.encode_open(OpenCall(first.session, last.epoch, opening)))
+        taken = RawSession(stranger).ask(codec.encode_open(OpenCall(number, epoch, opening)))
         assert codec.decode_opened(taken).base == len(opening.committed_ids)
         num_asked = len(relay.requests)
         next(rounds)
@@ -227,5 +214,4 @@ def test_a_divergence_is_noticed_in_its_round_and_mended(held: str) -> None:
         assert again.opening is not None
         for _ in rounds:
             pass
-        cloud.close()
     assert (generation.token_ids, generation.finish_reason) == reference.plain(toys.toy(SEED), PROMPT_IDS, params)

@@ -42,11 +42,6 @@ def target(folders: tuple[Path, Path]) -> TransformersEngine:
 
 
 @pytest.fixture(scope="session")
-def draft(folders: tuple[Path, Path]) -> TransformersEngine:
-    return TransformersEngine(folders[1], OPTIONS, name="draft")
-
-
-@pytest.fixture(scope="session")
 def omni_folder(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Path:
     return save_omni(tmp_path_factory.mktemp("omni"), seed=1)
 

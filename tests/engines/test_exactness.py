@@ -8,30 +8,32 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from skydraft.engines.options import RowProfile
 from skydraft.engines.toy import ToyEngine
 from skydraft.errors import EngineError
+from tests.toys import law
 
+from .contract import one_by_one
 from .test_probe import WideRowsDiffer
 from .tiny_toy import SIZE, toy
 
 
-def probed(kind: type[ToyEngine], rows: int = 4) -> ToyEngine:
+def probed(kind: type[ToyEngine], rows: int = 4, **changes: Any) -> Any:
     engine = toy(kind, context_len=2048)
-    engine.has_kernels = True
-    engine.profile = RowProfile(rows, (1.0,) * 8)
+    for name, value in ({"has_kernels": True, "profile": RowProfile(rows, (1.0,) * 8)} | changes).items():
+        setattr(engine, name, value)
     return engine
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@law(30)
 @given(st.data(), st.sampled_from([256, 512, 1024]))
 def test_rows_are_those_of_one_row_at_a_time(data: st.DataObject, from_len: int) -> None:
     """Two sequences on an engine whose wide rows differ from some length on, beside one that is always fed singly."""
-    engine, plain = probed(WideRowsDiffer), toy(context_len=2048)
-    engine.width, engine.from_len = data.draw(st.integers(2, 5)), from_len
+    plain = toy(context_len=2048)
+    engine = probed(WideRowsDiffer, width=data.draw(st.integers(2, 5)), from_len=from_len)
     starts = data.draw(st.lists(st.integers(180, 1100), min_size=2, max_size=2))
     ids = np.random.default_rng(1).integers(0, SIZE, 1200).tolist()
     ours = [engine.open(ids[: start + 1]) for start in starts]
@@ -47,16 +49,14 @@ def test_rows_are_those_of_one_row_at_a_time(data: st.DataObject, from_len: int)
 
 
 def test_it_compares_once_in_each_doubling_and_says_once_where_rows_differ(caplog: pytest.LogCaptureFixture) -> None:
-    engine = probed(WideRowsDiffer)
-    engine.width, engine.from_len = 3, 512
     widths: list[int] = []
-    forward = engine.forward
 
-    def noted(feeds: Any, *, want_logits: bool) -> Any:
-        widths.append(len(feeds[0][1]))
-        return forward(feeds, want_logits=want_logits)
+    class Noted(WideRowsDiffer):
+        def forward(self, feeds: Any, *, want_logits: bool) -> Any:
+            widths.append(len(feeds[0][1]))
+            return super().forward(feeds, want_logits=want_logits)
 
-    engine.forward = noted  # type: ignore[method-assign]
+    engine = probed(Noted, from_len=512)
     with caplog.at_level(logging.WARNING), closing(engine.open([1] * 200)) as sequence:
         for length, expected in [
             (199, [3]), (300, [3, 1, 1, 1]), (340, [3]), (500, [3]), (600, [3, 1, 1, 1]), (700, [1, 1, 1]),
@@ -72,29 +72,25 @@ def test_it_compares_once_in_each_doubling_and_says_once_where_rows_differ(caplo
 
 @pytest.mark.parametrize("fails_at", [1, 2, 3, 4])
 def test_a_forward_that_fails_while_it_compares_leaves_the_sequence_as_it_was(fails_at: int) -> None:
-    engine = probed(ToyEngine)
-    forward, left = engine.forward, fails_at
+    class Failing(ToyEngine):
+        left = fails_at
 
-    def failing(feeds: object, *, want_logits: bool) -> object:
-        nonlocal left
-        left -= want_logits
-        if want_logits and left == 0:
-            raise EngineError("no")
-        return forward(feeds, want_logits=want_logits)  # type: ignore[arg-type]
+        def forward(self, feeds: Any, *, want_logits: bool) -> Any:
+            self.left -= want_logits
+            if want_logits and self.left == 0:
+                raise EngineError("no")
+            return super().forward(feeds, want_logits=want_logits)
 
-    engine.forward = failing  # type: ignore[method-assign, assignment]
+    engine, text = probed(Failing), [1] * 299 + [1, 2, 3]
     with closing(engine.open([1] * 300)) as sequence:
         with pytest.raises(EngineError, match="no"):
             sequence.extend([1, 2, 3])
         assert sequence.length == 299
-        again = np.array(sequence.extend([1, 2, 3]))
-    with closing(toy(context_len=2048).open([1] * 300)) as other:
-        assert np.array_equal(again, np.concatenate([np.array(other.extend([n])) for n in (1, 2, 3)]))
+        assert np.array_equal(sequence.extend([1, 2, 3]), one_by_one(toy(context_len=2048), text)[-3:])
 
 
 def test_wider_forwards_than_promised_are_not_compared() -> None:
-    engine = probed(WideRowsDiffer, rows=2)
-    engine.from_len = 0
-    with closing(engine.open([1] * 300)) as sequence, closing(toy(context_len=2048).open([1] * 300)) as other:
-        wide, singly = np.array(sequence.extend([1, 2, 3])), [np.array(other.extend([n])) for n in (1, 2, 3)]
-    assert not np.array_equal(wide, np.concatenate(singly))  # the broken rows came through: nobody promised these
+    with closing(probed(WideRowsDiffer, rows=2).open([1] * 300)) as sequence:
+        wide = sequence.extend([1, 2, 3])
+    # The broken rows came through: nobody promised these.
+    assert not np.array_equal(wide, one_by_one(toy(context_len=2048), [1] * 299 + [1, 2, 3])[-3:])

@@ -11,20 +11,20 @@ from skydraft.engines.checkpoint import weights_fingerprint
 _BIG = bytes(range(256)) * 8192  # 2 MiB
 
 
-def kept(folder: Path, **contents: bytes) -> list[Path]:
+def named(folder: Path, *contents: bytes) -> str:
     folder.mkdir(parents=True)
-    for name, content in contents.items():
-        (folder / name).write_bytes(content)
-    return [folder / name for name in contents]
+    files = [folder / str(number) for number in range(len(contents))]
+    for file, content in zip(files, contents, strict=True):
+        file.write_bytes(content)
+    assert weights_fingerprint(files) == weights_fingerprint(files[::-1])
+    return weights_fingerprint(files)
 
 
 def test_only_the_bytes_of_all_files_count(tmp_path: Path) -> None:
-    one, same = kept(tmp_path / "a", first=b"1", second=b"2"), kept(tmp_path / "b" / "c", first=b"1", second=b"2")
-    found = weights_fingerprint(one)
-    assert found == weights_fingerprint(same[::-1]) and len(found) == 32 and int(found, 16) >= 0
-    assert len({found, weights_fingerprint(one[:1]), weights_fingerprint(one[1:])}) == 3
-    sizes = {weights_fingerprint(kept(tmp_path / str(size), w=bytes(size))) for size in (0, 1, 65_536, 65_537, 10**6)}
-    assert len(sizes) == 5
+    found = named(tmp_path / "a", b"1", b"2")
+    assert found == named(tmp_path / "b" / "c", b"1", b"2") and len(found) == 32 and int(found, 16) >= 0
+    others = [named(tmp_path / str(size), bytes(size)) for size in (0, 1, 65_536, 65_537, 10**6)]
+    assert len({found, named(tmp_path / "d", b"1"), named(tmp_path / "e", b"2"), *others}) == 8
 
 
 @pytest.mark.parametrize(
@@ -37,5 +37,5 @@ def test_another_byte_in_a_sampled_place_is_another_model(tmp_path: Path, whole:
     starts = [start * (len(whole) - 65_536) // 15 for start in range(16)]
     changed = bytearray(whole)
     changed[at] ^= 1
-    same = weights_fingerprint(kept(tmp_path / "a", w=whole)) == weights_fingerprint(kept(tmp_path / "b", w=changed))
+    same = named(tmp_path / "a", whole) == named(tmp_path / "b", changed)
     assert same != any(start <= at < start + 65_536 for start in starts)

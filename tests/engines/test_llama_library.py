@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,40 +25,33 @@ def test_each_build_that_is_installed_fits(path: Path, name: str) -> None:
     params.set_unified(True)
     changed = [at for at, (one, other) in enumerate(zip(before, bytes(params), strict=True)) if one != other]
     assert len(changed) == 1  # one switch
-    with pytest.raises(AttributeError, match="has no function llama_nothing"):
-        library.nothing  # noqa: B018
 
 
 @pytest.fixture
-def fresh() -> object:
+def fresh() -> Iterator[None]:
     load_library.cache_clear()
     yield
     load_library.cache_clear()
 
 
-def test_a_build_of_ones_own_is_the_only_one(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, _ = BUILDS[0]
-    monkeypatch.setenv(VARIABLE, str(path))
-    assert load_library().name == str(path)
+LIBC = "libc.so.6" if sys.platform == "linux" else "libSystem.dylib"
 
 
-@pytest.mark.parametrize("content", [None, b"no library"])
-def test_one_that_does_not_load_is_named(
-    content: bytes | None, fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("named", "fault"), [("gone.so", "gone.so"), ("no_library.so", "no_library.so"), (LIBC, "llama_backend_init")]
+)
+def test_a_build_of_ones_own_is_the_only_one_and_its_fault_is_told(
+    named: str, fault: str, fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    path = tmp_path / "libllama.so"
-    if content is not None:
-        path.write_bytes(content)
-    monkeypatch.setenv(VARIABLE, str(path))
-    with pytest.raises(MissingDependency, match=str(path)) as error:
+    monkeypatch.setenv(VARIABLE, str(BUILDS[0][0]))
+    assert load_library().name == str(BUILDS[0][0])
+    load_library.cache_clear()
+    (tmp_path / "no_library.so").write_bytes(b"no library")
+    path = named if named == LIBC else str(tmp_path / named)
+    monkeypatch.setenv(VARIABLE, path)
+    with pytest.raises(MissingDependency, match=fault) as error:
         load_library()
     assert f"unset {VARIABLE}" in error.value.line
-
-
-def test_a_library_without_the_functions_is_refused(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "libc.so.6" if sys.platform == "linux" else "libSystem.dylib")
-    with pytest.raises(MissingDependency, match="llama_backend_init"):
-        load_library()
 
 
 def test_other_structures_are_refused(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,14 +83,15 @@ def test_a_build_with_amx_is_passed_over(others: bool, fresh: None, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("busy", "user", "told"),
-    [
-        (True, {}, ("passive", None)), (False, {}, (None, "10000")),
-        (True, {"OMP_WAIT_POLICY": "active"}, ("active", None)), (True, {"GOMP_SPINCOUNT": "7"}, (None, "7")),
+    ("running", "user", "told"),
+    [  # of four cores
+        ("4", {}, ("passive", None)), ("3", {}, (None, "10000")), ("x", {}, (None, "10000")),
+        (None, {}, (None, "10000")), ("4", {"OMP_WAIT_POLICY": "active"}, ("active", None)),
+        ("4", {"GOMP_SPINCOUNT": "7"}, (None, "7")),
     ],
 )  # fmt: skip
-def test_threads_that_wait_sleep_sooner_and_nobody_else_is_told(
-    busy: bool, user: dict[str, str], told: tuple[str | None, str | None], monkeypatch: pytest.MonkeyPatch
+def test_threads_that_wait_sleep_sooner_on_a_busy_machine_and_nobody_else_is_told(
+    running: str | None, user: dict[str, str], told: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With threads that spin, another busy process makes a forward ten times as long (NOTES.md)."""
     names, found = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"), []
@@ -107,21 +102,13 @@ def test_threads_that_wait_sleep_sooner_and_nobody_else_is_told(
         return cdll(path)
 
     monkeypatch.setattr(llama_library.ctypes, "CDLL", opened)
-    monkeypatch.setattr(llama_library, "is_busy", lambda: busy)
+    monkeypatch.setattr(llama_library, "_STAT", tmp_path / "stat")
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    if running is not None:
+        (tmp_path / "stat").write_text(f"cpu 1 2 3\nprocs_running {running}\nprocs_blocked 0\n")
     for name in names:
         monkeypatch.delenv(name, raising=False)
     for name, value in user.items():
         monkeypatch.setenv(name, value)
     Library(*BUILDS[0])
     assert found == [told] and {name: os.environ[name] for name in names if name in os.environ} == user
-
-
-@pytest.mark.parametrize(("running", "busy"), [("3", False), ("4", True), ("x", False), (None, False)])
-def test_a_machine_is_busy_while_others_want_most_of_its_cores(
-    running: str | None, busy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(llama_library, "_STAT", tmp_path / "stat")
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    if running is not None:
-        (tmp_path / "stat").write_text(f"cpu 1 2 3\nprocs_running {running}\nprocs_blocked 0\n")
-    assert llama_library.is_busy() is busy

@@ -22,8 +22,8 @@ NUM_TENSORS = 20
 class FakeLibrary:
     """Loads in `NUM_TENSORS` steps, logs each, and asks after each whether to go on. Ctrl-C comes during one step."""
 
-    def __init__(self, interrupted_at: int | None, *, asks: bool = True) -> None:
-        self.interrupted_at, self.asks = interrupted_at, asks
+    def __init__(self, interrupted_at: int | None) -> None:
+        self.interrupted_at = interrupted_at
         self.log = LOG(lambda level, text, data: None)
         self.num_loaded, self.freed = 0, list[int]()
 
@@ -36,7 +36,7 @@ class FakeLibrary:
                 ctypes.CDLL(None)["raise"](signal.SIGINT)  # seen by Python in whatever of its code runs next
             self.log(1, b"tensor", None)
             self.num_loaded += 1
-            if self.asks and not params.progress_callback(step / NUM_TENSORS, None):
+            if step < NUM_TENSORS - 1 and not params.progress_callback(step / NUM_TENSORS, None):
                 return None
         return 4711
 
@@ -56,19 +56,13 @@ def usual_handler() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize("step", [0, 7])
-def test_it_ends_the_loading_at_once(step: int) -> None:
+@pytest.mark.parametrize(("step", "freed"), [(0, []), (7, []), (NUM_TENSORS - 1, [4711])])
+def test_it_ends_the_loading_at_once_and_frees_a_model_that_is_there_by_then(step: int, freed: list[int]) -> None:
     library = FakeLibrary(step)
     with pytest.raises(KeyboardInterrupt):
         load(library)
     assert step <= library.num_loaded <= step + 1  # the handler may run before the step is counted
-
-
-def test_a_model_that_is_there_by_then_is_freed() -> None:
-    library = FakeLibrary(NUM_TENSORS - 1, asks=False)
-    with pytest.raises(KeyboardInterrupt):
-        load(library)
-    assert library.freed == [4711] and library.num_loaded == NUM_TENSORS
+    assert library.freed == freed
 
 
 def test_without_it_or_in_another_thread_nothing_is_changed() -> None:
@@ -87,8 +81,7 @@ def test_a_handler_of_somebody_else_is_left_alone() -> None:
         seen.append(number)
 
     signal.signal(signal.SIGINT, mine)
-    assert load(FakeLibrary(3)) == 4711 and seen == [signal.SIGINT]
-    assert signal.getsignal(signal.SIGINT) is mine
+    assert load(FakeLibrary(3)) == 4711 and seen == [signal.SIGINT] and signal.getsignal(signal.SIGINT) is mine
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from skydraft.engines.options import EngineOptions
 from skydraft.engines.registry import open_engine
 from skydraft.engines.transformers_omni import OmniEngine
-from skydraft.errors import BrokenModel, OptionError
+from skydraft.errors import BrokenModel
 
 from ..later import later
 from .tiny_checkpoint import OPTIONS, copy_of
@@ -23,12 +21,10 @@ torch = later("torch")
 transformers = later("transformers")
 later("tokenizers")
 
-HUB_ID = "Qwen/Qwen2.5-Omni-3B"
 
-
-def twenty(engine: OmniEngine, num_tokens: int = 20) -> list[int]:
+def twenty(engine: OmniEngine) -> list[int]:
     prompt, media = spoken(engine, 1, 1.3)
-    return greedy(engine.open(prompt, media), prompt[-1], num_tokens)
+    return greedy(engine.open(prompt, media), prompt[-1], 20)
 
 
 def test_a_whole_checkpoint_gives_its_thinker_alone(omni: OmniEngine, omni_folder: Path, tmp_path: Path) -> None:
@@ -39,53 +35,19 @@ def test_a_whole_checkpoint_gives_its_thinker_alone(omni: OmniEngine, omni_folde
     assert names == {"model.audio_tower", "model.language_model", "lm_head.weight"}
 
 
-@pytest.mark.parametrize("left_out", ["config.json", "model.safetensors", "tokenizer.json", "preprocessor_config.json"])
-def test_an_incomplete_folder(left_out: str, omni_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(BrokenModel) as caught:
-        OmniEngine(copy_of(omni_folder, tmp_path, left_out), OPTIONS)
-    assert "\n" not in str(caught.value) and caught.value.hint
+def test_a_folder_without_audio_settings(omni_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(BrokenModel, match="cannot load the audio settings"):
+        OmniEngine(copy_of(omni_folder, tmp_path, "preprocessor_config.json"), OPTIONS)
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ("", "has no readable config.json"),
-        ("{}", "does not describe a thinker: audio_config is missing"),
-        ('{"model_type": "qwen2_5_omni", "thinker_config": {"audio_config": {}}}', "text_config is missing"),
-        ('{"model_type": "qwen2_5_omni", "thinker_config": null}', "has no readable config.json"),
-    ],
-)
-def test_a_config_is_not_made_up(config: str, message: str, omni_folder: Path, tmp_path: Path) -> None:
-    (copy_of(omni_folder, tmp_path) / "config.json").write_text(config)
-    with pytest.raises(BrokenModel, match=message):
-        OmniEngine(tmp_path, OPTIONS)
-
-
-@pytest.mark.parametrize(
-    ("in_file", "in_model", "full"),
-    [
-        ("audio_tower.layers.1.fc1.weight", "model.audio_tower.layers.1.fc1.weight", True),
-        ("model.layers.1.mlp.up_proj.weight", "model.language_model.layers.1.mlp.up_proj.weight", False),
-        ("lm_head.weight", "lm_head.weight", True),
-    ],
-)
-def test_a_missing_weight_is_not_drawn_at_random(
-    in_file: str, in_model: str, full: bool, omni_folder: Path, tmp_path: Path
-) -> None:
+def test_a_missing_weight_is_not_drawn_at_random(omni_folder: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     weights = load_file(omni_folder / "model.safetensors")
-    del weights[in_file]
+    del weights["audio_tower.layers.1.fc1.weight"]
     save_file(weights, copy_of(omni_folder, tmp_path) / "model.safetensors", metadata={"format": "pt"})
-    if full:
-        make_full(tmp_path)
-    with pytest.raises(BrokenModel, match=f"lacks weights of its model: {in_model}"):
-        OmniEngine(tmp_path, OPTIONS)
-
-
-def test_features_of_another_model(omni_folder: Path, tmp_path: Path) -> None:
-    transformers.WhisperFeatureExtractor(feature_size=80).save_pretrained(copy_of(omni_folder, tmp_path))
-    with pytest.raises(BrokenModel, match="makes 80 mels of audio at 16000 Hz, its model takes 128 at 16000 Hz"):
+    make_full(tmp_path)
+    with pytest.raises(BrokenModel, match=r"lacks weights of its model: model\.audio_tower\.layers\.1\.fc1\.weight"):
         OmniEngine(tmp_path, OPTIONS)
 
 
@@ -102,30 +64,12 @@ def test_the_chat_template_of_a_processor(omni_folder: Path, tmp_path: Path) -> 
         OmniEngine(tmp_path, OPTIONS)
 
 
-def test_quantization_is_one_of_three_and_needs_a_gpu(omni_folder: Path) -> None:
-    with pytest.raises(OptionError, match=r"^quantization must be none, 8bit or 4bit, not '2bit'"):
-        EngineOptions(quantization="2bit")  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match=r"^quantization 4bit needs a GPU, not device cpu"):
-        OmniEngine(omni_folder, EngineOptions(quantization="4bit"))
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif("not torch.cuda.is_available()", reason="needs a CUDA device")
-@pytest.mark.parametrize("quantization", ["8bit", "4bit"])
-def test_quantized(quantization: Any, omni_folder: Path) -> None:
-    pytest.importorskip("bitsandbytes")
-    pytest.importorskip("accelerate")
-    options = EngineOptions(context_len=256, device="cuda", dtype="bfloat16", quantization=quantization)
-    engine = OmniEngine(omni_folder, options)
-    assert engine.invariant_rows == 1 and len(twenty(engine)) == 20
-
-
 # thinker_config of config.json in Qwen/Qwen2.5-Omni-3B, in the names of that file. Only widths are smaller:
 # hidden_size, intermediate_size, d_model, encoder_ffn_dim, and embed_dim, hidden_size and intermediate_size of vision
 # (2048, 11008, 1280, 5120, 1280, 1280, 3420 there); head_dim is written out, which there is 2048 / 16.
 # Not read from the file itself: ids and audio from config.json of OpenMOSS-Team/RoboOmni-LIBERO-Object, a fine-tuned
 # 3B thinker; the text part from Qwen25Omni/Config.lean of the project Tyr, which cites the file; the sections of M-RoPE
-# and the vision part from the defaults of transformers. The test marked `hub` compares all that matters with the file.
+# and the vision part from the defaults of transformers.
 PUBLISHED: dict[str, Any] = json.loads((Path(__file__).parent / "published_thinker.json").read_text())
 _MARK_NAMES = ("endoftext", "im_start", "im_end", "AUDIO", "audio_bos", "audio_eos")
 _MARKS = {f"<|{name}|>": 151643 + at for at, name in enumerate(_MARK_NAMES)}
@@ -156,7 +100,7 @@ def save_published(folder: Path) -> Path:
 
 
 def test_the_published_configuration(tmp_path: Path) -> None:
-    engine = open_engine("folder", HUB_ID, save_published(tmp_path), OPTIONS)
+    engine = open_engine("folder", "Qwen/Qwen2.5-Omni-3B", save_published(tmp_path), OPTIONS)
     assert isinstance(engine, OmniEngine)
     model = engine._model.model
     attention, rotary = model.language_model.layers[0].self_attn, model.language_model.rotary_emb
@@ -171,20 +115,3 @@ def test_the_published_configuration(tmp_path: Path) -> None:
         expected = whole(**heard(prompt, media)).logits[0, -1, : engine.vocab.size]
     rows = engine.open(prompt, media).extend([*prompt[-1:], 5, 6])
     assert rows.shape == (3, 151665) and np.abs(rows[0] - expected.numpy()).max() < 1e-4
-
-
-@pytest.mark.hub
-def test_the_published_checkpoint() -> None:
-    if not (given := os.environ.get("SKYDRAFT_OMNI")):
-        pytest.skip(f"no local copy of {HUB_ID}; name one in SKYDRAFT_OMNI")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    engine = open_engine("folder", HUB_ID, Path(given), EngineOptions(context_len=640, device=device, dtype="bfloat16"))
-    assert isinstance(engine, OmniEngine) and engine.vocab.size == 151665 and engine.vocab.chat_template
-    assert [engine.vocab.encode(text) for text in _MARKS] == [(token_id,) for token_id in _MARKS.values()]
-    ours, theirs = engine._model.config.to_dict(), PUBLISHED
-    for name, value in theirs.items():
-        if name.endswith(("_id", "_index")):
-            assert ours.get(name, value) == value, name
-    names = ("vocab_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-    assert all(ours["text_config"][name] == theirs["text_config"][name] for name in names)
-    assert len(twenty(engine, 4)) == 4

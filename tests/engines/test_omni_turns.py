@@ -23,9 +23,10 @@ TOLERANCE = 2e-4
 CLIPS = ((1, 0.31), (2, 2.7), (3, 1.3))
 
 
-@pytest.mark.parametrize("clips", [CLIPS, CLIPS[::-1], CLIPS[:2]])
+@pytest.mark.parametrize("clips", [CLIPS, CLIPS[::-1], CLIPS[:1], ()])
 def test_rows_are_those_of_transformers(clips: Any, omni: OmniEngine, thinker: Any) -> None:
     prompt, media = spoken_often(omni, *clips)
+    prompt = prompt or list(omni.vocab.encode("<|im_start|>今天天气很好"))
     tokens = greedy(omni.open(prompt, media), prompt[-1], 12)
     with torch.inference_mode():
         given = heard([*prompt, *tokens], media)
@@ -113,10 +114,3 @@ def test_prompts_that_do_not_fit_their_audio(omni: OmniEngine) -> None:
         with pytest.raises(PromptError, match=message) as caught:
             omni.open(token_ids, given)
         assert "\n" not in str(caught.value)
-
-
-def test_samples_that_make_no_media(omni: OmniEngine) -> None:
-    for samples, message in ((np.zeros(0), "too few"), (np.full(320, 0.1), "2 frames of audio are too few"),
-                             (np.full(16_000, np.nan), "must be finite")):  # fmt: skip
-        with pytest.raises(PromptError, match=message):
-            omni.media(samples.astype(np.float32))

@@ -1,4 +1,4 @@
-"""Reuse of KV: what was kept may change how soon a token comes, never which."""
+"""Reuse of KV, of earlier prompts or of the beginning of all, may change how soon a token comes, never which."""
 
 from __future__ import annotations
 
@@ -17,13 +17,20 @@ from tests.partial import PART, Partial
 from tests.toys import law
 
 MINE = Reuse("mine")
+PROMPT = list(range(12))
 
 
-def engine_of(**changes: Any) -> Any:
+def engine_of(beginning: Seq[int] = (), **changes: Any) -> Any:
     engine = toys.toy(3, kind=Partial)
+    engine.prefixes.share(beginning)
     for name, value in changes.items():
         setattr(engine, name, value)
     return engine
+
+
+def feeding(beginning: Seq[int]) -> Any:
+    """Feeds the beginning each time, in parts that end where it ends all the same."""
+    return engine_of(beginning, allocate_beginning=lambda: None)
 
 
 def answer(engine: Any, prompt: Seq[int], reuse: Reuse | None, num_tokens: int = 6) -> tuple[list[int], Any, int]:
@@ -40,32 +47,54 @@ def answer(engine: Any, prompt: Seq[int], reuse: Reuse | None, num_tokens: int =
     return token_ids, np.stack(rows), num_cached
 
 
-turns = st.lists(st.lists(st.integers(0, 20), min_size=1, max_size=9), min_size=1, max_size=5)
+def num_cached(engine: Any, prompt: Seq[int], reuse: Reuse | None = MINE) -> int:
+    return answer(engine, prompt, reuse)[2]
 
 
-@law(60)
-@given(st.lists(turns, min_size=1, max_size=4), st.randoms())
-def test_conversations_with_reuse_are_those_of_fresh_engines(conversations: list[list[list[int]]], random: Any) -> None:
-    engine, texts = engine_of(), [list[int]() for _ in conversations]
+texts = st.lists(st.integers(0, 20), min_size=1, max_size=9)
+beginnings = st.lists(st.integers(0, 20), max_size=11)
+
+
+@law(90)
+@given(beginnings, st.lists(st.lists(texts, min_size=1, max_size=5), min_size=1, max_size=4), st.randoms())
+def test_conversations_with_reuse_are_those_of_engines_that_feed_all(
+    beginning: list[int], conversations: list[list[list[int]]], random: Any
+) -> None:
+    engine = engine_of(beginning)
+    said = [beginning[: random.choice([None, None, None, len(beginning) // 2])] for _ in conversations]
     left = [(number, turn) for number, turns in enumerate(conversations) for turn in turns]
     while left:  # in an order in which the conversations take each other's places
         number, turn = left.pop(random.randrange(min(2, len(left))))
-        texts[number] += turn
-        got, rows, _ = answer(engine, texts[number], Reuse(f"{number % 2}"))
-        expected, fresh, _ = answer(engine_of(), texts[number], None)
+        said[number] += turn
+        got, rows, _ = answer(engine, said[number], random.choice([Reuse(f"{number % 2}")] * 3 + [None]))
+        expected, fresh, _ = answer(feeding(beginning), said[number], None)
         assert got == expected and np.array_equal(rows, fresh)
-        texts[number] += got
+        said[number] += got
 
 
-def test_this_toy_would_notice_if_generated_tokens_were_reused() -> None:
-    prompt = list(range(10))
+@law(50)
+@given(beginnings, texts, st.integers(0, 30))
+def test_what_was_cut_and_filled_again_is_kept_as_far_as_it_is_whole(
+    beginning: list[int], text: list[int], cut: int
+) -> None:
+    engine, prompt = engine_of(beginning), [*beginning, *text]
+    sequence = engine.open(prompt, (), MINE)
+    sequence.truncate(cut % len(prompt))
+    engine.fill(sequence, prompt)
+    sequence.close()
+    rows = answer(engine, [*prompt, 5], MINE)[1]
+    assert np.array_equal(rows, answer(feeding(beginning), [*prompt, 5], None)[1])
+
+
+def test_this_toy_would_notice_generated_tokens_that_are_reused_and_parts_that_end_elsewhere() -> None:
     for exact, same in ((True, True), (False, False)):
         engine = engine_of()
-        first, _, _ = answer(engine, prompt, Reuse("mine", exact))
-        longer = [*prompt, *first, 5]
-        _, rows, num_cached = answer(engine, longer, Reuse("mine", exact))
-        assert num_cached == (8 if exact else 15)
+        first, _, _ = answer(engine, PROMPT[:10], Reuse("mine", exact))
+        longer = [*PROMPT[:10], *first, 5]
+        _, rows, cached = answer(engine, longer, Reuse("mine", exact))
+        assert cached == (8 if exact else 15)
         assert np.array_equal(rows, answer(engine_of(), longer, None)[1]) == same
+    assert not np.array_equal(answer(feeding(PROMPT[:6]), PROMPT, None)[1], answer(engine_of(), PROMPT, None)[1])
 
 
 @pytest.mark.parametrize("prompt_len", [1, 4, 5, 12, 13, 40])
@@ -73,60 +102,61 @@ def test_whole_parts_of_the_prompt_are_cached_and_the_rest_is_fed_again(prompt_l
     engine, prompt = engine_of(), [index % 20 for index in range(prompt_len)]
     answer(engine, prompt, MINE)
     engine.num_rows = 0
-    _, _, num_cached = answer(engine, prompt, MINE, num_tokens=1)
-    assert num_cached == (prompt_len - 1) // PART * PART
-    assert engine.num_rows == prompt_len - num_cached
+    _, _, cached = answer(engine, prompt, MINE, num_tokens=1)
+    assert cached == (prompt_len - 1) // PART * PART
+    assert engine.num_rows == prompt_len - cached
 
 
-def test_nobody_takes_up_what_another_scope_kept_or_what_was_not_to_be_kept() -> None:
-    engine, prompt = engine_of(), list(range(12))
-    answer(engine, prompt, MINE)
-    assert [answer(engine, prompt, reuse)[2] for reuse in (Reuse("other"), None)] == [0, 0]
-    answer(engine, prompt, None)
-    assert answer(engine, prompt, Reuse("third"))[2] == 0
+@pytest.mark.parametrize("beginning_len", [0, 1, 3, 4, 5, 9])
+def test_nothing_but_the_beginning_goes_from_one_owner_to_another(beginning_len: int) -> None:
+    beginning = list(range(beginning_len))
+    engine, prompt = engine_of(beginning), [*beginning, *[7] * 20]
+    assert num_cached(engine, prompt, Reuse("ann")) == 0
+    for owner in (Reuse("bob"), None, Reuse("eve", exact=False)):
+        assert num_cached(engine, prompt, owner) == beginning_len
+    assert num_cached(engine, prompt, Reuse("ann")) == (beginning_len + 19) // 4 * 4
+    assert num_cached(engine, [9, *prompt], None) == 0
 
 
-def test_what_failed_is_not_kept() -> None:
-    engine, prompt = engine_of(), list(range(12))
-    engine.open(prompt, None, MINE).discard()
-    assert answer(engine, prompt, MINE)[2] == 0
+def test_the_beginning_takes_nobody_a_place() -> None:
+    engine = engine_of([1, 2, 3], max_sequences=2)
+    prompts = {"ann": [1, 2, 3, 4, 5], "bob": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]}
+    for owner, prompt in prompts.items():
+        answer(engine, prompt, Reuse(owner))
+    assert [num_cached(engine, prompt, Reuse(owner)) for owner, prompt in prompts.items()] == [4, 8]  # both are kept
+    held = [engine.open([1, 2, 3, number]) for number in range(2)]
+    assert all(sequence.token_ids.tolist() == [1, 2, 3] for sequence in held)
 
 
 def test_the_longest_shared_prompt_is_taken_and_the_longest_kept_makes_room() -> None:
     engine = engine_of()
     prompts = [[*range(4), *[number] * 9] for number in range(4)]
     for prompt in prompts[:3]:
-        assert answer(engine, prompt, MINE)[2] == 0  # another conversation's beginning is left where there is room
-    assert answer(engine, [*prompts[1], 9], MINE)[2] == 12
-    assert answer(engine, prompts[3], MINE)[2] == 4  # and taken where there is none
-    assert answer(engine, [20] * 8, MINE)[2] == 0  # takes the place of the one that was kept longest
-    assert [answer(engine, [*prompts[number], 9], MINE)[2] for number in (1, 3)] == [12, 12]
+        assert num_cached(engine, prompt) == 0  # another conversation's beginning is left where there is room
+    assert num_cached(engine, [*prompts[1], 9]) == 12
+    assert num_cached(engine, prompts[3]) == 4  # and taken where there is none
+    assert num_cached(engine, [20] * 8) == 0  # takes the place of the one that was kept longest
+    assert [num_cached(engine, [*prompts[number], 9]) for number in (1, 3)] == [12, 12]
 
 
-def test_open_sequences_leave_no_room_for_kept_ones() -> None:
-    engine, prompt = engine_of(max_sequences=2), list(range(12))
-    answer(engine, prompt, MINE)
-    held = [engine.open([number]) for number in range(2)]
-    assert answer(engine_of(max_sequences=2), prompt, MINE)[2] == 0
-    for sequence in held:
-        sequence.close()
-    assert answer(engine, prompt, MINE)[2] == 0  # released when the second was opened
-
-
-def test_what_was_kept_too_long_is_forgotten() -> None:
-    engine, prompt = engine_of(), list(range(12))
-    answer(engine, prompt, MINE)
+def test_what_failed_was_kept_too_long_or_has_no_room_is_gone() -> None:
+    engine = engine_of(max_sequences=2)
+    engine.open(PROMPT, None, MINE).discard()
+    assert num_cached(engine, PROMPT) == 0
     engine.forget_kept(older_than_s=3600)
-    assert answer(engine, prompt, MINE)[2] == 8
+    assert num_cached(engine, PROMPT) == 8
     engine.forget_kept()
-    assert answer(engine, prompt, MINE)[2] == 0
+    assert num_cached(engine, PROMPT) == 0
+    for sequence in [engine.open([number]) for number in range(2)]:
+        sequence.close()
+    assert num_cached(engine, PROMPT) == 0  # released when the second was opened
 
 
 def test_a_slot_that_cannot_be_cut_is_given_back_and_not_used() -> None:
-    engine, prompt = engine_of(), list(range(12))
-    answer(engine, prompt, MINE)
+    engine = engine_of()
+    answer(engine, PROMPT, MINE)
     sound, engine.roll_back = engine.roll_back, lambda sequence, length: (_ for _ in ()).throw(EngineError("no"))
     with pytest.raises(EngineError):
-        engine.begin(prompt, (), MINE)
+        engine.begin(PROMPT, (), MINE)
     engine.roll_back = sound
-    assert answer(engine, prompt, MINE)[2] == 0
+    assert num_cached(engine, PROMPT) == 0

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from skydraft.engines import registry
 from skydraft.engines.llamacpp import LlamaCppEngine
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.registry import EngineKind, engine_names, open_engine
@@ -30,14 +27,18 @@ AWQ = EngineKind("an AWQ checkpoint", open_named, claims=lambda path: (path / "a
 
 
 @pytest.fixture
-def install(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes these the only plug-ins, by name and value."""
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Puts there what pip would for a package with these plug-ins, by name and value."""
 
-    def replace(**values: str) -> None:
-        points = [EntryPoint(name, value, "skydraft.engines") for name, value in values.items()]
-        monkeypatch.setattr(registry, "entry_points", lambda group: points)
+    def install(**values: str) -> None:
+        metadata = tmp_path / "site" / "thrown_away-1.0.dist-info"
+        metadata.mkdir(parents=True)
+        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: thrown-away\nVersion: 1.0\n")
+        lines = [f"{name} = {value}\n" for name, value in values.items()]
+        (metadata / "entry_points.txt").write_text("".join(["[skydraft.engines]\n", *lines]))
+        monkeypatch.syspath_prepend(tmp_path / "site")
 
-    return replace
+    return install
 
 
 @pytest.fixture
@@ -53,18 +54,19 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Path]]:
     return calls
 
 
-def here(kind: str) -> str:
-    return f"{__name__}:{kind}"
-
-
-OMNI, QWEN = '{"model_type": "qwen2_5_omni"}', '{"model_type": "qwen2"}'
+THINKER = '"audio_config": {}, "text_config": {}, "vision_config": {}}'
+OMNI, NO_OMNI = "OmniEngine", "TransformersEngine"
 
 
 @pytest.mark.parametrize(
     ("config", "expected"),
-    [(OMNI, "OmniEngine"), (OMNI.replace("omni", "omni_thinker"), "OmniEngine"), (QWEN, "TransformersEngine"),
-     *((text, "TransformersEngine") for text in ('{"model_type": []}', "", "[]", "{}", "\udcff")),
-     (None, "LlamaCppEngine")],
+    [
+        ('{"model_type": "qwen2_5_omni", "thinker_config": {' + THINKER + "}", OMNI),
+        ('{"model_type": "qwen2_5_omni_thinker", ' + THINKER, OMNI),
+        ('{"model_type": "qwen2_5_omni_thinker", "audio_config": {}}', NO_OMNI),  # transformers would make up the rest
+        ('{"model_type": "qwen2_5_omni", "thinker_config": null}', NO_OMNI), ('{"model_type": "qwen2"}', NO_OMNI),
+        *((text, NO_OMNI) for text in ('{"model_type": []}', "", "[]", "{}", "\udcff")), (None, "LlamaCppEngine"),
+    ],
 )  # fmt: skip
 def test_a_folder_goes_by_its_model_type_and_a_file_is_for_llama_cpp(
     config: str | None, expected: str, tmp_path: Path, opened: list[tuple[str, Path]]
@@ -95,16 +97,16 @@ def test_an_option_that_does_not_apply(kind: str, option: str, value: Any, messa
         open_engine(kind, spec, path, EngineOptions(**{option: value}))
 
 
-def test_a_plugin_is_asked_for_by_name_and_cannot_take_one_of_ours(install: Any) -> None:
-    install(mlx=here("NAMED"), toy=here("NAMED"))
-    assert engine_names() == {"mlx", "toy"}
-    for spec, path in (("mlx:/a/b", "/a/b"), ("mlx:org/name", "org/name"), ("mlx", ".")):
+def test_a_plugin_is_asked_for_by_name_or_claims_folders_before_ours_and_cannot_take_one_of_ours(
+    install: Any, tmp_path: Path, opened: list[tuple[str, Path]]
+) -> None:
+    install(mlx=f"{__name__}:NAMED", toy=f"{__name__}:NAMED", zzz=f"{__name__}:AWQ")
+    assert engine_names() == {"mlx", "toy", "zzz"}
+    for spec, path in (("mlx:/a/b", "/a/b"), ("mlx", ".")):
         assert open_engine("mlx", spec, None, EngineOptions(num_threads=3)).name == f"{spec} at {path}, 3 threads"
     assert open_engine("toy", "toy", None, EngineOptions()).name == "toy"
-
-
-def test_a_plugin_may_claim_folders_before_ours(install: Any, tmp_path: Path, opened: list[tuple[str, Path]]) -> None:
-    install(zzz=here("AWQ"))
+    with pytest.raises(OptionError, match="dtype does not apply to mlx:a, which is a model of ours"):
+        open_engine("mlx", "mlx:a", None, EngineOptions(dtype="float16"))
     open_engine("folder", "f", tmp_path, EngineOptions())
     assert opened == [("TransformersEngine", tmp_path)]
     (tmp_path / "awq").touch()
@@ -115,50 +117,18 @@ def test_a_plugin_may_claim_folders_before_ours(install: Any, tmp_path: Path, op
     ("value", "message"),
     [
         ("no_such_module:KIND", "The engine bad (no_such_module:KIND) does not load (ModuleNotFoundError: No module"),
-        (here("GONE"), "does not load (AttributeError: "),
+        (f"{__name__}:GONE", "does not load (AttributeError: "),
         ("loud_plugin:KIND", "does not load (RuntimeError: two). Reinstall its package"),
     ],
 )
 def test_a_broken_plugin_is_in_nobodys_way(
-    value: str, message: str, install: Any, tmp_path: Path, opened: list[Any], monkeypatch: pytest.MonkeyPatch
+    value: str, message: str, install: Any, tmp_path: Path, opened: list[Any]
 ) -> None:
-    (tmp_path / "loud_plugin.py").write_text("raise RuntimeError('two\\nlines')")
-    monkeypatch.syspath_prepend(tmp_path)
     install(bad=value)
+    (tmp_path / "site" / "loud_plugin.py").write_text("raise RuntimeError('two\\nlines')")
+    assert "bad" in engine_names(), "a name alone must not cost an import"
     open_engine("folder", "f", tmp_path, EngineOptions())
     assert opened == [("TransformersEngine", tmp_path)]
     with pytest.raises(MissingDependency) as caught:
         open_engine("bad", "bad:x", None, EngineOptions())
     assert message in str(caught.value) and "\n" not in str(caught.value)
-
-
-PLUGIN = """
-from skydraft.engines.registry import EngineKind
-
-def open_model(spec, path, options):
-    from skydraft.engines.toy import random_toy, character_vocab
-    return random_toy(character_vocab("我你他"), name=spec, context_len=options.context_len)
-
-KIND = EngineKind("a model of the plug-in", open_model)
-"""
-
-
-def test_an_installed_package_brings_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What pip would put there: a module, and metadata with the entry point."""
-    (tmp_path / "thrown_away_engine.py").write_text(PLUGIN)
-    metadata = tmp_path / "thrown_away_engine-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: thrown-away-engine\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[skydraft.engines]\nthrown = thrown_away_engine:KIND\n")
-    assert "thrown" not in engine_names()
-    monkeypatch.syspath_prepend(tmp_path)
-    try:
-        assert {"thrown", "toy"} <= engine_names()
-        assert "thrown_away_engine" not in sys.modules, "a name alone must not cost an import"
-        with open_engine("thrown", "thrown:x", None, EngineOptions(context_len=32)) as engine:
-            assert (engine.name, engine.context_len) == ("thrown:x", 32)
-            assert engine.open([0, 1]).extend([1]).shape == (1, engine.vocab.size)
-        with pytest.raises(OptionError, match="dtype does not apply to thrown, which is a model of the plug-in"):
-            open_engine("thrown", "thrown", None, EngineOptions(dtype="float16"))
-    finally:
-        sys.modules.pop("thrown_away_engine", None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 
 import skydraft
 from skydraft.config import DecodingParams
-from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.transformers_text import TransformersEngine
 from skydraft.errors import BrokenModel, EngineError, MissingDependency, OptionError
@@ -30,14 +28,9 @@ later("tokenizers")
 PROMPTS = ["今天天气很好", "请用一句话描述这段语音的情绪：", "The small model drafts", "a"]
 
 
-@cache
-def hf_model(folder: Path) -> Any:
-    return transformers.AutoModelForCausalLM.from_pretrained(folder)
-
-
 def hf_generate(folder: Path, prompt_ids: tuple[int, ...], params: DecodingParams) -> tuple[int, ...]:
     """What transformers itself generates, greedily, never a token that only pads the head."""
-    model = hf_model(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     settings = {"repetition_penalty": params.repetition_penalty, "no_repeat_ngram_size": params.no_repeat_ngram_size}
     if params.min_new_tokens:
         settings["min_new_tokens"] = params.min_new_tokens
@@ -54,105 +47,48 @@ def hf_generate(folder: Path, prompt_ids: tuple[int, ...], params: DecodingParam
 
 
 def run(prompt: str, mode: str, params: DecodingParams, **given: Any) -> skydraft.Generation:
-    k = given.pop("k", None)
-    with skydraft.generate(prompt, plan=skydraft.make_plan(mode, k=k), params=params, raw=True, **given) as generation:
+    plan = skydraft.make_plan(mode, k=given.pop("k", None))
+    with skydraft.generate(prompt, plan=plan, params=params, raw=True, **given) as generation:
         return generation.run()
 
 
-# --- equality with transformers ---
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        DecodingParams(max_new_tokens=40),
-        DecodingParams(max_new_tokens=40, repetition_penalty=1.1, no_repeat_ngram_size=3),
-    ],
-)
-def test_edge_mode_equals_generate(params: DecodingParams, target: TransformersEngine) -> None:
+@pytest.mark.parametrize("penalties", [{}, {"repetition_penalty": 1.1, "no_repeat_ngram_size": 3}])
+def test_edge_mode_equals_generate(penalties: dict[str, Any], target: TransformersEngine) -> None:
+    params = DecodingParams(max_new_tokens=40, **penalties)
     for prompt in PROMPTS:
         expected = hf_generate(target.path, target.vocab.encode(prompt), params)
         assert run(prompt, "edge", params, edge=target).token_ids == expected
 
 
-@pytest.mark.parametrize("min_new_tokens", [0, 20])
-def test_end_tokens_of_the_generation_config_equal_generate(
-    min_new_tokens: int, target: TransformersEngine, tmp_path: Path
-) -> None:
-    params = DecodingParams(max_new_tokens=40, min_new_tokens=min_new_tokens)
+def test_end_tokens_of_the_generation_config_equal_generate(target: TransformersEngine, tmp_path: Path) -> None:
+    params = DecodingParams(max_new_tokens=40, min_new_tokens=5)
     end_id = run(PROMPTS[0], "edge", DecodingParams(max_new_tokens=40), edge=target).token_ids[11]
     (copy_of(target.path, tmp_path) / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, end_id]}))
     engine = TransformersEngine(tmp_path, OPTIONS)
     assert engine.vocab.end_ids == {0, end_id}
-    ends = 0
-    for prompt in PROMPTS:
-        generation = run(prompt, "edge", params, edge=engine)
+    generations = [run(prompt, "edge", params, edge=engine) for prompt in PROMPTS]
+    for prompt, generation in zip(PROMPTS, generations, strict=True):
         assert generation.token_ids == hf_generate(tmp_path, engine.vocab.encode(prompt), params)
-        assert len(generation.token_ids) > min_new_tokens
-        ends += generation.finish_reason == "eos"
-    assert ends or min_new_tokens
+    assert any(generation.finish_reason == "eos" for generation in generations)
 
 
-# --- speculation ---
+GPU = [pytest.mark.gpu, pytest.mark.skipif("not torch.cuda.is_available()", reason="needs a CUDA device")]
+KINDS = [("cpu", "float32", 0.0), ("cpu", "float32", 0.8), ("cpu", "bfloat16", 0.8)]
 
 
-@pytest.mark.parametrize(("temperature", "k"), [(0.0, 5), (0.8, 3)])
-def test_lossless_equals_cloud(temperature: float, k: int, target: Engine, draft: Engine) -> None:
+@pytest.mark.parametrize(("device", "dtype", "temperature"), [*KINDS, pytest.param("cuda", "float32", 0.8, marks=GPU)])
+def test_lossless_equals_cloud(device: str, dtype: str, temperature: float, folders: tuple[Path, Path]) -> None:
+    options = EngineOptions(context_len=640, num_threads=1, device=device, dtype=dtype)
+    target, draft = (TransformersEngine(folder, options) for folder in folders)
+    assert target.open([1]).extend([1]).dtype == np.float32 and (dtype == "float32" or target.invariant_rows == 1)
     num_drafted = num_accepted = 0
     for seed, prompt in enumerate(PROMPTS):
         params = DecodingParams(max_new_tokens=30, temperature=temperature, seed=seed, repetition_penalty=1.05)
-        lossless = run(prompt, "lossless", params, edge=draft, cloud=target, k=k)
+        lossless = run(prompt, "lossless", params, edge=draft, cloud=target, k=4)
         assert lossless.token_ids == run(prompt, "cloud", params, cloud=target).token_ids
         num_drafted += lossless.stats.num_draft_tokens
         num_accepted += lossless.stats.num_accepted_tokens
     assert 0 < num_accepted < num_drafted, "the pair must agree sometimes, not always, or nothing was tested"
-
-
-# --- the KV cache ---
-
-
-def test_rows_outlive_later_forwards_and_are_cut_to_the_tokenizer(target: TransformersEngine) -> None:
-    sequence = target.open([3, 4, 5])
-    rows = sequence.extend([5, 6])
-    before = rows.copy()
-    sequence.truncate(1)
-    sequence.extend([7, 8, 9])
-    assert np.array_equal(rows, before) and rows.dtype == np.float32
-    assert rows.shape[1] == target.vocab.size == target._model.config.vocab_size - NUM_PADDING_ROWS
-
-
-def test_a_cache_of_uneven_layers_is_noticed(target: TransformersEngine) -> None:
-    sequence = target.open([3, 4, 5])
-    layer = sequence.slot.cache.layers[1]
-    layer.keys = layer.keys[..., :-1, :]
-    with pytest.raises(EngineError, match=r"hold \[2, 3\] tokens"):
-        sequence.extend([5])
-
-
-# --- positions (F8) ---
-
-
-class PositionsFromZero(TransformersEngine):
-    """Each step counts its positions from 0, as if nothing came before."""
-
-    def _position_ids(self, base: int, num_rows: int) -> Any:
-        return super()._position_ids(0, num_rows)
-
-
-class PositionsNotRolledBack(TransformersEngine):
-    """Positions count what was ever fed, rollbacks left out."""
-
-    num_fed = 0
-
-    def _position_ids(self, base: int, num_rows: int) -> Any:
-        self.num_fed = self.num_fed + num_rows if base else num_rows
-        return super()._position_ids(self.num_fed - num_rows, num_rows)
-
-
-@pytest.mark.parametrize("broken", [PositionsFromZero, PositionsNotRolledBack])
-def test_wrong_positions_are_caught(broken: type[TransformersEngine], target: TransformersEngine) -> None:
-    text = some_text(target, 40)
-    assert largest_difference(broken(target.path, OPTIONS), text, one_by_one(target, text)) > 1000 * TOLERANCE
 
 
 def test_sliding_layers_can_be_rolled_back(tmp_path: Path) -> None:
@@ -165,46 +101,17 @@ def test_sliding_layers_can_be_rolled_back(tmp_path: Path) -> None:
     assert run(PROMPTS[1], "edge", params, edge=engine).token_ids == expected
 
 
-# --- precision and devices ---
-
-
-@pytest.mark.usefixtures("fixed_k")
-def test_lossless_equals_cloud_in_half_precision(folders: tuple[Path, Path]) -> None:
-    options = EngineOptions(context_len=128, num_threads=1, dtype="bfloat16")
-    target, draft = (TransformersEngine(folder, options) for folder in folders)
-    assert target.open([1]).extend([1]).dtype == np.float32 and target.invariant_rows == 1
-    for seed, prompt in enumerate(PROMPTS[:2]):
-        params = DecodingParams(max_new_tokens=30, temperature=0.8 * (seed % 2), seed=seed, repetition_penalty=1.1)
-        cloud = run(prompt, "cloud", params, cloud=target)
-        assert run(prompt, "lossless", params, edge=draft, cloud=target).token_ids == cloud.token_ids
-        assert run(prompt, "quality", params, edge=draft, cloud=target).stats.num_tokens == len(cloud.token_ids)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif("not torch.cuda.is_available()", reason="needs a CUDA device")
-def test_lossless_equals_cloud_on_a_gpu(folders: tuple[Path, Path]) -> None:
-    options = EngineOptions(context_len=640, device="cuda")
-    target, draft = (TransformersEngine(folder, options) for folder in folders)
-    params = DecodingParams(max_new_tokens=60, temperature=0.8, repetition_penalty=1.05)
-    lossless = run(PROMPTS[0], "lossless", params, edge=draft, cloud=target)
-    assert lossless.token_ids == run(PROMPTS[0], "cloud", params, cloud=target).token_ids
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (EngineOptions(dtype="int8"), "dtype must be one of float32, bfloat16, float16, not 'int8'"),
-        (EngineOptions(device="tpu"), "device must be cpu or cuda, not 'tpu'"),
-        (EngineOptions(device="cuda:"), "device must be cpu or cuda, not 'cuda:'"),
+        (EngineOptions(device="cuda:"), "device must be cpu, cuda or, for a second GPU, cuda:1, not 'cuda:'"),
         (EngineOptions(device="cuda:99"), "torch sees no device cuda:99 here"),
     ],
 )
 def test_options_that_cannot_apply(options: EngineOptions, message: str, folders: tuple[Path, Path]) -> None:
     with pytest.raises(OptionError, match=message):
         TransformersEngine(folders[0], options)
-
-
-# --- loading ---
 
 
 def test_the_profile_is_remembered(folders: tuple[Path, Path], tmp_path: Path) -> None:

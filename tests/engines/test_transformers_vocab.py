@@ -18,8 +18,6 @@ from skydraft.engines.checkpoint import read_vocab
 from skydraft.engines.llamacpp import LlamaCppEngine
 from skydraft.engines.options import EngineOptions
 from skydraft.errors import BrokenModel
-from skydraft.models import cache_dir, default_pair, known_models
-from skydraft.models.cache import model_path
 from skydraft.prompts.messages import asked
 from skydraft.prompts.pair import prompt_ids
 
@@ -39,13 +37,13 @@ def test_text_survives_the_vocabulary(target: Engine, text: str) -> None:
     assert target.vocab.decode(target.vocab.encode(text)) == unicodedata.normalize("NFC", text)
 
 
-def test_special_tokens_are_read_and_not_shown(target: Engine, draft: Engine) -> None:
+def test_special_tokens_are_read_and_not_shown(target: Engine) -> None:
     vocab = target.vocab
     token_ids = vocab.encode(f"<|im_start|>今天{END}")
     assert token_ids[0] == 1 and token_ids[-1] == 0 and vocab.special_ids == {0, 1}
     assert vocab.decode(token_ids) == "今天"
     assert (vocab.end_ids, vocab.eos_text, vocab.bos_text, vocab.chat_template) == ({0}, END, "", TEMPLATE)
-    assert vocab.fingerprint == draft.vocab.fingerprint
+    assert vocab.decode(vocab.encode("".join(TEXT) * 200)) == "".join(TEXT) * 200
     assert "天" in {vocab.token_bytes(i).decode(errors="ignore") for i in np.flatnonzero(vocab.classes.content)}
 
 
@@ -101,24 +99,17 @@ def test_a_vocabulary_of_unknown_bytes_is_refused() -> None:
         read_vocab(transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer), None)
 
 
-def test_long_text_is_not_cut(target: Engine) -> None:
-    assert target.vocab.decode(target.vocab.encode("".join(TEXT) * 200)) == "".join(TEXT) * 200
-
-
 @pytest.mark.long
 @pytest.mark.model
-def test_the_fingerprint_is_that_of_the_gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fingerprint_is_that_of_the_gguf(gguf_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The demo model's tokenizer out of its GGUF, made into what the checkpoint on the hub has."""
-    for needed in ("llama_cpp", "gguf"):
-        pytest.importorskip(needed)
-    known = known_models()[default_pair().draft]
-    path = model_path(known, cache_dir())
-    if not path.is_file():
-        pytest.skip(f"no model: {path} is missing")
+    pytest.importorskip("gguf")
     # As a plain array, which is the same, and from which gguf reads its pieces in a third of the time.
     mapped = np.memmap
     monkeypatch.setattr(np, "memmap", lambda file, **how: mapped(file, **how).view(np.ndarray))
-    tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(
+        gguf_path.parent, gguf_file=gguf_path.name, local_files_only=True
+    )
     tokenizer.save_pretrained(tmp_path)
     file = tmp_path / "tokenizer.json"
     parts = json.loads(file.read_text())
@@ -129,14 +120,10 @@ def test_the_fingerprint_is_that_of_the_gguf(tmp_path: Path, monkeypatch: pytest
         token["special"] = token["id"] < 151657
     file.write_text(json.dumps(parts))
     ours = read_vocab(transformers.PreTrainedTokenizerFast(tokenizer_file=str(file), eos_token="<|im_end|>"), None)
-    engine = LlamaCppEngine(path, EngineOptions(context_len=64, num_threads=1))
+    engine = LlamaCppEngine(gguf_path, EngineOptions(context_len=64, num_threads=1))
     assert ours.size == engine.vocab.size and ours.fingerprint == engine.vocab.fingerprint
     assert ours.special_ids != engine.vocab.special_ids
-    for text in [
-        *TEXT,
-        "def f(x):\n\treturn  x**2  # 平方\n",
-        "<|im_start|>user\n你好<|im_end|>",
-        "👩‍👩‍👧é\u0301 １２３",
-    ]:
+    marked = "<|im_start|>user\n你好<|im_end|>"
+    for text in [*TEXT, "def f(x):\n\treturn  x**2  # 平方\n", marked, "👩‍👩‍👧é\u0301 １２３"]:
         assert ours.encode(text) == engine.vocab.encode(text)
     engine.close()

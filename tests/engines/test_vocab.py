@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from skydraft.engines.toy import character_vocab
 from skydraft.engines.vocab import Vocab, check_chinese, check_same
 from skydraft.errors import OptionError, VocabularyMismatch
+from tests.toys import law
 
-law = settings(max_examples=150, deadline=None, derandomize=True)
 
-
-def vocab_of(*pieces: str | bytes, special_ids=(), end_ids=()) -> Vocab:
+def vocab_of(*pieces: str | bytes, special_ids=()) -> Vocab:
     raw = [piece if isinstance(piece, bytes) else piece.encode() for piece in pieces]
-    return Vocab(raw, list, special_ids=special_ids, end_ids=end_ids)
+    return Vocab(raw, list, special_ids=special_ids)
 
 
 # Of each class, or of none: its pieces, with (CJK characters, before the first mark, after the last mark).
@@ -53,12 +52,11 @@ def test_classes(piece):
     assert classes.first_char[0] == expected
 
 
-def test_a_token_has_its_class_at_any_id_and_special_tokens_have_none():
-    classes = vocab_of("a", "我，", "我，", special_ids=[1]).classes
-    assert classes.comma.tolist() == [False, False, True] and classes.num_cjk.tolist() == [0, 0, 1]
+def test_special_tokens_have_no_class():
+    assert vocab_of("a", "我，", "我，", special_ids=[1]).classes.comma.tolist() == [False, False, True]
 
 
-@law
+@law(150)
 @given(st.lists(st.binary(min_size=1, max_size=4), min_size=1, max_size=6), st.data())
 def test_a_fingerprint_changes_with_any_byte_order_or_border(pieces, data):
     vocab = vocab_of(*pieces)
@@ -66,19 +64,14 @@ def test_a_fingerprint_changes_with_any_byte_order_or_border(pieces, data):
     assert len(vocab.fingerprint) == 32 and int(vocab.fingerprint, 16) >= 0
     assert vocab_of("a", " 1 b").fingerprint != vocab_of("a 1 ", "b").fingerprint
     at = data.draw(st.integers(0, len(pieces) - 1))
-    others = [
-        [*pieces[:at], pieces[at] + b"x", *pieces[at + 1 :]],
-        [*pieces, b""],
-        [*pieces[:at], *pieces[at + 1 :]],
-        pieces[::-1],
-        [b"".join(pieces)] + [b""] * (len(pieces) - 1),  # the same bytes, other borders
-    ]
-    for other in others:
+    before, after = pieces[:at], pieces[at + 1 :]
+    same_bytes = [b"".join(pieces)] + [b""] * (len(pieces) - 1)
+    for other in ([*before, pieces[at] + b"x", *after], [*pieces, b""], before + after, pieces[::-1], same_bytes):
         assert (vocab_of(*other).fingerprint == vocab.fingerprint) == (other == pieces)
 
 
 def test_a_pair_must_read_every_id_alike():
-    check_same(vocab_of("a", "b", end_ids=[1]), vocab_of("a", "b"))
+    check_same(vocab_of("a", "b", special_ids=[1]), vocab_of("a", "b"))
     for other in (vocab_of("a"), vocab_of("b", "a"), vocab_of("a", "b", "")):
         with pytest.raises(VocabularyMismatch, match="2 tokens"):
             check_same(vocab_of("a", "b"), other)
@@ -101,14 +94,12 @@ def test_decoding(pieces, text):
     assert vocab_of(*pieces).decode(range(len(pieces))) == text
 
 
-@law
+@law(150)
 @given(st.text("我们ab，。é𠀀 3", max_size=12))
 def test_a_character_vocabulary_gives_back_any_text(text):
     vocab = character_vocab("我a，")
     token_ids = vocab.encode(text)
-    assert vocab.decode(token_ids) == text
     assert vocab.text_bytes(np.array(token_ids, np.int32)) == text.encode()
-    assert b"".join(vocab.token_bytes(token_id) for token_id in token_ids) == text.encode()
     (eos,) = vocab.end_ids
     assert vocab.decode([eos, *token_ids]) == text and vocab.token_bytes(eos) == b"", "a special token adds nothing"
 

@@ -43,18 +43,15 @@ def heard(token_ids: list[int], media: Recordings) -> dict[str, Any]:
     """What transformers takes for the same."""
     import torch
 
-    most = max(each.num_frames for each in media)
-    features = torch.zeros(len(media), len(media[0].features), most)
-    mask = torch.zeros(len(media), most, dtype=torch.long)
+    given = {"input_ids": torch.tensor([token_ids]), "attention_mask": torch.ones(1, len(token_ids), dtype=torch.long)}
+    if not media:
+        return given
+    features = torch.zeros(len(media), len(media[0].features), max(each.num_frames for each in media))
+    mask = torch.zeros(len(media), features.shape[-1], dtype=torch.long)
     for row, each in enumerate(media):
         features[row, :, : each.num_frames] = torch.tensor(each.features)
         mask[row, : each.num_frames] = 1
-    return {
-        "input_ids": torch.tensor([token_ids]),
-        "attention_mask": torch.ones(1, len(token_ids), dtype=torch.long),
-        "input_features": features,
-        "feature_attention_mask": mask,
-    }
+    return {**given, "input_features": features, "feature_attention_mask": mask}
 
 
 def greedy(sequence: Sequence, last_id: int, num_tokens: int) -> list[int]:
@@ -64,8 +61,8 @@ def greedy(sequence: Sequence, last_id: int, num_tokens: int) -> list[int]:
     return token_ids[1:]
 
 
-def save_omni(folder: Path, *, seed: int, full: bool = False) -> Path:
-    """A random thinker with its tokenizer; with `full`, in the layout of a published Qwen2.5-Omni checkpoint."""
+def save_omni(folder: Path, *, seed: int) -> Path:
+    """A random thinker with its tokenizer."""
     import torch
     import transformers
 
@@ -87,8 +84,6 @@ def save_omni(folder: Path, *, seed: int, full: bool = False) -> Path:
     _widen(thinker)
     thinker.save_pretrained(folder)
     transformers.WhisperFeatureExtractor(feature_size=128).save_pretrained(folder)
-    if full:
-        make_full(folder)
     return folder
 
 

@@ -143,7 +143,6 @@ class Recount:
         found: dict[str, Pair] = {
             "punctuation_density": (sum(unicodedata.category(char)[0] == "P" for char in text), len(text)),
             "adjacent_repeat": (len(twice) - len(doubled), len(text)),
-            "lexical_doubles": (len(doubled), len(text)),
             "ends_sentence": (ends_sentence(text), 1),
             "cycles": (sum(_cycles(line["token_ids"], period) for period in range(1, 9)), 1),
         }

@@ -40,23 +40,15 @@ def test_what_a_mode_plans(text: str, plan: dict[str, object], style: str | None
         ("quality;colour=red", "colour=red does not fit"), ("quality;style=zh-long", "zh-short"),
         ("gate=perplexity:3", "no gate"), ("lossless;gate=entropy:1", "lossy"), ("edge;k=3", "one model works alone"),
         ("lossless;eager", "eager"), ("lossless;accept=top:3", "lossy"), ("cloud;eager", "one model works alone"),
-        ("", "does not fit"),
+        ("", "No mode"), (" , ", "No mode"), ("edge,cloud,edge", "edge was named twice"),
     ],
 )  # fmt: skip
 def test_what_is_no_mode(text: str, says: str) -> None:
     with pytest.raises(OptionError) as caught:
-        parse_mode(text, resolve)
+        parse_modes(text, resolve)
     assert says in str(caught.value)
 
 
 def test_several_modes_in_the_order_they_were_named() -> None:
     found = parse_modes("lossless, edge,,gate=entropy:2;k=3", resolve)
     assert [mode.name for mode in found] == ["lossless", "edge", "gate=entropy:2;k=3"]
-
-
-@pytest.mark.parametrize(
-    ("text", "says"), [("", "No mode"), (" , ", "No mode"), ("edge,cloud,edge", "edge was named twice")]
-)
-def test_none_and_twice_are_refused(text: str, says: str) -> None:
-    with pytest.raises(OptionError, match=says):
-        parse_modes(text, resolve)

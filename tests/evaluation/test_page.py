@@ -1,11 +1,11 @@
-"""The page as a browser sees it: no error, no request, every prompt, Chinese and Latin in glyphs."""
+"""The page as a browser sees it: no error, no request, every prompt, and room for a phone."""
 
 from __future__ import annotations
 
+import html
 import re
 import shutil
 import subprocess
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -44,27 +44,6 @@ def browse(page: Path, profile: Path, *args: str) -> tuple[str, list[str]]:
     return done.stdout.decode(), console
 
 
-class Shown(HTMLParser):
-    """The text of a page, scripts and styles apart, and the kinds of its elements."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.text = ""
-        self.tags: list[str] = []
-        self._hidden = False
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self._hidden = tag in ("script", "style", "title")
-
-    def handle_endtag(self, tag: str) -> None:
-        self._hidden = False
-
-    def handle_data(self, data: str) -> None:
-        self.text += "" if self._hidden else data
-
-
 def letters(text: str) -> str:
     """What is left without spaces, marks, and the control characters that toys write."""
     return "".join(filter(str.isalnum, text))
@@ -80,14 +59,13 @@ def requests_of(page: str) -> list[str]:
 def test_the_console_is_silent_and_every_text_is_there(page: Path, out: Path, tmp_path: Path) -> None:
     dom, console = browse(page, tmp_path / "profile", "--dump-dom")
     assert console == []
-    shown = Shown(dom)
+    assert "<script" not in dom and all(f"<{tag}" in dom for tag in ("svg", "table", "details"))
+    shown = html.unescape(re.sub("<[^>]*>", "", dom))
     for prompt in PROMPTS:
-        assert prompt["prompt"] in shown.text
-    together = letters(shown.text)
+        assert prompt["prompt"] in shown
+    together = letters(shown)
     for line in generations(out):
         assert letters("".join(line["pieces"])) in together
-    assert {"svg", "table", "details"} <= set(shown.tags)
-    assert "script" not in shown.tags and "b" in shown.tags
 
 
 def test_the_page_asks_no_network(page: Path) -> None:
@@ -96,29 +74,6 @@ def test_the_page_asks_no_network(page: Path) -> None:
     # What else begins with http are names of XML kinds, which nobody fetches.
     named = re.sub(r"""(?:xmlns(:\w+)?|rdf:resource)="https?://[^"]+\"""", "", content)
     assert "://" not in named
-
-
-def test_chinese_and_latin_are_drawn_as_glyphs(page: Path, tmp_path: Path) -> None:
-    """A text without a font is drawn as boxes, all alike: so two texts of one length give two pictures."""
-    fonts = subprocess.run(["fc-list", ":lang=zh"], capture_output=True, text=True, check=False).stdout
-    if not fonts.strip():
-        pytest.skip("no font on this machine has Chinese characters")
-    style = re.search(r"<style>.*?</style>", page.read_text(encoding="utf-8"), re.DOTALL)
-    assert style
-    pictures = set()
-    for name, text in enumerate(["温柔语速", "公园天气", "Speculate", "Xylophone", "\U000e1234" * 4]):
-        sample, picture = tmp_path / f"{name}.html", tmp_path / f"{name}.png"
-        sample.write_text(f"<meta charset=utf-8>{style.group()}<p>{text}", encoding="utf-8")
-        browse(sample, tmp_path / "profile", f"--screenshot={picture}", "--window-size=600,400")
-        pictures.add(picture.read_bytes())
-    assert len(pictures) == 5
-
-
-def test_the_whole_page_can_be_drawn(page: Path, tmp_path: Path) -> None:
-    picture = tmp_path / "page.png"
-    _, console = browse(page, tmp_path / "profile", f"--screenshot={picture}", "--window-size=1200,3000")
-    assert console == []
-    assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 50_000
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

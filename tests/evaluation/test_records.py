@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from skydraft.decoding.plan import make_plan
 from skydraft.errors import RecordsError
 from skydraft.evaluation.findings import Findings
 from skydraft.evaluation.modes import Mode
-from skydraft.evaluation.records import GenerationLine, Records, RunLine, drop_cut_line, keys, read_records, round_entry
+from skydraft.evaluation.records import GenerationLine, Records, RunLine, drop_cut_line, read_records, round_entry
 from skydraft.evaluation.report.page import render
 from skydraft.evaluation.summary import Summary, summarize
 from skydraft.types import Cost, DraftBlock, LinkCost, Round, Signals
@@ -123,9 +122,8 @@ def test_a_file_cut_anywhere_has_the_lines_that_were_whole(
 ) -> None:
     made = numbered(made)
     path = lines.write(folder, lines.run_line(), *made)
-    whole = path.read_text(encoding="utf-8")
-    cut = data.draw(st.integers(whole.index("\n") + 1, len(whole)))
-    content = whole[:cut].encode()
+    whole = path.read_bytes()
+    content = whole[: data.draw(st.integers(whole.index(b"\n") + 1, len(whole)))]  # also inside of a character
     path.write_bytes(content)
     num_whole = content.count(b"\n") - 1
     found = read_records(path).generations
@@ -135,13 +133,6 @@ def test_a_file_cut_anywhere_has_the_lines_that_were_whole(
     kept = path.read_bytes()
     assert content.startswith(kept) and kept.endswith(b"\n") and kept.count(b"\n") == num_whole + 1
     assert read_records(path).generations == tuple(made[:num_whole])
-
-
-def test_a_file_cut_inside_a_character_has_the_lines_before(tmp_path: Path) -> None:
-    path = lines.write(tmp_path, lines.run_line(), lines.generation(), lines.generation(pieces=("我", "在", "员")))
-    content = path.read_bytes()
-    path.write_bytes(content[: content.rindex("员".encode()) + 1])
-    assert read_records(path).generations == (lines.generation(),)
 
 
 def broken(content: str, *more: BaseModel) -> str:
@@ -170,13 +161,8 @@ BROKEN: dict[str, tuple[str, str]] = {
     "a run in the middle": (broken(lines.text_of(RUN)), "more than one run"),
     "a line cut in the middle": (broken('{"kind":"gene\n'), "Line 2"),
     "a list": (broken("[1]\n"), "Line 2"),
-    "newer schema": (changed(RUN, schema=3), "schema 3, and this version reads schema 2. Use a newer skydraft."),
-    "older schema": (changed(RUN, schema=1), "schema 1, and this version reads schema 2. Use an older skydraft."),
-    "a plan without a hand-back": (
-        re.sub(r',"hand_back":\{[^}]*\}', "", lines.text_of(RUN)), "0.2.0 or before. Run the comparison again."
-    ),
+    "another schema": (changed(RUN, schema=3), "schema: "),
     "unknown kind": (broken(changed(GENERATION, kind="opinion")), "Line 2"),
-    "unknown field": (broken(changed(GENERATION, colour="red")), "colour"),
     "unknown origin": (broken(changed(GENERATION, origins=["edge", "edge", "sky"])), "origins.2"),
     "unknown prompt": (broken(changed(GENERATION, prompt="z")), "a prompt z"),
     "unknown mode": (broken(changed(GENERATION, mode="turbo")), "a mode turbo"),
@@ -191,6 +177,11 @@ BROKEN: dict[str, tuple[str, str]] = {
     "an unknown outcome": (broken(nested(GENERATION, "rounds.0.record.outcome", "lost")), "outcome"),
     "a plan that cannot be": (nested(RUN, "modes.0.plan.k", 0), "Line 1"),
     "parameters out of range": (nested(RUN, "modes.0.params.temperature", -1), ": temperature must"),
+    # What a newer version meant by an unknown key cannot be known, so no figure is made without it.
+    **{f"a key in {at}": (nested(RUN, f"{at}.colour", "red"), f"{at}.colour: ")
+       for at in ("prompts.0", "draft", "modes.0", "modes.0.plan", "modes.0.plan.gate", "modes.0.params")},
+    **{f"a key in a round{at}": (broken(nested(GENERATION, f"rounds.0{at}.colour", "red")), f"rounds.0{at}.colour: ")
+       for at in ("", ".record", ".record.draft", ".record.target", ".record.link")},
 }  # fmt: skip
 
 
@@ -202,24 +193,6 @@ def test_a_broken_file_is_one_clear_line(tmp_path: Path, case: str) -> None:
     with pytest.raises(RecordsError) as caught:
         read_records(path)
     assert says in str(caught.value) and "records.jsonl" in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-INSIDE = [
-    *((RUN, at) for at in ("prompts.0", "draft", "modes.0", "modes.0.plan", "modes.0.plan.gate", "modes.0.params")),
-    *((GENERATION, f"rounds.0{at}") for at in ("", ".record", ".record.draft", ".record.target", ".record.link")),
-]
-
-
-@pytest.mark.parametrize(("line", "inside"), INSIDE)
-def test_an_unknown_key_at_any_depth_is_refused(tmp_path: Path, line: BaseModel, inside: str) -> None:
-    """What a newer version meant by it cannot be known, so no figure is made without it."""
-    place = f"{inside}.colour"
-    content = nested(line, place, "red")
-    path = tmp_path / "records.jsonl"
-    path.write_text(content if line is RUN else broken(content), encoding="utf-8")
-    with pytest.raises(RecordsError, match=rf"{place.replace('.', '[.]')}: ") as caught:
-        read_records(path)
     assert "\n" not in str(caught.value)
 
 
@@ -248,17 +221,6 @@ def test_a_round_is_written_as_it_happened(tmp_path: Path) -> None:
     assert again.overhead_ms == pytest.approx(15.12346 - 2.0 - 9.0)
 
 
-def test_what_was_asked_for_keeps_all_its_digits(tmp_path: Path) -> None:
-    """Rounded, a temperature of a millionth would be greedy, and a run could not be gone on with."""
-    found = replace(lines.resolve(None), temperature=1e-6, min_p=1.5e-7, repetition_penalty=1.00000001)
-    mode = Mode("fine", make_plan(gate="entropy:0.0000012"), found)
-    run = lines.run_line(modes=(mode,), links=(None, 100 / 3))
-    line = lines.generation(mode="fine", link_ms=100 / 3)
-    read = read_records(lines.write(tmp_path, run, line))
-    assert read.run == run and read.run.modes[0].params.temperature == 1e-6
-    assert keys(read.generations) == keys([line])
-
-
 def a_report(path: Path) -> tuple[Summary, str]:
     findings = Findings(read_records(path))
     summary = summarize(findings)
@@ -275,14 +237,6 @@ def test_records_keep_what_their_modes_meant(tmp_path: Path, monkeypatch: pytest
             if link_ms is None or mode.plan.verifies]  # fmt: skip
     path = lines.write(tmp_path, run, *made, lines.score(), lines.score(prompt="b"))
     before = a_report(path)
-    never = config.ModeSpec("never", None)
-    for name in ("lossless", "quality", "auto"):
-        monkeypatch.setitem(config.MODES, name, never)
-    monkeypatch.setitem(config.MODES, "edge", config.ModeSpec("always", 7))
-    monkeypatch.setitem(config.STYLES, "zh-short", {"sentences": 3})
-    assert lines.modes(names) != run.modes  # the same names mean something else now
-    assert read_records(path).run.modes == run.modes
-    assert a_report(path) == before
     monkeypatch.setattr(config, "MODES", {})
     monkeypatch.setattr(config, "STYLES", {})
     assert a_report(path) == before

@@ -51,22 +51,6 @@ def test_repeats_over_content_characters(text: str, bigrams: tuple[int, int], tr
     assert (found.num_repeats[3], found.num_ngrams[3]) == trigrams
 
 
-@pytest.mark.parametrize(
-    ("text", "adjacent", "doubles"),
-    [
-        ("员员员", 2, 0),
-        ("他慢慢地走走员员", 1, 2),
-        ("员，员", 0, 0),  # not adjacent
-        ("。。！！", 0, 0),  # marks are no content
-        ("aabb11", 0, 0),  # nor are letters and digits CJK
-        ("", 0, 0),
-    ],
-)
-def test_adjacent_repeats_with_lexical_doubles_apart(text: str, adjacent: int, doubles: int) -> None:
-    found = look(text)
-    assert (found.num_adjacent, found.num_doubles) == (adjacent, doubles)
-
-
 def test_the_list_of_doubles_holds_doubles_alone() -> None:
     assert len(lexical_doubles()) > 50
     assert all(len(word) == 2 and word[0] == word[1] and is_cjk(word[0]) for word in lexical_doubles())
@@ -87,5 +71,4 @@ def test_indicators_are_those_of_a_slow_count(text: str) -> None:
         assert found.num_repeats[n] == sum(gram in grams[:at] for at, gram in enumerate(grams))
     twice = [text[at] for at in range(1, len(text)) if text[at - 1] == text[at] and text[at] in "我在员慢"]
     assert found.num_adjacent == sum(char != "慢" for char in twice)  # 慢慢 is the one word among them
-    assert found.num_doubles == twice.count("慢")
     assert found.num_punctuation == sum(char in "，。！,.“—" for char in text)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import skydraft
-from skydraft.edge.session import Session
+from skydraft.edge.session import OwnText
 from skydraft.engines.toy import open_toy
 from skydraft.errors import RateLimited, SessionNotFound
 from skydraft.gateway import app
@@ -78,7 +78,7 @@ def test_who_hangs_up_leaves_the_place_at_once(
     server: Process, monkeypatch: pytest.MonkeyPatch, mode: str, error: Exception | None, stops: bool, requires: bool
 ) -> None:
     if error is not None:
-        monkeypatch.setattr(Session, "verify", raising(error))
+        monkeypatch.setattr(OwnText, "verify", raising(error))
     with (
         open_toy("toy:drift=0.2", 4096, 4) as edge,
         closing(skydraft.connect(server.address, require=requires)) as cloud,

@@ -9,14 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from skydraft.errors import OptionError, RecordsError
 from skydraft.gating.calibration import NUM_BINS, Calibration, find_calibration, read_calibration
 from skydraft.gating.hand_back import HandBack, parse_hand_back
-
-from ..toys import law
 
 NONE = HandBack()
 SHIPPED = list(resources.files("skydraft.gating").joinpath("calibrations").iterdir())
@@ -56,13 +52,6 @@ def test_a_limit_lies_between_those_of_the_curve(agreement: float, limit: float)
     assert made().limit(agreement, 5, NONE) == pytest.approx(limit)
 
 
-@law(100)
-@given(st.floats(0.6001, 1), st.floats(0.6001, 1))
-def test_who_wants_more_agreement_gets_a_lower_limit(one: float, other: float) -> None:
-    low, high = sorted((one, other))
-    assert made().limit(high, 5, NONE) <= made().limit(low, 5, NONE)
-
-
 @pytest.mark.parametrize("agreement", [1.01, float("nan")])
 def test_an_agreement_that_the_curve_does_not_know_is_refused(agreement: float) -> None:
     with pytest.raises(OptionError, match=r"up to 1\.00.*mode lossless"):
@@ -72,8 +61,7 @@ def test_an_agreement_that_the_curve_does_not_know_is_refused(agreement: float) 
 BROKEN: dict[str, tuple[Any, str]] = {
     "no JSON": ("{", "not JSON"),
     "a list": ([], "not a calibration"),
-    "newer schema": (written(schema=4), "schema 4; this version reads 3. Update skydraft, or make it again with"),
-    "older schema": (written(schema=2), "schema 2; this version reads 3. Make it again with: skydraft calibrate."),
+    "another schema": (written(schema=2), "schema"),
     "another kind": (written(kind="recipe"), "kind"),
     "too few risks": (written(risks=[0.5, 0.2]), "risks"),
     "unknown field": (written(colour="red"), "colour"),
@@ -101,8 +89,6 @@ def test_a_broken_file_is_one_clear_line(case: str, tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:
     with pytest.raises(RecordsError, match=r"missing.json cannot be read: No such file"):
         read_calibration(tmp_path / "missing.json")
-    with pytest.raises(RecordsError, match="cannot be read"):
-        read_calibration(tmp_path)
     (tmp_path / "c.json").write_bytes(b"\xff\xfe{")
     with pytest.raises(RecordsError, match="not JSON"):
         read_calibration(tmp_path / "c.json")
@@ -158,7 +144,7 @@ def test_the_first_that_fits_is_found_in_any_folder(tmp_path: Path) -> None:
         find_calibration(folders, "8" * 32, None, "mine and yours")
 
 
-def test_one_made_at_a_server_goes_before_one_of_the_same_name(tmp_path: Path) -> None:
+def test_one_made_with_exactly_this_target_goes_before_one_of_the_same_name(tmp_path: Path) -> None:
     at_server = {"name": "large", "fingerprint": "name:large"}
     for number, content in enumerate([written("1"), written("2", target=at_server)]):
         (tmp_path / f"{number}.json").write_text(json.dumps(content))
@@ -170,35 +156,12 @@ def test_one_made_at_a_server_goes_before_one_of_the_same_name(tmp_path: Path) -
 
 @pytest.mark.parametrize("shipped", SHIPPED, ids=lambda path: path.name)
 def test_a_shipped_calibration_parses_and_is_found_by_its_pair(shipped: Any) -> None:
-    calibration = Calibration.model_validate(json.loads(shipped.read_text(encoding="utf-8")))
+    text = shipped.read_text(encoding="utf-8")
+    calibration = Calibration.model_validate_json(text)
+    assert len(text) < 200_000 and calibration.hand_backs == ("0", "agree:2", "agree:4", "agree:6", "8", "text")
     for curve in calibration.curves:
-        limits = [point.limit for point in curve.points]
-        agreements = [point.agreement for point in curve.points]
-        calls = [point.calls_per_token for point in curve.points]
-        assert limits == sorted(set(limits))
-        assert agreements == sorted(agreements, reverse=True) and agreements[0] == 1.0
-        assert calls[0] == max(calls) and calls[-1] == 0
-        alone = agreements[-1]
-        hand_back = parse_hand_back(curve.hand_back)
-        asked = [calibration.limit(alone + part * (1 - alone), curve.k, hand_back) for part in (0.3, 0.6, 0.9)]
-        assert asked == sorted(asked, reverse=True) and asked[0] > asked[-1]
+        assert curve.points[0].agreement == 1 and curve.points[-1].calls_per_token == 0
     assert find_calibration([], calibration.draft.fingerprint, calibration.target.fingerprint, "") == calibration
-
-
-def test_the_demo_pair_has_a_calibration() -> None:
-    assert "qwen2.5-coder-0.5b--1.5b.json" in [path.name for path in SHIPPED]
-    demo = next(path for path in SHIPPED if path.name == "qwen2.5-coder-0.5b--1.5b.json").read_text(encoding="utf-8")
-    assert len(demo) < 200_000
-    calibration = Calibration.model_validate_json(demo)
-    assert calibration.hand_backs == ("0", "agree:2", "agree:4", "agree:6", "8", "text")
-    # What the target writes on spares calls, and each costs a row.
-    at = [
-        min((point for point in calibration.curve(6, parse_hand_back(name)).points if point.agreement >= 0.95),
-            key=lambda point: point.agreement)
-        for name in ("0", "agree:2", "agree:4", "agree:6", "text")
-    ]  # fmt: skip
-    assert [p.calls_per_token for p in at] == sorted((p.calls_per_token for p in at), reverse=True)
-    assert [p.written_per_token for p in at] == sorted(p.written_per_token for p in at)
 
 
 def test_a_hand_back_without_curves_takes_those_without_one() -> None:

@@ -51,12 +51,6 @@ def test_a_cycle_that_the_target_has_judged_forces_nothing_again(cycle, block_le
     assert len(escalations(cycle * 40, block_len)) == 1
 
 
-def test_a_cycle_that_broke_and_came_back_is_a_new_one():
-    twice = [1, 2, 3, 1, 2, 3]
-    between = [50, 51, 52, 53, 54, 55, 56, 57, 58, 59]
-    assert len(escalations([*twice, *between, *twice], 3)) == 2
-
-
 ORDINARY = [
     "我在高兴的时候说话，他在人大的家里。我们都不说话，因为天气很好，所以大家都出去走一走，看一看。",
     "Speculative decoding drafts a few tokens and checks them all in one pass; nothing is lost by it.",
@@ -80,17 +74,13 @@ def test_a_longer_phrase_said_twice_is_an_echo_not_a_cycle():
     assert len(nine) == MAX_PERIOD + 1 and escalations(nine * 2, 4) == []
 
 
-def test_a_cycle_inside_the_block_that_ended_before_its_last_token_still_counts():
-    assert unverified_cycles([1, 2, 1, 2, 9], 0, 0)
-    assert not unverified_cycles([1, 2, 1, 2, 9], 4, 4)
-
-
 @pytest.mark.parametrize(
     ("base", "num_seen", "expected"),
     [(0, 0, True), (3, 0, True), (3, 3, True), (4, 0, False), (0, 4, False), (3, 5, False)],
 )
 def test_what_was_complete_before_the_block_or_is_known_to_the_target_forces_nothing(base, num_seen, expected):
-    assert bool(unverified_cycles([1, 2, 1, 2, 1, 2], base, num_seen)) == expected
+    for more in ([1, 2], [9]):
+        assert bool(unverified_cycles([1, 2, 1, 2, *more], base, num_seen)) == expected
 
 
 @pytest.mark.parametrize(

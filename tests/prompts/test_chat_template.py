@@ -64,13 +64,9 @@ def by_transformers(monkeypatch: pytest.MonkeyPatch) -> Reference:
     monkeypatch.setattr(chat_template_utils, "datetime", Clock)
 
     def reference(template: str, messages: Sequence[Message]) -> str:
-        (text,), _ = chat_template_utils.render_jinja_template(
-            [[{"role": message.role, "content": message.content} for message in messages]],
-            chat_template=template,
-            add_generation_prompt=True,
-            bos_token=BOS,
-            eos_token=EOS,
-        )
+        told = [{"role": message.role, "content": message.content} for message in messages]
+        given = {"chat_template": template, "add_generation_prompt": True, "bos_token": BOS, "eos_token": EOS}
+        (text,), _ = chat_template_utils.render_jinja_template([told], **given)
         return str(text)
 
     return reference
@@ -98,14 +94,8 @@ SNIPPETS = {
     "a message": ("{{ messages[0] | tojson }}", '{"role": "user", "content": "Why is the sky blue?"}'),
     "break": ("{% for i in range(9) %}{% if i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}", "012"),
     "continue": ("{% for i in range(4) %}{% if i == 1 %}{% continue %}{% endif %}{{ i }}{% endfor %}", "023"),
-    "generation in a loop": (
-        "{% for i in 'xy' %}{% generation %}{{ loop.index }}{{ i }}{% endgeneration %}{% endfor %}",
-        "1x2y",
-    ),
-    "generation keeps its names": (
-        "{% set a = 1 %}{% generation %}{% set a = 2 %}{{ a }}{% endgeneration %}{{ a }}",
-        "21",
-    ),
+    "generation": ("{% for i in 'xy' %}{% generation %}{{ loop.index }}{% endgeneration %}{% endfor %}", "12"),
+    "its names": ("{% set a = 1 %}{% generation %}{% set a = 2 %}{{ a }}{% endgeneration %}{{ a }}", "21"),
     "clock": ("{{ strftime_now('%d %b %Y, %H:%M') }}", "09 Mar 2031, 14:05"),
     "blocks": ("{% if true %}\n    {% set a = 1 %}\n  a\n{% endif %}\n", "  a\n"),
     "no tools": ("{{ tools is none }} {{ documents is none }} {{ thinking is defined }}", "True True False"),
@@ -123,7 +113,7 @@ def test_snippet(snippet: str, request: pytest.FixtureRequest) -> None:
     assert request.getfixturevalue("by_transformers")(template, (QUESTION,)) == text
 
 
-# Templates that no model should have, which transformers does not render either.
+# Templates that no model should have.
 BROKEN = {
     "does not compile": "{% if %}",
     "unknown tag": "{% audio %}",
@@ -139,14 +129,11 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("fault", BROKEN)
-def test_broken_template(fault: str, request: pytest.FixtureRequest) -> None:
+def test_broken_template(fault: str) -> None:
     with pytest.raises(BrokenModel) as caught:
         rendered(BROKEN[fault])
     assert caught.value.message.startswith("The chat template of this model fails: ")
     assert "raw" in caught.value.hint and "\n" not in str(caught.value)
-    by_transformers = request.getfixturevalue("by_transformers")
-    with pytest.raises(Exception):  # noqa: B017  jinja2's, Python's or its own
-        by_transformers(BROKEN[fault], (QUESTION,))
 
 
 def test_a_refusal_in_the_words_of_the_template() -> None:
@@ -173,14 +160,8 @@ def test_an_open_message_ends_the_text(model: str, text: str) -> None:
     assert opened.endswith(text.lstrip()) and closed.startswith(opened.rstrip()) and opened != closed
 
 
-def test_only_the_text_of_an_assistant_is_open() -> None:
-    for role, more in (("user", ()), ("tool", ()), ("assistant", (("tool_calls", [{"function": {}}]),))):
-        with pytest.raises(PromptError, match="Only text of the assistant"):
-            Message(role, "a", more, is_open=True)  # type: ignore[arg-type]
-
-
 def test_a_slip_in_a_template_is_mended_so_that_a_pair_reads_the_same() -> None:
-    right = (Path(__file__).parent / "templates" / "qwen2.5.jinja").read_text("utf-8")
+    right = TEMPLATES["qwen2.5"]
     example = '{\\"name\\": <function-name>, \\"arguments\\": <args-json-object>}'
     assert example in right
     slipped, tools = right.replace(example, f"{{{example}}}"), [{"type": "function", "function": {"name": "f"}}]
@@ -189,6 +170,10 @@ def test_a_slip_in_a_template_is_mended_so_that_a_pair_reads_the_same() -> None:
 
 
 def test_no_such_message() -> None:
+    calls = (("tool_calls", [{"function": {}}]),)
+    for role, more in (("user", ()), ("tool", ()), ("assistant", calls)):
+        with pytest.raises(PromptError, match="Only text of the assistant"):
+            Message(role, "a", more, is_open=True)  # type: ignore[arg-type]
     with pytest.raises(PromptError, match="'bot'"):
         Message("bot", "a")  # type: ignore[arg-type]
     for prompt, system, message in ((" \n", None, "The prompt is empty."), ("a", "", "The system message is empty.")):

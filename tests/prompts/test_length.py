@@ -14,8 +14,7 @@ from skydraft.prompts.pair import prompt_ids
 from .. import toys
 
 
-@pytest.mark.parametrize("num_chars", [20_000, 2_000_000])
-def test_a_text_that_is_far_too_long_is_read_only_in_part(num_chars: int) -> None:
+def test_a_text_that_is_far_too_long_is_read_only_in_part() -> None:
     lengths = list[int]()
 
     def encode(text: str) -> list[int]:
@@ -23,7 +22,7 @@ def test_a_text_that_is_far_too_long_is_read_only_in_part(num_chars: int) -> Non
         return list(toys.VOCAB.encode(text))
 
     with pytest.raises(ContextExceeded, match=r"more than \d+ tokens, the context holds 100"):
-        prompt_ids(Vocab(toys.PIECES, encode), asked("我" * num_chars), raw=True, most=100)
+        prompt_ids(Vocab(toys.PIECES, encode), asked("我" * 2_000_000), raw=True, most=100)
     assert sum(lengths) < 2000
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from datetime import datetime
 from typing import Any
 
 import pytest
 from hypothesis import given
 
 from skydraft.errors import BrokenModel, PromptError
-from skydraft.prompts import chat_template
 from skydraft.prompts.chat_template import render
 from skydraft.prompts.messages import Message, asked
 from skydraft.prompts.pair import prompt_ids
@@ -50,10 +47,8 @@ def test_no_text_is_a_special_token(model: str, question: str, answer: str, resu
         for texts_of_tools in (argument, None):
             tools, same = ([] if text is None else tools_of(text) for text in (texts_of_tools, texts_of_tools and "x"))
             try:
-                ids, ids_of_x = (
-                    prompt_ids(vocab, said[chosen], tools=tools),
-                    prompt_ids(vocab, plain[chosen], tools=same),
-                )
+                ids = prompt_ids(vocab, said[chosen], tools=tools)
+                ids_of_x = prompt_ids(vocab, plain[chosen], tools=same)
             except (PromptError, BrokenModel):
                 continue
             read += 1
@@ -78,28 +73,15 @@ def test_a_name_between_the_brackets_of_a_template_makes_no_mark() -> None:
     assert num_special(ids) == 0 and bytes(ids) == b"<|im_end|>a<im_end>b<s>c</s>dhi"
     for template in ("<|{{ WORD }}|>", "<|{{ WORD | trim }}|>", "</{{ WORD }}>", "[{{ WORD }}]"):
         vocab = vocab_with(template.replace("WORD", "messages[0]['content']"))
-        assert not any(
-            num_special(prompt_ids(vocab, asked(text))) for text in ("im_end", " AUDIO ", "s", "INST", "/INST")
-        )
+        for text in ("im_end", " AUDIO ", "s", "INST", "/INST"):
+            assert num_special(prompt_ids(vocab, asked(text))) == 0
 
 
-def test_texts_without_marks_are_encoded_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_template, "_now", lambda: datetime(2031, 3, 9))
-    seen = list[str]()
-    vocab = vocab_with(TEMPLATES["qwen2.5"])
-    vocab._encode = lambda text: seen.append(text) or encode(text)  # type: ignore[func-returns-value]
-    messages = asked("if (a < b || c > d) return; <b>|x|</b>", "Be brief.")
-    prompt_ids(vocab, messages)
-    assert seen == [render(vocab, messages)]
-
-
-def test_a_bare_text_goes_on_reading_them() -> None:
-    vocab = vocab_with(TEMPLATES["qwen2.5"])
+def test_a_bare_text_and_recordings_are_read_as_marks_and_an_open_answer_is_not() -> None:
+    vocab, audio = vocab_with(TEMPLATES["qwen2.5"]), id_of("<|AUDIO|>")
     assert num_special(prompt_ids(vocab, asked("a<|im_start|>b"), raw=True)) == 2  # and the BOS
-
-
-def test_an_open_answer_is_text_too() -> None:
-    vocab = vocab_with(TEMPLATES["qwen2.5"])
+    heard = Message("user", "What is <|AUDIO|>?", audio=(object(),))  # type: ignore[arg-type]
+    assert prompt_ids(vocab, [heard], audio_ids=[(audio, audio)]).count(audio) == 2
     said, plain = (
         prompt_ids(vocab, [Message("user", "x"), Message("assistant", text, is_open=True)])
         for text in ("a<|im_end|>b", "x")
@@ -107,25 +89,12 @@ def test_an_open_answer_is_text_too() -> None:
     assert num_special(said) == num_special(plain) and bytes(said[-12:]) == b"a<|im_end|>b"
 
 
-def test_recordings_are_heard_and_their_mark_in_a_text_is_not() -> None:
-    heard = Message("user", "What is <|AUDIO|>?", audio=(object(),))  # type: ignore[arg-type]
-    mark = id_of("<|AUDIO|>")
-    ids = prompt_ids(vocab_with(TEMPLATES["qwen2.5"]), [heard], audio_ids=[(mark, mark)])
-    assert ids.count(mark) == 2
-
-
-def test_many_marks_take_no_longer_than_many_words() -> None:
-    vocab = vocab_with(TEMPLATES["qwen2.5"])
-    num_encoded = 0
-
-    def counting(text: str) -> list[int]:
-        nonlocal num_encoded
-        num_encoded += 1
-        return encode(text)
-
-    vocab._encode = counting
-    ids = prompt_ids(vocab, asked("<|im_end|>" * 20_000))
-    assert num_special(ids) == num_special(prompt_ids(vocab, asked("x"))) and num_encoded < 20
+@pytest.mark.parametrize(("text", "most"), [("if (a < b || c > d) return; <b>|x|</b>", 1), ("<|im_end|>" * 20_000, 20)])
+def test_texts_without_marks_are_encoded_in_one_piece_and_many_marks_as_one(text: str, most: int) -> None:
+    seen, vocab = list[str](), vocab_with(TEMPLATES["qwen2.5"])
+    vocab._encode = lambda text: seen.append(text) or encode(text)  # type: ignore[func-returns-value]
+    ids = prompt_ids(vocab, asked(text))
+    assert len(seen) <= most and num_special(ids) == num_special(prompt_ids(vocab, asked("x")))
 
 
 @pytest.mark.parametrize("change", ["upper", "title", "capitalize", "trim", "tojson(ensure_ascii=True)"])
@@ -133,15 +102,6 @@ def test_what_a_template_does_to_a_text_shows_no_cut(change: str) -> None:
     vocab = vocab_with(f"<s>{{{{ messages[0]['content'] | {change} }}}}")
     asked_of = asked("say </s> and <|im_end|>")
     assert vocab.written(prompt_ids(vocab, asked_of)) == render(vocab, asked_of)
-
-
-def test_no_text_makes_the_search_for_a_cut_long() -> None:
-    """Nobody can write what stands for a cut, however many guesses stand in a text."""
-    vocab = vocab_with(TEMPLATES["qwen2.5"])
-    text = " ".join(f"cut{number}here" for number in range(40_000))
-    began = time.process_time()
-    prompt_ids(vocab, asked(text))
-    assert time.process_time() - began < 3
 
 
 def test_a_text_with_marks_that_fits_is_not_refused() -> None:

@@ -54,19 +54,15 @@ def test_what_a_template_reads_stays_as_it_is() -> None:
     assert readable(VOCABS["qwen2.5"], messages) == messages
     assert [each.role for each in readable(VOCABS["strict"], messages)].count("system") == 1
     assert readable(vocab_with(None), messages) == messages
-    late = readable(VOCABS["gemma"], [Message("assistant", "b"), Message("system", "S")])
-    assert late == [Message("assistant", "b"), Message("user", "S")]
 
 
-def test_a_system_message_is_not_put_into_the_mouth_of_an_assistant_that_begins() -> None:
-    said = [Message("assistant", "A"), Message("system", "S"), Message("user", "U")]
-    assert readable(VOCABS["strict"], said) == [said[0], Message("user", "S\n\nU")]
-
-
-@pytest.mark.parametrize("name", ["strict", "gemma"])
-@pytest.mark.parametrize("before", [[], [Message("user", "U"), Message("assistant", "A")]])
-def test_an_answer_that_goes_on_stays_the_last_message(name: str, before: list[Message]) -> None:
-    said = [*before, Message("system", "S"), Message("assistant", "B", is_open=True)]
-    told = readable(VOCABS[name], said)
-    assert told[-1] == said[-1] and render(VOCABS[name], told).endswith("B")
-    assert [each.content for each in told] == [each.content for each in said]
+def test_no_system_message_is_put_into_the_mouth_of_an_assistant() -> None:
+    said = {role: Message(role, text) for role, text in (("assistant", "A"), ("system", "S"), ("user", "U"))}
+    begins, ends = [said["assistant"], said["system"]], [said["system"], Message("assistant", "B", is_open=True)]
+    assert readable(VOCABS["gemma"], begins) == [said["assistant"], Message("user", "S")]
+    assert readable(VOCABS["strict"], [*begins, said["user"]]) == [said["assistant"], Message("user", "S\n\nU")]
+    for name in ("strict", "gemma"):
+        for before in ([], [said["user"], said["assistant"]]):
+            told = readable(VOCABS[name], [*before, *ends])
+            assert told[-1] == ends[-1] and render(VOCABS[name], told).endswith("B")
+            assert [each.content for each in told] == [each.content for each in [*before, *ends]]

@@ -82,20 +82,30 @@ def test_how_a_text_comes_changes_nothing_and_other_text_is_kept(text: str, plac
         assert whole == (text, []) or whole[1]
 
 
-@law(100)
+@law(200)
 @given(
-    st.sampled_from(["", "好的。", "I will look.\n\nNow:"]),
     st.lists(st.tuples(st.sampled_from(NAMES), arguments), min_size=1, max_size=4),
+    st.sampled_from(["marks", "enforced", "", "```", "```json\n", "`", "one fence"]),
+    st.sampled_from(["", "好的。", "I will look.\n\nNow:"]),
+    st.sampled_from(["", "\n", " \n"]), st.sampled_from([None, 1, 2]),
+    st.sampled_from(["", "\n说明。", "\n\n```py\n1\n```"]),
     st.lists(st.integers(0, 999), max_size=8),
-    st.booleans(),
-)
-def test_calls_as_the_template_writes_them_are_found(
-    said: str, calls: list[tuple[str, Any]], places: list[int], certain: bool
+)  # fmt: skip
+def test_calls_are_found_in_marks_and_where_they_begin_an_answer_bare_and_in_fences(
+    calls: list[tuple[str, Any]], form: str, said: str, space: str, indent: int | None, after: str, places: list[int]
 ) -> None:
-    said = "" if certain else said
-    lines = ([said] if said else []) + [call(*each) for each in calls]
-    text, found = read(cut("\n".join(lines), places), certain=certain)
-    assert text == said and [(name, json.loads(each)) for name, each in found] == calls
+    if form in ("marks", "enforced"):
+        said = said if form == "marks" else ""
+        text, expected = "\n".join([*([said] if said else []), *(call(*each) for each in calls)]), said
+    else:
+        fence, closing = ("```json\n", "\n```") if form == "one fence" else (form, space + "`" * form.count("`"))
+        objects = [
+            json.dumps({"name": name, "arguments": given}, ensure_ascii=False, indent=indent) for name, given in calls
+        ]
+        between = "\n" if form == "one fence" else f"{closing if form else ''}\n{fence}"
+        text, expected = f"{space}{fence}{between.join(objects)}{closing if form else ''}{after}", after
+    found_text, found = read(cut(text, places), certain=form == "enforced")
+    assert found_text == expected and [(name, json.loads(each)) for name, each in found] == calls
 
 
 NO_ARGUMENTS, ONE = ("天气", "{}"), ("天气", '{"a": 1}')
@@ -118,29 +128,6 @@ NO_ARGUMENTS, ONE = ("天气", "{}"), ("天气", '{"a": 1}')
 )
 def test_a_call_in_another_form_is_one(text: str, said: str, found: tuple[str, str]) -> None:
     assert read([text]) == read(list(text)) == (said, [found])
-
-
-@law(100)
-@given(
-    st.lists(st.tuples(st.sampled_from(NAMES), arguments), min_size=1, max_size=3),
-    st.sampled_from(["", "\n", " \n"]), st.sampled_from([None, 1, 2]),
-    st.sampled_from(["", "```", "```json\n", "`", "```json one fence"]),
-    st.sampled_from(["", "\n说明。", "\n\n```py\n1\n```"]),
-    st.lists(st.integers(0, 999), max_size=8),
-)  # fmt: skip
-def test_calls_that_begin_an_answer_are_found_bare_and_in_fences(
-    calls: list[tuple[str, Any]], space: str, indent: int | None, fence: str, after: str, places: list[int]
-) -> None:
-    objects = [
-        json.dumps({"name": name, "arguments": given}, ensure_ascii=False, indent=indent) for name, given in calls
-    ]
-    closing = "`" * fence.count("`")
-    if fence.endswith("one fence"):
-        text = "```json\n" + "\n".join(objects) + "\n```"
-    else:
-        text = "\n".join(f"{fence}{each}{closing and space + closing}" for each in objects)
-    said, found = read(cut(space + text + after, places))
-    assert said == after and [(name, json.loads(each)) for name, each in found] == calls
 
 
 @pytest.mark.parametrize(
@@ -181,10 +168,7 @@ def test_answered_calls_are_left_out_and_the_others_are_not(
     said: str, others: list[tuple[str, Any]], again: tuple[str, Any], rest: str, places: list[int]
 ) -> None:
     turn = {"id": "a", "function": {"name": again[0], "arguments": dict(reversed(again[1].items()))}}
-    known = answered_calls([
-        Message("user", "问"), Message("assistant", "", (("tool_calls", [turn]),)),
-        Message("tool", "晴", (("tool_call_id", "a"),)),
-    ])  # fmt: skip
+    known = answered_calls([Message("assistant", "", (("tool_calls", [turn]),)), result("a", "晴")])
     reader = CallReader(NAMES, known)
     text = "\n".join([*([said] if said else []), call(*again), *(call(*other) for other in others)]) + rest
     pieces = [piece for part in cut(text, places) for piece in reader.push(part)] + reader.finish()
@@ -195,25 +179,26 @@ def test_answered_calls_are_left_out_and_the_others_are_not(
     assert found == new and reader.only_repeats == (not new)
 
 
+def called(*calls: tuple[str, Any], said: str = "") -> Message:
+    turns = [{"id": of, "function": {"name": "天气", "arguments": given}} for of, given in calls]
+    return Message("assistant", said, (("tool_calls", turns),))
+
+
+def result(of: str | None, said: str) -> Message:
+    return Message("tool", said, (("tool_call_id", of),) if of else ())
+
+
 def test_results_stand_before_their_question_and_what_has_no_result_stays() -> None:
-    def called(*calls: tuple[str, Any], said: str = "") -> Message:
-        turns = [{"id": of, "function": {"name": "天气", "arguments": given}} for of, given in calls]
-        return Message("assistant", said, (("tool_calls", turns),))
-
-    def found(of: str | None, said: str) -> Message:
-        return Message("tool", said, (("tool_call_id", of),) if of else ())
-
     asked = [
-        Message("system", "短"), Message("user", "一"), called(("a", {"x": "北"}), ("b", "{")), found("b", "雨"),
-        found("a", "晴"), Message("assistant", "好"), Message("user", "二"), called(("a", {}), said="看"),
-        found("a", "云"), found(None, "?"), called(("c", {})),
+        Message("system", "短"), Message("user", "一"), called(("a", {"x": "北"}), ("b", "{")), result("b", "雨"),
+        result("a", "晴"), Message("assistant", "好"), Message("user", "二"), called(("a", {}), said="看"),
+        result("a", "云"), result(None, "?"), called(("c", {})),
     ]  # fmt: skip
-    first = (
-        '<tool_response>\n天气 {\n雨\n</tool_response>\n<tool_response>\n天气 {"x": "北"}\n晴\n</tool_response>\n\n一'
-    )
-    second = "<tool_response>\n天气 {}\n云\n</tool_response>\n<tool_response>\n?\n</tool_response>\n\n二"
+    results = ["天气 {\n雨", '天气 {"x": "北"}\n晴', "天气 {}\n云", "?"]
+    first, second, third, fourth = (f"<tool_response>\n{each}\n</tool_response>\n" for each in results)
     assert results_before_questions(asked) == [
-        asked[0], Message("user", first), asked[5], Message("user", second), Message("assistant", "看"), asked[-1],
+        asked[0], Message("user", f"{first}{second}\n一"), asked[5], Message("user", f"{third}{fourth}\n二"),
+        Message("assistant", "看"), asked[-1],
     ]  # fmt: skip
     for unchanged in ([asked[0], *asked[-1:]], [asked[3]], asked[:2]):
         assert results_before_questions(unchanged) == unchanged
@@ -223,56 +208,41 @@ def test_a_system_prompt_says_that_no_tool_need_be_called() -> None:
     given = [Message("user", "一"), Message("assistant", "二"), Message("user", "三")]
     told = may_answer(given)
     assert told[0].role == "system" and "one of the functions" in told[0].content and told[1:] == given
-    assert may_answer(told) == told
-    call = {"id": "a", "function": {"name": "f", "arguments": {}}}
-    result = Message("tool", "晴", (("tool_call_id", "a"),))
-    results = [*given, Message("assistant", "", (("tool_calls", [call]),)), result]
-    assert may_answer(results) == results
+    results = [*given, called(("a", {})), result("a", "晴")]
+    assert may_answer(told) == told and may_answer(results) == results
     assert may_answer([*results, Message("user", "四")])[0] == told[0]
 
 
 @pytest.mark.parametrize(
     "word", ["x</tool_call>\n", "<tool_call>", "\n", "{", '{"name": "天气"', "```json\n", '"', "}"]
 )
-@pytest.mark.parametrize("begin", ["<tool_call>{", '{"name": "天气", "arguments": {', ""])
-def test_a_model_that_repeats_itself_costs_no_time(begin: str, word: str) -> None:
+def test_a_model_that_repeats_itself_costs_no_time(word: str) -> None:
     """Each mark was tried again with each piece of text that came: a thousand took seconds of everybody's."""
-    text = begin + word * 8_000
-    began = time.process_time()
-    said, found = read([text[start : start + 4] for start in range(0, len(text), 4)])
-    assert time.process_time() - began < 3 and (said == text or found)
+    for begin in ("<tool_call>{", '{"name": "天气", "arguments": {', ""):
+        text = begin + word * 8_000
+        began = time.process_time()
+        said, found = read([text[start : start + 4] for start in range(0, len(text), 4)])
+        assert time.process_time() - began < 3 and (said == text or found)
 
 
-def test_arguments_that_are_certain_come_as_they_are_written() -> None:
-    reader = EnforcedReader()
-    text = call("get_weather", {"city": "上海", "days": 3})
+def test_arguments_that_a_grammar_enforces_come_as_they_are_written_and_its_marks_are_never_text() -> None:
+    text, reader = call("get_weather", {"city": "上海", "days": 3}), EnforcedReader()
     pieces = [(index, piece) for index, char in enumerate(text) for piece in reader.push(char)]
     assert len(pieces) > 15 and pieces[8][0] < text.index("上海") < pieces[15][0] < text.index("days") + 4
     assert pieces[0][1] == CallText("{", "get_weather") and pieces[-1][1] == CallText("}", is_last=True)
-    assert read([text[:-20]], certain=True) == ("", [("get_weather", '{"city": "上海", "day')])
-
-
-def test_marks_that_a_grammar_enforces_are_never_text() -> None:
-    text = call("get_weather", {}) + "\n" + call("天气", {})
     for length in range(len(text)):
         said, calls = read([text[:length]], certain=True)
-        assert said == "" and all(name in NAMES for name, _ in calls)
+        assert said == "" and all(name == "get_weather" and text.find(given) > 0 for name, given in calls)
     answer = '"<tool_call>\\n 1"'
     assert read(list(answer), certain=True) == (answer, [])
 
 
-def test_arguments_of_earlier_turns_are_objects_for_the_template() -> None:
-    given = [
-        {"id": "1", "function": {"name": "f", "arguments": '{"a": "上"}'}},
-        {"id": "2", "function": {"name": "f", "arguments": {"a": 1}}},
-        {"id": "3", "function": {"name": "f", "arguments": "[1"}},
-        {"id": "4", "function": {"name": "f", "arguments": '{"a": "\\ud800"}'}},  # half of a character
-    ]
-    found = [each["function"]["arguments"] for each in as_objects(given)]
-    assert found == [{"a": "上"}, {"a": 1}, "[1", '{"a": "\\ud800"}'] and as_objects(given)[0]["id"] == "1"
-
-
-@pytest.mark.parametrize("parameters", [{"type": "array"}, {"type": ["array", "null"]}, [1], {"type": 1}])
-def test_parameters_that_are_no_object_are_refused(parameters: Any) -> None:
-    with pytest.raises(PromptError, match="'f' must be a schema of an object"):
-        calling_grammar([{"name": "f", "parameters": parameters}], parallel=False)
+def test_arguments_of_earlier_turns_are_objects_and_so_are_the_parameters_of_tools() -> None:
+    half = '{"a": "\\ud800"}'
+    cases = [('{"a": "上"}', {"a": "上"}), ({"a": 1}, {"a": 1}), ("[1", "[1"), (half, half)]
+    for before, expected in cases:
+        (found,) = as_objects([{"id": "1", "function": {"name": "f", "arguments": before}}])
+        assert found == {"id": "1", "function": {"name": "f", "arguments": expected}}
+    for parameters in ({"type": "array"}, {"type": ["array", "null"]}, [1], {"type": 1}):
+        with pytest.raises(PromptError, match="'f' must be a schema of an object"):
+            calling_grammar([{"name": "f", "parameters": parameters}], parallel=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -37,32 +38,24 @@ def between(low: float, high: float) -> st.SearchStrategy[float]:
     return st.floats(low, high, allow_nan=False)
 
 
+def _any_of(option: dataclasses.Field[Any]) -> st.SearchStrategy[Any]:
+    """Any number within the bounds that the option states."""
+    low, high = option.metadata["option"].low, option.metadata["option"].high
+    if isinstance(option.default, bool):
+        return st.booleans()
+    return st.integers(low, high) if isinstance(option.default, int) else between(low, high)
+
+
+_options = dataclasses.fields(DecodingParams)
+_numbers = {each.name: _any_of(each) for each in _options if isinstance(each.default, int | float)}
+_numbers["temperature"] = st.just(0.0) | between(1e-6, 100)
+_biases = st.dictionaries(st.integers(0, MAX_ID), between(-100, 100), max_size=3)
 _without_grammar = st.builds(
     DecodingParams,
-    temperature=st.just(0.0) | between(1e-6, 100),
-    top_k=st.integers(0, MAX_ID),
-    top_p=between(1e-9, 1),
-    min_p=between(0, 1),
-    min_call_prob=between(0, 1),
-    seed=st.integers(0, 2**64 - 1),
-    repetition_penalty=between(1e-6, 1e6),
-    frequency_penalty=between(-2, 2),
-    presence_penalty=between(-2, 2),
-    logit_bias=st.dictionaries(st.integers(0, MAX_ID), between(-100, 100), max_size=3).map(
-        lambda biases: tuple(sorted(biases.items()))
-    ),
-    no_repeat_ngram_size=st.integers(0, 1024),
-    content_penalty=between(1e-6, 1e6),
-    content_ngram_size=st.integers(0, 1024),
-    no_adjacent_repeat=st.booleans(),
-    comma_gap=st.integers(0, 1024),
-    full_stop_gap=st.integers(0, 1024),
-    full_stop_shift=between(-1e6, 0),
-    sentences=st.integers(0, MAX_ID),
-    min_new_tokens=st.integers(0, MAX_ID),
+    logit_bias=_biases.map(lambda biases: tuple(sorted(biases.items()))),
     stop=st.lists(st.text(min_size=1, max_size=8), max_size=3).map(tuple),
     stop_token_ids=st.sets(st.integers(0, MAX_ID), max_size=3).map(sorted).map(tuple),
-    max_new_tokens=st.integers(1, MAX_ID),
+    **_numbers,
 )
 any_params = _without_grammar | st.builds(
     lambda params, grammar: dataclasses.replace(params, sentences=0, grammar=grammar),
@@ -99,19 +92,12 @@ written = st.builds(
 sizes = numbers.filter(bool)
 infos = st.builds(
     ServerInfo,
-    version=texts,
-    model=texts,
     fingerprint=fingerprints,
-    vocab_size=sizes,
-    context_len=sizes,
     execution=st.sampled_from(["exact", "throughput"]),
-    max_rows=sizes,
-    max_block=sizes,
-    max_sessions=sizes,
-    num_sessions=numbers,
-    invariant_rows=numbers,
     forward_ms=st.lists(between(0.001, 4e6), min_size=1, max_size=6).map(tuple),
-    weights=texts,
+    **dict.fromkeys(("version", "model", "weights"), texts),
+    **dict.fromkeys(("vocab_size", "context_len", "max_rows", "max_block", "max_sessions"), sizes),
+    **dict.fromkeys(("num_sessions", "invariant_rows"), numbers),
 )
 
 
@@ -132,7 +118,6 @@ calls: st.SearchStrategy[Call] = st.one_of(
 
 
 def encoded(call: Call) -> bytes:
-    """The bytes of any call."""
     match call:
         case OpenCall():
             return codec.encode_open(call)
@@ -145,7 +130,6 @@ def encoded(call: Call) -> bytes:
 
 @st.composite
 def verdicts(draw: st.DrawFn) -> Verdict:
-    """Any verdict: with or without a token, any finish, an audit of any length."""
     num_accepted, finish = draw(st.integers(0, 40) | numbers), draw(finishes)
     may_lack_token = finish is not None and num_accepted > 0
     token_id = draw(st.integers(0, MAX_ID) | st.none()) if may_lack_token else draw(st.integers(0, MAX_ID))

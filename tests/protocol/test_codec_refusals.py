@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,10 +15,10 @@ from skydraft.errors import GrammarRefused, LimitExceeded, ProtocolError
 from skydraft.protocol import codec
 from skydraft.protocol import verifier_pb2 as pb
 from skydraft.protocol.codec import decode_info, encode_info
-from skydraft.protocol.values import CloseCall, OpenCall, Opened, Opening, ServerInfo, StopCall, VerifyCall, Written
+from skydraft.protocol.values import OpenCall, Opened, Opening, ServerInfo, StopCall, VerifyCall, Written
 from skydraft.types import Cost, Media, Prompt, Verdict
 from tests.mutating import flipped
-from tests.protocol.any_message import MAX_ID, UINT32, encoded
+from tests.protocol.any_message import UINT32, encoded
 
 # How each message is read, and written again.
 Reader = tuple[Callable[[bytes], Any], Callable[[Any], bytes]]
@@ -30,61 +29,35 @@ def verdict_on(num_audited: int) -> Reader:
     return decode, lambda read: codec.encode_verdict(read[0], is_last=read[1])
 
 
-READERS: dict[str, Reader] = {
-    "call": (partial(codec.decode_call, session=0), encoded),
-    "call of a session": (partial(codec.decode_call, session=2_000_000), encoded),
-    "verdict on 0": verdict_on(0),
-    "verdict on 11": verdict_on(11),
-    "written": (codec.decode_written, codec.encode_written),
-    "info": (decode_info, encode_info),
-    "opened": (codec.decode_opened, codec.encode_opened),
-}
-
-
-def assert_valid(value: Any) -> None:
-    """What `__post_init__` and the server rely on."""
-    if isinstance(value, tuple):
-        value = value[0]
-    if isinstance(value, OpenCall | VerifyCall) and value.opening:
-        dataclasses.replace(value.opening.params)  # checks itself again
-        ids = value.opening.prompt.token_ids + value.opening.committed_ids
-        assert len(ids) == value.opening.num_ids and all(0 <= token_id <= MAX_ID for token_id in ids)
-        assert all(media.num_tokens > 0 for media in value.opening.prompt.media)
-    if isinstance(value, OpenCall | VerifyCall | CloseCall):
-        assert value.session > 0
-    if isinstance(value, VerifyCall):
-        assert value.block.base == value.base >= len(value.catch_up_ids)
-        assert value.opening is None or len(value.opening.committed_ids) + len(value.catch_up_ids) == value.base
-        assert all(0 <= token_id <= MAX_ID for token_id in value.catch_up_ids + value.draft_ids)
-    if isinstance(value, Verdict):
-        dataclasses.replace(value)
-        assert len(value.audit) in (0, 11) and (value.token_id is None or 0 <= value.token_id <= MAX_ID)
-    if isinstance(value, Written):
-        assert all(0 <= token_id <= MAX_ID for token_id in value.token_ids) and (value.token_ids or value.is_last)
+READERS: list[Reader] = [
+    (partial(codec.decode_call, session=0), encoded),
+    (partial(codec.decode_call, session=2_000_000), encoded),
+    verdict_on(0),
+    verdict_on(11),
+    (codec.decode_written, codec.encode_written),
+    (decode_info, encode_info),
+    (codec.decode_opened, codec.encode_opened),
+]
 
 
 def read_all(data: bytes) -> int:
     """Let every decoder read `data`; returns how many took it. Fails on an error that says something else."""
     codec.stopped_base(data)
     num_taken = 0
-    for name, (decode, encode) in READERS.items():
+    for decode, encode in READERS:
         try:
             value = decode(data)
         except (ProtocolError, GrammarRefused, LimitExceeded):
             continue
         num_taken += 1
-        assert_valid(value)
-        assert decode(encode(value)) == value, name
+        assert decode(encode(value)) == value
     return num_taken
 
 
 def messages() -> Iterator[bytes]:
-    """One of each, with all fields set."""
     params = DecodingParams(
-        temperature=0.8, top_k=40, top_p=0.9, min_p=0.05, seed=2**63, repetition_penalty=1.1, no_repeat_ngram_size=3,
-        content_penalty=1.2, content_ngram_size=2, no_adjacent_repeat=True, comma_gap=4, full_stop_gap=8,
-        full_stop_shift=-6.0, sentences=2, min_new_tokens=16, stop=("。\n", "ab"), max_new_tokens=300,
-    )  # fmt: skip
+        temperature=0.8, top_p=0.9, seed=2**63, comma_gap=4, stop=("。\n", "ab"), logit_bias=((7, 1.5),)
+    )
     heard = Media(np.arange(12, dtype=np.float32).reshape(2, 6))
     opening = Opening("0123456789abcdef", Prompt((5, 151_643, 9), (heard, heard)), (1, 2), params, 3, "toy")
     cost = Cost(3, 17, 71.27, 40.0, 8.25, 1.5)
@@ -134,7 +107,6 @@ def reply_with(**fields: Any) -> bytes:
 verdict_on_9 = partial(codec.decode_verdict, num_audited=9)
 read_call = partial(codec.decode_call, session=0)
 REFUSED: list[tuple[str, Callable[[bytes], Any], bytes]] = [
-    ("a session call without an opening", read_call, pb.SessionRequest(session=1, action=1).SerializeToString()),
     ("an id beyond 31 bits in a prompt", read_call, opening_with(prompt_ids=[2**31])),
     ("no tokens to write", read_call, opening_with(params={"max_new_tokens": 0})),
     ("an n-gram of 2^32 - 1", read_call, opening_with(params={"no_repeat_ngram_size": UINT32})),
@@ -142,9 +114,6 @@ REFUSED: list[tuple[str, Callable[[bytes], Any], bytes]] = [
     ("features that fill no frame", read_call, heard(num_mels=5)),
     ("too many recordings", read_call, opening_with(media=[HEARD] * 257)),
     ("half a feature", read_call, heard(features=b"\x00" * 23)),
-    ("a close of no session", read_call, codec.encode_close(0)),
-    ("an action of another version", read_call, call_with(action=9)),
-    ("catch-up tokens on base 0", read_call, call_with(base=0, catch_up_ids=[3])),
     ("an id beyond 31 bits in a draft", read_call, call_with(draft_ids=[1, 2**31])),
     ("an id beyond 31 bits to catch up", read_call, call_with(catch_up_ids=[2**31])),
     ("an opening of another length", read_call, call_with(opening={"committed_ids": [1] * 8})),
@@ -162,7 +131,6 @@ REFUSED: list[tuple[str, Callable[[bytes], Any], bytes]] = [
     ("an id of 32 bits that was written", codec.decode_written,
      pb.SessionReply(written_ids=[2**31]).SerializeToString()),
     ("a cost of nine parts", codec.decode_opened, pb.SessionReply(cost=[1] * 9).SerializeToString()),
-    ("a target of three bytes", codec.decode_target, reply_with(target={"weights": b"abc"})),
     ("an unknown execution", decode_info, pb.GetInfoReply(execution=3).SerializeToString()),
 ]  # fmt: skip
 
@@ -185,10 +153,9 @@ def test_what_they_were_made_from_is_accepted() -> None:
     assert verdict_on_9(reply_with(audit=b"\xff\x00"))[0].audit == (True,) * 8 + (False,)
 
 
-@pytest.mark.parametrize("field", [{"prompt_ids": [1] * 21}, {"committed_ids": [1] * 21}])
-def test_lists_that_are_longer_than_the_context_are_no_defect_of_the_message(field: dict[str, Any]) -> None:
-    lists = [opening_with(**field), call_with(catch_up_ids=[1] * 21, base=21), call_with(draft_ids=[1] * 21)]
-    for data in lists:
+def test_lists_that_are_longer_than_the_context_are_no_defect_of_the_message() -> None:
+    opened = [opening_with(prompt_ids=[1] * 21), opening_with(committed_ids=[1] * 21)]
+    for data in (*opened, call_with(catch_up_ids=[1] * 21, base=21), call_with(draft_ids=[1] * 21)):
         assert codec.decode_call(data, 0, 21)
         with pytest.raises(LimitExceeded):
             codec.decode_call(data, 0, 20)

@@ -1,21 +1,19 @@
 """The demo pair, opened once. Without llama-cpp-python or the files these tests are skipped, and say why.
 
-Each test has the engines to itself: the sequences that it leaves open, as one that fails does, are closed after it.
 All are long but those of `_SHORT`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import skydraft
-from skydraft import Engine, EngineOptions
-from skydraft.engines.base import Sequence
+from skydraft import DecodingParams, Engine, EngineOptions, Generation, make_plan
+from skydraft.edge.cloud import Cloud
 from skydraft.errors import NetworkUnavailable
 from skydraft.models import default_pair
 
@@ -47,46 +45,22 @@ def load(name: str, profile_path: Path | None = None) -> Engine:
         pytest.skip(f"{name} is not on this machine: {error}")
 
 
-@contextmanager
-def lent(engine: Engine) -> Iterator[Engine]:
-    """`engine`, which at the end has all sequences back that were begun in the meantime."""
-    begun: list[Sequence] = []
-    begin = engine.begin
-
-    def recorded(*args: object, **options: object) -> Sequence:
-        begun.append(begin(*args, **options))  # type: ignore[arg-type]
-        return begun[-1]
-
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(engine, "begin", recorded)
-            yield engine
-    finally:
-        for sequence in begun:
-            sequence.close()
-
-
 @pytest.fixture(scope="package")
-def draft_model(home: Path) -> Iterator[Engine]:
+def edge(home: Path) -> Iterator[Engine]:
     with load(default_pair().draft) as engine:
         yield engine
 
 
 @pytest.fixture(scope="package")
-def target_model(home: Path) -> Iterator[Engine]:
+def cloud(home: Path) -> Iterator[Engine]:
     with load(default_pair().target) as engine:
         yield engine
 
 
-@pytest.fixture
-def edge(draft_model: Engine) -> Iterator[Engine]:
-    """The draft model."""
-    with lent(draft_model) as engine:
-        yield engine
-
-
-@pytest.fixture
-def cloud(target_model: Engine) -> Iterator[Engine]:
-    """The target model."""
-    with lent(target_model) as engine:
-        yield engine
+def generate(
+    prompt: str, mode: str, edge: Engine, cloud: Engine | Cloud, params: DecodingParams, k: int | None = None
+) -> Generation:
+    scope = "identity" if len(prompt) > 500 else ""  # a long prompt is read once: tests of conversations compare that
+    plan = make_plan(mode, k=k)
+    with skydraft.generate(prompt, edge=edge, cloud=cloud, plan=plan, params=params, cache_scope=scope) as generation:
+        return generation.run()

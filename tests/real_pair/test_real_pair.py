@@ -11,18 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import skydraft
 from bench.bare_loop import BareLoop
 from bench.workload import prompts
-from skydraft import DecodingParams, Engine, decoding_params, make_plan
-from skydraft.choosing.chooser import Chooser
+from skydraft import DecodingParams, Engine, decoding_params
 from skydraft.engines.base import Sequence
 from skydraft.models import cache_dir, default_pair, resolve
 from skydraft.prompts.messages import asked
 from skydraft.prompts.pair import beginning_ids, prompt_ids
 
 from ..conftest import link_models
-from .conftest import OPTIONS
+from .conftest import OPTIONS, generate
 
 DEV = prompts()
 SHORT = DecodingParams(max_new_tokens=16)
@@ -36,13 +34,6 @@ IDENTITY: dict[str, tuple[str, int, DecodingParams]] = {
     "zh-short, T=0.8": (DEV[2], 5, decoding_params("zh-short", temperature=0.8, max_new_tokens=24)),
     "longer than 512 tokens": ("请总结：" + "\n".join(DEV)[:850], 5, replace(SHORT, max_new_tokens=12)),
 }
-
-
-def generate(prompt: str, mode: str, edge: Engine, cloud: Engine, params: DecodingParams, k: int | None = None):
-    scope = "identity" if len(prompt) > 500 else ""  # a long prompt is read once: tests of conversations compare that
-    plan = make_plan(mode, k=k)
-    with skydraft.generate(prompt, edge=edge, cloud=cloud, plan=plan, params=params, cache_scope=scope) as generation:
-        return generation.run()
 
 
 @pytest.mark.parametrize("case", IDENTITY)
@@ -65,26 +56,6 @@ def test_f14_edge_is_a_plain_llama_cpp_loop(edge: Engine, cloud: Engine) -> None
         expected, _ = bare.generate(prompt_ids(edge.vocab, asked(prompt)), 32, cut)
         assert list(generate(prompt, "edge", edge, cloud, DecodingParams(max_new_tokens=32)).token_ids) == expected
     bare.close()
-
-
-def test_f14_skipped_segments_equal_edge_alone_from_their_prefix(edge: Engine, cloud: Engine) -> None:
-    params = DecodingParams(max_new_tokens=40)
-    plan = make_plan(gate="entropy:1.5", k=4)
-    with skydraft.generate(DEV[15], edge=edge, cloud=cloud, plan=plan, params=params) as mixed:
-        mixed.run()
-    skipped = [record for record in mixed.records if record.outcome == "skipped"]
-    assert 0 < len(skipped) < len(mixed.records)
-    prompt = mixed.prompts.edge.token_ids
-    all_ids = [*prompt, *mixed.token_ids]
-    chooser = Chooser(params, edge.vocab, len(prompt))
-    for record in skipped:
-        begin = len(prompt) + record.base
-        alone = edge.open(prompt)
-        for at in range(len(prompt) - 1, begin + record.num_committed - 1):
-            row = alone.extend(all_ids[at : at + 1])[0]  # one token at a time, as the edge alone does
-            if at + 1 >= begin:
-                assert chooser.choose(row, np.array(all_ids[: at + 1], np.int32)) == all_ids[at + 1]
-        alone.close()
 
 
 @pytest.mark.parametrize("prompt_len", [1, 500])  # from 500 on the walk crosses 512 cells, where kernels may change

@@ -11,7 +11,7 @@ import pytest
 
 import skydraft
 from bench.workload import prompts
-from skydraft import DecodingParams, Engine, Generation, make_plan
+from skydraft import DecodingParams, Engine, make_plan
 from skydraft.decoding.context import Context
 from skydraft.decoding.request import GenerateRequest
 from skydraft.edge.cloud import Cloud
@@ -19,7 +19,7 @@ from skydraft.models import default_pair
 from skydraft.types import Prompt, Round
 
 from ..serving import Serving, free_port, serving
-from .conftest import TARGET_SEATS, load
+from .conftest import TARGET_SEATS, generate, load
 
 DEV = prompts()
 PARAMS = DecodingParams(max_new_tokens=14)
@@ -41,11 +41,6 @@ def connected(server: Serving) -> Iterator[Cloud]:
         yield connection
 
 
-def generate(prompt: str, edge: Engine, cloud: Engine | Cloud, mode: str, params: DecodingParams) -> Generation:
-    with skydraft.generate(prompt, edge=edge, cloud=cloud, plan=make_plan(mode), params=params) as generation:
-        return generation.run()
-
-
 @pytest.mark.parametrize(
     ("index", "mode", "temperature"),
     [(0, "lossless", 0.0), (14, "lossless", 0.8), (30, "quality", 0.0), (5, "cloud", 0.8)],
@@ -54,8 +49,8 @@ def test_remote_is_local(
     edge: Engine, cloud: Engine, connected: Cloud, index: int, mode: str, temperature: float
 ) -> None:
     params = replace(PARAMS, temperature=temperature, seed=7)
-    far = generate(DEV[index], edge, connected, mode, params)
-    near = generate(DEV[index], edge, cloud, mode, params)
+    far = generate(DEV[index], mode, edge, connected, params)
+    near = generate(DEV[index], mode, edge, cloud, params)
     assert (far.token_ids, far.origins, far.text) == (near.token_ids, near.origins, near.text)
 
 
@@ -92,4 +87,4 @@ def test_sessions_lost_in_the_middle_cost_no_token(
     for number, _ in enumerate(generation.rounds()):
         if number in (2, 5):
             server.forget_sessions()
-    assert generation.token_ids == generate(DEV[3], edge, cloud, mode, params).token_ids
+    assert generation.token_ids == generate(DEV[3], mode, edge, cloud, params).token_ids

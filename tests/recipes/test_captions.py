@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from recipes.tiny_omni.attributes import CLASSES, Attributes, draw
-from recipes.tiny_omni.captions import caption, find_statements, is_fluent, read_attributes
+from recipes.tiny_omni.captions import caption, is_fluent, read_attributes
 from recipes.tiny_omni.wording import WORDINGS
 
 SEEDS = range(400)
@@ -16,14 +16,10 @@ def drawn(seed: int) -> Attributes:
     return draw(np.random.default_rng(seed))
 
 
-def test_reading_a_caption_gives_its_attributes_back() -> None:
-    for seed in SEEDS:
-        assert read_attributes(caption(drawn(seed), seed)) == drawn(seed).as_dict()
-
-
-def test_captions_keep_the_rules() -> None:
+def test_captions_keep_the_rules_and_can_be_read_back() -> None:
     for seed in SEEDS:
         text = caption(drawn(seed), seed)
+        assert read_attributes(text) == drawn(seed).as_dict()
         clauses = text.removesuffix("。").split("，")
         content = "".join(clauses)
         pairs = [content[at : at + 2] for at in range(len(content) - 1)]
@@ -35,21 +31,14 @@ def test_captions_keep_the_rules() -> None:
 
 
 def test_wording_and_order_vary_with_the_seed_alone() -> None:
-    assert caption(drawn(1), 5) == caption(drawn(1), 5)
-    texts = {caption(drawn(1), seed) for seed in range(100)}
-    assert len(texts) > 90
-    assert len({text[:2] for text in texts}) > 8
+    first, again = ([caption(drawn(1), seed) for seed in range(100)] for _ in range(2))
+    assert first == again and len(set(first)) > 90 and len({text[:2] for text in first}) > 8
 
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_the_first_character_decides_the_class(name: str) -> None:
     first = [wording[0] for value in CLASSES[name] for wording in WORDINGS[name, value]]
     assert len(set(first)) == len(first)
-
-
-def test_a_statement_starts_where_the_class_is_decided() -> None:
-    text = "语速听起来飞快，嗓音低沉。"
-    assert {name: text[found.start] for name, found in find_statements(text).items()} == {"rate": "飞", "pitch": "低"}
 
 
 @pytest.mark.parametrize(
@@ -79,8 +68,3 @@ def test_what_is_not_stated_is_none(text: str, read: dict[str, str]) -> None:
 )
 def test_broken_rules_are_seen(text: str) -> None:
     assert not is_fluent(text)
-
-
-def test_unknown_classes_are_refused() -> None:
-    with pytest.raises(ValueError, match="rate cannot be 'quick'"):
-        Attributes("male", "quick", "low", "soft", "few")

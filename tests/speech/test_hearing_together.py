@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from typing import Any
 
 import pytest
@@ -12,12 +11,10 @@ from hypothesis import strategies as st
 
 import skydraft
 from skydraft import DecodingParams, Engine, Generation, decoding_params, make_plan
-from skydraft.decoding.context import Context
-from skydraft.decoding.drafting import Drafter
+from skydraft.decoding.plan import Plan
 from skydraft.edge.cloud import Cloud
 from skydraft.errors import OptionError, PromptError
 from skydraft.prompts.audio import Audio
-from skydraft.types import DraftBlock
 
 from .. import toys
 from ..serving import serving
@@ -43,10 +40,11 @@ def recording(seed: int, num_frames: int = 12) -> Audio:
 
 
 def run(
-    plan: str, edge: Engine, target: Engine | Cloud, heard: Audio, params: DecodingParams, **more: Any
+    plan: str | Plan, edge: Engine, target: Engine | Cloud, heard: Audio, params: DecodingParams, **more: Any
 ) -> Generation:
+    plan = PLANS[plan] if isinstance(plan, str) else plan
     with skydraft.generate(
-        PROMPT, edge=edge, cloud=target, plan=PLANS[plan], params=params, raw=True, audio=heard, **more
+        PROMPT, edge=edge, cloud=target, plan=plan, params=params, raw=True, audio=heard, **more
     ) as generation:
         return generation.run()
 
@@ -84,12 +82,8 @@ def test_a_target_that_shares_nothing_judges_as_one_that_was_asked_the_words(
 ) -> None:
     """With the gate at always the text is the target's own, told the words alone, wherever its tokens stand."""
     edge, target, heard = HearingToy(SEED, 0.3), HearingToy(SEED), recording(seed, num_frames)
-    plan = make_plan("lossless", k=k)
-    given_plan: dict[str, Any] = {"params": params, "raw": True}
-    given_audio: dict[str, Any] = {"audio": heard, "share_audio": "none"}
-    with skydraft.generate(PROMPT, edge=edge, cloud=target, plan=plan, **given_audio, **given_plan) as judged:
-        judged.run()
-    with skydraft.generate(PROMPT, cloud=target, plan=make_plan("cloud"), **given_plan) as words:
+    judged = run(make_plan("lossless", k=k), edge, target, heard, params, share_audio="none")
+    with skydraft.generate(PROMPT, cloud=target, plan=make_plan("cloud"), params=params, raw=True) as words:
         words.run()
     assert judged.token_ids == words.token_ids
     assert target.num_encoded == 0 and edge.num_encoded == 1
@@ -101,30 +95,6 @@ def test_f16_each_side_encodes_a_recording_once_in_every_mode(plan: str) -> None
     generation = run(plan, edge, target, recording(3), PARAMS[0])
     drafts, verifies = PLANS[plan].drafts, generation.stats.num_escalated > 0
     assert (edge.num_encoded, target.num_encoded) == (int(drafts), int(verifies))
-
-
-class Forgetful:
-    """A draft model's side that begins anew in every round."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        self.begin = lambda: Drafter(*args, **options)
-
-    def room(self, context: Context) -> int:
-        return self.begin().room(context)
-
-    def draft(self, context: Context, k: int) -> DraftBlock:
-        with closing(self.begin()) as drafter:
-            return drafter.draft(context, k)
-
-    def close(self) -> None:
-        """Nothing is kept."""
-
-
-def test_f16_a_side_that_opened_for_every_round_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skydraft.decoding.builder.Drafter", Forgetful)
-    edge = HearingToy(SEED, 0.4)
-    run("lossless", edge, HearingToy(SEED), recording(3), PARAMS[0])
-    assert edge.num_encoded > 1
 
 
 def test_a_session_that_is_lost_hears_the_recording_again(cloud: Cloud) -> None:

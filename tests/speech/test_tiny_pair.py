@@ -17,6 +17,7 @@ from skydraft.prompts.audio import load_audio
 from skydraft.prompts.messages import asked
 from skydraft.prompts.pair import read_prompt
 
+from ..engines.tiny_omni import heard
 from ..later import later
 from ..serving import serving
 
@@ -53,21 +54,15 @@ def caption(pair: tuple[Any, Any], clip: Path, mode: str, params: DecodingParams
 def test_edge_is_generate_of_transformers_on_the_same_thinker(pair: tuple[Any, Any], clip: Path) -> None:
     edge = pair[0]
     prompt = read_prompt(edge, asked(CAPTION_PROMPT, audio=load_audio(clip))).edge
-    (media,) = prompt.media
     from transformers import Qwen2_5OmniThinkerForConditionalGeneration as Thinker
 
     # A model of its own: the engine has dropped the parts of its model that it does not need.
     thinker = Thinker.from_pretrained(edge.path, dtype=torch.float32).eval()
     with torch.inference_mode():
+        given, ends = heard(list(prompt.token_ids), prompt.media), sorted(edge.vocab.end_ids)
+        length = GREEDY.max_new_tokens
         output = thinker.generate(
-            input_ids=torch.tensor([prompt.token_ids]),
-            attention_mask=torch.ones(1, len(prompt.token_ids), dtype=torch.long),
-            input_features=torch.tensor(media.features)[None],
-            feature_attention_mask=torch.ones(1, media.num_frames, dtype=torch.long),
-            max_new_tokens=GREEDY.max_new_tokens,
-            do_sample=False,
-            eos_token_id=sorted(edge.vocab.end_ids),
-            pad_token_id=min(edge.vocab.end_ids),
+            **given, max_new_tokens=length, do_sample=False, eos_token_id=ends, pad_token_id=ends[0]
         )
     expected = tuple(output[0, len(prompt.token_ids) :].tolist())
     assert caption(pair, clip, "edge").token_ids == expected
@@ -126,18 +121,17 @@ def test_the_command_says_what_left_the_device(
     assert again[:2] == rows[:2] and len(again) == 3 and again[2].startswith(str(CLIPS[1]))
 
 
-WRONG: dict[str, tuple[list[str], str]] = {
-    "a text model with audio": (["--audio", str(CLIPS[0]), "--edge-model", "toy", "--mode", "edge"], "takes no audio"),
-    "no such file": (["--audio", "nothing.wav", "--edge-model", "toy", "--mode", "edge"], "no readable file"),
-    "neither prompt nor audio": (["--edge-model", "toy", "--mode", "edge"], "Give a prompt, or --audio"),
-    "too long": (["--audio", str(CLIPS[0]), "--max-audio-s", "0.5", "--edge-model", "toy", "--mode", "edge"], "lasts"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_use_is_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    args, says = WRONG[name]
-    assert run(["generate", *args]) == 2
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--audio", str(CLIPS[0])], "takes no audio"),
+        (["--audio", "nothing.wav"], "no readable file"),
+        ([], "Give a prompt, or --audio"),
+        (["--audio", str(CLIPS[0]), "--max-audio-s", "0.5"], "lasts"),
+    ],
+)
+def test_wrong_use_is_one_line(args: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["generate", *args, "--edge-model", "toy", "--mode", "edge"]) == 2
     err = capsys.readouterr().err
     assert says in err and err.count("\n") == 1
 

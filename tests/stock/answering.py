@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any, ClassVar
 
 from starlette.requests import Request
@@ -19,8 +18,6 @@ from tests.stock.model import Asked, Model, Sampling, Token
 
 
 class Refused(Exception):
-    """An error that the server documents."""
-
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
@@ -28,8 +25,6 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Run:
-    """One generation."""
-
     model: Model
     asked: Asked
     body: Any
@@ -39,50 +34,32 @@ class Run:
     fault: Fault
     number: int
     token_s: float
-    burst: int
 
-    async def tokens(self) -> AsyncIterator[list[Token]]:
-        """What is written, as it comes."""
+    async def tokens(self) -> AsyncIterator[Token]:
         num = 1 << 30 if self.fault.is_endless else self.num
         how = replace(self.how, ignore_eos=self.how.ignore_eos or self.fault.is_endless)
-        writer = self.model.write(self.asked, self.prompt, num, how)
-        await asyncio.sleep(self.token_s * self.burst)
-        while tokens := list(islice(writer, self.burst)):
-            yield [replace(token, id=self.fault.token(token.id)) for token in tokens]
-            if tokens[-1].ends:
-                break
-            await asyncio.sleep(self.token_s * self.burst)
-
-    async def whole(self) -> list[Token]:
-        """All that is written."""
-        return [token async for tokens in self.tokens() for token in tokens]
-
-    @property
-    def cached(self) -> int:
-        """Tokens of the prompt that were in the cache."""
-        return self.asked.cached
+        await asyncio.sleep(self.token_s)
+        for token in self.model.write(self.asked, self.prompt, num, how):
+            yield replace(token, id=self.fault.token(token.id))
+            await asyncio.sleep(self.token_s)
 
 
 class Answering:
-    """A dialect. `paths` are the methods behind the paths; a token takes `token_s` seconds, and a stream sends `burst`
-    of them at once."""
+    """A dialect. `paths` are the methods behind the paths; a token takes `token_s` seconds."""
 
     paths: ClassVar[dict[str, str]] = {}
     salt = ""  # the field that keeps caches apart
 
-    def __init__(self, model: Model, *, token_s: float = 0.0, burst: int = 1) -> None:
-        self.model, self.token_s, self.burst = model, token_s, burst
+    def __init__(self, model: Model, *, token_s: float = 0.0) -> None:
+        self.model, self.token_s = model, token_s
 
     def routes(self) -> list[Route]:
-        """Where its methods answer."""
         found = [Route("/health", self.guarded("health"))]
         for path, name in self.paths.items():
             found.append(Route(path, self.guarded(name), methods=["GET", "POST"]))
         return found
 
     def guarded(self, name: str) -> Any:
-        """The method with its refusals as answers."""
-
         async def answer(request: Request) -> Response:
             try:
                 response: Response = await getattr(self, name)(request)
@@ -107,7 +84,6 @@ class Answering:
         return given
 
     def run(self, request: Request, body: Any, prompt: list[int], num: int, how: Sampling) -> Run:
-        """Check prompts and begin. Raises Refused."""
         asked, engine = request.scope["asked"], self.model.engine
         asked.salt = body.get(self.salt, "") if self.salt else ""
         if asked.salt == "" and self.salt in body:
@@ -121,11 +97,9 @@ class Answering:
         num = min(num, engine.context_len - len(prompt))
         self.model.admit(asked, prompt)
         fault = request.scope.get("fault", SOUND)
-        return Run(self.model, asked, body, prompt, num, how, fault, len(self.model.asked), self.token_s, self.burst)
+        return Run(self.model, asked, body, prompt, num, how, fault, len(self.model.asked), self.token_s)
 
     def stream(self, run: Run, parts: AsyncIterator[Any], *, done: bool) -> Response:
-        """Server-sent events, ended with OpenAI's mark if it is `done` that way."""
-
         async def events() -> AsyncIterator[bytes]:
             async for part in parts:
                 yield b"data: " + json.dumps(part, ensure_ascii=False).encode() + b"\n\n"

@@ -20,7 +20,6 @@ Spoilt: TypeAlias = Callable[..., tuple[Generation, int]]
 
 
 def num_asked(server: Fake) -> int:
-    """How often it was asked to write."""
     return sum(asked.path in GENERATING for asked in server.model.asked)
 
 

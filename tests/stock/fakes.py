@@ -57,7 +57,6 @@ class Fake:
         self.start()
 
     def start(self) -> None:
-        """Listen, on the port of before, and return when it does."""
         config = uvicorn.Config(
             self._app(), host="127.0.0.1", port=self.port, log_level="critical", lifespan="off",
             timeout_graceful_shutdown=1,
@@ -69,7 +68,6 @@ class Fake:
         assert self._server.started, "the fake server did not start"
 
     def kill(self) -> None:
-        """Close all connections, whatever they carry, and listen no more."""
         self._server.should_exit = self._server.force_exit = True
         for connection in list(self._server.server_state.connections):
             if (transport := getattr(connection, "transport", None)) is not None:
@@ -84,12 +82,10 @@ class Fake:
         self.model.asked = asked
 
     def wait_until_idle(self) -> None:
-        """Return when no request is being answered."""
         self.wait_until(lambda: not self._server.server_state.tasks)
 
     @staticmethod
     def wait_until(condition: Callable[[], bool]) -> None:
-        """Return when it holds; fail if it does not in time."""
         end = time.monotonic() + PATIENCE_S
         while not condition():
             assert time.monotonic() < end, "this did not come true"
@@ -149,7 +145,7 @@ async def _break_off(send: Send) -> None:
 def fake(
     dialect: str = "vllm", engine: Engine | None = None, *, name: str = "toy", block_len: int | None = None, **how: Any
 ) -> Iterator[Fake]:
-    """Serve an engine, the toy unless another is given. `how` are the dialect's own options: token_s, burst."""
+    """Serve an engine, the toy unless another is given. `how` are the dialect's own options."""
     blocks = block_len or (16 if dialect == "vllm" else 1)
     server = Fake(DIALECTS[dialect](Model(engine or open_toy("toy", 4096, 64), name, block_len=blocks), **how))
     try:

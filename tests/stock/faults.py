@@ -35,14 +35,12 @@ SOUND = Fault()
 
 
 async def reply(send: Send, status: int, headers: dict[str, str], body: bytes, *, more: bool = False) -> None:
-    """A whole answer, or the beginning of one."""
     named = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": status, "headers": named})
     await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
 async def gone(receive: Receive) -> None:
-    """Return when the client has hung up."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -58,18 +56,14 @@ def refuses(status: int, body: str = '{"error": {"message": "not now", "code": 0
 
 
 def says(body: bytes, kind: str = "text/html", status: int = 200, **headers: str) -> Fault:
-    """These bytes in place of an answer."""
     return refuses(status, body.decode(), Content_Type=kind, **headers)
 
 
 def redirects(url: str, status: int = 307) -> Fault:
-    """Sends the client elsewhere."""
     return refuses(status, "", Location=url)
 
 
 def silent() -> Fault:
-    """Takes the request and never answers."""
-
     async def wire(app: App, scope: Any, receive: Receive, send: Send) -> None:
         await gone(receive)
 
@@ -77,8 +71,6 @@ def silent() -> Fault:
 
 
 def slow(seconds: float) -> Fault:
-    """Answers as it should, with a pause before each part."""
-
     async def wire(app: App, scope: Any, receive: Receive, send: Send) -> None:
         async def later(message: Message) -> None:
             await asyncio.sleep(seconds)
@@ -167,7 +159,6 @@ def floods(part: bytes, kind: str = "text/event-stream", sent: list[int] | None 
 
 
 def gzip_bomb(num_bytes: int = 1 << 30, kind: str = "application/json") -> Fault:
-    """About a megabyte that unpacks to a gigabyte of spaces."""
     part = gzip.compress(b" " * (1 << 24))
 
     async def wire(app: App, scope: Any, receive: Receive, send: Send) -> None:
@@ -178,7 +169,6 @@ def gzip_bomb(num_bytes: int = 1 << 30, kind: str = "application/json") -> Fault
 
 
 def calls_it(token: Callable[[int], Any]) -> Fault:
-    """Says another id than it wrote: another token, one beyond the vocabulary, a negative one, a string."""
     return Fault(token=token)
 
 

@@ -24,16 +24,10 @@ from tests.stock.fakes import GENERATING
 # Counts that a server tells of its cache, in the words of all dialects.
 _CACHED = re.compile(rb'"(?:cached_tokens|cache_n|cache)": ?(\d+)')
 _DATA = re.compile(rb"^data: ?(\{.*\})\r?$", re.M)
-_ANSWERS = {
-    "500": b"HTTP/1.1 500 X\r\nContent-Length: 2\r\n\r\n{}", "503": b"HTTP/1.1 503 X\r\nContent-Length: 2\r\n\r\n{}",
-    "429": b"HTTP/1.1 429 X\r\nRetry-After: 0\r\nContent-Length: 2\r\n\r\n{}",
-}  # fmt: skip
 
 
 @dataclass
 class Post:
-    """A request with a body. `num_written` and `num_cached` are what its answer told, as far as it was passed on."""
-
     path: str
     body: Any
     num_bytes: int
@@ -42,19 +36,17 @@ class Post:
     was_cut: bool = False  # here
 
     @property
-    def prompts(self) -> list[Any]:
-        """Ids, or text, of each prompt."""
+    def prompt(self) -> Any:
+        """Ids, or text."""
         if "messages" in self.body:
-            return ["".join(each["content"] for each in self.body["messages"]) + self.body.get("prefix", "")]
-        given = self.body.get("prompt", self.body.get("input_ids"))
-        return given if isinstance(given, list) and given and isinstance(given[0], list) else [given]
+            return "".join(each["content"] for each in self.body["messages"]) + self.body.get("prefix", "")
+        return self.body.get("prompt", self.body.get("input_ids"))
 
     @property
     def num_cached(self) -> int:
         return max((int(found) for found in _CACHED.findall(self.told)), default=0)
 
     def num_written(self, encode: Any) -> int:
-        """Tokens in the answer; text is counted by `encode`."""
         events = [json.loads(event) for event in _DATA.findall(self.told)]
         if not events:
             body = self.told.partition(b"\r\n\r\n")[2]
@@ -153,8 +145,8 @@ class Front:
             body = fate[5:].encode()
             writer.write(b"HTTP/1.1 200 X\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
             return True
-        if fate in _ANSWERS:
-            writer.write(_ANSWERS[fate])
+        if fate.isdecimal():
+            writer.write(b"HTTP/1.1 %s X\r\nRetry-After: 0\r\nContent-Length: 2\r\n\r\n{}" % fate.encode())
             return True
         reading = asyncio.ensure_future(reader.read(1))  # nothing, when the client leaves
         passing = asyncio.ensure_future(self._pass(request, post, fate, writer))

@@ -1,8 +1,7 @@
 """llama-server out of xllamacpp, as a process.
 
-    python llama_server.py MODEL.gguf PORT [SLOTS [CONTEXT [THREADS]]] [--as-ours] [--kv-unified]
+    python llama_server.py MODEL.gguf PORT [SLOTS [CONTEXT [THREADS]]] [--kv-unified]
 
-With --as-ours it keeps the values of its cache in bfloat16 and reads prompts in parts of 128, as skydraft's own engine.
 With --kv-unified all slots share one cache, as by default in llama-server; else a step takes a forward for each run of
 neighbouring slots that write.
 Runs in an environment that has xllamacpp and nothing of ours. It ends when its standard input does, so that it never
@@ -14,20 +13,17 @@ from __future__ import annotations
 import os
 import sys
 
-from xllamacpp import CommonParams, Server, ggml_type
+from xllamacpp import CommonParams, Server
 
-AS_OURS, KV_UNIFIED = "--as-ours", "--kv-unified"
+KV_UNIFIED = "--kv-unified"
 
 
 def main(model: str, port: str, slots: str = "2", context: str = "4096", threads: str = "1") -> None:
-    """Serve `model` on loopback; `context` tokens for each of the `slots`."""
     params = CommonParams()
     params.model.path = model
     params.hostnames, params.port = ["127.0.0.1"], int(port)
     params.n_parallel, params.n_ctx = int(slots), int(slots) * int(context)
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(threads)
-    if AS_OURS in sys.argv:
-        params.cache_type_v, params.n_ubatch = ggml_type.GGML_TYPE_BF16, 128
     params.kv_unified = KV_UNIFIED in sys.argv
     server = Server(params)
     print(server.listening_address, flush=True)
@@ -36,4 +32,4 @@ def main(model: str, port: str, slots: str = "2", context: str = "4096", threads
 
 
 if __name__ == "__main__":
-    main(*(word for word in sys.argv[1:] if word not in (AS_OURS, KV_UNIFIED)))
+    main(*(word for word in sys.argv[1:] if word != KV_UNIFIED))

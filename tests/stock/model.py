@@ -17,8 +17,6 @@ from skydraft.engines.vocab import Vocab, num_shared
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a server picks tokens."""
-
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -27,7 +25,6 @@ class Sampling:
     ignore_eos: bool = False
 
     def chances(self, row: npt.NDArray[Any]) -> dict[int, float]:
-        """The probability of each token that may be picked, from logits."""
         if self.temperature == 0:
             return {int(row.argmax()): 1.0}
         logs = log_softmax(row / self.temperature)
@@ -38,7 +35,6 @@ class Sampling:
         return dict(zip(kept.tolist(), (np.exp(logs[kept]) / np.exp(logs[kept]).sum()).tolist(), strict=True))
 
     def pick(self, row: npt.NDArray[Any], noise: np.random.Generator) -> int:
-        """A token from logits: the best one at temperature 0."""
         chances = self.chances(row)
         return int(noise.choice(list(chances), p=list(chances.values())))
 
@@ -60,7 +56,6 @@ class Token:
     ends: str
 
     def best(self, num: int) -> list[tuple[int, float]]:
-        """The best ids with their log-probabilities."""
         return [(int(i), float(self.logs[i])) for i in np.argsort(-self.logs, kind="stable")[:num]]
 
 
@@ -89,21 +84,17 @@ class Model:
 
     @property
     def num_written(self) -> int:
-        """Tokens that were generated, whether anyone read them or not."""
         return sum(asked.num_written for asked in self.asked)
 
     def cached_len(self, prompt: list[int], salt: str = "") -> int:
-        """How many tokens of the prompt need not be computed."""
         asked = np.array(prompt, np.int32)
         known = max((num_shared(asked, np.array(text, np.int32)) for of, text in self._texts if of == salt), default=0)
         return min(known, len(prompt) - 1) // self.block_len * self.block_len
 
     def admit(self, asked: Asked, prompt: list[int]) -> None:
-        """Count a prompt that is about to be read."""
         asked.prompts, asked.cached = [prompt], self.cached_len(prompt, asked.salt)
 
     def write(self, asked: Asked, prompt: list[int], num: int, how: Sampling) -> Iterator[Token]:
-        """Up to `num` tokens after the prompt, each when it is asked for."""
         noise = np.random.default_rng(len(self.asked) if how.seed is None else how.seed)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         ids, vocab = list(prompt), self.engine.vocab

@@ -19,14 +19,12 @@ class LlamaServer(Vllm):
 
     A stream ends with a part that has no token, and without OpenAI's mark. Tokens that end within a character are not
     told: the part after them has the last token alone, and counts them all. `tokens_cached` is what the slot holds in
-    the end; the hit is `timings.cache_n`. Chat goes on from an assistant's last message by itself; a whole answer says
-    that again, a stream does not.
+    the end; the hit is `timings.cache_n`. Chat goes on from an assistant's last message by itself.
     """
 
     paths: ClassVar = {"/props": "props", "/v1/models": "models", "/tokenize": "tokenize",
                        "/completion": "completion", "/v1/chat/completions": "chat"}  # fmt: skip
     continues = "always"
-    echoes = True
 
     def error(self, refused: Refused) -> Body:
         kind = {404: "not_found_error", 503: "unavailable_error"}.get(refused.status, "invalid_request_error")
@@ -60,7 +58,7 @@ class LlamaServer(Vllm):
     def _sampled(self, body: Body) -> Sampling:
         named = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "seed": None, "ignore_eos": False}
         given: Any = {name: body.get(name, usual) for name, usual in named.items()}
-        return Sampling(**given)
+        return Sampling(**given | {"top_k": max(given["top_k"], 0)})
 
     async def completion(self, request: Request) -> Response:
         body = await self.body(request)
@@ -69,18 +67,17 @@ class LlamaServer(Vllm):
         run = self.run(request, body, self.prompt_of(body), num, self._sampled(body))
         if body.get("stream"):
             return self.stream(run, self._chunks(run), done=False)
-        return JSONResponse(self._whole(run, await run.whole()))
+        return JSONResponse(self._whole(run, [token async for token in run.tokens()]))
 
     async def _chunks(self, run: Run) -> AsyncIterator[Body]:
         written: list[Token] = []
-        async for tokens in run.tokens():
-            for token in tokens:  # one a part, whatever came at once
-                written.append(token)
-                if self._is_cut(written):
-                    continue
-                part = {"index": 0, "content": token.text, "tokens": [token.id], "stop": False, "id_slot": -1}
-                part |= {"tokens_predicted": len(written), "tokens_evaluated": len(run.prompt)}
-                yield part | self._probabilities(run, [token])
+        async for token in run.tokens():
+            written.append(token)
+            if self._is_cut(written):
+                continue
+            part = {"index": 0, "content": token.text, "tokens": [token.id], "stop": False, "id_slot": -1}
+            part |= {"tokens_predicted": len(written), "tokens_evaluated": len(run.prompt)}
+            yield part | self._probabilities(run, [token])
         yield self._whole(run, written) | {"content": "", "tokens": []}
 
     def _is_cut(self, tokens: list[Token]) -> bool:
@@ -94,7 +91,7 @@ class LlamaServer(Vllm):
         return False
 
     def _whole(self, run: Run, tokens: list[Token]) -> Body:
-        num_read, hit = len(run.prompt), run.cached
+        num_read, hit = len(run.prompt), run.asked.cached
         ends = {"stop": "eos", "length": "limit", "": "none"}[tokens[-1].ends]
         timings = {"cache_n": hit, "prompt_n": num_read - hit, "prompt_ms": 1.0 * (num_read - hit),
                    "predicted_n": len(tokens), "predicted_ms": 1.0 * len(tokens)}  # fmt: skip
@@ -113,7 +110,6 @@ class LlamaServer(Vllm):
         return answer
 
     def _probabilities(self, run: Run, tokens: list[Token]) -> Body:
-        """Raw ones at temperature 1, before any sampling."""
         num = run.body.get("n_probs", 0)
         return {"completion_probabilities": [self._chances(token, num) for token in tokens]} if num else {}
 
@@ -134,7 +130,6 @@ class Sglang(Vllm):
     salt = "extra_key"
 
     async def health(self, request: Request) -> Response:
-        """It has a token generated, and looks once a second whether it has come."""
         await asyncio.sleep(1)
         return Response()
 
@@ -156,13 +151,13 @@ class Sglang(Vllm):
 
     async def _told_again(self, run: Run) -> AsyncIterator[Body]:
         written: list[Token] = []
-        async for tokens in run.tokens():
-            written += tokens
+        async for token in run.tokens():
+            written.append(token)
             ids = [token.id for token in written]
             reasons = {"stop": {"type": "stop", "matched": ids[-1]}, "length": {"type": "length", "length": run.num}}
             meta: Body = {"id": str(run.number), "finish_reason": reasons.get(written[-1].ends),
                           "prompt_tokens": len(run.prompt), "weight_version": "default",
-                          "completion_tokens": len(ids), "cached_tokens": run.cached}  # fmt: skip
+                          "completion_tokens": len(ids), "cached_tokens": run.asked.cached}  # fmt: skip
             if num := run.body.get("top_logprobs_num", 0):
                 meta["output_top_logprobs"] = [[[lp, i, None] for i, lp in token.best(num)] for token in written]
             yield {"text": "".join(token.text for token in written), "output_ids": ids, "meta_info": meta}

@@ -22,7 +22,6 @@ Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
 def ids_of(given: Any) -> list[int]:
-    """A prompt of ids."""
     if not isinstance(given, list) or not given or not all(isinstance(i, int) for i in given):
         raise Refused(400, "prompt must be ids, and not empty")
     return given
@@ -31,7 +30,7 @@ def ids_of(given: Any) -> list[int]:
 class Vllm(Answering):
     """vLLM's OpenAI server. It sends the token that ends a text with the others, and no id unless it is asked to."""
 
-    paths: ClassVar = {"/version": "version", "/v1/models": "models", "/tokenize": "tokenize",
+    paths: ClassVar = {"/v1/models": "models", "/tokenize": "tokenize",
                        "/v1/completions": "completions", "/v1/chat/completions": "chat"}  # fmt: skip
     has_ids = True
     salt = "cache_salt"
@@ -39,9 +38,6 @@ class Vllm(Answering):
     def error(self, refused: Refused) -> Body:
         kind = {404: "NotFoundError"}.get(refused.status, "BadRequestError")
         return {"error": {"message": str(refused), "type": kind, "param": None, "code": refused.status}}
-
-    async def version(self, request: Request) -> Response:
-        return JSONResponse({"version": "0.32.0"})
 
     async def models(self, request: Request) -> Response:
         model = self.model
@@ -69,19 +65,15 @@ class Vllm(Answering):
         if body.get("model", self.model.name) != self.model.name:
             raise Refused(404, f"The model `{body['model']}` does not exist.")
         run = self.run(request, body, self.prompt_of(body), body.get("max_tokens", 16), self.sampling_of(body))
-        if body.get("stream"):
-            return self.stream(run, self._parts(run), done=True)
-        choice = self._choice(run, await run.whole())
-        choice["prompt_token_ids"] = run.prompt if self._tells_ids(body) else None
-        return JSONResponse(self._answer(run, [choice]) | {"usage": self._usage(run)})
+        return self.stream(run, self._parts(run), done=True)
 
     def _tells_ids(self, body: Body) -> bool:
         return bool(body.get("return_token_ids")) and self.has_ids
 
     async def _parts(self, run: Run) -> AsyncIterator[Body]:
         asks, is_first = run.body.get("stream_options") or {}, True
-        async for tokens in run.tokens():
-            choice = self._choice(run, tokens)
+        async for token in run.tokens():
+            choice = self._choice(run, token)
             if self._tells_ids(run.body):
                 choice["prompt_token_ids"] = run.prompt if is_first else None
             is_first = False
@@ -93,54 +85,41 @@ class Vllm(Answering):
         return {"id": f"cmpl-{run.number}", "object": "text_completion", "created": int(time.time()),
                 "model": self.model.name, "choices": choices}  # fmt: skip
 
-    def _choice(self, run: Run, tokens: list[Token]) -> Body:
-        num, ends = run.body.get("logprobs"), tokens[-1].ends or None
-        choice: Body = {"index": 0, "text": "".join(token.text for token in tokens), "finish_reason": ends}
-        choice |= {"logprobs": None if num is None else self._logprobs(run, tokens, num), "stop_reason": None}
-        if self._tells_ids(run.body):
-            choice["token_ids"] = [token.id for token in tokens]
-        return choice
+    def _choice(self, run: Run, token: Token) -> Body:
+        num = run.body.get("logprobs")
+        logprobs = None if num is None else self._logprobs(run, token, num)
+        choice: Body = {"index": 0, "text": token.text, "finish_reason": token.ends or None, "stop_reason": None}
+        return choice | {"logprobs": logprobs} | ({"token_ids": [token.id]} if self._tells_ids(run.body) else {})
 
-    def _logprobs(self, run: Run, tokens: list[Token], num: int) -> Body:
+    def _logprobs(self, run: Run, token: Token, num: int) -> Body:
         as_ids = run.body.get("return_tokens_as_token_ids") and self.has_ids
 
         def named(token_id: Any) -> str:
             return f"token_id:{token_id}" if as_ids else self.model.engine.vocab.written([token_id])
 
-        tops, chosen = [], []
-        for token in tokens:
-            own = float(token.logs[token.id]) if token.id in range(len(token.logs)) else 0.0
-            tops.append({named(token.id): own} | {named(i): lp for i, lp in token.best(num)})
-            chosen.append(own)
-        names = [named(token.id) for token in tokens]
-        return {"text_offset": [0] * len(names), "token_logprobs": chosen, "tokens": names, "top_logprobs": tops}
+        own = float(token.logs[token.id]) if token.id in range(len(token.logs)) else 0.0
+        top = {named(token.id): own} | {named(i): lp for i, lp in token.best(num)}
+        return {"text_offset": [0], "token_logprobs": [own], "tokens": [named(token.id)], "top_logprobs": [top]}
 
     def _usage(self, run: Run) -> Body:
         num_read, num_written = len(run.prompt), run.asked.num_written
         usage: Body = {"prompt_tokens": num_read, "completion_tokens": num_written,
                        "total_tokens": num_read + num_written}  # fmt: skip
         # Only with --enable-prompt-tokens-details.
-        usage["prompt_tokens_details"] = {"cached_tokens": run.cached} if self.has_ids else None
+        usage["prompt_tokens_details"] = {"cached_tokens": run.asked.cached} if self.has_ids else None
         return usage
 
     # --- Chat that goes on from the assistant's last message
 
     continues = "continue_final_message"  # or partial, prefix, extra prefix, always: what a request says to have that
-    echoes = False  # whether an answer begins with what it goes on from
-    echoes_in_streams = False
+    echoes = False  # whether a stream begins with what it goes on from
 
     async def chat(self, request: Request) -> Response:
         body = await self.body(request)
         text, before = self._conversation(body)
         prompt = list(self.model.tokenizer.encode(text))
         run = self.run(request, body, prompt, body.get("max_tokens", 16), self.sampling_of(body))
-        if body.get("stream"):
-            return self.stream(run, self._deltas(run, before if self.echoes_in_streams else ""), done=True)
-        tokens = await run.whole()
-        content = (before if self.echoes else "") + "".join(token.text for token in tokens)
-        message = {"role": "assistant", "content": content}
-        choices = [{"index": 0, "message": message, "logprobs": None, "finish_reason": tokens[-1].ends}]
-        return JSONResponse(self._answer(run, choices) | {"object": "chat.completion", "usage": self._usage(run)})
+        return self.stream(run, self._deltas(run, before if self.echoes else ""), done=True)
 
     async def _deltas(self, run: Run, shown: str) -> AsyncIterator[Body]:
         def part(delta: Body, ends: str | None = None) -> Body:
@@ -148,8 +127,8 @@ class Vllm(Answering):
             return self._answer(run, [choice]) | {"object": "chat.completion.chunk"}
 
         yield part({"role": "assistant", "content": shown})
-        async for tokens in run.tokens():
-            yield part({"content": "".join(token.text for token in tokens)}, tokens[-1].ends or None)
+        async for token in run.tokens():
+            yield part({"content": token.text}, token.ends or None)
         if (run.body.get("stream_options") or {}).get("include_usage"):
             yield self._answer(run, []) | {"object": "chat.completion.chunk", "usage": self._usage(run)}
 
@@ -189,4 +168,4 @@ class Hosted(Completions):
 
     def __init__(self, *args: Any, continues: str = "partial", echoes: bool = False, **named: Any) -> None:
         super().__init__(*args, **named)
-        self.continues, self.echoes, self.echoes_in_streams = continues, echoes, echoes
+        self.continues, self.echoes = continues, echoes

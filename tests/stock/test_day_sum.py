@@ -10,7 +10,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,30 +22,31 @@ from skydraft.decoding.prices import Prices
 from skydraft.edge.budget import Budget, DaySum
 from skydraft.errors import BudgetSpent
 from skydraft.types import LinkCost
-from tests.hostile.texts import LENGTH, TARGET, write
+from tests.hostile.texts import LENGTH, TARGET, TEXT, write
 from tests.stock.fakes import Fake, fake
 from tests.stock.front import Front
 
 
 @pytest.fixture
-def front() -> Iterator[Front]:
+def front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Front]:
+    monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path))
     with fake("llama-server", TARGET, token_s=0.02) as server, Front(server.url) as front:
         yield front
 
 
-def process(front: Front, home: Path, does: str) -> subprocess.Popen[str]:
-    """Another process, in which a written token costs 1."""
+def process(front: Front, does: str, how: str = "price='0,0,1e6'") -> subprocess.Popen[str]:
     begins = (
-        "import os, skydraft, sys, time\n"
+        "import atexit, os, skydraft, sys, time\n"
         "from tests.hostile.texts import write\n"
-        "cloud = skydraft.connect(sys.argv[1], price='0,0,1e6')\n"
+        f"cloud = skydraft.connect(sys.argv[1], {how})\n"
     )
-    env = os.environ | {"SKYDRAFT_HOME": str(home), "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-c", begins + does, front.url]
-    return subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.Popen(
+        [sys.executable, "-c", begins + does, front.url], env=env, stderr=subprocess.PIPE, text=True
+    )
 
 
-def day_sum(home: Path) -> float:
+def sum_in(home: Path) -> float:
     return sum(json.loads((home / "spent.json").read_text())["costs"].values())
 
 
@@ -58,82 +60,141 @@ def num_written(front: Front) -> int:
         ("write(cloud, 'cloud').run()", LENGTH),
         ("tokens = iter(write(cloud, 'cloud'))\n[next(tokens) for _ in range(5)]", 5),
         ("generation = write(cloud, 'cloud')\nnext(iter(generation))\ngeneration.close()", 1),
+        # When threads of executors have ended.
+        ("text = write(cloud, 'cloud')\nnext(iter(text))\natexit.register(text.close)", 1),
     ],
-    ids=["a whole text", "a text under way", "a text that was closed"],
+    ids=["a whole text", "a text under way", "a text that was closed", "a text that is closed as the process ends"],
 )
 def test_a_process_that_closes_nothing_leaves_its_cost(front: Front, does: str, least: int, tmp_path: Path) -> None:
     """What was read is in it, and nothing is complained about."""
-    with process(front, tmp_path, does) as ended:
+    with process(front, does) as ended:
         assert ended.communicate(timeout=30)[1] == ""
-    assert day_sum(tmp_path) >= least
+    assert sum_in(tmp_path) >= least
 
 
 def test_a_process_that_is_killed_in_a_long_text_leaves_its_cost(front: Front, tmp_path: Path) -> None:
     """A moment of it may be missing."""
-    with process(front, tmp_path, "write(cloud, 'cloud', length=1000).run()") as killed:
+    with process(front, "write(cloud, 'cloud', length=1000).run()") as killed:
         Fake.wait_until(lambda: num_written(front) > 120)
         killed.kill()
         killed.communicate()
-    assert day_sum(tmp_path) >= 40
+    assert sum_in(tmp_path) >= 40
 
 
-def test_a_clock_that_was_ahead_lets_no_more_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that had seen it took the sum of all others back to 0 with each request, as they did with its own."""
-    days = [5000.5]
-    monkeypatch.setattr(time, "time", lambda: days[0] * 86400)
+def test_under_a_limit_what_a_killed_process_sent_is_in_the_sum(front: Front, tmp_path: Path) -> None:
+    """It is noted before the first byte leaves."""
+    front.fates += ["silent"] * 3
+    with process(front, "write(cloud, 'cloud').run()", "price='0,1e6,0', max_cost=1e9") as killed:
+        Fake.wait_until(lambda: bool(front.generating))
+        killed.kill()
+        killed.communicate()
+    assert len(front.generating) == 1 and sum_in(tmp_path) == len(TARGET.vocab.encode(TEXT))
 
-    async def spend(budget: Budget) -> None:
-        await budget.settle()
-        budget.take()
-        budget.pay(LinkCost(tokens_out=1))
-        await budget.settle()
+
+def test_a_day_is_capped_over_processes(front: Front) -> None:
+    num_written = 0
+    for number in range(4):  # each as a process that writes one text
+        with closing(skydraft.connect(front.url, price="0,0,1", max_cost=50e-6)) as cloud:
+            try:
+                num_written += len(write(cloud, "cloud").run().token_ids)
+            except BudgetSpent as error:
+                assert number == 2 and "Today's requests have cost" in str(error)
+                break
+    assert num_written == 80
+    with closing(skydraft.connect(f"{front.url}/v1/", price="0,0,1", max_cost=1e-3)) as cloud:
+        assert write(cloud, "cloud").run().token_ids
+
+
+def test_many_processes_add_up(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: DaySum(tmp_path / "spent.json", "it").add(7, 0.25), range(80)))
+    assert DaySum(tmp_path / "spent.json", "it").add(7, 0.0) == (7, 20.0)
+    assert DaySum(tmp_path / "spent.json", "another").add(7, 1.0) == (7, 1.0)
+
+
+NEW = -1  # a budget of a process that has just begun
+# (day, which budget, what is spent, whether more may be asked then), one after the other; 5 is the limit.
+DAYS: dict[str, list[tuple[float, int, int, bool]]] = {
+    "it steps back": [(100.9, 0, 6, False), (99.5, 0, 1, False), (99.5, NEW, 1, False), (101.0, 0, 4, True),
+                      (101.5, NEW, 1, False)],
+    "it was far ahead": [(5000.0, NEW, 1, True), (103.0, NEW, 5, False), (105.0, NEW, 0, True)],
+    "others had not seen it": [(5000.5, 0, 1, True), (103.5, 0, 1, True), (103.5, 1, 1, True), (103.5, 0, 1, True),
+                               (103.5, 1, 1, False), (103.5, 0, 0, False), (105.0, 0, 1, True), (105.0, 1, 1, True)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("clock", DAYS)
+def test_a_clock_that_is_wrong_lets_no_more_out(clock: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def budget() -> Budget:
+        return Budget(Prices(0, 0, 1e6), max_cost=5.0, day_sum=DaySum(tmp_path / "spent.json", "it"))
+
+    async def may_ask_more(made: Budget, cost: int) -> bool:
+        await made.settle()
+        with suppress(BudgetSpent):
+            made.take()
+            made.pay(LinkCost(tokens_out=cost))
+        await made.settle()
+        try:
+            made.check()
+        except BudgetSpent:
+            return False
+        return True
 
     async def all_days() -> None:
-        day_sum = DaySum(tmp_path / "spent.json", "it")
-        budgets = [Budget(Prices(0, 0, 1e6), max_cost=5.0, day_sum=day_sum) for _ in range(2)]
-        await spend(budgets[0])
-        days[0] = 103.5
-        for number in range(4):
-            await spend(budgets[number % 2])
-        for budget in budgets:
-            with pytest.raises(BudgetSpent):
-                await spend(budget)
-        days[0] = 105.0
-        for budget in budgets:
-            await spend(budget)
+        budgets = [budget(), budget()]
+        for day, which, cost, may_ask in DAYS[clock]:
+            monkeypatch.setattr(time, "time", lambda day=day: day * 86400.0)
+            assert await may_ask_more(budget() if which == NEW else budgets[which], cost) is may_ask, (day, which)
 
     asyncio.run(all_days())
 
 
-def test_a_call_of_yesterday_that_did_not_go_out_leaves_no_more_today(monkeypatch: pytest.MonkeyPatch) -> None:
-    days, budget = [100.9], Budget(max_calls=1)
+@pytest.mark.parametrize(("first", "then"), [(100.9, 101.1), (100.5, 99.5)])
+def test_calls_of_a_day_are_no_more_with_any_clock(first: float, then: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of yesterday that did not go out leaves no more today, and a day that comes again has no more."""
+    days, budget = [first], Budget(max_calls=1)
     monkeypatch.setattr(time, "time", lambda: days[0] * 86400)
     yesterday = budget.take()
-    days[0] = 101.1
-    budget.take()
-    budget.give_back(yesterday)
+    days[0] = then
+    if then > first:
+        budget.take()
+        budget.give_back(yesterday)
     with pytest.raises(BudgetSpent):
         budget.take()
+
+
+@pytest.mark.parametrize("held", ["{", "[]", '{"day": 7, "costs": {"it": -1}}', '{"day": 7, "costs": {"it": NaN}}'])
+def test_a_damaged_sum_is_set_aside(held: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "spent.json").write_text(held)
+    assert DaySum(tmp_path / "spent.json", "it").add(7, 1.0) == (7, 1.0)
+    assert "was damaged" in caplog.text and len(list(tmp_path.glob("spent.json.damaged-*"))) == 1
+
+
+def test_without_a_place_for_the_sum_a_limit_lets_nothing_out(
+    front: Front, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "file"
+    home.write_text("")
+    monkeypatch.setenv("SKYDRAFT_HOME", str(home))
+    with closing(skydraft.connect(front.url, price="1,1,1", max_cost=1)) as cloud:
+        with pytest.raises(BudgetSpent, match="cannot be kept"):
+            write(cloud, "cloud").run()
+        assert not front.generating
+    with closing(skydraft.connect(front.url, price="1,1,1")) as cloud:
+        assert write(cloud, "cloud").run().receipt.cost
 
 
 def test_a_sum_that_is_locked_costs_no_text_without_a_limit(
     front: Front, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path))
     monkeypatch.setattr("skydraft.edge.budget.LOCK_S", 1.0)
-    tries = list[float]()
-
-    def add(day_sum: DaySum, day: int, cost: float, add: Any = DaySum.add) -> Any:
-        tries.append(cost)
-        return add(day_sum, day, cost)
-
-    monkeypatch.setattr(DaySum, "add", add)
     with (tmp_path / "spent.json.lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with closing(skydraft.connect(front.url, price="0,0,1e6", timeout_s=5)) as cloud:
-            texts = [write(cloud, plan).run() for plan in ("gated", "cloud")]
-            assert all(len(text.token_ids) == LENGTH and text.receipt.calls for text in texts)
-            assert len(tries) < sum(text.receipt.calls for text in texts)  # each call waited twice
+            for plan in ("gated", "cloud"):
+                text: Any = write(cloud, plan).run()
+                assert len(text.token_ids) == LENGTH and text.receipt.calls
+                assert max(record.wall_ms for record in text.records) < 900  # none waited for the lock
             fcntl.flock(held, fcntl.LOCK_UN)
-            Fake.wait_until(lambda: (tmp_path / "spent.json").exists())
-    assert day_sum(tmp_path) >= num_written(front) and not caplog.records
+            Fake.wait_until(lambda: (tmp_path / "spent.json").exists() and sum_in(tmp_path) >= num_written(front))
+    assert not caplog.records

@@ -19,7 +19,6 @@ NUM = 3  # events with text in each answer
 
 
 def end(finish: str | None = None, **said: Any) -> bytes:
-    """An event without text."""
     choice = {"index": 0, "delta": {}, "text": "", "token_ids": [], "finish_reason": finish}
     return b"data: " + json.dumps({"id": "", "choices": [choice], **said}).encode() + b"\n\n"
 

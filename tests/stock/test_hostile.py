@@ -27,14 +27,12 @@ LATER = {
 
 @contextmanager
 def known(server: Fake, timeout_s: float) -> Iterator[Cloud]:
-    """A connection that has been used, so that all is known of the server."""
     with closing(skydraft.connect(f"{server.url}/v1", timeout_s=timeout_s)) as cloud:
         assert write(cloud, "cloud").run().token_ids == ALONE
         yield cloud
 
 
 def storm(server: Fake, fault: Fault, after: int) -> None:
-    """All requests that generate fail so, after the next few."""
     left = [None] * after
     server.fault_of = lambda path: (left.pop() if left else fault) if path in GENERATING else None
 

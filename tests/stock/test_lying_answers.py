@@ -15,8 +15,7 @@ import pytest
 
 import skydraft
 from skydraft.edge.channel import Waiting
-from skydraft.edge.stock.chat import ReadText
-from skydraft.edge.stock.dialect import count, name
+from skydraft.edge.stock.dialect import Read, count, name
 from skydraft.edge.stock.wire import parsed
 from skydraft.edge.stock.writing import TextWriting
 from skydraft.errors import CloudFailure, OptionError
@@ -70,7 +69,7 @@ def test_a_megabyte_of_text_is_cut_a_little_at_a_time() -> None:
         return {}
 
     vocab: Any = SimpleNamespace(encode=encode, pieces=TARGET.vocab.pieces, end_ids=TARGET.vocab.end_ids)
-    dialect = SimpleNamespace(echoes=False, written=lambda event: ReadText("语速" * 100_000))
+    dialect = SimpleNamespace(echoes=False, written=lambda event: Read(text="语速" * 100_000))
     request = SimpleNamespace(says=lambda usage: None)
     events: Any = SimpleNamespace(arriving=come, read=lambda came: came, has_more=False, request=request)
     writing = TextWriting(events, dialect, np.array([1], np.int32), vocab, text="", pending=b"", end_id=0)

@@ -12,7 +12,6 @@ import pytest
 
 import skydraft
 from skydraft import api
-from skydraft.edge.stock.dialect import Described
 from skydraft.edge.stock.ids import LlamaServer
 from skydraft.errors import OptionError
 from skydraft.learning.calibrating import write_calibration
@@ -89,10 +88,10 @@ def test_llama_server_is_named_by_its_alias_if_it_was_given_one(alias: str, name
     answer = {"model_alias": alias, "model_path": "/models/m.gguf", "default_generation_settings": {"n_ctx": 64}}
 
     class Props:
-        async def get(self, path: str, timeout_s: float) -> dict[str, object]:
+        async def ask(self, path: str, timeout_s: float) -> dict[str, object]:
             return answer
 
     wire: Any = Props()
-    assert asyncio.run(LlamaServer().describe(wire, None, 1.0)) == [Described(named, 64)]
-    assert asyncio.run(LlamaServer().describe(wire, "m.gguf", 1.0)) == [Described(named, 64)]
-    assert asyncio.run(LlamaServer().describe(wire, "gguf", 1.0)) == []
+    assert asyncio.run(LlamaServer().describe(wire, None, 1.0)) == {named: 64}
+    assert asyncio.run(LlamaServer().describe(wire, "m.gguf", 1.0)) == {named: 64}
+    assert asyncio.run(LlamaServer().describe(wire, "gguf", 1.0)) == {}

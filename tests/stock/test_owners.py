@@ -26,7 +26,6 @@ SECRET = "语速，" * 24
 
 @contextmanager
 def shared(front: Front, dialect: str, *keys: str) -> Iterator[Running]:
-    """A gateway before a server: with these keys, or for one owner, who needs none."""
     api = APIS.get(dialect, "auto")
     how: Any = {"api": api, "model": "toy" if dialect in APIS else None, "price": "1,10,0"}
     with closing(skydraft.connect(front.url, **how)) as cloud:
@@ -42,7 +41,6 @@ def ask(running: Running, name: str, content: str = SECRET, **body: Any) -> Any:
 
 
 def told(answer: Any) -> Any:
-    """All that an answer tells of the cache."""
     stats, receipt = answer["skydraft"]["stats"], answer["skydraft"]["receipt"]
     cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
     return cached, stats["cached_tokens"]["cloud"], stats["tokens_hit"], stats["cost"], receipt["cost"]

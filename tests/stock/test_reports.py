@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from skydraft.edge.channel import Waiting
-from skydraft.edge.stock.chat import Chat, ReadText
+from skydraft.edge.stock.chat import Chat
+from skydraft.edge.stock.dialect import Read
 from skydraft.edge.stock.ids import LlamaServer, Sglang, Vllm
 from skydraft.edge.stock.writing import TextWriting
 from skydraft.errors import CloudFailure, LimitExceeded, RateLimited, SkydraftError
@@ -27,17 +28,14 @@ BARE = {"id": "", "object": "", "created": 0, "model": ""}  # as Azure begins an
 
 
 def choices(change: Callable[[Any], Any]) -> Fault:
-    """Each choice of each event is changed."""
     return faults.retells_json(lambda event: event | {"choices": [change(each) for each in event["choices"]]})
 
 
 def delta(change: Callable[[Any], Any]) -> Fault:
-    """The same for the delta of a choice of a chat."""
     return choices(lambda choice: choice | {"delta": change(choice["delta"])} if "delta" in choice else choice)
 
 
 def before(*lines: bytes) -> Fault:
-    """Each event comes after these lines."""
     return faults.retells(lambda event: b"".join(lines) + event)
 
 
@@ -98,7 +96,7 @@ def test_a_stream_that_broke_others_is_read(name: str, api: str, spoilt: Spoilt)
 
 def test_halves_of_a_character_are_joined() -> None:
     """A server that counts in UTF-16 may cut an emoji between two events; a half that stays alone is no character."""
-    said = iter([ReadText("\ud83d"), ReadText("\ude00\ud83d"), ReadText("!"), None])
+    said = iter([Read(text="\ud83d"), Read(text="\ude00\ud83d"), Read(text="!"), None])
 
     async def come(waiting: Waiting) -> Any:
         return next(said)

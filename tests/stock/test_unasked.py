@@ -7,18 +7,8 @@ from contextlib import closing
 import pytest
 
 import skydraft
-from skydraft import DecodingParams
-from skydraft.errors import OptionError, SkydraftError
-from tests.hostile.texts import (
-    ALONE,
-    DRAFT,
-    LENGTH,
-    PLANS,
-    TARGET,
-    assert_all_is_accounted_for,
-    assert_one_clear_line,
-    write,
-)
+from skydraft.errors import SkydraftError
+from tests.hostile.texts import ALONE, LENGTH, TARGET, assert_all_is_accounted_for, assert_one_clear_line, write
 from tests.serving import PATIENCE_S
 from tests.stock import faults
 from tests.stock.fakes import fake
@@ -89,14 +79,3 @@ def test_a_first_contact_costs_nothing(dialect: str) -> None:
         facts = cloud.facts(None)
         assert facts is not None and facts.name == "toy" and facts.wire_ms > 0
         assert not server.model.num_written and cloud.servers.all[0].budget.cost == 0  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("plan", ["gated", "cloud"])
-def test_top_k_is_refused_before_the_first_token_of_a_server_of_text(plan: str) -> None:
-    params = DecodingParams(temperature=0.8, top_k=40, max_new_tokens=8)
-    skydraft_gateway = faults.says(b'{"data": [{"id": "toy", "owned_by": "skydraft"}]}', "application/json")
-    with fake("completions", TARGET) as server, closing(skydraft.connect(f"{server.url}/v1")) as cloud:
-        server.fault_of = lambda path: skydraft_gateway if path == "/v1/models" else None
-        cloud.ping(10.0)  # what is slow the first time
-        with pytest.raises(OptionError, match=r"top.k"):
-            skydraft.generate("语速", edge=DRAFT, cloud=cloud, plan=PLANS[plan], params=params)

@@ -1,6 +1,5 @@
 """Servers that give text, not token ids: OpenAI's completions, and chats that go on from the assistant's last message.
-
-How a chat is told to go on differs from host to host. None of them was run by us but against imitations.
+None of the hosts was run by us but against imitations.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from urllib.parse import urlsplit
 from skydraft.characters import one_line
 from skydraft.config import DecodingParams
 from skydraft.edge.channel import Waiting
-from skydraft.edge.stock.dialect import Body, Described, choices, field, items, name, openai_usage, read_safely
-from skydraft.edge.stock.ledger import UNTOLD, Carried, Usage
+from skydraft.edge.stock.dialect import Body, Dialect, Read, choices, name, openai_usage, read_safely
+from skydraft.edge.stock.ledger import Carried, Usage
 from skydraft.edge.stock.wire import Events, Wire
 from skydraft.errors import CloudFailure, OptionError
 
@@ -32,41 +31,17 @@ class SoFar:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReadText:
-    """What an event says: more text, and why it was the last ("": it was not)."""
-
-    text: str = ""
-    finish: str = ""
-    usage: Usage = UNTOLD
-    model: str = ""
-
-
-class TextDialect:
-    """A server at an interface of OpenAI's kind that takes and gives text."""
-
-    name = ""
-    life = "/v1/models"
-    salt, separates = "", False
+class TextDialect(Dialect):
     echoes = False  # whether an answer begins with the text that it goes on from
 
     def __init__(self, wire: Wire) -> None:
         self._host = urlsplit(wire.base).hostname or ""
 
-    async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> list[Described]:
-        """The models that the server has; one that was named is believed."""
-        if model is not None:
-            return [Described(model)]
-        listed = items(field(await wire.get("/v1/models", timeout_s), "data"))
-        return [Described(name(field(each, "id"))) for each in listed]
-
-    async def tokenize(self, wire: Wire, model: str, text: str, timeout_s: float) -> None:
-        """None: its tokens need not be ours."""
+    async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> dict[str, int]:
+        """One that was named is believed. How many tokens of ours fit is unknown."""
+        return dict.fromkeys([model] if model is not None else await super().describe(wire, None, timeout_s), 0)
 
     def going_on(self, model: str, so_far: SoFar, num_tokens: int, params: DecodingParams) -> tuple[str, Body]:
-        raise NotImplementedError
-
-    def written(self, event: Any) -> ReadText:
         raise NotImplementedError
 
 
@@ -74,14 +49,14 @@ def _choice(event: Any) -> Any:
     return next(iter(choices(event)), {})
 
 
-def _read(event: Any, choice: Any, text: Any) -> ReadText:
+def _read(event: Any, choice: Any, text: Any) -> Read:
     if isinstance(text, list):  # in parts, as messages may be
         text = "".join(part["text"] for part in text)
     if text is not None and not isinstance(text, str):
         raise CloudFailure("The server sent something else where text was due.")
     finish = name(choice.get("finish_reason")).strip()
     usage = openai_usage(event if event.get("usage") else choice)  # Moonshot counts in the choice
-    return ReadText(text or "", finish, usage, name(event.get("model")))
+    return Read((), usage, name(event.get("model")), text=text or "", finish=finish)
 
 
 def _body(model: str, num_tokens: int, params: DecodingParams) -> dict[str, Any]:
@@ -92,14 +67,12 @@ def _body(model: str, num_tokens: int, params: DecodingParams) -> dict[str, Any]
 
 
 class Completions(TextDialect):
-    """/v1/completions with a prompt as text, the chat template included."""
-
     name = "completions"
 
     def going_on(self, model: str, so_far: SoFar, num_tokens: int, params: DecodingParams) -> tuple[str, Body]:
         return "/v1/completions", {**_body(model, num_tokens, params), "prompt": so_far.prompt + so_far.text}
 
-    def written(self, event: Any) -> ReadText:
+    def written(self, event: Any) -> Read:
         choice = _choice(event)
         return _read(event, choice, choice.get("text"))
 
@@ -144,7 +117,7 @@ class Chat(TextDialect):
             body |= self._more
         return "/v1/chat/completions", {**body, "messages": messages}
 
-    def written(self, event: Any) -> ReadText:
+    def written(self, event: Any) -> Read:
         choice = _choice(event)
         delta = choice.get("delta") or choice.get("message") or {}
         content = delta.get("content")
@@ -163,7 +136,7 @@ class Chat(TextDialect):
         text, waiting, events = "", Waiting(timeout_s, timeout_s, timeout_s), Events(wire, request, self.life)
         try:
             for _ in range(_MAX_EVENTS):
-                if (event := await events.next(waiting)) is None:
+                if (event := events.read(await events.arriving(waiting))) is None:
                     break
                 read = read_safely(self.written, event)
                 request.says(Usage(read.usage.num_read, 0, _NUM_GOING_ON))  # none counts as cached, all as written

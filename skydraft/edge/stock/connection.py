@@ -9,21 +9,24 @@ from dataclasses import dataclass, field
 from urllib.parse import SplitResult, urlsplit
 
 from skydraft.characters import one_line
+from skydraft.decoding.target import TargetFacts
 from skydraft.edge.budget import Budget
 from skydraft.edge.channel import Waiting
-from skydraft.edge.stock.chat import Chat, Completions, TextDialect
-from skydraft.edge.stock.dialect import Described, Dialect, name
+from skydraft.edge.stock.chat import Chat, Completions
+from skydraft.edge.stock.dialect import Dialect, name
 from skydraft.edge.stock.ids import LlamaServer, Sglang, Vllm
 from skydraft.edge.stock.ledger import Ledger
 from skydraft.edge.stock.wire import Pool, Wire
 from skydraft.edge.tls import check_certificates, check_token
 from skydraft.engines.vocab import Vocab
-from skydraft.errors import OptionError, UnknownModel, VocabularyMismatch
+from skydraft.errors import CloudTimeout, OptionError, UnknownModel, VocabularyMismatch
 from skydraft.protocol.address import is_loopback, without_password
+from skydraft.protocol.values import TargetId
+from skydraft.types import named_weights
 
 # Chinese, code, a special token, and characters of several bytes: other tokenizers differ here.
 SAMPLE = "<|im_start|>user\n用一句话介绍北京的春天。def f(x):\n    return x ** 2  # 😀 naïve 12345\n"
-_DIALECTS: dict[str, Callable[[Wire], Dialect | TextDialect]] = {
+_DIALECTS: dict[str, Callable[[Wire], Dialect]] = {
     "vllm": lambda wire: Vllm(), "sglang": lambda wire: Sglang(), "llama-server": lambda wire: LlamaServer(),
     "completions": Completions, "chat": Chat,
 }  # fmt: skip
@@ -31,6 +34,8 @@ APIS = tuple(_DIALECTS)
 _OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama-server", "skydraft": "completions"}
 _LIFE = "/v1/models"  # of a server that is not known yet
 _QUESTION_S = 10.0  # timeout of questions about the model
+# Of a written token, until rounds have shown what it takes: a model of 7B to 70B takes 10 to 40 on a GPU.
+_WRITE_MS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +93,8 @@ class StockOptions:
 
     @property
     def roots(self) -> tuple[str, str]:
-        """Where the server's own interface begins, and where that of OpenAI's kind does; without a slash at the end.
-
-        An address that ends in a version, such as /api/v3, is the latter as it stands, and so is any path of a server
-        of text.
-        """
+        """Where the server's own interface begins, and where that of OpenAI's kind does: an address that ends in a
+        version, such as /api/v3, is the latter as it stands, and so is any path of a server of text."""
         url, path = self.address, self._parts.path.rstrip("/")
         if re.search(r"/v\d+\w*$", path):
             return url.rpartition("/")[0], url
@@ -110,30 +112,32 @@ class StockOptions:
 class StockInfo:
     """A server's kind, its model's name, and the most tokens of prompt and text (0: unknown)."""
 
-    dialect: Dialect | TextDialect
+    dialect: Dialect
     model: str
     context_len: int
-
-    def is_same(self, other: StockInfo) -> bool:
-        return self.model == other.model and self.dialect.name == other.dialect.name
 
 
 @dataclass(slots=True)
 class _Known:
-    """What was found out about the server; forgotten when a connection is lost."""
-
     info: StockInfo | None = None
     vocabularies: set[str] = field(default_factory=set)  # fingerprints that agree with its tokenizer
     names: set[str] = field(default_factory=set)  # of the model, in answers; the first answer decides
 
 
 class StockConnection:
-    """The connection, shared by all generations. Once `budget` is spent, texts go on without the server."""
+    """The connection, shared by all generations. Once `budget` is spent, texts go on without the server.
+
+    The server tells neither the weights of its model nor what its forwards take.
+    """
+
+    is_exact = False  # rows may differ from batch to batch
+    runs: TargetId | None = None
 
     def __init__(self, options: StockOptions, budget: Budget | None = None) -> None:
         self.address = options.address
         self.uses_tls = options.uses_tls
         self.budget = budget or Budget()
+        self.prices = self.budget.prices
         self.rtt_ms = 0.0  # the shortest seen
         self._options = options
         self._pool = Pool(self.address, options.key, options.tls_ca, is_here=options.is_here)
@@ -168,6 +172,19 @@ class StockConnection:
         self.rtt_ms = min(ms, self.rtt_ms or ms)
         return ms
 
+    async def greet(self, vocab: Vocab, timeout_s: float) -> None:
+        await self.ping(timeout_s)
+
+    async def learn(self, timeout_s: float) -> TargetFacts:
+        try:
+            async with asyncio.timeout(timeout_s):
+                info = await self.info(timeout_s, self.wire)
+        except TimeoutError as error:
+            raise CloudTimeout(f"no answer in {timeout_s:g} s.") from error
+        for _ in range(2):
+            await self.ping(timeout_s)
+        return TargetFacts(info.model, named_weights(info.model), (_WRITE_MS,), 1, wire_ms=self.rtt_ms, streams=True)
+
     async def renew(self) -> None:
         """Make new connections for what is asked next; texts under way keep theirs."""
         self.forget()
@@ -178,10 +195,7 @@ class StockConnection:
         await self.wire.ledger.settle()
 
     async def info_for(self, vocab: Vocab, waiting: Waiting, wire: Wire) -> StockInfo:
-        """Its kind and model, whose tokens are those of `vocab`, asked for at `wire`.
-
-        Raises VocabularyMismatch, UnknownModel or CloudError.
-        """
+        """Its kind and model, asked for at `wire`. Raises VocabularyMismatch, UnknownModel or CloudError."""
         timeout_s, known = min(waiting.timeout_s, _QUESTION_S), self._known
         if (info := known.info) is None:
             info = await wire.patiently(self.info(timeout_s, wire), _LIFE, waiting)
@@ -197,23 +211,22 @@ class StockConnection:
         return info
 
     async def info(self, timeout_s: float, wire: Wire) -> StockInfo:
-        """Its kind and model, asked for once."""
         async with self._asking:
             known = self._known
             if known.info is None:
                 # Two connections: while one carries a text, the other carries signs of life.
                 dialect, _ = await asyncio.gather(self._dialect(timeout_s, wire), wire.look(_LIFE, timeout_s))
-                described = await self._described(dialect, timeout_s, wire)
-                if isinstance(dialect, Chat) and described.model not in self._goes_on:
-                    await dialect.check_that_it_goes_on(wire, described.model, timeout_s)
-                    self._goes_on.add(described.model)
-                known.info = StockInfo(dialect, described.model, described.context_len)
+                info = await self._described(dialect, timeout_s, wire)
+                if isinstance(dialect, Chat) and info.model not in self._goes_on:
+                    await dialect.check_that_it_goes_on(wire, info.model, timeout_s)
+                    self._goes_on.add(info.model)
+                known.info = info
             return known.info
 
-    async def _dialect(self, timeout_s: float, wire: Wire) -> Dialect | TextDialect:
+    async def _dialect(self, timeout_s: float, wire: Wire) -> Dialect:
         if self._options.api != "auto":
             return _DIALECTS[self._options.api](wire)
-        answer = await wire.get("/v1/models", timeout_s)
+        answer = await wire.ask("/v1/models", timeout_s)
         listed = answer.get("data") if isinstance(answer, dict) else None
         first = listed[0] if isinstance(listed, list) and listed else None
         owner = name(first.get("owned_by")) if isinstance(first, dict) else ""
@@ -225,12 +238,12 @@ class StockConnection:
             )
         return _DIALECTS[_OWNERS[owner]](wire)
 
-    async def _described(self, dialect: Dialect | TextDialect, timeout_s: float, wire: Wire) -> Described:
+    async def _described(self, dialect: Dialect, timeout_s: float, wire: Wire) -> StockInfo:
         wanted = self._options.model
         known = await dialect.describe(wire, wanted, timeout_s)
         if len(known) == 1:
-            return known[0]
+            return StockInfo(dialect, *known.popitem())
         if not known:
             raise UnknownModel(f"The server at {self.address} has no model {wanted or 'at all'}.")
-        names = ", ".join(one_line(each.model) for each in known[:10])
+        names = ", ".join(one_line(each) for each in [*known][:10])
         raise OptionError(f"The server at {self.address} has several models: {names}.", hint="Choose: --cloud-model M.")

@@ -1,14 +1,14 @@
-"""What a server without skydraft is asked, and how its answers are read: one small class for each kind of server.
+"""What a server without skydraft is asked, and how its answers are read.
 
-A dialect only makes requests and reads answers; `session` decides what to ask, and `wire` carries it.
+A dialect only makes requests and reads answers; `text` decides what to ask, and `wire` carries it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from skydraft.config import DecodingParams
 from skydraft.edge.stock.ledger import UNTOLD, Usage
@@ -24,10 +24,8 @@ TokenTuple: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The target's own choice after a prefix, at temperature 0, and its best tokens with their log-probabilities.
-
-    `finish`: the server ended the text here for this reason, without a token.
-    """
+    """The target's own choice after a prefix, and its best tokens with their log-probabilities. `finish`: the server
+    ended the text here for this reason, without a token."""
 
     token_id: int
     best: tuple[tuple[int, float], ...] = ()
@@ -39,7 +37,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What an answer or an event says: rows in order, and what they cost by the server's own counts.
+    """What an answer or an event says: rows in order, or text; what they cost by the server's own counts; and why the
+    text ended ("": it did not).
 
     `num_written`, if not 0, is the number of tokens so far: the last rows are new, others are told again.
     """
@@ -48,40 +47,70 @@ class Read:
     usage: Usage = UNTOLD
     model: str = ""
     num_written: int = 0
+    text: str = ""
+    finish: str = ""
+
+
+class Dialect:
+    """One kind of server. Paths are below the server's root; `life` answers at once whatever the server does."""
+
+    name = ""
+    life = "/v1/models"
+    salt = ""  # the field of a request that keeps its cache apart from that of other values; "": there is none
+    separates = False  # whether all versions do what `salt` asks for
+
+    async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> dict[str, int]:
+        """The most tokens of prompt and text (0: unknown) of each model, or of `model` alone if it was named."""
+        listed = items(field(await wire.ask("/v1/models", timeout_s), "data"))
+        known = {name(field(each, "id")): count(each, "max_model_len") for each in listed}
+        return {each: most for each, most in known.items() if model in (None, each)}
+
+    async def tokenize(self, wire: Wire, model: str, text: str, timeout_s: float) -> TokenTuple | None:
+        """The ids of a text, special tokens in it included; None if its tokens need not be ours."""
+        return None
+
+    def written(self, event: Any) -> Read:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
-    """A model on a server: the name to ask for, and the most tokens of prompt and text (0: unknown)."""
+class Drawing:
+    """How tokens are chosen: drawn by the server, or here from its best ones; at temperature 0 there is no need."""
 
-    model: str
-    context_len: int = 0
+    num_best: int = 0
+    drawn: DecodingParams | None = None
 
 
-class Dialect(Protocol):
-    """One kind of server. Paths are below the server's root; `life` answers at once whatever the server does."""
-
-    name: str
-    life: str
-    salt: str  # the field of a request that keeps its cache apart from that of other values; "": there is none
-    separates: bool  # whether all versions do what `salt` asks for
-
-    async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> list[Described]:
-        """The models that the server has, or `model` alone if it was named."""
+class IdDialect(Dialect):
+    """A server that takes and gives token ids. Here is what vLLM and SGLang share."""
 
     async def tokenize(self, wire: Wire, model: str, text: str, timeout_s: float) -> TokenTuple | None:
-        """The ids of a text, special tokens in it included; None if the server cannot tell."""
+        body = {"model": model, "prompt": text, "add_special_tokens": False}
+        return numbers(field(await wire.ask("/tokenize", timeout_s, body), "tokens"))
 
-    def writing(
-        self, model: str, token_ids: Seq[int], num_tokens: int, num_best: int, drawn: DecodingParams | None = None
-    ) -> tuple[str, Body]:
-        """Path and body of a request for a stream of the next tokens: the likeliest ones, or `drawn` by the server."""
+    def sampling(self, drawing: Drawing) -> dict[str, Any]:
+        drawn = drawing.drawn
+        if drawn is None:
+            return {"temperature": 0}
+        top_k = drawn.top_k or -1
+        return {"temperature": drawn.temperature, "top_p": drawn.top_p, "top_k": top_k, "min_p": drawn.min_p}
 
-    def written(self, event: Any) -> Read: ...
+    def writing(self, model: str, token_ids: Seq[int], num_tokens: int, drawing: Drawing) -> tuple[str, Body]:
+        """Path and body of a request for a stream of the next tokens."""
+        raise NotImplementedError
+
+
+def rows_of(token_ids: TokenTuple, listed: Any, best: Callable[[Any], Iterable[tuple[Any, Any]]]) -> tuple[Row, ...]:
+    """`listed` is what is told of the best tokens in each place, if anything is; `best` gives (id, log-probability)."""
+    listed = listed or [()] * len(token_ids)
+    if len(listed) != len(token_ids):
+        raise CloudFailure("The server sent log-probabilities of other tokens.")
+    told = [tuple((number(i), log_probability(chance)) for i, chance in best(each)) if each else () for each in listed]
+    return tuple(map(Row, token_ids, told))
 
 
 def read_safely(read: Callable[..., T], *given: Any) -> T:
-    """What `read` gives. Raises CloudFailure for an answer of another shape than it expects."""
+    """Raises CloudFailure for an answer of another shape than `read` expects."""
     try:
         return read(*given)
     except (TypeError, AttributeError, ValueError, KeyError, IndexError, OverflowError) as error:
@@ -129,7 +158,6 @@ def numbers(value: Any) -> TokenTuple:
 
 
 def log_probability(value: Any) -> float:
-    """A log-probability, or -inf for none. Raises CloudFailure."""
     if value is None:
         return -float("inf")
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value or value > 1e-3:

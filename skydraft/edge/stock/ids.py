@@ -4,25 +4,25 @@ llama-server of llama.cpp.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from typing import Any
 
-from skydraft.config import DecodingParams
 from skydraft.edge.stock.dialect import (
     Body,
-    Described,
+    Drawing,
+    IdDialect,
     Read,
     Row,
     TokenTuple,
     choices,
     count,
     field,
-    items,
-    log_probability,
     name,
     number,
     numbers,
     openai_usage,
+    rows_of,
     sound,
 )
 from skydraft.edge.stock.ledger import Usage
@@ -32,138 +32,83 @@ from skydraft.errors import CloudFailure
 _ID = "token_id:"
 
 
-class _ListsModels:
-    """What vLLM and SGLang share: the list of models, and the tokens of a text."""
-
-    async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> list[Described]:
-        listed = items(field(await wire.get("/v1/models", timeout_s), "data"))
-        known = [Described(name(field(each, "id")), count(each, "max_model_len")) for each in listed]
-        return [each for each in known if model in (None, each.model)]
-
-    async def tokenize(self, wire: Wire, model: str, text: str, timeout_s: float) -> TokenTuple | None:
-        body = {"model": model, "prompt": text, "add_special_tokens": False}
-        return numbers(field(await wire.post("/tokenize", body, timeout_s), "tokens"))
-
-
-def _sampled(drawn: DecodingParams | None) -> dict[str, Any]:
-    """How tokens are drawn, in the words that vLLM and SGLang share."""
-    if drawn is None:
-        return {"temperature": 0}
-    top_k = drawn.top_k or -1
-    return {"temperature": drawn.temperature, "top_p": drawn.top_p, "top_k": top_k, "min_p": drawn.min_p}
-
-
-class Vllm(_ListsModels):
-    """Writes at /v1/completions."""
-
+class Vllm(IdDialect):
     name = "vllm"
     life = "/health"
     salt, separates = "cache_salt", True
 
-    def writing(
-        self, model: str, token_ids: Seq[int], num_tokens: int, num_best: int, drawn: DecodingParams | None = None
-    ) -> tuple[str, Body]:
+    def writing(self, model: str, token_ids: Seq[int], num_tokens: int, drawing: Drawing) -> tuple[str, Body]:
         body: dict[str, Any] = {
-            "model": model, "prompt": list(token_ids), "max_tokens": num_tokens, **_sampled(drawn),
+            "model": model, "prompt": list(token_ids), "max_tokens": num_tokens, **self.sampling(drawing),
             "return_token_ids": True, "stream": True, "stream_options": {"include_usage": True},
             "ignore_eos": True, "skip_special_tokens": False,  # the edge decides where a text ends
         }  # fmt: skip
-        body |= {"logprobs": num_best, "return_tokens_as_token_ids": True} if num_best else {}
-        return "/v1/completions", body
+        best = {"logprobs": drawing.num_best, "return_tokens_as_token_ids": True} if drawing.num_best else {}
+        return "/v1/completions", body | best
 
     def written(self, event: Any) -> Read:
         rows = tuple(row for choice in choices(event) for row in _vllm_rows(choice))
         return Read(rows, openai_usage(event), name(event.get("model")))
 
 
-def _vllm_rows(choice: Any) -> list[Row]:
-    token_ids = numbers(field(choice, "token_ids") or [])
-    listed = (choice.get("logprobs") or {}).get("top_logprobs") or [None] * len(token_ids)
-    if len(listed) != len(token_ids):
-        raise CloudFailure("The server sent log-probabilities of other tokens.")
-    return [Row(token_id, _vllm_best(best)) for token_id, best in zip(token_ids, listed, strict=True)]
+def _vllm_rows(choice: Any) -> tuple[Row, ...]:
+    listed = (choice.get("logprobs") or {}).get("top_logprobs")
+    return rows_of(numbers(field(choice, "token_ids") or []), listed, _vllm_best)
 
 
-def _vllm_best(best: Any) -> tuple[tuple[int, float], ...]:
-    if not best:
-        return ()
-    if not isinstance(best, dict) or not all(key.startswith(_ID) and key[len(_ID) :].isdecimal() for key in best):
-        raise CloudFailure("The server does not name the tokens of its log-probabilities by their ids.")
-    return tuple((number(int(key[len(_ID) :])), log_probability(value)) for key, value in best.items())
+def _vllm_best(best: Any) -> Iterator[tuple[int, Any]]:
+    for key, value in best.items():
+        if not (key.startswith(_ID) and key[len(_ID) :].isdecimal()):
+            raise CloudFailure("The server does not name the tokens of its log-probabilities by their ids.")
+        yield int(key[len(_ID) :]), value
 
 
-class Sglang(_ListsModels):
-    """Writes at /generate."""
-
-    name = "sglang"
-    life = "/v1/models"  # /health writes a token first
+class Sglang(IdDialect):
+    name = "sglang"  # life: its /health writes a token first
     salt, separates = "extra_key", False  # it was ignored until April 2026
 
-    def writing(
-        self, model: str, token_ids: Seq[int], num_tokens: int, num_best: int, drawn: DecodingParams | None = None
-    ) -> tuple[str, Body]:
-        how = _sampled(drawn) | {"max_new_tokens": num_tokens, "ignore_eos": True}  # the edge decides where it ends
-        best = {"return_logprob": True, "top_logprobs_num": num_best} if num_best else {}
+    def writing(self, model: str, token_ids: Seq[int], num_tokens: int, drawing: Drawing) -> tuple[str, Body]:
+        how = {**self.sampling(drawing), "max_new_tokens": num_tokens, "ignore_eos": True}  # the edge ends the text
+        best = {"return_logprob": True, "top_logprobs_num": drawing.num_best} if drawing.num_best else {}
         return "/generate", {"input_ids": list(token_ids), "sampling_params": how, **best, "stream": True}
 
     def written(self, event: Any) -> Read:
-        meta = _meta(event)
-        token_ids = numbers(field(event, "output_ids"))
-        listed = meta.get("output_top_logprobs") or [None] * len(token_ids)
-        rows = tuple(Row(token_id, _sglang_best(best)) for token_id, best in zip(token_ids, listed, strict=False))
-        if len(rows) != len(token_ids):
-            raise CloudFailure("The server sent log-probabilities of other tokens.")
+        meta = field(sound(event), "meta_info")
+        listed = meta.get("output_top_logprobs")
+        rows = rows_of(numbers(field(event, "output_ids")), listed, lambda best: [(each[1], each[0]) for each in best])
         num_written = number(field(meta, "completion_tokens"))
         if num_written < len(rows):
             raise CloudFailure(f"The server sent {len(rows)} tokens, and counts {num_written}.")
-        return Read(rows, _sglang_usage(meta), num_written=num_written)
+        usage = Usage(count(meta, "prompt_tokens"), count(meta, "cached_tokens"), num_written)
+        return Read(rows, usage, num_written=num_written)
 
 
-def _meta(answer: Any) -> Any:
-    return field(sound(answer), "meta_info")
-
-
-def _sglang_usage(meta: Any) -> Usage:
-    return Usage(count(meta, "prompt_tokens"), count(meta, "cached_tokens"), count(meta, "completion_tokens"))
-
-
-def _sglang_best(listed: Any) -> tuple[tuple[int, float], ...]:
-    """[log-probability, id, text] of each token as (id, log-probability)."""
-    return tuple((number(field(each, 1)), log_probability(field(each, 0))) for each in listed or ())
-
-
-class LlamaServer:
-    """Writes at /completion.
-
-    A stream tells a token whose text ends within a character only when the character is whole, and then the last token
-    alone. So the tokens before it are asked for one by one, not as a stream.
-    """
+class LlamaServer(IdDialect):
+    """A stream tells a token whose text ends within a character only when the character is whole, and then the last
+    token alone. So the tokens before it are asked for one by one, not as a stream."""
 
     name = "llama-server"
     life = "/health"
-    salt, separates = "", False
 
-    async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> list[Described]:
-        props = await wire.get("/props", timeout_s)
+    async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> dict[str, int]:
+        props = await wire.ask("/props", timeout_s)
         path, alias = name(field(props, "model_path")), name(props.get("model_alias"))
         file = path.rpartition("/")[2]
         if model is not None and model not in {each for each in (alias, path, file) if each}:
-            return []
+            return {}
         # Without --alias it is the file's name, or "unknown" in older versions: other files have those too.
         model = path if alias in ("", "unknown", file) else alias
-        return [Described(model, count(props, "default_generation_settings", "n_ctx"))]
+        return {model: count(props, "default_generation_settings", "n_ctx")}
 
     async def tokenize(self, wire: Wire, model: str, text: str, timeout_s: float) -> TokenTuple | None:
         body = {"content": text, "add_special": False, "parse_special": True}
-        return numbers(field(await wire.post("/tokenize", body, timeout_s), "tokens"))
+        return numbers(field(await wire.ask("/tokenize", timeout_s, body), "tokens"))
 
-    def writing(
-        self, model: str, token_ids: Seq[int], num_tokens: int, num_best: int, drawn: DecodingParams | None = None
-    ) -> tuple[str, Body]:
+    def writing(self, model: str, token_ids: Seq[int], num_tokens: int, drawing: Drawing) -> tuple[str, Body]:
         return "/completion", {
-            "prompt": list(token_ids), "n_predict": num_tokens, "n_probs": num_best, **_sampling(drawn),
-            "cache_prompt": True, "return_tokens": True, "stream": True, "repeat_penalty": 1.0,
-            "return_progress": True,  # tells what was in the cache before the text ends
+            "prompt": list(token_ids), "n_predict": num_tokens, "n_probs": drawing.num_best,
+            **self.sampling(drawing), "repeat_penalty": 1.0, "cache_prompt": True, "return_tokens": True,
+            "stream": True, "return_progress": True,  # tells what was in the cache before the text ends
             "response_fields": ["stop", "tokens", "model", "prompt_progress", "timings"],  # 2 kB less at the end
         }  # fmt: skip
 
@@ -176,11 +121,8 @@ class LlamaServer:
             return Read((), usage, name(event.get("model")), usage.num_written)
         return Read(_llama_rows(event), num_written=count(event, "tokens_predicted"))
 
-    def one(
-        self, model: str, token_ids: Seq[int], num_best: int, drawn: DecodingParams | None = None
-    ) -> tuple[str, Body]:
-        """Path and body of a request for the next token alone, not as a stream."""
-        path, body = self.writing(model, token_ids, 1, num_best, drawn)
+    def one(self, model: str, token_ids: Seq[int], drawing: Drawing) -> tuple[str, Body]:
+        path, body = self.writing(model, token_ids, 1, drawing)
         fields = ["tokens", "completion_probabilities", "model", "timings"]
         return path, {**body, "stream": False, "return_progress": False, "response_fields": fields}
 
@@ -197,22 +139,8 @@ def _llama_usage(event: Any) -> Usage:
 
 
 def _llama_rows(event: Any) -> tuple[Row, ...]:
-    token_ids = numbers(field(event, "tokens"))
-    listed = event.get("completion_probabilities") or [None] * len(token_ids)
-    if len(listed) != len(token_ids):
-        raise CloudFailure("The server sent log-probabilities of other tokens.")
-    return tuple(Row(token_id, _llama_best(best)) for token_id, best in zip(token_ids, listed, strict=True))
+    return rows_of(numbers(field(event, "tokens")), event.get("completion_probabilities"), _llama_best)
 
 
-def _sampling(drawn: DecodingParams | None) -> dict[str, Any]:
-    if drawn is None:
-        return {"temperature": 0}
-    return {"temperature": drawn.temperature, "top_p": drawn.top_p, "top_k": drawn.top_k, "min_p": drawn.min_p}
-
-
-def _llama_best(listed: Any) -> tuple[tuple[int, float], ...]:
-    if listed is None:
-        return ()
-    return tuple(
-        (number(field(each, "id")), log_probability(field(each, "logprob"))) for each in field(listed, "top_logprobs")
-    )
+def _llama_best(listed: Any) -> Iterator[tuple[Any, Any]]:
+    return ((field(each, "id"), field(each, "logprob")) for each in field(listed, "top_logprobs"))

@@ -1,7 +1,4 @@
-"""What was sent to a server without skydraft, and what it cost.
-
-Each request that goes out is noted here and only here: answered or not, the first time and again.
-"""
+"""What was sent to a server without skydraft, and what it cost: each request, answered or not, first and again."""
 
 from __future__ import annotations
 
@@ -34,11 +31,10 @@ class Carried:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """A server's own counts of one request so far, 0 where it told none: tokens that it read, those of them that were
-    in its cache, and tokens that it wrote."""
+    """A server's own counts of one request so far, 0 where it told none."""
 
     num_read: int = 0
-    num_cached: int = 0
+    num_cached: int = 0  # of those that it read
     num_written: int = 0
 
 
@@ -46,17 +42,14 @@ UNTOLD = Usage()
 
 
 class Ledger:
-    """All requests of one text, or of none. Only the event loop changes it; other threads may read it.
-
-    `spent` is what they cost so far, `sent` what they told of the text. Unless it `tells_cached`, all tokens count as
-    read anew in `spent`; the budget knows better.
-    """
+    """All requests of one text, or of none. Only the event loop changes it; other threads may read it. Unless it
+    `tells_cached`, all tokens count as read anew in `spent`; the budget knows better."""
 
     def __init__(self, budget: Budget, server: str = "", num_prompt_tokens: int = 0) -> None:
         self.spent = LinkCost()
         self.sent = Sent()
         self.tells_cached = True
-        self._budget = budget
+        self.budget = budget
         self._server = server
         self._num_prompt_tokens = num_prompt_tokens
         self._num_told = 0  # committed tokens of the last call: each call tells them again
@@ -64,7 +57,7 @@ class Ledger:
 
     @property
     def num_cached(self) -> int:
-        """Tokens of the text's prompt that were in the server's cache, as its first answer says."""
+        """Tokens of the prompt that were in the server's cache, as its first answer says."""
         known = self._first.usage.num_cached if self._first and self.tells_cached else 0
         return min(known, self._num_prompt_tokens)
 
@@ -74,19 +67,6 @@ class Ledger:
         told."""
         spent, coarse = self.spent, 1 if self.tells_cached else _COARSE
         return replace(spent, bytes_down=-(-spent.bytes_down // coarse) * coarse)
-
-    async def allow(self, carried: Carried) -> int | None:
-        """Take a request from the budget; returns the day of a call. Raises BudgetSpent if it may not go out."""
-        if carried.num_tokens:
-            await self._budget.settle()
-        if carried.generated is not None:
-            return self._budget.take()
-        if carried.num_tokens:
-            self._budget.check()
-        return None
-
-    def give_back(self, day: int) -> None:
-        self._budget.give_back(day)
 
     def call(self, request: Request, carried: Carried) -> None:
         assert carried.generated is not None
@@ -99,13 +79,13 @@ class Ledger:
             self._first = request
 
     def note(self, cost: LinkCost) -> None:
-        self._budget.pay(cost)
+        self.budget.pay(cost)
         self.spent += cost if self.tells_cached else replace(cost, tokens_hit=0)
 
     async def settle(self) -> None:
         """Bring all costs into the sum of the day, if it can be kept; `allow` finds out."""
         with suppress(BudgetSpent):
-            await self._budget.settle()
+            await self.budget.settle()
 
 
 class Request:
@@ -121,8 +101,13 @@ class Request:
         self._taken_on: int | None = None  # the day of a call that may go out
 
     async def allow(self) -> None:
-        """Raise BudgetSpent if it may not go out now."""
-        self._taken_on = await self._ledger.allow(self._carried)
+        budget, carried = self._ledger.budget, self._carried
+        if carried.num_tokens:
+            await budget.settle()
+        if carried.generated is not None:
+            self._taken_on = budget.take()
+        elif carried.num_tokens:
+            budget.check()
 
     async def go(self) -> None:
         """Note that it goes out, before the first byte does: whatever becomes of this process, it is in the sum."""
@@ -139,7 +124,7 @@ class Request:
     def end(self) -> None:
         """Take it back if it did not go out though it was allowed."""
         if self._taken_on is not None:
-            self._ledger.give_back(self._taken_on)
+            self._ledger.budget.give_back(self._taken_on)
             self._taken_on = None
 
     def came(self, num_bytes: int) -> None:

@@ -24,7 +24,7 @@ from skydraft.decoding.verification import Rules, Verification
 from skydraft.edge.channel import Waiting
 from skydraft.edge.stock.chat import Chat, SoFar, TextDialect
 from skydraft.edge.stock.connection import StockConnection, StockInfo
-from skydraft.edge.stock.dialect import Body, Row, read_safely
+from skydraft.edge.stock.dialect import Body, Drawing, IdDialect, Row, read_safely
 from skydraft.edge.stock.ids import LlamaServer
 from skydraft.edge.stock.ledger import Carried, Ledger, Request, Usage
 from skydraft.edge.stock.wire import Events
@@ -55,36 +55,26 @@ def check_params(params: DecodingParams) -> None:
             )
 
 
-class _Drawing:
-    """How tokens are chosen: here, from the server's best ones with the noise of the text, or by the server itself.
-
-    At temperature 0 there is nothing to draw. Above, the best tokens are enough where top-k keeps no others; else the
-    server draws, with random numbers of its own. So it does for a stream: each draw of ours that differs from what it
-    writes costs a request.
+def drawing(params: DecodingParams, top: int, *, gives_text: bool, drafts: bool) -> Drawing:
+    """Above temperature 0 the best tokens are enough where top-k keeps no others; else the server draws, with random
+    numbers of its own. So it does for a stream: each draw of ours that differs from what it writes costs a request.
     """
-
-    def __init__(self, params: DecodingParams, top: int, *, gives_text: bool, drafts: bool) -> None:
-        if gives_text and (params.top_k or params.min_p or params.stop_token_ids or top):
-            raise OptionError(
-                "--top-k, --min-p, --accept and stop_token_ids do not apply to a server that gives text, not token ids."
-            )
-        is_here = not params.temperature or (drafts and 0 < params.top_k <= _MAX_BEST and not gives_text)
-        if top and not is_here:
-            raise OptionError(f"--accept needs --top-k 1 to {_MAX_BEST} here, or --temperature 0.")
-        self.drawn = None if is_here else params
-        self.num_best = max(params.top_k if params.temperature else 0, top) if is_here else 0
+    if gives_text and (params.top_k or params.min_p or params.stop_token_ids or top):
+        raise OptionError(
+            "--top-k, --min-p, --accept and stop_token_ids do not apply to a server that gives text, not token ids."
+        )
+    is_here = not params.temperature or (drafts and 0 < params.top_k <= _MAX_BEST and not gives_text)
+    if top and not is_here:
+        raise OptionError(f"--accept needs --top-k 1 to {_MAX_BEST} here, or --temperature 0.")
+    return Drawing(max(params.top_k if params.temperature else 0, top)) if is_here else Drawing(drawn=params)
 
 
 class _Chosen(Chooser):
-    """Takes the server's own choices: what stands in place of a row of logits is the token that it wrote."""
-
     def choose(self, row: npt.NDArray[np.int32], prefix: TokenIds) -> int:
         return int(row)
 
 
 class StockText:
-    """`ServedText` at a server without skydraft."""
-
     target: TargetId | None = None  # such a server does not say what it runs
 
     def __init__(
@@ -122,7 +112,7 @@ class StockText:
 
     def _draw(self, *, gives_text: bool) -> None:
         plan = self._given.plan
-        self._drawing = _Drawing(self._params, plan.top, gives_text=gives_text, drafts=plan.drafts)
+        self._drawing = drawing(self._params, plan.top, gives_text=gives_text, drafts=plan.drafts)
         chooser = Chooser if self._drawing.num_best else _Chosen
         prompt_len, stopping = len(self._prompt), Stopping(self._params, self._vocab, self._params.max_new_tokens)
         self._rules = Rules(prompt_len, chooser(self._params, self._vocab, prompt_len), stopping, plan.top)
@@ -136,7 +126,6 @@ class StockText:
         return self._ledger.told
 
     def reopen(self, server: StockConnection | None = None, *, renumber: bool = False) -> None:
-        """Drop what is under way; the next request first asks again which model this is."""
         self.break_off()
         self._server.forget()
 
@@ -243,12 +232,13 @@ class StockText:
                 f"{what} does not apply to a chat server, which puts messages into a template of its own."
             )
         self._draw(gives_text=isinstance(info.dialect, TextDialect))
-        if self._info is None or self._info.is_same(info):
+        known = self._info
+        if known is None or (known.model, known.dialect.name) == (info.model, info.dialect.name):
             self._info = info
             self._bound(info.context_len)
             return info
         raise TargetChanged(
-            f"The server at {self._server.address} runs {info.model} now; this text began with {self._info.model}."
+            f"The server at {self._server.address} runs {info.model} now; this text began with {known.model}."
         )
 
     def _bound(self, context_len: int) -> None:
@@ -305,15 +295,13 @@ class StockText:
         raise CloudFailure("The server ended the text without a token.")
 
     async def _untold_row(self, info: StockInfo, text: TokenIds, waiting: Waiting) -> Row:
-        """The choice after a text that a stream did not tell, since it ends within a character.
-
-        If the server draws, it draws until that is so: taking any other token would make such characters rarer.
-        """
+        """The choice that a stream did not tell, since it ends within a character. If the server draws, it draws until
+        that is so: taking any other token would make such characters rarer."""
         dialect = info.dialect
         if not isinstance(dialect, LlamaServer):
             raise CloudFailure("The server has not told all tokens that it wrote.")
         for _ in range(_MAX_DRAWS):
-            path, body = dialect.one(info.model, text.tolist(), self._drawing.num_best, self._drawing.drawn)
+            path, body = dialect.one(info.model, text.tolist(), self._drawing)
             request = self._request(info, path, body, text, num_written=1)
             answer = await self._wire.patiently(self._wire.whole(request), dialect.life, waiting)
             request.says(Usage(num_written=1))
@@ -333,18 +321,16 @@ class StockText:
         return self._wire.request(path, {**body, **salt}, carried)
 
     def _newly_cached(self) -> int:
-        """Cached tokens of the prompt that were not told yet."""
         before, self._num_cached = self._num_cached, max(self._num_cached, self._ledger.num_cached)
         return self._num_cached - before
 
     def _begin(self, info: StockInfo, text: TokenIds, num_tokens: int) -> Writing:
         dialect = info.dialect
-        if not isinstance(dialect, TextDialect):
-            path, body = dialect.writing(
-                info.model, text.tolist(), num_tokens, self._drawing.num_best, self._drawing.drawn
-            )
+        if isinstance(dialect, IdDialect):
+            path, body = dialect.writing(info.model, text.tolist(), num_tokens, self._drawing)
             request = self._request(info, path, body, text)
             return Writing(Events(self._wire, request, dialect.life), dialect, text, num_tokens)
+        assert isinstance(dialect, TextDialect)
         written = self._vocab.text_bytes(text[len(self._prompt) :])
         so_far, length = codecs.utf_8_decode(written, "replace", False)  # cut at whole characters
         going_on = SoFar(self._messages, self._vocab.written(self._prompt.tolist()), so_far)
@@ -362,3 +348,10 @@ class StockText:
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.close()
+
+
+class StockServer(StockConnection):
+    """`Server` over HTTP."""
+
+    def begin(self, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest) -> StockText:
+        return StockText(self, context, prompt, vocab, request)

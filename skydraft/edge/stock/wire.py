@@ -8,10 +8,11 @@ import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from skydraft.characters import one_line
-from skydraft.edge.channel import Waiting, seen, shared_loop, sign_of_life
+from skydraft.edge.channel import Waiting, seen, shared_loop, sign_of_life, watch
 from skydraft.edge.stock.ledger import Carried, Ledger, Request
 from skydraft.edge.stock.refusals import no_connection, refusal
 from skydraft.errors import CloudFailure, CloudLost, CloudTimeout, OptionError, SkydraftError, TlsFailure
@@ -26,7 +27,6 @@ _EMPTY = Carried()
 _MAX_ANSWER, _MAX_LINE, _MAX_REFUSAL = 8 << 20, 1 << 20, 1 << 16  # bytes
 _MAX_ITEMS = 200_000  # brackets and quotes of an answer, each of which can become an object
 _CRUMB, _SPARE = 16, 1 << 16  # bytes that a chunk has on average, beyond a start: each costs as much as a long one
-_LOOK_AGAIN_S = 0.3  # between two signs of life of a server whose answer takes long
 _STALE_S = 1.0  # a connection that was closed before shows it by then
 _REST_S = 1.0  # for the end of an answer after its last event
 _MAX_EVENTS = 64  # that wait to be read; the server waits then
@@ -109,14 +109,10 @@ class Wire:
         return self.base + path.removeprefix("/v1") if path.startswith("/v1/") else self._root + path
 
     def request(self, path: str, body: Mapping[str, Any] | None = None, carried: Carried = _EMPTY) -> Request:
-        """A request that is not sent yet; without a body it is a GET."""
         return Request(self.ledger, path, None if body is None else as_json(body), carried)
 
-    async def get(self, path: str, timeout_s: float) -> Any:
-        return await self.answer(self.request(path), timeout_s)
-
-    async def post(self, path: str, body: Mapping[str, Any], timeout_s: float) -> Any:
-        """The JSON answer to a JSON body that costs nothing. Raises a SkydraftError."""
+    async def ask(self, path: str, timeout_s: float, body: Mapping[str, Any] | None = None) -> Any:
+        """The JSON answer to what costs nothing. Raises a SkydraftError."""
         return await self.answer(self.request(path, body), timeout_s)
 
     async def answer(self, request: Request, timeout_s: float) -> Any:
@@ -127,7 +123,6 @@ class Wire:
             raise CloudTimeout(f"no answer in {timeout_s:g} s.") from error
 
     async def whole(self, request: Request) -> Any:
-        """The JSON answer, however long it takes. Raises a SkydraftError."""
         data = bytearray()
         try:
             async with self.answering(request) as response:
@@ -146,7 +141,7 @@ class Wire:
 
         async def ask(timeout_s: float) -> None:
             try:
-                await self.get(path, timeout_s)
+                await self.ask(path, timeout_s)
             except (CloudLost, TlsFailure):
                 raise
             except SkydraftError:  # it answers, if only with an error
@@ -156,22 +151,18 @@ class Wire:
 
     async def patiently(self, work: Awaitable[T], life: str, waiting: Waiting) -> T:
         """The result of `work` within the times of `waiting`. Raises CloudTimeout, or CloudLost for a dead server."""
-        now = shared_loop().now
-        began, pause_s = now(), waiting.quick_s
-        task = asyncio.ensure_future(work)
-        looking: asyncio.Future[float] | None = None
+        began, task = shared_loop().now(), asyncio.ensure_future(work)
+        watching: asyncio.Future[None] | None = None
         try:
-            while not (await asyncio.wait((task,), timeout=pause_s))[0]:
-                if now() - began >= waiting.timeout_s:
-                    raise CloudTimeout("no answer in time.")
-                looking = asyncio.ensure_future(self.look(life, waiting.ping_s))
-                await asyncio.wait((task, looking), return_when=asyncio.FIRST_COMPLETED)
+            if not (await asyncio.wait((task,), timeout=waiting.quick_s))[0]:
+                look = watch(partial(self.look, life), waiting, began, lambda: self.pool.heard_at)
+                watching = asyncio.ensure_future(look)
+                await asyncio.wait((task, watching), return_when=asyncio.FIRST_COMPLETED)
                 if not task.done():
-                    looking.result()
-                    pause_s = min(_LOOK_AGAIN_S, max(began + waiting.timeout_s - now(), 0.0))
+                    watching.result()
             return task.result()
         finally:
-            for each in (task, looking):
+            for each in (task, watching):
                 if each is not None:
                     each.cancel()
                     each.add_done_callback(seen)
@@ -283,9 +274,6 @@ class Events:
                 raise CloudFailure("The server sends an event that does not end.")
         yield bytes(held.strip())
 
-    async def next(self, waiting: Waiting) -> Any:
-        return self.read(await self.arriving(waiting))
-
     async def arriving(self, waiting: Waiting) -> Any:
         """What comes next, to `read`. Raises a SkydraftError if nothing comes within the times of `waiting`."""
         if self.has_more:
@@ -305,7 +293,6 @@ class Events:
         return not self._queue.empty()
 
     def unread(self) -> Any:
-        """An event that has come and that nobody has read; None if there is none."""
         event = self._queue.get_nowait() if self.has_more else None
         return parsed(event) if isinstance(event, bytes) else None
 
@@ -317,10 +304,8 @@ class Events:
 
 
 def _data(line: bytes) -> bytes:
-    """The event in a line of an answer; empty if it holds none, such as a comment.
-
-    Some servers send an error as the field "error" or bare, and a whole answer though they were asked for events.
-    """
+    """The event in a line, if it holds one. Some servers send an error as the field "error" or bare, and a whole answer
+    though they were asked for events."""
     if line.startswith(b"{"):
         return line
     name, _, data = line.partition(b":")
@@ -333,7 +318,6 @@ def as_json(body: Mapping[str, Any]) -> bytes:
 
 
 def parsed(data: bytes) -> Any:
-    """The JSON value. Raises CloudFailure."""
     if sum(map(data.count, (b"[", b"{", b'"'))) > _MAX_ITEMS:
         raise CloudFailure(f"The server sent an answer of more than {_MAX_ITEMS} brackets and quotes.")
     try:

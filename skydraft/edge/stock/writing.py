@@ -27,10 +27,7 @@ FILTERED = Row(-1, finish="content_filter")
 
 
 class Writing:
-    """One request for at most `num_tokens` tokens after `prefix`. Its rows are read in order.
-
-    An answer that fails or breaks ends there: `error` says how.
-    """
+    """One request for at most `num_tokens` tokens after `prefix`. One that breaks ends there: `error` says how."""
 
     def __init__(self, events: Events, dialect: Any, prefix: TokenIds, num_tokens: int) -> None:
         self.num_written = 0
@@ -77,10 +74,8 @@ class Writing:
             self.error, self._is_over = error, True
 
     async def next_row(self, waiting: Waiting, drafted: int | None = None) -> Row | None:
-        """The next row, where the draft has the token `drafted`; None if no more comes.
-
-        Raises a SkydraftError if nothing comes in time, or for an answer that failed before its first token.
-        """
+        """The next row, where the draft has the token `drafted`; None if no more comes. Raises a SkydraftError if
+        nothing comes in time, or for an answer that failed before its first token."""
         while not self._rows and not self._is_over:
             await self._next(waiting)
         if not self._rows:
@@ -159,7 +154,6 @@ class TextWriting(Writing):
 
     @property
     def _has_text(self) -> bool:
-        """Whether text is held that was not there before the request."""
         return bool(self._held) and not self._again.startswith(self._held)
 
     async def next_row(self, waiting: Waiting, drafted: int | None = None) -> Row | None:

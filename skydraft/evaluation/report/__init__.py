@@ -1,1 +1,0 @@
-"""The report of a comparison: one page that needs neither a model nor a network."""

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
-from skydraft.config import DecodingParams
 from skydraft.errors import OptionError
 from skydraft.evaluation.findings import Findings
 from skydraft.evaluation.intervals import cell
-from skydraft.evaluation.measures import BY_NAME, MEASURES
+from skydraft.evaluation.measures import BY_NAME, MEASURES, Case
 from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import PromptEntry, Records
 from skydraft.evaluation.report.answer import answer
-from skydraft.evaluation.report.coloured import ORIGIN_MARKS, Coloured, coloured
-from skydraft.evaluation.report.plots import calls_against_written, speed_against_rtt
+from skydraft.evaluation.report.plots import against_cost
 from skydraft.evaluation.report.task_sections import section
-from skydraft.evaluation.summary import CategoryFigures, SettingFigures, Summary, summarize
+from skydraft.evaluation.summary import SettingFigures, Summary, summarize
 from skydraft.origins import LOOKS
 
 # The columns of each table.
@@ -39,16 +36,17 @@ TEXTS = (
 )  # fmt: skip
 MORE = tuple(measure.name for measure in MEASURES if measure.name not in HEADLINE + TEXTS + LINKED)
 SPEED = "speed, cloud = 1"
-GATES = {
-    "entropy": "with a token whose entropy under the draft model is above {} nats",
-    "margin": "with a token whose two likeliest choices are less than {} apart",
-    "prob": "with a token whose likeliest choice has a probability below {}",
-    "calibrated": "where the risks that the target disagrees add up to more than an agreement of {} allows",
-}
+_NUM_TASKS = 6  # whose texts are shown
+_ORIGIN_MARKS = {
+    "accepted": "a", "recovered": "r", "bonus": "b", "skipped": "s", "edge": "e", "cloud": "c", "edge-fallback": "f",
+}  # fmt: skip
+# The mode and the verdict, how the text ended, and of each token its classes, its tooltip and its text. The classes are
+# that of its origin, x where the target disagrees, and n where it begins with a line break.
+Coloured = tuple[str, str, list[tuple[str, str, str]]]
 
 
 def write_report(records: Records, folder: Path) -> Path:
-    """Write summary.json and report.html into `folder`; returns the page. Raises OptionError if that fails."""
+    """Write summary.json and report.html into `folder`; returns the path of the page. Raises OptionError."""
     findings = Findings(records)
     summary = summarize(findings)
     page = render(findings, summary)
@@ -66,7 +64,6 @@ def write_report(records: Records, folder: Path) -> Path:
 
 
 def render(findings: Findings, summary: Summary) -> str:
-    """The page as text."""
     loader = jinja2.PackageLoader("skydraft.evaluation", "report")
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -75,10 +72,9 @@ def render(findings: Findings, summary: Summary) -> str:
     linked = [setting for setting in summary.settings if setting.link_ms is not None]
     return environment.get_template("page.html.j2").render(
         run=findings.run,
-        changed=_changed(findings),
         num_prompts=max((len(setting.cases) for setting in findings.settings), default=0),
         summary=summary,
-        answer=answer(summary),
+        answer=answer(findings.run, summary),
         modes=[(mode.name, _described(mode)) for mode in findings.run.modes],
         categories=_categories(here),
         tables=[
@@ -87,23 +83,12 @@ def render(findings: Findings, summary: Summary) -> str:
             ("What the texts look like", "texts", _table(here, TEXTS)),
             ("Where the time goes, and the rest", "rest", _table(here, MORE)),
         ],
-        plane=calls_against_written(findings, summary.study),
-        speed=speed_against_rtt(findings),
-        tasks=[section(of, findings) for of in summary.tasks],
+        plane=_plane(here),
+        tasks=[section(of) for of in summary.tasks],
         texts=list(_texts(findings)),
-        marks=ORIGIN_MARKS,
+        marks=_ORIGIN_MARKS,
         looks=LOOKS,
     )
-
-
-def _changed(findings: Findings) -> dict[str, Any]:
-    """Parameters with one common value, not the default, in all modes without a style of their own."""
-    default, modes = DecodingParams(), findings.run.modes
-    names = [field.name for field in fields(DecodingParams)]
-    values = {name: {getattr(mode.params, name) for mode in modes if not mode.style} for name in names}
-    return {
-        name: next(iter(each)) for name, each in values.items() if len(each) == 1 and each != {getattr(default, name)}
-    }
 
 
 def _table(settings: Sequence[SettingFigures], names: Sequence[str], *, with_speed: bool = False) -> dict[str, Any]:
@@ -126,16 +111,23 @@ def _table(settings: Sequence[SettingFigures], names: Sequence[str], *, with_spe
 def _categories(settings: Sequence[SettingFigures]) -> dict[str, Any] | None:
     """Agreement by category of prompts, with calls below; None for fewer than two categories."""
     known = settings[0].categories if settings else {}
-    if len(known) < 2 or all(figures.target_agreement is None for figures in known.values()):
+    if len(known) < 2 or all(figures["target_agreement"] is None for figures in known.values()):
         return None
 
-    def shown(figures: CategoryFigures) -> tuple[str, str]:
-        agreement, calls = figures.target_agreement, figures.cloud_calls_per_token
+    def shown(figures: dict[str, Any]) -> tuple[str, str]:
+        agreement, calls = figures["target_agreement"], figures["cloud_calls_per_token"]
         return "" if agreement is None else f"{agreement:.3f}", "" if calls is None else f"{calls:.3f} calls"
 
-    heads = [(name, f"{figures.num_prompts} prompts") for name, figures in known.items()]
+    heads = [(name, f"{figures['num_prompts']} prompts") for name, figures in known.items()]
     rows = [(setting.name, [shown(setting.categories[name]) for name in known]) for setting in settings]
-    return {"heads": heads, "rows": rows, "terms": []}
+    return {"heads": heads, "rows": rows}
+
+
+def _plane(settings: Sequence[SettingFigures]) -> str | None:
+    names = ("target_agreement", "cloud_calls_per_token", "target_written_per_token")
+    scored = [setting for setting in settings if names[0] in setting.measures]
+    points = {setting.mode: [setting.measures[name] for name in names] for setting in scored}
+    return against_cost("agreement with the target", points) if points else None
 
 
 def _described(mode: Mode) -> str:
@@ -147,15 +139,43 @@ def _described(mode: Mode) -> str:
     length = "as many tokens as measured costs suggest" if plan.k is None else f"{plan.k} tokens"
     if plan.gate.kind == "always":
         return f"the draft model drafts {length}, the target checks every block: the target's own text{style}"
-    gate = GATES[plan.gate.kind].format(f"{plan.gate.threshold:g}")
-    ends = ", or fewer: a block ends there" if plan.eager else ""
-    rules = "".join(f", and where there are {rule}" for rule in plan.gate.content_rules)
-    return f"the draft model drafts up to {length}{ends}; the target checks a block {gate}{rules}{style}"
+    ends = ", and ends a block there" if plan.eager else ""
+    return f"the draft model drafts up to {length}; the target checks where the gate {plan.gate} says so{ends}{style}"
 
 
 def _texts(findings: Findings) -> Iterator[tuple[PromptEntry, list[Coloured]]]:
-    """Each prompt with its texts in process: (mode, how it ended, tokens)."""
+    """Each prompt with its texts in process; of tasks a few that not all modes got right."""
     shown = [setting for setting in findings.settings if setting.link_ms is None]
-    for number, cases in enumerate(shown[0].cases if shown else ()):
-        if cases[0].prompt.task is None:  # of tasks only the examples are shown
-            yield cases[0].prompt, [coloured(setting.mode.name, setting.cases[number][0]) for setting in shown]
+    num_tasks = 0
+    for by_mode in zip(*(setting.cases for setting in shown), strict=True):
+        cases = [repetitions[0] for repetitions in by_mode]
+        if cases[0].prompt.task:
+            if num_tasks == _NUM_TASKS or len({case.verdict and case.verdict.score for case in cases}) == 1:
+                continue
+            num_tasks += 1
+        yield cases[0].prompt, [_coloured(case.generation.mode, case) for case in cases]
+
+
+def _coloured(mode: str, case: Case) -> Coloured:
+    rounds = [record.round for record in case.generation.records for _ in range(record.num_committed)]
+    verdict = case.verdict
+    said = {0.0: ": wrong", 1.0: ": right"}.get(verdict.score, f": {verdict.score:.0%}") if verdict else ""
+    return mode + said, case.generation.finish, [_piece(case, index, rounds) for index in range(case.num_tokens)]
+
+
+def _visible(text: str) -> str:
+    """The text with symbols for control characters; line breaks and tabs stay."""
+    return "".join(chr(0x2400 + ord(char)) if ord(char) < 32 and char not in "\n\t" else char for char in text)
+
+
+def _piece(case: Case, index: int, rounds: Sequence[int]) -> tuple[str, str, str]:
+    line, score = case.generation, case.score
+    text = _visible(line.pieces[index])
+    tells = [line.origins[index], f"round {rounds[index]}"]
+    classes = _ORIGIN_MARKS[line.origins[index]] + " n" * text.startswith("\n")
+    if score:
+        disagrees = score.choices[index] != line.token_ids[index]
+        classes += " x" * disagrees
+        choice = _visible(score.choice_pieces[index]).replace("\n", "↵")
+        tells += [f"entropy {score.signals[index][0]:.2f} nats", f"target: {choice}" if disagrees else "target agrees"]
+    return classes, " · ".join(tells), text

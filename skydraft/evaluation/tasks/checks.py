@@ -24,9 +24,7 @@ _MAX_ANSWER = 2_000  # characters of an answer that are kept
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The answer that was read out of a text, its score from 0 (wrong) to 1 (right), and what was wrong."""
-
-    score: float
+    score: float  # from 0 (wrong) to 1 (right)
     answer: str = ""
     note: str = ""
 
@@ -155,8 +153,6 @@ class Json(_Check):
 
 
 class Schema(_Check):
-    """The text is JSON that fits `schema`."""
-
     kind: Literal["schema"]
     schema_: Annotated[dict[str, Any], Field(alias="schema"), AfterValidator(_is_schema)]
 
@@ -252,7 +248,6 @@ class Gym(_Check):
 
 
 def load_gym() -> Any:
-    """The package reasoning_gym. Raises MissingDependency."""
     with importing("This set of tasks needs", "tasks"):
         import reasoning_gym
     return reasoning_gym
@@ -277,10 +272,7 @@ def _plain(value: Any) -> Any:
 
 
 def complaint(text: str, schema: Any) -> str:
-    """Why a text is not JSON that fits a schema; "" where it is. Numbers are those that are written: 39.9 is 399 * 0.1.
-
-    Raises MissingDependency.
-    """
+    """Why a text is not JSON that fits a schema, or ""; 39.9 is 399 * 0.1 there. Raises MissingDependency."""
     with importing("A check against a schema needs", "tasks"):
         import jsonschema
     try:
@@ -308,10 +300,7 @@ def json_values(text: str, opening: str = "{") -> Iterator[Any]:
 
 
 def read_call(text: str, names: tuple[str, ...]) -> dict[str, Any] | None:
-    """The first call of one of the functions `names`, in the template's marks or not; None if there is none.
-
-    Arguments in a text, as OpenAI's interface has them, and `parameters`, as some models call them, are taken too.
-    """
+    """The first call of one of the functions `names`, in the template's marks or not, by OpenAI's names or others."""
     for found in json_values(text):
         arguments = found.get("arguments", found.get("parameters"))
         if isinstance(arguments, str):

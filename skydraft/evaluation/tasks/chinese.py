@@ -89,7 +89,6 @@ def _drawn(forms: Sequence[Form], dev: bool) -> Iterator[tuple[str, dict[str, An
 
 
 def word_problems(dev: bool) -> Iterator[dict[str, Any]]:
-    """Word problems with a whole number as the answer, as lines of a task file."""
     for number, (text, drawn) in enumerate(_drawn([form[:2] for form in _PROBLEMS], dev)):
         _, numbers, formula = _PROBLEMS[number % len(_PROBLEMS)]
         yield {
@@ -101,7 +100,6 @@ def word_problems(dev: bool) -> Iterator[dict[str, Any]]:
 
 
 def extractions(dev: bool) -> Iterator[dict[str, Any]]:
-    """Notes from which five facts are to be written as JSON that fits a schema, as lines of a task file."""
     for number, (text, drawn) in enumerate(_drawn([form[:2] for form in _NOTES], dev)):
         answer = {fact: drawn[name] for fact, name in _NOTES[number % len(_NOTES)][2].items()}
         kinds = {fact: "integer" if isinstance(value, int) else "string" for fact, value in answer.items()}

@@ -6,7 +6,6 @@ The recovered gap is RouteLLM's PGR (Ong et al. 2024): (mode - edge) / (cloud - 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import product
 
 import numpy as np
 
@@ -16,18 +15,10 @@ from skydraft.evaluation.measures import Case
 from skydraft.evaluation.records import Line
 
 MIN_GAP = 0.05  # between the models; below it a set says nothing about modes
-SHARES = (0.5, 0.8, 0.95)  # of the gap, whose price is given
 
 
 class TaskMode(Line):
-    """A mode on a set of tasks. What needs a mode that was not run is None.
-
-    `over_cloud` is its score less that of `cloud`, `recovered` the share of the gap that it closes (None where the
-    interval of the gap holds 0), `over_line` its score less that of handing over whole answers at random, so many that
-    as many tokens are written by the large model: the line from `edge` to `cloud`. Of the `num_between` tasks of the
-    set, which `cloud` does better than `edge`, `num_mended` are done as well as by `cloud`; `num_broken` others are
-    done worse than by `edge`. `num_as_cloud` tasks have the score of `cloud`. `seconds` are those of a task.
-    """
+    """A mode on a set of tasks, as `report.task_sections` explains. What needs a mode that was not run is None."""
 
     mode: str
     score: Figure
@@ -39,18 +30,6 @@ class TaskMode(Line):
     seconds: float
     num_mended: int | None
     num_broken: int | None
-    num_as_cloud: int | None
-
-
-class Price(Line):
-    """The fewest calls, and the fewest written tokens, a token that close a `share` of the gap; None: no mode does.
-
-    Between two modes this is a mixture of both, chosen at random for each task. `cloud` itself is left out.
-    """
-
-    share: float
-    calls: float | None
-    written: float | None
 
 
 class TaskSet(Line):
@@ -62,26 +41,17 @@ class TaskSet(Line):
     is_apart: bool
     num_between: int | None
     modes: tuple[TaskMode, ...]
-    prices: tuple[Price, ...]
 
 
 def task_sets(findings: Findings) -> Iterator[TaskSet]:
-    """The figures of each set, over the tasks that every mode has answered, in process."""
-    for name, settings in by_set(findings).items():
-        yield _figures(name, settings)
-
-
-def by_set(findings: Findings) -> dict[str, list[Setting]]:
-    """The settings in process by set, each with the tasks of the set that have a verdict in every mode."""
+    """The figures of each set, over the tasks that have a verdict in every mode, in process."""
     here = [setting for setting in findings.settings if setting.link_ms is None]
-    found: dict[str, list[Setting]] = {}
     for name in dict.fromkeys(prompt.task.set for prompt in findings.run.prompts if prompt.task):
         of_modes = zip(*(_of_set(setting, name) for setting in here), strict=True)  # by task
         judged = [cases for cases in of_modes if all(case.verdict for each in cases for case in each)]
         if judged:
             cases_of = zip(*judged, strict=True)  # by mode
-            found[name] = [Setting(each.mode, None, cases) for each, cases in zip(here, cases_of, strict=True)]
-    return found
+            yield _figures(name, [Setting(each.mode, None, cases) for each, cases in zip(here, cases_of, strict=True)])
 
 
 def _of_set(setting: Setting, name: str) -> list[tuple[Case, ...]]:
@@ -108,23 +78,13 @@ def _figures(name: str, settings: Sequence[Setting]) -> TaskSet:
         difference = scores(cloud) - scores(edge)
         between = int((difference > 0).sum())
         gap = with_interval(difference.mean(), interval(resamples.means(difference)))
-    modes = tuple(_mode(setting, edge, cloud, resamples) for setting in settings)
-    is_apart = gap is not None and gap.value >= MIN_GAP
-    points = [
-        (figures.recovered.value, figures.calls.value, figures.written.value)
-        for figures, setting in zip(modes, settings, strict=True)
-        if figures.recovered and setting.mode.plan.drafts
-    ]
-    calls, written = [each[:2] for each in points], [each[::2] for each in points]
-    wanted = SHARES if is_apart and points else ()
     return TaskSet(
         name=name,
         num_tasks=len(settings[0].cases),
         gap=gap,
-        is_apart=is_apart,
+        is_apart=gap is not None and gap.value >= MIN_GAP,
         num_between=between,
-        modes=modes,
-        prices=tuple(Price(share=each, calls=least(calls, each), written=least(written, each)) for each in wanted),
+        modes=tuple(_mode(setting, edge, cloud, resamples) for setting in settings),
     )
 
 
@@ -133,11 +93,10 @@ def _mode(setting: Setting, edge: Setting | None, cloud: Setting | None, resampl
     calls, written = (_per_token(setting, name) for name in ("cloud_calls_per_token", "target_written_per_token"))
     asked, wrote = resamples.figure(*calls), resamples.figure(*written)
     assert asked and wrote  # as no text counts as less than a token
-    over_cloud = recovered = over_line = mended = broken = as_cloud = None
+    over_cloud = recovered = over_line = mended = broken = None
     if cloud:
         theirs = scores(cloud)
         over_cloud = with_interval((mine - theirs).mean(), interval(resamples.means(mine - theirs)))
-        as_cloud = int((mine == theirs).sum())
     if cloud and edge:
         first = scores(edge)
         mended = int(((theirs > first) & (mine >= theirs)).sum())
@@ -158,7 +117,6 @@ def _mode(setting: Setting, edge: Setting | None, cloud: Setting | None, resampl
         seconds=rounded(sum(case.generation.wall_ms for case in setting.all_cases) / len(setting.all_cases) / 1e3),
         num_mended=mended,
         num_broken=broken,
-        num_as_cloud=as_cloud,
     )
 
 
@@ -175,12 +133,3 @@ def _recovered(mine: Floats, theirs: Floats, resamples: Resamples) -> Figure | N
         return None
     fine = gaps > 0
     return with_interval(mine.mean() / theirs.mean(), interval(ours[fine] / gaps[fine]))
-
-
-def least(points: Sequence[tuple[float, float]], wanted: float) -> float | None:
-    """The least cost that closes `wanted`, by a mixture of two (closed, cost) points at most; None if none does."""
-    costs = [cost for closed, cost in points if closed >= wanted]
-    for (less, cheap), (more, dear) in product(points, points):
-        if less < wanted <= more:
-            costs.append(cheap + (dear - cheap) * (wanted - less) / (more - less))
-    return rounded(min(costs)) if costs else None

@@ -32,7 +32,7 @@ _DIE_WITH_PARENT, _FILTER_CALLS, _KEEP_NO_CAPABILITY, _NO_NEW_PRIVILEGES = 1, 22
 # ioctl and socketpair, then ranges: of open files, paths, memory of the process, threads and children, pairs of
 # sockets, signals and clocks. Any other is refused: kernels add calls that make files or memory outside of every limit,
 # or tell of other programs (memfd_create, memfd_secret, inotify, cachestat, ...).
-_CALLS: dict[str, tuple[int, tuple[int, int, int, int], str]] = {
+CALLS: dict[str, tuple[int, tuple[int, int, int, int], str]] = {
     "x86_64": (
         0xC000003E, (56, 72, 16, 53),
         "0-15 17-26 28 32-40 44-48 51-52 55 57-63 74-91 95-100 102 104 107-112 115 118 120-121 124 127-128 130-132 "
@@ -109,7 +109,6 @@ def _build_root(root: str, python: str, num_bytes: int) -> None:
 
 
 def _confine(limits: dict[str, int], uid: int | None) -> None:
-    """Give up every right, and set the limits."""
     for capability in range(64):
         _libc.prctl(_KEEP_NO_CAPABILITY, capability, 0, 0, 0)
     if uid is not None:
@@ -129,15 +128,14 @@ def _confine(limits: dict[str, int], uid: int | None) -> None:
 
 
 def allowed_calls(machine: str) -> list[range]:
-    """The numbers of the calls that a program may make, whatever their arguments."""
-    parts = (part.partition("-") for part in _CALLS[machine][2].split())
+    parts = (part.partition("-") for part in CALLS[machine][2].split())
     return [range(int(first), int(last or first) + 1) for first, _, last in parts]
 
 
 def _refuse_calls() -> None:
     """Let the kernel answer any call that is not allowed as one that it does not know, so that libraries do without."""
     machine = os.uname().machine
-    name, (clone, fcntl, ioctl, socketpair), _ = _CALLS[machine]
+    name, (clone, fcntl, ioctl, socketpair), _ = CALLS[machine]
     load, equal, at_least, above, has_any, give = 0x20, 0x15, 0x35, 0x25, 0x45, 0x06
     refuse, allow, kill = (give, 0, 0, 0x00050000 | errno.ENOSYS), (give, 0, 0, 0x7FFF0000), (give, 0, 0, 0x80000000)
     first_argument, second_argument = (load, 0, 0, 16), (load, 0, 0, 24)
@@ -159,7 +157,6 @@ def _refuse_calls() -> None:
 
 
 def _run(program: bytes, limits: dict[str, int], uid: int | None) -> dict[str, object]:
-    """Run the program as a child of this process, the first of its namespace; returns what is to be told."""
     Path("program.py").write_bytes(program)
     os.chmod("program.py", 0o644)
     output, nothing = os.open("output", os.O_CREAT | os.O_RDWR, 0o600), os.open("empty", os.O_CREAT | os.O_RDWR)

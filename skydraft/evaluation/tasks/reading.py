@@ -223,7 +223,6 @@ def _number_in(clause: str, numbers: list[Found]) -> Found:
 
 
 def _finder(choices: Seq[str]) -> Find:
-    """Finds the choices in a text, in its order."""
     names = {unicodedata.normalize("NFKC", choice) for choice in choices}
     single = {name for name in names if len(name) == 1 and name.isascii() and name.isalpha()}
     letters, words = "".join(single), "|".join(map(re.escape, sorted(names - single, key=len, reverse=True)))

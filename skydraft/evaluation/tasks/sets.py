@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from skydraft.characters import from_json
 from skydraft.config import CAPTION_PROMPT
-from skydraft.errors import OptionError, PromptError, SkydraftError, first_fault, importing
+from skydraft.errors import OptionError, PromptError, importing
 from skydraft.evaluation.records import PromptEntry
 from skydraft.evaluation.tasks import chinese
 from skydraft.evaluation.tasks.checks import load_gym
 from skydraft.evaluation.tasks.task import Task
-from skydraft.evaluation.workloads import Workload, read_lines
+from skydraft.evaluation.workloads import Workload, naming, read_lines
 from skydraft.grammars import check_grammar
 from skydraft.prompts.messages import conversation
 
@@ -114,20 +114,13 @@ def _set(name: str) -> list[PromptEntry]:
 
 
 def _entry(name: str, folder: Path, fallback_id: str, where: str, line: str | dict[str, Any]) -> PromptEntry:
-    """A task as an entry of a workload. Raises PromptError, which says `where`."""
-    try:
+    hint = 'It needs at least {"prompt": "…", "check": {"kind": "number", "answer": 3}}; see docs/tasks.md.'
+    with naming(f"{where} is not a task", hint):
         given = _Line.model_validate(from_json(line) if isinstance(line, str) else line)
         task = Task(set=name, **given.model_dump(exclude={"id", "prompt", "audio"}))
         if task.grammar:
             check_grammar(task.grammar)
         turns = conversation(task.messages)
-    except ValidationError as error:
-        hint = 'It needs at least {"prompt": "…", "check": {"kind": "number", "answer": 3}}; see docs/tasks.md.'
-        raise PromptError(f"{where} is not a task: {first_fault(error)}.", hint=hint) from error
-    except ValueError as error:
-        raise PromptError(f"{where} is not valid JSON: {error}.") from error
-    except SkydraftError as error:
-        raise PromptError(f"{where} is not a task: {error.message}", hint=error.hint) from error
     if bool(turns) == bool(given.prompt.strip() or given.audio) or (turns and turns[-1].role == "assistant"):
         raise PromptError(f"{where} needs a prompt, audio, or messages that end with a question, and not both.")
     return PromptEntry(

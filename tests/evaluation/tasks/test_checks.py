@@ -117,13 +117,6 @@ def test_json_is_found_whatever_is_before_it(value: dict[str, Any], before: str)
     assert is_same(value, json.loads(json.dumps(value)))
 
 
-@given(st.integers(-(10**9), 10**9), st.sampled_from(["{}", "答案：{}。", "Answer: ${}.", "是 {:,} 个", "1 + 1 = {}"]))
-def test_a_number_is_read_however_it_is_written(number: int, written: str) -> None:
-    check = Number(kind="number", answer=number)
-    assert check.judge(written.format(number)).score == 1
-    assert check.judge(written.format(number + 1)).score == 0
-
-
 @given(st.text(max_size=60))
 def test_no_text_breaks_a_check(text: str) -> None:
     for check in (Number(kind="number", answer=1), OneOf(kind="choice", answer="A"), Json(kind="json", answer={})):

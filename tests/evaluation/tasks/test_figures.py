@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,7 +10,7 @@ from hypothesis import strategies as st
 from skydraft.evaluation.findings import Findings
 from skydraft.evaluation.intervals import share
 from skydraft.evaluation.records import PromptEntry, Records, VerdictLine
-from skydraft.evaluation.tasks.figures import MIN_GAP, SHARES, TaskMode, TaskSet, least, task_sets
+from skydraft.evaluation.tasks.figures import MIN_GAP, TaskMode, TaskSet, task_sets
 from skydraft.evaluation.tasks.task import Task
 
 from .. import lines
@@ -62,7 +60,6 @@ def test_the_figures_are_those_counted_again(scores: Scores) -> None:
         assert mode.over_cloud and mode.over_cloud.value == pytest.approx((mine - cloud).mean(), abs=1e-5)
         assert mode.num_mended == sum(m >= c > e for m, c, e in zip(mine, cloud, edge, strict=True))
         assert mode.num_broken == sum(c <= e and m < e for m, c, e in zip(mine, cloud, edge, strict=True))
-        assert mode.num_as_cloud == (mine == cloud).sum()
         if mode.recovered:
             closed = (mine - edge).mean() / (cloud - edge).mean()
             assert mode.recovered.value == pytest.approx(closed, abs=1e-4)
@@ -77,9 +74,8 @@ def test_the_figures_are_those_counted_again(scores: Scores) -> None:
 def test_a_small_gap_and_one_that_may_be_none_say_so() -> None:
     apart, modes = only_set(records([(0.0, 1.0, 1.0)] * 12 + [(0.0, 1.0, 0.0)] * 12 + [(1.0, 1.0, 1.0)] * 6))
     assert apart.is_apart and modes["quality"].recovered and modes["quality"].recovered.value == 0.5
-    assert [price.share for price in apart.prices] == list(SHARES)
     near, modes = only_set(records([(0.0, 1.0, 1.0)] + [(1.0, 1.0, 1.0)] * 39))
-    assert not near.is_apart and not near.prices and modes["quality"].recovered is None
+    assert not near.is_apart and modes["quality"].recovered is None
     # A gap of 10 points between so few tasks may be none.
     few, modes = only_set(records([(0.0, 1.0, 1.0), (1.0, 0.0, 1.0), (0.0, 1.0, 0.0)] + [(1.0, 1.0, 1.0)] * 7))
     assert few.is_apart and few.gap and few.gap.low <= 0 and modes["quality"].recovered is None
@@ -87,7 +83,7 @@ def test_a_small_gap_and_one_that_may_be_none_say_so() -> None:
 
 def test_without_edge_or_cloud_only_scores_are_known() -> None:
     found, modes = only_set(records([(0.0, 1.0, 1.0)] * 3, ("cloud", "quality")))
-    assert found.gap is None and not found.is_apart and not found.prices
+    assert found.gap is None and not found.is_apart
     assert modes["quality"].recovered is None is modes["quality"].num_mended and modes["quality"].over_cloud
     assert only_set(records([(0.0, 1.0, 1.0)] * 3, ("quality",)))[1]["quality"].score.value == 1
 
@@ -97,23 +93,6 @@ def test_a_task_without_a_verdict_is_left_out_everywhere() -> None:
     cut = whole.model_copy(update={"verdicts": whole.verdicts[:-1]})
     assert only_set(cut)[0].num_tasks == 1
     assert list(task_sets(Findings(whole.model_copy(update={"verdicts": ()})))) == []
-
-
-POINTS = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=6)
-
-
-@given(POINTS, st.sampled_from(SHARES))
-def test_the_least_cost_is_that_of_the_best_mixture(points: list[tuple[float, float]], wanted: float) -> None:
-    found = least(points, wanted)
-    mixed = [
-        (a[0] + w * (b[0] - a[0]), a[1] + w * (b[1] - a[1]))
-        for a, b, w in product(points, points, np.linspace(0, 1, 101))
-    ]
-    enough = [cost for closed, cost in mixed if closed >= wanted]
-    assert (found is None) == (not enough)
-    if found is not None:
-        assert found <= min(enough) + 1e-5
-        assert found >= min(cost for _, cost in points) - 1e-5
 
 
 def test_wilsons_interval_is_the_known_one() -> None:

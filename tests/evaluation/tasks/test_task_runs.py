@@ -90,8 +90,7 @@ def test_verdicts_of_an_older_version_are_made_anew(
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     for line in lines:
         if line["kind"] == "verdict":
-            line |= {"score": 1 - line["score"], "note": "as it was"}
-            del line["reading"]
+            line |= {"score": 1 - line["score"], "note": "as it was", "reading": 1}
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     assert not read_records(path).verdicts
     status, _, err = invoke("report", str(tmp_path / "out"))
@@ -106,7 +105,7 @@ def test_lossless_scores_what_cloud_scores_and_the_page_says_it_all(file: Path, 
     (of,) = summary.tasks
     modes = {mode.mode: mode for mode in of.modes}
     assert of.num_tasks == NUM_TASKS + 1
-    assert modes["lossless;k=3"].num_as_cloud == of.num_tasks and modes["lossless;k=3"].score == modes["cloud"].score
+    assert modes["lossless;k=3"].score == modes["cloud"].score
     assert modes["cloud"].written.value == 1 and modes["edge"].calls.value == 0
     by_set = {setting.mode: setting.measures["task_score"].value for setting in summary.settings}
     assert by_set == {name: mode.score.value for name, mode in modes.items()}
@@ -115,7 +114,7 @@ def test_lossless_scores_what_cloud_scores_and_the_page_says_it_all(file: Path, 
     assert "Tasks: toys" in page and "Score against cost: toys" in page
     for mode in of.modes:
         assert f"{mode.score.value:.3f}" in page
-    assert "Texts</h2>" not in page  # only examples
+    assert 1 <= page.count("<details><summary>") + page.count("<details open><summary>") <= 6  # of tasks a few
     said = json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))["tasks"]
     assert said == json.loads(json.dumps([each.model_dump(mode="json") for each in summary.tasks]))
 

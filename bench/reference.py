@@ -1,7 +1,11 @@
-"""The page docs/cli.md, made of the help of every command: `make docs` writes it, `make lint` compares it."""
+"""The page docs/cli.md, made of the help of every command: `make docs` writes it, `make lint` compares it.
+
+python -m bench.reference
+"""
 
 from __future__ import annotations
 
+import argparse
 import textwrap
 from collections import Counter
 from collections.abc import Iterator
@@ -96,5 +100,10 @@ def _write(formatter: click.HelpFormatter, title: str, rows: Rows) -> None:
             formatter.write_dl(rows)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     print(reference(), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,9 +1,11 @@
-"""A list of servers, and one text to ask them for."""
+"""One text to ask servers for, and a list of servers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 import skydraft
 from skydraft import DecodingParams, Generation, make_plan
@@ -16,18 +18,18 @@ from ..serving import PATIENCE_S, Serving
 TEXT = "语速"
 PARAMS = DecodingParams(max_new_tokens=80, min_new_tokens=80, temperature=0.8, seed=5)
 LOSSLESS, ALONE, GATED = make_plan("lossless", k=4), make_plan("cloud"), make_plan(gate="entropy:0.3", k=4)
+PLANS = {"lossless": LOSSLESS, "cloud": ALONE, "gated": GATED}
+by_plan = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 Start = Callable[..., Serving]
 
 
-def begin(cloud: Cloud, plan: Any = LOSSLESS, params: DecodingParams = PARAMS) -> Generation:
+def begin(cloud: Cloud | Engine, plan: Any = LOSSLESS, params: DecodingParams = PARAMS) -> Generation:
     return skydraft.generate(TEXT, edge=open_toy("toy:drift=0.2"), cloud=cloud, plan=plan, params=params)
 
 
 def undisturbed(plan: Any = LOSSLESS, params: DecodingParams = PARAMS) -> tuple[int, ...]:
-    target: Engine = open_toy("toy")
-    return (
-        skydraft.generate(TEXT, edge=open_toy("toy:drift=0.2"), cloud=target, plan=plan, params=params).run().token_ids
-    )
+    """What one process writes."""
+    return begin(open_toy("toy"), plan, params).run().token_ids
 
 
 def connected(servers: list[Serving], **options: Any) -> Cloud:

@@ -1,7 +1,11 @@
-"""`make demo`: an answer of the real pair and a sentence on what it took, then the same prompt in other modes."""
+"""`make demo`: an answer of the real pair and a sentence on what it took, then the same prompt in other modes.
+
+python -m bench.demo
+"""
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import sys
@@ -84,8 +88,13 @@ def _show_modes(console: Console, prompt: str, edge: Engine, cloud: Engine) -> N
         )
 
 
-if __name__ == "__main__":
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     try:
         demo()
     except SkydraftError as error:
         sys.exit(f"skydraft: {error.line}")
+
+
+if __name__ == "__main__":
+    main()
