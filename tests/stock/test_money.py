@@ -122,6 +122,8 @@ def test_no_less_is_told_than_came(
     told = sum(receipt.cost or 0.0 for receipt in receipts)
     waits = plan == "cloud"
     assert told + 1e-12 >= price(calls, waits=waits)
+    written = [origin for text in texts for origin in text.origins if origin in ("cloud", "recovered", "bonus")]
+    assert sum(text.stats.tokens_out for text in texts) >= len(written)  # also of answers that were cut or left
     assert told + PRICES.of(own) + 1e-12 >= price(front.generating, waits=waits)
     assert spent(cloud) - before + 1e-12 >= price(front.generating, waits=waits)
 
