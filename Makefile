@@ -74,7 +74,7 @@ test-long: test
 # The tests of the chat page; `make test` runs them too where Chromium is there already.
 test-browser: $(READY)
 	command -v chromium || apt-get install -y chromium
-	$(BIN)/python -m pytest tests/gateway/page tests/gateway/real_page
+	$(BIN)/python -m pytest tests/gateway/page
 
 # Other people's clients, in an environment of their own: they pin packages that ours are newer than, inspect-ai most of all.
 # instructor asks for an older rich and jiter than the others, and works with theirs. Loops of tools run on the demo pair.

@@ -1,1 +1,0 @@
-"""Which token comes next: choose(logits, prefix), the same on both sides."""

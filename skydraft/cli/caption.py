@@ -82,7 +82,6 @@ class CaptionTable:
             self._file.flush()
 
     def holds(self, path: Path) -> bool:
-        """Whether an earlier run described this recording."""
         return (_cell(str(path)) if self._is_csv else str(path)) in self._names
 
     def write(self, row: Row) -> None:
@@ -205,7 +204,6 @@ def caption(
 
 
 def _describe_all(files: list[Path], described: Callable[[Path], Row], rows: CaptionTable) -> int:
-    """Write a row for each recording; returns the exit status."""
     num_failed = 0
     with counted(len(files), "recordings") as done:
         for path in files:

@@ -1,5 +1,3 @@
-"""`skydraft chat`: a conversation in the terminal."""
-
 from __future__ import annotations
 
 import io

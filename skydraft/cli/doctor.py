@@ -1,7 +1,4 @@
-"""`skydraft doctor`: installed packages, models here and their speed, and the steps to repair the rest.
-
-With --cloud: whether this machine can use the server, and whether drafting pays over the link.
-"""
+"""`skydraft doctor`: installed packages, models here and their speed, and the steps to repair the rest."""
 
 from __future__ import annotations
 
@@ -132,7 +129,6 @@ def _models(console: Console) -> Iterator[str]:
 
 
 def _measure(console: Console, models: ModelChoice) -> list[str]:
-    """Show the row costs of both models and what these suggest; returns steps for the user."""
     engines: list[Engine] = []
     for side, name in (("draft", models.edge_model), ("target", models.target_name)):
         try:

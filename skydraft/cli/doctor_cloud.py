@@ -1,5 +1,3 @@
-"""What `skydraft doctor --cloud` says of servers."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -140,7 +138,6 @@ def _measure_link(console: Console, cloud: Cloud, edge: Engine, info: ServerInfo
 
 
 def show_turns(console: Console, costs: CostModel) -> None:
-    """Print when lossless with --k auto drafts."""
     after = drafts_after(costs)
     if after is None:
         does = "never drafts: the target writes alone"
@@ -153,7 +150,6 @@ def show_turns(console: Console, costs: CostModel) -> None:
 
 
 def _examine_stock(console: Console, choice: CloudChoice, models: ModelChoice, checks: CheckChoice) -> Iterator[str]:
-    """Print findings about a server without skydraft; yields steps for the user."""
     edge = models.load_edge()
     with closing(choice.connect(models.cloud_model)) as cloud:
         try:
@@ -241,5 +237,4 @@ def _remarks(loads: Seq[Load]) -> Iterator[str]:
 
 
 def _ratio(load: Load, first: Load) -> str:
-    """Relative to streaming, if that was measured."""
     return f"{load.tokens_per_s / first.tokens_per_s:.2f}" if first.mode == "cloud" and first.tokens_per_s else ""

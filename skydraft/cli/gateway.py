@@ -1,5 +1,3 @@
-"""`skydraft gateway`: OpenAI's interface and the chat page."""
-
 from __future__ import annotations
 
 from contextlib import ExitStack

@@ -1,5 +1,3 @@
-"""`skydraft models`: list, download and remove models."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -76,20 +74,17 @@ def list_models(listing: bool) -> None:
 def _rows() -> list[dict[str, Any]]:
     """Each known or included model, and others that have adapters, with the names of these."""
     adapters = all_adapters(cache_dir())
-    rows: list[tuple[str, int, str, Path | None, str]] = [
-        (known.name, known.bytes, known.license, present(known, cache_dir()), "known")
-        for known in known_models().values()
-    ]
-    rows += [(name, _bytes_in(embedded_path(name)), "Apache-2.0", embedded_path(name), "included") for name in EMBEDDED]
-    others = adapters.keys() - {row[0] for row in rows}
-    rows += [(name, _bytes_in(Path(name)), "-", Path(name), "own") for name in sorted(others)]
-    return [
-        {
-            "name": name, "bytes": size, "license": license, "path": str(path) if path else None, "kind": kind,
-            "adapters": adapters.get(name, []),
-        }
-        for name, size, license, path, kind in rows
-    ]  # fmt: skip
+
+    def row(name: str, size: int, license: str, path: Path | None, kind: str) -> dict[str, Any]:
+        about = {"name": name, "bytes": size, "license": license, "path": str(path) if path else None, "kind": kind}
+        return about | {"adapters": adapters.get(name, [])}
+
+    known = known_models().values()
+    rows = [row(each.name, each.bytes, each.license, present(each, cache_dir()), "known") for each in known]
+    for name in EMBEDDED:
+        rows.append(row(name, _bytes_in(embedded_path(name)), "Apache-2.0", embedded_path(name), "included"))
+    others = adapters.keys() - {each["name"] for each in rows}
+    return rows + [row(name, _bytes_in(Path(name)), "-", Path(name), "own") for name in sorted(others)]
 
 
 def _state(row: dict[str, Any]) -> str:

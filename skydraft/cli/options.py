@@ -58,7 +58,6 @@ class PromptChoice:
     earlier: str | None
 
     def may_be_piped(self, prompt: str | None, *, has_audio: bool) -> bool:
-        """Whether stdin is unused, and may hold a prompt."""
         return self.earlier != "-" and (prompt is not None or (self.earlier is None and not has_audio))
 
     def messages(self, prompt: str | None, *, has_audio: bool = False) -> tuple[Message, ...]:
@@ -87,7 +86,6 @@ def read_messages(name: str, system: str | None, prompt: str | None) -> tuple[Me
 
 
 def _with_audio(message: Any, folder: Path) -> Any:
-    """A message in which the name of a recording is replaced by the recording."""
     if isinstance(message, dict) and isinstance(file := message.get("audio"), str):
         try:
             return message | {"audio": load_audio(folder / file)}
@@ -134,7 +132,6 @@ def _decoding(style: str | None, json_schema: str | None, regex: str | None, **v
 
 
 def _read_schema(name: str) -> str:
-    """A JSON schema as given, or the content of the file of that name."""
     if name.lstrip().startswith("{"):
         return name
     try:

@@ -34,7 +34,6 @@ def with_default(help: str, default: object) -> str:
 
 
 def listening(port: int) -> list[click.Option]:
-    """The options of a server that say where it listens, with its certificate."""
     return [
         option("--host", "HOST", "Address to listen on.", default="127.0.0.1"),
         option("--port", "PORT", "Port to listen on; 0 is any free one.", default=port),

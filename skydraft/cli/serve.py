@@ -1,5 +1,3 @@
-"""`skydraft serve`: a target model behind gRPC."""
-
 from __future__ import annotations
 
 import dataclasses

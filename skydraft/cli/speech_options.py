@@ -20,8 +20,6 @@ STYLE = "zh-short"
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The content of a file, and the time of reading it."""
-
     path: Path
     audio: Audio
     load_ms: float

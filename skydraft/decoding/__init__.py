@@ -1,1 +1,0 @@
-"""The loop: draft, gate, verify, commit."""

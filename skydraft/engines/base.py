@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Self
 
+import numpy as np
+
 from skydraft.engines.adapters import Adapters
-from skydraft.engines.exactness import RowCheck
 from skydraft.engines.model import Feeds, Floor, Model, Sequence, TokenBuffer
 from skydraft.engines.prefix_cache import PrefixCache
 from skydraft.engines.rows import Rows
@@ -17,6 +19,7 @@ from skydraft.errors import ContextExceeded, OptionError, PromptError
 from skydraft.types import Recordings, Reuse
 
 __all__ = ["Engine", "Feeds", "Floor", "Sequence", "TokenBuffer"]
+log = logging.getLogger("skydraft")
 
 
 class Engine(Model):
@@ -31,7 +34,7 @@ class Engine(Model):
         self.floor = Floor(name)
         self.prefixes = PrefixCache()
         self.adapters = Adapters(self)
-        self._row_check = RowCheck()
+        self._is_exact: dict[tuple[tuple[int, int], ...], bool] = {}  # by shape, see `feed_compared`
         self.is_local_only = False  # whether its texts must stay on this device
 
     def open_adapted(self, adapter: Path) -> Engine:
@@ -87,7 +90,40 @@ class Engine(Model):
                 self.floor.release()
 
     def feed_compared(self, feeds: Feeds) -> list[Rows]:
-        return self._row_check.forward(self, feeds)
+        """Keeps the promise of `invariant_rows` at any length; on failure every sequence is as before.
+
+        The probe at the load sees a short text only, and kernels may take another path for a longer KV cache (llama.cpp
+        has one from 512 cells on). So the first forward of a shape is compared with single rows where it happens: for
+        each sequence its number of rows, and its length to the next power of two.
+        """
+        lengths = [sequence.length for sequence, _ in feeds]
+        shape = tuple(sorted((sequence.length.bit_length(), len(token_ids)) for sequence, token_ids in feeds))
+        if self._is_exact.get(shape):
+            return self.feed(feeds)
+        try:
+            if shape in self._is_exact:
+                return self._feed_singly(feeds)
+            together = [rows.copy() for rows in self.feed(feeds)]  # valid until the next forward only
+            _go_back(feeds, lengths)
+            singly = self._feed_singly(feeds)
+        except BaseException:
+            _go_back(feeds, lengths)
+            raise
+        self._is_exact[shape] = all(map(np.array_equal, together, singly))
+        if not self._is_exact[shape]:
+            num_rows, from_len = sum(num for _, num in shape), 1 << (shape[-1][0] - 1)
+            log.warning(
+                f"{self.name}: {num_rows} rows at once are not exact from {from_len} tokens on; "
+                "there they are computed one by one."
+            )
+        return singly
+
+    def _feed_singly(self, feeds: Feeds) -> list[Rows]:
+        singly = []
+        for sequence, token_ids in feeds:
+            rows = [self.feed([(sequence, [token_id])])[0].copy() for token_id in token_ids]
+            singly.append(np.concatenate(rows))
+        return singly
 
     def check_prompt(self, prompt: Seq[int] | TokenIds, media: Recordings = ()) -> None:
         """Raise PromptError if the prompt is empty, leaves no room, or does not fit the vocabulary or `media`."""
@@ -113,3 +149,8 @@ class Engine(Model):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _go_back(feeds: Feeds, lengths: list[int]) -> None:
+    for (sequence, _), length in zip(feeds, lengths, strict=True):
+        sequence.truncate(length)

@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from skydraft.errors import MissingDependency
+from skydraft.errors import BrokenModel, MissingDependency
 
 VARIABLE = "SKYDRAFT_LLAMA_LIBRARY"
 TOKEN_ATTR_UNUSED = 1 << 1
@@ -31,6 +31,8 @@ _WAIT_POLICY, _SPINS = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"
 _STAT = Path("/proc/stat")
 _NUM_LOOKS, _LOOK_S, _BUSY_SHARE = 5, 0.01, 0.75
 _F16 = 1
+_U32, _F32, _STRING = 4, 6, 8  # types of values in a GGUF header
+_MAX_LAYERS = 512  # that of llama.cpp
 _AMX = b"AMX_INT8 = 1"
 _NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 _WITHOUT_AMX = f"CMAKE_ARGS=\"-DCMAKE_C_FLAGS='{_NO_AMX}' -DCMAKE_CXX_FLAGS='{_NO_AMX}'\""
@@ -216,3 +218,38 @@ def _files(package: str, project: str, pattern: str) -> list[tuple[Path, str]]:
     folders = spec.submodule_search_locations if spec else None
     paths = [path for folder in folders or () for path in sorted(Path(folder).glob(pattern))]
     return [(path, f"{project} {importlib.metadata.version(project)}") for path in paths]
+
+
+def check_gguf(lib: Library, path: Path) -> None:
+    """Raise BrokenModel for a file that is not GGUF, or whose header llama.cpp would not survive when it loads or runs.
+
+    Its own reader of headers, which is safe, says so.
+    """
+    header = lib.gguf_init_from_file(os.fsencode(path), GgufParams(no_alloc=True))
+    try:
+        fault = _fault(lib, header) if header else "its header cannot be read"
+    finally:
+        lib.gguf_free(header)
+    if fault:
+        raise BrokenModel(f"{path} is damaged: {fault}.", hint="Fetch it again, or check it with: skydraft doctor.")
+
+
+def _fault(lib: Library, header: Any) -> str | None:
+    architecture = (_value(lib, header, b"general.architecture", _STRING) or b"").decode(errors="replace")
+    layers = _value(lib, header, f"{architecture}.block_count".encode(), _U32)
+    if layers is not None and not 1 <= layers <= _MAX_LAYERS:
+        return f"its block_count is {layers}"
+    for name in ("layer_norm_rms_epsilon", "layer_norm_epsilon"):
+        small = _value(lib, header, f"{architecture}.attention.{name}".encode(), _F32)
+        if small is not None and not 0 <= small < 1:  # nan neither
+            return f"its {name} is no small number"
+    return None
+
+
+def _value(lib: Library, header: Any, name: bytes, kind: int) -> Any:
+    """A value of the header; None where it has none of that type, which llama.cpp refuses by itself."""
+    at = lib.gguf_find_key(header, name)
+    if at < 0 or lib.gguf_get_kv_type(header, at) != kind:
+        return None
+    read = {_U32: lib.gguf_get_val_u32, _F32: lib.gguf_get_val_f32, _STRING: lib.gguf_get_val_str}
+    return read[kind](header, at)

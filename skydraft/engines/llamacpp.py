@@ -17,8 +17,7 @@ from skydraft.config import num_cores
 from skydraft.engines.adapter import read_adapter
 from skydraft.engines.base import Engine, Feeds, Sequence
 from skydraft.engines.checkpoint import weights_fingerprint
-from skydraft.engines.gguf_header import check_gguf
-from skydraft.engines.llama_library import TOKEN_ATTR_UNUSED, Progress, load_library
+from skydraft.engines.llama_library import TOKEN_ATTR_UNUSED, Progress, check_gguf, load_library
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.probe import cpu_model, profile_of
 from skydraft.engines.registry import EngineKind

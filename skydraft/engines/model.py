@@ -276,7 +276,7 @@ class Model(ABC):
         )
 
     def feed(self, feeds: Feeds) -> list[Rows]:
-        """One forward of all feeds, and their tokens noted. Only `Engine` and the check of its rows call this."""
+        """One forward of all feeds, and their tokens noted. Only `Engine` calls this."""
         rows = self.forward(feeds, want_logits=True)
         for sequence, token_ids in feeds:
             sequence.record(token_ids)

@@ -1,7 +1,4 @@
-"""Answers from the events of a desk, whole or as server-sent events; and those of OpenAI's completions.
-
-Every interface writes the same pieces of text and of calls, in its own form and in their order.
-"""
+"""Answers from the events of a desk, whole or as server-sent events; and those of OpenAI's completions."""
 
 from __future__ import annotations
 
@@ -34,15 +31,6 @@ _RECORD = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class TokensUsed:
-    """Tokens of the prompts, how many of them were kept from earlier requests, and tokens of the answer."""
-
-    prompt: int
-    cached: int
-    written: int
-
-
 @dataclass
 class WrittenCall:
     """A call of a tool so far. Its arguments are a JSON object where it is whole, else the beginning of one."""
@@ -55,14 +43,11 @@ class WrittenCall:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What tokens of one origin, one after the other, add to a choice.
-
-    `scores` are those of the tokens, if they are wanted. `ours` is what the key `skydraft` says of them.
-    """
+    """What tokens of one origin, one after the other, add to a choice."""
 
     pieces: Seq[Piece]
     scores: Seq[Score] = ()
-    ours: dict[str, Any] | None = None
+    ours: dict[str, Any] | None = None  # what the key `skydraft` says of them
 
 
 @dataclass
@@ -171,24 +156,20 @@ class Answer(ABC):
     def whole(self) -> dict[str, Any]: ...
 
     @property
-    def usage(self) -> TokensUsed:
-        """Each prompt is counted once for all its choices. Cached tokens are those of the first prompt, which may have
-        been read twice."""
+    def usage(self) -> tuple[int, int, int]:
+        """Tokens of the prompts, each once for all its choices; of the first, how many were kept; tokens written."""
         each, numbers = self._body.n or 1, [choice.num_prompt_tokens for choice in self.choices]
         stats = self.choices[0].stats
         cached = max(stats.cached_tokens.edge, stats.cached_tokens.cloud) if stats else 0
-        return TokensUsed(
-            prompt=sum(max(numbers[first : first + each]) for first in range(0, len(numbers), each)),
-            cached=min(cached, numbers[0]),
-            written=sum(len(choice.token_ids) for choice in self.choices),
-        )
+        num_read = sum(max(numbers[first : first + each]) for first in range(0, len(numbers), each))
+        # Cached tokens are those of the first prompt, which may have been read twice.
+        return num_read, min(cached, numbers[0]), sum(len(choice.token_ids) for choice in self.choices)
 
     @staticmethod
     def refused(refusal: Refusal) -> dict[str, Any]:
         return refusal.body
 
     def failed(self, refusal: Refusal) -> dict[str, Any]:
-        """The last chunk of a stream that cannot go on."""
         return self.refused(refusal)
 
     def as_event(self, chunk: dict[str, Any]) -> bytes:
@@ -283,12 +264,12 @@ class ChatAnswer(Answer):
             yield {**self._head, "choices": [], "usage": self._used()}
 
     def _used(self) -> dict[str, Any]:
-        usage = self.usage
+        num_read, cached, written = self.usage
         return {
-            "prompt_tokens": usage.prompt,
-            "completion_tokens": usage.written,
-            "total_tokens": usage.prompt + usage.written,
-            "prompt_tokens_details": {"cached_tokens": usage.cached},
+            "prompt_tokens": num_read,
+            "completion_tokens": written,
+            "total_tokens": num_read + written,
+            "prompt_tokens_details": {"cached_tokens": cached},
         }
 
     def whole(self) -> dict[str, Any]:
@@ -341,7 +322,7 @@ def _echoed(request: GenerateRequest, vocab: Vocab) -> str:
 
 
 def _delta(choice: Choice, run: Run) -> dict[str, Any]:
-    """A run, added to its choice, as a delta."""
+    """The run is added to its choice."""
     text, calls = "", list[dict[str, Any]]()
     for piece in run.pieces:
         if isinstance(piece, str):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -20,16 +19,16 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from skydraft.errors import GrammarRefused
 from skydraft.gateway.answers import PING, Answer, ChatAnswer, TextAnswer
-from skydraft.gateway.chat_page import PageFiles
 from skydraft.gateway.desk import Desk, Event, Events, GatewayMetrics, Ticket
 from skydraft.gateway.doorkeeper import Authorize, Doorkeeper, Visit
 from skydraft.gateway.messages import MessagesAnswer
-from skydraft.gateway.pair import PREFIX, CloudHealth, ModelNames, Pair, model_card
+from skydraft.gateway.pair import CloudHealth, ModelNames, Pair, model_card
 from skydraft.gateway.refusals import Refusal, refusal_of
-from skydraft.gateway.requests import Defaults, Order, check_sent, in_words_of, num_heard, order_of, read_body
+from skydraft.gateway.requests import Defaults, Order, check_sent, in_words_of, order_of, read_body
 from skydraft.gateway.responses import ResponsesAnswer
 from skydraft.gateway.schema import ChatRequest, Sent, TextRequest, Translated
 from skydraft.gateway.tokens import DetokenizeRequest, TokenizeRequest
@@ -40,16 +39,22 @@ from skydraft.tracing import is_traceparent
 T = TypeVar("T")
 B = TypeVar("B", bound=BaseModel)
 log = logging.getLogger("skydraft.gateway")
+_PAGE_HEADERS = {  # that keep other sites from using the page
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; media-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayOptions:
-    """Settings of the gateway. Times in seconds, sizes in bytes.
+    """`max_running` answers are written at a time, and `max_waiting` more may wait.
 
-    `max_running` answers are written at a time, and `max_waiting` more may wait. A stream begins with its first token
-    or after `hold_s`, so that an earlier failure can still be an HTTP error; then it sends a ping every `ping_s`.
-    Pages of `origins` may use the gateway. A body must arrive within `body_s` and have at most `max_body_bytes`.
-    `logs_prompts` writes prompts into the log.
+    A stream begins with its first token or after `hold_s`, so that an earlier failure can still be an HTTP error; then
+    it sends a ping every `ping_s`. Pages of `origins` may use the gateway. A body must arrive within `body_s`.
     """
 
     max_running: int = 4
@@ -63,8 +68,7 @@ class GatewayOptions:
 
 
 class Gateway:
-    """OpenAI's interface over a pair. `app` is the ASGI application. With `authorize` there are keys, of several owners
-    if `has_several` says so."""
+    """`app` is the ASGI application. With `authorize` there are keys, of several owners if `has_several` says so."""
 
     def __init__(
         self, pair: Pair, defaults: Defaults, options: GatewayOptions, authorize: Authorize | None = None,
@@ -118,7 +122,6 @@ class Gateway:
         self.desk.close()
 
     def _refusing(self, answer: Callable[..., Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-        """The same with its errors as answers, in the shape of its interface."""
         kind = getattr(answer, "keywords", {}).get("kind", ChatAnswer)
 
         async def endpoint(request: Request) -> Response:
@@ -136,10 +139,9 @@ class Gateway:
         body = own.as_chat() if isinstance(own, Translated) else own
         await self._reading(visit.is_long, check_sent, visit.body, body)
         is_long, visit.body = visit.is_long or bool(body.recordings), bytearray()
-        if body.model == PREFIX and not body.choice.local_only:
-            await self._look()
         order = await self._reading(is_long, order_of, body, self.pair.edge, self.names, self._defaults)
-        visit.take(num_heard(order.requests))
+        # What the recordings are unpacked to; all choices share them.
+        visit.take(sum(audio.samples.nbytes for message in order.requests[0].messages for audio in message.audio))
         trace = request.headers.get(TRACE_HEADER, "")
         more: dict[str, Any] = {
             # Of a label's conversations; a hash, since the cloud must not learn the label.
@@ -172,16 +174,13 @@ class Gateway:
         with in_words_of(own.names):
             body, order = await self._order(request, own)
             answer = kind(own, body, order.requests, self.pair.edge.vocab)
-            tickets, events = self.desk.submit(
-                order.requests, label, streams=bool(own.stream), reader=order.reader, anew=order.anew
-            )
+            tickets, events = self.desk.submit(order, label, streams=bool(own.stream))
             extra: dict[str, Any] = {"model": body.model, "label": label, "choices": len(order.requests)}
             if self._options.logs_prompts:
                 extra["prompt"] = [message.content for message in order.requests[0].messages]
             log.info("asked", extra=extra)
-            writing = _Writing(self, answer, tickets, events)
             try:
-                return await (writing.stream(request) if own.stream else writing.whole(request))
+                return await _Writing(self, answer, tickets, events).reply(request, streams=bool(own.stream))
             except GrammarRefused as error:
                 refusal = refusal_of(error)
                 refusal.param = body.grammar_field
@@ -192,10 +191,6 @@ class Gateway:
         return (
             await asyncio.get_running_loop().run_in_executor(self._reader, read, *given) if takes_long else read(*given)
         )
-
-    async def _look(self) -> None:
-        if not self.names.is_default_known:
-            await asyncio.to_thread(self.names.look)  # may send a request to the cloud
 
     def refuse(self, error: Exception) -> Refusal:
         refusal = refusal_of(error)
@@ -210,7 +205,7 @@ class Gateway:
 
     async def _models(self, request: Request) -> Response:
         pair, names = self.pair, self.names
-        await self._look()
+        await asyncio.to_thread(names.look)  # may send a request to the cloud
         ours = {
             "edge": pair.edge.name,
             "cloud": pair.cloud_name,
@@ -238,48 +233,39 @@ class _Writing:
     def __init__(self, gateway: Gateway, answer: Answer, tickets: list[Ticket], events: Events) -> None:
         self._gateway, self._answer, self._tickets, self._events = gateway, answer, tickets, events
 
-    async def whole(self, request: Request) -> Response:
-        """The complete answer. A client that hangs up ends it."""
-        gone = asyncio.ensure_future(_gone(request))
-        try:
-            while not (self._answer.is_complete or gone.done()):
-                await self._next(gone)
-            return JSONResponse(self._answer.whole()) if self._answer.is_complete else Response(status_code=499)
-        finally:
-            gone.cancel()
-            self._hang_up()
-
     def _take(self, index: int, event: Event) -> list[dict[str, Any]]:
         self._gateway.metrics.happened(event)
         return list(self._answer.take(index, event))
 
-    async def stream(self, request: Request) -> Response:
-        """The answer in chunks. Raises errors from before the first token."""
-        begun: list[dict[str, Any]] = []
-        gone = asyncio.ensure_future(_gone(request))
-        until = time.monotonic() + self._gateway._options.hold_s  # then pings keep the client waiting
+    async def reply(self, request: Request, *, streams: bool) -> Response:
+        """The complete answer, or its stream. A client that hangs up ends it.
+
+        Raises errors, of a stream those from before its first token.
+        """
+        hold_s = self._gateway._options.hold_s if streams else None  # then pings keep the client waiting
+        gone, begun = asyncio.ensure_future(_gone(request)), asyncio.ensure_future(self._begin(streams))
         try:
-            while not (begun or self._answer.is_complete or gone.done()) and time.monotonic() < until:
-                begun = await self._next(gone, until - time.monotonic())
+            await asyncio.wait({gone, begun}, timeout=hold_s, return_when=asyncio.FIRST_COMPLETED)
+            chunks = begun.result() if begun.done() else []
         except BaseException:
             self._hang_up()
             raise
         finally:
-            gone.cancel()
-            with suppress(asyncio.CancelledError):
-                await gone
+            for each in (gone, begun):
+                each.cancel()  # an event that it waited for stays in the queue
+            await asyncio.wait({gone, begun})
+        if not streams:
+            self._hang_up()
+            return JSONResponse(self._answer.whole()) if self._answer.is_complete else Response(status_code=499)
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        return _Stream(self._chunks(begun), self._hang_up, media_type="text/event-stream", headers=headers)
+        return _Stream(self._chunks(chunks), self._hang_up, media_type="text/event-stream", headers=headers)
 
-    async def _next(self, gone: asyncio.Future[None], wait_s: float | None = None) -> list[dict[str, Any]]:
-        """The chunks of the next event; none if it does not come in time or the client hangs up."""
-        taking = asyncio.ensure_future(self._events.get())
-        either: set[asyncio.Future[Any]] = {taking, gone}
-        try:
-            await asyncio.wait(either, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
-            return self._take(*taking.result()) if taking.done() else []
-        finally:
-            taking.cancel()  # the event stays in the queue
+    async def _begin(self, streams: bool) -> list[dict[str, Any]]:
+        """The first chunks of a stream; the last ones of an answer that comes whole."""
+        chunks: list[dict[str, Any]] = []
+        while not (self._answer.is_complete or (streams and chunks)):
+            chunks = self._take(*await self._events.get())
+        return chunks
 
     async def _chunks(self, begun: list[dict[str, Any]]) -> AsyncIterator[bytes]:
         try:
@@ -297,8 +283,6 @@ class _Writing:
                 yield self._answer.as_event(chunk)
         except Exception as error:
             yield self._answer.as_event(self._answer.failed(self._gateway.refuse(error)))
-        finally:
-            self._hang_up()
         yield self._answer.ending
 
     def _hang_up(self) -> None:
@@ -324,3 +308,16 @@ async def _gone(request: Request) -> None:
     """Return when the client has hung up. Call this after the body was read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+class PageFiles(StaticFiles):
+    def __init__(self) -> None:
+        super().__init__(directory=Path(__file__).parent / "page")
+
+    async def index(self, request: Request) -> Response:
+        return await self.get_response("index.html", request.scope)
+
+    def file_response(self, *args: Any, **options: Any) -> Response:
+        response = super().file_response(*args, **options)
+        response.headers.update(_PAGE_HEADERS)
+        return response

@@ -16,21 +16,16 @@ log = logging.getLogger("skydraft.gateway")
 MAX_CONNECTIONS = 512
 _HEAD_S = 15.0  # how long the head of a request may take from its first byte
 _UNREAD_S = 60.0  # how long a client may leave an answer unread
-_READ = 16 * 1024  # bytes
 _HANDSHAKE_S = 10.0
 _SHUTDOWN_S = 5.0  # of TLS
 _AGAIN_S = 0.1  # after a connection could not be accepted
 
 
 class PatientProtocol(H11Protocol):
-    """HTTP/1.1 that closes a connection if the head of a request takes too long, or the client does not read.
-
-    Without this a few slow clients would occupy all connections. uvicorn itself closes idle connections.
-    """
+    """HTTP/1.1 that ends connections whose head takes too long, or whose client does not read; uvicorn, idle ones."""
 
     _head: asyncio.TimerHandle | None = None  # runs from the first byte of a head to its end
     _unread: asyncio.TimerHandle | None = None
-    _num_framing = 0  # bytes of a body that are not its content, beyond a sixteenth
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -38,11 +33,9 @@ class PatientProtocol(H11Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request of it is under way, or its client does not read the answer."""
         return self.cycle is None or self.cycle.response_complete or self._unread is not None
 
     def abort(self) -> None:
-        """Close it without a word, even before it is made."""
         if self.transport is not None:
             self.transport.abort()
 
@@ -52,27 +45,12 @@ class PatientProtocol(H11Protocol):
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def data_received(self, data: bytes) -> None:
-        for start in range(0, len(data), _READ):
-            if self.transport.is_closing():
-                return
-            self._read(data[start : start + _READ])
+        super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
             _stop(self._head)  # the body has its own limit
             self._head = None
         elif self._head is None:
             self._head = self.loop.call_later(_HEAD_S, self.transport.close)
-
-    def _read(self, data: bytes) -> None:
-        """Read a little, and hang up on a body in chunks of few bytes: each costs as much as a long one."""
-        before, num_before = self.cycle, len(self.cycle.body) if self.cycle else 0
-        super().data_received(data)
-        if self.cycle is not before:
-            self._num_framing = 0
-        elif self.cycle is not None and self.cycle.more_body:
-            num_content = len(self.cycle.body) - num_before
-            self._num_framing = max(self._num_framing + len(data) - num_content - num_content // 16, 0)
-            if self._num_framing > _READ:
-                self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         _stop(self._head)
@@ -98,9 +76,9 @@ def _stop(timer: asyncio.TimerHandle | None) -> None:
 
 
 class Connections:
-    """Accepts connections from a listening socket. For one more than `MAX_CONNECTIONS` the oldest idle one is aborted.
+    """For one more than `MAX_CONNECTIONS` the oldest idle one is aborted. `make` makes the protocol of each.
 
-    So clients that connect and ask nothing take no place from those that ask. `make` makes the protocol of each.
+    So clients that connect and ask nothing take no place from those that ask.
     """
 
     def __init__(

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
 from typing import Any, TypeAlias
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -28,6 +28,7 @@ from skydraft.decoding.stats import Stats
 from skydraft.errors import CloudLost, SkydraftError
 from skydraft.gateway.pair import Pair
 from skydraft.gateway.refusals import RETRY_AFTER_S, Refusal
+from skydraft.gateway.requests import Order
 from skydraft.prompts.tool_calls import Piece, Reader
 from skydraft.types import FinishReason, Round, Token
 
@@ -37,7 +38,7 @@ _TTFT_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """A choice is about to be written, or written anew. `prompt_scores` are those of its prompt's tokens, if wanted."""
+    """A choice is about to be written, or written anew. `prompt_scores` are empty unless they are wanted."""
 
     num_prompt_tokens: int
     prompt_scores: Seq[Score] = ()
@@ -45,28 +46,22 @@ class Began:
 
 @dataclass(frozen=True, slots=True)
 class Wrote:
-    """A round was written. `pieces` are those that became certain with each of its tokens.
-
-    `notices` are lines about the cloud, or "". `scores` are those of the tokens, if wanted.
-    """
+    """A round was written. `pieces` are those that became certain with each of its tokens."""
 
     done: Round
     tokens: Seq[Token]
     pieces: Seq[Seq[Piece]]
-    notices: str
+    notices: str  # lines about the cloud, or ""
     scores: Seq[Score] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The choice is complete. `pieces` are its last ones. The figures are of all that was written for it.
+    """The choice is complete. `pieces` are its last ones. The figures are of all that was written for it."""
 
-    An answer that may have one call ends with it, as "interrupted". `stop` is the stop string that ended it, or "".
-    """
-
-    finish: FinishReason
+    finish: FinishReason  # "interrupted" after the only call that was allowed
     pieces: Seq[Piece]
-    stop: str
+    stop: str  # the stop string that ended it, or ""
     stats: Stats
     receipt: Receipt
 
@@ -79,9 +74,8 @@ Events: TypeAlias = "asyncio.Queue[tuple[int, Event]]"
 class Ticket:
     """One choice to write. Its events go into `events` with its `index`: Began, then Wrote, then Ended or an error.
 
-    `reader` finds the calls in it, if it may have any. If all of them are left out, `anew` is written after it, with
-    the tokens that it has left. `label` names its client. `has_begun` is set once the client has its first token, or if
-    no client streams it.
+    If all calls that `reader` finds are left out, `anew` is written after it, with the tokens that it has left. `label`
+    names its client. `has_begun` is set once the client has its first token, or if no client streams it.
     """
 
     request: GenerateRequest
@@ -99,7 +93,7 @@ class Ticket:
 
     @property
     def is_unfit(self) -> bool:
-        """Whether a complete text is to be followed by another one."""
+        """Whether its text, once complete, is to be followed by another one."""
         return self.anew is not None and self.reader is not None and self.reader.only_repeats
 
     @property
@@ -147,24 +141,21 @@ class Desk:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    def submit(
-        self, requests: Seq[GenerateRequest], label: str = "", *, streams: bool = False,
-        reader: Callable[[], Reader | None] = lambda: None, anew: Seq[GenerateRequest] = (),
-    ) -> tuple[list[Ticket], Events]:  # fmt: skip
+    def submit(self, order: Order, label: str = "", *, streams: bool = False) -> tuple[list[Ticket], Events]:
         """Queue all choices or none; returns the queue of their events. Raises Refusal if there is no room.
 
-        `reader` makes what finds the calls in one choice. `anew` has an item for each request, or none at all. If the
-        client `streams`, its first token is sent before the second round begins.
+        If the client `streams`, its first token is sent before the second round begins.
         """
-        if len(requests) > self._num_places:
+        num_choices = len(order.requests)
+        if num_choices > self._num_places:
             raise Refusal(400, f"There is room for {self._num_places} choices at most.", param="n")
-        if not self._places.may_take(label, len(requests)):
+        if not self._places.may_take(label, num_choices):
             raise Refusal(503, "The gateway is busy. Try again later.", code="busy", retry_after_s=RETRY_AFTER_S)
-        self._places.take(label, len(requests))
+        self._places.take(label, num_choices)
         events: Events = asyncio.Queue()  # bounded by the length of the answers
         tickets = [
-            Ticket(request, label, index, events, reader(), then)
-            for index, (request, then) in enumerate(zip_longest(requests, anew))
+            Ticket(request, label, index, events, order.reader(), then)
+            for index, (request, then) in enumerate(zip_longest(order.requests, order.anew))
         ]
         if not streams:
             for ticket in tickets:
@@ -215,14 +206,16 @@ class Desk:
             ticket.pair = ticket.generation = ticket.first = None
 
     def _write(self, ticket: Ticket, request: GenerateRequest, notices: list[str]) -> Generation | None:
-        """Run one generation; None if it was cancelled before it began."""
+        """None if it was cancelled before it began."""
         if ticket.is_cancelled or ticket.pair is None:  # before there was anything to cancel
             return None
         with ticket.pair.start(request) as generation:
             ticket.generation = generation
             if ticket.is_cancelled:
                 return None
-            self._begin(ticket, generation)
+            scored = takewhile(lambda _: not ticket.is_cancelled, generation.prompt_scores())
+            ticket.tell(Began(generation.num_prompt_tokens, tuple(scored)))
+            self._finish(ticket, generation)  # where nothing is to be written
             for done, tokens in generation.rounds():
                 lines, notices[:] = " ".join(notices), []
                 pieces = list(ticket.read(tokens))
@@ -234,15 +227,6 @@ class Desk:
                 # The next round would slow the event loop down, which must first send the token.
                 ticket.has_begun.wait(_FIRST_TOKEN_S)
         return generation
-
-    def _begin(self, ticket: Ticket, generation: Generation) -> None:
-        scores = []
-        for score in generation.prompt_scores():
-            if ticket.is_cancelled:
-                return
-            scores.append(score)
-        ticket.tell(Began(generation.num_prompt_tokens, tuple(scores)))
-        self._finish(ticket, generation)  # where nothing is to be written
 
     def _finish(self, ticket: Ticket, generation: Generation) -> None:
         finish = generation.finish_reason
@@ -260,7 +244,6 @@ class Desk:
         ticket.tell(Ended(finish, left, generation.stop_string, stats, receipt))
 
     def cancel_all(self) -> None:
-        """Send every client an error and end all generations, as the gateway stops."""
         for ticket in (*self._waiting, *self._running):
             ticket.tell(CloudLost("The gateway is shutting down."))
             self.cancel(ticket)
@@ -271,8 +254,6 @@ class Desk:
 
 
 class GatewayMetrics:
-    """Prometheus metrics of one gateway: counts, no prompts and no names."""
-
     content_type = CONTENT_TYPE_LATEST
 
     def __init__(self, desk: Desk) -> None:

@@ -26,7 +26,7 @@ _LONG_BODY = 64 * 1024
 
 @dataclass(slots=True)
 class Visit:
-    """One request: the label of its client's key ("local" without keys), its body, and its part of the `memory`."""
+    """One request: the label of its client's key ("local" without keys), its body, its part of the `memory`."""
 
     label: str
     memory: Shares
@@ -66,7 +66,6 @@ class Doorkeeper:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        _take_host(scope)
         try:
             visit = Visit(self._label(scope), self._memory)
             try:
@@ -111,7 +110,7 @@ class Doorkeeper:
             raise Refusal(403, "Pages of this origin may not use the gateway.", code="wrong_origin")
 
     async def _read(self, visit: Visit, scope: Scope, receive: Receive) -> None:
-        """Read the whole body. Raises Refusal if it is too long or too slow."""
+        """Raises Refusal for a body that is too long or too slow."""
         length = Headers(scope=scope).get("content-length", "0")
         self._check_length(int(length) if length.isdecimal() else 0)
         try:
@@ -133,16 +132,6 @@ class Doorkeeper:
             raise Refusal(413, f"A body may have at most {self._max_body_bytes} bytes.", code="body_too_long")
 
 
-def _take_host(scope: Scope) -> None:
-    """Make a path of a target in absolute form, whose host then counts in place of the header (RFC 9112, 3.2.2)."""
-    scheme, mark, rest = scope["path"].partition("://")
-    if mark and scheme.lower() in ("http", "https"):
-        host, _, path = rest.partition("/")
-        scope["path"], scope["raw_path"] = f"/{path}", f"/{path}".encode()
-        others = [(name, value) for name, value in scope["headers"] if name != b"host"]
-        scope["headers"] = [(b"host", host.encode()), *others]
-
-
 def _is_open(scope: Scope) -> bool:
     return (
         not scope["path"].startswith(("/v1/", "/metrics", "/tokenize", "/detokenize")) or scope["method"] == "OPTIONS"
@@ -150,7 +139,6 @@ def _is_open(scope: Scope) -> bool:
 
 
 def _is_this_machine(host: str) -> bool:
-    """Whether a Host header names this machine, with or without a port."""
     if set(host) & set("@/?#\\"):  # more than a name and a port
         return False
     try:

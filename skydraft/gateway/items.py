@@ -8,23 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator
 
-from skydraft.gateway.parts import AudioPart, Some
-from skydraft.gateway.tools import Allowed, OtherTool, ToolName, is_other
-
-
-class _Text(BaseModel):
-    type: Literal["input_text", "output_text", "text"]
-    words: str = Field(validation_alias="text")
-
-
-class _Declined(BaseModel):
-    type: Literal["refusal"]
-    words: str = Field(validation_alias="refusal")
-
-
-Content = (
-    str | Annotated[Some[Annotated[_Text | _Declined | AudioPart, Field(discriminator="type")]], Field(max_length=256)]
-)
+from skydraft.gateway.tools import Content, OtherTool, Some, ToolName, is_other
 
 
 class MessageItem(BaseModel):
@@ -33,13 +17,11 @@ class MessageItem(BaseModel):
 
 
 class CallItem(BaseModel):
-    """A call of a function or of a tool that takes text; of a server's own tool with its `output`."""
-
     call_id: str = Field(validation_alias=AliasChoices("call_id", "id"))
     name: str
     namespace: str | None = None
     arguments: str = Field(validation_alias=AliasChoices("arguments", "input"))
-    output: str | None = None
+    output: str | None = None  # of a server's own tool
 
 
 class ActItem(BaseModel):
@@ -97,8 +79,7 @@ Item = Annotated[
 
 
 def _flat(tool: Any) -> Any:
-    """A function in the shape of chat completions as one of responses."""
-    given = tool.get("function") if isinstance(tool, dict) else None
+    given = tool.get("function") if isinstance(tool, dict) else None  # the shape of chat completions
     return {"type": tool.get("type"), **given} if isinstance(given, dict) else tool
 
 
@@ -111,8 +92,6 @@ class FunctionTool(BaseModel):
 
 
 class Namespace(BaseModel):
-    """Functions that are called by this name and theirs."""
-
     model_config = ConfigDict(extra="allow", frozen=True)
 
     type: Literal["namespace"]
@@ -131,12 +110,3 @@ AnyTool = Annotated[
     | Annotated[OtherTool, Tag("another")],
     Discriminator(_tool_kind),
 ]
-
-
-class NamedFunction(BaseModel):
-    type: Literal["function"]
-    name: str
-
-
-class AllowedFunctions(Allowed):
-    type: Literal["allowed_tools"]

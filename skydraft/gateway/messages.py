@@ -10,10 +10,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Discriminator, Field, Tag
 
 from skydraft.gateway.answers import ItemsAnswer, WrittenCall
-from skydraft.gateway.parts import Some
 from skydraft.gateway.refusals import NOT_SERVED, Refusal
 from skydraft.gateway.schema import MAX_STOPS, Translated, check_served
-from skydraft.gateway.tools import OtherTool, ToolName, is_other
+from skydraft.gateway.tools import OtherTool, Some, TextPart, ToolName, is_other
 from skydraft.prompts.tool_calls import CallText
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
@@ -21,11 +20,6 @@ _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 _FORMAT = "Use skydraft.grammar instead: json_schema:{...}."
 _OUTPUT = {"output_config.format": _FORMAT}
-
-
-class _Text(BaseModel):
-    type: Literal["text"]
-    text: str
 
 
 class _Use(BaseModel):
@@ -38,7 +32,7 @@ class _Use(BaseModel):
 class _Result(BaseModel):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | Annotated[Some[_Text], Field(max_length=256)] | None = None
+    content: str | Annotated[Some[TextPart], Field(max_length=256)] | None = None
 
 
 class _Thought(BaseModel):
@@ -46,7 +40,7 @@ class _Thought(BaseModel):
 
 
 _Blocks = Annotated[
-    Some[Annotated[_Text | _Use | _Result | _Thought, Field(discriminator="type")]], Field(max_length=256)
+    Some[Annotated[TextPart | _Use | _Result | _Thought, Field(discriminator="type")]], Field(max_length=256)
 ]
 
 
@@ -75,10 +69,7 @@ class _Choice(BaseModel):
 
 
 class MessagesRequest(Translated):
-    """`POST /v1/messages`. Without `max_tokens` an answer may fill the context.
-
-    An answer goes on from a last message of the assistant, unless the body says that it begins a new one.
-    """
+    """An answer goes on from a last message of the assistant, unless the body says that it begins a new one."""
 
     not_served: ClassVar[Mapping[str, str]] = NOT_SERVED | {
         "stop": "Use stop_sequences instead.",
@@ -89,7 +80,7 @@ class MessagesRequest(Translated):
     names: ClassVar[Mapping[str, str]] = {"stop": "stop_sequences"}
 
     messages: Annotated[Some[_Message], Field(min_length=1, max_length=4096)]
-    system: str | Annotated[Some[_Text], Field(max_length=256)] | None = None
+    system: str | Annotated[Some[TextPart], Field(max_length=256)] | None = None
     stop_sequences: Annotated[Some[str], Field(max_length=MAX_STOPS)] | None = None
     tools: Annotated[Some[_AnyTool], Field(max_length=128)] | None = None
     tool_choice: _Choice | None = None
@@ -105,11 +96,11 @@ class MessagesRequest(Translated):
             is_after = each["role"] == "system" and bool(turns) and turns[-1]["role"] == "user"
             turns.insert(len(turns) - is_after, each)
         is_begun = bool(turns) and turns[-1]["role"] == "assistant" and not turns[-1]["tool_calls"]
-        goes_on = is_begun and self.continue_final_message is None and not self.add_generation_prompt
+        goes_on = is_begun if self.continue_final_message is None else self.continue_final_message
         system = [{"role": "system", "content": _words(self.system)}] if self.system else []
         return {
             "messages": [*system, *turns],
-            "continue_final_message": goes_on or self.continue_final_message,
+            "continue_final_message": goes_on,
             "stop": self.stop_sequences,
             "tools": self.tools and [_as_chats(tool) for tool in self.tools],
             "tool_choice": choice.get(chosen.type, chosen.type) if self.tools else None,
@@ -124,16 +115,16 @@ def _as_chats(tool: _Tool | OtherTool) -> dict[str, Any]:
     return {"type": "function", "function": {"name": tool.name, **said, "parameters": tool.input_schema}}
 
 
-def _words(content: str | list[_Text]) -> str:
+def _words(content: str | list[TextPart]) -> str:
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
 def _turns(message: _Message) -> Iterator[dict[str, Any]]:
     """One of Anthropic's messages as OpenAI's: results are messages of their own, before the words."""
-    blocks = [_Text(type="text", text=message.content)] if isinstance(message.content, str) else message.content
+    blocks = [TextPart(type="text", text=message.content)] if isinstance(message.content, str) else message.content
     for result in (block for block in blocks if isinstance(block, _Result)):
         yield {"role": "tool", "tool_call_id": result.tool_use_id, "content": _words(result.content or "")}
-    texts = [block for block in blocks if isinstance(block, _Text)]
+    texts = [block for block in blocks if isinstance(block, TextPart)]
     uses = [block for block in blocks if isinstance(block, _Use)]
     calls = [{"id": use.id, "function": {"name": use.name, "arguments": use.input}} for use in uses]
     if texts or calls:
@@ -189,9 +180,9 @@ class MessagesAnswer(ItemsAnswer):
         return {"stop_reason": "stop_sequence" if stops else reason, "stop_sequence": choice.stop if stops else None}
 
     def _used(self) -> dict[str, int]:
-        usage = self.usage
-        read = {"input_tokens": usage.prompt - usage.cached, "cache_read_input_tokens": usage.cached}
-        return read | {"cache_creation_input_tokens": 0, "output_tokens": usage.written}
+        num_read, cached, written = self.usage
+        read = {"input_tokens": num_read - cached, "cache_read_input_tokens": cached}
+        return read | {"cache_creation_input_tokens": 0, "output_tokens": written}
 
     def whole(self) -> dict[str, Any]:
         return self._frame | {"content": self._items, **self._ending(), "usage": self._used()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -46,7 +45,7 @@ class Pair:
         return self.cloud.name if isinstance(self.cloud, Engine) else "cloud"
 
     def telling(self, notify: Callable[[str], None]) -> Pair:
-        """The pair for one generation, during which `notify` gets lines about the cloud."""
+        """For one generation, during which `notify` gets lines about the cloud."""
         far = self.far
         return replace(self, cloud=far.telling(notify)) if far else self
 
@@ -60,43 +59,48 @@ class Pair:
 
 
 class ModelNames:
-    """The models that a client can name: skydraft, and skydraft-MODE for each mode of the pair."""
-
     def __init__(self, pair: Pair) -> None:
         self._pair = pair
         self._is_calibrated: bool | None = None  # None: not known yet
 
     @property
     def modes(self) -> list[str]:
-        """Modes that a client can choose; `auto` unless the pair is known to have no calibration."""
+        """`auto` is one unless the pair is known to have no calibration."""
         if self._pair.cloud is None:
             return ["edge"]
         return [mode for mode in MODES if mode != "auto" or self._is_calibrated is not False]
 
     @property
+    def adapters(self) -> list[str]:
+        return self._pair.edge.adapters.names
+
+    @property
     def all(self) -> list[str]:
-        return [PREFIX, *(f"{PREFIX}-{mode}" for mode in self.modes)]
+        names = [PREFIX, *(f"{PREFIX}-{mode}" for mode in self.modes)]
+        return names + [f"{name}:{adapter}" for adapter in self.adapters for name in names]
+
+    def adapter_of(self, model: str) -> str | None:
+        """What the draft model has learned for this name, skydraft:ADAPTER or skydraft-MODE:ADAPTER; None: not said."""
+        return model.partition(":")[2] or None
 
     def mode_of(self, model: str) -> str:
-        if model == PREFIX:
+        name, colon, adapter = model.partition(":")
+        is_known = not colon or adapter in self.adapters
+        if name == PREFIX and is_known:
             return self.default_mode
-        mode = model.removeprefix(f"{PREFIX}-")
-        if f"{PREFIX}-{mode}" != model or mode not in self.modes:
+        mode = name.removeprefix(f"{PREFIX}-")
+        if f"{PREFIX}-{mode}" != name or mode not in self.modes or not is_known:
             message = f"There is no model '{model[:80]}'. Use one of: {', '.join(self.all)}."
             raise Refusal(404, message, param="model", code="model_not_found")
         return mode
 
     def plan_of(self, model: str, choice: Any) -> Plan:
-        """The plan of a name, changed by the client's extension. With `local_only` a gated text asks no cloud.
-
-        Raises OptionError or Refusal.
-        """
-        mode = self.mode_of(model)
-        mode = choice.mode or mode
+        """With `local_only` a gated text asks no cloud. Raises OptionError or Refusal."""
+        named = self.mode_of(model)
+        mode = choice.mode or named
         if mode not in self.modes:
-            raise Refusal(
-                400, f"The mode '{mode}' is not available. Use one of: {', '.join(self.modes)}.", param="skydraft.mode"
-            )
+            message = f"The mode '{mode}' is not available. Use one of: {', '.join(self.modes)}."
+            raise Refusal(400, message, param="skydraft.mode")
         k, accept = None if choice.k is None else str(choice.k), choice.accept or "exact"
         plan = make_plan(mode, choice.gate, k=k, accept=accept, eager=choice.eager, hand_back=choice.hand_back)
         if not choice.local_only or not plan.verifies or isinstance(self._pair.cloud, Engine):
@@ -110,16 +114,9 @@ class ModelNames:
     def default_mode(self) -> str:
         return "edge" if self._pair.cloud is None else DEFAULT_MODE
 
-    @property
-    def is_default_known(self) -> bool:
-        return self._is_calibrated is not None or self._pair.cloud is None
-
     def look(self) -> None:
-        """Find out whether the pair is calibrated, if not known yet; it stays unknown while the cloud is unreachable.
-
-        Raises TargetChanged.
-        """
-        if self._pair.cloud is None or self.is_default_known:
+        """Find out whether the pair is calibrated, unless the cloud is unreachable. Raises TargetChanged."""
+        if self._pair.cloud is None or self._is_calibrated is not None:
             return
         try:
             self._is_calibrated = api.is_calibrated(self._pair.edge, self._pair.cloud)
@@ -133,25 +130,20 @@ def model_card(name: str) -> dict[str, Any]:
 
 
 class CloudHealth:
-    """Checks whether the cloud answers, at most every other second."""
-
     def __init__(self, pair: Pair) -> None:
         self._cloud = pair.cloud
-        self._asking = threading.Lock()
-        self._last: tuple[float, CloudState] = (float("-inf"), "down")
+        self._asked_at = float("-inf")
+        self._last: CloudState = "down"
 
     def state(self) -> CloudState:
-        """The state of the cloud for `GET /health`. Blocks for at most half a second."""
+        """Blocks for at most half a second."""
         if self._cloud is None or isinstance(self._cloud, Engine):
             return "none" if self._cloud is None else "local"
-        asked_at, state = self._last
-        if time.monotonic() - asked_at > _LOOK_AGAIN_S and self._asking.acquire(blocking=False):
+        if time.monotonic() - self._asked_at > _LOOK_AGAIN_S:
+            self._asked_at = time.monotonic()  # who asks meanwhile gets the last answer
             try:
                 self._cloud.ping(_PING_S)
-                state = "up"
+                self._last = "up"
             except CloudError:
-                state = "down"
-            finally:
-                self._last = time.monotonic(), state
-                self._asking.release()
-        return state
+                self._last = "down"
+        return self._last

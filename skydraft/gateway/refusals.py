@@ -24,8 +24,6 @@ _MOST_CHARS = 1000
 
 
 class Refusal(Exception):
-    """An error answer: `status` for HTTP, the rest for OpenAI's clients."""
-
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry_after_s: int = 0
     ) -> None:
@@ -47,7 +45,7 @@ class Refusal(Exception):
 
 
 def refusal_of(error: Exception) -> Refusal:
-    """The refusal for an error. An unexpected error is logged, and the client does not see its message."""
+    """An unexpected error is logged, and the client does not see its message."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, ValidationError):
@@ -88,6 +86,8 @@ _NOT_SERVED = {
     "Use repetition_penalty instead.": "repeat_penalty",
     "Use skydraft.token_ids instead.": "return_token_ids return_tokens return_tokens_as_token_ids",
     "Use stop instead.": "stop_regex",
+    'Write it as "skydraft": {"local_only": true}.': "local_only",  # passed over, the text would be sent
+    "Its fields belong into the body itself.": "extra_body",
     "Text can be continued at its end only.": "suffix",
     "An answer ends at its end token; raise min_tokens instead.": "ignore_eos ban_eos_token",
     "The model's own chat template is used.": "chat_template",
@@ -132,7 +132,6 @@ def _invalid(error: ValidationError) -> Refusal:
 
 
 def _said(error: Any, place: list[str]) -> str:
-    """What is wrong, in our words where pydantic's do not say what to do."""
     kind, facts = error["type"], error.get("ctx", {})
     if kind == "union_tag_invalid" and "image" in facts["tag"]:
         return "Pictures are not read. The models take text, and some take recordings (input_audio)."

@@ -6,28 +6,25 @@ import base64
 import binascii
 import codecs
 import json
-import logging
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from skydraft.characters import one_line
 from skydraft.config import CAPTION_PROMPT, MIN_CALL_PROB, DecodingParams, decoding_params
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.base import Engine
 from skydraft.errors import UsageError
 from skydraft.gateway.pair import ModelNames
-from skydraft.gateway.parts import AudioPart
 from skydraft.gateway.refusals import Refusal, refusal_of
-from skydraft.gateway.schema import AnyRequest, ChatMessage, ChatRequest, TextRequest
-from skydraft.gateway.tools import ToolCall
+from skydraft.gateway.schema import ChatMessage, ChatRequest, TextRequest
+from skydraft.gateway.tools import AudioPart
 from skydraft.grammars import json_schema
 from skydraft.prompts.audio import Audio, audio_from_bytes
 from skydraft.prompts.messages import Message
@@ -48,25 +45,21 @@ from skydraft.prompts.tool_calls import (
 
 B = TypeVar("B", bound=BaseModel)
 T = TypeVar("T")
-log = logging.getLogger("skydraft.gateway")
 _TEXT_TOKENS = 16  # OpenAI's default for completions; a chat may fill the context
 _MAX_TEXT = 2 * 1024 * 1024  # bytes beside recordings: each choice encodes all of it before it can be refused
 _MAX_ITEMS = 200_000  # brackets and commas, each of which can become an object
 _MAX_SPEECH_S = 900.0  # of all recordings together: 58 MB of samples
 _SAME_NAMES = (
-    "temperature", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "stop", "stop_token_ids",
+    "temperature", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "stop_token_ids",
 )  # fmt: skip
 _RECORDING = re.compile(rb'"data"\s*:\s*"')
-_LOCAL_ONLY = re.compile(rb'"local_only"\s*:\s*(?:true|1|")')
-_CLIENTS_OWN = {"arguments", "input", "parameters", "input_schema", "schema"}
 
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """The gateway's defaults for clients: decoding options, a system prompt, and the shared part of recordings.
+    """What holds where a client says nothing. `given` are the names of the options that the operator set.
 
-    `given` are the names of the options that the operator set. Without `max_new_tokens` among them an answer may fill
-    the context, and without `seed` seeds are random.
+    Without `max_new_tokens` among them an answer may fill the context, and without `seed` seeds are random.
     """
 
     params: DecodingParams
@@ -78,22 +71,19 @@ class Defaults:
         return self.params.max_new_tokens if "max_new_tokens" in self.given else otherwise
 
     def seed(self, given: int | None) -> int:
-        """The seed of an answer, where -1 is a random one."""
         if given is None and "seed" in self.given:
             return self.params.seed
-        return random.SystemRandom().randrange(2**32) if given in (None, -1) else given % 2**64
+        return random.SystemRandom().randrange(2**32) if given in (None, -1) else given % 2**64  # -1 is random
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a body asks for: a request for each choice. `reader` makes what finds the calls in one, if it can have any.
+    """What a body asks for. If all calls of a choice were answered before, its request in `anew` comes after it."""
 
-    If all calls of a choice were answered before, its request in `anew`, if there are such, is answered after it.
-    """
-
-    requests: list[GenerateRequest]
+    requests: list[GenerateRequest]  # one for each choice
+    # Makes what finds the calls in one choice, if it can have any.
     reader: Callable[[], Reader | None] = lambda: None
-    anew: Seq[GenerateRequest] = ()
+    anew: Seq[GenerateRequest] = ()  # one for each choice, or none at all
 
 
 def read_body(data: bytes | bytearray, kind: type[B]) -> B:
@@ -111,22 +101,16 @@ def read_body(data: bytes | bytearray, kind: type[B]) -> B:
 
 @contextmanager
 def in_words_of(names: Mapping[str, str]) -> Iterator[None]:
-    """Raise errors as refusals with the client's names of fields, where `names` has them.
-
-    Messages are numbered otherwise there.
-    """
+    """Raise errors as refusals with the client's `names` of fields, whose messages are numbered otherwise."""
     try:
         yield
     except Exception as error:
         refusal = refusal_of(error)
         given = refusal.param or ""
-        old = next((name for name in names if f"{given}.".startswith(f"{name}.")), None)
-        if old is None:
-            raise refusal from error
-        rest = given.removeprefix(old)
-        param = names[old] + ("" if rest[1:2].isdecimal() else rest)
-        refusal.message = re.sub(rf"^{re.escape(given)}:", lambda _: f"{param}:", refusal.message)
-        refusal.param = param
+        if old := next((name for name in names if f"{given}.".startswith(f"{name}.")), None):
+            rest = given.removeprefix(old)
+            refusal.param = names[old] + ("" if rest[1:2].isdecimal() else rest)
+            refusal.message = refusal.message.replace(f"{given}:", f"{refusal.param}:", 1)
         raise refusal from error
 
 
@@ -142,36 +126,15 @@ def _check_text(num_bytes: int) -> None:
         raise Refusal(400, message, code="context_length_exceeded")
 
 
-def check_sent(data: bytes | bytearray, body: AnyRequest) -> None:
-    """Raise Refusal for a body with too much beside the recordings that were found in it, or a misplaced `local_only`.
-
-    It would be passed over, and the text sent.
-    """
+def check_sent(data: bytes | bytearray, body: ChatRequest | TextRequest) -> None:
+    """Raise Refusal for a body with too much beside the recordings that were found in it."""
     _check_text(len(data) - sum(len(each.input_audio.data) for each in body.recordings))
-    if "local_only" not in body.choice.model_fields_set and _LOCAL_ONLY.search(data) and _asks(json.loads(data)):
-        raise Refusal(400, 'Write it as "skydraft": {"local_only": true}.', param="local_only")
-
-
-def _asks(part: Any) -> bool:
-    """Whether a part of a body has `local_only`, arguments and schemas of tools apart, which are the client's own."""
-    if isinstance(part, list):
-        return any(map(_asks, part))
-    if not isinstance(part, dict):
-        return False
-    return bool(part.get("local_only")) or any(_asks(part[name]) for name in part.keys() - _CLIENTS_OWN)
-
-
-def num_heard(requests: Seq[GenerateRequest]) -> int:
-    """Bytes of the recordings of one client's requests, which share them."""
-    return sum(audio.samples.nbytes for message in requests[0].messages for audio in message.audio)
 
 
 def order_of(body: ChatRequest | TextRequest, edge: Engine, names: ModelNames, defaults: Defaults) -> Order:
-    return (
-        _chat_order(body, edge, names, defaults)
-        if isinstance(body, ChatRequest)
-        else _text_order(body, edge, names, defaults)
-    )
+    if isinstance(body, ChatRequest):
+        return _chat_order(body, edge, names, defaults)
+    return _text_order(body, edge, names, defaults)
 
 
 def _check_chat(body: ChatRequest, edge: Engine) -> None:
@@ -184,8 +147,6 @@ def _check_chat(body: ChatRequest, edge: Engine) -> None:
     if body.callable_tools and not writes_calls(edge.vocab.chat_template):
         message = "This model's chat template does not write calls as <tool_call>, so it cannot use tools."
         raise Refusal(400, message, param="tools")
-    if body.left_out:
-        _warn_of(tuple(body.left_out))
 
 
 def _chat_order(body: ChatRequest, edge: Engine, names: ModelNames, defaults: Defaults) -> Order:
@@ -209,25 +170,22 @@ def _chat_order(body: ChatRequest, edge: Engine, names: ModelNames, defaults: De
         plan = plan if body.choice.gate else plan.checking_start()
     if any(message.role == "system" for message in messages):
         messages = readable(edge.vocab, messages)
+    tools = (tool.model_dump(exclude_unset=True) for tool in body.described_tools)
     request = GenerateRequest(
         tuple(messages),
         plan=plan,
         params=params,
-        tools=tuple(tool.given for tool in body.described_tools) if body.callable_tools else (),
+        tools=tuple(tools) if body.callable_tools else (),
         share_audio=defaults.share_audio if any(message.audio for message in messages) else "features",
         num_best=body.num_best,
         local_only=body.choice.local_only,
+        adapter=names.adapter_of(body.model),
     )
     requests, answered = _choices(request, body.n or 1), frozenset[Called]()
     if body.callable_tools and not body.must_call and not body.choice.repeat_calls:
         answered = answered_calls(messages)
     anew = [_without_tools(body, each) for each in requests if answered]
     return Order(requests, partial(reader_of, body, answered), anew)
-
-
-@lru_cache(maxsize=64)
-def _warn_of(kinds: tuple[str, ...]) -> None:
-    log.warning("requests have tools that are not functions, which are left out: %s", ", ".join(map(one_line, kinds)))
 
 
 def reader_of(body: ChatRequest, answered: frozenset[Called]) -> Reader | None:
@@ -257,7 +215,7 @@ def _grammar(body: ChatRequest, *, may_call: bool = True) -> str:
 
 
 def _named(param: str, make: Callable[[], T]) -> T:
-    """What `make` returns. Raises Refusal with the name of the field if it cannot be made."""
+    """Raises Refusal with the name of the field if it cannot be made."""
     try:
         return make()
     except UsageError as error:
@@ -280,6 +238,7 @@ def _text_order(body: TextRequest, edge: Engine, names: ModelNames, defaults: De
             scores_prompt=bool(body.echo),
             writes=body.max_tokens != 0,
             local_only=body.choice.local_only,
+            adapter=names.adapter_of(body.model),
         )
         for prompt in body.prompt
     ]
@@ -294,8 +253,9 @@ def _choices(request: GenerateRequest, num_choices: int) -> list[GenerateRequest
 def _params(
     body: ChatRequest | TextRequest, defaults: Defaults, max_new_tokens: int, grammar: str = ""
 ) -> DecodingParams:
-    """The client's options over those of its style, or else over the gateway's defaults."""
     given: dict[str, Any] = {name: getattr(body, name) for name in _SAME_NAMES}
+    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    given["stop"] = [text for text in stops if text] or None
     given["top_p"] = None if body.top_p is None else max(body.top_p, 1e-9)
     given["top_k"] = None if body.top_k is None else max(body.top_k, 0)  # -1 is off for some clients
     given["logit_bias"] = body.logit_bias.items() if body.logit_bias else None
@@ -327,8 +287,7 @@ def _messages(given: list[ChatMessage]) -> list[Message]:
                 raise Refusal(400, f"All recordings together last more than {_MAX_SPEECH_S:g} s.", param="messages")
         if message.role == "system" and not text.strip():
             continue  # some clients always send an empty one
-        given_calls = message.tool_calls or (message.function_call and [ToolCall(function=message.function_call)])
-        calls = given_calls and as_objects([call.model_dump() for call in given_calls])
+        calls = message.tool_calls and as_objects([call.model_dump() for call in message.tool_calls])
         more = {"tool_calls": calls, "tool_call_id": message.tool_call_id, "name": message.name}
         kept = tuple((key, value) for key, value in more.items() if value is not None)
         messages.append(Message(message.role, text, kept, tuple(recordings)))

@@ -6,48 +6,37 @@ import itertools
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from skydraft.gateway.answers import ItemsAnswer, Run, WrittenCall
 from skydraft.gateway.items import (
     ActItem,
-    AllowedFunctions,
     AnyTool,
     CallItem,
     FunctionTool,
     Item,
     MessageItem,
-    NamedFunction,
     Namespace,
     ResultItem,
     as_json,
 )
 from skydraft.gateway.logprobs import token_logprobs
-from skydraft.gateway.parts import AudioPart, Some, TextPart
 from skydraft.gateway.refusals import NOT_SERVED, Refusal
 from skydraft.gateway.schema import MAX_LOGPROBS, MaxTokens, Translated
-from skydraft.gateway.tools import OtherTool
+from skydraft.gateway.tools import OtherTool, Some
 from skydraft.prompts.tool_calls import CallText
 
 _INCOMPLETE: dict[str | None, str] = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _LOGPROBS = "message.output_text.logprobs"
 
 
-class _Format(BaseModel):
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    type: Literal["text", "json_object", "json_schema"]
-
-
 class _TextOptions(BaseModel):
-    format: _Format | None = None
+    format: dict[str, Any] | None = None
 
 
 class ResponsesRequest(Translated):
-    """`POST /v1/responses`. What would need a memory on the server is refused."""
-
     not_served: ClassVar[Mapping[str, str]] = NOT_SERVED | {
         "max_tokens": "Use max_output_tokens instead.",
         "max_completion_tokens": "Use max_output_tokens instead.",
@@ -62,11 +51,7 @@ class ResponsesRequest(Translated):
     instructions: str | None = None
     max_output_tokens: MaxTokens = None
     tools: Annotated[Some[AnyTool], Field(max_length=128)] | None = None
-    tool_choice: (
-        Literal["none", "auto", "required"]
-        | Annotated[NamedFunction | AllowedFunctions, Field(discriminator="type")]
-        | None
-    ) = None
+    tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: _TextOptions | None = None
     include: Annotated[Some[str], Field(max_length=32)] | None = None
@@ -74,15 +59,16 @@ class ResponsesRequest(Translated):
     metadata: dict[str, Any] | None = None
 
     def chat_fields(self) -> dict[str, Any]:
-        form = self.text.format if self.text else None
+        form, choice = self.text.format if self.text else None, self.tool_choice
+        kind = choice.get("type") if isinstance(choice, dict) else None
         scored = _LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
         return {
             "messages": self._messages(),
             "max_tokens": self.max_output_tokens,
             "tools": self.tools and self._tools(),
-            "tool_choice": self._choice(),
+            "tool_choice": {"type": kind, str(kind): choice} if isinstance(choice, dict) else choice,
             "parallel_tool_calls": self.parallel_tool_calls,
-            "response_format": form and {"type": form.type, "json_schema": form.model_extra},
+            "response_format": form and {"type": form.get("type"), "json_schema": form},
             "logprobs": scored,
             "top_logprobs": self.top_logprobs if scored else None,
         }
@@ -106,21 +92,13 @@ class ResponsesRequest(Translated):
         ]
         return [*functions, *({"type": tool.type} for tool in others)]
 
-    def _choice(self) -> Any:
-        choice = self.tool_choice
-        if isinstance(choice, NamedFunction):
-            return {"type": "function", "function": {"name": choice.name}}
-        if isinstance(choice, AllowedFunctions):
-            return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": choice.tools}}
-        return choice
-
     def _known_as(self, call: CallItem) -> str:
         wanted = call.namespace, call.name
         own = (name for name, (space, tool) in self.functions().items() if (space, tool.name) == wanted)
         return next(own, call.name)
 
     def _messages(self) -> list[dict[str, Any]]:
-        """The conversation: calls belong to the assistant's message before them."""
+        """Calls belong to the assistant's message before them."""
         messages: list[dict[str, Any]] = []
         if self.instructions:
             messages.append({"role": "system", "content": self.instructions})
@@ -128,7 +106,7 @@ class ResponsesRequest(Translated):
             return [*messages, {"role": "user", "content": self.input}]
         for item in self.input:
             if isinstance(item, MessageItem):
-                messages.append({"role": item.role, "content": _parts(item.content)})
+                messages.append({"role": item.role, "content": item.content})
             elif isinstance(item, CallItem | ActItem):
                 if not messages or messages[-1]["role"] != "assistant":
                     messages.append({"role": "assistant", "content": None})
@@ -138,14 +116,8 @@ class ResponsesRequest(Translated):
                     function = {"name": item.type.removesuffix("_call"), "arguments": as_json(item.acts)}
                 messages[-1].setdefault("tool_calls", []).append({"id": item.call_id, "function": function})
             if isinstance(item, ResultItem | CallItem) and item.output is not None:
-                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _parts(item.output)})
+                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.output})
         return messages
-
-
-def _parts(content: Any) -> Any:
-    if isinstance(content, str):
-        return content
-    return [part if isinstance(part, AudioPart) else TextPart(type="text", text=part.words) for part in content]
 
 
 class ResponsesAnswer(ItemsAnswer):
@@ -219,7 +191,6 @@ class ResponsesAnswer(ItemsAnswer):
         return {"type": f"response.{event}", **fields}
 
     def as_event(self, chunk: dict[str, Any]) -> bytes:
-        """An event of the stream, numbered in the order in which they are sent."""
         return super().as_event(chunk | {"sequence_number": next(self._numbers)})
 
     def last(self) -> Iterator[dict[str, Any]]:
@@ -240,19 +211,18 @@ class ResponsesAnswer(ItemsAnswer):
         return self._event("failed", response=self._response("failed") | {"error": error})
 
     def _response(self, status: str) -> dict[str, Any]:
-        """The response so far, with what the client asked for."""
         copied = ("model", "instructions", "max_output_tokens", "temperature", "top_p")
         body = self._own.model_dump(
             include={*copied, "text", "tools", "tool_choice", "parallel_tool_calls", "metadata"}
         )
-        usage = self.usage
+        num_read, cached, written = self.usage
         is_over = status in ("completed", "incomplete")
         used = {
-            "input_tokens": usage.prompt,
-            "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
-            "output_tokens": usage.written,
+            "input_tokens": num_read,
+            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+            "output_tokens": written,
             "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": usage.prompt + usage.written,
+            "total_tokens": num_read + written,
         }
         response = {
             "id": self._id,

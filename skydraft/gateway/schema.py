@@ -1,7 +1,6 @@
-"""Bodies of OpenAI's requests as pydantic models. Known fields are checked, and unknown ones are ignored.
+"""Bodies of OpenAI's requests. Known fields are checked, and unknown ones passed over (an error under `skydraft`).
 
-Our own fields are under the key `skydraft`, where an unknown field is an error. A field for an unsupported feature is
-refused by its name (`refusals`); fields without effect (`user`, `store`, `metadata`, ...) are accepted.
+A field whose effect would be missed is refused by its name (`refusals`).
 """
 
 from __future__ import annotations
@@ -13,15 +12,17 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, create_model, field_validator, model_validator
 
 from skydraft.config import MAX_K, STYLES, DecodingParams
-from skydraft.gateway.parts import AudioPart, Checked, Part, Some
 from skydraft.gateway.refusals import NEUTRAL, NOT_SERVED, OWN_FIELDS, Refusal
 from skydraft.gateway.tools import (
     AllowedTools,
     AnyTool,
-    CalledFunction,
+    AudioPart,
+    Checked,
+    Content,
     Function,
     NamedTool,
     OtherTool,
+    Some,
     Tool,
     ToolCall,
     ToolChoice,
@@ -30,9 +31,9 @@ from skydraft.prompts.messages import Role
 
 MAX_CHOICES = 8
 MAX_STOPS = 16
-MAX_STOP_CHARS = 256
 MAX_BIASES = 1024  # and stop tokens
 
+Stop = Annotated[str, Field(max_length=256)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
@@ -47,17 +48,13 @@ def at_most(num_items: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-_ROLES = {"developer": "system", "function": "tool"}
-
-
 class ChatMessage(Checked):
-    """One message. Some roles are read as others; a turn that only called tools has no content."""
+    """A turn that only called tools has no content."""
 
-    role: Annotated[Role, BeforeValidator(lambda role: _ROLES.get(role, role) if isinstance(role, str) else role)]
-    content: str | Annotated[Some[Part], Field(max_length=256)] | None = None
+    role: Annotated[Role, BeforeValidator(lambda role: "system" if role == "developer" else role)]
+    content: Content | None = None
     name: str | None = None
     tool_calls: Annotated[Some[ToolCall], Field(max_length=256)] | None = None
-    function_call: CalledFunction | None = None
     tool_call_id: str | None = None
 
 
@@ -75,9 +72,7 @@ class ObjectFormat(Checked):
 
 
 class NamedSchema(Checked):
-    """A JSON schema. It is always followed, with `strict` or without."""
-
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: dict[str, Any] = Field(alias="schema")  # it is followed with `strict` or without
 
 
 class SchemaFormat(Checked):
@@ -89,8 +84,6 @@ ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discr
 
 
 class _Choice(Checked):
-    """The fields of our extension without the decoding options."""
-
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     mode: str | None = None
@@ -153,7 +146,7 @@ class AnyRequest(Checked):
     top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
     min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
-    stop: str | Annotated[Some[str], Field(max_length=MAX_STOPS)] | None = None
+    stop: Stop | Annotated[Some[Stop], Field(max_length=MAX_STOPS)] | None = None  # "" is none
     stop_token_ids: Annotated[Some[TokenId], Field(max_length=MAX_BIASES)] | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     repetition_penalty: float | None = Field(None, gt=0, le=1e6)
@@ -164,14 +157,6 @@ class AnyRequest(Checked):
     chat_template_kwargs: Annotated[dict[str, Any] | None, at_most(64)] = None
     skydraft: Annotated[Extension | None, at_most(64)] = None  # type: ignore[valid-type]
 
-    @field_validator("stop")
-    @classmethod
-    def _check_stop(cls, stop: str | list[str] | None) -> str | list[str] | None:
-        stops = [text for text in ([stop] if isinstance(stop, str) else stop or []) if text]  # "" is none
-        if any(len(text) > MAX_STOP_CHARS for text in stops):
-            raise ValueError(f"at most {MAX_STOP_CHARS} characters")
-        return stops or None
-
     @model_validator(mode="after")
     def _check_served(self) -> Self:
         extra = self.model_extra or {}
@@ -181,26 +166,12 @@ class AnyRequest(Checked):
 
     @property
     def choice(self) -> Any:
-        """Our extension; an empty one if the client sends none."""
+        """Our extension, an empty one if there is none."""
         return self.skydraft or Extension()
 
     @property
     def wants_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
-
-    # What only chats have.
-
-    @property
-    def recordings(self) -> list[AudioPart]:
-        return []
-
-    @property
-    def left_out(self) -> list[str]:
-        return []
-
-    @property
-    def grammar_field(self) -> str:
-        return "skydraft.grammar"
 
 
 class ChatRequest(AnyRequest):
@@ -213,14 +184,6 @@ class ChatRequest(AnyRequest):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     continue_final_message: bool | None = None
-    add_generation_prompt: bool | None = None
-
-    @field_validator("add_generation_prompt")
-    @classmethod
-    def _check_beginning(cls, adds: bool | None, info: ValidationInfo) -> bool | None:
-        if adds is not None and adds == bool(info.data.get("continue_final_message")):
-            raise ValueError("an answer begins a new message, or continues the last one (continue_final_message)")
-        return adds
 
     @field_validator("tool_choice")
     @classmethod
@@ -243,7 +206,6 @@ class ChatRequest(AnyRequest):
 
     @property
     def num_best(self) -> int | None:
-        """How many of the best tokens to list beside each; None if no log-probabilities are wanted."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
@@ -252,7 +214,6 @@ class ChatRequest(AnyRequest):
 
     @property
     def described_tools(self) -> list[Tool]:
-        """The tools of which the model reads."""
         tools = [tool for tool in self.tools or () if isinstance(tool, Tool)]
         if not isinstance(self.tool_choice, AllowedTools):
             return tools
@@ -268,7 +229,7 @@ class ChatRequest(AnyRequest):
 
     @property
     def calls_in_parallel(self) -> bool:
-        """Whether several calls are allowed. A named tool is called once."""
+        """A named tool is called once."""
         return self.parallel_tool_calls is not False and not isinstance(self.tool_choice, NamedTool)
 
     @property
@@ -282,7 +243,7 @@ class ChatRequest(AnyRequest):
     def grammar_field(self) -> str:
         if self.must_call:
             return "tools"
-        return super().grammar_field if self.response_format is None else "response_format"
+        return "skydraft.grammar" if self.response_format is None else "response_format"
 
     @property
     def must_call(self) -> bool:
@@ -294,6 +255,10 @@ class ChatRequest(AnyRequest):
 class TextRequest(AnyRequest):
     not_served: ClassVar[Mapping[str, str]] = NOT_SERVED | {"response_format": "Use skydraft.grammar instead."}
     names: ClassVar[Mapping[str, str]] = {"messages": "prompt"}
+    # What only chats have.
+    recordings: ClassVar[list[AudioPart]] = []
+    left_out: ClassVar[list[str]] = []
+    grammar_field: ClassVar[str] = "skydraft.grammar"
 
     prompt: Annotated[Some[Annotated[str, Field(strict=True)] | TokenIds], Field(min_length=1, max_length=MAX_CHOICES)]
     max_tokens: MaxTokens | Literal[0] = None
@@ -307,7 +272,7 @@ class TextRequest(AnyRequest):
     @field_validator("prompt", mode="before")
     @classmethod
     def _check_prompt(cls, prompt: Any) -> Any:
-        """A list of prompts, each a text or token ids; one alone is a list of one."""
+        """One prompt, a text or token ids, is a list of one."""
         if not isinstance(prompt, list) or (prompt and isinstance(prompt[0], int)):
             return [prompt]
         if len(prompt) > MAX_CHOICES:
@@ -324,16 +289,14 @@ class Translated(AnyRequest):
 
     n: Literal[1] | None = None
     continue_final_message: bool | None = None
-    add_generation_prompt: bool | None = None
 
     def as_chat(self) -> ChatRequest:
-        """The same as a chat completion. Raises ValidationError."""
+        """Raises ValidationError."""
         return ChatRequest.model_validate(
             {name: getattr(self, name) for name in Translated.model_fields} | self.chat_fields()
         )
 
     def chat_fields(self) -> dict[str, Any]:
-        """Messages, tools and what else is not called the same."""
         raise NotImplementedError
 
 

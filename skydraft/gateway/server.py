@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ _STARTING = {"message": "The gateway is starting: its models load.", "type": "se
 
 @dataclass(frozen=True, slots=True)
 class ListenOptions:
-    """The address and certificate of the gateway. Other machines can reach it only with keys."""
+    """Other machines can reach the gateway only with keys."""
 
     host: str = "127.0.0.1"
     port: int = 0  # 0: any free port
@@ -87,12 +88,9 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: Any = None) -> None:
         """Accept connections by `Connections`; nothing of uvicorn's own start is wanted."""
         (self._listening,) = sockets
-        connections = Connections(self._listening, self._connection, self.config.ssl)
-        self._accepting = asyncio.create_task(connections.accept())
+        make = partial(PatientProtocol, config=self.config, server_state=self.server_state, app_state={})
+        self._accepting = asyncio.create_task(Connections(self._listening, make, self.config.ssl).accept())
         self.started = True
-
-    def _connection(self) -> PatientProtocol:
-        return PatientProtocol(config=self.config, server_state=self.server_state, app_state={})
 
     async def shutdown(self, sockets: Any = None) -> None:
         """End within two seconds. Who still sends a body is hung up on at once, who waits or reads after `_GRACE_S`."""
@@ -111,8 +109,7 @@ class _Server(uvicorn.Server):
 
 
 def server_of(gateway: Gateway | None, options: ListenOptions) -> _Server:
-    """A server for `gateway`, which may come later; `run` takes its socket. Raises OptionError for certificates that do
-    not load."""
+    """`gateway` may come later; `run` takes its socket. Raises OptionError for certificates that do not load."""
     entrance = Entrance(gateway)
     try:
         config = uvicorn.Config(

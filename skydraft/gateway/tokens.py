@@ -14,14 +14,14 @@ from skydraft.prompts.pair import check_length
 
 
 class TokenizeRequest(BaseModel):
-    """`POST /tokenize`. Special tokens that are written out are read as such, and none is added unless asked for."""
+    """Special tokens that are written out are read as such, and none is added unless asked for."""
 
     content: str = Field(validation_alias=AliasChoices("content", "prompt"))
     add_special: bool = Field(False, validation_alias=AliasChoices("add_special", "add_special_tokens"))
     with_pieces: bool = False
 
     def answer(self, vocab: Vocab, limit: int) -> dict[str, Any]:
-        """The tokens. Raises Refusal, soon, for far more than `limit`: one thread reads for all keys."""
+        """Raises Refusal, soon, for far more than `limit`: one thread reads for all keys."""
         try:
             check_length(vocab, self.content, limit)
         except ContextExceeded as error:
@@ -32,20 +32,17 @@ class TokenizeRequest(BaseModel):
 
 
 class DetokenizeRequest(BaseModel):
-    """`POST /detokenize`. Special tokens are written out."""
-
     tokens: TokenIds
 
     def answer(self, vocab: Vocab, limit: int) -> dict[str, Any]:
         if max(self.tokens) >= vocab.size:
             raise Refusal(400, f"A token id is outside the vocabulary of {vocab.size} tokens.", param="tokens")
-        text = vocab.written(self.tokens)
+        text = vocab.written(self.tokens)  # special tokens too
         return {"content": text, "prompt": text}
 
 
 def _piece(vocab: Vocab, token_id: int) -> dict[str, Any]:
-    """A token and its text, or its bytes where these are no whole characters."""
-    data = vocab.name_bytes(token_id)
+    data = vocab.name_bytes(token_id)  # perhaps no whole characters
     try:
         return {"id": token_id, "piece": data.decode()}
     except UnicodeDecodeError:

@@ -1,19 +1,46 @@
-"""Tools in requests, the calls of earlier turns, and which tools an answer may call."""
+"""Parts of messages, tools, the calls of earlier turns, and which tools an answer may call."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
-from skydraft.gateway.parts import Checked, Some
+T = TypeVar("T")
+Some = Annotated[list[T], Field(fail_fast=True)]  # an error takes a kilobyte: a list ends with its first one
+
+
+class Checked(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class TextPart(Checked):
+    type: Literal["text", "input_text", "output_text"]
+    text: str
+
+
+class RefusalPart(Checked):
+    type: Literal["refusal"]
+    text: str = Field(alias="refusal")
+
+
+class InputAudio(Checked):
+    data: bytes  # of a file, in base64
+    format: Literal["wav", "mp3", "flac", "ogg"] = "wav"
+
+
+class AudioPart(Checked):
+    type: Literal["input_audio"]
+    input_audio: InputAudio
+
+
+Part = Annotated[TextPart | RefusalPart | AudioPart, Field(discriminator="type")]
+Content = str | Annotated[Some[Part], Field(max_length=256)]
 
 
 class CalledFunction(Checked):
-    """A function that an earlier turn called. Arguments are JSON; some clients send them as an object."""
-
     name: str
-    arguments: str | dict[str, Any] = ""
+    arguments: str | dict[str, Any] = ""  # JSON; some clients send an object
 
 
 class ToolCall(Checked):
@@ -26,28 +53,16 @@ ToolName = Annotated[str, Field(pattern=r"^[\w.:/-]{1,64}$")]
 
 
 class Function(Checked):
-    """A function that the model may call. Other keys are passed on to the chat template."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True)  # the chat template is given all, these first
 
     name: ToolName
+    description: Any = None
     parameters: dict[str, Any] | None = None
 
 
 class Tool(Checked):
-    """`given` is for the chat template: the same with all keys in the client's order."""
-
     type: Literal["function"]
     function: Function
-    given: dict[str, Any] = Field(default_factory=dict)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _keep(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        kept = {key: data[key] for key in data if key in ("type", "function")}
-        return {**kept, "given": kept}
 
 
 class OtherTool(Checked):
@@ -59,7 +74,6 @@ class OtherTool(Checked):
 
 
 def is_other(tool: Any, *kinds: str) -> bool:
-    """Whether a tool, as it came or checked, has a type, and none of `kinds`."""
     kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
     return isinstance(kind, str) and kind not in kinds
 
@@ -76,10 +90,8 @@ class NamedTool(Checked):
 
 
 class Allowed(Checked):
-    """Which of the tools the answer may call, and whether it must. Entries of other types than function are ignored."""
-
     mode: Literal["auto", "required"]
-    tools: Annotated[Some[dict[str, Any]], Field(max_length=128)]
+    tools: Annotated[Some[dict[str, Any]], Field(max_length=128)]  # those that are no functions are passed over
 
     def names(self) -> list[str]:
         functions = [tool for tool in self.tools if tool.get("type") == "function"]

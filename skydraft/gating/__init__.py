@@ -1,1 +1,0 @@
-"""Which blocks go to the target."""

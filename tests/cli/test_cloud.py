@@ -14,7 +14,7 @@ import pytest
 from skydraft.engines.toy import open_toy
 
 from ..serving import PATIENCE_S, Serving, Unhurried, serving
-from ..starting import command
+from ..starting import Started
 from .conftest import Invoke
 
 EDGE = ["--edge-model", "toy:drift=0.2"]
@@ -120,16 +120,13 @@ def test_the_doctor_says_what_is_wrong_with_a_cloud(invoke: Invoke, guarded: tup
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_serve_says_where_it_is_and_ends_cleanly(number: signal.Signals) -> None:
-    serve = [command(), "serve", "--model", "toy", "--port", "0"]
-    process = subprocess.Popen(serve, stderr=subprocess.PIPE, text=True)
+    process = Started("serve", "--model", "toy", "--port", "0", stderr=subprocess.PIPE)
     assert process.stderr is not None
     first = process.stderr.readline()
     assert re.match(r"skydraft: toy on 127\.0\.0\.1:\d+ \(plaintext, .*exact.*8 sessions of 4096 tokens", first)
     process.send_signal(number)
     _, rest = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0
-    assert rest.splitlines()[-1] == "skydraft: stopped."
-    assert "Traceback" not in rest
+    assert process.returncode == 0 and rest.splitlines()[-1] == "skydraft: stopped." and "Traceback" not in rest
 
 
 def test_doctor_asks_a_server_whether_it_answers_without_loading_a_model(invoke: Invoke, server: Serving) -> None:

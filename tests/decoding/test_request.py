@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import skydraft
-from skydraft import GenerateRequest, generate, make_plan, start
+from skydraft import GenerateRequest, generate, make_plan
 from skydraft.engines.toy import open_toy
 from skydraft.errors import OptionError, PromptError, VocabularyMismatch
 from skydraft.prompts.audio import Audio
@@ -48,15 +47,6 @@ def test_a_request_is_valid_or_not_there(parts, error, says):
 def test_a_side_that_the_plan_needs_and_nobody_gave_is_named(mode, given, missing):
     with pytest.raises(OptionError, match=f"needs the {missing} model"):
         generate("你好", plan=make_plan(mode), **{side: open_toy("toy") for side in given})
-
-
-@pytest.mark.parametrize("execution", ["exact", "throughput"])
-def test_a_server_has_an_execution_of_its_own(execution):
-    cloud = skydraft.connect("127.0.0.1:9")  # nothing is sent before it is needed
-    request = replace(SIMPLE, plan=make_plan(gate="always"), execution=execution)
-    with pytest.raises(OptionError, match="A server chooses its own"):
-        start(request, edge=toys.toy(1), cloud=cloud)
-    cloud.close()
 
 
 def test_two_vocabularies_are_refused_before_anything_is_computed(monkeypatch):

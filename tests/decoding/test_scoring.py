@@ -96,7 +96,7 @@ def test_a_target_over_a_link_has_none() -> None:
     request = GenerateRequest(asked("语速"), plan=make_plan("quality"), num_best=0)
     with serving(open_toy("toy")) as server:
         cloud = skydraft.connect(f"127.0.0.1:{server.port}")
-        with pytest.raises(OptionError, match="do not cross the wire"):
+        with pytest.raises(OptionError):
             api.start(request, edge=edge, cloud=cloud)
         alone = api.start(replace(request, plan=make_plan("edge")), edge=edge, cloud=cloud)
         assert all(alone.scores(done) for done, _ in alone.rounds())

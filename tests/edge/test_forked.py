@@ -6,8 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
@@ -50,22 +48,12 @@ os._exit(0)  # as processes of multiprocessing end
 """
 
 
-@contextmanager
-def served(kind: str) -> Iterator[str]:
-    if kind == "stock":
-        with fake("vllm", open_toy("toy")) as server:
-            yield server.url
-    else:
-        with serving(open_toy("toy")) as server:
-            yield server.address
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.parametrize("kind", ["ours", "stock"])
 def test_a_forked_process_is_told_so(kind: str) -> None:
     """gRPC hung or raised an error of asyncio."""
-    with served(kind) as address:
-        program = [sys.executable, "-c", PROGRAM, address]
+    with fake("vllm") as stock, serving(open_toy("toy")) as own:
+        program = [sys.executable, "-c", PROGRAM, stock.url if kind == "stock" else own.address]
         for _ in range(20):  # a fork while threads are within gRPC may end the child before its first line
             done = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE_S)
             if done.returncode != 256 - signal.SIGSEGV:

@@ -124,16 +124,3 @@ def test_a_sure_run_never_touches_the_cloud() -> None:
     assert set(generation.origins) == {"skipped"}
     assert generation.stats.bytes_up == 0
     nobody.close()
-
-
-def test_open_ahead_costs_the_same_tokens_and_has_the_prompt_there_early() -> None:
-    params = DecodingParams(max_new_tokens=30, min_new_tokens=30)
-    plan = make_plan(gate="entropy:1.0", k=4)
-    edge = toys.toy(4, 0.7)
-    with serving(toys.toy(4)) as server:
-        ahead, lazy = (skydraft.connect(server.address, open_ahead=flag, require=True) for flag in (True, False))
-        texts = [decode(plan, params, edge, cloud).token_ids for cloud in (ahead, lazy)]
-        assert texts[0] == texts[1] == decode(plan, params, edge, toys.toy(4)).token_ids
-        ahead.close()
-        lazy.close()
-        server.wait_until(lambda: server.num_sessions == 0)  # both closes were sent and heard

@@ -139,6 +139,7 @@ def test_features_are_shared_once_with_each_opening_that_is_sent(plan: Any, ahea
 def test_features_of_an_opening_that_got_no_answer_are_shared_too(unhurried: None) -> None:
     with serving(HearingToy(17)) as server, Relay(server.address) as relay:
         cloud = skydraft.connect(relay.address)
+        cloud.ping(PATIENCE_S)
         relay.is_down = True
         heard = Audio(samples(3, NUM_FRAMES))
         given = {"edge": HearingToy(17, 0.4), "cloud": cloud, "plan": GATED, "params": PARAMS}

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from skydraft.engines.gguf_header import check_gguf
-from skydraft.engines.llama_library import load_library
+from skydraft.engines.llama_library import check_gguf, load_library
 from skydraft.errors import BrokenModel, MissingDependency
 
 from ..mutating import flipped

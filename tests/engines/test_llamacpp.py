@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -10,24 +9,8 @@ import pytest
 
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.registry import open_engine
-from skydraft.errors import EngineError
 
 pytestmark = [pytest.mark.model, pytest.mark.long]
-
-
-def test_a_seat_given_up_in_another_thread_is_free_again(gguf_path: Path) -> None:
-    options = EngineOptions(context_len=64, max_sequences=2, num_threads=1)
-    with open_engine("gguf", "draft", gguf_path, options) as engine:
-        prompt = engine.vocab.encode("今天天气很好")
-        for _ in range(3):
-            sequences = [engine.open(prompt) for _ in range(2)]
-            with pytest.raises(EngineError, match="are in use"):
-                engine.open(prompt)
-            for sequence in sequences:
-                with engine.floor:
-                    closing = threading.Thread(target=sequence.close)
-                    closing.start()
-                    closing.join()
 
 
 def test_rows_stay_exact_past_the_lengths_that_were_probed(gguf_path: Path) -> None:

@@ -77,28 +77,17 @@ class Apart:
         for line in self._process.stderr:
             self.printed += line
 
-    def post(
-        self, content: bytes, path: str = "/v1/chat/completions", headers: dict[str, str] | None = None
-    ) -> tuple[int, bytes]:
-        """Status and body of the answer."""
+    def post(self, content: bytes | None, path: str = "/v1/chat/completions", **headers: str) -> tuple[int, bytes]:
         client = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         try:
-            client.request("POST", path, content, headers or {})
+            client.request("GET" if content is None else "POST", path, content, headers)
             reply = client.getresponse()
             return reply.status, reply.read()
         finally:
             client.close()
 
-    def health_s(self) -> tuple[float, int]:
-        """Seconds that /health takes, and its status."""
-        began = time.monotonic()
-        client = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
-        try:
-            client.request("GET", "/health")
-            status = client.getresponse().status
-        finally:
-            client.close()
-        return time.monotonic() - began, status
+    def health(self) -> int:
+        return self.post(None, "/health")[0]
 
     @contextmanager
     def watched(self) -> Iterator[Watched]:
@@ -115,7 +104,6 @@ class Apart:
     wait_until = staticmethod(Running.wait_until)
 
     def forget_peak(self) -> None:
-        """Let `peak_mib` begin anew."""
         Path(f"/proc/{self.pid}/clear_refs").write_text("5")
 
     @property
@@ -125,7 +113,6 @@ class Apart:
 
     @property
     def resident_mib(self) -> float:
-        """Memory that is resident now."""
         return self._status("VmRSS")
 
     def _status(self, name: str) -> float:
@@ -136,7 +123,6 @@ class Apart:
 
     @property
     def num_files(self) -> int:
-        """Open files and sockets."""
         return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, float]:

@@ -14,7 +14,6 @@ openai = later("openai")
 
 @pytest.fixture(scope="session")
 def served() -> Iterator[Running]:
-    """A gateway over a toy pair."""
     with gateway() as running:
         yield running
 

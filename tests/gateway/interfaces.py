@@ -19,8 +19,6 @@ from .running import Running
 
 
 class Voice(pydantic.BaseModel):
-    """What a clip sounds like."""
-
     speed: Literal["快", "慢"]
     pitch: int = pydantic.Field(ge=0, le=99)
     tags: list[Literal["轻", "重"]] = pydantic.Field(max_length=2)
@@ -183,6 +181,10 @@ STREAM = {
     "chat/completions": of_chat_stream, "completions": of_text_stream, "messages": of_messages_stream,
     "responses": of_response_stream,
 }  # fmt: skip
+COUNTS = {
+    "chat/completions": "chat/completions/input_tokens", "messages": "messages/count_tokens",
+    "responses": "responses/input_tokens",
+}  # fmt: skip
 KINDS: dict[str, type[Answer]] = {
     "chat/completions": ChatAnswer, "completions": TextAnswer, "messages": MessagesAnswer, "responses": ResponsesAnswer,
 }  # fmt: skip
@@ -201,7 +203,6 @@ ENDS: dict[str, dict[str, Any]] = {  # of an answer with calls, of one that a st
 def body_of(
     path: str, choice: str = "required", schema: Any = PARIS, stop: Seq[str] = (), most: int = 900, one: bool = False
 ) -> dict[str, Any]:
-    """A request with one tool, as this interface writes it."""
     name, model = "get_weather", {"model": "skydraft-quality"}
     if path == "chat/completions":
         tool: Any = {"type": "function", "function": {"name": name, "parameters": schema}}

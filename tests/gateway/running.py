@@ -23,8 +23,6 @@ PATIENCE_S = 30.0
 
 
 class Running:
-    """A gateway and where it is."""
-
     def __init__(self, gateway: Gateway, url: str, server: uvicorn.Server) -> None:
         self.gateway = gateway
         self.server = server
@@ -44,12 +42,10 @@ class Running:
         return self.client.post(f"{self.v1}/chat/completions", json=given, timeout=timeout_s)
 
     def wait_until_idle(self) -> None:
-        """Return when nothing is written or waits."""
         self.wait_until(lambda: not self.gateway.desk.num_running and not self.gateway.desk.num_waiting)
 
     @staticmethod
     def wait_until(condition: Callable[[], bool]) -> None:
-        """Return when it holds; fail if it does not in time."""
         end = time.monotonic() + PATIENCE_S
         while not condition():
             assert time.monotonic() < end, "this did not come true"
@@ -57,8 +53,17 @@ class Running:
 
 
 def toy_pair(max_sequences: int = 6) -> Pair:
-    """A poor drafter and its target, both in this process."""
     return Pair(open_toy("toy:drift=0.2", 4096, max_sequences), open_toy("toy", 4096, max_sequences))
+
+
+@contextmanager
+def written_by(template: str) -> Iterator[Running]:
+    """A gateway over toys with another chat template."""
+    pair = toy_pair(2)
+    for engine in (pair.edge, pair.cloud):
+        engine.vocab.chat_template = template  # type: ignore[union-attr]
+    with gateway(pair) as running:
+        yield running
 
 
 @contextmanager

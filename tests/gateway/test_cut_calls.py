@@ -31,17 +31,6 @@ def test_a_call_that_a_stop_string_cut_is_none(served: Running, path: str, stop:
 
 
 @pytest.mark.parametrize("path", WHOLE)
-def test_the_length_cuts_no_call_into_another(served: Running, path: str) -> None:
-    end = TEXT.index(ARGUMENTS) + len(ARGUMENTS)
-    for most in (30, end - 1, end, len(TEXT) + 1):
-        told = ask(served, path, body_of(path, most=most, one=True))
-        if most >= end:
-            assert told == Told((("get_weather", ARGUMENTS, True),), True, ENDS[path]["calls"])
-        else:
-            assert told.ending == ENDS[path]["length"] and not told.is_for_calls and not told.text
-
-
-@pytest.mark.parametrize("path", WHOLE)
 @pytest.mark.parametrize("mode", ["edge", "lossless", "cloud"])
 def test_where_one_call_is_allowed_the_text_ends_with_it(served: Running, path: str, mode: str) -> None:
     for text in (

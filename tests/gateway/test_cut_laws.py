@@ -19,11 +19,25 @@ from skydraft.decoding.stats import stats_of
 from skydraft.engines.toy import open_toy
 from skydraft.gateway.desk import Began, Ended, Event, Wrote
 from skydraft.gateway.requests import reader_of
-from skydraft.gateway.schema import ChatRequest, Translated
+from skydraft.gateway.schema import ChatRequest, TextRequest, Translated
 from skydraft.prompts.messages import asked
+from skydraft.prompts.tool_calls import Piece, Reader
 from skydraft.types import DraftBlock, FinishReason, LinkCost, Round, StepRecord, Token
 
-from .interfaces import ARGUMENTS, KINDS, STREAM, TEXT, WHOLE, Told, body_of, events_of, is_object
+from .interfaces import (
+    ALL_WHOLE,
+    ARGUMENTS,
+    ENDS,
+    KINDS,
+    STREAM,
+    TEXT,
+    WHOLE,
+    Told,
+    body_of,
+    events_of,
+    is_object,
+    plain,
+)
 
 VOCAB = open_toy("toy", 512, 1).vocab
 
@@ -38,6 +52,13 @@ TEXTS = {
 CASES = [(choice, text) for choice, texts in TEXTS.items() for text in texts]
 
 
+class Plain(Reader):
+    """Of a text that may have no calls."""
+
+    def push(self, text: str) -> list[Piece]:
+        return [text]
+
+
 def pieces_of(text: str, length: int) -> list[str]:
     """The first characters of a text, as tokens of one or of several."""
     sizes = itertools.accumulate(itertools.cycle((5, 1, 9, 3) if length % 5 else (1,)))
@@ -45,10 +66,9 @@ def pieces_of(text: str, length: int) -> list[str]:
     return [text[start:end] for start, end in itertools.pairwise([0, *ends])]
 
 
-def written(body: ChatRequest, pieces: Seq[str], finish: FinishReason) -> Iterator[Event]:
-    """The events of the desk for these pieces of text."""
-    reader, record = reader_of(body, frozenset()), StepRecord(0, 0, 0, 0, 1, "written", "", 1.0, 1.0)
-    assert reader is not None
+def written(body: ChatRequest | TextRequest, pieces: Seq[str], finish: FinishReason) -> Iterator[Event]:
+    reader = reader_of(body, frozenset()) if isinstance(body, ChatRequest) else None
+    reader, record = reader or Plain(), StepRecord(0, 0, 0, 0, 1, "written", "", 1.0, 1.0)
     yield Began(3)
     for number, piece in enumerate(pieces):
         if not reader.is_done:
@@ -69,7 +89,7 @@ def told_of(path: str, body: dict[str, Any], pieces: Seq[str], finish: FinishRea
     for event in events:
         list(whole.take(0, event))
     chunks = [*streamed.first(), *(chunk for event in events for chunk in streamed.take(0, event)), *streamed.last()]
-    told = WHOLE[path](json.loads(json.dumps(whole.whole())))
+    told = ALL_WHOLE[path](json.loads(json.dumps(whole.whole())))
     assert told == STREAM[path](events_of(b"".join(map(streamed.as_event, chunks)).decode()))
     return told
 
@@ -111,12 +131,8 @@ def as_read(arguments: str) -> str:
     return json.dumps(json.loads(arguments)) if is_object(arguments) else arguments
 
 
-@pytest.mark.parametrize("path", ["messages", "responses"])
-def test_what_is_no_call_is_text_in_its_place(path: str) -> None:
-    text = TEXTS["auto"][0]
-    bare = text.replace("\n", "")
-    for length in range(len(text) + 1):
-        told = told_of(path, body_of(path, "auto", {"type": "object"}), pieces_of(text, length), "length")
-        parts = [part if isinstance(part, str) else TEXT.replace(ARGUMENTS, part[1]) for part in told.parts]
-        rebuilt = "".join(parts).replace("\n", "")  # with the mark after a call where that was cut
-        assert bare.startswith(rebuilt) and rebuilt.startswith(text[:length].replace("\n", ""))
+@pytest.mark.parametrize("path", ALL_WHOLE)
+@pytest.mark.parametrize("text", ["", "语速"])
+def test_a_text_that_a_filter_ended_says_so(path: str, text: str) -> None:
+    told = told_of(path, plain(path), pieces_of(text, len(text)), "content_filter")
+    assert (told.text, told.ending, told.is_for_calls) == (text, ENDS[path]["filter"], False)

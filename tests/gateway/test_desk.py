@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import random
-import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -19,16 +17,14 @@ import pytest
 
 import skydraft
 from skydraft import DecodingParams
-from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.toy import ToyEngine, open_toy
-from skydraft.gateway import desk
 from skydraft.gateway.pair import Pair
-from skydraft.prompts.messages import asked
 
 from ..serving import Unhurried, serving
+from .interfaces import ask
 from .running import PATIENCE_S, Running, gateway, toy_pair
+from .test_endings import client
 
-LONG = {"max_tokens": 3000, "stream": True}
 ASKED = [{"role": "user", "content": "语速"}]
 
 
@@ -43,7 +39,6 @@ def assert_all_is_free(running: Running) -> None:
 
 
 def slow(engine: ToyEngine, seconds: float) -> ToyEngine:
-    """An engine whose forwards take so long."""
     sound = engine.forward
 
     def forward(feeds: Any, *, want_logits: bool) -> Any:
@@ -54,21 +49,10 @@ def slow(engine: ToyEngine, seconds: float) -> ToyEngine:
     return engine
 
 
-def hang_up(url: str, after_s: float, given: dict[str, Any]) -> None:
+def hang_up(running: Running, after_s: float, given: dict[str, Any]) -> None:
     """Send a request and close the connection without a word."""
-    host, port = url.removeprefix("http://").split(":")
-    content = httpx.Request("POST", f"{url}/v1/chat/completions", json=given)
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(content.content)}\r\n\r\n"
-    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as client:
-        client.sendall(head.encode() + content.content)
-        client.settimeout(0.01)
-        end = time.monotonic() + after_s
-        while time.monotonic() < end:
-            try:
-                if not client.recv(65536):
-                    return
-            except TimeoutError:
-                pass
+    with client(running.port, json.dumps(given).encode()):
+        time.sleep(after_s)
 
 
 def test_200_clients_that_hang_up_leave_nothing_behind() -> None:
@@ -76,13 +60,16 @@ def test_200_clients_that_hang_up_leave_nothing_behind() -> None:
     slow(pair.edge, 0.001)  # type: ignore[arg-type]
     rng = random.Random(4)
     with gateway(pair, max_running=4, max_waiting=300) as running:
+        assert_all_is_free(running)
+        before = len(os.listdir("/proc/self/fd")), threading.active_count()
         with ThreadPoolExecutor(40) as pool:
             for _ in range(200):
                 model = rng.choice(["skydraft-quality", "skydraft-lossless", "skydraft-cloud", "skydraft-edge"])
                 given = body(model, max_tokens=3000, stream=rng.random() < 0.6, n=rng.choice([1, 1, 2, 8]))
-                pool.submit(hang_up, running.url, rng.random() * 0.6, given)
+                pool.submit(hang_up, running, rng.random() * 0.6, given)
         running.wait_until_idle()
         assert_all_is_free(running)
+        assert len(os.listdir("/proc/self/fd")) <= before[0] + 2 and threading.active_count() <= before[1] + 2
 
 
 def test_hanging_up_frees_the_seat_in_the_cloud(tmp_path: Path) -> None:
@@ -94,7 +81,7 @@ def test_hanging_up_frees_the_seat_in_the_cloud(tmp_path: Path) -> None:
     ):
         for model in ("skydraft-lossless", "skydraft-cloud", "skydraft-quality"):
             for stream in (True, False):
-                hang_up(running.url, 0.4, body(model, max_tokens=3000, stream=stream))
+                hang_up(running, 0.4, body(model, max_tokens=3000, stream=stream))
                 running.wait_until_idle()
                 server.wait_until(lambda: server.num_sessions == 0)
         assert_all_is_free(running)
@@ -107,54 +94,9 @@ def test_who_hangs_up_while_a_long_prompt_is_read_stops_the_reading() -> None:
     long = [{"role": "user", "content": "语" * 4000}]  # 250 parts, 12 s
     with gateway(pair) as running:
         began = time.monotonic()
-        hang_up(running.url, 0.5, body(messages=long, stream=True))
+        hang_up(running, 0.5, body(messages=long, stream=True))
         running.wait_until_idle()
         assert time.monotonic() - began < 8
-
-
-def test_a_short_answer_is_not_stuck_behind_long_ones() -> None:
-    pair = toy_pair()
-    slow(pair.edge, 0.01)  # type: ignore[arg-type]
-    with gateway(pair, max_running=4) as running:
-        alone = time.monotonic()
-        assert running.chat(model="skydraft-edge", max_tokens=12).status_code == 200
-        alone = time.monotonic() - alone
-        given = body("skydraft-edge", **LONG)
-        streams = [httpx.stream("POST", f"{running.v1}/chat/completions", json=given, timeout=60) for _ in range(3)]
-        opened = [stream.__enter__() for stream in streams]
-        beside = time.monotonic()
-        assert running.chat(model="skydraft-edge", max_tokens=12).status_code == 200
-        beside = time.monotonic() - beside
-        for stream in opened:
-            stream.close()
-        assert beside < 12 * alone + 1  # four take turns; behind the long ones it would be minutes
-
-
-def test_400_requests_16_at_a_time_without_an_error_or_growth() -> None:
-    pair = toy_pair()
-    with gateway(pair, max_running=4, max_waiting=64) as running, httpx.Client(timeout=PATIENCE_S) as client:
-
-        def ask(number: int) -> int:
-            stream = number % 3 == 0
-            given = body(seed=number, temperature=0.7, stream=stream, max_tokens=8)
-            reply = client.post(f"{running.v1}/chat/completions", json=given)
-            assert not stream or reply.content.endswith(b"data: [DONE]\n\n")
-            return reply.status_code
-
-        def measured() -> tuple[int, int, int]:
-            running.wait_until_idle()
-            status = Path("/proc/self/status").read_text()
-            memory = int(status.split("VmRSS:")[1].split()[0])
-            return memory, len(os.listdir("/proc/self/fd")), threading.active_count()
-
-        with ThreadPoolExecutor(16) as pool:
-            assert set(pool.map(ask, range(100))) == {200}
-            before = measured()
-            assert set(pool.map(ask, range(400))) == {200}
-            after = measured()
-        assert after[0] - before[0] < 30_000  # kB
-        assert after[1] <= before[1] + 2 and after[2] <= before[2] + 2
-        assert_all_is_free(running)
 
 
 def ids_of(reply: httpx.Response) -> list[int]:
@@ -256,43 +198,13 @@ def test_a_slow_first_token_is_waited_for_with_pings_and_an_error_then_comes_in_
         assert "secret" not in text and "secret" not in running.chat(model="skydraft-edge").text
 
 
-@pytest.mark.parametrize("stop", ["理；所", "；", ["zzz", "小q"], "把它们"])
-def test_a_stop_string_is_never_shown_not_even_half(served: Running, stop: Any) -> None:
-    options: dict[str, Any] = {"model": "skydraft-lossless", "max_tokens": 60, "temperature": 0.8}
-    for seed in range(12):
-        whole = served.chat(seed=seed, **options).json()["choices"][0]["message"]["content"]
-        cut = served.chat(seed=seed, stop=stop, **options).json()["choices"][0]
-        stops = [stop] if isinstance(stop, str) else stop
-        at = min((whole.find(text) for text in stops if text in whole), default=len(whole))
-        assert cut["message"]["content"] == whole[:at]
-        assert cut["finish_reason"] == ("stop" if at < len(whole) else "length")
-
-
-def test_keys_have_conversations_of_their_own(tmp_path: Path) -> None:
-    labels = {"Bearer a": "ann", "Bearer b": "bob"}
-    talk = [{"role": "user", "content": "语" * 1200}]
-    with gateway(authorize=labels.__getitem__) as running, closing(httpx.Client(timeout=PATIENCE_S)) as client:
-
-        def cached(key: str) -> int:
-            reply = client.post(
-                f"{running.v1}/chat/completions", json=body(messages=talk, model="skydraft-lossless"),
-                headers={"Authorization": f"Bearer {key}"},
-            )  # fmt: skip
-            return int(reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
-
-        assert [cached("a"), cached("a"), cached("b"), cached("b")] == [0, 1024, 0, 1024]
-
-
 @pytest.mark.parametrize("hold_s", [0.02, 0.05, 0.1])
 def test_no_text_is_lost_when_the_first_token_comes_as_the_stream_begins(hold_s: float) -> None:
     pair = toy_pair()
     slow(pair.edge, 0.05)  # type: ignore[arg-type]
     with gateway(pair, hold_s=hold_s, ping_s=0.01) as running:
-        whole = running.chat(model="skydraft-edge", max_tokens=3).json()["choices"][0]["message"]["content"]
         for _ in range(4):
-            lines = running.chat(model="skydraft-edge", max_tokens=3, stream=True).text.split("\n\n")
-            chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
-            assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == whole
+            ask(running, "chat/completions", body("skydraft-edge", max_tokens=3))
 
 
 def test_more_choices_than_there_is_room_for_are_no_matter_of_waiting() -> None:
@@ -307,28 +219,6 @@ def test_line_separators_cut_no_event(served: Running) -> None:
     text = httpx.post(f"{served.v1}/completions", json=body).content.decode()
     events = [line for line in text.splitlines() if line.startswith("data: {")]  # cuts at all of these
     assert json.loads(events[0][6:])["choices"][0]["text"] == "a\u2028b\u0085c\u2029d"
-
-
-def test_the_first_token_of_a_stream_goes_out_before_a_second_round_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "_FIRST_TOKEN_S", PATIENCE_S)
-    request = GenerateRequest(asked("语速"), skydraft.make_plan("quality"), DecodingParams(max_new_tokens=16))
-
-    async def rounds_before_and_after() -> tuple[int, bool]:
-        made = desk.Desk(toy_pair(), 2, 2)
-        (ticket,), events = made.submit([request], streams=True)
-        for _ in (desk.Began, desk.Wrote):
-            await asyncio.wait_for(events.get(), PATIENCE_S)
-        await asyncio.sleep(0.2)
-        early = events.qsize()
-        ticket.has_begun.set()
-        while not isinstance((await asyncio.wait_for(events.get(), PATIENCE_S))[1], desk.Ended):
-            pass
-        (other,), _ = made.submit([request])
-        waits = not other.has_begun.is_set()
-        made.close()
-        return early, waits
-
-    assert asyncio.run(rounds_before_and_after()) == (0, False)
 
 
 def test_the_metrics_are_those_of_what_happened() -> None:

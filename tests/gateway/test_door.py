@@ -16,6 +16,7 @@ from skydraft.errors import OptionError
 from skydraft.gateway import connections, server
 from skydraft.gateway.server import ListenOptions
 
+from .interfaces import ALL_WHOLE, plain
 from .running import Running, gateway
 
 KEY = "a-key-of-more-than-16-characters"
@@ -92,56 +93,13 @@ def test_a_request_of_two_lengths_is_refused_and_the_connection_closed(served: R
     assert b" 400 " in reply.splitlines()[0] and reply.count(b"HTTP/1.1") == 1
 
 
-@pytest.mark.parametrize("path", ["chat/completions", "completions", "responses", "messages"])
+@pytest.mark.parametrize("path", ALL_WHOLE)
 def test_local_only_in_a_wrong_place_is_refused_and_not_passed_over(served: Running, path: str) -> None:
-    says = '"local_only": 1'
-    asked: dict[str, Any] = {"model": "skydraft-quality", "messages": [{"role": "user", "content": says}]}
-    asked |= {"responses": {"input": says, "max_output_tokens": 4}}.get(path, {"prompt": "x", "max_tokens": 4})
-    private: dict[str, Any] = {"local_only": True}
-    for wrong in (private, {"extra_body": {"skydraft": private}}, {"Skydraft": private}):
-        assert httpx.post(f"{served.v1}/{path}", json=asked | wrong).status_code == 400
+    asked, private = plain(path, model="skydraft-quality"), {"local_only": True}
+    for wrong in (private, {"extra_body": {"skydraft": private}}):
+        assert served.post(path, **asked | wrong).status_code == 400
     for right in ({}, {"skydraft": private}, {"skydraft": {"local_only": False}}):
-        assert httpx.post(f"{served.v1}/{path}", json=asked | right).status_code == 200
-
-
-def test_local_only_as_an_argument_of_a_tool_is_the_tools(served: Running) -> None:
-    given, schema = {"local_only": True}, {"type": "object", "properties": {"local_only": {"const": True}}}
-    function = {"name": "f", "parameters": schema}
-    chat = [{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": given}}]}]
-    blocks = [{"type": "tool_use", "id": "1", "name": "f", "input": given}]
-    bodies: dict[str, Any] = {
-        "chat/completions": {"messages": chat, "tools": [{"type": "function", "function": function}]},
-        "messages": {
-            "messages": [{"role": "assistant", "content": blocks}], "tools": [{"name": "f", "input_schema": schema}],
-        },
-        "responses": {
-            "input": [{"type": "shell_call", "call_id": "1", "action": given}],
-            "tools": [{"type": "function", "name": "f", "parameters": {"default": given}}],
-            "text": {"format": {"type": "json_schema", "name": "a", "schema": {"const": given}}},
-        },
-    }  # fmt: skip
-    for path, body in bodies.items():
-        length = {"max_output_tokens" if path == "responses" else "max_tokens": 2}
-        answer = httpx.post(f"{served.v1}/{path}", json={"model": "skydraft-quality"} | length | body)
-        assert answer.status_code == 200, answer.text
-
-
-@pytest.mark.parametrize(
-    "target", ["http://localhost:1/v1/models", "HTTP://127.0.0.1/v1/models", "http://[::1]/v1/models?a=b"]
-)
-def test_a_target_in_absolute_form_is_served(served: Running, locked: Running, target: str) -> None:
-    """As proxies and some clients send it. The name in the target counts, and no key is spared."""
-
-    def status(running: Running, line: str, host: str) -> int:
-        asks = f"GET {line} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
-        return int(said(running, asks.encode()).split()[1])
-
-    assert status(served, target, "localhost") == status(served, target, "evil.test") == 200
-    assert status(served, "http://evil.test/v1/models", "localhost") == 403
-    assert status(served, "http://localhost@evil.test/v1/models", "localhost") == 403
-    assert status(served, "http://localhost/", "localhost") == status(served, "http://localhost", "localhost") == 200
-    assert status(served, "http://localhost/v2/models", "localhost") == 404
-    assert status(locked, target, "localhost") == 401
+        assert served.post(path, **asked | right).status_code == 200
 
 
 def test_a_strangers_page_in_the_users_browser_gets_nothing(served: Running) -> None:
@@ -203,20 +161,6 @@ def test_a_body_that_does_not_come_is_refused(
         assert f" {status} ".encode() in client.recv(1000).splitlines()[0]
 
 
-def test_a_head_that_comes_byte_by_byte_is_cut_off(monkeypatch: pytest.MonkeyPatch, served: Running) -> None:
-    monkeypatch.setattr(connections, "_HEAD_S", 0.5)
-    began = time.monotonic()
-    with socket.create_connection(("127.0.0.1", served.port), timeout=10) as client:
-        try:
-            for byte in b"GET /health HTTP/1.1\r\n" * 100:
-                client.sendall(bytes([byte]))
-                time.sleep(0.02)
-            raise AssertionError("it was let in for ever")
-        except (BrokenPipeError, ConnectionResetError):
-            assert time.monotonic() - began < 20
-    assert httpx.get(f"{served.url}/health").status_code == 200
-
-
 def health(client: socket.socket) -> bytes:
     """Ask on an open connection; returns what comes, up to the end of the answer or of the connection."""
     client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -226,7 +170,7 @@ def health(client: socket.socket) -> bytes:
     return found
 
 
-def test_an_idle_connection_is_kept_longer_than_a_head_may_take(
+def test_an_idle_connection_is_kept_and_a_head_byte_by_byte_is_cut_off(
     monkeypatch: pytest.MonkeyPatch, served: Running
 ) -> None:
     monkeypatch.setattr(connections, "_HEAD_S", 0.3)
@@ -234,10 +178,10 @@ def test_an_idle_connection_is_kept_longer_than_a_head_may_take(
         for _ in range(2):
             assert b" 200 " in health(client)
             time.sleep(1)
-        assert b" 200 " in health(client)
-        began = time.monotonic()
-        client.sendall(b"GET /hea")  # a next head, which has as long as the first one
-        assert client.recv(1000) == b"" and time.monotonic() - began < 5
+        with pytest.raises(ConnectionError):  # a next head, which has as long as the first one
+            for byte in b"GET /health HTTP/1.1\r\n" * 100:
+                client.sendall(bytes([byte]))
+                time.sleep(0.02)
 
 
 @pytest.mark.parametrize(
@@ -260,5 +204,3 @@ def test_beyond_this_machine_a_key_and_tls_are_wanted(options: Any, says: str) -
 def test_no_token_waits_for_nagles_algorithm() -> None:
     with server.listen(ListenOptions(port=0)) as listening:
         assert listening.proto == socket.IPPROTO_TCP  # without it asyncio leaves the algorithm on
-        with socket.create_connection(listening.getsockname()), listening.accept()[0] as accepted:
-            assert accepted.proto == socket.IPPROTO_TCP

@@ -53,15 +53,6 @@ def test_a_prompt_has_the_log_likelihoods_of_its_model(served: Running, max_toke
     assert vocab.decode(token_ids) == TEXT
 
 
-def test_a_batch_of_token_ids_is_that_of_its_texts(served: Running) -> None:
-    vocab = open_toy("toy").vocab
-    texts = ["语速", "情绪快"]
-    batch = complete(served, [list(vocab.encode(text)) for text in texts], max_tokens=8)
-    assert batch["choices"] == complete(served, texts, max_tokens=8)["choices"]
-    for choice, text in zip(batch["choices"], texts, strict=True):
-        assert choice["text"] == complete(served, text, max_tokens=8)["choices"][0]["text"]
-
-
 def test_a_stream_has_the_same_log_probabilities(served: Running, client: openai.OpenAI) -> None:
     options: Any = {"model": "skydraft-quality", "prompt": TEXT, "max_tokens": 12, "logprobs": 2, "echo": True}
     whole = client.completions.create(**options).choices[0]
@@ -107,17 +98,6 @@ def test_tokens_that_are_no_text_are_spelled_out_and_special_ones_named() -> Non
     assert content[0]["token"] == "<eos>" and content[0]["top_logprobs"][0]["bytes"] == [0xE5]
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"logprobs": 21}, {"prompt": [5, -1]}, {"prompt": [5, 99999]}, {"prompt": [5, "a"]}, {"prompt": [[1], [True]]},
-    ],
-)  # fmt: skip
-def test_prompts_that_are_none_are_refused(served: Running, more: dict[str, Any]) -> None:
-    reply = post(served, "v1/completions", **{"model": "skydraft", "prompt": "a"} | more)
-    assert reply.status_code == 400 and len(reply.json()["error"]["message"].splitlines()) == 1
-
-
 def test_text_becomes_tokens_and_tokens_text(served: Running) -> None:
     token_ids = list(open_toy("toy").vocab.encode(TEXT))
     assert post(served, "tokenize", content=TEXT).json() == {"tokens": token_ids, "count": len(token_ids)}
@@ -131,9 +111,3 @@ def test_text_becomes_tokens_and_tokens_text(served: Running) -> None:
     began, long = time.process_time(), post(served, "tokenize", content="语速" * 300_000)
     assert long.status_code == 400 and long.json()["error"]["param"] == "content"
     assert time.process_time() - began < 1  # one thread reads for all keys, and this took it for seconds
-
-
-def test_prompts_are_counted_without_an_answer(served: Running) -> None:
-    counted = post(served, "v1/chat/completions/input_tokens", model="skydraft", messages=ASKED)
-    assert counted.json()["input_tokens"] == expected("edge", max_new_tokens=1).num_prompt_tokens
-    assert post(served, "v1/chat/completions/input_tokens", model="other", messages=ASKED).status_code == 404

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import httpx2 as httpx
@@ -14,7 +13,6 @@ from skydraft.engines.toy import open_toy
 from skydraft.gateway.requests import Defaults
 
 from ..later import later
-from .interfaces import ask
 from .running import Running, gateway
 
 openai = later("openai")
@@ -23,7 +21,6 @@ ASKED: Any = [{"role": "user", "content": "语速"}]
 
 
 def expected(mode: str, prompt: Any = ASKED, **params: Any) -> Any:
-    """What the Python interface generates."""
     plan = make_plan(mode)
     return skydraft.generate(
         messages=prompt, edge=open_toy("toy:drift=0.2"), cloud=open_toy("toy"), plan=plan,
@@ -126,49 +123,14 @@ def test_a_full_queue_is_503_and_the_sdk_tries_again() -> None:
         running.wait_until_idle()
 
 
-def test_tools_reach_the_template_and_nulls_are_no_error(client: openai.OpenAI, served: Running) -> None:
-    reply = served.chat(
-        tools=None, tool_choice=None, user="me", store=True, metadata={}, parallel_tool_calls=True, frobnicate=1,
-        max_tokens=None, max_completion_tokens=6, stream_options=None, stop=None, response_format={"type": "text"},
-    )  # fmt: skip
-    assert reply.status_code == 200 and reply.json()["usage"]["completion_tokens"] == 6
-    conversation = [
-        {"role": "developer", "content": "慢"}, {"role": "user", "content": [{"type": "text", "text": "语速"}]},
-        {"role": "assistant", "content": None, "tool_calls": [
-            {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
-        {"role": "tool", "content": "3", "tool_call_id": "1"}, {"role": "user", "content": "快"},
-    ]  # fmt: skip
-    tool = {"type": "function", "function": {"name": "f"}}
-    reply = served.chat(conversation, tools=[tool], tool_choice="auto")
-    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
-    rendered = json.dumps([tool]) + "慢语速" + call + "3快"  # by the toys' template
-    assert reply.status_code == 200 and json.loads(reply.content)["usage"]["prompt_tokens"] == len(rendered)
-
-
 def test_what_old_and_other_clients_send_is_read_as_it_is_meant(served: Running) -> None:
     empty = {"stop": "", "grammar": "", "json_schema": None, "guided_json": None, "functions": [], "n": None}
     plain = served.chat().json()["choices"]
     assert served.chat(**empty).json()["choices"] == served.chat(stop=["", ""]).json()["choices"] == plain
-    call = {"name": "f", "arguments": "{}"}
     asked, said = {"role": "user", "content": "语速"}, {"role": "assistant", "content": None}
-    old = [asked, {**said, "function_call": call}, {"role": "function", "name": "f", "content": "3"}]
-    new = [asked, {**said, "tool_calls": [{"id": "1", "type": "function", "function": call}]},
-           {"role": "tool", "tool_call_id": "1", "content": "3"}]  # fmt: skip
-    assert served.chat(old).json()["choices"] == served.chat(new).json()["choices"]
     parts = [{"type": "refusal", "refusal": "不"}]
     refused, as_text = ([asked, {**said, "content": content}, asked] for content in (parts, "不"))
     assert served.chat(refused).json()["choices"] == served.chat(as_text).json()["choices"]
-
-
-@pytest.mark.parametrize("mode", ["edge", "lossless", "quality"])
-def test_an_assistants_last_message_is_gone_on_with(served: Running, mode: str) -> None:
-    """The toys' template is the bare text, so that this is a completion of the text of both messages."""
-    options: Any = {"model": f"skydraft-{mode}", "max_tokens": 12}
-    open_ended = options | {"continue_final_message": True, "add_generation_prompt": False}
-    for said in ("", "快，高"):
-        turns = [{"role": "user", "content": "语速"}, {"role": "assistant", "content": said}]
-        text = ask(served, "completions", options | {"prompt": f"语速{said}"}).text
-        assert ask(served, "chat/completions", open_ended | {"messages": turns}).text == text
 
 
 def test_what_the_gateway_was_started_with_holds_where_a_client_says_nothing() -> None:

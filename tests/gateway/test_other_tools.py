@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
+import json
 from typing import Any
 
 import httpx2 as httpx
 import pytest
 
-from .interfaces import call_text, events_of, forced
+from .interfaces import COUNTS, ask, call_text, events_of, forced, plain
 from .running import Running
 
 pytest.importorskip("llguidance")
@@ -72,40 +72,29 @@ def test_what_codex_sends_is_answered(served: Running) -> None:
     assert answer.status_code == 200 and "event: response.incomplete" in answer.text, answer.text
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_tools_that_are_not_functions_are_left_out_and_said(
-    served: Running, stream: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    kinds = sorted(tool["type"] for tool in OTHERS)
-    with caplog.at_level(logging.WARNING, "skydraft.gateway"):
-        for _ in range(2):
-            answer = respond(served, tools=[*OTHERS, EXEC], stream=stream)
-            assert answer.status_code == 200, answer.text
-    if not stream:
-        assert answer.json()["skydraft"]["left_out"] == kinds
-    assert len([record for record in caplog.records if "what_comes_next" in record.getMessage()]) <= 1
-    assert num_tokens(served, tools=[*OTHERS, EXEC]) == num_tokens(served, tools=[EXEC])
-    assert num_tokens(served, tools=OTHERS) == num_tokens(served)
-
-
-def test_chats_and_anthropics_messages_leave_them_out_too(served: Running) -> None:
-    question = [{"role": "user", "content": "语速"}]
-    tools: list[dict[str, Any]] = [
-        {"type": "custom", "custom": {"name": "p"}},
-        {"type": "function", "function": {"name": "f", "parameters": {}}},
-    ]
-    chat = served.chat(tools=tools).json()
-    assert chat["skydraft"]["left_out"] == ["custom"]
-    assert "left_out" not in served.chat(tools=tools[1:]).json()["skydraft"]
-    assert '"left_out":["custom"]' in served.chat(tools=tools, stream=True).text
-    theirs = [
-        {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}, {"type": "bash_20250124", "name": "bash"},
+LEFT_OUT: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
+    "responses": (OTHERS, EXEC),
+    "chat/completions": ([{"type": "custom", "custom": {}}], {"type": "function", "function": {"name": "f"}}),
+    "messages": (
+        [{"type": "web_search_20250305", "name": "web_search"}, {"type": "bash_20250124", "name": "bash"}],
         {"name": "f", "input_schema": {"type": "object"}},
-    ]  # fmt: skip
-    for some in (theirs, theirs[:2]):
-        body = {"model": "skydraft-edge", "max_tokens": 2, "messages": question, "tools": some}
-        answer = served.post("messages", **body)
-        assert answer.status_code == 200, answer.text
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", LEFT_OUT)
+def test_tools_that_are_not_functions_are_left_out_and_said(served: Running, path: str) -> None:
+    others, function = LEFT_OUT[path]
+
+    def count(*tools: dict[str, Any]) -> int:
+        return int(served.post(COUNTS[path], **plain(path, tools=tools)).json()["input_tokens"])
+
+    assert count(*others, function) == count(function) and count(*others) == count()
+    told = json.dumps(sorted(tool["type"] for tool in others), separators=(",", ":"))
+    for stream in (False, True):
+        answer = served.post(path, **plain(path, tools=[*others, function], stream=stream))
+        assert answer.status_code == 200 and (path == "messages" or f'"left_out":{told}' in answer.text), answer.text
+    assert "left_out" not in served.post(path, **plain(path, tools=[function])).text
 
 
 @pytest.mark.parametrize("tools", [[{"name": "f"}], [{"type": 5}], [5], [{}], [{"type": None, "name": "f"}]])
@@ -203,35 +192,26 @@ def test_what_would_need_a_memory_or_is_no_type_is_refused(served: Running) -> N
 
 @pytest.mark.parametrize("path", ["responses", "chat/completions"])
 def test_allowed_tools_are_the_only_ones(served: Running, path: str) -> None:
-    names = ["f", "g", "h"]
     is_chat = path != "responses"
-    each = [{"name": name, "parameters": {"type": "object", "properties": {}}} for name in names]
-    tools = [{"type": "function", "function": one} if is_chat else {"type": "function"} | one for one in each]
-    body: dict[str, Any] = {"tools": tools, "max_output_tokens": 400}
-    if is_chat:
-        body |= {"messages": [{"role": "user", "content": "语速"}], "max_tokens": 400}
 
-    def chosen(mode: str, *allowed: str, **more: Any) -> Any:
-        listed: list[Any] = [
-            {"type": "function", "function": {"name": name}} if is_chat else {"type": "function", "name": name}
-            for name in allowed
-        ]
+    def body(mode: str, *allowed: str, **more: Any) -> dict[str, Any]:
+        flat: Any = [{"type": "function", "name": name} for name in "fgh"]
+        nested: Any = [{"type": "function", "function": {"name": name}} for name in "fgh"]
+        tools = nested if is_chat else flat
+        listed = [tools["fgh".index(name)] if name in "fgh" else {"type": "function", "name": name} for name in allowed]
         choice: dict[str, Any] = {"mode": mode, "tools": [*listed, {"type": "web_search"}]}
         choice = {"type": "allowed_tools"} | ({"allowed_tools": choice} if is_chat else choice)
-        return respond(served, path, **body, tool_choice=choice, **more)
+        return plain(path, limit=400, model="skydraft-quality", tools=tools, tool_choice=choice, **more)
 
-    def calls(answer: httpx.Response) -> list[str]:
-        assert answer.status_code == 200, answer.text
-        if is_chat:
-            found = answer.json()["choices"][0]["message"].get("tool_calls", [])
-            return [call["function"]["name"] for call in found]
-        return [item["name"] for item in answer.json()["output"] if item["type"] == "function_call"]
+    def calls(body: dict[str, Any]) -> list[str]:
+        return [name for name, *_ in ask(served, path, body).calls]
 
-    assert set(calls(chosen("required", "g", "h"))) <= {"g", "h"} != set()
-    assert calls(chosen("auto", "g", **forced(call_text("g", {})))) == ["g"]
-    assert calls(chosen("auto", "g", **forced(call_text("f", {})))) == []
-    assert calls(chosen("auto")) == []
-    for answer in (chosen("auto", "x"), chosen("required")):
+    assert set(calls(body("required", "g", "h"))) <= {"g", "h"} != set()
+    assert calls(body("auto", "g", **forced(call_text("g", {})))) == ["g"]
+    assert calls(body("auto", "g", **forced(call_text("f", {})))) == []
+    assert calls(body("auto")) == []
+    for wrong in (body("auto", "x"), body("required")):
+        answer = served.post(path, **wrong)
         assert answer.status_code == 400 and answer.json()["error"]["param"] == "tool_choice", answer.text
 
 

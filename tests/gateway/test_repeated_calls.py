@@ -1,4 +1,5 @@
-"""A call that a tool has answered is not given out again: the answer is written anew, and all of it counts."""
+"""Where a tool may be called and need not: an answer begins as a call only if that is likely enough, and a call that a
+tool has answered is not given out again: the answer is written anew, and all of it counts."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ TOOLS: Any = [
 ]
 
 
-def repeating() -> ToyEngine:
-    """A model that calls whenever it is told of tools, and says how the weather is otherwise."""
+def repeating(chance: float = 1.0) -> ToyEngine:
+    """A model that mostly calls when it is told of tools, with this chance, and says how the weather is otherwise."""
     ids = [*(piece.encode() for piece in PIECES), *(bytes([byte]) for byte in range(256)), b"<eos>"]
     end = len(ids) - 1
     template = (
@@ -40,8 +41,10 @@ def repeating() -> ToyEngine:
 
     vocab = Vocab(ids, encode, special_ids=[end], end_ids=[end], chat_template=template, eos_text="<eos>")
     by_last = np.zeros((vocab.size, vocab.size), np.float32)
-    for before, after in ((0, 2), (1, 3), (3, 4), (2, end), (4, end)):
+    for before, after in ((1, 3), (3, 4), (2, end), (4, end)):
         by_last[before, after] = 100
+    by_last[0] = -100
+    by_last[0, 2:4] = np.log([chance, 1 - chance + 1e-30])
     engine = ToyEngine(vocab, by_last, name="repeats")
     engine.max_sequences = 4
     return engine
@@ -54,7 +57,6 @@ def served() -> Iterator[Running]:
 
 
 def after(arguments: Any, *more: Any) -> list[Any]:
-    """The conversation after one call and its result."""
     function = {"name": "weather", "arguments": json.dumps(arguments)}
     call = {"id": "a", "type": "function", "function": function}
     result = {"role": "tool", "tool_call_id": "a", "content": "晴"}
@@ -156,3 +158,25 @@ def test_the_other_interfaces_do_the_same(served: Running) -> None:
     body = {"model": "skydraft", "max_tokens": 16, "messages": turns, "tools": tools}
     answer = served.post("messages", **body).json()
     assert answer["content"] == [{"type": "text", "text": "晴，25 度"}] and answer["stop_reason"] == "end_turn"
+
+
+@pytest.fixture(scope="module")
+def unsure() -> Iterator[Running]:
+    """Over a model that would sooner call than say any one thing."""
+    with gateway(Pair(repeating(0.6), repeating(0.6))) as running:
+        yield running
+
+
+@pytest.mark.parametrize("mode", ["edge", "quality", "lossless", "cloud"])
+@pytest.mark.parametrize(
+    ("body", "calls"),
+    [
+        ({}, False), ({"tool_choice": "auto"}, False), ({"skydraft": {"min_call_prob": 0.7}}, False),
+        ({"skydraft": {"min_call_prob": 0.5}}, True), ({"skydraft": {"min_call_prob": 0}}, True),
+        ({"tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 400}, True), ({"tools": []}, False),
+    ],
+)  # fmt: skip
+def test_an_unlikely_call_is_an_answer_in_words(unsure: Running, mode: str, body: Any, calls: bool) -> None:
+    answer = unsure.chat([QUESTION], **{"model": f"skydraft-{mode}", "tools": TOOLS} | body)
+    message = answer.json()["choices"][0]["message"]
+    assert bool(message.get("tool_calls")) == calls and (calls or message["content"] == "晴，25 度")

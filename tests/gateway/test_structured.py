@@ -11,17 +11,14 @@ import jsonschema
 import pytest
 
 from skydraft.engines.toy import open_toy
-from skydraft.engines.vocab import Vocab
-from skydraft.gateway.pair import Pair
 from skydraft.prompts.chat_template import render
 from skydraft.prompts.messages import Message
 from skydraft.prompts.tool_calls import may_answer
 
 from ..later import later
-from .interfaces import Told, Voice, call_text, forced
-from .interfaces import ask as ask_both
-from .running import Running, gateway
-from .test_fields import fitting, tool
+from .interfaces import Voice
+from .running import Running, written_by
+from .test_fields import SLOW, fitting, tool
 
 openai = later("openai")
 
@@ -46,7 +43,6 @@ SCHEMA_OF = {"天气": WEATHER["function"]["parameters"], "time": {"type": "obje
 
 
 def ask(client: openai.OpenAI, mode: str = "edge", **options: Any) -> Any:
-    """What a model of the gateway answers."""
     asked: dict[str, Any] = {"model": f"skydraft-{mode}", "messages": ASKED, "max_tokens": ENOUGH} | options
     return client.chat.completions.create(**asked)
 
@@ -83,16 +79,6 @@ def check_calls(calls: Any) -> None:
         jsonschema.validate(json.loads(call.function.arguments), SCHEMA_OF[call.function.name])
 
 
-@pytest.mark.parametrize("mode", ["edge", "quality", "lossless"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_required_call_is_made_and_fits_its_schema(client: openai.OpenAI, mode: str, temperature: float) -> None:
-    options = {"tools": [WEATHER, TIME], "tool_choice": "required", "max_tokens": 900}
-    answer = ask(client, mode, **options, temperature=temperature, seed=2, n=2)
-    for choice in answer.choices:
-        assert choice.finish_reason == "tool_calls" and choice.message.content is None
-        check_calls(choice.message.tool_calls)
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_a_stream_of_calls_is_the_same_answer(client: openai.OpenAI, seed: int) -> None:
     options: dict[str, Any] = {
@@ -113,22 +99,6 @@ def test_a_stream_of_calls_is_the_same_answer(client: openai.OpenAI, seed: int) 
     assert told == expected
     assert kinds.count("tool_calls.function.arguments.done") == len(whole)
     assert kinds.count("tool_calls.function.arguments.delta") >= len(whole)
-
-
-def test_with_auto_calls_are_told_from_text(served: Running) -> None:
-    def answer(text: str) -> Told:
-        body = {"model": "skydraft-quality", "messages": ASKED, "tools": [WEATHER], "max_tokens": 400}
-        return ask_both(served, "chat/completions", body | forced(text))
-
-    two = "好。\n" + call_text("天气", {"city": "上海"}) + "\n" + call_text("天气", {"city": "北京", "days": 2})
-    calls = ("天气", '{"city": "上海"}', True), ("天气", '{"city": "北京", "days": 2}', True)
-    assert answer(two) == Told(("好。", *calls), True, "tool_calls")
-    bare = json.dumps({"name": "天气", "arguments": {"city": "上海"}}, ensure_ascii=False, indent=1)
-    for text, said in ((bare, ()), (f"```json\n{bare}\n```\n好。", ("\n好。",)), (f"\n{bare}\n{bare}", ())):
-        assert answer(text) == Told((*said, *[calls[0]] * text.count("name")), True, "tool_calls")
-    cut = bare[:-2], f"`{bare[:20]}`", "<tool_call>\n{"
-    for text in ("没有<tool_call 的话", call_text("天", {}), *cut, '{"name": 1}'):
-        assert answer(text) == Told((text,), False, "stop")
 
 
 def test_with_auto_and_a_schema_the_answer_is_a_call_or_fits(client: openai.OpenAI) -> None:
@@ -172,14 +142,11 @@ def as_message(given: Any) -> Message:
     return Message(given["role"], given.get("content") or "", (("tool_calls", calls),) if calls else ())
 
 
-def test_tools_reach_the_template_with_their_keys_in_the_order_of_the_client() -> None:
+def test_tools_reach_the_template_with_all_their_keys() -> None:
     parameters = {"properties": {"z": {"type": "string"}, "a": {}}, "type": "object"}
-    function = {"description": "d", "name": "f", "strict": True, "parameters": parameters, "$x": 1}
-    told = {"function": function, "type": "function"}
-    edge, cloud = open_toy("toy:drift=0.2", 2048, 2), open_toy("toy", 2048, 2)
-    for engine in (edge, cloud):  # what it reads becomes the message of an error
-        engine.vocab.chat_template = "{{ raise_exception(tools | tojson) }}{# <tool_call> #}"
-    with gateway(Pair(edge, cloud)) as running:
+    function = {"name": "f", "description": "d", "parameters": parameters, "strict": True, "$x": 1}
+    told = {"type": "function", "function": function}
+    with written_by("{{ raise_exception(tools | tojson) }}{# <tool_call> #}") as running:  # an error
         answer = running.chat(tools=[{**told, "cache_control": {}}], max_tokens=1)
     assert json.dumps([told]) in answer.json()["error"]["message"], answer.text
 
@@ -219,18 +186,12 @@ def test_the_target_checks_whether_an_answer_begins_as_a_call(served: Running, b
     assert (answer["skydraft"]["stats"]["num_escalated"] > 0) == is_checked
 
 
-def slow_to_compile(title: str = "") -> dict[str, Any]:
-    """Takes all of the second that it may take."""
-    patterns = [{"pattern": f".*{number}.*"} for number in range(40)]
-    return fitting({"type": "string", "title": title, "allOf": patterns})
-
-
 def test_others_do_not_wait_for_grammars_that_take_long(served: Running, client: openai.OpenAI) -> None:
     over, statuses = threading.Event(), list[int]()
 
     def attack() -> None:
         while not over.is_set():  # another text each time, so that none is known
-            statuses.append(served.chat("语速", **slow_to_compile(str(len(statuses)))).status_code)
+            statuses.append(served.chat("语速", **fitting(SLOW | {"title": str(len(statuses))})).status_code)
 
     attacker = threading.Thread(target=attack)
     attacker.start()
@@ -246,11 +207,7 @@ def test_others_do_not_wait_for_grammars_that_take_long(served: Running, client:
 
 
 def test_a_template_that_calls_no_tools_refuses_them() -> None:
-    edge, cloud = open_toy("toy:drift=0.2", 512, 2), open_toy("toy", 512, 2)
-    for engine in (edge, cloud):
-        vocab: Vocab = engine.vocab
-        vocab.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    with gateway(Pair(edge, cloud)) as running:
+    with written_by("{% for m in messages %}{{ m['content'] }}{% endfor %}") as running:
         reply = running.chat(tools=[TIME])
         assert reply.status_code == 400 and reply.json()["error"]["param"] == "tools"
         assert running.chat(tools=[TIME], tool_choice="none").status_code == 200

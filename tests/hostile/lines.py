@@ -12,8 +12,7 @@ from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import character_vocab
 from tests import toys
-from tests.hostile import own
-from tests.hostile.own import OwnFault, OwnServer
+from tests.hostile.own import OwnLine
 from tests.hostile.texts import ALONE, TARGET, letters, write
 from tests.serving import waiting
 from tests.stock import faults
@@ -24,76 +23,44 @@ WIRES = ("own", "stock")
 DIALECTS = ("llama-server", "sglang")  # of a stock server, where it says ids in another way; "stock" speaks vLLM's
 
 
-class OwnLine:
-    """`skydraft serve` over gRPC."""
-
-    def __init__(self, server: OwnServer) -> None:
-        self.server, self.url = server, server.url
-        self.kill, self.start = server.kill, server.start
-
-    def storm(self, coming: Iterable[OwnFault | None]) -> None:
-        """What the next verifications get."""
-        self.server.relay.faults = iter(coming)
-
-    def silence(self) -> None:
-        """Say nothing any more, whatever is asked."""
-        self.server.relay.silence = own.stalls(0)
-
-    def calm(self) -> None:
-        """Be well from now on."""
-        self.server.relay.faults, self.server.relay.silence = iter(()), None
-
-    def become(self, engine: Engine) -> None:
-        """Be another model after the next start."""
-        self.server.become(engine)
-
-
 class StockLine:
-    """A server without skydraft over HTTP."""
+    """A server without skydraft over HTTP, in the words of `OwnLine`: `storm` is of requests that generate."""
 
     def __init__(self, server: Fake) -> None:
         self.server, self.url = server, f"{server.url}/v1"
         self.kill, self.start = server.kill, server.start
 
     def storm(self, coming: Iterable[Fault | None]) -> None:
-        """What the next requests that generate get."""
         left = iter(coming)
         self.server.fault_of = lambda path: next(left, None) if path in GENERATING else None
 
     def silence(self) -> None:
-        """Say nothing any more, whatever is asked."""
         self.server.fault_of = lambda path: faults.silent()
 
     def calm(self) -> None:
-        """Be well from now on."""
         self.server.fault_of = lambda path: None
 
     def become(self, engine: Engine) -> None:
-        """Be another model after the next start."""
         self.server.become(engine, "another")
 
 
 @contextmanager
-def line(
-    wire: str, *, token_s: float = 0.0, dialect: str = "", is_other: bool = False
-) -> Iterator[OwnLine | StockLine]:
+def line(wire: str, *, token_s: float = 0.0, is_other: bool = False) -> Iterator[OwnLine | StockLine]:
     """A server that takes so long for each token; another model with another vocabulary if `is_other`."""
     if wire == "own":
-        server = OwnServer(toys.toy(1) if is_other else waiting(letters("toy"), lambda: time.sleep(token_s)))
+        own = OwnLine(toys.toy(1) if is_other else waiting(letters("toy"), lambda: time.sleep(token_s)))
         try:
-            yield OwnLine(server)
+            yield own
         finally:
-            server.kill()
+            own.kill()
     else:
-        dialect = dialect or ("vllm" if wire == "stock" else wire)
-        with fake(dialect, TARGET, token_s=token_s) as stock:
+        with fake("vllm" if wire == "stock" else wire, TARGET, token_s=token_s) as stock:
             stock.model.tokenizer = character_vocab("一二三") if is_other else stock.model.tokenizer
             yield StockLine(stock)
 
 
 @contextmanager
 def known(line: OwnLine | StockLine, timeout_s: float, **options: Any) -> Iterator[Cloud]:
-    """A connection that has been used, so that all is known of the server."""
     with closing(skydraft.connect(line.url, timeout_s=timeout_s, **options)) as cloud:
         assert write(cloud, "cloud").run().token_ids == ALONE
         yield cloud

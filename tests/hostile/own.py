@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, repeat
 from typing import Any
 
@@ -16,11 +16,9 @@ from skydraft.protocol.status import to_status
 from tests.serving import OwnFault, Relay, Serving, free_port
 
 
-def refuses(error: SkydraftError) -> OwnFault:
-    """Ends the call with this error."""
-
+def refuses(kind: type[SkydraftError], **more: Any) -> OwnFault:
     def fault(replies: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        context.abort_with_status(to_status(error))
+        context.abort_with_status(to_status(kind("Not now, says the server.", **more)))
         yield b""
 
     return fault
@@ -71,7 +69,6 @@ def alters(change: Callable[[pb.SessionReply], Any]) -> OwnFault:
 
 
 def unending(reply: pb.SessionReply) -> None:
-    """Goes on after its end."""
     reply.finish = pb.FINISH_NONE
     if not (reply.written_ids or reply.HasField("token_id")):
         reply.token_id = 3
@@ -88,8 +85,8 @@ def token(token_id: int) -> OwnFault:
     return alters(change)
 
 
-class OwnServer:
-    """A server on a port of its own, behind a relay whose next verifications get `faults`, and all calls `silence`."""
+class OwnLine:
+    """`skydraft serve` over gRPC, on a port of its own, behind a relay."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -98,15 +95,21 @@ class OwnServer:
         self.start()
 
     def start(self) -> None:
-        """Listen, on the port of before, and be well."""
         self._serving = Serving(self._engine, ServeOptions(port=0, limits=Limits(max_sessions=16)))
         self.relay = Relay(self._serving.address, self.port)
 
     def kill(self) -> None:
-        """Close all connections, whatever they carry, and listen no more. All sessions are lost."""
         self.relay.close()
         self._serving.stop()
 
     def become(self, engine: Engine) -> None:
-        """Run another model after the next start."""
         self._engine = engine
+
+    def storm(self, coming: Iterable[OwnFault | None]) -> None:
+        self.relay.faults = iter(coming)
+
+    def silence(self) -> None:
+        self.relay.silence = stalls(0)
+
+    def calm(self) -> None:
+        self.relay.faults, self.relay.silence = iter(()), None

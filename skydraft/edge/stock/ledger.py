@@ -88,20 +88,20 @@ class Ledger:
             await self.budget.settle()
 
 
+@dataclass(eq=False, slots=True)
 class Request:
     """One request and its answer. It may go out twice; the answer is that of the last time."""
 
-    def __init__(self, ledger: Ledger, path: str, content: bytes | None, carried: Carried) -> None:
-        self.path = path
-        self.content = content
-        self.usage = UNTOLD  # of the last time that it went out
-        self.is_answered = False
-        self._ledger = ledger
-        self._carried = carried
-        self._taken_on: int | None = None  # the day of a call that may go out
+    ledger: Ledger
+    path: str
+    content: bytes | None
+    carried: Carried
+    usage: Usage = UNTOLD  # of the last time that it went out
+    is_answered: bool = False
+    _taken_on: int | None = None  # the day of a call that may go out
 
     async def allow(self) -> None:
-        budget, carried = self._ledger.budget, self._carried
+        budget, carried = self.ledger.budget, self.carried
         if carried.num_tokens:
             await budget.settle()
         if carried.generated is not None:
@@ -111,29 +111,29 @@ class Request:
 
     async def go(self) -> None:
         """Note that it goes out, before the first byte does: whatever becomes of this process, it is in the sum."""
-        num_tokens = self._carried.num_tokens
+        num_tokens = self.carried.num_tokens
         self.usage, self._taken_on = Usage(num_tokens), None
-        self._ledger.note(
+        self.ledger.note(
             LinkCost(bytes_up=len(self.content or b""), num_requests=int(num_tokens > 0), tokens_in=num_tokens)
         )
-        if self._carried.generated is not None:
-            self._ledger.call(self, self._carried)
+        if self.carried.generated is not None:
+            self.ledger.call(self, self.carried)
         if num_tokens:
-            await self._ledger.settle()
+            await self.ledger.settle()
 
     def end(self) -> None:
         """Take it back if it did not go out though it was allowed."""
         if self._taken_on is not None:
-            self._ledger.budget.give_back(self._taken_on)
+            self.ledger.budget.give_back(self._taken_on)
             self._taken_on = None
 
     def came(self, num_bytes: int) -> None:
-        self._ledger.note(LinkCost(bytes_down=num_bytes))
+        self.ledger.note(LinkCost(bytes_down=num_bytes))
 
     def is_lost(self) -> None:
         """Note what was written, perhaps, for an answer that did not come. It costs nothing if it did not go out."""
         if self.usage.num_read:
-            self._ledger.note(LinkCost(tokens_out=self._carried.num_written))
+            self.ledger.note(LinkCost(tokens_out=self.carried.num_written))
 
     def says(self, told: Usage) -> None:
         """Note what the answer says of its cost so far: of each count the larger one, by the server or by us."""
@@ -142,7 +142,7 @@ class Request:
         num_cached = min(max(told.num_cached, before.num_cached), num_read)
         self.usage = now = Usage(num_read, num_cached, max(told.num_written, before.num_written))
         if now != before:
-            self._ledger.note(
+            self.ledger.note(
                 LinkCost(
                     tokens_in=now.num_read - before.num_read, tokens_hit=now.num_cached - before.num_cached,
                     tokens_out=now.num_written - before.num_written,

@@ -107,7 +107,7 @@ class StockText:
         self._is_stopped = False
         self._num_cached = 0  # tokens of the prompt of which a verdict or written tokens have told
         self._ledger = Ledger(server.budget, server.address, len(self._prompt))
-        self._wire = server.wire.noting(self._ledger)
+        self._wire = replace(server.wire, ledger=self._ledger)
         self.sent = self._ledger.sent
 
     def _draw(self, *, gives_text: bool) -> None:
@@ -249,7 +249,6 @@ class StockText:
             self._rules = replace(self._rules, stopping=Stopping(self._params, self._vocab, room))
 
     def _room(self, text: TokenIds) -> int:
-        """How many tokens may still be generated after a text."""
         return self._rules.stopping.max_new_tokens - (len(text) - len(self._prompt))
 
     def _row_of(self, row: Row) -> npt.NDArray[Any]:

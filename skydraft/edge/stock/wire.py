@@ -8,6 +8,7 @@ import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -92,21 +93,17 @@ class Pool:
             await _closed(client)
 
 
+@dataclass(frozen=True, slots=True)
 class Wire:
-    """Requests to one server, which `ledger` notes. Paths below `/v1/` are below the address `base`, others below
-    `root`."""
+    """Requests to one server, which `ledger` notes. Paths below `/v1/` are below `base`, others below `root`."""
 
-    def __init__(self, root: str, base: str, pool: Pool, ledger: Ledger) -> None:
-        self.base = base
-        self.pool = pool
-        self.ledger = ledger
-        self._root = root
-
-    def noting(self, ledger: Ledger) -> Wire:
-        return Wire(self._root, self.base, self.pool, ledger)
+    root: str
+    base: str
+    pool: Pool
+    ledger: Ledger
 
     def url_of(self, path: str) -> str:
-        return self.base + path.removeprefix("/v1") if path.startswith("/v1/") else self._root + path
+        return self.base + path.removeprefix("/v1") if path.startswith("/v1/") else self.root + path
 
     def request(self, path: str, body: Mapping[str, Any] | None = None, carried: Carried = _EMPTY) -> Request:
         return Request(self.ledger, path, None if body is None else as_json(body), carried)

@@ -45,7 +45,6 @@ def problems() -> list[str]:
 
 @pytest.fixture
 def expected() -> list[str]:
-    """Parts of problems that a test provokes."""
     return []
 
 
@@ -94,24 +93,20 @@ def _watch(page: Any, gateway: str, problems: list[str]) -> None:
 
 
 def ask(page: Any, text: str) -> None:
-    """Types a question and sends it."""
     page.fill("#question", text)
     page.press("#question", "Enter")
 
 
 def settled(page: Any, count: int, status: str = "done") -> None:
-    """Waits until so many answers have come to this end."""
     playwright.expect(page.locator(f'.answer[data-status="{status}"]')).to_have_count(count)
 
 
 def answered(page: Any, text: str, count: int = 1, status: str = "done") -> None:
-    """Sends a question and waits until so many answers have come to this end."""
     ask(page, text)
     settled(page, count, status)
 
 
 def expect(locator: Any) -> Any:
-    """Playwright's assertions, which wait until they hold."""
     return playwright.expect(locator)
 
 
@@ -121,7 +116,6 @@ def drawn(page: Any) -> None:
 
 
 def is_too_wide(page: Any) -> bool:
-    """Whether one could scroll to the side."""
     return bool(page.evaluate("document.documentElement.scrollWidth > window.innerWidth"))
 
 

@@ -24,7 +24,6 @@ def server() -> Iterator[FakeGateway]:
 
 @pytest.fixture
 def fake(server: FakeGateway) -> FakeGateway:
-    """The gateway, which has forgotten the test before."""
     server.reset()
     return server
 

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 
-from skydraft.gateway.chat_page import PageFiles
+from skydraft.gateway.app import PageFiles
 
 from ..running import Running
 
@@ -34,8 +34,6 @@ Step = Event | float | threading.Event | object
 
 @dataclass(frozen=True)
 class Refusal:
-    """An answer before any stream."""
-
     status: int
     message: str
     headers: dict[str, str] = field(default_factory=dict)
@@ -45,30 +43,25 @@ Reply = Sequence[Step] | Refusal
 
 
 def record(number: int, outcome: str = "verified", **values: Any) -> Event:
-    """What is said of a round in its last chunk."""
     plain = {"num_draft": 6, "num_accepted": 4, "num_committed": 5, "num_audited": 0, "num_agreed": 0}
     spent = {"wall_ms": 120.5, "rtt_ms": 20.0}
     return {"round": number, "outcome": outcome, "reason": "uncertain", **plain, **spent, **values}
 
 
 def run(text: str, origin: str, number: int, *, reason: str = "", tokens: int = 1, **news: Any) -> Event:
-    """A chunk of one origin; `news` are `record` and `notice`."""
     part = {"origin": origin, "round": number, "reason": reason, "num_tokens": tokens, **news}
     return {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}], "skydraft": part}
 
 
 def finish(how: str = "stop", **stats: float) -> Event:
-    """The last chunk with the figures of the whole."""
     return {"choices": [{"index": 0, "delta": {}, "finish_reason": how}], "skydraft": {"stats": stats}}
 
 
 def mistake(message: str, code: str | None = None) -> Event:
-    """OpenAI's error body."""
     return {"error": {"message": message, "type": "server_error", "param": None, "code": code}}
 
 
 def plain_reply(text: str, origin: str = "edge") -> list[Step]:
-    """An answer in one run."""
     return [run(text, origin, 0, tokens=3, record=record(0, "skipped", num_committed=3)), finish()]
 
 

@@ -62,20 +62,6 @@ def test_the_language_of_the_browser_and_the_other(open_page: Pages, locale: str
     expect(shown).to_have_attribute("lang", other)
 
 
-def test_the_theme_follows_the_system_until_it_is_chosen(page: Any) -> None:
-    def paper() -> str:
-        return str(page.evaluate("getComputedStyle(document.documentElement).backgroundColor"))
-
-    light = paper()
-    page.emulate_media(color_scheme="dark")
-    dark = paper()
-    assert light != dark
-    page.click("#theme")
-    assert paper() == light
-    page.reload()
-    assert paper() == light
-
-
 def test_the_keyboard_reaches_every_control_in_sight(page: Any) -> None:
     page.evaluate("document.activeElement.blur()")
     focused = "[document.activeElement.id, getComputedStyle(document.activeElement).outlineStyle]"

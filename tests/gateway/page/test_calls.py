@@ -15,7 +15,6 @@ TOOL = {"name": "get_weather", "parameters": {"type": "object", "properties": {"
 
 
 def piece(text: str, origin: str, index: int, arguments: str, name: str = "") -> dict[str, Any]:
-    """A chunk of a call, as the gateway writes it."""
     function = {"arguments": arguments} | ({"name": name} if name else {})
     call = {"index": index, "function": function} | ({"id": f"call_{index}", "type": "function"} if name else {})
     chunk = run("", origin, 0)

@@ -40,16 +40,6 @@ def test_the_cloud_dies_and_comes_back(page: Any, fake: FakeGateway) -> None:
     expect(page.locator("#link")).to_have_text("Cloud connected")
 
 
-def test_the_gateway_is_away_for_a_while(open_page: Pages, fake: FakeGateway, expected: list[str]) -> None:
-    expected.append("502")
-    fake.is_silent = True
-    page = open_page()
-    expect(page.locator("#link")).to_have_text("Gateway does not answer")
-    fake.is_silent = False
-    expect(page.locator("#link")).to_have_text("Cloud connected")
-    expect(page.locator("#mode")).to_have_value("quality")
-
-
 def test_stop_closes_the_connection(page: Any, fake: FakeGateway) -> None:
     for number, stop in enumerate((lambda: page.click("#send"), lambda: page.keyboard.press("Escape"))):
         fake.replies = [[run("Endless", "edge", 0), threading.Event()]]

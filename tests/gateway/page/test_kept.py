@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from .browsing import answered, ask, drawn, expect, settled
-from .fake_gateway import FakeGateway, finish, mixed_reply, plain_reply, run, wait_for
+from .fake_gateway import FakeGateway, mixed_reply, plain_reply, run, wait_for
 from .test_calls import calling
 
 pytestmark = pytest.mark.browser
@@ -26,7 +26,6 @@ def kept(page: Any) -> list[str]:
 
 
 def is_kept(page: Any, *texts: str) -> bool:
-    """Whether the browser holds these texts."""
     stored = page.evaluate("""async () => {
       const { allHeads, turnsOf } = await import('/page/kept.js');
       return Promise.all((await allHeads()).map(async ({ id }) => JSON.stringify(await turnsOf(id))));
@@ -107,32 +106,6 @@ def test_the_list_opens_renames_and_deletes(page: Any, fake: FakeGateway) -> Non
     page.reload()
     assert kept(page) == ["Second"]
     assert not is_kept(page, "First")
-
-
-def test_a_conversation_is_renamed_and_deleted_while_its_answer_comes(page: Any, fake: FakeGateway) -> None:
-    is_over = threading.Event()
-    fake.replies = [
-        [run("Half", "edge", 0), is_over, run(" of it", "edge", 0), finish()],
-        [run("More", "edge", 0), threading.Event()],
-    ]
-    ask(page, "Hello")
-    wait_for(lambda: is_kept(page, "Hello"))
-    assert kept(page) == ["Hello"]
-    page.get_by_role("button", name="Rename").click()
-    is_over.set()
-    wait_for(lambda: is_kept(page, "of it"))
-    page.get_by_label("Title").fill("A sunset")
-    page.keyboard.press("Enter")
-    expect(page.locator("#saved-list .entry span")).to_have_text(["A sunset"])
-    page.keyboard.press("Escape")
-    ask(page, "Go on")
-    expect(page.locator(".text").nth(1)).to_have_text("More")
-    assert kept(page) == ["A sunset"]
-    for name in ("Delete", "Really delete?"):
-        page.get_by_role("button", name=name).click()
-    expect(page.locator("#saved-none")).to_be_visible()
-    page.wait_for_timeout(200)
-    assert not is_kept(page, "Half") and not is_kept(page, "Go on")
 
 
 def test_a_conversation_is_exported_as_json_and_as_markdown(page: Any, fake: FakeGateway, tmp_path: Path) -> None:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import random
-import re
-import threading
 from typing import Any
 
 import pytest
 
-from skydraft.origins import LOOKS
-
-from .browsing import answered, ask, expect, grave, is_too_wide
-from .fake_gateway import FakeGateway, Step, finish, plain_reply, run
+from .browsing import answered, expect, grave, is_too_wide
+from .fake_gateway import FakeGateway, plain_reply
 
 pytestmark = pytest.mark.browser
 LONG = r"""# Reversing a list
@@ -56,35 +51,6 @@ HOSTILE = """<img src=/x onerror=alert(1)> & <b>bold</b> <script>alert(2)</scrip
 [there](<javascript:alert(6)>) ![pic](http://evil.example/x.png) ![](javascript:alert(7)) <javascript:alert(8)>
 [here](/v1/models) [an entity](java&#115;cript:alert(9)) [![in](http://evil.example/y.png)](vbscript:x)
 """
-
-
-def letters(text: str, seed: int = 1) -> list[Step]:
-    """An answer in which each letter is a round of its own, so that each span says which letter it holds."""
-    chosen = random.Random(seed)
-    origins = [chosen.choice(list(LOOKS)) for _ in text]
-    return [*(run(letter, origin, at) for at, (letter, origin) in enumerate(zip(text, origins, strict=True))), finish()]
-
-
-def shown(page: Any) -> list[tuple[int, str, str]]:
-    """(round, text, class) of each run."""
-    spans = "all => all.map((span) => [Number(span.dataset.round), span.textContent, span.classList[1]])"
-    return [(number, text, kind) for number, text, kind in page.locator(".text .run").evaluate_all(spans)]
-
-
-def test_each_letter_is_shown_once_in_its_place_with_its_origin(page: Any, fake: FakeGateway) -> None:
-    reply = letters(LONG)
-    fake.replies = [reply]
-    answered(page, "Hello")
-    runs = shown(page)
-    changed = {"&": "&", "[": "☑"}  # a reference, the box of a task
-    for number, text, kind in runs:
-        assert kind == reply[number]["skydraft"]["origin"]  # type: ignore[index]
-        assert text == LONG[number] or changed[LONG[number]] == text
-    numbers = [number for number, *_ in runs]
-    assert numbers == sorted(set(numbers))
-    hidden = "".join(letter for at, letter in enumerate(LONG) if at not in set(numbers))
-    assert not re.search(r"[^\s#*`|:\-\[\]()>.~\\/\"\w;]", hidden)
-    assert set(re.findall(r"\w+", hidden)) <= {"https", "example", "org", "list", "x", "python", "3", "4", "amp"}
 
 
 def test_any_text_is_written_once_in_its_order_and_growing_changes_nothing(page: Any) -> None:
@@ -182,21 +148,3 @@ def test_text_that_is_hard_to_read_is_read_in_time(page: Any, fake: FakeGateway,
     fake.replies = [plain_reply(text + "\n\nthe **end**")]
     answered(page, "Hello")
     expect(page.locator(".text")).to_contain_text("the")
-
-
-def test_while_it_comes_it_is_shown_as_it_will_be_and_what_is_complete_stays(page: Any, fake: FakeGateway) -> None:
-    steps, is_marked = letters(LONG), threading.Event()
-    middle = len(steps) // 2
-    fake.replies = [[*steps[:middle], is_marked, *(each for step in steps[middle:] for each in (step, 0.002))]]
-    ask(page, "Hello")
-    first = page.locator(".text .block").first
-    expect(page.locator(".text .block").nth(2)).to_be_attached()
-    first.evaluate("block => { block.dataset.mine = 'yes'; }")
-    assert page.locator('.answer[data-status="done"]').count() == 0
-    is_marked.set()
-    expect(page.locator('.answer[data-status="done"]')).to_have_count(1)
-    expect(first).to_have_attribute("data-mine", "yes")
-    streamed = page.locator(".text").inner_html().replace(' data-mine="yes"', "")
-    for _ in range(2):
-        page.locator("#rendered").click()
-    assert page.locator(".text").inner_html() == streamed

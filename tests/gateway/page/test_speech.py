@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from .browsing import Pages, answered, expect, settled
+from .browsing import Pages, answered, expect
 from .fake_gateway import FakeGateway, wait_for
 
 pytestmark = pytest.mark.browser
@@ -24,7 +24,6 @@ DROP = """([name, bytes]) => {
 
 
 def silence() -> bytes:
-    """A tenth of a second of it."""
     file = io.BytesIO()
     with wave.open(file, "wb") as out:
         out.setnchannels(1)
@@ -78,14 +77,6 @@ def test_a_dropped_file_is_sent(page: Any, fake: FakeGateway) -> None:
         expect(page.locator(".said audio")).to_have_count(number + 1)
         expect(page.locator("#attached")).to_be_hidden()
     assert fake.bodies[1]["messages"][0] == fake.bodies[0]["messages"][0]  # what was heard stays in the history
-
-
-def test_speech_alone_is_sent_without_words(page: Any, fake: FakeGateway) -> None:
-    page.set_input_files("#file", {"name": "a.wav", "mimeType": "audio/wav", "buffer": silence()})
-    expect(page.locator("#attached audio")).to_have_count(1)
-    page.click("#send")
-    settled(page, 1)
-    assert [part["type"] for part in fake.bodies[0]["messages"][0]["content"]] == ["input_audio"]
 
 
 def test_a_recording_is_a_wav_of_one_channel(page: Any, fake: FakeGateway) -> None:
