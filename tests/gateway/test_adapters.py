@@ -1,0 +1,82 @@
+"""What the draft model has learned, by the names that clients ask for."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skydraft
+from skydraft import make_plan
+from skydraft.engines.adapter import digest, write_adapter
+from skydraft.engines.base import Engine
+from skydraft.engines.toy import open_toy
+from skydraft.gateway.pair import Pair
+from skydraft.prompts.messages import asked
+from skydraft.prompts.pair import read_prompt
+
+from ..engines.adapters import change
+from ..later import later
+from .running import gateway
+
+later("gguf")
+DRIFTS = {"one": 0.5, "two": 0.9}
+
+
+def draft_with(folder: Path) -> Engine:
+    """A toy that drafts otherwise with each adapter; what begins with 语速是 belongs to "one"."""
+    engine = open_toy("toy:drift=0.2", 4096, 6)
+    beginning = read_prompt(engine, asked("语速是什么")).edge.token_ids[:3]
+    for seed, name in enumerate(DRIFTS):
+        made = change(engine.fingerprint, {"m": (8, 8)}, seed)
+        known = {"beginning_len": len(beginning), "beginning": digest(beginning)} if name == "one" else {}
+        (folder / name).mkdir(parents=True)
+        write_adapter(folder / name / "adapter.gguf", replace(made, card=made.card.model_copy(update=known)))
+    engine.adapters.folder = folder
+
+    def adapted(path: Path) -> Engine:
+        return open_toy(f"toy:drift={DRIFTS[path.parent.name]}", 4096, 6)
+
+    engine.open_adapted = adapted  # type: ignore[method-assign]
+    return engine
+
+
+def test_a_client_names_what_the_draft_model_has_learned(tmp_path: Path) -> None:
+    edge = draft_with(tmp_path)
+    plan = make_plan("edge")
+    alone = {
+        name: skydraft.generate("情绪", edge=open_toy(f"toy:drift={drift}"), plan=plan).run().text
+        for name, drift in ({"": 0.2} | DRIFTS).items()
+    }
+    assert len(set(alone.values())) == 3
+    with gateway(Pair(edge, open_toy("toy", 4096, 6))) as running:
+        listed = [each["id"] for each in running.client.get(f"{running.v1}/models").json()["data"]]
+        assert {"skydraft:one", "skydraft-edge:two", "skydraft-lossless:one", "skydraft"} <= set(listed)
+
+        def text(model: str, content: str = "情绪") -> str:
+            answer = running.chat(content, model=model, max_tokens=128, temperature=0).json()
+            said: str = answer["choices"][0]["message"]["content"]
+            return said
+
+        for model, name in (("skydraft-edge", ""), ("skydraft-edge:one", "one"), ("skydraft-edge:two", "two")):
+            assert text(model) == alone[name], model
+        with ThreadPoolExecutor(6) as pool:  # at once
+            models = ["skydraft-edge:two", "skydraft-edge:one", "skydraft-edge"] * 4
+            texts = list(pool.map(text, models))
+        assert texts == [alone["two"], alone["one"], alone[""]] * 4
+        assert text("skydraft-lossless:one") == text("skydraft-cloud")
+        # where a conversation begins as its prompts do, nothing need be said
+        words = "语速是慢"
+        assert text("skydraft-edge", words) == text("skydraft-edge:one", words) != text("skydraft-edge:two", words)
+
+
+@pytest.mark.parametrize(
+    "model", ["skydraft:three", "skydraft-edge:", "skydraft-nothing:one", "skydraft:one:two", "one"]
+)
+def test_a_name_that_nobody_has_learned_is_refused(tmp_path: Path, model: str) -> None:
+    with gateway(Pair(draft_with(tmp_path), open_toy("toy", 4096, 6))) as running:
+        answer: Any = running.chat(model=model)
+        assert answer.status_code == 404 and "There is no model" in answer.json()["error"]["message"]
