@@ -13,7 +13,6 @@ _LOCK_S = 10.0  # others hold it for milliseconds
 
 
 def applied(model: str, cache: Path) -> Path | None:
-    """The adapter that a model is used with, by the user's name of the model; None for none."""
     return max(_adapters(model, cache), key=_written_at, default=None)
 
 
