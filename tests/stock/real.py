@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx2 as httpx
 import pytest
@@ -92,17 +91,3 @@ def vllm_serve(folder: Path, *options: str, context: int = 2048) -> Iterator[str
         f"http://127.0.0.1:{port}",
     ) as url:
         yield url
-
-
-def dequantized(gguf: Path, folder: Path) -> Path:
-    """A folder with the weights of a GGUF file in float32, made where it is not there yet: five bytes a weight."""
-    if (folder / "model.safetensors").exists():
-        return folder
-    transformers: Any = pytest.importorskip("transformers")
-    model = transformers.AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype="float32")
-    model.is_quantized, model.hf_quantizer = False, None  # or it refuses to be saved
-    del model.config.quantization_config
-    tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    tokenizer.save_pretrained(folder)
-    model.save_pretrained(folder)
-    return folder
