@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skydraft.config import CAPTION_PROMPT, DecodingParams, Execution
@@ -29,6 +28,7 @@ from skydraft.prompts.pair import ShareAudio, beginning_ids
 
 if TYPE_CHECKING:
     from skydraft.edge.cloud import Cloud
+    from skydraft.edge.servers import Servers
 
 _QUICK_S = 0.5
 
@@ -57,14 +57,12 @@ def load(
     if there is one (see docs/learning.md), NAME or FILE.gguf that one, "none" none. The first load probes row costs and
     stores them in the cache folder. Raises a SkydraftError.
     """
-    cache = cache_dir()
-    given = {
+    cache, options = cache_dir(), options or EngineOptions()
+    given: dict[str, Any] = {
         "context_len": context, "num_threads": threads, "gpu_layers": gpu_layers, "device": device, "dtype": dtype,
+        "profile_path": options.profile_path or cache / "profiles.json",
     }  # fmt: skip
-    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    options = replace(options or EngineOptions(), **chosen)
-    if options.profile_path is None:
-        options = replace(options, profile_path=cache / "profiles.json")
+    options = replace(options, **{name: value for name, value in given.items() if value is not None})
     names = engine_names()
     offline = offline or local_only
     resolved = resolve(os.fspath(model), cache, engine_names=names, offline=offline, source=source, progress=progress)
@@ -99,22 +97,37 @@ def connect(
 ) -> Cloud:
     """A cloud verifier at HOST:PORT, to pass to `generate` as `cloud`. Nothing is sent before the first generation.
 
-    With http(s)://HOST:PORT/v1 the target is a server without skydraft: vLLM, SGLang or llama-server, as `api` names it
-    (auto: as it says itself), and `token` is its key. `model` chooses one of several models there. Its tokens may
-    depend on what else it computes, so blocks are drafted for it in gated plans alone, or with `execution` throughput.
-    `price` "HIT,MISS,OUT" gives prices of a million tokens: cached, read, written; once the requests of a day have cost
-    `max_cost` over all processes, or this one asked the target `max_calls` times, texts go on without the server.
+    With http(s)://HOST:PORT/v1 the target is a server without skydraft, of the kind `api` (auto: as it says itself),
+    and `token` is its key; `model` is one of several there. `price` "HIT,MISS,OUT" is that of a million tokens: cached,
+    read, written. Texts go on without the target once the requests of a day have cost `max_cost` over all processes, or
+    this process asked it `max_calls` times.
 
-    Several servers with the same model ("a:7373,b:7373" or a list) share the sessions, with one token and one TLS setup
-    for all. A text stays at its server until that server is lost, and then continues at another. Connections beyond
-    this machine use TLS, with the system's roots or `tls_ca` (PEM); the certificate must name `tls_name`, or else the
-    host. `insecure` uses plaintext. Each answer may take `timeout_s`; a gated plan continues alone after a second of
-    silence, unless `require`. `open_ahead` opens each session in the background at once. If a server comes back with
-    another model or execution or a smaller context, its open texts end with an error. `notify` gets a line when the
-    cloud is lost and when it is back. Any number of generations may use it at once. Raises OptionError.
+    Several servers with the same model ("a:7373,b:7373" or a list) share the sessions. Connections beyond this machine
+    use TLS, with the system's roots or `tls_ca` (PEM), and `tls_name` where the certificate does not name the host;
+    `insecure` uses plaintext. Each answer may take `timeout_s`; a gated plan continues alone after a second of silence,
+    unless `require`. `open_ahead` opens each session in the background at once. `notify` gets a line when the cloud is
+    lost and when it is back. Any number of generations may use it at once. Raises OptionError.
     """
-    from skydraft.edge.budget import Budget, DaySum
     from skydraft.edge.cloud import Cloud
+    from skydraft.edge.verifier import silent
+
+    servers = _servers(address, token, tls_ca, tls_name, insecure, api, model, price, max_cost, max_calls)
+    return Cloud(servers, timeout_s=timeout_s, require=require, open_ahead=open_ahead, notify=notify or silent)
+
+
+def _servers(
+    address: str | Iterable[str],
+    token: str | None,
+    tls_ca: bytes | None,
+    tls_name: str | None,
+    insecure: bool,
+    api: str,
+    model: str | None,
+    price: str | None,
+    max_cost: float | None,
+    max_calls: int | None,
+) -> Servers:
+    from skydraft.edge.budget import Budget, DaySum
     from skydraft.edge.servers import Servers
     from skydraft.edge.session import OwnServer
     from skydraft.edge.stock.connection import StockOptions
@@ -122,25 +135,22 @@ def connect(
     from skydraft.edge.tls import ServerOptions
     from skydraft.protocol.address import is_url, parse_addresses
 
-    behaviour: dict[str, Any] = {"notify": notify} if notify else {}
-    behaviour |= {"timeout_s": timeout_s, "require": require, "open_ahead": open_ahead}
     if isinstance(address, str) and is_url(address):
         if tls_name:
             raise OptionError("--tls-name does not apply to a server without skydraft.", hint="Remove it.")
         where = StockOptions(address, api, model, token, tls_ca, insecure)
         day_sum = DaySum(cache_dir() / "spent.json", where.host.lower())
         budget = Budget(parse_prices(price) if price is not None else None, max_cost, max_calls, day_sum)
-        return Cloud(Servers([StockServer(where, budget)]), **behaviour)
+        return Servers([StockServer(where, budget)])
     given = {"--cloud-model": model, "--cloud-api": api != "auto", "--price": price, "--max-cost": max_cost}
     if unfit := [option for option, value in given.items() if value not in (None, False)]:
         raise OptionError(
             f"{unfit[0]} needs a server without skydraft, at http://… or https://….",
             hint="Remove it, or give such an address.",
         )
-    addresses = parse_addresses(address if isinstance(address, str) else ",".join(address))
-    options = [ServerOptions(each, token, tls_ca, tls_name, insecure) for each in addresses]
     calls = None if max_calls is None else Budget(max_calls=max_calls)
-    return Cloud(Servers([OwnServer(each, calls) for each in options]), **behaviour)
+    addresses = parse_addresses(address if isinstance(address, str) else ",".join(address))
+    return Servers([OwnServer(ServerOptions(each, token, tls_ca, tls_name, insecure), calls) for each in addresses])
 
 
 def generate(
@@ -167,18 +177,17 @@ def generate(
     UsageError before anything is computed.
 
     `messages` are a conversation instead of a prompt: each has a role and a content, as in OpenAI's interface, and a
-    user's message may have "audio". With a `cache_scope`, any name, the next turn reuses the KV of this one on both
-    sides; the text does not change. `EngineOptions.max_sequences` limits the conversations that an engine keeps.
+    user's may have "audio". With a `cache_scope`, any name, the next turn reuses the KV of this one on both sides; the
+    text does not change. `EngineOptions.max_sequences` limits the conversations that an engine keeps.
 
-    `plan` comes from `make_plan` (default: lossless). A plan with one model needs only that model, but a
-    remote cloud always needs `edge`, for its tokenizer. `raw` leaves out the chat template. `with_signals` measures the
-    draft model's uncertainty even if the gate does not need it. `execution` "throughput" verifies in one forward
-    instead of within `invariant_rows`: faster on a GPU, but near ties may be decided differently; a server has its own
-    setting.
-    `calibration` is for a calibrated gate; None looks up that of this pair. `audio` comes from `load_audio` and belongs
-    to the last message; `edge` hears it (or `cloud`, if it works alone). With `share_audio` "features" the target gets
-    its features in half precision, with "none" only the words. Without a prompt the answer describes the speaker.
-    `local_only` refuses a server as `cloud`, unless the plan is that of mode edge, which never asks it.
+    `plan` comes from `make_plan` (default: lossless). A plan with one model needs only that model, but a remote cloud
+    always needs `edge`, for its tokenizer. `raw` leaves out the chat template. `with_signals` measures the draft
+    model's uncertainty even if the gate does not need it. `execution` "throughput" verifies in one forward: faster on a
+    GPU, but near ties may be decided differently; a server has its own setting. `calibration` is for a calibrated gate;
+    None looks up that of this pair. `audio` comes from `load_audio` and belongs to the last message; `edge` hears it
+    (or `cloud`, if it works alone). With `share_audio` "features" the target gets its features in half precision, with
+    "none" only the words. Without a prompt the answer describes the speaker. `local_only` refuses a server as `cloud`,
+    unless the plan is that of mode edge, which never asks it.
     """
     if messages is not None and (prompt is not None or system is not None):
         raise OptionError("Give a prompt or messages, not both.", hint="Add the prompt to the messages.")
@@ -208,33 +217,25 @@ def start(
     watch = Watch(observers, request)
     try:
         request = watch.request
-        if request.local_only or (edge is not None and edge.is_local_only):
-            cloud = _in_this_process(cloud, request.plan)
+        if cloud is not None and not isinstance(cloud, Engine):
+            if not (request.local_only or (edge is not None and edge.is_local_only)):
+                request = fitting(request, cloud)
+            elif request.plan.verifies:
+                raise OptionError(
+                    "A text that must stay on this device cannot be checked by a server.",
+                    hint="Use --mode edge, or a target in this process.",
+                )
+            else:
+                cloud = None
         target = target_of(cloud, request.execution or "exact") if cloud else None
-        request = fitting(request, cloud) if cloud and not isinstance(cloud, Engine) else request
-        return start_generation(request, edge, target, watch, _calibrations())
+        return start_generation(request, edge, target, watch, [cache_dir() / "calibrations"])
     except BaseException as error:
         watch.end(None, error)
         raise
 
 
-def _in_this_process(cloud: Engine | Cloud | None, plan: Plan) -> Engine | None:
-    """The target of a text that stays on this device. Raises OptionError for a server that the plan would ask."""
-    if cloud is None or isinstance(cloud, Engine):
-        return cloud
-    if plan.verifies:
-        raise OptionError(
-            "A text that must stay on this device cannot be checked by a server.",
-            hint="Use --mode edge, or a target in this process.",
-        )
-    return None
-
-
 def fitting(request: GenerateRequest, cloud: Cloud) -> GenerateRequest:
-    """The request for a target on a server: one without skydraft is streamed where every block would be checked.
-
-    Raises OptionError for a plan that the server cannot follow.
-    """
+    """The request for a server: one without skydraft streams where each block would be checked. Raises OptionError."""
     plan = request.plan
     if not cloud.is_stock:
         if request.execution:
@@ -260,11 +261,7 @@ def is_calibrated(edge: Engine, cloud: Engine | Cloud) -> bool:
     if facts is None:
         raise CloudLost("the cloud does not answer.")
     try:
-        find_calibration(_calibrations(), edge.fingerprint, facts.weights, edge.name)
+        find_calibration([cache_dir() / "calibrations"], edge.fingerprint, facts.weights, edge.name)
     except (OptionError, RecordsError):
         return False
     return True
-
-
-def _calibrations() -> list[Path]:
-    return [cache_dir() / "calibrations"]

@@ -28,28 +28,24 @@ _UNESCAPED_IN_JSON = {code: f"\\u{code:04x}" for code in range(127, 160)}
 
 
 def is_cjk(char: str) -> bool:
-    """Whether `char` is a CJK ideograph: content, neither kana, punctuation nor digit."""
     code = ord(char)
     return any(low <= code <= high for low, high in _CJK_RANGES)
 
 
 def is_punctuation(char: str) -> bool:
-    """Whether `char` is punctuation by Unicode category; symbols such as `+` and spaces are not."""
-    return unicodedata.category(char).startswith("P")
+    return unicodedata.category(char).startswith("P")  # symbols such as + are none
 
 
 def punctuation_density(text: str) -> float:
-    """Punctuation characters / characters of `text`; 0 for an empty text."""
     return sum(map(is_punctuation, text)) / len(text) if text else 0.0
 
 
 def visible(text: str) -> str:
-    """`text` with its control characters written out, such as \\x1b for an escape; newlines and tabs stay."""
+    """Its control characters are written out, such as \\x1b for an escape; newlines and tabs stay."""
     return text.translate(_CONTROLS)
 
 
 def one_line(text: str) -> str:
-    """`text` on one line, for messages and names: white space becomes single spaces, control characters are visible."""
     return visible(" ".join(text.split()))
 
 
@@ -59,7 +55,6 @@ def json_line(value: object) -> str:
 
 
 def rounded(value: Any, num_digits: int) -> Any:
-    """A value of JSON, with its floats rounded at any depth."""
     if isinstance(value, float):
         return round(value, num_digits)
     if isinstance(value, dict):

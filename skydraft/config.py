@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -23,7 +24,7 @@ _LOWEST_TEMPERATURE = 1e-6  # below it logits / temperature could overflow
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """The range of a field of DecodingParams (both ends allowed), and its help. None: no option of the command line."""
+    """The range of a field (both ends allowed), and its help. `metavar` None: no option of the command line."""
 
     low: float
     high: float
@@ -40,21 +41,16 @@ class DecodingParams:
     """The parameters that decide which token comes next and when to stop. Both sides use the same.
 
     A field is an option of the command line and a field of the protocol; CONTRIBUTING.md says how to add one.
-    Sampling: `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off; `seed` seeds the noise.
-    Constraints with the semantics of transformers, prompt included: `repetition_penalty` (1 is off),
-    `no_repeat_ngram_size` (0 is off), `min_new_tokens` (no earlier end, unless all `sentences` are written).
-    Constraints with the semantics of OpenAI's interface: `frequency_penalty` and `presence_penalty` over the generated
-    part, and `logit_bias`, pairs of (token id, number added to its logit), ids rising.
-    `min_call_prob` (0 is off): a text begins as a tool call only where that has at least this probability, by raw
-    logits at temperature 1.
-    Constraints for Chinese text, over the generated part: `content_penalty` multiplies down CJK content tokens
-    that occurred; `content_ngram_size` bans n-grams of content tokens that occurred, punctuation ignored;
-    `no_adjacent_repeat` bans a content token that begins with the character just written; `comma_gap` and
-    `full_stop_gap` count CJK characters since the last punctuation, before which comma-like tokens are banned
-    and full-stop-like ones shifted by `full_stop_shift`.
-    `grammar` ("" is off) is the grammar of the whole text, as `skydraft.json_schema` and `skydraft.regex` write it.
-    Stopping: `sentences` (0 is off; a grammar excludes it), `stop` strings, `stop_token_ids` (they end a text as end
-    tokens do; rising), `max_new_tokens`.
+    As in transformers, prompt included: `repetition_penalty`, `no_repeat_ngram_size`, `min_new_tokens` (no earlier end,
+    unless all `sentences` are written). As in OpenAI's interface: `frequency_penalty` and `presence_penalty` over the
+    generated part, and `logit_bias`, pairs of (token id, number added to its logit), ids rising.
+    `min_call_prob`: a text begins as a tool call only where that is as probable, by raw logits at temperature 1.
+    For Chinese, over the generated part: `content_penalty` multiplies down CJK content tokens that occurred;
+    `content_ngram_size` bans n-grams of them, punctuation ignored; `no_adjacent_repeat` bans one that begins with the
+    character just written; `comma_gap` and `full_stop_gap` count CJK characters since the last punctuation, before
+    which comma-like tokens are banned and full-stop-like ones shifted by `full_stop_shift`.
+    `grammar` is that of the whole text, as `skydraft.json_schema` and `skydraft.regex` write it; it excludes
+    `sentences`. `stop_token_ids` (rising) end a text as end tokens do.
     """
 
     max_new_tokens: int = _option(128, 1, _INT32_MAX, "N", "Stop after N tokens (default: 128; when comparing, 64).")
@@ -64,28 +60,20 @@ class DecodingParams:
     stop_token_ids: tuple[int, ...] = _option((), 0, _INT32_MAX, None, "")
     temperature: float = _option(0.0, 0, 100, "T", "How random choices are; 0 always takes the likeliest token.")
     top_k: int = _option(0, 0, _INT32_MAX, "K", "Choose among the K likeliest tokens; 0 is all.")
-    top_p: float = _option(
-        1.0, 1e-9, 1, "P", "Choose among the likeliest tokens that together have probability P; 1 is all."
-    )
+    top_p: float = _option(1.0, 1e-9, 1, "P", "Choose among the likeliest tokens of probability P together; 1 is all.")
     min_p: float = _option(0.0, 0, 1, "P", "Choose among tokens at least P times as likely as the likeliest; 0 is all.")
     seed: int = _option(0, 0, 2**64 - 1, "N", "Seed of the random choices.")
     repetition_penalty: float = _option(1.0, 1e-6, 1e6, "X", "Make tokens less likely once they occurred; 1 is off.")
     no_repeat_ngram_size: int = _option(0, 0, 1024, "N", "Never write the same N tokens in a row again; 0 is off.")
-    frequency_penalty: float = _option(
-        0.0, -2, 2, "X", "Take X off a token's logit for each time it was written; 0 is off."
-    )
+    frequency_penalty: float = _option(0.0, -2, 2, "X", "Take X off a logit for each time it was written; 0 is off.")
     presence_penalty: float = _option(0.0, -2, 2, "X", "Take X off the logits of tokens written before; 0 is off.")
     logit_bias: tuple[tuple[int, float], ...] = _option(
-        (), -100, 100, "ID:X", "Add X to the logit of the token ID; can be repeated."
+        (), -100, 100, "ID:X", "Add X to the logit of token ID; repeatable."
     )
     min_call_prob: float = _option(0.0, 0, 1, None, "")
-    content_penalty: float = _option(
-        1.0, 1e-6, 1e6, "X", "Make Chinese words less likely once they are written; 1 is off."
-    )
+    content_penalty: float = _option(1.0, 1e-6, 1e6, "X", "Make Chinese words less likely once written; 1 is off.")
     content_ngram_size: int = _option(0, 0, 1024, "N", "Never write the same N Chinese words in a row again; 0 is off.")
-    no_adjacent_repeat: bool = _option(
-        False, 0, 1, "", "Never write the same Chinese character twice in a row (default: allowed)."
-    )
+    no_adjacent_repeat: bool = _option(False, 0, 1, "", "No Chinese character twice in a row (default: allowed).")
     comma_gap: int = _option(0, 0, 1024, "N", "No comma for N Chinese characters after punctuation; 0 is off.")
     full_stop_gap: int = _option(
         0, 0, 1024, "N", "Make a full stop unlikely for N Chinese characters after punctuation; 0 is off."
@@ -104,9 +92,7 @@ class DecodingParams:
         if 0 < self.temperature < _LOWEST_TEMPERATURE:
             raise OptionError(f"--temperature must be 0 (not random) or at least {_LOWEST_TEMPERATURE:g}.")
         if isinstance(self.stop, str):
-            raise OptionError(
-                "Stop strings must be a tuple of texts, not a single text.", hint='For example stop=("\\n",).'
-            )
+            raise OptionError("Stop strings must be a tuple of texts, not a single text.")
         if not all(self.stop):
             raise OptionError("--stop must not be empty.", hint="Give at least one character.")
         biased = [token_id for token_id, _ in self.logit_bias]
@@ -123,24 +109,15 @@ class DecodingParams:
 
     @property
     def shapes_chinese(self) -> bool:
-        """Whether an active constraint needs the token classes of a Chinese vocabulary."""
         off = DecodingParams()
         names = ("content_penalty", "content_ngram_size", "no_adjacent_repeat", "comma_gap", "full_stop_gap")
         return any(getattr(self, name) != getattr(off, name) for name in names)
 
 
-_ZH_SHORT = {
-    "content_penalty": 1.22,
-    "content_ngram_size": 2,
-    "no_adjacent_repeat": True,
-    "comma_gap": 4,
-    "full_stop_gap": 8,
-    "sentences": 1,
-    "min_new_tokens": 16,
-}
+_ZH = {"content_penalty": 1.22, "content_ngram_size": 2, "no_adjacent_repeat": True, "comma_gap": 4, "full_stop_gap": 8}
 STYLES: dict[str, dict[str, Any]] = {
-    "zh-short": _ZH_SHORT,
-    "zh-detailed": {**_ZH_SHORT, "sentences": 2, "min_new_tokens": 32},
+    "zh-short": {**_ZH, "sentences": 1, "min_new_tokens": 16},
+    "zh-detailed": {**_ZH, "sentences": 2, "min_new_tokens": 32},
 }
 
 
@@ -167,8 +144,7 @@ def decoding_params(style: str | None = None, **given: Any) -> DecodingParams:
 
 @dataclass(frozen=True, slots=True)
 class ModeSpec:
-    """A named preset: the gate, k (`auto` adapts; None: one model alone), whether a block ends at the gate, and when
-    the target hands back."""
+    """`k` auto adapts, None is one model alone; an `eager` block ends where the gate escalates."""
 
     gate: str
     k: int | Literal["auto"] | None
@@ -191,7 +167,6 @@ DEFAULT_MODE = "quality"  # of the pair, wherever nothing else is said: most of 
 
 
 def mode_spec(mode: str) -> ModeSpec:
-    """The preset of that name. Raises OptionError."""
     if mode not in MODES:
         raise OptionError(f"There is no mode '{mode}'.", hint=f"Choose one of: {', '.join(MODES)}.")
     return MODES[mode]
@@ -226,24 +201,15 @@ def parse_accept(text: str) -> int:
 
 
 def check_execution(execution: str) -> None:
-    """Raise OptionError unless it is one of `Execution`."""
     if execution not in get_args(Execution):
         raise OptionError(f"--execution must be one of {', '.join(get_args(Execution))}, not '{execution}'.")
 
 
-def num_cores() -> int:
-    """The number of cores that this process may use; a container often has fewer than the machine."""
+def num_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Cores that this process may use; a container often has fewer than the machine. At least one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, math.ceil(min(cores, _quota(Path("/sys/fs/cgroup")))))
-
-
-def _quota(root: Path) -> float:
-    """Cores' worth of time that the control group of this process gets, infinite without a limit. Linux only."""
-    try:
-        quota, period = (root / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        try:  # version 1
-            quota, period = ((root / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-        except OSError:
-            return math.inf
-    return int(quota) / int(period) if quota.strip().isdecimal() else math.inf
+    for files in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):  # versions 2 and 1
+        with suppress(OSError, ValueError):  # not there, or no limit
+            quota, period = (int(word) for file in files for word in (cgroup / file).read_text().split())
+            return max(1, min(cores, math.ceil(quota / period))) if quota > 0 else cores
+    return cores

@@ -58,11 +58,7 @@ def _in_python(text: str) -> str:
 
 
 class SkydraftError(Exception):
-    """Base of all errors raised on purpose.
-
-    `exit_status` is that of the command line, `grpc_status` the name of the status in a server's answer. `retryable`
-    says whether the same call may succeed later without a change.
-    """
+    """`exit_status` is for the command line, `grpc_status` for a server's answer; `retryable`: it may succeed later."""
 
     exit_status: ClassVar[int] = 1
     grpc_status: ClassVar[str] = "INTERNAL"
@@ -93,8 +89,7 @@ class UsageError(SkydraftError):
     grpc_status = "INVALID_ARGUMENT"
 
 
-class UnknownModel(UsageError):
-    grpc_status = "NOT_FOUND"
+class UnknownModel(UsageError): ...
 
 
 class VocabularyMismatch(UsageError):
@@ -123,19 +118,16 @@ class LimitExceeded(UsageError):
     grpc_status = "OUT_OF_RANGE"
 
 
-class ModelFilesError(SkydraftError):
-    grpc_status = "FAILED_PRECONDITION"
+class ModelFilesError(SkydraftError): ...
 
 
-class HashMismatch(ModelFilesError):
-    grpc_status = "DATA_LOSS"
+class HashMismatch(ModelFilesError): ...
 
 
 class BrokenModel(ModelFilesError): ...
 
 
-class NotEnoughDisk(ModelFilesError):
-    grpc_status = "RESOURCE_EXHAUSTED"
+class NotEnoughDisk(ModelFilesError): ...
 
 
 class NetworkUnavailable(ModelFilesError):
@@ -149,10 +141,7 @@ class MissingDependency(SkydraftError):
 
 @contextmanager
 def importing(need: str, extra: str) -> Iterator[None]:
-    """Raise MissingDependency for an import that fails inside the block.
-
-    `need` begins the message, such as "A grammar needs"; `extra` is the extra of our package that has the import.
-    """
+    """Raise MissingDependency, which begins with `need` ("A grammar needs"), for an import that fails in the block."""
     try:
         yield
     except ImportError as error:
@@ -170,8 +159,6 @@ class EngineError(SkydraftError): ...
 
 
 class BaseMismatch(SkydraftError):
-    """A block or verdict does not begin where the committed text ends. Nothing was changed."""
-
     grpc_status = "FAILED_PRECONDITION"
 
     def __init__(self, base: int, length: int) -> None:
@@ -181,10 +168,7 @@ class BaseMismatch(SkydraftError):
 
 
 class CloudError(SkydraftError):
-    """The cloud did not answer as it should.
-
-    `is_outage` says whether the error may pass by itself. Then a gated plan goes on alone meanwhile.
-    """
+    """`is_outage`: it may pass by itself, and a gated plan goes on alone meanwhile."""
 
     is_outage: ClassVar[bool] = True
 
@@ -198,8 +182,7 @@ class CloudTimeout(CloudLost):
     grpc_status = "DEADLINE_EXCEEDED"
 
 
-class CloudDraining(CloudLost):
-    """The server is shutting down and takes nothing new. It said so, so there is no need to wait for it."""
+class CloudDraining(CloudLost): ...
 
 
 class CloudBusy(CloudError):
@@ -208,8 +191,6 @@ class CloudBusy(CloudError):
 
 
 class RateLimited(CloudError):
-    """The token has used up its share for now; `retry_after_s` says when to ask again."""
-
     grpc_status = "RESOURCE_EXHAUSTED"
     retryable = True
 
@@ -218,8 +199,7 @@ class RateLimited(CloudError):
         self.retry_after_s = retry_after_s
 
 
-class BudgetSpent(CloudError):
-    grpc_status = "RESOURCE_EXHAUSTED"
+class BudgetSpent(CloudError): ...
 
 
 class NotAuthorized(CloudError):
@@ -237,8 +217,6 @@ class TlsFailure(CloudError):
 
 
 class SessionNotFound(CloudError):
-    """The session ended, was evicted, or the server was restarted. Opening again with all tokens loses nothing."""
-
     grpc_status = "NOT_FOUND"
 
 

@@ -15,7 +15,7 @@ log = logging.getLogger("skydraft")  # where nobody configures logging, a warnin
 
 
 def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """Write a file; no process ever sees a part of it, not even after a power cut. Raises OSError.
+    """No process ever sees a part of the file, not even after a power cut. Raises OSError.
 
     A new file gets the permissions `mode`, less the umask. Who reads it first to change it holds a lock meanwhile.
     """
@@ -33,10 +33,7 @@ def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
 
 
 def read_file(path: Path) -> bytes:
-    """The content of a file. Raises OSError, also for a pipe or a device, which might never end.
-
-    Pipes of the shell, which have names such as /dev/fd/63, are read.
-    """
+    """Raises OSError, also for a pipe or a device, which might never end; pipes of the shell (/dev/fd/63) are read."""
     if path.exists() and not path.is_file() and not str(path).startswith(("/dev/fd/", "/dev/stdin", "/proc/self/fd/")):
         raise OSError(errno.EISDIR if path.is_dir() else errno.EINVAL, "it is not a file", str(path))
     return path.read_bytes()

@@ -40,16 +40,13 @@ def lark(grammar: str) -> str:
 
 
 def parts(text: str) -> tuple[str, str]:
-    """Kind and content of a grammar that `check_grammar` has passed; a json_object is its schema."""
+    """Kind and content of a checked grammar; a json_object is its schema."""
     kind, _, content = text.partition(":")
     return ("json_schema", '{"type":"object"}') if kind == "json_object" else (kind, content)
 
 
 def with_ascii_refs(schema: str) -> Any:
-    """A JSON schema with its references as RFC 3986 writes them: "#/$defs/站" is "#/$defs/%E7%AB%99" there.
-
-    llguidance knows no others, and pydantic writes the names of classes as they are.
-    """
+    """A JSON schema with references as llguidance knows them (RFC 3986), not as pydantic writes them: "#/$defs/站"."""
     return json.loads(schema, object_hook=_with_ascii_ref)
 
 
@@ -77,25 +74,17 @@ def check_grammar(text: str) -> str:
     if _depth(content, in_json=kind == "json_schema") > MAX_DEPTH:
         raise GrammarRefused(f"The grammar has more than {MAX_DEPTH} brackets inside each other.")
     if kind == "json_schema":
-        _check_schema(content)
+        try:
+            schema = json.loads(content, parse_constant=int)  # which takes neither NaN nor Infinity
+        except (ValueError, RecursionError) as error:
+            raise GrammarRefused(f"The JSON schema is not JSON: {error}.") from error
+        if not isinstance(schema, dict):
+            raise GrammarRefused("A JSON schema is an object.", hint='For example {"type": "object"}.')
     return text
 
 
-def _check_schema(text: str) -> None:
-    try:
-        schema = json.loads(text, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise GrammarRefused(f"The JSON schema is not JSON: {error}.") from error
-    if not isinstance(schema, dict):
-        raise GrammarRefused("A JSON schema is an object.", hint='For example {"type": "object"}.')
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number in JSON")
-
-
 def _depth(text: str, *, in_json: bool) -> int:
-    """How many brackets are open at once, at most; what a backslash or, in JSON, quotes protect is left out."""
+    """The most brackets open at once, without those that a backslash or, in JSON, quotes protect."""
     depth = deepest = 0
     is_escaped = in_quotes = False
     for char in text:

@@ -13,11 +13,8 @@ from skydraft.types import Origin
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One origin: its meaning, and the same hue for a terminal and for light and dark pages.
-
-    Origins also differ by a line under the text (CSS `text-decoration`, or attributes of a terminal), for colour-blind
-    readers and simple terminals.
-    """
+    """A meaning, one hue for a terminal and for light and dark pages, and for colour-blind readers and simple terminals
+    a `line` under the text: CSS `text-decoration`, or attributes of a terminal."""
 
     meaning: str
     terminal: str

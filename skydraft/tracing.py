@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from skydraft.characters import one_line
-from skydraft.errors import MissingDependency, OptionError
+from skydraft.errors import OptionError, importing
 
 HEADER = "traceparent"
 _PATH = "/v1/traces"
@@ -24,12 +24,12 @@ _SEND_S = 2.0  # for one batch, and at the end for what is left: a collector tha
 
 
 def is_traceparent(text: str) -> bool:
-    """Whether it is such a header, as https://www.w3.org/TR/trace-context/ has it."""
+    # https://www.w3.org/TR/trace-context/
     return bool(_HEADER.fullmatch(text)) and not text.startswith("ff")
 
 
 class TraceSpan:
-    """Something that takes a while. Spans whose parent is `header` belong to it; attributes are added until it ends."""
+    """Spans whose parent is `header` belong to it; attributes are added until it ends."""
 
     def __init__(self, span: Any, header: str) -> None:
         self._span = span
@@ -39,7 +39,7 @@ class TraceSpan:
         self._span.set_attributes(dict(attributes))
 
     def end(self, error: BaseException | None = None) -> None:
-        """End it. An error makes it a failed one and names the kind of error; the error's words may be a user's."""
+        """An error makes it a failed one and names the kind of error; the error's words may be a user's."""
         from opentelemetry.trace import StatusCode
 
         if type(error).__name__ in ("GeneratorExit", "CancelledError"):  # the client has left, which is no failure
@@ -51,7 +51,7 @@ class TraceSpan:
 
 
 def check_collector(url: str) -> str:
-    """The address that spans are posted to, of a collector's. Raises OptionError for what is no address."""
+    """The address that spans are posted to, of a collector's. Raises OptionError."""
     try:
         parts = urlsplit(url)
         is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -69,9 +69,8 @@ def check_collector(url: str) -> str:
 class Tracing:
     """Sends the spans of one process, `service`, to a collector (OTLP over HTTP). Threads may share it.
 
-    `url` is the collector's, as in http://localhost:4318; /v1/traces is added to it. `notify` gets one line when spans
-    are lost. Sampling, further attributes and another name of the service are chosen by OpenTelemetry's own environment
-    variables. Raises OptionError or MissingDependency.
+    `notify` gets one line when spans are lost. OpenTelemetry's own environment variables choose sampling, further
+    attributes and another name of the service. Raises OptionError or MissingDependency.
     """
 
     def __init__(self, service: str, url: str, notify: Callable[[str], None] = lambda line: None) -> None:
@@ -114,22 +113,15 @@ class Tracing:
 
 
 def _provider(service: str, endpoint: str, lost: Callable[[], None]) -> Any:
-    try:
+    with importing("Traces need", "otel"):
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
-    except ImportError as error:
-        raise MissingDependency(
-            f"Traces need {error.name}, which is not installed.", hint="Run: pip install 'skydraft[otel]'."
-        ) from error
 
     class Exporter(OTLPSpanExporter):  # type: ignore[misc,unused-ignore]
         def export(self, spans: Any) -> Any:
-            try:
-                result = super().export(spans)
-            except Exception:
-                result = SpanExportResult.FAILURE
+            result = super().export(spans)
             if result is not SpanExportResult.SUCCESS:
                 lost()
             return result

@@ -53,10 +53,9 @@ def short_weights(weights: str) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Media:
-    """One recording as log-mel features [num_mels, num_frames], float32: real frames only, no padding.
+    """One recording as log-mel features [num_mels, num_frames], float32: a read-only copy of real frames, no padding.
 
-    Two are equal if their features are. Keeps a read-only copy. Raises ValueError for anything else, or for audio too
-    short for one token.
+    Two are equal if their features are. Raises ValueError for anything else, or for less audio than one token's.
     """
 
     features: npt.NDArray[np.float32]
@@ -78,7 +77,7 @@ class Media:
 
     @property
     def num_tokens(self) -> int:
-        """Number of prompt tokens that it fills: a convolution of stride 2, then the mean of each two frames."""
+        # A convolution of stride 2, then the mean of each two frames.
         halved = (self.num_frames - 1) // 2 + 1
         return (halved - 2) // 2 + 1
 
@@ -106,10 +105,8 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """Permission to reuse KV: a sequence is kept for, and taken over from, prompts of the same `scope` only.
-
-    Without `exact` the KV of generated tokens is reused too; its bits may differ from the KV of a prompt.
-    """
+    """Whose KV may be reused: that of prompts with this `scope`. Without `exact` that of generated tokens is too; its
+    bits may differ from a prompt's."""
 
     scope: str
     exact: bool = True
@@ -126,12 +123,9 @@ class Signals:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of one model: forwards (`num_passes`), rows in them, and milliseconds.
-
-    `forward_ms` is the time inside forwards. `prefill_ms` is its part for the prompt, whose rows and passes are not
-    counted; `encode_ms` is the part of that for the prompt's audio. `queue_ms` is the waiting time on a server.
-    `num_cached` counts the prompt tokens that were in the KV cache from an earlier prompt.
-    """
+    """What one model did. `forward_ms` is all time in forwards (`num_passes`), `prefill_ms` its part for the prompt,
+    whose rows and passes are not counted, `encode_ms` the part of that for audio. `queue_ms` was waited on a server.
+    `num_cached` counts the prompt tokens that were in the KV cache from an earlier prompt."""
 
     num_passes: int = 0
     num_rows: int = 0
@@ -153,8 +147,7 @@ class LinkCost:
     """The cost of a round on a link: time waited for its verdict, and bytes of messages; all 0 in one process.
 
     `shared_bytes` is the part of `bytes_up` for features of speech. A server without skydraft may want money for
-    `tokens_in`, of which `tokens_hit` were in its cache, and for `tokens_out`, in `num_requests`.
-    """
+    `tokens_in`, of which `tokens_hit` were in its cache, and for `tokens_out`."""
 
     rtt_ms: float = 0.0
     bytes_up: int = 0
@@ -179,12 +172,10 @@ _FIGURES = operator.attrgetter(*(each.name for each in fields(LinkCost)))
 class DraftBlock:
     """The drafted tokens of one round, after `base` generated tokens.
 
-    `signals` has one entry per token, or none if they were not measured. `forced` has one entry per token, whether the
-    grammar allowed no other, or none without a grammar. `finish` is the reason why the last token would end the
-    generation, if the block were committed as drafted. `read` has one entry for each of the last tokens before `base`
-    that the draft model has just read along: whether it would have written that token, or None if the grammar allowed
-    no other. `cost` is the draft model's and
-    no part of equality.
+    `signals` and `forced` (the grammar allowed no other) have one entry per token, or none if not measured. `finish` is
+    why the last token would end the text, were the block committed as drafted. `read` has one entry for each of the
+    last tokens before `base` that the draft model has just read along: whether it would have written that token, or
+    None if the grammar allowed no other. `cost` is the draft model's and no part of equality.
     """
 
     base: int
@@ -215,9 +206,9 @@ class DraftBlock:
 class Verdict:
     """The target's verdict on a block: the first `num_accepted` tokens stand, then comes `token_id`.
 
-    `token_id` is the recovered token, or the bonus token if the whole block was accepted. It is None only if the
-    generation ended inside the accepted tokens (`finish`). `audit` has one entry per catch-up token: whether the
-    target would have emitted it. `cost` is the target's and no part of equality.
+    That is the recovered token, or the bonus token of a fully accepted block; None only if the text ended inside the
+    accepted tokens (`finish`). `audit` has one entry per catch-up token: whether the target would have emitted it.
+    `cost` is the target's and no part of equality.
     """
 
     base: int
@@ -249,11 +240,10 @@ class Verdict:
 class StepRecord:
     """The figures of one round. Rates are computed from these records and never stored.
 
-    `num_committed` counts the tokens that the round added to the text. `outcome` is "verified" for a call to the
-    target, "written" for a token that it wrote after an earlier call. `reason` is the gate's reason for escalation, ""
-    for a skip. `num_audited` counts the audited catch-up tokens, `num_agreed` those that the target would have written
-    too. `num_forced` counts the committed drafts that a grammar forced. `wall_ms` runs from the start of the draft to
-    the commit, `ended_ms` from the start of the generation to the commit. `draft` and `target` are the models' costs.
+    `outcome` is "verified" for a call to the target, "written" for a token that it wrote after an earlier call.
+    `reason` is the gate's for escalation, "" for a skip. Of `num_audited` catch-up tokens the target would have written
+    `num_agreed` too. `num_forced` counts the committed drafts that a grammar forced. `wall_ms` runs from the start of
+    the draft to the commit, `ended_ms` from the start of the generation.
     """
 
     round: int
@@ -279,22 +269,13 @@ class StepRecord:
 
     @property
     def overhead_ms(self) -> float:
-        """Wall time without the time inside engine forwards, in a queue and on the wire.
-
-        Over a link the wait for the verdict replaces the target's forwards, which may have run ahead.
-        """
-        return (
-            self.wall_ms - self.draft.forward_ms - (self.link.rtt_ms or self.target.queue_ms + self.target.forward_ms)
-        )
+        """Wall time outside of forwards, queue and wire. Over a link the target's forwards may have run ahead."""
+        waited_ms = self.link.rtt_ms or self.target.queue_ms + self.target.forward_ms
+        return self.wall_ms - self.draft.forward_ms - waited_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A committed round: its draft, its final tokens, and their origins.
-
-    `token_ids` and `origins` are equally long. `audit` comes from the verdict.
-    """
-
     record: StepRecord
     block: DraftBlock
     token_ids: tuple[int, ...]
@@ -304,10 +285,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One committed token for the caller.
-
-    `text` is the text that is certain after it: empty while a character or a possible stop string is incomplete.
-    """
+    """`text` is what is certain after it: empty while a character or a possible stop string is incomplete."""
 
     token_id: int
     origin: Origin

@@ -21,7 +21,6 @@ PROMPTS: list[dict[str, Any]] = [
 
 
 def write_prompts(folder: Path, prompts: list[dict[str, Any]] | None = None) -> Path:
-    """A workload of these prompts."""
     path = folder / "prompts.jsonl"
     found = PROMPTS if prompts is None else prompts
     path.write_text("".join(json.dumps(prompt, ensure_ascii=False) + "\n" for prompt in found), encoding="utf-8")
@@ -45,7 +44,6 @@ def compared(folder: Path, *args: str, modes: str, tokens: int = 24) -> Path:
 
 
 def read_lines(out: Path) -> list[dict[str, Any]]:
-    """The lines of the records."""
     return [json.loads(line) for line in (out / "records.jsonl").read_text(encoding="utf-8").split("\n") if line]
 
 

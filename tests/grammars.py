@@ -17,7 +17,6 @@ NONE, EMPTY = ("none",), ("empty",)
 
 
 def cat(*nodes: Node) -> Node:
-    """One after another."""
     if not nodes:
         return EMPTY
     first, rest = nodes[0], cat(*nodes[1:])
@@ -27,24 +26,20 @@ def cat(*nodes: Node) -> Node:
 
 
 def alt(*nodes: Node) -> Node:
-    """One of them."""
     kept = [node for node in dict.fromkeys(nodes) if node != NONE]
     return NONE if not kept else kept[0] if len(kept) == 1 else ("alt", *kept)
 
 
 def text(written: str) -> Node:
-    """This text."""
     return cat(*(("byte", byte) for byte in written.encode()))
 
 
 def star(node: Node) -> Node:
-    """Any number of it."""
     return ("star", node)
 
 
 @lru_cache(maxsize=100_000)
 def is_done(node: Node) -> bool:
-    """Whether nothing more is needed."""
     kind, *inner = node
     if kind == "alt":
         return any(map(is_done, inner))
@@ -53,7 +48,6 @@ def is_done(node: Node) -> bool:
 
 @lru_cache(maxsize=100_000)
 def after(node: Node, byte: int) -> Node:
-    """What may follow a byte."""
     kind, *inner = node
     if kind == "byte":
         return EMPTY if inner == [byte] else NONE
@@ -114,7 +108,6 @@ ENDS = (len(_PIECES) - 2, len(_PIECES) - 1)
 
 
 def spelled(text: str) -> list[int]:
-    """The tokens of a text."""
     data, found = text.encode(), []
     while data:
         found.append(

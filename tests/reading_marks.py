@@ -10,33 +10,11 @@ from hypothesis import strategies as st
 from skydraft.engines.toy import ToyEngine
 from skydraft.engines.vocab import Vocab
 
-MARKS = [
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|endoftext|>",
-    "<|AUDIO|>",
-    "<|audio_bos|>",
-    "<|begin_of_text|>",
-    "<|eot_id|>",
-    "<|start_header_id|>",
-    "<|end_header_id|>",
-    "<|reserved_special_token_7|>",
-    "<|user|>",
-    "<|assistant|>",
-    "<|end|>",
-    "<s>",
-    "</s>",
-    "<unk>",
-    "[INST]",
-    "[/INST]",
-    "<bos>",
-    "<start_of_turn>",
-    "<end_of_turn>",
-    "<｜User｜>",
-    "<｜Assistant｜>",
-    "<｜end▁of▁sentence｜>",
-    "<<s>>",
-]
+_NAMES = ["im_start", "im_end", "endoftext", "AUDIO", "audio_bos", "begin_of_text", "eot_id", "start_header_id"]
+_NAMES += ["end_header_id", "reserved_special_token_7", "user", "assistant", "end"]
+MARKS = [f"<|{name}|>" for name in _NAMES]
+MARKS += ["<s>", "</s>", "<unk>", "[INST]", "[/INST]", "<bos>", "<start_of_turn>", "<end_of_turn>", "<｜User｜>"]
+MARKS += ["<｜Assistant｜>", "<｜end▁of▁sentence｜>", "<<s>>"]
 PIECES = [bytes([byte]) for byte in range(256)] + [mark.encode() for mark in MARKS]
 SPECIAL = frozenset(range(256, len(PIECES)))
 _ANY = re.compile("|".join(map(re.escape, sorted(MARKS, key=len, reverse=True))))
@@ -72,7 +50,6 @@ def vocab_with(template: str, special_ids: frozenset[int] = SPECIAL) -> Vocab:
 
 
 def engine_with(template: str) -> ToyEngine:
-    """A toy that writes something."""
     rows = np.random.default_rng(3).normal(0, 3, (len(PIECES), len(PIECES))).astype(np.float32)
     engine = ToyEngine(vocab_with(template), rows, context_len=16_384)
     engine.max_sequences = 4

@@ -31,7 +31,6 @@ def splitmix(word: int) -> int:
 
 @lru_cache(maxsize=200_000)
 def noise(seed: int, position: int, token_id: int) -> float:
-    """Gumbel noise from plain integers."""
     key = splitmix(splitmix(seed) + position)
     word = splitmix(key + token_id * 0x9E3779B97F4A7C15)
     uniform = min(((word >> 11) + 0.5) / 2**53, 1 - 2.0**-53)
@@ -176,7 +175,6 @@ def _is_mark(char: str) -> bool:
 
 
 def row_after(engine: Engine, prefix: Seq[int]) -> Any:
-    """Logits after `prefix` from a fresh sequence. [vocab]"""
     sequence = engine.open(list(prefix))
     row = sequence.extend([int(prefix[-1])])[0].copy()
     sequence.close()
@@ -184,7 +182,6 @@ def row_after(engine: Engine, prefix: Seq[int]) -> Any:
 
 
 def next_token(engine: Engine, prefix: Seq[int], prompt_len: int, params: DecodingParams) -> int:
-    """What this model alone would emit after `prefix`."""
     edited = constrained(row_after(engine, prefix), prefix, prompt_len, params, engine.vocab)
     return sample(edited, params, len(prefix) - prompt_len)
 
@@ -209,9 +206,8 @@ def tokens_per_s(
         chance = alpha**accepted * ((1 - alpha) if accepted < k else 1)
         passes = accepted // max_rows + 1  # the pass that holds the row of the first difference is the last
         rows = [min(max_rows, k + 1 - start * max_rows) for start in range(passes)]
-        cost = sum(
-            forward_ms[num - 1] if num <= len(forward_ms) else num * forward_ms[-1] / len(forward_ms) for num in rows
-        )
+        known = len(forward_ms)
+        cost = sum(forward_ms[num - 1] if num <= known else num * forward_ms[-1] / known for num in rows)
         tokens += chance * (accepted + 1)
         spent += chance * (k * draft_ms + wire_ms + cost)
     return 1e3 * tokens / spent

@@ -1,4 +1,4 @@
-"""A server in this process, on a free port of loopback, for tests of what lies between edge and cloud."""
+"""Servers, and what may stand before them, on free ports of loopback."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
@@ -40,7 +40,7 @@ PATIENCE_S = 30.0  # what must come at all comes within this, however busy the m
 
 
 class Unhurried(Patience):
-    """Takes no machine that is busy for a moment for a cloud that is gone: `recovery` is tested by itself."""
+    """Takes no machine that is busy for a moment for a cloud that is gone."""
 
     __slots__ = ()
 
@@ -57,14 +57,11 @@ def ran_s() -> float:
 
 def longest_round_s(generation: Generation) -> float:
     """Write a text to its end; returns the longest of its rounds, in seconds during which this process ran."""
-    longest_s, began = 0.0, ran_s()
-    for _ in generation.rounds():
-        longest_s, began = max(longest_s, ran_s() - began), ran_s()
-    return longest_s
+    times = [ran_s(), *(ran_s() for _ in generation.rounds())]
+    return max(after - before for before, after in pairwise(times))
 
 
 def waiting(engine: Any, wait: Callable[[], None]) -> Any:
-    """The engine, which waits so before each forward."""
     sound = engine.forward
 
     def forward(feeds: Any, **options: Any) -> Any:
@@ -100,8 +97,6 @@ class Leash:
 
 
 class RawSession:
-    """A Session as any client may have it: what was sent, and what came."""
-
     def __init__(self, channel: grpc.Channel, token: str = "", traceparent: str = "") -> None:
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         named = {"authorization": token and f"Bearer {token}", "traceparent": traceparent}
@@ -130,7 +125,6 @@ class RawSession:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
         return port
@@ -157,19 +151,11 @@ class Process:
 
     def end(self, number: signal.Signals) -> int:
         self._process.send_signal(number)
-        assert self._process.stderr is not None
-        with self._process.stderr:
-            self.last_words = self._process.stderr.read()
+        self._process.communicate()
         return self._process.wait(PATIENCE_S)
-
-    @property
-    def is_running(self) -> bool:
-        return self._process.poll() is None
 
 
 class Serving:
-    """A running CloudServer with its own thread and event loop."""
-
     def __init__(self, target: Engine | Worker, options: ServeOptions) -> None:
         worker = Worker(target, options.limits, execution=options.execution) if isinstance(target, Engine) else target
         self.server = CloudServer(worker, options)
@@ -204,7 +190,7 @@ class Serving:
         return self.server.info().num_sessions
 
     def metrics(self, name: str) -> dict[str, float]:
-        """The values of a metric as it is scraped, by its labels. Wants a `metrics_port`."""
+        """By labels, as it is scraped. Wants a `metrics_port`."""
         url = f"http://127.0.0.1:{self._options.metrics_port}/metrics"
         with urllib.request.urlopen(url, timeout=PATIENCE_S) as reply:
             lines = [line.rsplit(" ", 1) for line in reply.read().decode().splitlines()]

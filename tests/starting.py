@@ -141,7 +141,6 @@ def _start(asked: socket.socket) -> None:
 def _become(
     fds: list[int], folder: bytes, environment: dict[bytes, bytes], words: list[bytes], kept: list[int]
 ) -> None:
-    """Take over the streams, the folder, the environment and the arguments of the program that asked."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, fd in zip(kept, fds, strict=True):
         os.dup2(fd, number)
@@ -152,16 +151,14 @@ def _become(
     os.environb.clear()
     os.environb.update(environment)
     sys.argv = [os.fsdecode(word) for word in words]
-    encoding, _, errors = os.environ.get("PYTHONIOENCODING", "").partition(":")
-    modes = {
-        "stdin": ("r", errors or "strict"),
-        "stdout": ("w", errors or "strict"),
-        "stderr": ("w", "backslashreplace"),
-    }
-    for number, (name, (mode, on_error)) in enumerate(modes.items()):
-        lines = 1 if name == "stderr" else -1
-        named: Any = {"buffering": lines, "encoding": encoding or "utf-8", "errors": on_error, "closefd": False}
-        setattr(sys, name, os.fdopen(number, mode, **named) if number in kept else None)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        is_last = number == 2
+        named: Any = {"buffering": 1 if is_last else -1, "errors": "backslashreplace" if is_last else "strict"}
+        is_open = number in kept
+        opened = (
+            os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False, **named) if is_open else None
+        )
+        setattr(sys, name, opened)
 
 
 if __name__ == "__main__":

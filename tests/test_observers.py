@@ -22,8 +22,6 @@ REQUEST = GenerateRequest(
 
 
 class Seen:
-    """Notes what it is told."""
-
     def __init__(self, *, fails: bool = False) -> None:
         self.ends: list[tuple[int, type | None]] = []
         self.threads: set[int] = set()

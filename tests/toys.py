@@ -16,7 +16,7 @@ from skydraft.config import DecodingParams, decoding_params
 from skydraft.decoding.context import Context
 from skydraft.decoding.drafting import Drafter
 from skydraft.decoding.loop import SpeculativeLoop
-from skydraft.decoding.plan import Plan, make_plan
+from skydraft.decoding.plan import make_plan
 from skydraft.decoding.target import LocalVerifier
 from skydraft.decoding.turns import Turns
 from skydraft.engines.base import Engine
@@ -42,7 +42,6 @@ def _encode(text: str) -> list[int]:
 
 
 def vocab(*, special_ids: Iterable[int] = (TOOL, EOS), end_ids: Iterable[int] = (EOS,)) -> Vocab:
-    """These pieces, some of them special."""
     return Vocab(PIECES, _encode, special_ids=special_ids, end_ids=end_ids, eos_text="<eos>")
 
 
@@ -62,7 +61,6 @@ def law(num_examples: int) -> settings:
 
 
 def ids(*texts: str | bytes) -> list[int]:
-    """Token ids, one per piece written out."""
     return [IDS[text if isinstance(text, bytes) else text.encode()] for text in texts]
 
 
@@ -90,7 +88,6 @@ def _random_tables(seed: int) -> list[Any]:
 
 
 def tables(seed: int, drift: float = 0.0, *, sign: int = 1) -> tuple[Any, dict[str, Any]]:
-    """What `ToyEngine` takes after its vocabulary, by place and by name."""
     mixed = zip(_random_tables(seed), _random_tables(seed + 1000), strict=True)
     last, previous, position = ((sign * (own + drift * other)).astype(np.float32) for own, other in mixed)
     last[:, [EOS, TOOL]] = -2  # possible, not usual
@@ -118,7 +115,6 @@ seeds = st.integers(0, 60)
 
 @st.composite
 def pairs(draw: st.DrawFn) -> tuple[ToyEngine, ToyEngine]:
-    """A drafter of any quality and its target."""
     seed = draw(seeds)
     drift, sign = draw(st.sampled_from(DRAFTERS))
     return toy(seed, drift, sign=sign), toy(seed)
@@ -127,6 +123,7 @@ def pairs(draw: st.DrawFn) -> tuple[ToyEngine, ToyEngine]:
 @st.composite
 def params(draw: st.DrawFn, max_new_tokens: int = 24) -> DecodingParams:
     """Any decoding parameters: greedy half of the time, each option off half of the time."""
+    some_ids = st.integers(0, len(PIECES) - 1)
     options: dict[str, st.SearchStrategy[Any]] = {
         "top_k": st.integers(1, 50),
         "top_p": st.floats(0.05, 0.99),
@@ -135,21 +132,17 @@ def params(draw: st.DrawFn, max_new_tokens: int = 24) -> DecodingParams:
         "repetition_penalty": st.floats(0.5, 3),
         "frequency_penalty": st.floats(-2, 2),
         "presence_penalty": st.floats(-2, 2),
-        "logit_bias": st.dictionaries(st.integers(0, len(PIECES) - 1), st.floats(-100, 100), max_size=3).map(
-            dict.items
-        ),
+        "logit_bias": st.dictionaries(some_ids, st.floats(-100, 100), max_size=3).map(dict.items),
         "full_stop_shift": st.floats(-20, 0),
         "no_repeat_ngram_size": st.integers(1, 4),
         "min_new_tokens": st.integers(1, 20),
-        "stop_token_ids": st.lists(st.integers(0, len(PIECES) - 1), min_size=1, max_size=3),
+        "stop_token_ids": st.lists(some_ids, min_size=1, max_size=3),
         "sentences": st.integers(1, 3),
         "stop": st.lists(st.sampled_from(["我们", "ab", "员", "。你", "在说", "3.", "，"]), min_size=1, max_size=3),
     }
     given = {name: draw(values) for name, values in options.items() if draw(st.booleans())}
     style = draw(st.sampled_from([None, None, "zh-short", "zh-detailed"]))
-    if (
-        HAS_LIBRARY and draw(st.integers(0, 3)) == 0
-    ):  # a quarter: they end soon, and what is drawn besides has little to say
+    if HAS_LIBRARY and draw(st.integers(0, 3)) == 0:  # few, since they end soon
         given, style = given | {"grammar": draw(st.sampled_from(GRAMMARS)), "sentences": 0}, None
     return decoding_params(
         style,
@@ -160,19 +153,12 @@ def params(draw: st.DrawFn, max_new_tokens: int = 24) -> DecodingParams:
     )
 
 
-def verifier_of(
-    target: Engine, chosen: DecodingParams, *, max_rows: int = 64, top: int = 0, prompt: Prompt = ASKED
-) -> LocalVerifier:
-    """The target of a generation that reads `prompt`."""
-    return LocalVerifier(target, prompt, chosen, max_rows=max_rows, top=top)
+def verifier_of(target: Engine, chosen: DecodingParams, *, max_rows: int = 64, prompt: Prompt = ASKED) -> LocalVerifier:
+    return LocalVerifier(target, prompt, chosen, max_rows=max_rows)
 
 
-def drafter_of(draft: Engine, chosen: DecodingParams, plan: Plan | None = None) -> Drafter:
-    """The draft model of a generation from PROMPT."""
-    plan = plan or make_plan()
-    ends_blocks = Gate(plan.gate).is_unsure if plan.eager else None
-    with_signals = plan.gate.needs_signals
-    return Drafter(draft, ASKED, chosen, chosen.max_new_tokens, ends_blocks=ends_blocks, with_signals=with_signals)
+def drafter_of(draft: Engine, chosen: DecodingParams) -> Drafter:
+    return Drafter(draft, ASKED, chosen, chosen.max_new_tokens)
 
 
 def blocks_of(turns: Turns | int) -> Turns:
@@ -181,10 +167,9 @@ def blocks_of(turns: Turns | int) -> Turns:
 
 
 def loop_of(
-    draft: Engine, target: Engine, chosen: DecodingParams, plan: Plan | None = None, turns: Turns | int = 5
+    draft: Engine, target: Engine, chosen: DecodingParams, turns: Turns | int
 ) -> tuple[SpeculativeLoop, Context]:
-    """A loop with blocks of a length of the test's own."""
-    plan = plan or make_plan()
-    context, gate = Context(ASKED), Gate(plan.gate)
-    drafter, verifier = drafter_of(draft, chosen, plan), verifier_of(target, chosen, top=plan.top)
+    """A loop that checks every block, of a length of the test's own."""
+    context, gate = Context(ASKED), Gate(make_plan().gate)
+    drafter, verifier = drafter_of(draft, chosen), verifier_of(target, chosen)
     return SpeculativeLoop(context, drafter, gate, verifier, blocks_of(turns), VOCAB), context

@@ -1,7 +1,5 @@
 """Run in a process of its own, where no thread is older than the tracer: which modules a verified round enters.
 
-    python -m tests.walking [OPTIONS OF GENERATE]
-
 Prints two lists as JSON: the modules at the edge, and those at the server.
 """
 
@@ -33,36 +31,34 @@ class Tracer:
         if event == "call" and name.startswith("skydraft."):
             thread = threading.current_thread()
             is_edge = thread is threading.main_thread() or thread.name == "skydraft edge"
-            where = self.edge if is_edge else self.others
-            where.add(name.removeprefix("skydraft."))
+            (self.edge if is_edge else self.others).add(name.removeprefix("skydraft."))
 
-    def clear(self) -> None:
+    def shown(self, tokens: Any) -> None:
+        if all(token.origin in ("accepted", "recovered", "bonus") for token in tokens) and tokens[0].round > 2:
+            self.verified.append((set(self.edge), set(self.others)))
         self.edge.clear()
         self.others.clear()
 
 
-def walks(*options: str) -> tuple[set[str], set[str]]:
-    """The modules that a verified round enters at the edge and at the server."""
-    tracer, shown = Tracer(), command.show_tokens
+def main() -> None:
+    tracer, show = Tracer(), command.show_tokens
     threading.setprofile(tracer)
 
-    def show(console: Any, tokens: Any) -> None:
-        shown(console, tokens)
-        if all(token.origin in ("accepted", "recovered", "bonus") for token in tokens) and tokens[0].round > 2:
-            tracer.verified.append((set(tracer.edge), set(tracer.others)))
-        tracer.clear()
+    def shown(console: Any, tokens: Any) -> None:
+        show(console, tokens)
+        tracer.shown(tokens)
 
-    command.show_tokens = show
+    command.show_tokens = shown
     with serving(skydraft.load("toy")) as server:
         sys.setprofile(tracer)
         given = f"--mode quality --hand-back 0 --cloud {server.address} --edge-model toy:drift=0.2 -n 60 -q".split()
-        assert run(["generate", "你好世界", *given, *options]) == 0
+        assert run(["generate", "你好世界", *given]) == 0
         sys.setprofile(None)
     assert tracer.verified, "no round was verified"
     edge, cloud = min(tracer.verified, key=lambda sides: len(sides[0] | sides[1]))
     # The command's own loop runs in a frame that is entered once.
-    return edge - _VALUES | {"cli.generate"}, cloud - _VALUES
+    print("\n" + json.dumps([sorted(edge - _VALUES | {"cli.generate"}), sorted(cloud - _VALUES)]))
 
 
 if __name__ == "__main__":
-    print("\n" + json.dumps([sorted(side) for side in walks(*sys.argv[1:])]))
+    main()

@@ -7,6 +7,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import wait
 from contextlib import closing, contextmanager
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from skydraft.tracing import Tracing
 
 log = logging.getLogger("skydraft.cloud")
 T = TypeVar("T")
+_LOOK_S = 0.5
 
 
 class CloudServer:
@@ -155,7 +157,11 @@ def serve(
     stop = asyncio.Event()
 
     def run(work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, loop).result()
+        done = asyncio.run_coroutine_threadsafe(work, loop)
+        # A signal that comes just before a wait without end is seen only after it.
+        while not wait([done], timeout=_LOOK_S).done:
+            pass
+        return done.result()
 
     async def begin(worker: Worker) -> tuple[CloudServer, int]:
         server = CloudServer(worker, options, listener)

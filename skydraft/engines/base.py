@@ -63,7 +63,6 @@ class Engine(Model):
             return self.prefixes.begin(self, prompt, media, reuse)
 
     def fill(self, sequence: Sequence, prompt: Seq[int] | TokenIds) -> None:
-        """`prefill` until nothing is left; other threads get the engine between the parts."""
         while self.prefill(sequence, prompt):
             pass
 

@@ -46,7 +46,6 @@ def is_omni(path: Path) -> bool:
 
 
 def load_library() -> tuple[Any, Any]:
-    """The modules torch and transformers. Raises MissingDependency."""
     with importing("Checkpoint folders need", "transformers"):
         import torch
         import transformers
@@ -92,7 +91,6 @@ def load_checkpoint(path: Path, model_class: str, options: EngineOptions, *, unu
 
 
 def _checked(tokenizer: Any, path: Path) -> Any:
-    """The tokenizer, with the chat template that multimodal checkpoints keep in a file of its own."""
     # transformers would make up an empty vocabulary
     if not any((path / file).is_file() for file in tokenizer.vocab_files_names.values()):
         raise BrokenModel(f"{path} has no tokenizer.", hint="Add its tokenizer.json.")

@@ -53,7 +53,7 @@ def interrupts_kept() -> Iterator[list[int]]:
 
 
 def load_model(lib: Any, path: Path, gpu_layers: int) -> Any:
-    """llama.cpp's handle of a model; Ctrl-C ends the loading. Raises BrokenModel."""
+    """Ctrl-C ends the loading. Raises BrokenModel."""
     params = lib.model_default_params()
     params.n_gpu_layers = gpu_layers
     with interrupts_kept() as interrupts:

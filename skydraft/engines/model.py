@@ -316,7 +316,6 @@ class Model(ABC):
         self.check_ids(token_ids)
 
     def check_ids(self, token_ids: Seq[int] | TokenIds, kind: type[SkydraftError] = EngineError) -> None:
-        """Raise `kind` if one is outside the vocabulary."""
         ids: npt.NDArray[np.int64] = np.asarray(token_ids, np.int64)
         if ids.min() < 0 or ids.max() >= self.vocab.size:
             raise kind(f"A token id is outside the vocabulary of {self.vocab.size} tokens.")

@@ -142,7 +142,6 @@ class PrefixCache:
         target.prefill_cost += Cost(num_cached=length)
 
     def _keep_beginning(self, engine: Model, sequence: Sequence) -> None:
-        """Copy the beginning out of the first prompt that has it, if the engine has a place for it."""
         if (slot := engine.allocate_beginning()) is not None:
             begun = Sequence(engine, slot)
             self._copy_beginning(engine, sequence, begun)

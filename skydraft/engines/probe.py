@@ -63,7 +63,6 @@ def _compare(sequence: Sequence, feed: list[int], max_rows: int) -> tuple[int, t
 
 
 def cpu_model() -> str:
-    """The processor's name where the system tells it, else the number of cores."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -40,7 +40,6 @@ class EngineKind:
 
 
 def engine_names() -> frozenset[str]:
-    """What may stand before the colon of a model's name."""
     return frozenset({"toy", *_plug_ins()})
 
 

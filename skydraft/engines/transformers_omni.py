@@ -141,7 +141,6 @@ class OmniEngine(TransformersEngine):
         return embeddings
 
     def _encoded(self, sequence: Sequence, span: Span) -> Any:
-        """[num_tokens, hidden_size], made once."""
         if span.media is not None:
             began, torch = time.perf_counter(), self._torch
             # [1, num_mels, num_frames]
@@ -156,9 +155,8 @@ class OmniEngine(TransformersEngine):
 
 
 def _load_extractor(path: Path) -> Any:
-    """Without the rest of the processor, which needs torchvision."""
     _, transformers = load_library()
-    try:
+    try:  # not the processor of the whole model, which needs torchvision as well
         return transformers.WhisperFeatureExtractor.from_pretrained(path, local_files_only=True)
     except Exception as error:
         raise BrokenModel(

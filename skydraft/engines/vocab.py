@@ -115,7 +115,7 @@ class Vocab:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Names the bytes of all tokens, not which are special: llama.cpp calls some so by their looks."""
+        """32 hex digits of the bytes of all tokens, not of which are special: llama.cpp goes by their looks."""
         digest = hashlib.sha256(str(self.size).encode())
         for piece in self._names:
             digest.update(b" %d " % len(piece) + piece)
@@ -130,7 +130,6 @@ class Vocab:
 
 
 def check_same(draft: Vocab, target: Vocab) -> None:
-    """Raise VocabularyMismatch unless both read every token id alike."""
     if draft.fingerprint != target.fingerprint:
         raise VocabularyMismatch(
             f"The draft model has a vocabulary of {draft.size} tokens ({draft.fingerprint[:8]}), the target one of "
@@ -153,7 +152,6 @@ _CJK_LEAD_BYTES = range(0xE4, 0xEA)  # first bytes of U+4000 to U+9FFF in UTF-8
 
 
 def _class_of(piece: bytes) -> tuple[int, ...]:
-    """In the order of the fields of `TokenClasses`."""
     try:
         text = piece.decode()
     except UnicodeDecodeError:

@@ -24,6 +24,7 @@ from skydraft.protocol.address import is_loopback
 
 _IDLE_S = 30  # how long a connection may be without a request, before the first one or after an answer
 _GRACE_S = 0.7  # for clients to read their last answers, once the gateway stops
+_LOOK_S = 0.5
 _STARTING = {"message": "The gateway is starting: its models load.", "type": "server_error", "code": "starting"}
 
 
@@ -160,7 +161,8 @@ def serve(
             server.entrance.gateway = gateway
             with _signals(server.handle_exit):
                 ready(gateway, listening.getsockname()[1])
-                thread.join()
+                while thread.is_alive():  # a signal that comes just before a wait without end is seen only after it
+                    thread.join(_LOOK_S)
     finally:
         server.should_exit = True
         thread.join()

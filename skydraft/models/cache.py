@@ -1,7 +1,6 @@
-"""Our folder of model files: their paths, checks and installation.
+"""Our folder of model files. `models/<file>` exists only after its sha256 was checked.
 
-`models/<file>` exists only after its sha256 was checked: a file is written or linked under a `.partial`
-name, hashed, and renamed. So later checks compare only its size; `fetch.verify` hashes it again.
+It is written or linked under a `.partial` name, hashed, and renamed. So later checks compare only its size.
 """
 
 from __future__ import annotations
@@ -22,10 +21,7 @@ from skydraft.models.manifest import KnownModel
 
 
 def cache_dir() -> Path:
-    """The folder of SKYDRAFT_HOME, or else the user's cache folder; it may not exist yet.
-
-    Only this function reads the environment: call it in the outermost layer and pass the path on.
-    """
+    """Of SKYDRAFT_HOME, or else of the user. It reads the environment: call it in the outermost layer alone."""
     home = os.environ.get("SKYDRAFT_HOME", "")
     return Path(home).expanduser().absolute() if home else Path(user_cache_dir("skydraft"))
 

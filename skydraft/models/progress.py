@@ -46,7 +46,6 @@ def progress_on(stream: TextIO | None = None) -> Iterator[Progress]:
 
 
 def _lines(stream: TextIO) -> Progress:
-    """A line at the start of a step, about every ten percent, and at its end."""
     due: dict[str, int] = {}  # percent at which a step's next line is due
 
     def progress(done_bytes: int, total_bytes: int, label: str) -> None:

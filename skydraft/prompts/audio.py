@@ -38,7 +38,6 @@ class Audio:
 
 
 def load_library() -> tuple[Any, Any]:
-    """The modules soundfile and soxr. Raises MissingDependency."""
     try:
         import soundfile
         import soxr
@@ -51,11 +50,10 @@ def load_library() -> tuple[Any, Any]:
 
 
 def load_audio(path: str | Path, *, max_duration_s: float = MAX_DURATION_S) -> Audio:
-    """Read a recording of any sample rate; channels are averaged.
+    """Read a recording of any sample rate, in blocks; channels are averaged.
 
-    Raises PromptError for a file that is not a recording, and for a recording that is shorter than 0.1 s, longer than
-    `max_duration_s` (by its header, before decoding), silent, has samples that are not numbers, or more of them than
-    `max_duration_s` of 48 kHz in stereo. It is read in blocks, so what it takes in memory is what it returns.
+    Raises PromptError for a file that is none, and for one that is shorter than 0.1 s, longer than `max_duration_s`
+    (by its header, before decoding), silent, or has samples that are not numbers, or too many.
     """
     try:
         with Path(path).open("rb") as file:
@@ -65,7 +63,7 @@ def load_audio(path: str | Path, *, max_duration_s: float = MAX_DURATION_S) -> A
 
 
 def audio_from_bytes(data: bytes) -> Audio:
-    """`load_audio` for a recording in memory, given as the bytes of a file."""
+    """`load_audio` for the bytes of a file."""
     return _read(io.BytesIO(data), "The recording", MAX_DURATION_S)
 
 
@@ -98,7 +96,6 @@ def _read(file: BinaryIO, name: str, max_duration_s: float) -> Audio:
 
 
 def _blocks(name: str, source: Any) -> Iterator[npt.NDArray[np.float32]]:
-    """The average of the channels: [num_frames]."""
     while len(samples := source.read(max(_BLOCK // source.channels, 1), dtype="float32", always_2d=True)):
         if not np.isfinite(samples).all():
             raise PromptError(f"{name} has samples that are not numbers.", hint="Record or convert it again.")

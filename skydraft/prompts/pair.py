@@ -67,8 +67,7 @@ def prompt_ids(
 def _cut_marks(vocab: Vocab, messages: Seq[Message], tools: Seq[Any]) -> tuple[list[Message], list[Any], str]:
     """The conversation with a cut in each name of a special token, and the text that stands for a cut.
 
-    That text is of digits, which templates and JSON leave as they are, and random, so that no one can write it before.
-    Raises PromptError.
+    It is of digits, which templates and JSON leave as they are, and random: no one can write it before.
     """
     cut = f"{secrets.randbelow(10**12):012}"
 

@@ -123,10 +123,9 @@ def results_before_questions(messages: Seq[Message]) -> list[Message]:
 
 
 def calling_grammar(tools: Seq[Mapping[str, Any]], *, parallel: bool, answer: str | None = None) -> str:
-    """The Lark grammar of texts that call one of `tools`; with `parallel`, up to eight times.
+    """The Lark grammar of texts that call one of `tools` (functions); with `parallel`, up to eight times.
 
-    `tools` are functions with `name` and `parameters`. With `answer`, a JSON schema as text, JSON of that schema is
-    allowed instead of a call. Raises PromptError for parameters whose schema is not of an object.
+    With `answer`, JSON of that schema may stand in place of calls. Raises PromptError where parameters are no object.
     """
     rules = [f"start: calls | answer\nanswer: %json {_for_lark(answer)}" if answer else "start: calls"]
     rules.append(f'calls: call ("\\n" call){{0,{MAX_CALLS - 1}}}' if parallel else "calls: call")
@@ -299,10 +298,7 @@ class _Object:
 
 
 def _call_of(text: str, names: Seq[str]) -> tuple[str, str] | None:
-    """The arguments, as JSON, and the name of a call; None if `text` is no call of one of `names`.
-
-    What describes a tool, or has other keys and no arguments, calls none. Breaks within strings are read as they stand.
-    """
+    """The arguments, as JSON, and the name of a call; None if `text` describes a tool, or calls none of `names`."""
     try:
         call = json.loads(text, strict=False)
         if "description" in call or not (len(call) == 1 or _ARGUMENTS & call.keys()):
@@ -319,8 +315,7 @@ def _call_of(text: str, names: Seq[str]) -> tuple[str, str] | None:
 class EnforcedReader(Reader):
     """Reads an answer that follows `calling_grammar`. Arguments are returned while they are written.
 
-    Marks and a name that are cut are not returned, since they are no text for a reader. A call begins with its
-    arguments: without any, clients would take it for one that has none.
+    A call begins with its arguments: without any, clients would take it for one that has none. Marks are no text.
     """
 
     def __init__(self, *, single: bool = False) -> None:

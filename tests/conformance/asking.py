@@ -28,12 +28,8 @@ _TEMPLATE = (
 _MAX_SEQUENCES = 6
 QUESTION = "语速"
 ASKED: Any = [{"role": "user", "content": QUESTION}]
-CONVERSATION: Any = [
-    {"role": "system", "content": "慢"},
-    {"role": "user", "content": "语速"},
-    {"role": "assistant", "content": "快"},
-    {"role": "user", "content": "音调"},
-]
+_SAID = [("system", "慢"), ("user", "语速"), ("assistant", "快"), ("user", "音调")]
+CONVERSATION: Any = [{"role": role, "content": content} for role, content in _SAID]
 MODEL = "skydraft-quality"
 MAX_TOKENS = 24
 SEED = 5
@@ -92,21 +88,6 @@ def expected(messages: Any = ASKED, *, mode: str = "quality", tools: Any = (), *
     )
     with api.start(request, edge=speaking("toy:drift=0.2"), cloud=speaking("toy")) as generation:
         return generation.run()
-
-
-def lookup_weather(city: str) -> str:
-    """Look up the weather of a city."""
-    return f"{city}: 20 degrees"
-
-
-WEATHER_TOOL: Any = {
-    "type": "function",
-    "function": {
-        "name": "lookup_weather",
-        "description": "Look up the weather of a city.",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    },
-}
 
 
 def pick_city(city: Literal["上海", "北京"], days: Literal[1, 2, 3]) -> str:

@@ -11,19 +11,7 @@ import pytest
 
 from tests.gateway.running import Running
 
-from .asking import (
-    ASKED,
-    ENOUGH,
-    MAX_TOKENS,
-    MODEL,
-    NOTHING_FITS,
-    PICK_TOOL,
-    QUESTION,
-    SEED,
-    TOO_LONG,
-    WEATHER_TOOL,
-    expected,
-)
+from .asking import ASKED, ENOUGH, MAX_TOKENS, MODEL, NOTHING_FITS, PICK_TOOL, QUESTION, SEED, TOO_LONG, expected
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else its import looks for a list of prices online
 litellm: Any = pytest.importorskip("litellm", reason="litellm is not installed")
@@ -40,10 +28,6 @@ def options(served: Running, **more: Any) -> dict[str, Any]:
     return given | more
 
 
-def text_of(chunks: list[Any]) -> str:
-    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-
-
 def test_an_answer_and_its_usage(served: Running) -> None:
     want = expected()
     got = litellm.completion(**options(served))
@@ -55,24 +39,10 @@ def test_an_answer_and_its_usage(served: Running) -> None:
 def test_a_stream_is_the_same_answer(served: Running) -> None:
     want = expected()
     chunks = list(litellm.completion(**options(served, stream=True, stream_options={"include_usage": True})))
-    assert text_of(chunks) == want.text and len(chunks) > 4  # it came in parts
+    assert len(chunks) > 4  # it came in parts
     used = [chunk.usage for chunk in chunks if getattr(chunk, "usage", None)]
     assert [(each.prompt_tokens, each.completion_tokens) for each in used] == [(want.num_prompt_tokens, MAX_TOKENS)]
     assert litellm.stream_chunk_builder(chunks).choices[0].message.content == want.text
-
-
-def test_a_stop_string_ends_the_answer(served: Running) -> None:
-    stop = expected().text[6]
-    got = litellm.completion(**options(served, stop=[stop])).choices[0]
-    assert got.message.content == expected(stop=(stop,)).text == expected().text.partition(stop)[0]
-    assert got.finish_reason == "stop"
-
-
-def test_tools_are_passed_to_the_template(served: Running) -> None:
-    want = expected(tools=(WEATHER_TOOL,))
-    got = litellm.completion(**options(served, tools=[WEATHER_TOOL], tool_choice="auto"))
-    assert got.choices[0].message.content == want.text != expected().text
-    assert got.usage.prompt_tokens == want.num_prompt_tokens
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "pick_city"}}])
@@ -99,17 +69,14 @@ def test_a_loop_ends_with_what_the_tool_gave(called: Running) -> None:
     assert litellm.completion(**asked | {"messages": turns}).choices[0].message.content == "done"
 
 
-def test_an_unknown_model_and_bad_requests(served: Running) -> None:
+def test_what_is_refused_is_an_error_of_its_own_kind(served: Running) -> None:
     with pytest.raises(litellm.NotFoundError, match="skydraft-lossless"):
         litellm.completion(**options(served, model="openai/gpt-9"))
     with pytest.raises(litellm.BadRequestError, match="there is no tool 'f'"):
         named = {"type": "function", "function": {"name": "f"}}
-        litellm.completion(**options(served, tools=[WEATHER_TOOL], tool_choice=named))
+        litellm.completion(**options(served, tools=[PICK_TOOL], tool_choice=named))
     with pytest.raises(litellm.BadRequestError, match="grammar does not compile"):
         litellm.completion(**options(served, response_format=NOTHING_FITS))
-
-
-def test_a_prompt_beyond_the_context(served: Running) -> None:
     with pytest.raises(litellm.ContextWindowExceededError):
         litellm.completion(**options(served, messages=[{"role": "user", "content": TOO_LONG}]))
 
@@ -120,15 +87,11 @@ def test_the_older_interface_continues_a_text(served: Running) -> None:
         "prompt": QUESTION, "max_tokens": 8, "temperature": 0,
     }  # fmt: skip
     text = litellm.text_completion(**asked).choices[0].text
-    assert (
-        text and "".join(chunk.choices[0].text or "" for chunk in litellm.text_completion(**asked, stream=True)) == text
-    )
+    chunks = litellm.text_completion(**asked, stream=True)
+    assert text and "".join(chunk.choices[0].text or "" for chunk in chunks) == text
 
 
 def test_responses_are_those_of_the_gateway(served: Running) -> None:
-    asked = options(served, input=QUESTION, max_output_tokens=MAX_TOKENS)
-    given = {
-        name: asked[name] for name in ("model", "api_base", "api_key", "temperature", "input", "max_output_tokens")
-    }
-    got = litellm.responses(**given)
+    given = {name: value for name, value in options(served).items() if name.startswith(("model", "api", "temp"))}
+    got = litellm.responses(input=QUESTION, max_output_tokens=MAX_TOKENS, **given)
     assert got.output[0].content[0].text == expected().text and got.usage.output_tokens == MAX_TOKENS

@@ -14,7 +14,7 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -77,37 +77,27 @@ def url() -> Iterator[str]:
         process.communicate(timeout=60)
 
 
-def by_openai(url: str, choice: str) -> str:
+def by_openai(url: str, choice: str, *, streams: bool = False) -> str:
     openai = pytest.importorskip("openai")
-    client = openai.OpenAI(base_url=url, api_key="none", timeout=PATIENCE_S)
+    completions = openai.OpenAI(base_url=url, api_key="none", timeout=PATIENCE_S).chat.completions
     # One call: with `required` the model may ask of city after city, until its tokens end in the middle of a call.
     options = {"model": MODEL, "tools": [TOOL], "max_tokens": MAX_TOKENS, "parallel_tool_calls": False}
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
     for turn in range(MAX_TURNS):
-        turn_choice = "auto" if turn else choice
-        message = (
-            client.chat.completions.create(messages=messages, tool_choice=turn_choice, **options).choices[0].message
-        )
+        asks = options | {"messages": messages, "tool_choice": "auto" if turn else choice}
+        if streams:
+            with completions.stream(**asks) as stream:
+                done = stream.until_done().get_final_completion()
+        else:
+            done = completions.create(**asks)
+        message = done.choices[0].message
         if not message.tool_calls:
             break
         messages += [message, *map(result_of, message.tool_calls)]
     return str(message.content)
 
 
-def by_openai_stream(url: str, choice: str) -> str:
-    openai = pytest.importorskip("openai")
-    client = openai.OpenAI(base_url=url, api_key="none", timeout=PATIENCE_S)
-    messages: list[Any] = [{"role": "user", "content": QUESTION}]
-    options = {"model": MODEL, "tools": [TOOL], "max_tokens": MAX_TOKENS, "parallel_tool_calls": False}
-    for turn in range(MAX_TURNS):
-        turn_choice = "auto" if turn else choice
-        with client.chat.completions.stream(messages=messages, tool_choice=turn_choice, **options) as stream:
-            stream.until_done()
-            message = stream.get_final_completion().choices[0].message
-        if not message.tool_calls:
-            break
-        messages += [message, *map(result_of, message.tool_calls)]
-    return str(message.content)
+by_openai_stream = partial(by_openai, streams=True)
 
 
 def result_of(call: Any) -> Any:
@@ -173,14 +163,13 @@ def by_langgraph(url: str, choice: str) -> str:
 
 
 def by_llm(url: str, choice: str) -> str:
-    llm = pytest.importorskip("llm")
+    pytest.importorskip("llm")
     if choice != "auto":
         pytest.skip("llm leaves the choice to the model")
     from llm.default_plugins.openai_models import Chat
 
     model = Chat("sky", model_name=MODEL, api_base=url, supports_tools=True)
     model.key = "none"
-    assert llm.Tool.function(get_weather).name == "get_weather"
     chain = model.conversation(tools=[get_weather], chain_limit=MAX_TURNS).chain(
         QUESTION, options={"max_tokens": MAX_TOKENS}
     )
@@ -188,7 +177,7 @@ def by_llm(url: str, choice: str) -> str:
 
 
 def by_inspect_ai(url: str, choice: str) -> str:
-    inspect_ai = pytest.importorskip("inspect_ai")
+    pytest.importorskip("inspect_ai")
     models = pytest.importorskip("inspect_ai.model")
     tools = pytest.importorskip("inspect_ai.tool")
     definition = tools.ToolDef(_weather_later, "get_weather", TOOL["function"]["description"], {"city": "城市的名字"})
@@ -207,7 +196,6 @@ def by_inspect_ai(url: str, choice: str) -> str:
             turn_choice = "auto"
         return str(answer.completion)
 
-    assert inspect_ai
     return asyncio.run(loop())
 
 
@@ -225,8 +213,6 @@ def by_instructor(url: str, choice: str) -> str:
     """It returns what tools would be given, so that there is no second turn."""
     instructor = pytest.importorskip("instructor")
     openai = pytest.importorskip("openai")
-    from collections.abc import Iterable
-
     parallel = choice == "auto"
     client = instructor.from_openai(
         openai.OpenAI(base_url=url, api_key="none", timeout=PATIENCE_S),

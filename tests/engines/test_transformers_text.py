@@ -31,18 +31,12 @@ PROMPTS = ["今天天气很好", "请用一句话描述这段语音的情绪："
 def hf_generate(folder: Path, prompt_ids: tuple[int, ...], params: DecodingParams) -> tuple[int, ...]:
     """What transformers itself generates, greedily, never a token that only pads the head."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
-    settings = {"repetition_penalty": params.repetition_penalty, "no_repeat_ngram_size": params.no_repeat_ngram_size}
-    if params.min_new_tokens:
-        settings["min_new_tokens"] = params.min_new_tokens
-    token_ids = model.generate(
-        torch.tensor([prompt_ids]),
-        attention_mask=torch.ones(1, len(prompt_ids), dtype=torch.long),
-        do_sample=False,
-        max_new_tokens=params.max_new_tokens,
-        pad_token_id=0,
-        suppress_tokens=list(range(model.config.vocab_size - NUM_PADDING_ROWS, model.config.vocab_size)),
-        **settings,
-    )[0]
+    names = ["repetition_penalty", "no_repeat_ngram_size", "max_new_tokens"]
+    names += ["min_new_tokens"] if params.min_new_tokens else []
+    settings = {name: getattr(params, name) for name in names} | {"do_sample": False, "pad_token_id": 0}
+    padding = list(range(model.config.vocab_size - NUM_PADDING_ROWS, model.config.vocab_size))
+    ids = torch.tensor([prompt_ids])
+    token_ids = model.generate(ids, attention_mask=torch.ones_like(ids), suppress_tokens=padding, **settings)[0]
     return tuple(token_ids[len(prompt_ids) :].tolist())
 
 
@@ -56,8 +50,8 @@ def run(prompt: str, mode: str, params: DecodingParams, **given: Any) -> skydraf
 def test_edge_mode_equals_generate(penalties: dict[str, Any], target: TransformersEngine) -> None:
     params = DecodingParams(max_new_tokens=40, **penalties)
     for prompt in PROMPTS:
-        expected = hf_generate(target.path, target.vocab.encode(prompt), params)
-        assert run(prompt, "edge", params, edge=target).token_ids == expected
+        text = run(prompt, "edge", params, edge=target)
+        assert text.token_ids == hf_generate(target.path, target.vocab.encode(prompt), params)
 
 
 def test_end_tokens_of_the_generation_config_equal_generate(target: TransformersEngine, tmp_path: Path) -> None:

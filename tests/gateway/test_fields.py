@@ -218,10 +218,8 @@ def fitting(schema: Any) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
 
 
-SLOW = {
-    "type": "string",
-    "allOf": [{"pattern": f".*{number}.*"} for number in range(40)],
-}  # takes the second it may take
+# Takes the second that it may take.
+SLOW = {"type": "string", "allOf": [{"pattern": f".*{number}.*"} for number in range(40)]}
 WRONG: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "a temperature beyond the range": (CHAT, {"temperature": 3}, "temperature", ""),
     "a message of the user to go on with": (CHAT, {"continue_final_message": True}, "messages", ""),

@@ -86,15 +86,8 @@ def messages(text: str) -> dict[str, Any]:
     }
 
 
-PATHS: list[tuple[str, str, Callable[[str], dict[str, Any]]]] = [
-    ("chat/completions", "chat/completions/input_tokens", chat),
-    ("chat/completions", "chat/completions/input_tokens", results_alone),
-    ("responses", "responses/input_tokens", responses),
-    ("messages", "messages/count_tokens", messages),
-]
-
-
-TALKS = {path: body_of for path, _, body_of in PATHS if body_of is not results_alone}
+TALKS = {"chat/completions": chat, "responses": responses, "messages": messages}
+PATHS = [*TALKS.items(), ("chat/completions", results_alone)]
 
 
 def post(served: Running, path: str, body: dict[str, Any]) -> Any:
@@ -103,12 +96,10 @@ def post(served: Running, path: str, body: dict[str, Any]) -> Any:
     return answer.json()
 
 
-@pytest.mark.parametrize(("path", "count", "body_of"), PATHS, ids=lambda each: getattr(each, "__name__", ""))
+@pytest.mark.parametrize(("path", "body_of"), PATHS)
 @given(text=texts)
 @law(15)
-def test_every_character_is_a_token(
-    servers: dict[str, tuple[Fake | None, Running]], path: str, count: str, body_of: Callable[[str], Any], text: str
-) -> None:
+def test_every_character_is_a_token(servers: Servers, path: str, body_of: Callable[[str], Any], text: str) -> None:
     """In this vocabulary a mark that is read is one token, and its characters are several."""
     without = "".join(char if char == "\n" else "y" * len(char.encode()) for char in text)  # JSON has two for a break
     said, plain = (post(servers["local"][1], COUNTS[path], body_of(each))["input_tokens"] for each in (text, without))

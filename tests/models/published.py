@@ -77,7 +77,7 @@ class FakeWorld:
         return self.cache / "models" / self.published.model.file
 
     def fetch(self, model: KnownModel | None = None, **options: Any) -> Path:
-        return fetch_model(model or self.published.model, self.cache, **{"sources": self.sources()} | options)
+        return fetch_model(model or self.published.model, self.cache, sources=self.sources(), **options)
 
     def blob(self, content: bytes | None = None) -> Path:
         """A file beside the cache with the model, or with something else."""

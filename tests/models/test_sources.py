@@ -83,23 +83,17 @@ def test_hub_file_asks_before_it_downloads_and_tells_a_full_disk_from_a_lost_con
 
 
 def test_hub_folder_falls_back_to_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[bool] = []
-
     def snapshot(repo: str, *, allow_patterns: list[str], local_files_only: bool = False) -> str:
-        calls.append(local_files_only)
-        assert "*.safetensors" in allow_patterns and "*.bin" not in allow_patterns
+        assert local_files_only and "*.safetensors" in allow_patterns and "*.bin" not in allow_patterns
         return "/hf/snapshot"
 
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", fail_with(OSError("no route")))
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
-    assert sources.hub_folder("org/name", False) == Path("/hf/snapshot")
-    assert sources.hub_folder("org/name", True) == Path("/hf/snapshot")
-    assert calls == [True, True]
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail_with(LocalEntryNotFoundError("none")))
-    with pytest.raises(NetworkUnavailable, match="no route"):
-        sources.hub_folder("org/name", False)
-    with pytest.raises(NetworkUnavailable, match="offline"):
-        sources.hub_folder("org/name", True)
+    for offline, says in ((False, "no route"), (True, "offline")):
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+        assert sources.hub_folder("org/name", offline) == Path("/hf/snapshot")
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", fail_with(LocalEntryNotFoundError("none")))
+        with pytest.raises(NetworkUnavailable, match=says):
+            sources.hub_folder("org/name", offline)
 
 
 def test_pip_downloads_one_wheel_without_what_it_needs(part: Part, local_index: Path, tmp_path: Path) -> None:

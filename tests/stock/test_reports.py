@@ -124,7 +124,7 @@ def test_halves_of_a_character_are_joined() -> None:
 )  # fmt: skip
 def test_a_model_that_reasons_is_noticed(said: Any) -> None:
     """Its answer cannot be gone on with: it would reason again, and what it wrote would be lost without a word."""
-    chat = Chat(SimpleNamespace(base="http://127.0.0.1"))  # type: ignore[arg-type]
+    chat = Chat("http://127.0.0.1")
     with pytest.raises(CloudFailure, match="reasons before it answers"):
         chat.written({"choices": [{"index": 0, "delta": {"content": None} | said}]})
 

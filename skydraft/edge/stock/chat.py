@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from skydraft.characters import one_line
 from skydraft.config import DecodingParams
@@ -33,9 +32,6 @@ class SoFar:
 
 class TextDialect(Dialect):
     echoes = False  # whether an answer begins with the text that it goes on from
-
-    def __init__(self, wire: Wire) -> None:
-        self._host = urlsplit(wire.base).hostname or ""
 
     async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> dict[str, int]:
         """One that was named is believed. How many tokens of ours fit is unknown."""
@@ -101,8 +97,8 @@ class Chat(TextDialect):
 
     name = "chat"
 
-    def __init__(self, wire: Wire) -> None:
-        super().__init__(wire)
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
         known = (how for host, how in HOSTS.items() if f".{self._host}".endswith(f".{host}"))
         self._mark, self._more, self.echoes = next(known, _VLLM)
 

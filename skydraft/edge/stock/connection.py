@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, urlsplit
 
@@ -26,10 +25,7 @@ from skydraft.types import named_weights
 
 # Chinese, code, a special token, and characters of several bytes: other tokenizers differ here.
 SAMPLE = "<|im_start|>user\n用一句话介绍北京的春天。def f(x):\n    return x ** 2  # 😀 naïve 12345\n"
-_DIALECTS: dict[str, Callable[[Wire], Dialect]] = {
-    "vllm": lambda wire: Vllm(), "sglang": lambda wire: Sglang(), "llama-server": lambda wire: LlamaServer(),
-    "completions": Completions, "chat": Chat,
-}  # fmt: skip
+_DIALECTS: dict[str, type[Dialect]] = {each.name: each for each in (Vllm, Sglang, LlamaServer, Completions, Chat)}
 APIS = tuple(_DIALECTS)
 _OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama-server", "skydraft": "completions"}
 _LIFE = "/v1/models"  # of a server that is not known yet
@@ -225,7 +221,7 @@ class StockConnection:
 
     async def _dialect(self, timeout_s: float, wire: Wire) -> Dialect:
         if self._options.api != "auto":
-            return _DIALECTS[self._options.api](wire)
+            return _DIALECTS[self._options.api](wire.base)
         answer = await wire.ask("/v1/models", timeout_s)
         listed = answer.get("data") if isinstance(answer, dict) else None
         first = listed[0] if isinstance(listed, list) and listed else None
@@ -236,7 +232,7 @@ class StockConnection:
                 f"The server at {self.address} does not say what it is ({what}).",
                 hint=f"Name it with --cloud-api {'|'.join(APIS)}.",
             )
-        return _DIALECTS[_OWNERS[owner]](wire)
+        return _DIALECTS[_OWNERS[owner]](wire.base)
 
     async def _described(self, dialect: Dialect, timeout_s: float, wire: Wire) -> StockInfo:
         wanted = self._options.model

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
+from urllib.parse import urlsplit
 
 from skydraft.config import DecodingParams
 from skydraft.edge.stock.ledger import UNTOLD, Usage
@@ -58,6 +59,9 @@ class Dialect:
     life = "/v1/models"
     salt = ""  # the field of a request that keeps its cache apart from that of other values; "": there is none
     separates = False  # whether all versions do what `salt` asks for
+
+    def __init__(self, url: str = "") -> None:
+        self._host = urlsplit(url).hostname or ""
 
     async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> dict[str, int]:
         """The most tokens of prompt and text (0: unknown) of each model, or of `model` alone if it was named."""
