@@ -26,7 +26,6 @@ from skydraft.cli.terminal import TERMINAL
 from skydraft.decoding.plan import make_plan
 from skydraft.decoding.prices import parse_prices
 from skydraft.decoding.request import GenerateRequest
-from skydraft.engines.adapter import write_adapter
 from skydraft.engines.base import Engine
 from skydraft.errors import OptionError, RecordsError
 from skydraft.evaluation.comparison import asked_of, params_of
@@ -167,7 +166,7 @@ def run(
         click.echo(f"Not kept: {objection}.")
         return 1
     trial = home / "trial.gguf"
-    write_adapter(trial, result.adapter)
+    result.write(trial)
     judge = Judge(asked.workload, kept, decoding, asked.system, home)
     _calibrated(trial, task, bare, name)
     if judge.prompts:

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from skydraft.engines.adapter import Adapter, inject, write_private
+from skydraft.engines.adapter import Adapter, inject, write_adapter, write_private
 from skydraft.engines.trainable import TrainableModel, load_trainable
 from skydraft.errors import OptionError
 from skydraft.learning.dataset import OnProgress, TrainingTask, prompt_digest
@@ -112,6 +112,9 @@ class Trained:
     held_out: Gain
     guard: Gain | None
     is_whole: bool  # not cut short by a limit on time
+
+    def write(self, path: Path) -> None:
+        write_adapter(path, self.adapter)
 
     def objection(self, everything: bool) -> str:
         """Say why the adapter should not be kept; "" where it should. One for `everything` must not cost the guard."""

@@ -61,7 +61,7 @@ def test_a_label_is_what_was_collected_and_has_signals_everywhere(
 
 def test_what_the_target_wrote_on_calibrates_and_teaches(pair: tuple[Any, Any], written_on: Path) -> None:
     chosen = choose(Store(written_on))
-    made, unseen = calibrate_lessons(chosen, pair[0], frozenset(), written_on, lambda: None)
+    made, unseen = calibrate_lessons(chosen, pair[0], frozenset(), "written", lambda: None)
     judged = sum(len(lesson.marks) - lesson.marks.count("-") for lesson in chosen.lessons)
     assert agreement(unseen)[1] == made.fitted.num_tokens == judged
     assert sum(map(len, (lesson.known for lesson in chosen.lessons))) > 0.5 * judged

@@ -16,7 +16,7 @@ from skydraft.edge.stock.ids import LlamaServer
 from skydraft.errors import OptionError
 from skydraft.learning.calibrating import write_calibration
 from skydraft.learning.collect import Collector
-from skydraft.learning.dataset import prepare
+from skydraft.learning.dataset import weights_of
 from skydraft.learning.lessons import Lesson, Store
 from tests.cli.conftest import Invoke, invoke  # noqa: F401
 from tests.evaluation import pairs
@@ -56,14 +56,13 @@ def test_lessons_of_two_models_do_not_mix(tmp_path: Path, invoke: Invoke) -> Non
     assert "target org/toy)" in out and "target org/My-Toyota-7B)" in out
 
 
-def test_of_a_model_without_a_name_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skydraft.learning.dataset.trainable_file", lambda engine: tmp_path)
+def test_of_a_model_without_a_name_nothing_is_kept(tmp_path: Path) -> None:
     with fake("llama-server", TARGET) as server:
         server.become(TARGET, "bad\x1bname")
         (said,) = collect(server, tmp_path / "learn")
         assert "does not tell which model" in said and lessons(tmp_path / "learn") == []
         with closing(skydraft.connect(server.url)) as cloud, pytest.raises(OptionError, match="which model"):
-            prepare(Store(tmp_path / "learn"), DRAFT, cloud, tmp_path, lambda *given: None)
+            weights_of(cloud)
 
 
 @pytest.mark.parametrize(("target", "knows"), [("toy", True), ("Toyota", False), ("oy", False)])
