@@ -44,7 +44,6 @@ def value(mode: str, name: str) -> float:
 
 
 def rows(text: str) -> dict[str, list[str]]:
-    """The table of figures: the other cells of a row by its mode."""
     table = text[text.index("| `--mode` | agreement") :].split("\n\n")[0].splitlines()[2:]
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in table]
     return {mode.split("`")[1]: rest for mode, *rest in cells}

@@ -29,7 +29,6 @@ DRIFT = 0.2
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of its own, so that nothing of the user's is read or changed."""
     monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
 
@@ -51,7 +50,6 @@ def run(asked: ComparisonRequest, out: Path, drift: float = DRIFT) -> tuple[Reco
 
 
 def tone(folder: Path, name: str = "a.wav") -> Path:
-    """A prompt file with a recording."""
     soundfile.write(folder / name, np.sin(np.arange(8000) / 9).astype(np.float32), 16_000)
     path = folder / "spoken.jsonl"
     path.write_text(json.dumps({"prompt": "说", "audio": name}) + "\n", encoding="utf-8")
