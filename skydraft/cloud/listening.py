@@ -118,7 +118,7 @@ class Listener:
                 ("grpc.max_allowed_incoming_connections", _most_connections()),
             ]
         )
-        server.add_generic_rpc_handlers((self.calls,))
+        self.calls.answer_at(server)
         self.port = bind(server, self._options)
         await server.start()
         return self.port

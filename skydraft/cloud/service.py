@@ -14,7 +14,7 @@ from skydraft.access.keys import Keyring
 from skydraft.access.limits import RowBudget
 from skydraft.access.shares import Shares
 from skydraft.choosing.grammar import compile_grammar
-from skydraft.cloud.calls import Count, Method, RpcContext, abort, said
+from skydraft.cloud.calls import SESSION, Count, Method, RpcContext, abort, said
 from skydraft.cloud.docket import Answer, Job
 from skydraft.cloud.options import ServeOptions
 from skydraft.cloud.streams import Stream, Streams
@@ -30,7 +30,7 @@ from skydraft.errors import (
     SkydraftError,
 )
 from skydraft.protocol import codec
-from skydraft.protocol.values import SERVICE, CloseCall, OpenCall, Opened, Opening, VerifyCall, Written
+from skydraft.protocol.values import CloseCall, OpenCall, Opened, Opening, VerifyCall, Written
 from skydraft.tracing import HEADER, Tracing
 from skydraft.types import Verdict
 
@@ -65,7 +65,7 @@ class VerifierService:
         self._places = Shares(limits.max_queue, apart=keyring.has_tokens)  # one a request, until its last answer
         self._compiling: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by owner
         self.drain = self._streams.drain
-        self.methods: dict[str, Method] = {f"/{SERVICE}/Session": self._session}
+        self.methods: dict[str, Method] = {SESSION: self._session}
 
     async def _session(self, requests: Any, context: RpcContext) -> None:
         is_entered = False
