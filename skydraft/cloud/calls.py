@@ -38,7 +38,6 @@ class Calls(grpc.GenericRpcHandler):
     """
 
     def __init__(self) -> None:
-        self._other: Any = _Handler(self._refuse)
         self._handlers: dict[str, Any] = {path: _Handler(self._refuse) for path in (SESSION, GET_INFO, HEALTH)}
         self._has_methods = False
         logging.getLogger("grpc._cython.cygrpc").addFilter(_is_news)
@@ -56,7 +55,7 @@ class Calls(grpc.GenericRpcHandler):
             server.add_registered_method_handlers(name, {method: handler})
 
     def service(self, handler_call_details: Any) -> Any:
-        return self._other
+        return self._handlers.get(handler_call_details.method, _Handler(self._refuse))
 
     async def _refuse(self, requests: Any, context: RpcContext) -> None:
         if self._has_methods:

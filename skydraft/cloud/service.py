@@ -43,10 +43,7 @@ def uncounted(kind: str, error: Exception | None) -> None:
 
 
 class VerifierService:
-    """The sessions of `skydraft.verifier.v3.Verifier`, over one worker.
-
-    It parses messages itself, so a broken message gets a clear error.
-    """
+    """The sessions, over one worker. It parses messages itself, so a broken message gets a clear error."""
 
     def __init__(
         self, worker: Worker, keyring: Keyring, options: ServeOptions, tracing: Tracing | None, count: Count
