@@ -73,14 +73,14 @@ def waiting(engine: Any, wait: Callable[[], object]) -> Any:
 
 
 class Leash:
-    """Lets a target write a few tokens more than were read, however slow the reader is: a stop comes in time."""
+    """Lets a target write one token more than were read, however slow the reader is: a stop comes in time."""
 
-    def __init__(self, most: int = 1, patience_s: float = 0.1) -> None:
-        self._ahead, self._patience_s = threading.BoundedSemaphore(most), patience_s
+    def __init__(self) -> None:
+        self._ahead = threading.BoundedSemaphore(1)
 
     def put_on(self, engine: Any) -> Any:
         """The engine, whose forwards wait until enough was read, or for a moment: some are not for reading."""
-        return waiting(engine, lambda: self._ahead.acquire(timeout=self._patience_s))
+        return waiting(engine, lambda: self._ahead.acquire(timeout=0.1))
 
     def read(self, num_tokens: int = 1) -> None:
         with suppress(ValueError):  # all was read
@@ -193,8 +193,8 @@ class Serving:
         return self.metrics(name)[""]
 
     @staticmethod
-    def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
-        end = time.monotonic() + seconds
+    def wait_until(condition: Callable[[], bool]) -> None:
+        end = time.monotonic() + PATIENCE_S
         while not condition():
             assert time.monotonic() < end, "this did not come true"
             time.sleep(0.01)
