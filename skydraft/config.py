@@ -46,11 +46,9 @@ class DecodingParams:
     generated part, and `logit_bias`, pairs of (token id, number added to its logit), ids rising.
     `min_call_prob`: a text begins as a tool call only where that is as probable, by raw logits at temperature 1.
     For Chinese, over the generated part: `content_penalty` multiplies down CJK content tokens that occurred;
-    `content_ngram_size` bans n-grams of them, punctuation ignored; `no_adjacent_repeat` bans one that begins with the
-    character just written; `comma_gap` and `full_stop_gap` count CJK characters since the last punctuation, before
-    which comma-like tokens are banned and full-stop-like ones shifted by `full_stop_shift`.
-    `grammar` is that of the whole text, as `skydraft.json_schema` and `skydraft.regex` write it; it excludes
-    `sentences`. `stop_token_ids` (rising) end a text as end tokens do.
+    `content_ngram_size` bans n-grams of them, punctuation ignored; `comma_gap` and `full_stop_gap` count CJK characters
+    since the last punctuation, before which comma-like tokens are banned and full-stop-like ones shifted.
+    `grammar` is as `skydraft.json_schema` and `skydraft.regex` write it. `stop_token_ids` (rising) end a text, too.
     """
 
     max_new_tokens: int = _option(128, 1, _INT32_MAX, "N", "Stop after N tokens (default: 128; when comparing, 64).")
@@ -94,7 +92,7 @@ class DecodingParams:
         if isinstance(self.stop, str):
             raise OptionError("Stop strings must be a tuple of texts, not a single text.")
         if not all(self.stop):
-            raise OptionError("--stop must not be empty.", hint="Give at least one character.")
+            raise OptionError("--stop must not be empty.")
         biased = [token_id for token_id, _ in self.logit_bias]
         for name, ids in (("--logit-bias", biased), ("--stop-token-ids", list(self.stop_token_ids))):
             if ids != sorted(set(ids)) or min(ids, default=0) < 0:
@@ -127,9 +125,7 @@ def decoding_params(style: str | None = None, **given: Any) -> DecodingParams:
         raise OptionError(f"There is no style '{style}'.", hint=f"Choose one of: {', '.join(STYLES)}.")
     known = {field.name for field in fields(DecodingParams)}
     if unknown := sorted(given.keys() - known):
-        raise OptionError(
-            f"Unknown decoding option: {', '.join(unknown)}.", hint="skydraft generate --help lists them."
-        )
+        raise OptionError(f"Unknown decoding option: {', '.join(unknown)}.", hint="See skydraft generate --help.")
     chosen = {name: value for name, value in given.items() if value is not None}
     if "stop" in chosen:
         chosen["stop"] = tuple(chosen["stop"])

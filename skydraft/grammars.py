@@ -24,7 +24,7 @@ _OPEN, _CLOSE = "([{", ")]}"
 
 
 def json_schema(schema: Mapping[str, Any] | str) -> str:
-    """The grammar of JSON that fits a schema; {"type": "object"} is any object. Raises OptionError."""
+    """The grammar of JSON that fits a schema. Raises OptionError."""
     text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
     return check_grammar(f"json_schema:{text}")
 

@@ -1,8 +1,4 @@
-"""What each origin of a token means and looks like: the only table, for the terminal, the report and the chat page.
-
-The names are those of JSON (`skydraft.types.Origin`). The chat page has copies in words.js and theme.css, which a test
-compares with this table.
-"""
+"""What each origin of a token means and looks like: for the terminal and the report; a test compares the chat page."""
 
 from __future__ import annotations
 

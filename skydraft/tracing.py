@@ -58,10 +58,8 @@ def check_collector(url: str) -> str:
     except ValueError:
         is_one = False
     if not is_one:
-        raise OptionError(
-            f"{one_line(url[:80])} is not the address of a collector.",
-            hint="Give it as http://HOST:4318, or as https://HOST:4318.",
-        )
+        hint = "Give it as http://HOST:4318, or as https://HOST:4318."
+        raise OptionError(f"{one_line(url[:80])} is not the address of a collector.", hint=hint)
     base = url.rstrip("/")
     return base if base.endswith(_PATH) else base + _PATH
 
@@ -85,10 +83,8 @@ class Tracing:
     def _lost(self) -> None:
         if not self._has_lost:
             self._has_lost = True
-            self._notify(
-                f"Traces cannot be sent to {self._where}; they are lost. "
-                "Is a collector there that takes OTLP over HTTP (usually port 4318, not 4317)?"
-            )
+            hint = "Is a collector there that takes OTLP over HTTP (usually port 4318, not 4317)?"
+            self._notify(f"Traces cannot be sent to {self._where}; they are lost. {hint}")
 
     def begin(self, name: str, parent: str = "", *, serves: bool = False) -> TraceSpan:
         """A span that is to be ended, below that of the header `parent`. `serves`: it answers another process."""
@@ -103,8 +99,7 @@ class Tracing:
         return TraceSpan(span, carrier.get(HEADER, ""))  # none where the variables turn tracing off
 
     def close(self) -> None:
-        """Send what is left, for two seconds at most."""
-        # The library waits for each batch, and for its own thread, much longer.
+        """Send what is left, for two seconds at most; the library alone would wait much longer."""
         ending = threading.Thread(target=self._provider.shutdown, name="last traces", daemon=True)
         ending.start()
         ending.join(_SEND_S)

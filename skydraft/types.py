@@ -39,7 +39,7 @@ _NAMED = "name:"
 
 
 def named_weights(model: str) -> str:
-    """Stands for the fingerprint of weights of which a server tells only the model's name; "" if it tells none."""
+    """Stands for the fingerprint where a server tells only the model's name; "" if it tells none."""
     return model and f"{_NAMED}{model}"
 
 
@@ -55,7 +55,7 @@ def short_weights(weights: str) -> str:
 class Media:
     """One recording as log-mel features [num_mels, num_frames], float32: a read-only copy of real frames, no padding.
 
-    Two are equal if their features are. Raises ValueError for anything else, or for less audio than one token's.
+    Raises ValueError for anything else, or for less audio than one token's.
     """
 
     features: npt.NDArray[np.float32]
@@ -97,16 +97,13 @@ Recordings: TypeAlias = tuple[Media, ...]  # the recordings of a prompt, in its 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The tokens that one side reads, chat template included, and the recordings of its audio tokens."""
-
     token_ids: tuple[int, ...]
     media: Recordings = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """Whose KV may be reused: that of prompts with this `scope`. Without `exact` that of generated tokens is too; its
-    bits may differ from a prompt's."""
+    """KV of prompts with this `scope`; without `exact` of generated tokens too, whose bits may differ."""
 
     scope: str
     exact: bool = True
@@ -114,7 +111,7 @@ class Reuse:
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """The draft model's certainty of one token, from its raw logits at temperature 1."""
+    """From the draft model's raw logits at temperature 1."""
 
     entropy: float  # nats
     margin: float  # p1 - p2, probability
@@ -173,9 +170,8 @@ class DraftBlock:
     """The drafted tokens of one round, after `base` generated tokens.
 
     `signals` and `forced` (the grammar allowed no other) have one entry per token, or none if not measured. `finish` is
-    why the last token would end the text, were the block committed as drafted. `read` has one entry for each of the
-    last tokens before `base` that the draft model has just read along: whether it would have written that token, or
-    None if the grammar allowed no other. `cost` is the draft model's and no part of equality.
+    why the last token would end the text. `read` has one entry for each of the last tokens before `base` that the draft
+    model has just read along: whether it would have written it, or None if it was forced.
     """
 
     base: int
@@ -208,7 +204,6 @@ class Verdict:
 
     That is the recovered token, or the bonus token of a fully accepted block; None only if the text ended inside the
     accepted tokens (`finish`). `audit` has one entry per catch-up token: whether the target would have emitted it.
-    `cost` is the target's and no part of equality.
     """
 
     base: int
@@ -240,10 +235,9 @@ class Verdict:
 class StepRecord:
     """The figures of one round. Rates are computed from these records and never stored.
 
-    `outcome` is "verified" for a call to the target, "written" for a token that it wrote after an earlier call.
-    `reason` is the gate's for escalation, "" for a skip. Of `num_audited` catch-up tokens the target would have written
-    `num_agreed` too. `num_forced` counts the committed drafts that a grammar forced. `wall_ms` runs from the start of
-    the draft to the commit, `ended_ms` from the start of the generation.
+    `outcome` is "verified" for a call to the target, "written" for a token that it wrote after an earlier call. Of
+    `num_audited` catch-up tokens the target would have written `num_agreed`. `num_forced` counts committed drafts.
+    `wall_ms` runs from the start of the draft to the commit, `ended_ms` from the start of the generation.
     """
 
     round: int
@@ -264,7 +258,6 @@ class StepRecord:
 
     @property
     def num_written(self) -> int:
-        """Tokens that the target chose itself, instead of accepting a draft."""
         return self.num_committed - self.num_accepted if self.outcome in ("verified", "written") else 0
 
     @property

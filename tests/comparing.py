@@ -35,7 +35,6 @@ def compare_args(folder: Path, *args: str, modes: str, tokens: int = 24) -> list
 
 
 def compared(folder: Path, *args: str, modes: str, tokens: int = 24) -> Path:
-    """Compare the prompts; returns the folder of the results."""
     write_prompts(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SKYDRAFT_HOME", str(folder / "home"))

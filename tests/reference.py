@@ -187,7 +187,7 @@ def next_token(engine: Engine, prefix: Seq[int], prompt_len: int, params: Decodi
 
 
 def plain(engine: Engine, prompt: Seq[int], params: DecodingParams) -> tuple[tuple[int, ...], str]:
-    """This model alone: a fresh sequence per step, no rollback. Returns tokens and the finish reason."""
+    """A fresh sequence per step, no rollback: tokens and the finish reason."""
     stopping = Stopping(params, engine.vocab, min(params.max_new_tokens, engine.context_len - len(prompt)))
     token_ids = list(prompt)
     while True:

@@ -61,7 +61,7 @@ def longest_round_s(generation: Generation) -> float:
     return max(after - before for before, after in pairwise(times))
 
 
-def waiting(engine: Any, wait: Callable[[], None]) -> Any:
+def waiting(engine: Any, wait: Callable[[], object]) -> Any:
     sound = engine.forward
 
     def forward(feeds: Any, **options: Any) -> Any:
@@ -73,27 +73,19 @@ def waiting(engine: Any, wait: Callable[[], None]) -> Any:
 
 
 class Leash:
-    """Lets a target write a few tokens more than were read, however slow the reader is: a stop comes in time."""
+    """Lets a target write one token more than were read, however slow the reader is: a stop comes in time."""
 
-    def __init__(self, most: int = 1, patience_s: float = 0.1) -> None:
-        self._most, self._patience_s = most, patience_s
-        self._num_ahead = 0
-        self._read = threading.Condition()
+    def __init__(self) -> None:
+        self._ahead = threading.BoundedSemaphore(1)
 
     def put_on(self, engine: Any) -> Any:
         """The engine, whose forwards wait until enough was read, or for a moment: some are not for reading."""
-        return waiting(engine, self._wait)
-
-    def _wait(self) -> None:
-        with self._read:
-            self._num_ahead += 1
-            if not self._read.wait_for(lambda: self._num_ahead <= self._most, self._patience_s):
-                self._num_ahead -= 1
+        return waiting(engine, lambda: self._ahead.acquire(timeout=0.1))
 
     def read(self, num_tokens: int = 1) -> None:
-        with self._read:
-            self._num_ahead = max(0, self._num_ahead - num_tokens)
-            self._read.notify_all()
+        with suppress(ValueError):  # all was read
+            for _ in range(num_tokens):
+                self._ahead.release()
 
 
 class RawSession:
@@ -201,8 +193,8 @@ class Serving:
         return self.metrics(name)[""]
 
     @staticmethod
-    def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
-        end = time.monotonic() + seconds
+    def wait_until(condition: Callable[[], bool]) -> None:
+        end = time.monotonic() + PATIENCE_S
         while not condition():
             assert time.monotonic() < end, "this did not come true"
             time.sleep(0.01)

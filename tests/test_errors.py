@@ -7,7 +7,6 @@ import pkgutil
 import re
 
 import grpc
-import pytest
 
 import skydraft
 from skydraft import errors
@@ -18,21 +17,14 @@ def descendants(cls: type[SkydraftError]) -> list[type[SkydraftError]]:
     return [cls, *(found for child in cls.__subclasses__() for found in descendants(child))]
 
 
-@pytest.fixture(scope="module")
-def tree() -> list[type[SkydraftError]]:
+def test_every_error_is_in_the_drawing_and_maps_to_one_status_of_each_kind() -> None:
     for module in pkgutil.walk_packages(skydraft.__path__, "skydraft."):
         if "transformers" not in module.name:
             importlib.import_module(module.name)
-    return [cls for cls in descendants(SkydraftError) if cls.__module__.startswith("skydraft")]
-
-
-def test_every_error_lives_in_one_file_and_in_its_drawing(tree: list[type[SkydraftError]]) -> None:
+    tree = [cls for cls in descendants(SkydraftError) if cls.__module__.startswith("skydraft")]
     assert {cls.__module__ for cls in tree} == {"skydraft.errors"}
     drawn = set(re.findall(r"^    (?:[│├└─ ]*)(\w+)", errors.__doc__ or "", re.M))
     assert drawn == {cls.__name__ for cls in tree}
-
-
-def test_every_error_maps_to_one_status_of_each_kind(tree: list[type[SkydraftError]]) -> None:
     for cls in tree:
         assert cls.exit_status in (1, 2), cls
         assert cls.grpc_status in grpc.StatusCode.__members__, cls

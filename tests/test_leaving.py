@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -50,12 +49,8 @@ def test_a_local_model_takes_no_server() -> None:
 
 
 def test_a_local_text_has_no_trace() -> None:
-    class Sender:
-        def begin(self, *_: Any) -> Any:
-            raise AssertionError("a span was begun")
-
     request = skydraft.generate("快", edge=open_toy("toy"), plan=make_plan("edge"), local_only=True).request
-    observer = TraceObserver(Sender())  # type: ignore[arg-type]
+    observer = TraceObserver(None)  # type: ignore[arg-type]  # which can begin no span
     observer.ended(observer.begins(request), None, None)
 
 

@@ -86,11 +86,12 @@ def test_each_end_is_told_once(use: Callable[[Generation], None], error: type | 
     assert first.threads == {threading.get_ident()}
 
 
-def test_a_start_that_fails_is_an_end_and_an_observer_that_fails_at_the_beginning_is_left_out() -> None:
-    class Broken(Seen):
-        def begins(self, request: GenerateRequest) -> GenerateRequest:
-            raise RuntimeError("an observer that fails")
+class Broken(Seen):
+    def begins(self, request: GenerateRequest) -> GenerateRequest:
+        raise RuntimeError("an observer that fails")
 
+
+def test_a_start_that_fails_is_an_end_and_an_observer_that_fails_at_the_beginning_is_left_out() -> None:
     broken, seen = Broken(), Seen()
     with pytest.raises(UsageError):
         skydraft.start(REQUEST, edge=toys.toy(1, 0.7), observers=[broken, seen])

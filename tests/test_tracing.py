@@ -195,20 +195,13 @@ def test_a_collector_that_is_gone_or_silent_costs_one_line_and_no_answer(
     assert line.startswith(f"Traces cannot be sent to http://127.0.0.1:{port}; they are lost.") and "secret" not in line
 
 
-def test_the_standard_s_variables_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    with collecting() as collector:
-        for name, value in (("OTEL_SERVICE_NAME", "kitchen"), ("OTEL_SDK_DISABLED", "true")):
-            monkeypatch.setenv(name, value)
-            assert run(request(), collector).finish_reason
-        assert [service for service, _ in collector.spans()] == ["kitchen"]
-
-
-def test_a_command_belongs_to_the_trace_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_has_its_trace_and_name_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACEPARENT", OUTER)
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "kitchen")
     with collecting() as collector:
         where = ["--otlp", collector.url, "--edge-model", "toy"]
         assert command(["generate", "你好", "--mode", "edge", "-n", "4", "-q", *where]) == 0
-        assert {(service, span.trace_id) for service, span in collector.spans()} == {("skydraft-generate", TRACE_ID)}
+        assert {(service, span.trace_id) for service, span in collector.spans()} == {("kitchen", TRACE_ID)}
 
 
 @pytest.mark.parametrize("url", ["localhost:4318", "file:///tmp/x", "", "http://[::1", "http://a:99999", "http://a:0"])

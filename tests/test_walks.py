@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 DOCUMENT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
@@ -29,10 +27,3 @@ def test_the_walks_are_those_of_the_architecture() -> None:
     edge, cloud = map(set, json.loads(done.stdout.splitlines()[-1]))
     assert edge == walk("One token") and len(edge) <= 17
     assert cloud == walk("One Verify") and len(cloud) <= 12
-
-
-@pytest.mark.parametrize(("title", "most"), [("One record", 12), ("One lesson", 10), ("One chat completion", 22)])
-def test_the_modules_of_the_other_walks_exist(title: str, most: int) -> None:
-    names, package = walk(title), ROOT / "skydraft"
-    files = [package / f"{name.replace('.', '/')}.py" for name in names if name != "page.html.j2"]
-    assert len(names) <= most and all(file.exists() for file in files)

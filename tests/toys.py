@@ -55,8 +55,7 @@ _TIMES = float(os.environ.get("SKYDRAFT_EXAMPLES", "1"))
 
 
 def law(num_examples: int) -> settings:
-    """Settings of a property: the same examples in every run, however slow the machine; with SKYDRAFT_EXAMPLES=8 eight
-    times as many."""
+    """The same examples in every run, however slow the machine; with SKYDRAFT_EXAMPLES=8 eight times as many."""
     return settings(max_examples=max(1, round(_TIMES * num_examples)), deadline=None, derandomize=True)
 
 
@@ -162,14 +161,12 @@ def drafter_of(draft: Engine, chosen: DecodingParams) -> Drafter:
 
 
 def blocks_of(turns: Turns | int) -> Turns:
-    """Turns as they are, or blocks of so many tokens, with the correction alone handed back."""
     return Turns(turns, HandBack()) if isinstance(turns, int) else turns
 
 
 def loop_of(
     draft: Engine, target: Engine, chosen: DecodingParams, turns: Turns | int
 ) -> tuple[SpeculativeLoop, Context]:
-    """A loop that checks every block, of a length of the test's own."""
     context, gate = Context(ASKED), Gate(make_plan().gate)
     drafter, verifier = drafter_of(draft, chosen), verifier_of(target, chosen)
     return SpeculativeLoop(context, drafter, gate, verifier, blocks_of(turns), VOCAB), context

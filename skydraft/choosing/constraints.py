@@ -35,12 +35,10 @@ _MAX_CHAR_TOKENS = 4  # a character in UTF-8 has at most four bytes, so at most 
 
 def constraints_of(params: DecodingParams, vocab: Vocab) -> list[Constraint]:
     """The constraints that `params` turns on, in the order in which they apply. Raises OptionError."""
-    for name, token_id in (
-        ("--logit-bias", params.logit_bias[-1][0] if params.logit_bias else 0),
-        ("--stop-token-ids", params.stop_token_ids[-1] if params.stop_token_ids else 0),
-    ):
-        if token_id >= vocab.size:
-            raise OptionError(f"{name}: the vocabulary of {vocab.size} tokens has no id {token_id}.")
+    biased = [token_id for token_id, _ in params.logit_bias]
+    for name, ids in (("--logit-bias", biased), ("--stop-token-ids", params.stop_token_ids)):
+        if (last := max(ids, default=0)) >= vocab.size:
+            raise OptionError(f"{name}: the vocabulary of {vocab.size} tokens has no id {last}.")
     if params.shapes_chinese:
         check_chinese(vocab)
     wanted: list[tuple[object, Callable[[DecodingParams, Vocab], Constraint]]] = [

@@ -18,7 +18,6 @@ from skydraft.engines.base import TokenBuffer
 from skydraft.engines.vocab import TokenIds, num_shared
 
 S = TypeVar("S")
-_SHORT_RUN = 32  # bytes; of longer runs a digest is kept
 
 
 class Follower(ABC):
@@ -70,28 +69,21 @@ class Tally(Follower):
 
     def __init__(self) -> None:
         super().__init__()
-        self._counts = Counter[int]()  # in the order of first occurrence
-        self._ids = TokenBuffer()  # the keys of it, as an array
+        self._counts = Counter[int]()
 
     def distinct(self, prefix: TokenIds) -> TokenIds:
-        """The tokens of `prefix`, each once; valid until the next call."""
         self.follow(prefix)
-        return self._ids.view
+        return np.fromiter(self._counts, np.int32, len(self._counts))
 
     def counts(self, prefix: TokenIds) -> tuple[TokenIds, npt.NDArray[np.int64]]:
-        self.follow(prefix)
-        return self._ids.view, np.fromiter(self._counts.values(), np.int64, len(self._counts))
+        return self.distinct(prefix), np.fromiter(self._counts.values(), np.int64, len(self._counts))
 
     def _back(self, length: int) -> None:
-        for token_id in self._read.view[length:][::-1].tolist():
+        for token_id in self._read.view[length:].tolist():
             _uncount(self._counts, token_id)
-        self._ids.truncate(len(self._counts))
 
     def _on(self, token_ids: TokenIds) -> None:
-        for token_id in token_ids.tolist():
-            if token_id not in self._counts:
-                self._ids.extend([token_id])
-            self._counts[token_id] += 1
+        self._counts.update(token_ids.tolist())
 
 
 class Repeats(Follower):
@@ -110,7 +102,7 @@ class Repeats(Follower):
 
     def _key(self, token_ids: TokenIds, end: int) -> bytes:
         run = token_ids[end - self._run_len : end].tobytes()
-        return run if len(run) <= _SHORT_RUN else hashlib.blake2b(run, digest_size=_SHORT_RUN).digest()
+        return hashlib.blake2b(run, digest_size=16).digest()  # a run may be long
 
     def _back(self, length: int) -> None:
         known = self._read.view

@@ -15,28 +15,50 @@ from skydraft.protocol.status import to_status
 from skydraft.protocol.values import SERVICE
 
 log = logging.getLogger("skydraft.cloud")
+SESSION, GET_INFO, HEALTH = f"/{SERVICE}/Session", f"/{SERVICE}/GetInfo", "/grpc.health.v1.Health/Check"
 RpcContext: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
 Method: TypeAlias = Callable[[Any, RpcContext], Awaitable[None]]  # takes the requests and the call
 Count: TypeAlias = Callable[[str, Exception | None], None]  # notes a request of a kind, and what refused it
 
 
+class _Handler:
+    """A grpc.RpcMethodHandler for streams of bytes, whose method may be exchanged."""
+
+    request_streaming = response_streaming = True
+    request_deserializer = response_serializer = None
+
+    def __init__(self, method: Method) -> None:
+        self.stream_stream = method
+
+
 class Calls(grpc.GenericRpcHandler):
-    """The calls of a server, by the paths of its methods; until it has some, each is told that the model loads."""
+    """The calls of a server, by the paths of its methods; until it has some, each is told that the model loads.
+
+    gRPC keeps the calls that nobody has looked at yet apart by these paths: floods of one method delay no other.
+    """
 
     def __init__(self) -> None:
-        self._methods: dict[str, Any] = {}
-        self._other: Any = grpc.stream_stream_rpc_method_handler(self._refuse)
+        self._handlers: dict[str, Any] = {path: _Handler(self._refuse) for path in (SESSION, GET_INFO, HEALTH)}
+        self._has_methods = False
         logging.getLogger("grpc._cython.cygrpc").addFilter(_is_news)
 
     def add(self, methods: Mapping[str, Method]) -> None:
+        self._has_methods = True
         for path, method in methods.items():
-            self._methods[path] = grpc.stream_stream_rpc_method_handler(method)
+            self._handlers[path].stream_stream = method
+
+    def answer_at(self, server: Any) -> None:
+        """Has to be called before the server starts."""
+        server.add_generic_rpc_handlers((self,))
+        for path, handler in self._handlers.items():
+            name, _, method = path[1:].partition("/")
+            server.add_registered_method_handlers(name, {method: handler})
 
     def service(self, handler_call_details: Any) -> Any:
-        return self._methods.get(handler_call_details.method, self._other)
+        return self._handlers.get(handler_call_details.method, _Handler(self._refuse))
 
     async def _refuse(self, requests: Any, context: RpcContext) -> None:
-        if self._methods:
+        if self._has_methods:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"There is no such method, only {SERVICE}.")
         await context.abort(grpc.StatusCode.UNAVAILABLE, "The server is starting: its model loads.")
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("skydraft.cloud")
 TICK_S = 0.5  # how often idle sessions are checked
-_LOOK_AGAIN_S = 0.01  # how often jobs without a seat try again while the other jobs are rate-limited
+_LOOK_AGAIN_S = 0.01  # how often jobs without a seat try again while no other job needs work
 _TURN_ROWS = 16  # a job queues again after this many rows, so a long catch-up does not delay other jobs
 Answer: TypeAlias = Opened | Verdict | Written | SkydraftError
 Deliver: TypeAlias = Callable[[Answer, bool], None]  # an answer, and whether it is the last one
@@ -267,10 +267,9 @@ class Docket:
 
     def idle_s(self) -> float:
         """Seconds for which no job needs work; infinite without jobs."""
-        if not self._active:
-            return 0.0 if self._waiting else float("inf")
-        idle_s = max(min(job.due for job in self._active) - self._clock(), 0.0)
-        return min(idle_s, _LOOK_AGAIN_S) if self._waiting else idle_s
+        due = min((job.due for job in self._active), default=float("inf"))
+        again_s = _LOOK_AGAIN_S if self._waiting else float("inf")
+        return max(min(due - self._clock(), again_s), 0.0)
 
     def batch(self, max_rows: int) -> Batch:
         """Feeds for the next forward: at most `max_rows` in all, each job once, in the order of their turns."""

@@ -45,10 +45,7 @@ def bind(server: grpc.aio.Server, options: ServeOptions) -> int:
 
 
 def _try(host: str, port: int) -> None:
-    """Bind once before gRPC does, which would not say why it cannot, and would leave out an address that is taken.
-
-    Raises OSError, unless the port is free at all addresses of the host that this machine has.
-    """
+    """Raises OSError unless the port is free at all addresses of the host. gRPC would not say why, or leave one out."""
     failed, found = list[OSError](), socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     for family, kind, _, _, address in found:
         try:
@@ -88,9 +85,8 @@ def _most_connections() -> int:
 class Listener:
     """The port of a server and who may come in, from before its model is loaded to the end.
 
-    Until `calls` have methods each is answered with UNAVAILABLE and the reason; connections made until then stay. Call
-    `start`, then `stop`, on one event loop. A model that takes audio gets larger messages. Raises OptionError for a
-    wrong file of tokens.
+    Call `start`, then `stop`, on one event loop. Connections made before the model is loaded stay. A model that takes
+    audio gets larger messages. Raises OptionError for a wrong file of tokens.
     """
 
     def __init__(self, options: ServeOptions, *, takes_audio: bool) -> None:
@@ -118,7 +114,7 @@ class Listener:
                 ("grpc.max_allowed_incoming_connections", _most_connections()),
             ]
         )
-        server.add_generic_rpc_handlers((self.calls,))
+        self.calls.answer_at(server)
         self.port = bind(server, self._options)
         await server.start()
         return self.port

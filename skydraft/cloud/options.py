@@ -36,10 +36,6 @@ class ServeOptions:
         check_execution(self.execution)
         if (self.tls_cert is None) != (self.tls_key is None):
             raise OptionError("--tls-cert and --tls-key belong together.", hint="Give both, or none.")
-        if self.tls_cert is not None and self.insecure:
-            raise OptionError(
-                "--insecure turns encryption off, so --tls-cert does not apply.", hint="Remove one of them."
-            )
         if not 0 <= self.grace_s < float("inf"):
             raise OptionError(f"--grace must be a number of seconds, 0 or more, not {self.grace_s:g}.")
         if not 0 <= self.port < 65536 or not 0 <= self.metrics_port < 65536:

@@ -12,13 +12,12 @@ from typing import Any
 import grpc
 
 from skydraft.access.keys import Keyring
-from skydraft.cloud.calls import Count, Method, RpcContext, abort, said
+from skydraft.cloud.calls import GET_INFO, HEALTH, Count, Method, RpcContext, abort, said
 from skydraft.errors import CloudTimeout, NotAuthorized
 from skydraft.protocol.codec import encode_info
 from skydraft.protocol.values import SERVICE, ServerInfo
 
 QUESTION_S = 3.0  # for a question and its answer; a server that stops waits for them
-_HEALTH = "/grpc.health.v1.Health/Check"
 # HealthCheckRequest with a service, "" for all; HealthCheckResponse with SERVING.
 _NAMES = (b"", b"\n\0", b"\n" + bytes((len(SERVICE),)) + SERVICE.encode())
 _SERVING = b"\x08\x01"
@@ -36,7 +35,7 @@ def questions(info: Callable[[], ServerInfo], keyring: Keyring, count: Count) ->
         count("info", None)
         return encode_info(info())
 
-    return {f"/{SERVICE}/GetInfo": _answering(get_info), _HEALTH: _answering(_check)}
+    return {GET_INFO: _answering(get_info), HEALTH: _answering(_check)}
 
 
 async def _check(asked: bytes, context: RpcContext) -> bytes:

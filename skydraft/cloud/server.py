@@ -28,10 +28,7 @@ _LOOK_S = 0.5
 
 
 class CloudServer:
-    """Serves one worker on one port; call `start`, then `stop`, on one event loop.
-
-    `listener` may listen already: then calls are answered from now on.
-    """
+    """Serves one worker on one port; call `start`, then `stop`, on one event loop. `listener` may listen already."""
 
     def __init__(self, worker: Worker, options: ServeOptions, listener: Listener | None = None) -> None:
         self._worker = worker

@@ -10,27 +10,19 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
+import skydraft.errors as errors
 from skydraft.access.keys import Keyring
 from skydraft.access.limits import RowBudget
 from skydraft.access.shares import Shares
 from skydraft.choosing.grammar import compile_grammar
-from skydraft.cloud.calls import Count, Method, RpcContext, abort, said
+from skydraft.cloud.calls import SESSION, Count, Method, RpcContext, abort, said
 from skydraft.cloud.docket import Answer, Job
 from skydraft.cloud.options import ServeOptions
 from skydraft.cloud.streams import Stream, Streams
 from skydraft.cloud.traces import request_span
 from skydraft.cloud.worker import Worker
-from skydraft.errors import (
-    CloudBusy,
-    CloudDraining,
-    CloudLost,
-    GrammarRefused,
-    LimitExceeded,
-    MissingDependency,
-    SkydraftError,
-)
 from skydraft.protocol import codec
-from skydraft.protocol.values import SERVICE, CloseCall, OpenCall, Opened, Opening, VerifyCall, Written
+from skydraft.protocol.values import CloseCall, OpenCall, Opened, Opening, VerifyCall, Written
 from skydraft.tracing import HEADER, Tracing
 from skydraft.types import Verdict
 
@@ -43,10 +35,7 @@ def uncounted(kind: str, error: Exception | None) -> None:
 
 
 class VerifierService:
-    """The sessions of `skydraft.verifier.v3.Verifier`, over one worker.
-
-    It parses messages itself, so a broken message gets a clear error.
-    """
+    """The sessions, over one worker. It parses messages itself, so a broken message gets a clear error."""
 
     def __init__(
         self, worker: Worker, keyring: Keyring, options: ServeOptions, tracing: Tracing | None, count: Count
@@ -65,7 +54,7 @@ class VerifierService:
         self._places = Shares(limits.max_queue, apart=keyring.has_tokens)  # one a request, until its last answer
         self._compiling: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by owner
         self.drain = self._streams.drain
-        self.methods: dict[str, Method] = {f"/{SERVICE}/Session": self._session}
+        self.methods: dict[str, Method] = {SESSION: self._session}
 
     async def _session(self, requests: Any, context: RpcContext) -> None:
         is_entered = False
@@ -87,7 +76,7 @@ class VerifierService:
                     return
                 stream.is_busy, stream.used_at = False, self._clock()
                 if self._streams.is_draining:
-                    raise CloudDraining("The server is shutting down.")
+                    raise errors.CloudDraining("The server is shutting down.")
         finally:
             reading.cancel()
             reading.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -97,7 +86,7 @@ class VerifierService:
             async with asyncio.timeout(self._limits.session_ttl_s):
                 return await stream.requests.get()
         except TimeoutError as error:
-            raise CloudLost("The stream was idle for too long.") from error
+            raise errors.CloudLost("The stream was idle for too long.") from error
 
     async def _read(self, stream: Stream, context: RpcContext) -> None:
         """Put the requests of a stream into its queue, one ahead of the answers at most, and None at the end.
@@ -146,7 +135,7 @@ class VerifierService:
         stream.job, answers = self._submit(call, stream)
         try:
             answer, is_last = await answers.get()
-            if isinstance(answer, SkydraftError):
+            if isinstance(answer, errors.SkydraftError):
                 raise answer
             note(answer)
             self._log(call, stream.owner, answer)
@@ -160,7 +149,7 @@ class VerifierService:
             await context.write(message)
             while not is_last:
                 written, is_last = await answers.get()
-                if isinstance(written, SkydraftError):
+                if isinstance(written, errors.SkydraftError):
                     raise written
                 assert isinstance(written, Written)
                 self._keyring.label(stream.authorization)  # the token may have been revoked meanwhile
@@ -193,7 +182,7 @@ class VerifierService:
     def _take_place(self, owner: str) -> None:
         if not self._places.may_take(owner):
             num_waiting = self._limits.max_queue - self._places.num_free
-            raise CloudBusy(f"{num_waiting} requests are waiting already.", hint="Try again later.")
+            raise errors.CloudBusy(f"{num_waiting} requests are waiting already.", hint="Try again later.")
         self._places.take(owner)
 
     async def _compile(self, opening: Opening | None, owner: str) -> Any:
@@ -208,8 +197,8 @@ class VerifierService:
             async with self._compiling[owner]:
                 vocab = self._worker.served.engine.vocab
                 return await asyncio.to_thread(compile_grammar, opening.params.grammar, vocab)
-        except MissingDependency as error:
-            raise GrammarRefused(
+        except errors.MissingDependency as error:
+            raise errors.GrammarRefused(
                 "This server follows no grammars: it has no llguidance.",
                 hint="On the server: pip install 'skydraft[grammar]'.",
             ) from error
@@ -219,7 +208,7 @@ class VerifierService:
     def _check(self, call: OpenCall | VerifyCall) -> None:
         """Refuse what exceeds a limit, before it waits for a seat. Raises LimitExceeded."""
         if isinstance(call, VerifyCall) and len(call.draft_ids) > self._limits.max_block:
-            raise LimitExceeded(
+            raise errors.LimitExceeded(
                 f"The block has {len(call.draft_ids)} tokens; this server accepts up to {self._limits.max_block}.",
                 hint="Use a smaller --k.",
             )
@@ -227,13 +216,13 @@ class VerifierService:
         if call.opening:
             num_prompt = len(call.opening.prompt.token_ids)
             if num_prompt > self._limits.max_prompt:
-                raise LimitExceeded(
+                raise errors.LimitExceeded(
                     f"The prompt has {num_prompt} tokens; this server accepts up to {self._limits.max_prompt}.",
                     hint="Shorten it, or start the server with a larger --max-prompt.",
                 )
             num_ids = max(num_prompt + num_ids, call.opening.num_ids)
         if num_ids >= self._context_len:
-            raise LimitExceeded(
+            raise errors.LimitExceeded(
                 f"{num_ids} tokens do not fit in the context of {self._context_len}.",
                 hint="Shorten the text, or start the server with a larger --context.",
             )

@@ -115,7 +115,7 @@ class LocalVerifier(TargetSession):
         self._reuse = reuse
         self._max_rows = max_rows or engine.invariant_rows
         self._num_to_write = 0
-        self._is_cancelled = False
+        self._is_closed = False
         self.called = False
         self.sent, self.link = Sent(), LinkCost()  # nothing leaves this process
 
@@ -141,12 +141,12 @@ class LocalVerifier(TargetSession):
         with self._engine.floor:
             sequence = self._engine.begin(self._prompt.token_ids, self._prompt.media, self._reuse)
         self.adopt(sequence)
-        if self._is_cancelled:
-            self.close()
+        if self._is_closed:
+            super().close()
         try:
             self._engine.fill(sequence, self._prompt.token_ids)
         except BaseException:
-            self.close()
+            super().close()
             raise
         return sequence.take_prefill_cost()
 
@@ -157,7 +157,9 @@ class LocalVerifier(TargetSession):
     def take_cost(self) -> LinkCost:
         return self.link
 
-    def cancel(self) -> None:
-        """End a running prefill or verification with an error. Any thread may call this."""
-        self._is_cancelled = True
-        self.close()
+    def close(self, *, failed: bool = False) -> None:
+        """For good: a running prefill or verification ends with an error. Any thread may call this."""
+        self._is_closed = True
+        super().close(failed=failed)
+
+    cancel = close

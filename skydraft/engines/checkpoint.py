@@ -53,12 +53,11 @@ def load_library() -> tuple[Any, Any]:
 
 
 def check_device(torch: Any, name: str) -> Any:
-    """Raises OptionError where there is none of that name."""
-    kind, _, index = name.partition(":")
-    if name != "cpu" and (kind != "cuda" or not (index.isdecimal() or name == "cuda")):
-        raise OptionError(f"--device must be cpu, cuda or, for a second GPU, cuda:1, not '{name}'.")
-    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
-        raise OptionError(f"torch sees no device {name} here.", hint="Use --device cpu.")
+    """The torch device of that name. Raises OptionError."""
+    num_gpus = torch.cuda.device_count()
+    names = ["cpu", *(["cuda"] if num_gpus else []), *(f"cuda:{number}" for number in range(num_gpus))]
+    if name not in names:
+        raise OptionError(f"--device must be {' or '.join(names)} here, not '{name}'.")
     return torch.device(name)
 
 

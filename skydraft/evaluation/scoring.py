@@ -27,7 +27,6 @@ class Scorer:
         self, prompt: str, prompts: PromptPair, token_ids: tuple[int, ...], params: DecodingParams,
         style: str | None = None,
     ) -> ScoreLine:  # fmt: skip
-        """Of a text that answers `prompts`, whose id is `prompt`, under these parameters of a run."""
         params = replace(params, temperature=0.0)
         if (prompts, params) != self._reads:
             self.close()

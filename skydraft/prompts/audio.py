@@ -59,7 +59,7 @@ def load_audio(path: str | Path, *, max_duration_s: float = MAX_DURATION_S) -> A
         with Path(path).open("rb") as file:
             return _read(file, str(path), max_duration_s)
     except OSError as error:
-        raise PromptError(f"There is no readable file {path}.", hint="Check its name.") from error
+        raise PromptError(f"There is no readable file {str(path)[:300]}.", hint="Check its name.") from error
 
 
 def audio_from_bytes(data: bytes) -> Audio:

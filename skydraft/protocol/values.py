@@ -127,14 +127,11 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """Describes a server: sizes in tokens and rows; `forward_ms[n - 1]` is the time of a forward of n rows at the load.
-
-    `fingerprint` is the vocabulary's, `weights` the model's.
-    """
+    """Sizes are in tokens and rows; `forward_ms[n - 1]` is the time of a forward of n rows at the load."""
 
     version: str
     model: str
-    fingerprint: str
+    fingerprint: str  # of the vocabulary
     vocab_size: int
     context_len: int
     execution: Execution
@@ -144,4 +141,4 @@ class ServerInfo:
     num_sessions: int
     invariant_rows: int
     forward_ms: tuple[float, ...]
-    weights: str = ""
+    weights: str = ""  # fingerprint of the model

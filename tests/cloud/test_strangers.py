@@ -108,10 +108,11 @@ def flood(port: int, over: threading.Event, path: str) -> None:
                     break
 
 
-@pytest.mark.parametrize("path", [HEALTH, f"/{SERVICE}/Session"])
-def test_a_session_and_health_checks_are_answered_while_a_stranger_floods(path: str) -> None:
+@pytest.mark.parametrize(("path", "num"), [(HEALTH, 1), (f"/{SERVICE}/Session", 3), ("/no.such/Method", 3)])
+def test_a_session_and_health_checks_are_answered_while_a_stranger_floods(path: str, num: int) -> None:
+    """Over several connections too, unless the flood is of health checks."""
     server, over = Process(), threading.Event()
-    flooding = threading.Thread(target=flood, args=(server.port, over, path))
+    flooding = [threading.Thread(target=flood, args=(server.port, over, path)) for _ in range(num)]
     with grpc.insecure_channel(server.address) as channel:
         session, message = RawSession(channel), verify_message()
 
@@ -122,7 +123,8 @@ def test_a_session_and_health_checks_are_answered_while_a_stranger_floods(path: 
 
         try:
             session.ask(message)
-            flooding.start()
+            for each in flooding:
+                each.start()
             time.sleep(0.5)  # long enough for the calls to pile up
             taken = [
                 (longest(lambda: verdict_of(session.ask(message))), longest(lambda: health(server.address)))
@@ -132,6 +134,7 @@ def test_a_session_and_health_checks_are_answered_while_a_stranger_floods(path: 
             assert sorted(each[0] for each in taken)[6] < 0.25 and sorted(each[1] for each in taken)[6] < 1, taken
         finally:
             over.set()
-            flooding.join()
+            for each in flooding:
+                each.join()
             session.end()
             assert server.end(signal.SIGTERM) == 0

@@ -16,21 +16,10 @@ from skydraft.protocol import codec
 from skydraft.protocol.values import StopCall
 
 from ..serving import RawSession, Serving, free_port, serving
-from .driver import (
-    LONG,
-    assert_serves,
-    later,
-    long_text,
-    open_message,
-    slow_toy,
-    text,
-    tokens_written,
-    verdict_of,
-    verify_message,
-)
+from .driver import LONG, assert_serves, later, long_text, slow_toy, text, tokens_written, verdict_of, verify_message
 
 New = Callable[[], RawSession]
-TEXT = text()
+TEXT, LONG_TEXT = text(), text(type(LONG)(max_new_tokens=150, min_new_tokens=150))
 STOP = codec.encode_stop(StopCall(0))
 
 
@@ -39,30 +28,6 @@ def slow() -> Iterator[tuple[Serving, grpc.Channel]]:
     """A server that writes 500 tokens a second, counts, and whom anyone may ask."""
     with serving(slow_toy(), metrics_port=free_port()) as server, grpc.insecure_channel(server.address) as channel:
         yield server, channel
-
-
-LONG_TEXT = text(type(LONG)(max_new_tokens=150, min_new_tokens=150))
-
-
-def stopped_text(stream: RawSession) -> tuple[int, ...]:
-    """Tokens of a text that is stopped after its first ones."""
-    verdict = verdict_of(stream.ask(long_text()))
-    stream.send(codec.encode_stop(StopCall(9)))  # of another verify
-    first = codec.decode_written(stream.answer())
-    stream.send(STOP)
-    return verdict.token_id or 0, *first.token_ids, *tokens_written(stream)
-
-
-def test_an_opening_a_verdict_and_an_end_in_one_stream(server: Serving, new: New) -> None:
-    stream = new()
-    reply = stream.ask(open_message())
-    assert codec.decode_opened(reply).base == 0 and codec.decode_target(reply) is not None
-    server.wait_until(lambda: server.num_sessions == 1)
-    verdict, is_last = codec.decode_verdict(stream.ask(later()), 0)
-    assert verdict.base == 0 and verdict.num_tokens > 0 and not is_last
-    stream.send(codec.encode_close(0), None)
-    assert not list(stream.call) and stream.call.code() is grpc.StatusCode.OK
-    server.wait_until(lambda: server.num_sessions == 0)
 
 
 @pytest.mark.parametrize("num_write", [1, len(TEXT) - 1, 1000])
@@ -82,7 +47,11 @@ def test_after_the_verdict_come_the_targets_own_tokens_and_the_last_reply_is_mar
 def test_a_stop_ends_the_writing_and_the_session_stays_for_the_next_block(slow: Any) -> None:
     server, channel = slow
     stream = RawSession(channel)
-    written = stopped_text(stream)
+    verdict = verdict_of(stream.ask(long_text()))
+    stream.send(codec.encode_stop(StopCall(9)))  # of another verify
+    first = codec.decode_written(stream.answer())
+    stream.send(STOP)
+    written = (verdict.token_id, *first.token_ids, *tokens_written(stream))
     assert written == LONG_TEXT[: len(written)]
     stream.send(STOP)  # after the end, so that it means nothing
     verdict = verdict_of(stream.ask(later(*written, draft=LONG_TEXT[len(written) : len(written) + 3])))

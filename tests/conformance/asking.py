@@ -7,13 +7,11 @@ from typing import Any, Literal
 import numpy as np
 
 from skydraft import DecodingParams, api, make_plan
-from skydraft.config import MIN_CALL_PROB
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.toy import ToyEngine, open_toy
 from skydraft.engines.vocab import Vocab
 from skydraft.gateway.pair import Pair
 from skydraft.prompts.messages import conversation
-from skydraft.prompts.tool_calls import may_answer
 from tests.gateway.interfaces import Voice as Voice
 from tests.gateway.interfaces import call_text
 from tests.gateway.interfaces import forced as forced
@@ -76,16 +74,10 @@ def speaking_pair() -> Pair:
     return Pair(speaking("toy:drift=0.2"), speaking("toy"))
 
 
-def expected(messages: Any = ASKED, *, mode: str = "quality", tools: Any = (), **params: Any) -> Any:
-    """What the Python interface generates, greedily unless said otherwise; `tools` need not be called."""
-    told, plan = conversation(messages), make_plan(mode)
-    careful = {"min_call_prob": MIN_CALL_PROB} if tools and "grammar" not in params else {}
-    request = GenerateRequest(
-        tuple(may_answer(told)) if tools else told,
-        plan=plan.checking_start() if tools else plan,
-        params=DecodingParams(**{"max_new_tokens": MAX_TOKENS, "seed": SEED} | careful | params),
-        tools=tools,
-    )
+def expected(messages: Any = ASKED) -> Any:
+    """What the Python interface generates."""
+    params = DecodingParams(max_new_tokens=MAX_TOKENS, seed=SEED)
+    request = GenerateRequest(conversation(messages), make_plan("quality"), params)
     with api.start(request, edge=speaking("toy:drift=0.2"), cloud=speaking("toy")) as generation:
         return generation.run()
 

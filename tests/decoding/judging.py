@@ -44,10 +44,10 @@ def endless():
     return toys.params().map(lambda params: dataclasses.replace(params, max_new_tokens=200))
 
 
-def seated(target, params, *, prompt=ASKED, committed=()):
+def seated(target, params, *, committed=()):
     """A session with a sequence of its own, its prompt in the cache."""
-    session = TargetSession(target, prompt, params, committed=committed)
-    session.adopt(target.begin(prompt.token_ids))
+    session = TargetSession(target, ASKED, params, committed=committed)
+    session.adopt(target.begin(ASKED.token_ids))
     while session.needs_prefill:
         session.prefill()
     return session

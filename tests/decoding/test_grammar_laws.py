@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from skydraft import DecodingParams, Generation, generate, make_plan
 from skydraft.choosing.chooser import Chooser
 from skydraft.choosing.stopping import Stopping
-from skydraft.config import MAX_K
 from skydraft.decoding.plan import Plan
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import random_toy
@@ -88,13 +87,3 @@ def test_a_forced_token_is_never_a_reason_to_ask_the_cloud(text: str) -> None:
     assert {record.reason for record in done.records} <= {"", "uncertain"}
     free = decode(plan, DecodingParams(max_new_tokens=20), edge, cloud)
     assert free.stats.num_escalated > 1 and free.stats.num_forced_tokens == 0
-
-
-def test_blocks_take_forced_tokens_beside_those_asked_for() -> None:
-    edge, cloud = pair(4, 0.3)
-    grammar = 'lark:start: /[a-c]/ "and then, after a while" /[a-c]/ "."'
-    params = DecodingParams(grammar=grammar, max_new_tokens=60)
-    generation = generate(PROMPT, edge=edge, cloud=cloud, plan=make_plan("lossless", k=2), params=params, raw=True)
-    blocks = [done.block for done, _ in generation.rounds()]
-    assert all(block.forced.count(False) <= 2 and len(block.token_ids) <= MAX_K for block in blocks)
-    assert max(len(block.token_ids) for block in blocks) > 8

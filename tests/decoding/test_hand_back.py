@@ -144,8 +144,7 @@ def test_a_hand_back_is_written_as_it_is_read(text):
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", *["-1", "1.5", "agree", "agree:", "agree:0", "agree:65", "text:3", "all", "²", "４", "agree:٤", "none"]],
+    "text", ["", *["-1", "2147483648", "agree", "agree:0", "agree:65", "text:3", "all", "²", "４", "agree:٤", "none"]]
 )
 def test_other_hand_backs_are_refused_in_one_line(text):
     with pytest.raises(OptionError) as caught:

@@ -78,19 +78,6 @@ def test_a_prompt_is_scored_token_by_token_in_parts() -> None:
         assert told.logprob == pytest.approx(row_after(engine, token_ids[:length])[told.token_id], abs=1e-6)
 
 
-@pytest.mark.parametrize(("mode", "author"), [("edge", "edge"), ("quality", "target"), ("cloud", "target")])
-def test_a_prompt_is_scored_by_the_model_whose_text_follows(mode: str, author: str) -> None:
-    models = {"edge": open_toy("toy:drift=0.4"), "target": open_toy("toy")}
-    request = GenerateRequest(
-        (), prompt_ids=models["edge"].vocab.encode("语速快"), plan=make_plan(mode), num_best=0, scores_prompt=True,
-        writes=False,
-    )  # fmt: skip
-    with api.start(request, edge=models["edge"], cloud=models["target"]) as generation:
-        scores = list(generation.prompt_scores())
-        assert generation.finish_reason == "length" and generation.run().token_ids == ()
-    assert scores == list(prompt_scores(models[author], Prompt(request.prompt_ids), 0))
-
-
 def test_a_target_over_a_link_has_none() -> None:
     edge = open_toy("toy")
     request = GenerateRequest(asked("语速"), plan=make_plan("quality"), num_best=0)

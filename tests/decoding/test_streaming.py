@@ -105,7 +105,9 @@ def test_rounds_are_given_once(generation: Generation) -> None:
     whole(generation)
 
 
-def test_what_was_closed_halfway_gives_what_it_has_and_says_why_there_is_no_more(generation: Generation) -> None:
+@pytest.mark.parametrize("mode", ["edge", "cloud", "lossless"])
+def test_what_was_closed_halfway_gives_what_it_has_and_says_why_there_is_no_more(mode: str) -> None:
+    generation = skydraft.generate("语速", edge=open_toy("toy:drift=0.4"), cloud=open_toy("toy"), plan=make_plan(mode))
     next(iter(generation))
     generation.close()
     seen = []

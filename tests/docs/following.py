@@ -122,7 +122,6 @@ class Reader:
         return printed
 
     def _serve(self, command: str, what: str) -> str:
-        """Start a server in the place of the one before it."""
         self._stop(what)
         wait_for_port(PORTS[what])
         log = self._bin / f"{what}.log"

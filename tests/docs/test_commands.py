@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,18 +48,15 @@ NOT_RUN_BLOCKS = {
     'skydraft generate "房间很干净。" --adapter reviews': "tests/learning",
 }
 # What a reader has done before: (page, first line of a block) -> commands.
-_CERTIFICATE = (
-    "export CLOUD=cloud.example",
-    "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -keyout key.pem -out cert.pem "
-    '-subj "/CN=$CLOUD" -addext "subjectAltName=DNS:$CLOUD"',
-)
 BEFORE = {
     ("docs/modes.md", 'skydraft generate "请用一句话描述海边日落的景色。" --mode auto'): (
         # The demo pair's calibration comes along, the toys' does not.
         "skydraft calibrate --prompts data/prompts_zh_fit.jsonl",
     ),
     ("docs/gateway.md", 'skydraft gateway --cloud "$CLOUD:7373" --tls-ca cert.pem --cloud-token-file token'): (
-        *_CERTIFICATE,
+        "export CLOUD=cloud.example",
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -keyout key.pem -out cert.pem "
+        '-subj "/CN=$CLOUD" -addext "subjectAltName=DNS:$CLOUD"',
         'echo "phone $(openssl rand -hex 24)" | tee token > tokens',
         "skydraft serve --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem --token-file tokens",
     ),
@@ -78,7 +76,6 @@ ON_THE_DEVICE = {("docs/two-machines.md", 'scp "$CLOUD:cert.pem" .')}
 NEEDS = ("uvicorn", "llguidance", "matplotlib", "torch", "soundfile", "openai")
 # What a block has to print; blocks that are not here have to succeed.
 PRINTS = {
-    '.venv/bin/skydraft generate "请用一句话描述海边日落的景色。"': "tokens/s",
     "skydraft compare --prompts data/prompts_zh_dev.jsonl --limit 8": "report.html",
     "skydraft serve --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem --token-file tokens": "TLS, a token is",
     "from openai import OpenAI": "[accepted]",
@@ -91,10 +88,8 @@ PRINTS = {
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[Reader]:
     reading = Reader(tmp_path / "reader")
-    try:
-        yield reading
-    finally:
-        reading.leave()
+    yield reading
+    reading.leave()
 
 
 def is_run(block: Block) -> bool:
@@ -103,14 +98,14 @@ def is_run(block: Block) -> bool:
 
 def follow(reader: Reader, page: str) -> dict[str, str]:
     """Follow the whole page; returns what the blocks printed, by their first lines."""
-    printed: dict[str, str] = {}
+    printed = defaultdict[str, str](str)
     for block in blocks_of(page):
         if any((page, line) in ON_THE_DEVICE for line in block.text.splitlines()):
             reader.here = reader.device
         if is_run(block):
             for command in BEFORE.get((page, block.first_line), ()):
                 reader.run(command)
-            printed[block.first_line] = printed.get(block.first_line, "") + reader.follow(block, set(NOT_RUN))
+            printed[block.first_line] += reader.follow(block, set(NOT_RUN))
     return printed
 
 
@@ -121,8 +116,8 @@ def test_a_page_can_be_followed_as_it_is_printed(page: str, reader: Reader) -> N
     for module in NEEDS:
         pytest.importorskip(module)
     printed = follow(reader, page)
-    for first_line in printed:
-        assert PRINTS.get(first_line, "") in printed[first_line], first_line
+    for first_line, text in printed.items():
+        assert PRINTS.get(first_line, "") in text, first_line
     if page == "docs/python.md":
         assert "accepted" in printed["import skydraft"] and "calls/token" in printed["import skydraft"]
     if page == "docs/security.md":  # its last block took the token back

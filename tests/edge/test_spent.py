@@ -11,7 +11,6 @@ import skydraft
 from skydraft import DecodingParams, make_plan
 from skydraft.decoding.context import Context
 from skydraft.decoding.request import GenerateRequest
-from skydraft.edge.cloud import Cloud
 from skydraft.edge.verifier import RemoteVerifier
 from skydraft.errors import CloudError
 from skydraft.prompts.audio import Audio
@@ -31,32 +30,22 @@ SHARED_BYTES = 2 * NUM_MELS * NUM_FRAMES
 
 
 @pytest.fixture
-def server() -> Iterator[Serving]:
-    with serving(toys.toy(4)) as running:
+def relay() -> Iterator[Relay]:
+    with serving(toys.toy(4)) as server, Relay(server.address) as running:
         yield running
 
 
-@pytest.fixture
-def relay(server: Serving) -> Iterator[Relay]:
-    with Relay(server.address) as running:
-        yield running
-
-
-def num_bytes(messages: list[tuple[str, bytes]], *, of: str = "") -> int:
-    """Bytes of all messages of a session but that of its end, when the text is complete; or of one kind."""
-    return sum(len(data) for name, data in messages if (name == of if of else name in ("open", "verify", "stop")))
-
-
-def remote(cloud: Cloud, plan: Any) -> RemoteVerifier:
-    prompt = Prompt(tuple(PROMPT_IDS))
-    return cloud.verifier(Context(prompt), prompt, VOCAB, GenerateRequest((Message("user", PROMPT),), plan))
+def num_bytes(messages: list[tuple[str, bytes]]) -> int:
+    """Bytes of all messages of a session but that of its end, when the text is complete."""
+    return sum(len(data) for name, data in messages if name in ("open", "verify", "stop"))
 
 
 def test_a_verification_that_failed_is_counted_and_so_is_the_next_one(relay: Relay, unhurried: None) -> None:
     lines: list[str] = []
     cloud = skydraft.connect(relay.address, timeout_s=PATIENCE_S, notify=lines.append)
     cloud.ping(PATIENCE_S)
-    verifier = remote(cloud, GATED)
+    prompt = Prompt(tuple(PROMPT_IDS))
+    verifier = cloud.verifier(Context(prompt), prompt, VOCAB, GenerateRequest((Message("user", PROMPT),), GATED))
     relay.is_down = True
     relay.requests.clear()
     with pytest.raises(CloudError):

@@ -99,8 +99,7 @@ def test_sliding_layers_can_be_rolled_back(tmp_path: Path) -> None:
     ("options", "message"),
     [
         (EngineOptions(dtype="int8"), "dtype must be one of float32, bfloat16, float16, not 'int8'"),
-        (EngineOptions(device="cuda:"), "device must be cpu, cuda or, for a second GPU, cuda:1, not 'cuda:'"),
-        (EngineOptions(device="cuda:99"), "torch sees no device cuda:99 here"),
+        (EngineOptions(device="cuda:99"), "device must be cpu .*here, not 'cuda:99'"),
     ],
 )
 def test_options_that_cannot_apply(options: EngineOptions, message: str, folders: tuple[Path, Path]) -> None:

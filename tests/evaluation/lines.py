@@ -30,7 +30,6 @@ def resolve(style: str | None) -> DecodingParams:
 
 
 def modes(text: str) -> tuple[Mode, ...]:
-    """Modes by their names."""
     return parse_modes(text, resolve)
 
 
@@ -80,7 +79,6 @@ def score(**changes: Any) -> ScoreLine:
 
 
 def text_of(*lines: BaseModel) -> str:
-    """The lines as they are written."""
     file = io.StringIO()
     for line in lines:
         write_line(file, line)
@@ -88,7 +86,6 @@ def text_of(*lines: BaseModel) -> str:
 
 
 def write(folder: Path, *lines: BaseModel) -> Path:
-    """A file of records in a folder."""
     path = folder / "records.jsonl"
     path.write_text(text_of(*lines), encoding="utf-8")
     return path

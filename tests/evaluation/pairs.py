@@ -32,14 +32,12 @@ def prompts(seed: int, num_prompts: int = 30) -> tuple[str, ...]:
 
 
 def workload(seed: int, num_prompts: int = 30) -> Workload:
-    """These prompts as they would come from a file."""
     lines = enumerate(prompts(seed, num_prompts), 1)
     return Workload("toys", "0" * 64, tuple(PromptEntry(id=f"line-{n}", prompt=p) for n, p in lines))
 
 
 @cache
 def pair(drift: float) -> tuple[Engine, Engine]:
-    """A draft model and its target."""
     return open_toy(f"toy:drift={drift}"), open_toy("toy")
 
 

@@ -23,7 +23,6 @@ from ..toys import law
 
 @pytest.fixture(autouse=True)
 def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of the user's is read or changed."""
     monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path_factory.mktemp("home")))
 
 

@@ -60,7 +60,6 @@ modes = st.lists(st.builds(Mode, texts, plans, params(), texts), max_size=3, uni
 
 @st.composite
 def runs(draw: st.DrawFn) -> RunLine:
-    """Runs with any modes besides those of the generations, and any links."""
     return lines.run_line(
         prompts=(lines.run_line().prompts[0].model_copy(update={"prompt": draw(texts)}),),
         modes=(*lines.modes("edge,cloud"), *draw(modes)),
@@ -136,7 +135,6 @@ def test_a_file_cut_anywhere_has_the_lines_that_were_whole(
 
 
 def broken(content: str, *more: BaseModel) -> str:
-    """A file with something in its middle."""
     return lines.text_of(lines.run_line()) + content + lines.text_of(*(more or (lines.generation(),)))
 
 

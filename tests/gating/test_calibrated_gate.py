@@ -109,10 +109,6 @@ def achieved(drift: float, agreement: float, k: int) -> tuple[float, float]:
     return agreed / total, calls / total
 
 
-def test_a_limit_of_0_lets_nothing_pass() -> None:
-    assert gate(1.0).is_unsure([Signals(0.0, 1.0, 1.0)])
-
-
 @pytest.mark.parametrize(
     ("drift", "k", "asked"), [(0.1, MAX_BLOCK, (0.86, 0.95)), (0.2, 5, (0.75, 0.9)), (0.2, 32, (0.9,))]
 )

@@ -87,12 +87,9 @@ def test_what_was_complete_before_the_block_or_is_known_to_the_target_forces_not
     ("generated", "num"),
     [
         ([], 0),
-        ([7, 7, 7], 0),
         ([7] * 4, 1),
-        ([1, 2] * 9, 1),
         ([1, 2, 1, 2, 50, 51, 1, 2, 1, 2], 2),
         ([7, 7, 7, 7, 50, 1, 2, 1, 2, 51, 1, 2, 3, 1, 2, 3], 3),
-        (list(range(40)), 0),
     ],
 )
 def test_a_whole_text_holds_as_many_cycles_as_began_in_it(generated, num):

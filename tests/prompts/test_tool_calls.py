@@ -13,17 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skydraft.errors import PromptError
+from skydraft.prompts import tool_calls
 from skydraft.prompts.messages import Message
-from skydraft.prompts.tool_calls import (
-    CallReader,
-    CallText,
-    EnforcedReader,
-    answered_calls,
-    as_objects,
-    calling_grammar,
-    may_answer,
-    results_before_questions,
-)
+from skydraft.prompts.tool_calls import CallReader, CallText, EnforcedReader
 from tests.toys import law
 
 NAMES = ["get_weather", "天气"]
@@ -168,7 +160,7 @@ def test_answered_calls_are_left_out_and_the_others_are_not(
     said: str, others: list[tuple[str, Any]], again: tuple[str, Any], rest: str, places: list[int]
 ) -> None:
     turn = {"id": "a", "function": {"name": again[0], "arguments": dict(reversed(again[1].items()))}}
-    known = answered_calls([Message("assistant", "", (("tool_calls", [turn]),)), result("a", "晴")])
+    known = tool_calls.answered_calls([Message("assistant", "", (("tool_calls", [turn]),)), result("a", "晴")])
     reader = CallReader(NAMES, known)
     text = "\n".join([*([said] if said else []), call(*again), *(call(*other) for other in others)]) + rest
     pieces = [piece for part in cut(text, places) for piece in reader.push(part)] + reader.finish()
@@ -196,21 +188,21 @@ def test_results_stand_before_their_question_and_what_has_no_result_stays() -> N
     ]  # fmt: skip
     results = ["天气 {\n雨", '天气 {"x": "北"}\n晴', "天气 {}\n云", "?"]
     first, second, third, fourth = (f"<tool_response>\n{each}\n</tool_response>\n" for each in results)
-    assert results_before_questions(asked) == [
+    assert tool_calls.results_before_questions(asked) == [
         asked[0], Message("user", f"{first}{second}\n一"), asked[5], Message("user", f"{third}{fourth}\n二"),
         Message("assistant", "看"), asked[-1],
     ]  # fmt: skip
     for unchanged in ([asked[0], *asked[-1:]], [asked[3]], asked[:2]):
-        assert results_before_questions(unchanged) == unchanged
+        assert tool_calls.results_before_questions(unchanged) == unchanged
 
 
 def test_a_system_prompt_says_that_no_tool_need_be_called() -> None:
     given = [Message("user", "一"), Message("assistant", "二"), Message("user", "三")]
-    told = may_answer(given)
+    told = tool_calls.may_answer(given)
     assert told[0].role == "system" and "one of the functions" in told[0].content and told[1:] == given
     results = [*given, called(("a", {})), result("a", "晴")]
-    assert may_answer(told) == told and may_answer(results) == results
-    assert may_answer([*results, Message("user", "四")])[0] == told[0]
+    assert tool_calls.may_answer(told) == told and tool_calls.may_answer(results) == results
+    assert tool_calls.may_answer([*results, Message("user", "四")])[0] == told[0]
 
 
 @pytest.mark.parametrize(
@@ -241,8 +233,8 @@ def test_arguments_of_earlier_turns_are_objects_and_so_are_the_parameters_of_too
     half = '{"a": "\\ud800"}'
     cases = [('{"a": "上"}', {"a": "上"}), ({"a": 1}, {"a": 1}), ("[1", "[1"), (half, half)]
     for before, expected in cases:
-        (found,) = as_objects([{"id": "1", "function": {"name": "f", "arguments": before}}])
+        (found,) = tool_calls.as_objects([{"id": "1", "function": {"name": "f", "arguments": before}}])
         assert found == {"id": "1", "function": {"name": "f", "arguments": expected}}
     for parameters in ({"type": "array"}, {"type": ["array", "null"]}, [1], {"type": 1}):
         with pytest.raises(PromptError, match="'f' must be a schema of an object"):
-            calling_grammar([{"name": "f", "parameters": parameters}], parallel=False)
+            tool_calls.calling_grammar([{"name": "f", "parameters": parameters}], parallel=False)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -23,7 +22,7 @@ from starlette.applications import Starlette
 
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import open_toy
-from tests.serving import PATIENCE_S, free_port
+from tests.serving import PATIENCE_S, Serving, free_port
 from tests.stock.answering import Answering
 from tests.stock.faults import SOUND, Cut, Fault, HungUp, Message, Receive, Send, gone
 from tests.stock.model import Asked, Model
@@ -84,12 +83,7 @@ class Fake:
     def wait_until_idle(self) -> None:
         self.wait_until(lambda: not self._server.server_state.tasks)
 
-    @staticmethod
-    def wait_until(condition: Callable[[], bool]) -> None:
-        end = time.monotonic() + PATIENCE_S
-        while not condition():
-            assert time.monotonic() < end, "this did not come true"
-            time.sleep(0.005)
+    wait_until = staticmethod(Serving.wait_until)
 
     def _run(self) -> None:
         self._loop = asyncio.new_event_loop()

@@ -72,7 +72,6 @@ class Front:
         self.posts: list[Post] = []
         self.fates: deque[str] = deque()
         self.num_open = 0  # connections
-        self.hung_up: set[str] = set()  # paths, whatever the fates
         self._loop = asyncio.new_event_loop()
         self._is_up = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -120,7 +119,6 @@ class Front:
                 method, path, _ = head.decode().split(" ", 2)
                 length = re.search(rb"(?i)content-length: *(\d+)", head)
                 fate = self.fates.popleft() if self.fates and path in GENERATING else ""
-                fate = "hangs up" if path in self.hung_up else fate
                 body = await reader.readexactly(int(length[1])) if length else b""
                 post = Post(path, json.loads(body or b"{}"), len(body))
                 if method == "POST":

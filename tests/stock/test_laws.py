@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from skydraft.engines.toy import open_toy
 
 from .. import toys
 from ..toys import PROMPT, law
-from .fakes import Fake, fake
+from .fakes import fake
 
 GATED = [("entropy:2", 4, "0"), ("entropy:2", 6, "4"), ("margin:0.5", 3, "text"), ("entropy:0.5", 1, "1")]
 DIALECTS = ("vllm", "llama-server", "sglang")
@@ -37,26 +37,19 @@ sampled = st.builds(
 
 
 @pytest.fixture(scope="module")
-def clouds() -> Iterator[dict[str, tuple[Fake, Any]]]:
-    with pytest.MonkeyPatch.context() as patch:
+def clouds() -> Iterator[dict[str, Any]]:
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.setattr("skydraft.edge.stock.connection.SAMPLE", PROMPT)  # this vocabulary can read no other text
-        yield from _clouds()
+        servers = {dialect: stack.enter_context(fake(dialect, engine=toys.toy(SEED))) for dialect in DIALECTS}
+        yield {
+            dialect: stack.enter_context(closing(skydraft.connect(server.url, require=True)))
+            for dialect, server in servers.items()
+        }
 
 
-def _clouds() -> Iterator[dict[str, tuple[Fake, Any]]]:
-    running = {dialect: fake(dialect, engine=toys.toy(SEED)) for dialect in DIALECTS}
-    servers = {dialect: each.__enter__() for dialect, each in running.items()}
-    clouds = {dialect: (server, skydraft.connect(server.url, require=True)) for dialect, server in servers.items()}
-    yield clouds
-    for _, cloud in clouds.values():
-        cloud.close()
-    for each in running.values():
-        each.__exit__(None, None, None)
-
-
-def decode(plan: Any, params: DecodingParams, edge: Any, cloud: Any, **more: Any) -> Generation:
+def decode(plan: Any, params: DecodingParams, edge: Any, cloud: Any) -> Generation:
     with skydraft.generate(
-        PROMPT, edge=edge, cloud=cloud, plan=plan, params=params, raw=True, execution="throughput", **more
+        PROMPT, edge=edge, cloud=cloud, plan=plan, params=params, raw=True, execution="throughput"
     ) as generation:
         return generation.run()
 
@@ -64,10 +57,10 @@ def decode(plan: Any, params: DecodingParams, edge: Any, cloud: Any, **more: Any
 @law(100)
 @given(st.sampled_from(DIALECTS), st.sampled_from(toys.DRAFTERS), sampled, plans)
 def test_a_stock_server_is_local(
-    clouds: dict[str, tuple[Fake, Any]], dialect: str, drafter: tuple[float, int], params: DecodingParams, plan: Any
+    clouds: dict[str, Any], dialect: str, drafter: tuple[float, int], params: DecodingParams, plan: Any
 ) -> None:
     edge = toys.toy(SEED, drafter[0], sign=drafter[1])
-    far = decode(plan, params, edge, clouds[dialect][1])
+    far = decode(plan, params, edge, clouds[dialect])
     near = decode(plan, params, edge, toys.toy(SEED))
     assert far.token_ids == near.token_ids
     assert (far.origins, far.finish_reason, far.text) == (near.origins, near.finish_reason, near.text)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,19 +46,18 @@ def standing(dialect: str, home: Path) -> Iterator[Front]:
 
 @pytest.fixture(scope="module")
 def fronts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Front]]:
-    running: dict[str, Any] = {}
+    with ExitStack() as stack:
 
-    def front(dialect: str) -> Front:
-        if dialect not in running:
-            running[dialect] = standing(dialect, tmp_path_factory.mktemp("home"))
-            running[dialect] = running[dialect], running[dialect].__enter__()
-        running[dialect][1].posts.clear()
-        running[dialect][1].fates.clear()
-        return running[dialect][1]
+        @cache
+        def running(dialect: str) -> Front:
+            return stack.enter_context(standing(dialect, tmp_path_factory.mktemp("home")))
 
-    yield front
-    for each, _ in running.values():
-        each.__exit__(None, None, None)
+        def front(dialect: str) -> Front:
+            running(dialect).posts.clear()
+            running(dialect).fates.clear()
+            return running(dialect)
+
+        yield front
 
 
 def connect(front: Front, dialect: str, timeout_s: float = 10.0, **how: Any) -> Any:

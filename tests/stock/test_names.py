@@ -20,7 +20,7 @@ from skydraft.learning.dataset import weights_of
 from skydraft.learning.lessons import Lesson, Store
 from tests.cli.conftest import Invoke, invoke  # noqa: F401
 from tests.evaluation import pairs
-from tests.hostile.texts import DRAFT, TARGET, write
+from tests.hostile.texts import TARGET, write
 from tests.stock.fakes import Fake, fake
 
 

@@ -71,7 +71,7 @@ def drawing(params: DecodingParams, top: int, *, gives_text: bool, drafts: bool)
 
 class _Chosen(Chooser):
     def choose(self, row: npt.NDArray[np.int32], prefix: TokenIds) -> int:
-        return int(row)
+        return int(row)  # in place of a row of logits stands the token that the server wrote
 
 
 class StockText:

@@ -33,11 +33,9 @@ def answer(run: RunLine, summary: Summary) -> tuple[str, list[str]] | None:
 def _kept(setting: SettingFigures, is_enough: bool) -> str:
     names = ("target_agreement", "cloud_calls_per_token", "target_written_per_token")
     agreement, calls, written = (setting.measures[name].shown(3) for name in names)
-    which = (
-        f"It is the fastest of the gated modes that keep {KEPT:g}."
-        if is_enough
-        else f"No gated mode kept {KEPT:g}; this one came closest."
-    )
+    which = f"No gated mode kept {KEPT:g}; this one came closest."
+    if is_enough:
+        which = f"It is the fastest of the gated modes that keep {KEPT:g}."
     return (
         f"keeps an agreement of {agreement} with {calls} calls a token. The target writes {written} of the tokens. "
         f"Alone, it would write all of them, in one call. {which}"
