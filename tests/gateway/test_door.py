@@ -96,7 +96,7 @@ def test_a_request_of_two_lengths_is_refused_and_the_connection_closed(served: R
 @pytest.mark.parametrize("path", ALL_WHOLE)
 def test_local_only_in_a_wrong_place_is_refused_and_not_passed_over(served: Running, path: str) -> None:
     asked, private = plain(path, model="skydraft-quality"), {"local_only": True}
-    tool = {
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"properties": {"local_only": {}}}}}
         "type": "function",
         "function": {"name": "look", "parameters": {"properties": {"local_only": {"const": 1}}}},
     }
