@@ -53,6 +53,8 @@ _SAME_NAMES = (
     "temperature", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "stop_token_ids",
 )  # fmt: skip
 _RECORDING = re.compile(rb'"data"\s*:\s*"')
+_LOCAL_ONLY = re.compile(rb'"local_only"\s*:\s*(?:true|1|")')
+_CLIENTS_OWN = {"arguments", "input", "parameters", "input_schema", "schema"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +129,22 @@ def _check_text(num_bytes: int) -> None:
 
 
 def check_sent(data: bytes | bytearray, body: ChatRequest | TextRequest) -> None:
-    """Raise Refusal for a body with too much beside the recordings that were found in it."""
+    """Raise Refusal for a body with too much beside the recordings that were found in it, or a misplaced `local_only`.
+
+    It would be passed over, and the text sent.
+    """
     _check_text(len(data) - sum(len(each.input_audio.data) for each in body.recordings))
+    if "local_only" not in body.choice.model_fields_set and _LOCAL_ONLY.search(data) and _asks(json.loads(data)):
+        raise Refusal(400, 'Write it as "skydraft": {"local_only": true}.', param="local_only")
+
+
+def _asks(part: Any) -> bool:
+    """Whether a part of a body has `local_only`, arguments and schemas of tools apart, which are the client's own."""
+    if isinstance(part, list):
+        return any(map(_asks, part))
+    if not isinstance(part, dict):
+        return False
+    return bool(part.get("local_only")) or any(_asks(part[name]) for name in part.keys() - _CLIENTS_OWN)
 
 
 def order_of(body: ChatRequest | TextRequest, edge: Engine, names: ModelNames, defaults: Defaults) -> Order:
