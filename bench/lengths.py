@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.workload import labelled
-from skydraft.decoding.block_length import AutoK
+from skydraft.decoding.block_length import AutoTurns
 from skydraft.decoding.cost_model import CostModel
 from skydraft.decoding.turns import Turns
 from skydraft.evaluation.records import read_records
@@ -107,7 +107,7 @@ def replay(text: LabelledText, turns: Turns, times: Times, total: Replayed) -> N
 def _drafted(text: LabelledText, base: int, turns: Turns) -> range:
     longest = min(turns.longest(), len(text.disagrees) - base)
     for num in range(1, longest + 1):
-        if isinstance(turns, AutoK) and turns.is_enough(text.signals[base : base + num]):
+        if isinstance(turns, AutoTurns) and turns.is_enough(text.signals[base : base + num]):
             return range(num)
     return range(longest)
 
@@ -147,8 +147,8 @@ def line(texts: list[LabelledText], times: Times) -> str:
     plain = over(texts, times, partial(fixed, 0))
     by_k = {k: over(texts, times, partial(fixed, k)) for k in FIXED}
     k = max(by_k, key=lambda k: by_k[k].tokens_per_s)
-    auto = over(texts, times, lambda: AutoK(times.costs))
-    always = over(texts, times, lambda: AutoK(times.costs, may_stream=False))
+    auto = over(texts, times, lambda: AutoTurns(times.costs))
+    always = over(texts, times, lambda: AutoTurns(times.costs, may_stream=False))
     best = max(plain.tokens_per_s, by_k[k].tokens_per_s)
     return (
         f"{plain.tokens_per_s:>8.1f}{by_k[k].tokens_per_s:>8.1f} (k={k:>2}){auto.tokens_per_s:>10.1f}"

@@ -49,7 +49,7 @@ class RunAcceptance(BinShares):
         return run
 
 
-class AutoK(Turns):
+class AutoTurns(Turns):
     """Turns and lengths that promise the most tokens a second: by `costs` at first, then by the times of rounds.
 
     With `may_stream` the target writes while that is faster, and the draft model reads along to notice a text that it

@@ -5,7 +5,7 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 
 from skydraft.config import DEFAULT_K, MAX_K, DecodingParams
-from skydraft.decoding.block_length import MAX_AUTO_K, AutoK
+from skydraft.decoding.block_length import MAX_AUTO_K, AutoTurns
 from skydraft.decoding.context import Context
 from skydraft.decoding.cost_model import CostModel
 from skydraft.decoding.drafting import Drafter
@@ -133,7 +133,7 @@ def _gate(
     return Gate(plan.gate, test)
 
 
-def _end_of_blocks(plan: Plan, gate: Gate, length: AutoK | None) -> Callable[[Seq[Signals]], bool] | None:
+def _end_of_blocks(plan: Plan, gate: Gate, length: AutoTurns | None) -> Callable[[Seq[Signals]], bool] | None:
     """What ends a block early. A skipped block costs no round: if the gate may skip, only what it sends is compared."""
     if plan.eager:
         return gate.is_unsure
@@ -144,7 +144,9 @@ def _end_of_blocks(plan: Plan, gate: Gate, length: AutoK | None) -> Callable[[Se
     return lambda signals: gate.is_unsure(signals) and length.is_enough(signals)
 
 
-def _turns(plan: Plan, draft: Engine | None, facts: TargetFacts | None, prompt_len: int) -> tuple[Turns, AutoK | None]:
+def _turns(
+    plan: Plan, draft: Engine | None, facts: TargetFacts | None, prompt_len: int
+) -> tuple[Turns, AutoTurns | None]:
     """Who writes when; and what decides the length of blocks, if it is not fixed and costs are known."""
     hand_back, decides = plan.hand_back or HandBack(), plan.hand_back is None
     if plan.k is not None or draft is None or facts is None:
@@ -154,7 +156,7 @@ def _turns(plan: Plan, draft: Engine | None, facts: TargetFacts | None, prompt_l
     # Two machines read the prompt at the same time.
     prompt_ms = prompt_len * max(_read_ms(draft_ms) - (_read_ms(facts.forward_ms) if facts.streams else 0.0), 0.0)
     read_ms = _read_ms(draft_ms[: draft.invariant_rows])
-    length = AutoK(costs, may_stream=decides, max_k=facts.max_block, prompt_ms=prompt_ms, read_ms=read_ms)
+    length = AutoTurns(costs, may_stream=decides, max_k=facts.max_block, prompt_ms=prompt_ms, read_ms=read_ms)
     return (length if decides else Turns(min(MAX_AUTO_K, facts.max_block), hand_back, length)), length
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from skydraft import api
 from skydraft.config import DEFAULT_K, DecodingParams
-from skydraft.decoding.block_length import MAX_AUTO_K, AutoK
+from skydraft.decoding.block_length import MAX_AUTO_K, AutoTurns
 from skydraft.decoding.cost_model import CostModel, measured_alpha
 from skydraft.decoding.plan import make_plan
 from skydraft.decoding.stats import percentile
@@ -20,7 +20,7 @@ from skydraft.types import LinkCost, StepRecord
 NUM_PINGS = 50
 _PING_S = 5.0
 _NUM_TOKENS = 32
-_LONGEST_RUN = 16  # tokens; AutoK tells no longer ones apart
+_LONGEST_RUN = 16  # tokens; AutoTurns tells no longer ones apart
 PROMPTS = (
     "请用一句话描述春天的公园。",
     "请用一句话介绍长城。",
@@ -35,7 +35,7 @@ def drafts_after(costs: CostModel) -> int | None:
 
     0: it drafts from the start of a text; None: never. Nothing is known of the text yet but this run.
     """
-    policy = AutoK(costs)
+    policy = AutoTurns(costs)
     for run in range(_LONGEST_RUN + 1):
         if policy.longest():
             return run

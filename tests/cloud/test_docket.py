@@ -178,6 +178,6 @@ def test_whatever_is_asked_the_worker_lives_and_answers_each_once(
     desk.check_batches()
     desk.step()
     assert desk.engine.num_open == desk.num_sessions <= max_sessions
-    assert not desk.docket.jobs and desk.num_sessions == desk.engine.num_open
+    assert not desk.docket.jobs
     desk.shut_down()
     assert desk.engine.num_open == 0

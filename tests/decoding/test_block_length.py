@@ -1,4 +1,4 @@
-"""AutoK ends a block where one more draft is not worth its time, and follows what rounds really took and gave."""
+"""AutoTurns ends a block where one more draft is not worth its time, and follows what rounds really took and gave."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bench.lengths import Times, fixed, over
 from skydraft.decoding import block_length
-from skydraft.decoding.block_length import MAX_AUTO_K, AutoK
+from skydraft.decoding.block_length import MAX_AUTO_K, AutoTurns
 from skydraft.decoding.cost_model import CostModel
 from skydraft.gating.calibration import NUM_BINS, BinShares
 from skydraft.gating.fitting import LabelledText
@@ -27,7 +27,7 @@ def policy_of(costs, alpha=0.75, **options):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(block_length, "PRIOR_BY_RUN", (alpha,) * 8)
         patch.setattr(block_length, "counted_risks", lambda memory: BinShares([1 - alpha] * NUM_BINS, 1e12))
-        return AutoK(costs, **options)
+        return AutoTurns(costs, **options)
 
 
 def length(policy):
@@ -139,8 +139,8 @@ def test_it_is_never_much_slower_than_streaming_or_any_fixed_k(target_ms, rtt_ms
     times = Times(12.0, target_ms, lambda base: rtt_ms)
     texts = [text_of(seed, 400, [0.98, 0.95, 0.5, 0.3]) for seed in range(4)]
     best = max(over(texts, times, lambda k=k: fixed(k)).tokens_per_s for k in range(13))
-    assert over(texts, times, lambda: AutoK(times.costs)).tokens_per_s >= 0.95 * best
-    never = over(texts, times, lambda: AutoK(times.costs, may_stream=False))
+    assert over(texts, times, lambda: AutoTurns(times.costs)).tokens_per_s >= 0.95 * best
+    never = over(texts, times, lambda: AutoTurns(times.costs, may_stream=False))
     best_k = max(over(texts, times, lambda k=k: fixed(k)).tokens_per_s for k in range(1, 13))
     assert never.tokens_per_s >= (1.02 if rtt_ms else 0.99) * best_k
 
@@ -154,8 +154,8 @@ def test_it_goes_back_to_drafting_when_the_link_is_fast_again():
     times = Times(12.0, 45.0, rtt_ms)
     texts = [text_of(seed, 3000, [0.98, 0.95, 0.5]) for seed in range(2)]
     fast = Times(12.0, 45.0, lambda base: 10.0)
-    whole = over(texts, times, lambda: AutoK(times.costs))
-    plain, ideal = over(texts, times, lambda: fixed(0)), over(texts, fast, lambda: AutoK(times.costs))
+    whole = over(texts, times, lambda: AutoTurns(times.costs))
+    plain, ideal = over(texts, times, lambda: fixed(0)), over(texts, fast, lambda: AutoTurns(times.costs))
     assert ideal.tokens_per_s > 1.2 * plain.tokens_per_s
     # Four of five parts as fast as there, one as fast as the target alone.
     assert whole.spent_ms <= 1.08 * (0.8 * ideal.spent_ms + 0.2 * plain.spent_ms)
@@ -171,7 +171,7 @@ def test_what_it_loses_is_bounded(chances, seed, draft_ms, rtt_ms, size):
     times = Times(draft_ms, 45.0, lambda base: rtt_ms)
     text = [text_of(seed, size, chances)]
     plain_ms = over(text, times, lambda: fixed(0)).spent_ms
-    found_ms = over(text, times, lambda: AutoK(times.costs)).spent_ms
+    found_ms = over(text, times, lambda: AutoTurns(times.costs)).spent_ms
     last_try_ms = MAX_AUTO_K * draft_ms + 3 * rtt_ms + 45.0
     assert found_ms <= 1.04 * plain_ms + 4 * 45.0 + last_try_ms
 
@@ -180,7 +180,7 @@ def test_what_it_loses_is_bounded(chances, seed, draft_ms, rtt_ms, size):
 def test_a_stream_never_waits_long_for_what_was_not_read(prompt_ms):
     """The prompt is read once that may be lost; the tokens after it are read in the shadow of the target, in parts."""
     costs = CostModel(20.0, (30.0,) * 16, 16, wire_ms=80.0, streams=True)
-    policy, num_unread = AutoK(costs, prompt_ms=prompt_ms), 0
+    policy, num_unread = AutoTurns(costs, prompt_ms=prompt_ms), 0
     for number in range(1, 2500):
         if policy.reads:
             assert prompt_ms <= (4 + 0.03 * number) * 30.0 + 20.0
@@ -206,7 +206,7 @@ def test_a_text_that_gets_predictable_late_is_found(times, hard):
     text = LabelledText("target", first.signals + second.signals, first.disagrees + second.disagrees)
 
     def policy():
-        return AutoK(times.costs, read_ms=times.draft_ms / 16, prompt_ms=150.0)
+        return AutoTurns(times.costs, read_ms=times.draft_ms / 16, prompt_ms=150.0)
 
     plain_ms, half = over([first], times, lambda: fixed(0)).spent_ms, over([first], times, policy)
     assert half.spent_ms <= 1.04 * plain_ms + 4 * 45.0 + MAX_AUTO_K * times.draft_ms + 3 * 80.0
@@ -217,7 +217,7 @@ def test_a_text_that_gets_predictable_late_is_found(times, hard):
 @pytest.mark.parametrize(("queue_ms", "drafts"), [(0.0, False), (100.0, True)])
 def test_where_each_token_of_a_stream_waits_for_its_turn_a_block_that_waits_once_pays(queue_ms, drafts):
     """The same text, target and link: a server with other clients is slower for a stream than for blocks."""
-    policy = AutoK(CostModel(25.0, (30.0, 33.0, 36.0, 39.0), 4, wire_ms=80.0, streams=True))
+    policy = AutoTurns(CostModel(25.0, (30.0, 33.0, 36.0, 39.0), 4, wire_ms=80.0, streams=True))
     waited = Cost(1, 1, forward_ms=30.0, queue_ms=queue_ms)
     for number in range(1, 60):
         policy.observe(done(0, 0, number=number, target=waited, wall_ms=30.0 + queue_ms, outcome="written"))
@@ -228,7 +228,7 @@ def test_where_each_token_of_a_stream_waits_for_its_turn_a_block_that_waits_once
 
 def test_nothing_is_read_or_drafted_where_no_block_can_pay():
     times = Times(40.0, 45.0, lambda base: 150.0)
-    policy = AutoK(times.costs)
+    policy = AutoTurns(times.costs)
     for number in range(1, 2000):
         assert policy.longest() == 0 and not policy.reads
         policy.observe(done(0, 0, number=number, wall_ms=45.0, outcome="written"))

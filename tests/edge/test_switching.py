@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import skydraft
 from skydraft import DecodingParams, Generation, make_plan
-from skydraft.decoding.block_length import AutoK
+from skydraft.decoding.block_length import AutoTurns
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import open_toy
 from skydraft.types import WRITE_ALL, Round
@@ -32,14 +32,14 @@ MOST = 40  # tokens of a text
 def lengths(
     phases: Iterable[tuple[int, int]], to_write: int = 0, *, reads: bool = False, leash: Leash | None = None
 ) -> Iterator[None]:
-    """Let AutoK draft blocks of k for so many rounds, or stream, where k is 0, and so on.
+    """Let AutoTurns draft blocks of k for so many rounds, or stream, where k is 0, and so on.
 
     Where it drafts, the target may write `to_write` tokens after a correction. With `reads` the draft model reads
     along all the time. The target's leash hears of each round.
     """
     left = [[k, num_rounds] for k, num_rounds in phases] + [[0, 10**9]]
 
-    def observe(self: AutoK, done: Round) -> None:
+    def observe(self: AutoTurns, done: Round) -> None:
         if leash:
             leash.read()
         left[0][1] -= (done.record.num_draft > 0) == (left[0][0] > 0)
@@ -47,12 +47,12 @@ def lengths(
             del left[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(AutoK, "longest", lambda self: left[0][0])
-        patch.setattr(AutoK, "to_write", lambda self: to_write if left[0][0] else WRITE_ALL)
-        patch.setattr(AutoK, "reads", reads)
-        patch.setattr(AutoK, "read", lambda self, agrees: None)
-        patch.setattr(AutoK, "is_enough", lambda self, signals: False)
-        patch.setattr(AutoK, "observe", observe)
+        patch.setattr(AutoTurns, "longest", lambda self: left[0][0])
+        patch.setattr(AutoTurns, "to_write", lambda self: to_write if left[0][0] else WRITE_ALL)
+        patch.setattr(AutoTurns, "reads", reads)
+        patch.setattr(AutoTurns, "read", lambda self, agrees: None)
+        patch.setattr(AutoTurns, "is_enough", lambda self, signals: False)
+        patch.setattr(AutoTurns, "observe", observe)
         yield
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import skydraft
 from skydraft import DecodingParams, Generation, make_plan
-from skydraft.decoding.block_length import AutoK
+from skydraft.decoding.block_length import AutoTurns
 from skydraft.decoding.plan import Plan
 from skydraft.edge.channel import Channel, SessionStream, Waiting
 from skydraft.errors import CloudLost, CloudTimeout, SkydraftError
@@ -148,11 +148,11 @@ def test_so_is_what_the_target_writes_alone_and_what_goes_between_both(
     """The stream breaks while the target writes on."""
     plan, lengths = make_plan("cloud") if seed is None else make_plan("lossless", k="auto"), random.Random(seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(AutoK, "longest", lambda self: lengths.choice([0, 0, 0, 3, 5]))
-        patch.setattr(AutoK, "to_write", lambda self: lengths.choice([0, 2, WRITE_ALL]))
-        patch.setattr(AutoK, "reads", True)
-        patch.setattr(AutoK, "read", lambda self, agrees: None)
-        patch.setattr(AutoK, "is_enough", lambda self, signals: False)
+        patch.setattr(AutoTurns, "longest", lambda self: lengths.choice([0, 0, 0, 3, 5]))
+        patch.setattr(AutoTurns, "to_write", lambda self: lengths.choice([0, 2, WRITE_ALL]))
+        patch.setattr(AutoTurns, "reads", True)
+        patch.setattr(AutoTurns, "read", lambda self, agrees: None)
+        patch.setattr(AutoTurns, "is_enough", lambda self, signals: False)
         generation, _ = decode(server, plan, params, toys.toy(SEED, 0.7), fates)
     assert (generation.token_ids, generation.finish_reason) == reference.plain(toys.toy(SEED), PROMPT_IDS, params)
 

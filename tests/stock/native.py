@@ -19,12 +19,11 @@ class LlamaServer(Vllm):
 
     A stream ends with a part that has no token, and without OpenAI's mark. Tokens that end within a character are not
     told: the part after them has the last token alone, and counts them all. `tokens_cached` is what the slot holds in
-    the end; the hit is `timings.cache_n`. Chat goes on from an assistant's last message by itself.
+    the end; the hit is `timings.cache_n`.
     """
 
     paths: ClassVar = {"/props": "props", "/v1/models": "models", "/tokenize": "tokenize",
-                       "/completion": "completion", "/v1/chat/completions": "chat"}  # fmt: skip
-    continues = "always"
+                       "/completion": "completion"}  # fmt: skip
 
     def error(self, refused: Refused) -> Body:
         kind = {404: "not_found_error", 503: "unavailable_error"}.get(refused.status, "invalid_request_error")

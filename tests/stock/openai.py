@@ -111,7 +111,7 @@ class Vllm(Answering):
 
     # --- Chat that goes on from the assistant's last message
 
-    continues = "continue_final_message"  # or partial, prefix, extra prefix, always: what a request says to have that
+    continues = "continue_final_message"  # or partial, prefix, extra prefix: what a request says to have that
     echoes = False  # whether a stream begins with what it goes on from
 
     async def chat(self, request: Request) -> Response:
@@ -144,10 +144,9 @@ class Vllm(Answering):
             return said + body["prefix"], body["prefix"]
         if last["role"] != "assistant":
             return said, ""
-        goes_on = {
-            "continue_final_message": body.get("continue_final_message") and body.get("add_generation_prompt") is False,
-            "always": True,
-        }.get(self.continues, last.get(self.continues) is True)
+        goes_on = last.get(self.continues) is True
+        if self.continues == "continue_final_message":
+            goes_on = body.get("continue_final_message") and body.get("add_generation_prompt") is False
         return (said, last["content"]) if goes_on else (said + "<eos>", "")
 
 

@@ -115,10 +115,6 @@ LLAMA_ASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "tokenize": ("/tokenize", {"content": "今天", "add_special": False}),
     "an id too high": ("/completion", {**LLAMA_BODY, "prompt": [999_999]}),
     "too long": ("/completion", {**LLAMA_BODY, "prompt": [5] * 5000}),
-    "chat": ("/v1/chat/completions", {
-        "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "temperature": 0,
-        "max_tokens": 3, **STREAM,
-    }),
 }  # fmt: skip
 
 
