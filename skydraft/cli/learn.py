@@ -1,4 +1,4 @@
-"""`skydraft learn`: the collected answers, the training of an adapter on them, and its use with the draft model."""
+"""`skydraft learn`: what was collected, what was learned from it, and taking both back."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ folder_argument = click.argument("folder", metavar="DIR", type=Path)
 
 @click.group()
 def learn() -> None:
-    """Let the draft model learn from the target's corrections.
+    """Let the draft model learn a task from the target.
 
-    Nothing is kept unless you give a command --learn DIR. Then prompts, answers and corrections are kept in DIR, only
-    on this machine, until you forget them.
+    `learn run` teaches it from a file of prompts. What people ask is kept only where you give a command --learn DIR:
+    then prompts, answers and corrections are kept in DIR, on this machine, until you forget them.
     """
 
 
@@ -105,10 +105,15 @@ def _exported(lesson: Lesson, vocab: Vocab | None) -> str:
 
 @learn.command(cls=Command)
 @folder_argument
-def forget(folder: Path) -> None:
-    """Delete everything collected in DIR. Adapters trained on it are separate files and stay."""
+@models_section
+def forget(folder: Path, models: ModelChoice) -> None:
+    """Delete everything collected in DIR, or the answers that NAME learned from. What was learned from them stays."""
+    if not folder.exists() and folder.name == str(folder):
+        folder = adapters.home_of(folder.name, models.edge_model, cache_dir())
     num_files, num_bytes = Store(folder).forget()
     click.echo(f"{num_bytes / 1e6:.1f} MB in {_files(num_files)} deleted.")
+    for name in adapters.made_from(folder, models.edge_model, cache_dir()):
+        click.echo(f"{name} was learned from them, and stays. To take it back: skydraft learn revert {name}")
 
 
 @learn.command(cls=Command)

@@ -171,7 +171,7 @@ def run(
     _calibrated(trial, task, bare, name)
     if judge.prompts:
         show_table(*judge.figures(trial, cloud, bare))
-    adapters.keep(trial.read_bytes(), name, models.edge_model, cache_dir())
+    adapters.keep(trial.read_bytes(), name, models.edge_model, cache_dir(), asked.folder)
     trial.unlink()
     (home / "training").unlink(missing_ok=True)
     click.echo(_how_used(name, task, how))

@@ -44,12 +44,11 @@ class Judge:
         """What each mode gave before, and what it gives with this adapter."""
         with cloud.but(require=True).sides(models, None) as (edge, target):
             assert edge and target  # as no plan does without one
-            before = self._compared(edge, target, models)
-            edge.adapters.default = str(adapter)
-            return before, self._compared(edge.adapters.choose(None, ()), target, models)
+            before = self._compared((*_MODES, "cloud"), edge, target, models)
+            return before, self._compared(_MODES, edge.adapters.choose(str(adapter), ()), target, models)
 
-    def _compared(self, edge: Engine, target: Engine | Cloud, models: ModelChoice) -> Findings:
-        names = [name for name in _MODES if name != "auto" or api.is_calibrated(edge, target)]
+    def _compared(self, names: Sequence[str], edge: Engine, target: Engine | Cloud, models: ModelChoice) -> Findings:
+        names = [name for name in names if name != "auto" or api.is_calibrated(edge, target)]
         modes: tuple[Mode, ...] = parse_modes(",".join(names), lambda style: self._decoding.params(style=style))
         key = f"{edge.fingerprint} {[prompt.id for prompt in self.prompts]} {modes} {self._system}"
         sha256 = hashlib.sha256(key.encode()).hexdigest()
@@ -73,13 +72,18 @@ def show_table(before: Findings, after: Findings) -> None:
         old = before.setting(setting.mode.name)
         cells = [_change(old.value(name) if old else None, setting.value(name)) for name in shown]
         click.echo(f"{setting.mode.name:<9}" + "".join(f"{cell:>18}" for cell in cells))
+    if alone := before.setting("cloud"):
+        click.echo(f"{'cloud':<9}" + "".join(f"{_cell(alone.value(name)):>18}" for name in shown))
     if mode := _cheapest(after):
         click.echo(f"\n--mode {mode} keeps an agreement of {_KEPT:g} here, and asks the target least.")
 
 
 def _change(old: float | None, new: float | None) -> str:
-    sides = ["–" if value is None else f"{value:.1f}" if value >= 2 else f"{value:.3f}" for value in (old, new)]
-    return " → ".join(sides)
+    return f"{_cell(old)} → {_cell(new)}"
+
+
+def _cell(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}" if value >= 2 else f"{value:.3f}"
 
 
 def _cheapest(after: Findings) -> str | None:

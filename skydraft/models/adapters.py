@@ -13,6 +13,7 @@ from skydraft.models.cache import disk_errors_named, locked
 
 FILE = "adapter.gguf"
 MAX_BEFORE = 3  # earlier ones that `learn revert` can go back to
+_SOURCE = "made-from"
 _LOCK_S = 10.0  # others hold it for milliseconds
 _NAME = re.compile(r"[\w-][\w.-]{0,63}")
 _TAKEN = ("auto", "none")
@@ -41,8 +42,22 @@ def all_adapters(cache: Path) -> dict[str, list[str]]:
     return found
 
 
-def keep(data: bytes, name: str, model: str, cache: Path) -> Path:
-    """Use this adapter from now on; the one before is kept. Raises OptionError, ModelFilesError or NotEnoughDisk."""
+def made_from(folder: Path, model: str, cache: Path) -> list[str]:
+    """The names of a model's adapters that were made from the lessons in a folder."""
+    homes = [path.parent for path in folder_of(model, cache).glob(f"[!.]*/{FILE}")]
+    return sorted(home.name for home in homes if _source_of(home) == folder.resolve())
+
+
+def _source_of(home: Path) -> Path:
+    noted = home / _SOURCE
+    return Path(noted.read_text()) if noted.exists() else home.resolve()
+
+
+def keep(data: bytes, name: str, model: str, cache: Path, source: Path | None = None) -> Path:
+    """Use this adapter, made from lessons in the folder `source`, from now on; the one before is kept.
+
+    Raises OptionError, ModelFilesError or NotEnoughDisk.
+    """
     home = home_of(name, model, cache)
     with disk_errors_named(cache):
         home.mkdir(parents=True, exist_ok=True)
@@ -53,6 +68,7 @@ def keep(data: bytes, name: str, model: str, cache: Path) -> Path:
                 for number in range(MAX_BEFORE, 0, -1):
                     _move(_before(home, number - 1), _before(home, number))
             os.replace(new, home / FILE)
+            write_whole(home / _SOURCE, str((source or home).resolve()).encode(), 0o600)
     return home / FILE
 
 

@@ -100,6 +100,9 @@ def test_a_task_is_learned_from_prompts_alone_and_used_where_a_conversation_begi
     status, said, err = call("learn", "run", "task", "--prompts", str(asked), "-s", SYSTEM, *TRAIN)
     assert status == 0 and "is to write" not in err, said + err
     assert "learned: task" in bare("models", "list")[1]
+    assert (
+        "To take it back: skydraft learn revert task" in call("learn", "forget", "task")[1] and not Store(home).files()
+    )
     assert "is again what it was before" in call("learn", "revert", "task")[1]
     assert call(*ASK, "--mode", "edge", "-s", SYSTEM)[1] == learned
     assert "is gone" in call("learn", "revert", "task")[1]
@@ -119,6 +122,7 @@ def test_what_was_collected_teaches_too_and_one_for_everything_has_a_guard(
     assert status == 1 and "on general prompts it is worse" in said
     status, said, _ = call("learn", "run", "one", "--from", str(taught), *TRAIN)
     assert status == 0 and "only where it is named" in said
+    assert [call("learn", "forget", str(taught.parent))[1].count(name) for name in ("all", "one")] == [0, 0]
     short = ("--layers", "1", "--rank", "2", "--epochs", "1", "-y")
     status, said, _ = call("learn", "run", "nothing", "--from", str(taught), *short, "--rate", "1e-9")
     assert status == 1 and "Not kept" in said
