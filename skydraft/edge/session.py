@@ -109,7 +109,8 @@ class OwnText:
         return self._open(codec.encode_open(OpenCall(self.number, self.epoch, self._opening_now())), waiting)
 
     async def _open(self, message: bytes, waiting: Waiting) -> None:
-        self._server.budget.check()
+        if (budget := self._server.budget) is not None:
+            budget.check()
         reply = await self._exchange(self._stream_now(), message, waiting, self._opening)
         opened: Opened = self._read(codec.decode_opened, reply)
         self._note_opened(reply)
@@ -178,7 +179,7 @@ class OwnText:
         call: VerifyCall | None = None,
     ) -> bytes:  # fmt: skip
         budget = self._server.budget
-        day = budget.take() if call is not None else None
+        day = budget.take() if budget is not None and call is not None else None
         self._count(len(message), 0)
         self._is_named = self._was_sent = True
         if is_noted := stream.may_have_sent:
@@ -191,7 +192,7 @@ class OwnText:
         finally:
             if not is_noted and stream.may_have_sent:  # the connection was made meanwhile
                 self._note_sent(opening, call)
-            elif not is_noted and day is not None:
+            elif not is_noted and budget is not None and day is not None:
                 budget.give_back(day)
         self._count(0, len(reply))
         return reply
@@ -258,7 +259,7 @@ class OwnServer(Channel):
         self.uses_tls = options.uses_tls
         self.is_exact = True  # unless it says that it is not
         self.runs: TargetId | None = None
-        self.budget = budget or Budget()
+        self.budget = budget
 
     async def info(self, timeout_s: float) -> ServerInfo:
         """The server's description. Names are one line without control characters, since they are shown."""

@@ -83,6 +83,7 @@ class RemoteVerifier:
         self._text = self._server.begin(context, prompt, vocab, request)
         self._text.target = servers.target
         self.sent = self._text.sent
+        self._met: Server | None = None  # the server whose target the others know of
         self._max_block: int | None = None  # the longest block that the server accepts, after it refused one
         self._written: deque[Verdict] = deque()  # written tokens that the text does not have yet
         self._ahead: Awaited[None] | None = None  # an opening under way
@@ -195,21 +196,24 @@ class RemoteVerifier:
 
     async def _persist(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Try until there is an answer. After each failed try comes what may mend it, and a pause."""
-        tries = self._first_try()
+        began, tries = self._loop.now(), None
         while True:
             try:
                 if self._ahead is not None:
                     ahead, self._ahead = self._ahead, None
                     await ahead.task
                 answer = await ask()
-                self._servers.met(self._server, self._text.target)
+                if self._met is not self._server:  # it has just begun the text, or gone on with it
+                    self._servers.met(self._server, self._text.target)
+                    self._met = self._server
                 return answer
             except SkydraftError as error:
+                tries = tries or self._first_try(began)
                 await self._mend(error, tries)
 
-    def _first_try(self) -> Situation:
+    def _first_try(self, began: float) -> Situation:
         self._says_that_it_waits = False
-        return Situation(self._patience.timeout_s, self._patience.falls_back, began=self._loop.now())
+        return Situation(self._patience.timeout_s, self._patience.falls_back, began=began)
 
     async def _mend(self, error: SkydraftError, tries: Situation) -> None:
         tries.tried.add(self._server.address)
@@ -217,7 +221,7 @@ class RemoteVerifier:
             self._servers.lost(self._server)
         has_changed = isinstance(error, errors.TargetChanged) and self._servers.changed(self._server)
         if has_changed and not self._context.num_seen:
-            self._text.target = None  # all servers of the list run another target now
+            self._text.target = self._met = None  # all servers of the list run another target now
             self._text.reopen()
             return
         others = [each for each in self._servers.in_order(self._key) if each.address not in tries.tried]
@@ -320,18 +324,18 @@ class RemoteVerifier:
 
     async def _stop(self) -> None:
         """Read all tokens that the target has written. If that fails, the next verification reopens the session."""
-        tries = self._first_try()
+        began = self._loop.now()
         self._text.stop()
         try:
             while self._text.is_writing:
-                if self._loop.now() - tries.began > self._patience.timeout_s:
+                if self._loop.now() - began > self._patience.timeout_s:
                     raise CloudFailure(f"The cloud at {self._server.address} goes on after it was stopped.")
                 await self._read_written()
         except SkydraftError as error:
             self._text.break_off()
             if isinstance(error, CloudLost):  # noticed once: the text does not wait for a second sign of it
                 with suppress(SkydraftError):
-                    await self._mend(error, tries)
+                    await self._mend(error, self._first_try(began))
 
 
 def too_late(name: str, error: SkydraftError, waited_s: float) -> CloudTimeout:
