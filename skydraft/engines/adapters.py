@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import dataclass
@@ -41,10 +42,16 @@ class Adapters:
     def __init__(self, base: Engine) -> None:
         self.folder: Path | None = None
         self.default = AUTO  # for texts that name none
-        self._base = base
+        self._of = weakref.ref(base)  # which owns this
         self._known: dict[str, _Known] = {}
         self._replaced: list[Engine] = []
         self._lock = threading.Lock()
+
+    @property
+    def _base(self) -> Engine:
+        base = self._of()
+        assert base is not None  # whoever asks has it
+        return base
 
     @property
     def names(self) -> list[str]:

@@ -72,9 +72,9 @@ def load_model(lib: Any, path: Path, gpu_layers: int) -> Any:
 class Weights:
     """The weights of one file, of which several engines may each have a context. Freed with the last of these."""
 
-    def __init__(self, lib: Any, path: Path, gpu_layers: int) -> None:
+    def __init__(self, lib: Any, path: Path, gpu_layers: int, name: str) -> None:
         check_gguf(lib, path)
-        self.path, self.fingerprint = path, weights_fingerprint([path])
+        self.fingerprint, self._name = weights_fingerprint([path]), name
         self.model = load_model(lib, path, gpu_layers)
         self._lib, self._num_users = lib, 0
         self._lock = threading.Lock()
@@ -83,7 +83,7 @@ class Weights:
 
     def _check_open(self) -> None:
         if self.model is None:
-            raise EngineError(f"The model {self.path.stem} is closed.", hint="Load it again.")
+            raise EngineError(f"{self._name} is closed.")
 
     def lend(self) -> Self:
         """These weights for one more engine. Raises EngineError if the last one has freed them."""
@@ -116,7 +116,7 @@ class LlamaCppEngine(Engine):
         self.max_output_rows, self.max_batch_rows = _MAX_OUTPUT_ROWS, _PREFILL_ROWS
         self.path, self._options = path, options
         self._num_threads = options.num_threads or num_cores()
-        self._weights = (weights or Weights(self._lib, path, options.gpu_layers)).lend()
+        self._weights = (weights or Weights(self._lib, path, options.gpu_layers, self.name)).lend()
         self._model, self.vocab, self.fingerprint = self._weights.model, self._weights.vocab, self._weights.fingerprint
         self.context_len = min(options.context_len, self._lib.model_n_ctx_train(self._model))
         try:

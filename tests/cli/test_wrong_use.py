@@ -55,7 +55,7 @@ WRONG = {
     f"{OVER} --cloud-token-file /nonexistent": "cannot be read",
     f"{OVER} --tls-name x": "does not apply",
     f"generate 你好 {EDGE} --cloud nonsense:port": "not a port",
-    f"generate 你好 {EDGE} --cloud 127.0.0.1:9,": "nothing between",
+    f"generate 你好 {EDGE} --cloud 127.0.0.1:9,": "'' is not the address of a server",
     f"generate 你好 {EDGE} --cloud 127.0.0.1:9,127.0.0.1:9": "twice",
     f"generate 你好 {EDGE} --require-cloud --mode quality": "with --cloud HOST:PORT",
     f"generate 你好 {EDGE} --cloud-timeout 0": "--cloud-timeout needs a cloud",

@@ -81,7 +81,7 @@ def merged(folder: Path, adapter: Adapter, out: Path) -> Path:
 
 
 def opened(path: Path) -> Engine:
-    return open_engine("", path.name, path, replace(OPTIONS, max_sequences=2))
+    return open_engine("", path.name, path, replace(OPTIONS, max_sequences=4))
 
 
 def rows(engine: Engine) -> Any:
