@@ -88,7 +88,7 @@ VLLM_ASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "stream": ("/v1/completions", {**BODY, "prompt": [5]}),
     "best 20": ("/v1/completions", {**BODY, "prompt": [5], "logprobs": 20, "return_tokens_as_token_ids": True}),
     "tokenize": ("/tokenize", {"prompt": "今天", "add_special_tokens": False}),
-    "an id too high": ("/v1/completions", {**BODY, "prompt": [99_999]}),
+    "an id too high": ("/v1/completions", {"prompt": [99_999], "max_tokens": 3}),  # in a stream it comes as an event
     "no prompt": ("/v1/completions", {**BODY, "prompt": []}),
     "another model": ("/v1/completions", {**BODY, "prompt": [5], "model": "x"}),
     "too long": ("/v1/completions", {**BODY, "prompt": [5] * 5000}),
