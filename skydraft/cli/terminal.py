@@ -149,6 +149,8 @@ def _summary(generation: Generation) -> str:
         parts.append(f"{stats.num_fallback_tokens} tokens without the cloud")
     if cached := max(stats.cached_tokens.edge, stats.cached_tokens.cloud):
         parts.append(f"{cached} of {generation.num_prompt_tokens} prompt tokens cached")
+    if stats.adapter:
+        parts.append(f"drafted with {stats.adapter}")
     if stats.cost is not None:
         parts.append(f"cost {stats.cost:.3g}")
     more = " (-n allows more)" if generation.finish_reason == "length" else ""

@@ -30,7 +30,7 @@ class Stats:
     bytes_up for features of speech. cached_tokens: those of the prompt that were in the KV cache. exact: whether the
     target's tokens do not depend on what else it computes. Of a server without skydraft, over all requests:
     num_requests; tokens_in, those that it read, tokens_hit, the part that was in its cache; tokens_out; cost, if prices
-    are known.
+    are known. adapter: what the draft model had learned for this text, by its name.
     """
 
     num_tokens: int
@@ -68,9 +68,12 @@ class Stats:
     tokens_hit: int
     tokens_out: int
     cost: float | None
+    adapter: str | None
 
 
-def stats_of(records: Seq[StepRecord], *, is_exact: bool = True, prices: Prices | None = None) -> Stats:
+def stats_of(
+    records: Seq[StepRecord], *, is_exact: bool = True, prices: Prices | None = None, adapter: str | None = None
+) -> Stats:
     escalated = [record for record in records if record.outcome == "verified"]
     num_tokens = sum(record.num_committed for record in records)
     num_draft = sum(record.num_draft for record in escalated)
@@ -116,6 +119,7 @@ def stats_of(records: Seq[StepRecord], *, is_exact: bool = True, prices: Prices 
         tokens_hit=link.tokens_hit,
         tokens_out=link.tokens_out,
         cost=prices.of(link) if prices else None,
+        adapter=adapter,
     )
 
 

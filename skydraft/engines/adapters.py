@@ -113,7 +113,7 @@ class Adapters:
         if known.engine is None:
             name = known.path.parent.name if known.path.name == FILE else known.path.stem
             engine = self._base.open_adapted(known.path)
-            engine.name = f"{self._base.name}+{name}"
+            engine.name, engine.adapter = f"{self._base.name}+{name}", name
             engine.is_local_only = self._base.is_local_only
             engine.prefixes.share(self._base.prefixes.beginning)
             known.engine = engine

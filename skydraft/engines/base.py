@@ -34,6 +34,7 @@ class Engine(Model):
         self.floor = Floor(name)
         self.prefixes = PrefixCache()
         self.adapters = Adapters(self)
+        self.adapter: str | None = None  # the name of its own, if it adds one
         self._is_exact: dict[tuple[tuple[int, int], ...], bool] = {}  # by shape, see `feed_compared`
         self.is_local_only = False  # whether its texts must stay on this device
 

@@ -59,6 +59,9 @@ def test_a_client_names_what_the_draft_model_has_learned(tmp_path: Path) -> None
         def text(model: str, content: str = "情绪") -> str:
             answer = running.chat(content, model=model, max_tokens=128, temperature=0).json()
             assert answer["model"] == model
+            learned = model.partition(":")[2] or ("one" if content == "语速是慢" else None)
+            drafts = not model.startswith("skydraft-cloud")
+            assert answer["skydraft"]["stats"]["adapter"] == (learned if drafts else None)
             said: str = answer["choices"][0]["message"]["content"]
             return said
 

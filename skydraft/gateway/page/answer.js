@@ -171,6 +171,7 @@ export class Answer {
       const times = Math.round(calls);
       say(['meta.none', 'meta.one'][times] ?? 'meta.calls', { times, written: shown.written(this.figures) });
     }
+    if (this.figures.adapter) say('meta.adapter', { name: this.figures.adapter });
     if (this.figures.inexact) say('meta.inexact');
     if (this.figures.receipt) this.#sayReceipt(say, this.figures.receipt);
     if (this.figures.cost != null) say('meta.cost', { cost: this.figures.cost.toPrecision(3) });

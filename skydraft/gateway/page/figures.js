@@ -36,6 +36,7 @@ export class Figures {
   /** The gateway's own figures are better than ours, which include the way to the browser. */
   settle(stats) {
     this.inexact = stats.exact === false && stats.num_requests > 0;
+    this.adapter = stats.adapter;
     this.cost = stats.num_requests > 0 ? stats.cost : null;
     if (stats.ttft_ms != null) this.firstMs = stats.ttft_ms;
     if (stats.tokens_per_s > 0) this.seconds = this.tokens / stats.tokens_per_s;
