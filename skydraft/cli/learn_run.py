@@ -34,7 +34,7 @@ from skydraft.evaluation.records import PromptEntry
 from skydraft.evaluation.tasks.sets import SETS, read_tasks
 from skydraft.evaluation.workloads import Workload, read_lines, read_prompts
 from skydraft.learning import training
-from skydraft.learning.answering import NUM_SIDE_BY_SIDE, Answering
+from skydraft.learning.answering import NUM_SIDE_BY_SIDE, Answering, longest_of
 from skydraft.learning.calibrating import calibrate_lessons, write_calibration
 from skydraft.learning.dataset import (
     MIN_GENERATIONS,
@@ -195,10 +195,11 @@ def _answers(
     """The training's data, once the target has answered; and the prompts that are held out."""
     with models.load_edge() as edge:
         trainable_file(edge)  # before the target is loaded
-        with _target(cloud, models) as far:
+        requests, guards = _requests(asked, decoding), guard_requests()
+        with _target(cloud, models, longest_of([*requests, *guards], edge)) as far:
             weights = weights_of(far)
-            answering = Answering(_requests(asked, decoding), edge, far, weights, store)
-            guarding = Answering(guard_requests(), edge, far, weights, Store(cache_dir() / "guard"))
+            answering = Answering(requests, edge, far, weights, store)
+            guarding = Answering(guards, edge, far, weights, Store(cache_dir() / "guard"))
             if not _may_begin(answering, guarding, edge, how, cloud):
                 raise OptionError("Nothing was begun.", hint="Give --yes to begin without a question.")
             lessons = _answered(answering, "answers", deadline)
@@ -213,8 +214,11 @@ def _answers(
 
 
 @contextmanager
-def _target(cloud: CloudChoice, models: ModelChoice) -> Iterator[Cloud]:
-    """The server, or the target of this process behind a server of its own, which computes many texts at once."""
+def _target(cloud: CloudChoice, models: ModelChoice, longest: int) -> Iterator[Cloud]:
+    """The server, or the target of this process behind a server of its own, which computes many texts at once.
+
+    Each has room for `longest` tokens.
+    """
     if cloud.address:
         with closing(cloud.but(require=True).connect(models.cloud_model)) as far:
             yield far
@@ -225,7 +229,10 @@ def _target(cloud: CloudChoice, models: ModelChoice) -> Iterator[Cloud]:
 
     limits = Limits(max_sessions=NUM_SIDE_BY_SIDE)
     options = ServeOptions(port=0, execution="throughput", limits=limits)
-    run_options = dataclasses.replace(models.options, max_sequences=NUM_SIDE_BY_SIDE, shared_cache=True)
+    context_len = min(longest, models.options.context_len)
+    run_options = dataclasses.replace(
+        models.options, context_len=context_len, max_sequences=NUM_SIDE_BY_SIDE, shared_cache=True
+    )
     engine = dataclasses.replace(models, options=run_options).load(models.target_name)
     with (
         engine,

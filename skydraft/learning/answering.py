@@ -19,6 +19,7 @@ from skydraft.learning.lessons import Lesson, Store, params_entry
 from skydraft.prompts.pair import read_prompt
 
 NUM_SIDE_BY_SIDE = 16  # texts that the target writes at a time
+_SPARE = 32  # tokens
 
 
 class Answering:
@@ -86,6 +87,13 @@ class Answering:
     def close(self) -> None:
         """Begin no further answer."""
         self._is_over.set()
+
+
+def longest_of(requests: Sequence[GenerateRequest], edge: Engine) -> int:
+    """How many tokens the longest prompt has together with its answer, and a few more."""
+    prompts = (read_prompt(edge, each.messages, tools=each.tools).target.token_ids for each in requests)
+    lengths = (len(ids) + each.params.max_new_tokens for ids, each in zip(prompts, requests, strict=True))
+    return max(lengths) + _SPARE
 
 
 def _key(prompt_ids: Sequence[int], told: Lesson | GenerateRequest) -> str:
