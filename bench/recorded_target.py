@@ -144,7 +144,7 @@ def main() -> None:
     target = skydraft.load(default_pair().target, EngineOptions(num_threads=1))
     engine = RecordedModel(target.vocab, target.fingerprint, {}, asked.forward_ms, target)
     options = ServeOptions(port=0)
-    serve(Worker(engine, options.limits), options, lambda port: print(port, flush=True))
+    serve(lambda: Worker(engine, options.limits), options, lambda worker, port: print(port, flush=True))
 
 
 if __name__ == "__main__":
