@@ -173,7 +173,5 @@ def test_settings_out_of_range_are_refused(settings: dict[str, float]) -> None:
 
 
 def test_many_answers_are_learned_in_more_layers_unless_the_user_says_how_many() -> None:
-    found = [
-        TrainSettings(num_layers=given).layers_for(number) for number, given in ((79, None), (80, None), (80, 3))
-    ]
+    found = [TrainSettings(num_layers=given).layers_for(number) for number, given in ((79, None), (80, None), (80, 3))]
     assert found == [4, 12, 3]
