@@ -11,7 +11,7 @@ import click
 from skydraft import api
 from skydraft.cli.options import DecodingChoice
 from skydraft.cli.pair_options import CloudChoice, ModelChoice
-from skydraft.cli.terminal import counted
+from skydraft.cli.progress import counting
 from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.evaluation.comparison import ComparisonRequest, LoadedPair, compare
@@ -56,7 +56,7 @@ class Judge:
         folder = self._home / "judged" / sha256[:16]
         request = ComparisonRequest(workload, modes, system=self._system)
         pair = LoadedPair(edge, target, models.options)
-        return Findings(read_records(compare(request, pair, folder, _say, counted)))
+        return Findings(read_records(compare(request, pair, folder, _say, counting)))
 
 
 def _say(line: str) -> None:

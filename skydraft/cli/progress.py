@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -45,3 +46,12 @@ class Progress:
 def showing(what: str) -> Iterator[Progress]:
     with bar(what, None, TextColumn("left"), TimeRemainingColumn()) as update:
         yield Progress(update)
+
+
+@contextmanager
+def counting(total: int, what: str, done: int = 0) -> Iterator[Callable[[], None]]:
+    """Yields a function to call after each of `total` units; `done` units were done before."""
+    units = itertools.count(done)
+    with showing(what) as progress:
+        progress.show(what, next(units), total)
+        yield lambda: progress.show(what, next(units), total)
