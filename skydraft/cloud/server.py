@@ -81,6 +81,7 @@ class CloudServer:
         stopping.cancel()
         has_died = died.done()
         await self.stop(0.0 if has_died else self._options.grace_s)
+        await died  # else the loop may end before it
         if has_died:
             raise EngineError("The worker thread failed; the log says why.", hint="Start the server again.")
 

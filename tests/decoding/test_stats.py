@@ -85,6 +85,7 @@ def test_figures_are_those_of_the_records():
         "tokens_hit": 0,
         "tokens_out": 0,
         "cost": None,
+        "adapter": None,
     }
 
 
