@@ -16,6 +16,7 @@ from skydraft.cli.options import open_for_writing
 from skydraft.cli.pair_options import ModelChoice, models_section
 from skydraft.cli.sections import Command, Section, option
 from skydraft.cli.terminal import counted
+from skydraft.errors import OptionError
 from skydraft.gating.fitting import agreement
 from skydraft.learning.calibrating import calibrate_lessons, write_calibration
 from skydraft.learning.dataset import MIN_GENERATIONS, choose
@@ -110,6 +111,8 @@ def forget(folder: Path, models: ModelChoice) -> None:
     """Delete everything collected in DIR, or the answers that NAME learned from. What was learned from them stays."""
     if not folder.exists() and folder.name == str(folder):
         folder = adapters.home_of(folder.name, models.edge_model, cache_dir())
+    if not folder.is_dir():
+        raise OptionError(f"There is nothing to forget: {folder} is not there.", hint="Check its name.")
     num_files, num_bytes = Store(folder).forget()
     click.echo(f"{num_bytes / 1e6:.1f} MB in {_files(num_files)} deleted.")
     for name in adapters.made_from(folder, models.edge_model, cache_dir()):

@@ -152,9 +152,9 @@ def run(
     cloud.check(models)
     home, deadline = adapters.home_of(name, models.edge_model, cache_dir()), how.deadline()
     bare = dataclasses.replace(models, adapter="none")
-    home.mkdir(parents=True, exist_ok=True)
     try:
         task, kept = _answers(asked, decoding, cloud, bare, Store(asked.folder or home), how, deadline)
+        home.mkdir(parents=True, exist_ok=True)
         result = _trained(task, how, bare, home, deadline)
     except TimeoutError as error:
         click.echo(f"{how.settings.minutes:g} minutes are over: {error}. The same command continues.")

@@ -145,6 +145,7 @@ def test_wrong_use_is_one_line(
         (("learn", "run", "a", "--prompts", str(tmp_path / "no")), "cannot be read"),
         (("learn", "run", "a", "--prompts", str(tmp_path / "few.txt")), "has 2 prompts, and 24 are needed"),
         (("learn", "run", "a", "--from", str(tmp_path / "none"), "-y"), "Nothing was collected"),
+        (("learn", "forget", "nobody"), "There is nothing to forget"),
         (("generate", "今天", "--adapter", "nobody"), "has no adapter 'nobody'"),
         (("generate", "今天", "--adapter", str(tmp_path / "f.gguf")), "was trained for draft"),
         (("generate", "今天", "--adapter", str(tmp_path / "noise.gguf")), "is not an adapter"),
