@@ -1,0 +1,236 @@
+"""What learning a task brings: sets of tasks before and after, the draft model alone and through the modes.
+
+    SKYDRAFT_HOME=DIR/home python -m bench.learned DIR --sets arithmetic,zh-words      goes on where it was stopped
+    python -m bench.learned DIR --show docs/learned        writes figures.json and learning.svg of what DIR has
+
+The target answers the `:dev` half of each set, the draft model learns from that, and the other half is answered: by
+the target, by the draft model alone, and in each mode. Texts are written side by side, over a server of this process
+that computes many of them in one forward, so it is measured what was answered and at what cost, and no speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import skydraft
+from skydraft.access.limits import Limits
+from skydraft.cloud.options import ServeOptions
+from skydraft.cloud.server import running
+from skydraft.cloud.worker import Worker
+from skydraft.config import DecodingParams
+from skydraft.decoding.plan import make_plan
+from skydraft.decoding.request import GenerateRequest
+from skydraft.edge.cloud import Cloud
+from skydraft.engines.base import Engine
+from skydraft.engines.options import EngineOptions
+from skydraft.evaluation.comparison import asked_of, params_of
+from skydraft.evaluation.intervals import Figure, Resamples, share
+from skydraft.evaluation.modes import Mode
+from skydraft.evaluation.records import PromptEntry
+from skydraft.evaluation.tasks.sets import read_tasks
+from skydraft.evaluation.workloads import Workload
+from skydraft.learning.answering import NUM_SIDE_BY_SIDE, Answering
+from skydraft.learning.calibrating import calibrate_lessons, write_calibration
+from skydraft.learning.dataset import Chosen, prepare, weights_of
+from skydraft.learning.lessons import Lesson, Store
+from skydraft.learning.training import TrainSettings, train
+from skydraft.models import cache_dir, default_pair
+
+SETS = ("arithmetic", "zh-words", "zh-extract", "calendar", "logic")
+LEARNED = "-learned"  # at the end of a name: with the adapter
+OPTIONS = EngineOptions(context_len=1024, max_sequences=NUM_SIDE_BY_SIDE, shared_cache=True)
+_PATIENT_S = 900.0
+Line = dict[str, Any]  # of one answer: id, right, tokens, calls, written
+
+
+class Told:
+    """Prints a line with the time that it took since the one before."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    def __call__(self, *values: object) -> None:
+        now = time.monotonic()
+        print(*values, f"{now - self._began:.0f} s", flush=True)
+        self._began = now
+
+
+@contextmanager
+def served(engine: Engine) -> Iterator[Cloud]:
+    limits = Limits(max_sessions=NUM_SIDE_BY_SIDE)
+    options = ServeOptions(port=0, execution="throughput", limits=limits)
+    with (
+        running(Worker(engine, limits, execution="throughput"), options) as port,
+        closing(skydraft.connect(f"127.0.0.1:{port}", require=True, timeout_s=_PATIENT_S)) as cloud,
+    ):
+        yield cloud
+
+
+def request_of(prompt: PromptEntry) -> GenerateRequest:
+    mode = Mode("cloud", make_plan("cloud"), DecodingParams())
+    return GenerateRequest(asked_of(prompt), params=params_of(mode, prompt))
+
+
+def answers(tasks: Workload, edge: Engine, cloud: Cloud, folder: Path) -> list[Lesson | None]:
+    """What the model behind `cloud` answers alone, kept in `folder`."""
+    requests = [request_of(prompt) for prompt in tasks.prompts]
+    return Answering(requests, edge, cloud, weights_of(cloud), Store(folder)).run(lambda lesson: None)
+
+
+def score(prompt: PromptEntry, text: str) -> float:
+    assert prompt.task is not None  # sets have checks
+    return prompt.task.check.judge(text).score
+
+
+def write_alone(tasks: Workload, edge: Engine, cloud: Cloud, folder: Path, name: str) -> None:
+    """A line for each task that the model behind `cloud` answers alone."""
+    lines = list[Line]()
+    for prompt, lesson in zip(tasks.prompts, answers(tasks, edge, cloud, folder / name), strict=True):
+        ids = lesson.token_ids if lesson else ()
+        text = edge.vocab.decode([each for each in ids if each not in edge.vocab.end_ids])
+        of_target = len(ids) if name == "cloud" else 0
+        lines.append(
+            {"id": prompt.id, "right": score(prompt, text), "tokens": len(ids), "calls": 0, "written": of_target}
+        )
+    folder.joinpath(f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def write_mode(mode: str, tasks: Workload, edge: Engine, cloud: Cloud, adapter: str, path: Path) -> None:
+    """A line for each task that is answered in a mode; those that `path` has are not answered again."""
+    done = {line["id"] for line in read(path)}
+
+    def answer(prompt: PromptEntry) -> None:
+        request = replace(request_of(prompt), plan=make_plan(mode), adapter=adapter)
+        with skydraft.start(request, edge=edge, cloud=cloud) as generation:
+            text, stats = generation.run().text, generation.stats
+        written = round((stats.target_written_per_token or 0.0) * stats.num_tokens)
+        line = {"id": prompt.id, "right": score(prompt, text), "tokens": stats.num_tokens}
+        with path.open("a") as file:
+            file.write(json.dumps({**line, "calls": stats.num_escalated, "written": written}) + "\n")
+
+    with ThreadPoolExecutor(NUM_SIDE_BY_SIDE) as pool:
+        list(pool.map(answer, [prompt for prompt in tasks.prompts if prompt.id not in done]))
+
+
+def read(path: Path) -> list[Line]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def learned(name: str, edge: Engine, weights: str, home: Path) -> Path:
+    """Train on the answers to the dev half, calibrate on what was held out, and return the adapter."""
+    adapter = home / "adapter.gguf"
+    if not adapter.exists():
+        task = prepare(Store(home / "dev"), edge, weights, ())
+        result = train(task, TrainSettings(epochs=3), ("cpu", 0), home / "training", lambda *given: None)
+        result.write(adapter)
+        numbers = {"trained": len(task.trained), "held_out": len(task.held_out), "agreement": str(result.held_out)}
+        (home / "training.json").write_text(json.dumps(numbers, ensure_ascii=False))
+        chosen = Chosen(tuple(task.held_out), weights, Counter())
+        adapted = edge.adapters.choose(str(adapter), ())
+        write_calibration(calibrate_lessons(chosen, adapted, frozenset(), name, lambda: None)[0], cache_dir())
+    return adapter
+
+
+def run(given: argparse.Namespace) -> None:
+    pair, told = default_pair(), Told()
+    with (
+        skydraft.load(pair.draft, OPTIONS) as edge, skydraft.load(pair.target, OPTIONS) as target,
+        served(target) as cloud,
+    ):  # fmt: skip
+        edge.adapters.default = "none"
+        for name in given.sets.split(","):
+            home: Path = given.folder / name
+            home.mkdir(parents=True, exist_ok=True)
+            answers(read_tasks(f"{name}:dev", limit=given.learn), edge, cloud, home / "dev")
+            told(name, "dev half answered")
+            adapter = learned(name, edge, weights_of(cloud), home)
+            told(name, home.joinpath("training.json").read_text())
+            tests, adapted = read_tasks(name, limit=given.test), edge.adapters.choose(str(adapter), ())
+            for engine, which in ((adapted, f"edge{LEARNED}"), (edge, "edge"), (target, "cloud")):
+                if not (home / f"{which}.jsonl").exists():
+                    with served(engine) as far:
+                        write_alone(tests, edge, far, home, which)
+                told(name, which, shown(read(home / f"{which}.jsonl")))
+            few = read_tasks(name, limit=given.limit)
+            for mode in filter(None, given.modes.split(",")):
+                for which, used in ((f"{mode}{LEARNED}", str(adapter)), (mode, "none")):
+                    write_mode(mode, few, edge, cloud, used, home / f"{which}.jsonl")
+                    told(name, which, shown(read(home / f"{which}.jsonl")))
+
+
+def figures(lines: Sequence[Line]) -> dict[str, Figure | None]:
+    """Right answers with Wilson's interval; calls and written tokens a token by bootstrap over the tasks."""
+    columns = {key: np.array([line[key] for line in lines], float) for key in ("right", "tokens", "calls", "written")}
+    draws = Resamples(len(lines))
+    per_token = {key: draws.figure(columns[key], columns["tokens"]) for key in ("calls", "written")}
+    return {"right": share(columns["right"]), **per_token}
+
+
+def shown(lines: Sequence[Line]) -> str:
+    cells = (f"{name} {figure.shown(3)}" for name, figure in figures(lines).items() if figure)
+    return ", ".join([f"{len(lines)} tasks", *cells])
+
+
+def show(folder: Path, out: Path) -> None:
+    """Write the figures of all sets, and the plot."""
+    found = {
+        home.name: {
+            path.stem: {"tasks": len(read(path)), **{k: v and v.model_dump() for k, v in figures(read(path)).items()}}
+            for path in sorted(home.glob("*.jsonl"))
+        }
+        for home in sorted(path.parent for path in folder.glob("*/training.json"))
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "figures.json").write_text(json.dumps(found, indent=1) + "\n")
+    plot(found, out / "learning.svg")
+
+
+def plot(found: dict[str, Any], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as pyplot
+
+    figure, axes = pyplot.subplots(1, len(found), figsize=(3.6 * len(found), 3.4), sharey=True, squeeze=False)
+    for axis, (name, systems) in zip(axes[0], found.items(), strict=True):
+        points = {key: (value["written"]["value"], value["right"]["value"]) for key, value in systems.items()}
+        axis.plot(*zip(points["edge"], points["cloud"], strict=True), color="0.7", linestyle=":")  # answers at random
+        for key, (written, right) in points.items():
+            mode = key.removesuffix(LEARNED)
+            axis.plot(written, right, "o" if key == mode else "^", color="C0" if key != mode else "0.5")
+            axis.annotate(mode, (written, right), textcoords="offset points", xytext=(5, 4), fontsize=8)
+        axis.set(title=name, xlabel="written by the large model", xlim=(-0.05, 1.2))
+    axes[0][0].set(ylabel="right answers", ylim=(0, 1.02))
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, metavar="DIR")
+    parser.add_argument("--sets", default=",".join(SETS))
+    parser.add_argument("--learn", type=int, default=180, help="answers of the target, a sixth of them held out")
+    parser.add_argument("--test", type=int, default=150, help="tasks that each model answers alone")
+    parser.add_argument("--modes", default="quality,auto,answers")
+    parser.add_argument("--limit", type=int, default=60, help="tasks that are answered in each mode")
+    parser.add_argument("--show", type=Path, metavar="OUT", help="run nothing, write figures and plot of DIR")
+    given = parser.parse_args()
+    if given.show:
+        show(given.folder, given.show)
+    else:
+        run(given)
+
+
+if __name__ == "__main__":
+    main()
