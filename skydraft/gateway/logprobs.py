@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import codecs
 import itertools
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import Any
 
-from skydraft.decoding.scoring import Score
 from skydraft.engines.vocab import Vocab
+from skydraft.types import Score
 
 _LEAST = -9999.0  # JSON has no infinity
 
@@ -29,6 +31,21 @@ def token_logprobs(vocab: Vocab, scores: Seq[Score]) -> list[dict[str, Any]]:
     return [
         entry(each.token_id, each.logprob) | {"top_logprobs": [entry(*best) for best in each.best]} for each in scores
     ]
+
+
+def both_logprobs(
+    vocab: Vocab, scores: Iterable[Seq[Score | None]], num_tokens: int, num_best: int
+) -> dict[str, list[dict[str, Any] | None]]:
+    """For each of so many tokens what the draft model and the target say of it; None where a model did not read it."""
+
+    def told(score: Score | None) -> dict[str, Any] | None:
+        return None if score is None else token_logprobs(vocab, [cut(score, num_best)])[0]
+
+    return {side: list(map(told, each[:num_tokens])) for side, each in zip(("draft", "target"), scores, strict=True)}
+
+
+def cut(score: Score, num_best: int) -> Score:
+    return replace(score, best=score.best[:num_best])
 
 
 def text_logprobs(vocab: Vocab, scores: Seq[Score], offset: int) -> dict[str, Any]:

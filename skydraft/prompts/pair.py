@@ -41,8 +41,8 @@ class PromptPair:
     features_ms: float = field(default=0.0, compare=False)  # time to make the features of the speech
 
     def then(self, token_ids: tuple[int, ...]) -> PromptPair:
-        longer = (replace(each, token_ids=each.token_ids + token_ids) for each in (self.edge, self.target))
-        return PromptPair(*longer, self.features_ms)
+        edge, target = (replace(each, token_ids=each.token_ids + token_ids) for each in (self.edge, self.target))
+        return replace(self, edge=edge, target=target)
 
 
 def prompt_ids(

@@ -9,11 +9,11 @@ import httpx2 as httpx
 import pytest
 
 import skydraft
-from skydraft.decoding.scoring import Score, prompt_scores
+from skydraft.decoding.scoring import prompt_scores
 from skydraft.engines.toy import open_toy
 from skydraft.gateway.logprobs import text_logprobs, token_logprobs
 from skydraft.gateway.pair import Pair
-from skydraft.types import Prompt
+from skydraft.types import Prompt, Score
 
 from ..later import later
 from ..serving import serving
