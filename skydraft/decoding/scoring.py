@@ -21,8 +21,8 @@ def score(row: Any, token_id: int, num_best: int) -> Score:
     top = float(logits.max())
     logprobs = (logits - (top + float(np.log(np.exp(logits - top).sum())))).astype(np.float32)
     near = np.argpartition(-logits, num_best)[:num_best] if num_best < len(logits) else np.arange(len(logits))
-    best = sorted(((int(each), float(logprobs[each])) for each in near), key=lambda each: (-each[1], each[0]))
-    return Score(token_id, float(logprobs[token_id]), tuple(best))
+    best = sorted(near.tolist(), key=lambda each: (-logits[each], each))
+    return Score(token_id, float(logprobs[token_id]), tuple((each, float(logprobs[each])) for each in best))
 
 
 class Scores:
