@@ -52,7 +52,7 @@ def alone(model: str, token_ids: list[int], num_best: int) -> list[dict[str, Any
     engine = open_toy(model)
     prompt = read_prompt(engine, [Message("user", "语速")]).edge.token_ids
     scores = list(prompt_scores(engine, Prompt((*prompt, *token_ids)), num_best))[len(prompt) :]
-    return token_logprobs(engine.vocab, scores)
+    return token_logprobs(engine.vocab, scores, has_ids=True)
 
 
 @pytest.mark.parametrize("temperature", [0, 0.8])
@@ -83,8 +83,12 @@ def test_a_stream_says_them_once_at_its_end_and_openais_field_beside_them(asked:
     assert told == [whole["skydraft"]["logprobs"]] and "stats" in chunks[-1]["skydraft"]
     content = whole["choices"][0]["logprobs"]["content"]
     assert {len(each["top_logprobs"]) for each in content} == {2}
-    target = [each | {"top_logprobs": each["top_logprobs"][:2]} for each in whole["skydraft"]["logprobs"]["target"]]
-    assert content == target
+    target = whole["skydraft"]["logprobs"]["target"]
+    assert [each["logprob"] for each in content] == [each["logprob"] for each in target]
+    assert [each["top_logprobs"] for each in content] == [
+        [{name: best[name] for name in ("token", "logprob", "bytes")} for best in each["top_logprobs"][:2]]
+        for each in target
+    ]
     runs = [chunk["skydraft"] for chunk in chunks if "token_chars" in chunk.get("skydraft", {})]
     assert all(len(run["token_chars"]) == len(run["token_ids"]) == run["num_tokens"] for run in runs)
     text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
