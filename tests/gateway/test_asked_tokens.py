@@ -39,7 +39,7 @@ def asked(request: pytest.FixtureRequest) -> Iterator[Running]:
 
 
 def chat(served: Running, mode: str, temperature: float = 0, most: int = NUM_TOKENS, **ours: Any) -> dict[str, Any]:
-    options = {"model": f"skydraft-{mode}", "temperature": temperature, "seed": 7, "max_tokens": most}
+    options: dict[str, Any] = {"model": f"skydraft-{mode}", "temperature": temperature, "seed": 7, "max_tokens": most}
     reply = served.chat(
         **options, skydraft={"token_ids": True, "k": 4} | ours if mode == "lossless" else ours | {"token_ids": True}
     )
@@ -123,7 +123,7 @@ def test_one_token_is_asked_with_its_own_probability_and_nothing_is_written(aske
         want = alone(model, token_ids, 5)
         for at in (0, 5, NUM_TOKENS - 1):
             ours = {"continue_ids": token_ids[:at], "continue_as_prompt": True, "logprobs": 5, "token_ids": True}
-            options = {"model": f"skydraft-{mode}", "temperature": 0, "max_tokens": 1}
+            options: dict[str, Any] = {"model": f"skydraft-{mode}", "temperature": 0, "max_tokens": 1}
             told = asked.chat(**options, logit_bias={str(token_ids[at]): 100}, skydraft=ours).json()["skydraft"]
             assert told["token_ids"] == [token_ids[at]] and told["logprobs"][side] == [want[at]]
 
