@@ -199,11 +199,24 @@ class DraftBlock:
 
 
 @dataclass(frozen=True, slots=True)
+class Score:
+    """A token's log-probability in nats, and the best tokens of its place with theirs, best first.
+
+    `logprob` is None for the first token of a prompt, which nothing precedes.
+    """
+
+    token_id: int
+    logprob: float | None
+    best: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """The target's verdict on a block: the first `num_accepted` tokens stand, then comes `token_id`.
 
     That is the recovered token, or the bonus token of a fully accepted block; None only if the text ended inside the
     accepted tokens (`finish`). `audit` has one entry per catch-up token: whether the target would have emitted it.
+    `scores`, if they were asked for, are those of the catch-up tokens and then of the tokens that stand.
     """
 
     base: int
@@ -212,6 +225,7 @@ class Verdict:
     finish: FinishReason | None = None
     audit: tuple[bool, ...] = ()
     cost: Cost = field(default=Cost(), compare=False)
+    scores: tuple[Score, ...] = ()
 
     def __post_init__(self) -> None:
         if self.num_accepted < 0 or self.base < 0:

@@ -75,8 +75,7 @@ class Job:
             if (known := session.recall(self.call)) is not None:
                 if not self._writes_after(known, self.call.block):
                     return known
-                base = self.call.base + known.num_tokens
-                return self._say_written(Written(base, session.written_after(base), session.target.finish))
+                return self._say_written(session.written_after(self.call.base + known.num_tokens))
             session.check(self.call)
         self.cost += session.target.take_prefill_cost()  # mostly of tokens that were in the cache
         return None
@@ -126,7 +125,9 @@ class Job:
             token_ids = verdict.commits(done.block)
             self.num_written += len(token_ids)
             pause_s = self._charge(len(done.block.token_ids) + 1)
-            last = self._say_written(Written(verdict.base, token_ids, verdict.finish, cost=verdict.cost))
+            last = self._say_written(
+                Written(verdict.base, token_ids, verdict.finish, cost=verdict.cost, scores=verdict.scores)
+            )
             return last or self._go_on(now + pause_s)
         self.verdict = verdict
         self.session.last = (self.call, verdict)

@@ -18,7 +18,7 @@ from skydraft.decoding.verification import TargetSession
 from skydraft.engines.base import Engine
 from skydraft.errors import Diverged, ProtocolError, SessionNotFound, SessionTaken, TargetChanged, VocabularyMismatch
 from skydraft.protocol.codec import digest, short_fingerprint, target_id
-from skydraft.protocol.values import OpenCall, Opening, TargetId, VerifyCall
+from skydraft.protocol.values import OpenCall, Opening, TargetId, VerifyCall, Written
 from skydraft.types import Reuse, Verdict
 
 _LEFT_S = 10.0  # seconds after which an idle session counts as abandoned
@@ -54,9 +54,11 @@ class CloudSession:
         same = (last.base, last.catch_up_ids, last.draft_ids, last.digest)
         return verdict if same == (call.base, call.catch_up_ids, call.draft_ids, call.digest) else None
 
-    def written_after(self, base: int) -> tuple[int, ...]:
-        token_ids = self.target.token_ids
-        return tuple(token_ids[len(token_ids) - self.target.base + base :].tolist())
+    def written_after(self, base: int) -> Written:
+        target = self.target
+        token_ids = target.token_ids[len(target.token_ids) - target.base + base :].tolist()
+        scores = target.scores[len(target.scores) - len(token_ids) :] if target.scores else ()
+        return Written(base, tuple(token_ids), target.finish, scores=tuple(scores))
 
     def check(self, call: VerifyCall) -> None:
         """Raise BaseMismatch, Diverged or LimitExceeded unless the block extends exactly the committed tokens."""
@@ -141,7 +143,12 @@ class Sessions:
                 hint="Begin the text again, or start the server as it was.",
             )
         return TargetSession(
-            self._engine, opening.prompt, opening.params, top=opening.top, committed=opening.committed_ids
+            self._engine,
+            opening.prompt,
+            opening.params,
+            top=opening.top,
+            committed=opening.committed_ids,
+            num_best=opening.num_best,
         )
 
     def check(self, call: OpenCall | VerifyCall) -> None:

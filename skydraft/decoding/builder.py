@@ -4,6 +4,9 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
+import numpy as np
+
+from skydraft.choosing.stopping import Stopping
 from skydraft.config import DEFAULT_K, MAX_K, DecodingParams
 from skydraft.decoding.block_length import MAX_AUTO_K, AutoTurns
 from skydraft.decoding.context import Context
@@ -17,7 +20,7 @@ from skydraft.decoding.scoring import Scores
 from skydraft.decoding.target import Target, TargetFacts
 from skydraft.decoding.turns import Turns
 from skydraft.engines.base import Engine
-from skydraft.engines.vocab import check_same
+from skydraft.engines.vocab import Vocab, check_same
 from skydraft.errors import OptionError
 from skydraft.gating.calibration import MAX_BLOCK, Calibration, find_calibration
 from skydraft.gating.gates import Gate
@@ -41,11 +44,6 @@ def start_generation(
     local = verifying.engine if verifying else None
     if plan.verifies and not verifying:
         raise _missing("cloud")
-    if verifying and not local and request.num_best is not None:
-        raise OptionError(
-            "Log-probabilities need a target in this process: they do not cross the wire.",
-            hint="Use mode edge, or load the target here.",
-        )
     reader = draft or local or edge
     if reader is None or (plan.drafts and not draft):
         raise _missing("edge")
@@ -63,10 +61,13 @@ def start_generation(
     max_new_tokens = params.max_new_tokens
     if author:
         max_new_tokens = min(max_new_tokens, author.room(read.token_ids, read.media))
+    begun = () if request.begun_is_prompt else request.begun
+    _check_begun(begun, params, vocab, max_new_tokens)
     context = Context(
         prompts.edge if draft else prompts.target,
-        scores=None if request.num_best is None else Scores(request.num_best),
+        scores=None if request.num_best is None else Scores(request.num_best, len(begun)),
         finish=None if request.writes else "length",
+        begun=begun,
     )
     with_signals = request.with_signals or plan.gate.needs_signals or plan.k is None
     turns, length = _turns(plan, draft, facts, len(prompts.edge.token_ids))
@@ -75,7 +76,7 @@ def start_generation(
         drafter = Drafter(
             draft, prompts.edge, params, max_new_tokens, ends_blocks=_end_of_blocks(plan, gate, length),
             with_signals=with_signals, longest=facts.max_block if facts else 0 if verifying else MAX_K,
-            reuse=request.reuse,
+            reuse=request.reuse, scores=context.scores,
         )  # fmt: skip
     if verifying:
         # The target reads its prompt while the draft model reads, if that begins with it.
@@ -89,7 +90,14 @@ def start_generation(
 def _prompts(request: GenerateRequest, reader: Engine) -> PromptPair:
     if request.prompt_ids:
         return PromptPair(Prompt(request.prompt_ids), Prompt(request.prompt_ids))
-    return read_prompt(reader, request.messages, raw=request.raw, share=request.share_audio, tools=request.tools)
+    prompts = read_prompt(reader, request.messages, raw=request.raw, share=request.share_audio, tools=request.tools)
+    return prompts.then(request.begun) if request.begun_is_prompt else prompts
+
+
+def _check_begun(begun: tuple[int, ...], params: DecodingParams, vocab: Vocab, max_new_tokens: int) -> None:
+    stopping, token_ids = Stopping(params, vocab, max_new_tokens), np.array(begun, np.int32)
+    if any(stopping.finish(token_ids[:length]) for length in range(1, len(begun) + 1)):
+        raise OptionError("The answer ends within the tokens that it is to begin with.", hint="Give fewer of them.")
 
 
 def _facts(plan: Plan, params: DecodingParams, target: Target | None) -> TargetFacts | None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+
 from skydraft.decoding.scoring import Scores
 from skydraft.engines.base import TokenBuffer
 from skydraft.engines.vocab import TokenIds
@@ -12,13 +14,17 @@ class Context:
 
     `num_seen` generated tokens are known to the target: all up to its last verdict. `finish` says why the text ended,
     None before its end; one that is given ends it before its first token. `scores` are its tokens', if wanted.
+    The tokens `begun` are committed already; the target takes them as they are.
     """
 
-    def __init__(self, prompt: Prompt, *, scores: Scores | None = None, finish: FinishReason | None = None) -> None:
+    def __init__(
+        self, prompt: Prompt, *, scores: Scores | None = None, finish: FinishReason | None = None,
+        begun: Seq[int] = (),
+    ) -> None:  # fmt: skip
         self.scores = scores
         self.finish = finish
-        self.num_seen = 0
-        self._tokens = TokenBuffer(prompt.token_ids)
+        self.num_seen = len(begun)
+        self._tokens = TokenBuffer((*prompt.token_ids, *begun))
         self._prompt_len = len(prompt.token_ids)
 
     @property
@@ -46,6 +52,8 @@ class Context:
         if verdict.base != block.base:
             raise BaseMismatch(verdict.base, block.base)
         committed = self._commit(block.base, verdict.commits(block), verdict.finish)
+        if self.scores:
+            self.scores.judged(block.base - len(verdict.audit), verdict.scores)
         self.num_seen = self.base
         return committed
 
@@ -56,5 +64,7 @@ class Context:
         if base != self.base:
             raise BaseMismatch(base, self.base)
         self._tokens.extend(token_ids)
+        if self.scores:
+            self.scores.settle(base, token_ids)
         self.finish = finish or self.finish  # an interrupt during the round stays
         return token_ids

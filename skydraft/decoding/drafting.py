@@ -33,7 +33,8 @@ class Drafter:
 
     A text has at most `max_new_tokens`. If `ends_blocks` is given, a block ends after the first token at which it
     returns True for the signals so far. `with_signals` measures signals, over the tokens that a grammar allows. A block
-    has at most `longest` tokens with the forced ones, or `k` if that is more. `reuse` is as in `Engine.begin`.
+    has at most `longest` tokens with the forced ones, or `k` if that is more. `reuse` is as in `Engine.begin`. `scores`
+    get all rows that are read.
     """
 
     def __init__(
@@ -47,10 +48,12 @@ class Drafter:
         with_signals: bool = False,
         longest: int = MAX_K,
         reuse: Reuse | None = None,
+        scores: Scores | None = None,
     ) -> None:
         self._engine = engine
         self._longest = longest
         self._reuse = reuse
+        self._scores = scores
         self._prompt = prompt
         self._chooser = Chooser(params, engine.vocab, len(prompt.token_ids))
         self._stopping = Stopping(params, engine.vocab, max_new_tokens)
@@ -79,7 +82,7 @@ class Drafter:
             self._open_sequence().align(text.view)
             while ended_by == "k" and len(steps) < longest:
                 num_chosen = sum(not step.is_forced for step in steps)
-                step = self._next(text, context.scores, may_choose=num_chosen < k)
+                step = self._next(text, may_choose=num_chosen < k)
                 if step is None:
                     break
                 steps.append(step)
@@ -128,19 +131,19 @@ class Drafter:
             return None
         return self._chooser.choose(row, prefix) == int(text[-1])
 
-    def _next(self, text: TokenBuffer, scores: Scores | None, *, may_choose: bool) -> _Step | None:
+    def _next(self, text: TokenBuffer, *, may_choose: bool) -> _Step | None:
         """Add the next token, unless none may be chosen; a forced one is fed with the next, unless it is scored."""
         prefix, signals, cost = text.view, CERTAIN, Cost()
         forced = self._chooser.forced(prefix)
         if forced is None and not may_choose:
             return None
-        if forced is None or scores:
+        if forced is None or self._scores:
             row, cost = self._row_after(prefix)
         token_id = self._chooser.choose(row, prefix) if forced is None else forced
         if forced is None and self._with_signals:
             signals = measure(self._chooser.follow_grammar(row, prefix))
-        if scores:
-            scores.note(self._chooser.position(prefix), row, token_id)
+        if self._scores:
+            self._scores.drafted(self._chooser.position(prefix), row)
         text.extend([token_id])
         finish = self._stopping.finish(text.view[len(self._prompt.token_ids) :])
         return _Step(token_id, signals, finish, cost, forced is not None)
@@ -182,6 +185,9 @@ class Drafter:
         began, start = time.perf_counter(), sequence.length
         pending = prefix[start : start + self._engine.invariant_rows]
         rows = sequence.extend(pending)
+        if self._scores:
+            for row, after in zip(rows, range(start + 1, len(prefix)), strict=False):
+                self._scores.read(self._chooser.position(prefix[:after]), row, int(prefix[after]))
         return rows, Cost(1, len(pending), forward_ms=(time.perf_counter() - began) * 1e3)
 
     def _open_sequence(self) -> Sequence:

@@ -12,13 +12,13 @@ from typing import Protocol
 from skydraft.decoding.loop import SpeculativeLoop
 from skydraft.decoding.receipt import Receipt, Sent, receipt_of
 from skydraft.decoding.request import GenerateRequest
-from skydraft.decoding.scoring import Score, prompt_scores
+from skydraft.decoding.scoring import prompt_scores
 from skydraft.decoding.stats import Stats, stats_of
 from skydraft.decoding.target import Target
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Vocab
 from skydraft.prompts.pair import PromptPair
-from skydraft.types import FinishReason, LinkCost, Origin, Round, StepRecord, Token
+from skydraft.types import FinishReason, LinkCost, Origin, Round, Score, StepRecord, Token
 
 log = logging.getLogger("skydraft.decoding")
 
@@ -82,6 +82,8 @@ class Generation:
         self._rounds: list[Round] = []
         self._tokens: list[Token] = []
         self._texts: list[str] = []
+        begun = self._context.generated.tolist()
+        self._begun = [Token(token_id, "edge", self._stream.push(token_id), -1) for token_id in begun]
         self._has_begun = False
 
     def rounds(self) -> Iterator[tuple[Round, list[Token]]]:
@@ -101,6 +103,16 @@ class Generation:
     def scores(self, done: Round) -> tuple[Score, ...]:
         base = done.record.base
         return self._context.scores.between(base, base + len(done.token_ids)) if self._context.scores else ()
+
+    @property
+    def begins(self) -> str:
+        """The text of the tokens with which the request lets it begin. It is no part of `text`, which follows it."""
+        return "".join(token.text for token in self._begun)
+
+    def scores_of_both(self) -> tuple[tuple[Score | None, ...], tuple[Score | None, ...]]:
+        """What is known so far, for each token: scores by the draft model, and by the target."""
+        scores, base = self._context.scores, self._context.base
+        return scores.of_both(len(self._begun), base) if scores else ((), ())
 
     def prompt_scores(self) -> Iterator[Score]:
         """Scores of the prompt's tokens, if the request wants them, by the model whose text follows."""
@@ -194,7 +206,7 @@ class Generation:
 
     @property
     def num_prompt_tokens(self) -> int:
-        return len(self._context.token_ids) - self._context.base
+        return len(self._context.token_ids) - self._context.base + len(self._begun)
 
     @property
     def rounds_so_far(self) -> tuple[Round, ...]:
@@ -206,10 +218,11 @@ class Generation:
 
     @property
     def receipt(self) -> Receipt:
-        """What servers have seen of the prompt and the answer so far; nothing, where no server was asked."""
+        """What servers have seen of the prompt and of the answer from its first token on, written here or not."""
         verifier, prices = self._loop.verifier, self.target.prices if self.target else None
         sent, link = (verifier.sent, verifier.link) if verifier else (Sent(), LinkCost())
-        return receipt_of(sent, self._tokens, self._stream.pieces, link, prices.of(link) if prices else None)
+        tokens, cost = (*self._begun, *self._tokens), prices.of(link) if prices else None
+        return receipt_of(sent, tokens, self._stream.pieces, link, cost)
 
     @property
     def stats(self) -> Stats:

@@ -25,7 +25,9 @@ class GenerateRequest:
     process, and a server's own setting elsewhere. `calibration` None looks up the pair's own if the gate needs one.
     With a `cache_scope` both sides keep the KV of the prompt for later requests of that scope, and reuse that of
     earlier ones; the text does not change. With `num_best` each token is scored, beside so many of the best ones of its
-    place; with `scores_prompt` those of the prompt are scored too, and without `writes` they alone. `traceparent` is
+    place; with `scores_prompt` those of the prompt are scored too, and without `writes` they alone. The answer begins
+    with the tokens `begun`, which are final, and no part of what is written. Where `begun_is_prompt` they belong to
+    the prompt instead: that is read faster, but noise and rules begin after it. `traceparent` is
     the W3C header of the request's trace, which servers get, or "". With `shares_target` other owners use the target
     too: nothing is told of its cache if they share that. With `local_only` nothing of the text leaves this device: no
     server is asked, and its trace is not sent. `adapter` is the draft model's, by name or file; "auto" is the one for
@@ -48,6 +50,8 @@ class GenerateRequest:
     num_best: int | None = None
     scores_prompt: bool = False
     writes: bool = True
+    begun: tuple[int, ...] = ()
+    begun_is_prompt: bool = False
     traceparent: str = ""
     local_only: bool = False
     adapter: str | None = None

@@ -11,7 +11,6 @@ from skydraft.decoding.plan import Plan
 from skydraft.decoding.prices import Prices
 from skydraft.decoding.receipt import Sent
 from skydraft.decoding.request import GenerateRequest
-from skydraft.decoding.scoring import Scores
 from skydraft.decoding.verification import TargetSession, Verifier
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Vocab
@@ -93,7 +92,8 @@ class LocalTarget:
     ) -> Verifier:
         return LocalVerifier(
             self.engine, prompt, request.params,
-            max_rows=self._max_rows, top=request.plan.top, reuse=request.reuse, scores=context.scores,
+            max_rows=self._max_rows, top=request.plan.top, reuse=request.reuse, num_best=request.num_best,
+            committed=context.generated.tolist(),
         )  # fmt: skip
 
 
@@ -109,9 +109,9 @@ class LocalVerifier(TargetSession):
 
     def __init__(
         self, engine: Engine, prompt: Prompt, params: DecodingParams, *, max_rows: int | None = None, top: int = 0,
-        reuse: Reuse | None = None, scores: Scores | None = None,
+        reuse: Reuse | None = None, num_best: int | None = None, committed: Seq[int] = (),
     ) -> None:  # fmt: skip
-        super().__init__(engine, prompt, params, top=top, scores=scores)
+        super().__init__(engine, prompt, params, top=top, committed=committed, num_best=num_best)
         self._reuse = reuse
         self._max_rows = max_rows or engine.invariant_rows
         self._num_to_write = 0

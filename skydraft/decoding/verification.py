@@ -12,12 +12,12 @@ from skydraft.choosing.chooser import Chooser
 from skydraft.choosing.stopping import Stopping
 from skydraft.config import DecodingParams
 from skydraft.decoding.receipt import Sent
-from skydraft.decoding.scoring import Scores
+from skydraft.decoding.scoring import score
 from skydraft.engines.base import Engine, Sequence, TokenBuffer
 from skydraft.engines.rows import Rows
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import BaseMismatch, EngineError, LimitExceeded
-from skydraft.types import Cost, DraftBlock, FinishReason, LinkCost, Prompt, Verdict
+from skydraft.types import Cost, DraftBlock, FinishReason, LinkCost, Prompt, Score, Verdict
 
 
 class Verifier(Protocol):
@@ -55,13 +55,13 @@ class Verifier(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How a text is judged. `top` > 0 accepts drafts within the target's `top` best; `scores` get each judged token."""
+    """How a text is judged. `top` > 0 accepts drafts within the target's `top` best; `num_best` wants scores."""
 
     prompt_len: int
     chooser: Chooser
     stopping: Stopping
     top: int = 0
-    scores: Scores | None = None
+    num_best: int | None = None
 
 
 class Verification:
@@ -90,6 +90,7 @@ class Verification:
         self._token_id: int | None = None
         self._finish: FinishReason | None = None
         self._audit: list[bool] = []
+        self._scores: list[Score] = []
         self._done = False
 
     @property
@@ -117,6 +118,7 @@ class Verification:
         drafted = int(self._extended[length]) if length < len(self._extended) else None
         if drafted is not None and length - rules.prompt_len < self.block.base:
             self._audit.append(choice == drafted)
+            self._score(row, drafted)
             return
         stands = choice == drafted
         if drafted is not None and rules.top and not stands:
@@ -127,31 +129,37 @@ class Verification:
         else:
             self._token_id = choice
             text = np.append(prefix, np.int32(choice))
-        if rules.scores:
-            rules.scores.note(length - rules.prompt_len, row, int(text[-1]))
+        self._score(row, int(text[-1]))
         self._finish = rules.stopping.finish(text[rules.prompt_len :])
         self._done = self._token_id is not None or self._finish is not None
 
+    def _score(self, row: Rows, token_id: int) -> None:
+        if self._rules.num_best is not None:
+            self._scores.append(score(row, token_id, self._rules.num_best))
+
     def verdict(self, cost: Cost) -> Verdict:
-        return Verdict(self.block.base, self._num_accepted, self._token_id, self._finish, tuple(self._audit), cost=cost)
+        audit, scores = tuple(self._audit), tuple(self._scores)
+        return Verdict(self.block.base, self._num_accepted, self._token_id, self._finish, audit, cost, scores)
 
 
 class TargetSession:
     """The target's side of one generation: prompt, committed tokens, end, and a sequence of the engine.
 
     It owns its sequence from `adopt` to `release`; `prefill` feeds the prompt in parts. `committed` are generated
-    tokens that are final already; `top` and `scores` are as in `Rules`. `finish` says why the generation ended, None
-    before its end. Raises PromptError for a prompt that does not fit, and LimitExceeded if `committed` fills the text.
+    tokens that are final already; `top` and `num_best` are as in `Rules`, and `scores` are those of all later tokens.
+    `finish` says why the generation ended, None before its end. Raises PromptError for a prompt that does not fit, and
+    LimitExceeded if `committed` fills the text.
     """
 
     def __init__(
         self, engine: Engine, prompt: Prompt, params: DecodingParams, *,
-        top: int = 0, committed: Seq[int] = (), scores: Scores | None = None,
+        top: int = 0, committed: Seq[int] = (), num_best: int | None = None,
     ) -> None:  # fmt: skip
         self._prompt = prompt
         room, prompt_len = engine.room(prompt.token_ids, prompt.media), len(prompt.token_ids)
         stopping = Stopping(params, engine.vocab, min(params.max_new_tokens, room))
-        self._rules = Rules(prompt_len, Chooser(params, engine.vocab, prompt_len), stopping, top, scores)
+        self._rules = Rules(prompt_len, Chooser(params, engine.vocab, prompt_len), stopping, top, num_best)
+        self.scores: list[Score] = []
         self._tokens = TokenBuffer((*prompt.token_ids, *committed))
         self.finish: FinishReason | None = None
         if self.base >= self._rules.stopping.max_new_tokens:
@@ -222,6 +230,7 @@ class TargetSession:
         self.check(done.block, done.catch_up)
         verdict = done.verdict(cost)
         self._tokens.extend((*done.catch_up, *verdict.commits(done.block)))
+        self.scores += verdict.scores
         self.finish = verdict.finish
         return verdict
 

@@ -25,7 +25,7 @@ from skydraft.edge.channel import Channel, SessionStream, Waiting
 from skydraft.edge.server import OURS
 from skydraft.edge.tls import ServerOptions
 from skydraft.engines.vocab import Vocab
-from skydraft.errors import CloudFailure, Diverged, ProtocolError, SkydraftError, VocabularyMismatch
+from skydraft.errors import CloudFailure, Diverged, OptionError, ProtocolError, SkydraftError, VocabularyMismatch
 from skydraft.protocol import codec
 from skydraft.protocol.values import (
     MAX_SESSION,
@@ -57,7 +57,7 @@ class OwnText:
         self._context = context
         self._opening = Opening(
             codec.short_fingerprint(vocab.fingerprint), prompt,
-            params=request.params, top=request.plan.top, cache_scope=request.cache_scope,
+            params=request.params, top=request.plan.top, cache_scope=request.cache_scope, num_best=request.num_best,
         )  # fmt: skip
         self._prompt_ids = np.array(prompt.token_ids, np.int32)
         self._vocab_size = vocab.size
@@ -120,10 +120,11 @@ class OwnText:
         opening = None if self._is_open else self._opening_now()
         checksum = codec.digest(self._prompt_ids, self._context.generated)
         stream = self._stream_now()
+        sent_ids = (*catch_up, *block.token_ids)
         number = 0 if self._is_named else self.number  # a stream is about one session, which its first message names
         call = VerifyCall(number, self.epoch, block.base, catch_up, block.token_ids, checksum, opening, write)
         reply = await self._exchange(stream, codec.encode_verify(call), waiting, opening, call)
-        verdict, is_last = self._read(lambda data: codec.decode_verdict(data, len(catch_up)), reply)
+        verdict, is_last = self._read(lambda data: codec.decode_verdict(data, len(catch_up), sent_ids), reply)
         self._check(verdict, block)
         if opening is not None:
             self._note_opened(reply)
@@ -227,6 +228,7 @@ class OwnText:
         if verdict.base != block.base or verdict.num_accepted > len(block.token_ids):
             raise self._failed("an answer to another request")
         self._check_tokens(verdict.commits(block), block.base + verdict.num_tokens, verdict.finish is not None)
+        self._check_scores(verdict)
 
     def _check_written(self, written: Written, base: int, limit: int) -> None:
         if written.base != base:
@@ -235,6 +237,17 @@ class OwnText:
         if end > limit:
             raise self._failed(f"{end - limit} tokens more than it was to write")
         self._check_tokens(written.token_ids, end, written.finish is not None)
+        if written.token_ids:
+            self._check_scores(written)
+
+    def _check_scores(self, told: Verdict | Written) -> None:
+        if self._opening.num_best is not None and not told.scores:
+            raise OptionError(
+                f"The server at {self._server.address} is of an older skydraft, which tells no log-probabilities.",
+                hint="Update it.",
+            )
+        if any(token_id >= self._vocab_size for each in told.scores for token_id, _ in each.best):
+            raise self._failed("log-probabilities of tokens that the vocabulary does not have")
 
     def _check_tokens(self, token_ids: tuple[int, ...], end: int, has_finish: bool) -> None:
         limit = self._opening.params.max_new_tokens

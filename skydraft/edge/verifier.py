@@ -319,7 +319,8 @@ class RemoteVerifier:
         last = len(written.token_ids) - 1
         for index, token_id in enumerate(written.token_ids):
             finish, cost = (written.finish if index == last else None), (written.cost if index == 0 else Cost())
-            self._written.append(Verdict(written.base + index, 0, token_id, finish, cost=cost))
+            scores = written.scores[index : index + 1]
+            self._written.append(Verdict(written.base + index, 0, token_id, finish, cost=cost, scores=scores))
         return bool(written.token_ids)
 
     async def _stop(self) -> None:

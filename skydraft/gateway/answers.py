@@ -12,17 +12,16 @@ from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
-from skydraft.decoding.receipt import Receipt
+from skydraft.decoding.receipt import ITS_OWN, Receipt
 from skydraft.decoding.request import GenerateRequest
-from skydraft.decoding.scoring import Score
 from skydraft.decoding.stats import Stats
 from skydraft.engines.vocab import Vocab
 from skydraft.gateway.desk import Began, Ended, Event, Wrote
-from skydraft.gateway.logprobs import text_logprobs, token_logprobs
+from skydraft.gateway.logprobs import both_logprobs, cut, text_logprobs, token_logprobs
 from skydraft.gateway.refusals import Refusal
 from skydraft.gateway.schema import ChatRequest, Sent, TextRequest
 from skydraft.prompts.tool_calls import CallText, Piece
-from skydraft.types import FinishReason, StepRecord
+from skydraft.types import FinishReason, Round, Score, StepRecord, Token
 
 PING = b": ping\n\n"
 _LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}  # where some clients cut lines
@@ -60,6 +59,8 @@ class Choice:
     scores: list[Score] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)
+    begins: str = ""  # the text of the tokens with which it was to begin
+    both: dict[str, Any] = field(default_factory=dict)  # log-probabilities by both models, if they are wanted
     num_prompt_tokens: int = 0
     finish: FinishReason | None = None
     stop: str = ""
@@ -106,7 +107,8 @@ class Answer(ABC):
             raise event
         if isinstance(event, Began):
             choice.num_prompt_tokens += event.num_prompt_tokens
-            choice.scores += event.prompt_scores
+            choice.begins = event.begins
+            choice.scores += self._wanted(event.prompt_scores)
             yield from self._began(index, event)
         elif isinstance(event, Wrote):
             for run in self._runs(choice, event):
@@ -114,6 +116,9 @@ class Answer(ABC):
         elif isinstance(event, Ended):
             choice.finish, choice.stop = event.finish, event.stop
             choice.stats, choice.receipt = event.stats, event.receipt
+            if (num_best := self._body.choice.logprobs) is not None:
+                num_tokens = len(choice.token_ids)
+                choice.both = {"logprobs": both_logprobs(self._vocab, event.scores, num_tokens, num_best)}
             if event.pieces:
                 yield from self._write(index, Run(event.pieces))
             yield from self._ended(index, event)
@@ -130,17 +135,19 @@ class Answer(ABC):
 
     def _runs(self, choice: Choice, event: Wrote) -> Iterator[Run]:
         """The runs of a round. Their tokens are added to the choice."""
-        scores = iter(event.scores)
+        scores, first = iter(event.scores), 0
         both = zip(event.tokens, event.pieces, strict=True)
         for _, run in itertools.groupby(both, key=lambda each: each[0].origin):
             tokens, pieces = zip(*run, strict=True)
-            scored = list(itertools.islice(scores, len(tokens)))
+            scored = self._wanted(itertools.islice(scores, len(tokens)))
+            begins = {"begins": choice.begins} if choice.begins and not choice.token_ids else {}
             choice.scores += scored
             choice.token_ids += [token.token_id for token in tokens]
             choice.origins += [token.origin for token in tokens]
-            ours = {"origin": tokens[0].origin, "round": tokens[0].round, "reason": event.done.record.reason}
+            ours = begins | {"origin": tokens[0].origin, "round": tokens[0].round, "reason": event.done.record.reason}
             ours |= {"num_tokens": len(tokens)}
-            ours |= {"token_ids": [token.token_id for token in tokens]} if self._body.choice.token_ids else {}
+            ours |= _named_tokens(tokens, first, event.done) if self._body.choice.token_ids else {}
+            first += len(tokens)
             if tokens[-1] is event.tokens[-1]:
                 ours["record"] = _shown(event.done.record)
                 ours |= {"notice": event.notices} if event.notices else {}
@@ -148,6 +155,11 @@ class Answer(ABC):
             text = "".join(token.text for token in tokens)
             ours |= {"text": text} if text != "".join(piece for piece in joined if isinstance(piece, str)) else {}
             yield Run(joined, scored, ours)
+
+    def _wanted(self, scores: Iterable[Score]) -> list[Score]:
+        """With as many of the best tokens as the client's own field asks for; none if it asks for none."""
+        best, scores = self._body.num_best, list(scores)
+        return [] if best is None else [cut(each, best) for each in scores]
 
     @abstractmethod
     def last(self) -> Iterator[dict[str, Any]]: ...
@@ -189,7 +201,8 @@ class Answer(ABC):
             "stats": asdict(choice.stats) if choice.stats else None,
             "receipt": asdict(choice.receipt) if choice.receipt else None,
         }
-        return ours | ({"token_ids": choice.token_ids} if self._body.choice.token_ids else {})
+        ours |= {"begins": choice.begins} if choice.begins else {}
+        return ours | choice.both | ({"token_ids": choice.token_ids} if self._body.choice.token_ids else {})
 
 
 class ItemsAnswer(Answer):
@@ -240,6 +253,7 @@ class ChatAnswer(Answer):
 
     def _ended(self, index: int, event: Ended) -> Iterator[dict[str, Any]]:
         figures = {"stats": asdict(event.stats), "receipt": asdict(event.receipt)} | self._left_out
+        figures |= self.choices[index].both
         yield self._chunk(index, {}, self.choices[index].finish_reason, figures)
 
     def _logprobs(self, scores: Seq[Score], offset: int) -> dict[str, Any] | None:
@@ -341,7 +355,17 @@ def _as_chats(call: WrittenCall) -> dict[str, Any]:
 
 
 def _shown(record: StepRecord) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in _RECORD} | {"rtt_ms": record.link.rtt_ms}
+    link = record.link
+    spent = {"bytes_up": link.bytes_up, "bytes_down": link.bytes_down} if link.bytes_up or link.bytes_down else {}
+    return {name: getattr(record, name) for name in _RECORD} | {"rtt_ms": link.rtt_ms} | spent
+
+
+def _named_tokens(tokens: Seq[Token], first: int, done: Round) -> dict[str, Any]:
+    """The ids of a run that begins at `first` of its round, how many characters each adds, and which were forced."""
+    drafted = tokens[0].origin not in ITS_OWN
+    forced = [at for at in range(len(tokens)) if drafted and done.block.is_forced(first + at)]
+    named = {"token_ids": [each.token_id for each in tokens], "token_chars": [len(each.text) for each in tokens]}
+    return named | ({"forced": forced} if forced else {})
 
 
 def _joined(pieces: Iterable[Piece]) -> list[Piece]:

@@ -23,14 +23,13 @@ from skydraft.access.shares import Shares
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.receipt import Receipt
 from skydraft.decoding.request import GenerateRequest
-from skydraft.decoding.scoring import Score
 from skydraft.decoding.stats import Stats
 from skydraft.errors import CloudLost, SkydraftError
 from skydraft.gateway.pair import Pair
 from skydraft.gateway.refusals import RETRY_AFTER_S, Refusal
 from skydraft.gateway.requests import Order
 from skydraft.prompts.tool_calls import Piece, Reader
-from skydraft.types import FinishReason, Round, Token
+from skydraft.types import FinishReason, Round, Score, Token
 
 _FIRST_TOKEN_S = 0.05  # at most, so a slow reader delays no other answer
 _TTFT_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
@@ -38,9 +37,13 @@ _TTFT_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """A choice is about to be written, or written anew. `prompt_scores` are empty unless they are wanted."""
+    """A choice is about to be written, or written anew. `prompt_scores` are empty unless they are wanted.
+
+    `begins` is the text of the tokens that it is to begin with.
+    """
 
     num_prompt_tokens: int
+    begins: str
     prompt_scores: Seq[Score] = ()
 
 
@@ -57,13 +60,17 @@ class Wrote:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The choice is complete. `pieces` are its last ones. The figures are of all that was written for it."""
+    """The choice is complete. `pieces` are its last ones. The figures are of all that was written for it.
+
+    `scores` are those of its tokens by the draft model and by the target, if any are wanted.
+    """
 
     finish: FinishReason  # "interrupted" after the only call that was allowed
     pieces: Seq[Piece]
     stop: str  # the stop string that ended it, or ""
     stats: Stats
     receipt: Receipt
+    scores: tuple[Seq[Score | None], Seq[Score | None]] = ((), ())
 
 
 Event: TypeAlias = Began | Wrote | Ended | Exception
@@ -214,7 +221,7 @@ class Desk:
             if ticket.is_cancelled:
                 return None
             scored = takewhile(lambda _: not ticket.is_cancelled, generation.prompt_scores())
-            ticket.tell(Began(generation.num_prompt_tokens, tuple(scored)))
+            ticket.tell(Began(generation.num_prompt_tokens, generation.begins, tuple(scored)))
             self._finish(ticket, generation)  # where nothing is to be written
             for done, tokens in generation.rounds():
                 lines, notices[:] = " ".join(notices), []
@@ -241,7 +248,7 @@ class Desk:
             stats = generation.stats_after(first.records)
             receipt = receipt.after(first.receipt, len(first.token_ids), len(first.text))
         left = ticket.reader.finish() if ticket.reader else ()
-        ticket.tell(Ended(finish, left, generation.stop_string, stats, receipt))
+        ticket.tell(Ended(finish, left, generation.stop_string, stats, receipt, generation.scores_of_both()))
 
     def cancel_all(self) -> None:
         for ticket in (*self._waiting, *self._running):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import codecs
 import itertools
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import Any
 
-from skydraft.decoding.scoring import Score
 from skydraft.engines.vocab import Vocab
+from skydraft.types import Score
 
 _LEAST = -9999.0  # JSON has no infinity
 
@@ -21,14 +23,33 @@ def _token_text(data: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-def token_logprobs(vocab: Vocab, scores: Seq[Score]) -> list[dict[str, Any]]:
+def token_logprobs(vocab: Vocab, scores: Seq[Score], *, has_ids: bool = False) -> list[dict[str, Any]]:
+    """With `has_ids` also what OpenAI's shape lacks: the id of each token, and whether it ends a text."""
+
     def entry(token_id: int, logprob: float | None) -> dict[str, Any]:
         data = vocab.name_bytes(token_id)
-        return {"token": _token_text(data), "logprob": _number(logprob), "bytes": list(data)}
+        told = {"token": _token_text(data), "logprob": _number(logprob), "bytes": list(data)}
+        more = {"id": token_id} | ({"ends": True} if token_id in vocab.end_ids else {})
+        return told | (more if has_ids else {})
 
     return [
         entry(each.token_id, each.logprob) | {"top_logprobs": [entry(*best) for best in each.best]} for each in scores
     ]
+
+
+def both_logprobs(
+    vocab: Vocab, scores: Iterable[Seq[Score | None]], num_tokens: int, num_best: int
+) -> dict[str, list[dict[str, Any] | None]]:
+    """For each of so many tokens what the draft model and the target say of it; None where a model did not read it."""
+
+    def told(score: Score | None) -> dict[str, Any] | None:
+        return None if score is None else token_logprobs(vocab, [cut(score, num_best)], has_ids=True)[0]
+
+    return {side: list(map(told, each[:num_tokens])) for side, each in zip(("draft", "target"), scores, strict=True)}
+
+
+def cut(score: Score, num_best: int) -> Score:
+    return replace(score, best=score.best[:num_best])
 
 
 def text_logprobs(vocab: Vocab, scores: Seq[Score], offset: int) -> dict[str, Any]:

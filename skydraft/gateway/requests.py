@@ -172,7 +172,9 @@ def _chat_order(body: ChatRequest, edge: Engine, names: ModelNames, defaults: De
         messages[-1] = _named("messages", lambda: replace(messages[-1], is_open=True))
     if defaults.system and not any(message.role == "system" for message in messages):
         messages.insert(0, Message("system", defaults.system))
+    begun, is_prompt = _begun(body, edge), bool(body.choice.continue_as_prompt)
     max_tokens = body.max_completion_tokens or body.max_tokens or defaults.max_new_tokens(edge.context_len)
+    max_tokens = min(max_tokens + (0 if is_prompt else len(begun)), 2**31 - 1)
     has_results = any(message.role == "tool" for message in messages)
     if has_results and not body.callable_tools and writes_calls(edge.vocab.chat_template):
         messages = results_before_questions(messages)
@@ -193,7 +195,9 @@ def _chat_order(body: ChatRequest, edge: Engine, names: ModelNames, defaults: De
         params=params,
         tools=tuple(tools) if body.callable_tools else (),
         share_audio=defaults.share_audio if any(message.audio for message in messages) else "features",
-        num_best=body.num_best,
+        num_best=_num_best(body),
+        begun=begun,
+        begun_is_prompt=is_prompt,
         local_only=body.choice.local_only,
         adapter=names.adapter_of(body.model),
     )
@@ -202,6 +206,21 @@ def _chat_order(body: ChatRequest, edge: Engine, names: ModelNames, defaults: De
         answered = answered_calls(messages)
     anew = [_without_tools(body, each) for each in requests if answered]
     return Order(requests, partial(reader_of, body, answered), anew)
+
+
+def _begun(body: ChatRequest, edge: Engine) -> tuple[int, ...]:
+    """The tokens that the answer begins with. Raises Refusal."""
+    token_ids, param = tuple(body.choice.continue_ids or ()), "skydraft.continue_ids"
+    if any(token_id >= edge.vocab.size for token_id in token_ids):
+        raise Refusal(400, f"{param}: An id is outside the vocabulary of {edge.vocab.size} tokens.", param=param)
+    if token_ids and (body.callable_tools or body.continue_final_message):
+        what = "tools that may be called" if body.callable_tools else "continue_final_message"
+        raise Refusal(400, f"{param}: It does not apply with {what}.", param=param)
+    return token_ids
+
+
+def _num_best(body: ChatRequest | TextRequest) -> int | None:
+    return max((each for each in (body.num_best, body.choice.logprobs) if each is not None), default=None)
 
 
 def reader_of(body: ChatRequest, answered: frozenset[Called]) -> Reader | None:
@@ -241,6 +260,8 @@ def _named(param: str, make: Callable[[], T]) -> T:
 def _text_order(body: TextRequest, edge: Engine, names: ModelNames, defaults: Defaults) -> Order:
     if "" in body.prompt and not edge.vocab.bos_text:
         raise Refusal(400, "prompt: It is empty.", param="prompt")
+    if body.choice.continue_ids:
+        raise Refusal(400, "Put them into the prompt.", param="skydraft.continue_ids")
     plan = names.plan_of(body.model, body.choice)
     params = _params(body, defaults, body.max_tokens or defaults.max_new_tokens(_TEXT_TOKENS))
     requests = [
@@ -250,7 +271,7 @@ def _text_order(body: TextRequest, edge: Engine, names: ModelNames, defaults: De
             plan=plan,
             params=params,
             raw=True,
-            num_best=body.num_best,
+            num_best=_num_best(body),
             scores_prompt=bool(body.echo),
             writes=body.max_tokens != 0,
             local_only=body.choice.local_only,

@@ -32,8 +32,10 @@ from skydraft.prompts.messages import Role
 MAX_CHOICES = 8
 MAX_STOPS = 16
 MAX_BIASES = 1024  # and stop tokens
+MAX_LOGPROBS = 20  # of one place
 
 Stop = Annotated[str, Field(max_length=256)]
+TokenId = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
@@ -95,6 +97,9 @@ class _Choice(Checked):
     style: Literal[tuple(STYLES)] | None = None  # type: ignore[valid-type]
     extension: bool = True
     token_ids: bool = False
+    logprobs: Annotated[int, Field(strict=True, ge=0, le=MAX_LOGPROBS)] | None = None
+    continue_ids: Annotated[Some[TokenId], Field(max_length=2**18)] | None = None
+    continue_as_prompt: bool = False
     local_only: bool = False
     repeat_calls: bool = False
 
@@ -112,9 +117,7 @@ _OPTIONS: dict[str, Any] = {
 Extension: type[_Choice] = create_model("Extension", __base__=_Choice, **_OPTIONS)
 
 
-MAX_LOGPROBS = 20  # of one place
 _MEANT_IF_FALSE = ("prompt_logprobs", "skip_special_tokens")
-TokenId = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
 TokenIds = Annotated[Some[TokenId], Field(min_length=1)]
 # Some clients write -1 for no limit.
 MaxTokens = Annotated[Count | None, BeforeValidator(lambda value: None if value == -1 else value)]

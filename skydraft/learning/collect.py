@@ -86,7 +86,8 @@ class Collector:
         edge, target = generation.edge, generation.target
         reader = edge or (target.engine if target else None)
         was_judged = any(done.record.outcome == "verified" for done in generation.rounds_so_far)
-        if target is None or reader is None or not was_judged:
+        chosen = generation.request.begun or generation.request.params.logit_bias  # by somebody who asked for a token
+        if target is None or reader is None or not was_judged or chosen:
             return False
         if generation.prompts.edge.media:
             self._notify("Answers to speech are not kept: nothing is learned from them.")

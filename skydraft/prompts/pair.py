@@ -40,6 +40,10 @@ class PromptPair:
     target: Prompt
     features_ms: float = field(default=0.0, compare=False)  # time to make the features of the speech
 
+    def then(self, token_ids: tuple[int, ...]) -> PromptPair:
+        edge, target = (replace(each, token_ids=each.token_ids + token_ids) for each in (self.edge, self.target))
+        return replace(self, edge=edge, target=target)
+
 
 def prompt_ids(
     vocab: Vocab, messages: Seq[Message], *, raw: bool = False, tools: Seq[Any] = (),

@@ -30,9 +30,10 @@ from skydraft.protocol.values import (
     VerifyCall,
     Written,
 )
-from skydraft.types import Cost, FinishReason, Media, Prompt, Verdict
+from skydraft.types import Cost, FinishReason, Media, Prompt, Score, Verdict
 
 _MAX_ID = 2**31 - 1
+_MAX_BEST = 20
 _FINISHES: dict[int, FinishReason | None] = {0: None, 1: "eos", 2: "stop_string", 3: "sentences", 4: "length"}
 _EXECUTIONS: dict[int, Execution] = {1: "exact", 2: "throughput"}
 _AS_THEY_ARE = (
@@ -107,6 +108,7 @@ def _opening_message(opening: Opening) -> pb.Opening:
             cache_scope=opening.cache_scope,
             target=_target_message(opening.target),
             media=map(_media_message, opening.prompt.media),
+            num_best=opening.num_best,
         )
     except (ValueError, TypeError) as error:
         raise ProtocolError(f"This cannot be sent: {error}") from error
@@ -143,6 +145,8 @@ def _read_media(message: pb.Media) -> Media:
 def _read_opening(message: pb.Opening, most: int) -> Opening:
     if len(message.media) > 256:
         raise ValueError(f"{len(message.media)} recordings are too many")
+    if message.num_best > _MAX_BEST:
+        raise ValueError(f"{message.num_best} best tokens are more than {_MAX_BEST}")
     return Opening(
         fingerprint=message.fingerprint.hex(),
         prompt=Prompt(_checked(message.prompt_ids, most), tuple(map(_read_media, message.media))),
@@ -151,6 +155,23 @@ def _read_opening(message: pb.Opening, most: int) -> Opening:
         top=message.top,
         cache_scope=message.cache_scope,
         target=_read_target(message),
+        num_best=message.num_best if message.HasField("num_best") else None,
+    )
+
+
+def _score_message(score: Score) -> pb.Score:
+    return pb.Score(
+        logprob=score.logprob, best_ids=[each for each, _ in score.best], best_logprobs=[told for _, told in score.best]
+    )
+
+
+def _read_scores(messages: Sequence[pb.Score], token_ids: Sequence[int]) -> tuple[Score, ...]:
+    """One for each token, or none at all."""
+    if len(messages) not in (0, len(token_ids)):
+        raise ValueError(f"it has {len(messages)} scores for {len(token_ids)} tokens")
+    return tuple(
+        Score(token_id, each.logprob, tuple(zip(_checked(each.best_ids), each.best_logprobs, strict=True)))
+        for token_id, each in zip(token_ids, messages, strict=False)
     )
 
 
@@ -268,19 +289,25 @@ def encode_verdict(verdict: Verdict, target: TargetId | None = None, *, is_last:
         cost=_cost_list(verdict.cost),
         target=_target_message(target),
         last=is_last,
+        scores=map(_score_message, verdict.scores),
     ).SerializeToString()
 
 
 @reading("SessionReply")
-def decode_verdict(data: bytes, num_audited: int) -> tuple[Verdict, bool]:
-    """(verdict, whether it is marked as the last reply), in answer to a block with `num_audited` catch-up ids."""
+def decode_verdict(data: bytes, num_audited: int, sent_ids: Sequence[int] = ()) -> tuple[Verdict, bool]:
+    """(verdict, whether it is marked as the last reply), in answer to a block with `num_audited` catch-up ids.
+
+    `sent_ids`, those and the draft's, are needed where scores may come.
+    """
     message = pb.SessionReply.FromString(data)
     bits = np.unpackbits(np.frombuffer(message.audit, np.uint8)).astype(bool)
     if len(message.audit) != -(-num_audited // 8) or bits[num_audited:].any():
         raise ValueError(f"it has {len(message.audit)} bytes of audit for {num_audited} tokens")
     token_id = _checked([message.token_id])[0] if message.HasField("token_id") else None
     audit, cost = tuple(bits[:num_audited].tolist()), _read_cost(message.cost)
-    verdict = Verdict(message.base, message.num_accepted, token_id, _FINISHES[message.finish], audit, cost)
+    judged = (*sent_ids[: num_audited + message.num_accepted], *(() if token_id is None else (token_id,)))
+    scores = _read_scores(message.scores, judged)
+    verdict = Verdict(message.base, message.num_accepted, token_id, _FINISHES[message.finish], audit, cost, scores)
     return verdict, message.last
 
 
@@ -291,6 +318,7 @@ def encode_written(written: Written) -> bytes:
         finish=f"FINISH_{written.finish}".upper(),
         cost=_cost_list(written.cost),
         last=written.is_last,
+        scores=map(_score_message, written.scores),
     ).SerializeToString()
 
 
@@ -300,8 +328,9 @@ def decode_written(data: bytes) -> Written:
     message = pb.SessionReply.FromString(data)
     if not message.written_ids and not message.last:
         raise ValueError("it holds no tokens")
-    cost = _read_cost(message.cost)
-    return Written(message.base, _checked(message.written_ids), _FINISHES[message.finish], message.last, cost)
+    token_ids, cost = _checked(message.written_ids), _read_cost(message.cost)
+    scores = _read_scores(message.scores, token_ids)
+    return Written(message.base, token_ids, _FINISHES[message.finish], message.last, cost, scores)
 
 
 @reading("SessionReply")

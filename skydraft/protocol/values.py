@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, TypeAlias
 
 from skydraft.config import DecodingParams, Execution
-from skydraft.types import Cost, DraftBlock, FinishReason, Prompt
+from skydraft.types import Cost, DraftBlock, FinishReason, Prompt, Score
 
 SERVICE = "skydraft.verifier.v3.Verifier"
 MAX_SESSION = 2**21 - 1  # three bytes on the wire
@@ -35,7 +35,7 @@ class Opening:
     `fingerprint` is the vocabulary's, shortened to 16 hex digits. `committed_ids` are the generated tokens that the
     target has seen. `top` 0 means exact acceptance. Speech in the prompt crosses in half precision, so round it before
     with `Media.rounded`. KV is shared with earlier prompts of the same owner and `cache_scope`, and not at all with "".
-    `target` is the target at which the text began, None before that.
+    `target` is the target at which the text began, None before that. With `num_best` its tokens are scored.
     """
 
     fingerprint: str
@@ -45,13 +45,14 @@ class Opening:
     top: int = 0
     cache_scope: str = ""
     target: TargetId | None = None
+    num_best: int | None = None
 
     @property
     def num_ids(self) -> int:
         return len(self.prompt.token_ids) + len(self.committed_ids)
 
     def begins_like(self, other: Opening) -> bool:
-        mine, theirs = ((o.prompt, o.params, o.top, o.cache_scope) for o in (self, other))
+        mine, theirs = ((o.prompt, o.params, o.top, o.cache_scope, o.num_best) for o in (self, other))
         return mine == theirs
 
 
@@ -123,6 +124,7 @@ class Written:
     finish: FinishReason | None = None
     is_last: bool = False
     cost: Cost = field(default_factory=Cost)
+    scores: tuple[Score, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ class LogitBias(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., bias: _Optional[float] = ...) -> None: ...
 
 class Opening(_message.Message):
-    __slots__ = ("fingerprint", "prompt_ids", "committed_ids", "params", "top", "media", "cache_scope", "target")
+    __slots__ = ("fingerprint", "prompt_ids", "committed_ids", "params", "top", "media", "cache_scope", "target", "num_best")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +108,7 @@ class Opening(_message.Message):
     MEDIA_FIELD_NUMBER: _ClassVar[int]
     CACHE_SCOPE_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
+    NUM_BEST_FIELD_NUMBER: _ClassVar[int]
     fingerprint: bytes
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
     committed_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -116,7 +117,8 @@ class Opening(_message.Message):
     media: _containers.RepeatedCompositeFieldContainer[Media]
     cache_scope: str
     target: TargetId
-    def __init__(self, fingerprint: _Optional[bytes] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[DecodingParams, _Mapping]] = ..., top: _Optional[int] = ..., media: _Optional[_Iterable[_Union[Media, _Mapping]]] = ..., cache_scope: _Optional[str] = ..., target: _Optional[_Union[TargetId, _Mapping]] = ...) -> None: ...
+    num_best: int
+    def __init__(self, fingerprint: _Optional[bytes] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[DecodingParams, _Mapping]] = ..., top: _Optional[int] = ..., media: _Optional[_Iterable[_Union[Media, _Mapping]]] = ..., cache_scope: _Optional[str] = ..., target: _Optional[_Union[TargetId, _Mapping]] = ..., num_best: _Optional[int] = ...) -> None: ...
 
 class TargetId(_message.Message):
     __slots__ = ("weights", "context_len")
@@ -133,6 +135,16 @@ class Media(_message.Message):
     num_mels: int
     features: bytes
     def __init__(self, num_mels: _Optional[int] = ..., features: _Optional[bytes] = ...) -> None: ...
+
+class Score(_message.Message):
+    __slots__ = ("logprob", "best_ids", "best_logprobs")
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    BEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    BEST_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    logprob: float
+    best_ids: _containers.RepeatedScalarFieldContainer[int]
+    best_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, logprob: _Optional[float] = ..., best_ids: _Optional[_Iterable[int]] = ..., best_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class SessionRequest(_message.Message):
     __slots__ = ("session", "epoch", "base", "catch_up_ids", "draft_ids", "digest", "opening", "action", "write")
@@ -157,7 +169,7 @@ class SessionRequest(_message.Message):
     def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., base: _Optional[int] = ..., catch_up_ids: _Optional[_Iterable[int]] = ..., draft_ids: _Optional[_Iterable[int]] = ..., digest: _Optional[int] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., action: _Optional[_Union[Action, str]] = ..., write: _Optional[int] = ...) -> None: ...
 
 class SessionReply(_message.Message):
-    __slots__ = ("base", "num_accepted", "token_id", "finish", "audit", "cost", "target", "written_ids", "last")
+    __slots__ = ("base", "num_accepted", "token_id", "finish", "audit", "cost", "target", "written_ids", "last", "scores")
     BASE_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -167,6 +179,7 @@ class SessionReply(_message.Message):
     TARGET_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
     base: int
     num_accepted: int
     token_id: int
@@ -176,7 +189,8 @@ class SessionReply(_message.Message):
     target: TargetId
     written_ids: _containers.RepeatedScalarFieldContainer[int]
     last: bool
-    def __init__(self, base: _Optional[int] = ..., num_accepted: _Optional[int] = ..., token_id: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., audit: _Optional[bytes] = ..., cost: _Optional[_Iterable[int]] = ..., target: _Optional[_Union[TargetId, _Mapping]] = ..., written_ids: _Optional[_Iterable[int]] = ..., last: _Optional[bool] = ...) -> None: ...
+    scores: _containers.RepeatedCompositeFieldContainer[Score]
+    def __init__(self, base: _Optional[int] = ..., num_accepted: _Optional[int] = ..., token_id: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., audit: _Optional[bytes] = ..., cost: _Optional[_Iterable[int]] = ..., target: _Optional[_Union[TargetId, _Mapping]] = ..., written_ids: _Optional[_Iterable[int]] = ..., last: _Optional[bool] = ..., scores: _Optional[_Iterable[_Union[Score, _Mapping]]] = ...) -> None: ...
 
 class GetInfoRequest(_message.Message):
     __slots__ = ()

@@ -8,17 +8,14 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-import skydraft
-from skydraft.decoding.scoring import Score, prompt_scores
+from skydraft.decoding.scoring import prompt_scores
 from skydraft.engines.toy import open_toy
 from skydraft.gateway.logprobs import text_logprobs, token_logprobs
-from skydraft.gateway.pair import Pair
-from skydraft.types import Prompt
+from skydraft.types import Prompt, Score
 
 from ..later import later
-from ..serving import serving
 from ..toys import EOS, IDS, VOCAB
-from .running import PATIENCE_S, Running, gateway
+from .running import PATIENCE_S, Running
 from .test_openai_sdk import ASKED, expected
 
 openai = later("openai")
@@ -76,16 +73,6 @@ def test_a_chat_has_those_of_its_tokens(client: openai.OpenAI, mode: str) -> Non
     assert [token for chunk in chunks if chunk.logprobs for token in chunk.logprobs.content] == whole.logprobs.content
     plain = client.chat.completions.create(**options).choices[0].logprobs.content
     assert all(token.top_logprobs == [] for token in plain) and len(plain) == 20
-
-
-def test_a_target_over_a_link_is_refused_and_the_edge_alone_is_not() -> None:
-    with serving(open_toy("toy")) as server:
-        cloud = skydraft.connect(f"127.0.0.1:{server.port}")
-        with gateway(Pair(open_toy("toy", 4096, 6), cloud)) as running:
-            refused = running.chat(model="skydraft-quality", logprobs=True)
-            assert refused.status_code == 400 and "do not cross the wire" in refused.json()["error"]["message"]
-            assert running.chat(model="skydraft-edge", logprobs=True).json()["choices"][0]["logprobs"]["content"]
-        cloud.close()
 
 
 def test_tokens_that_are_no_text_are_spelled_out_and_special_ones_named() -> None:

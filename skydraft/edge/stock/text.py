@@ -82,6 +82,11 @@ class StockText:
     ) -> None:
         params, top = request.params, request.plan.top
         check_params(params)
+        if request.num_best is not None:
+            raise OptionError(
+                "A server without skydraft does not tell the log-probabilities of what it judges.",
+                hint="Use mode edge, or a server that runs skydraft serve.",
+            )
         if prompt.media:
             raise OptionError("A server without skydraft takes no recordings.", hint="Add --share-audio none.")
         if top > _MAX_BEST:

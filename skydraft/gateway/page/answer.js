@@ -13,26 +13,28 @@ const ENDS = { length: 'meta.length', content_filter: 'meta.filtered' };
 
 /** Origin, round and reason in words. */
 function title(span, { origin, round, reason }) {
-  const key = !reason ? 'run.title' : origin === 'edge-fallback' ? 'run.alone' : 'run.reason';
+  const key = origin === 'chosen' ? 'run.chosen' : !reason ? 'run.title' : origin === 'edge-fallback' ? 'run.alone' : 'run.reason';
   worded(span, key, { origin: `@origin.${origin}`, round: round ?? '–', reason: `@reason.${reason}` }, 'wordTitle');
 }
 
 function runOf(part, text) {
-  const { origin, round } = part;
-  const span = make('span', { class: `run ${ORIGINS.includes(origin) ? origin : 'unknown'}`, tabindex: -1 }, text);
+  const { origin, round, token } = part;
+  const span = make('span', { class: `run ${ORIGINS.includes(origin) || origin === 'chosen' ? origin : 'unknown'}`, tabindex: -1 }, text);
   span.classList.toggle('line-end', text.startsWith('\n'));
   span.classList.toggle('seen', Boolean(part.seen));
-  Object.assign(span.dataset, { origin: origin ?? '', round: round ?? '' });
+  Object.assign(span.dataset, { origin: origin ?? '', round: round ?? '', ...(token === undefined ? {} : { token }) });
   if (origin) title(span, part);
   return span;
 }
 
 export class Answer {
   chunks = []; // all that came of it: enough to show it again
-  #runs = []; // parts of the text by origin, round and reason
+  tokens = []; // {id, from, to, part} of each, where the gateway tells ids; `part` is what it says of their run
+  #runs = []; // parts of the text: tokens, or else by origin, round and reason
 
-  constructor(mode, seed, does) {
-    Object.assign(this, { seed, does });
+  /** `branch` has the chunks of another answer that it begins with, and the ids of its first tokens. */
+  constructor(mode, seed, does, branch = null) {
+    Object.assign(this, { seed, does, branch });
     this.name = make('h3', { class: 'name' });
     this.body = make('div', { class: 'text', role: 'group', tabindex: -1 });
     this.markdown = new Markdown(this.body, (...part) => this.#put(...part));
@@ -49,6 +51,7 @@ export class Answer {
     this.setMode(mode);
     this.start();
     this.body.addEventListener('keydown', (event) => this.#walk(event));
+    this.body.addEventListener('click', ({ target }) => this.#ask(target));
   }
 
   #makeButtons(does) {
@@ -62,14 +65,16 @@ export class Answer {
 
   setMode(mode) {
     this.mode = mode;
-    worded(this.name, `mode.${mode}`);
-    worded(this.body, 'answer', { mode: `@mode.${mode}` }, 'wordLabel');
+    const args = { mode: `@mode.${mode}`, token: this.branch?.token };
+    worded(this.name, this.branch ? 'branch' : `mode.${mode}`, args);
+    worded(this.body, this.branch ? 'branch' : 'answer', args, 'wordLabel');
   }
 
   start() {
     this.text = '';
     this.error = null;
     this.chunks = [];
+    this.tokens = [];
     this.#runs = [];
     this.figures = new Figures();
     this.markdown.clear();
@@ -79,6 +84,7 @@ export class Answer {
     this.failure.hidden = true;
     this.#set('busy');
     worded(this.state, 'thinking');
+    for (const chunk of this.branch?.chunks ?? []) this.take(chunk, 0);
   }
 
   #set(status) {
@@ -93,23 +99,44 @@ export class Answer {
   /** Takes one chunk of the stream, which came `ms` after the request. */
   take({ choices, skydraft = {} }, ms) {
     const { delta = {}, finish_reason: reason = null } = choices?.[0] ?? {};
-    this.chunks.push({ choices: [{ delta, finish_reason: reason }], skydraft, ms });
-    if (delta.content) this.#write(delta.content, skydraft);
+    const { begins, ...ours } = skydraft;
+    if (begins !== undefined) this.#chosen(begins.slice(this.text.length));
+    this.chunks.push({ choices: [{ delta, finish_reason: reason }], skydraft: ours, ms });
+    if (delta.content || skydraft.token_ids) this.#write(delta.content ?? '', skydraft);
     // What is not, or not all of it, in the answer's text: calls, as the model writes them.
     if (skydraft.text) this.#mark(skydraft.text, skydraft);
     if (delta.tool_calls) this.calls.take(delta.tool_calls);
-    this.figures.take(skydraft, ms);
+    if (!skydraft.before) this.figures.take(skydraft, ms);
     if (skydraft.notice) this.notices.append(make('li', {}, skydraft.notice));
     if (skydraft.stats) this.figures.settle(skydraft.stats);
     if (skydraft.receipt) this.#sign(skydraft.receipt);
     if (reason) this.finishReason = reason;
   }
 
-  #write(content, { origin, round, reason }) {
+  /** The token that was chosen to stand here: its text comes with what follows it. */
+  #chosen(text) {
+    const part = { origin: 'chosen', before: true, token_ids: [this.branch.ids.at(-1)], token_chars: [[...text].length] };
+    this.take({ choices: [{ delta: { content: text } }], skydraft: part }, 0);
+  }
+
+  #write(content, part) {
+    const { origin, round, reason, token_ids: ids = [], token_chars: lengths = [] } = part;
     const last = this.#runs.at(-1);
-    const from = this.text.length;
+    let from = this.text.length;
     this.text += content;
-    if (last && last.origin === origin && last.round === round && last.reason === reason) last.to = this.text.length;
+    const letters = [...content];
+    if (ids.length && !part.text && lengths.reduce((sum, length) => sum + length, 0) === letters.length) {
+      let at = 0;
+      ids.forEach((id, index) => {
+        const to = from + letters.slice(at, (at += lengths[index])).join('').length;
+        // One that adds no character yet is a part of one: it is shown with the token that completes it.
+        if (to > from) this.#runs.push({ from, to, origin, round, reason, token: this.tokens.length });
+        this.tokens.push({ id, from, to, part, forced: part.forced?.includes(index) });
+        from = to;
+      });
+    } else if (!content) {
+      return;
+    } else if (last && last.origin === origin && last.round === round && last.reason === reason) last.to = this.text.length;
     else this.#runs.push({ from, to: this.text.length, origin, round, reason });
     this.state.hidden = true;
     this.soon();
@@ -195,11 +222,13 @@ export class Answer {
 
   /** What a browser keeps of it; `restore` shows it again. */
   get kept() {
-    const { mode, seed, error, chunks } = this;
-    return { mode, seed, error, chunks, status: this.status === 'busy' ? 'stopped' : this.status };
+    const { mode, seed, error, branch, asks } = this;
+    const chunks = this.chunks.slice(branch?.chunks.length ?? 0);
+    return { mode, seed, error, branch, asks, chunks, status: this.status === 'busy' ? 'stopped' : this.status };
   }
 
-  restore({ chunks, status, error }) {
+  restore({ chunks, status, error, asks }) {
+    this.asks = asks;
     for (const chunk of chunks) this.take(chunk, chunk.ms);
     if (status === 'failed') this.fail({ message: error });
     else this.finish(status);
@@ -226,8 +255,35 @@ export class Answer {
     this.copyButton.hidden = !this.text;
   }
 
-  // One stop of the Tab key for the whole text; the arrows go from run to run.
+  /** The beginning of a branch at a token: chunks with the tokens before it, and their ids. */
+  before(at) {
+    const parts = [];
+    for (const token of this.tokens.slice(0, at)) {
+      const { origin, round, reason } = token.part;
+      const last = parts.at(-1);
+      if (last?.part === token.part) last.tokens.push(token);
+      else parts.push({ part: token.part, tokens: [token], ours: { origin, round, reason, before: true } });
+    }
+    const chunks = parts.map(({ tokens, ours }) => {
+      const texts = tokens.map(({ from, to }) => this.text.slice(from, to));
+      const named = { token_ids: tokens.map(({ id }) => id), token_chars: texts.map((text) => [...text].length) };
+      return { choices: [{ delta: { content: texts.join('') } }], skydraft: { ...ours, ...named }, ms: 0 };
+    });
+    return { chunks, ids: this.tokens.slice(0, at).map(({ id }) => id) };
+  }
+
+  #ask(run) {
+    if (this.status === 'busy' || run.dataset.token === undefined || !getSelection().isCollapsed) return;
+    run.focus();
+    this.does.ask(this, Number(run.dataset.token));
+  }
+
+  // One stop of the Tab key for the whole text; the arrows go from run to run, and Enter asks about it.
   #walk(event) {
+    if (event.key === 'Enter' && event.target.closest('.run')) {
+      event.preventDefault();
+      this.#ask(event.target);
+    }
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     const from = event.target.closest('.run');
     if (!step || !from) return;

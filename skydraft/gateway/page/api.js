@@ -66,6 +66,11 @@ export async function* chat(body, signal) {
   }
 }
 
+/** One answer that comes whole. */
+export async function complete(body, signal) {
+  return (await ask('/v1/chat/completions', { method: 'POST', headers: headers(), body: JSON.stringify(body), signal })).json();
+}
+
 async function next(stream, signal) {
   try {
     return await stream.next();

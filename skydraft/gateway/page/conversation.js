@@ -1,7 +1,8 @@
 // Turns in their order, the requests that make their answers, and the browser's copy of it all.
 
 import { Answer } from './answer.js';
-import { chat } from './api.js';
+import { chat, complete } from './api.js';
+import { Asking } from './asking.js';
 import { heard } from './audio.js';
 import { $ } from './dom.js';
 import { asked } from './formats.js';
@@ -51,6 +52,8 @@ export class Conversation {
 
   constructor({ settings, announce, onChange, onNews }) {
     Object.assign(this, { settings, announce, onChange, onNews });
+    const likeliest = (answer, at, mode, signal) => complete(this.#question(answer, at, mode), signal);
+    this.asking = new Asking({ likeliest, onBranch: (...branch) => this.#branch(...branch) });
   }
 
   get busy() {
@@ -81,7 +84,8 @@ export class Conversation {
     const at = this.turns.indexOf(turn);
     if (at < this.turns.length - 1) this.#become(newId());
     for (const old of this.turns.splice(at)) old.element.remove();
-    const modes = turn.answers.length > 1 ? turn.answers.map(({ mode }) => mode) : [this.settings.values.mode];
+    const asked = turn.answers.filter(({ branch }) => !branch);
+    const modes = asked.length > 1 ? asked.map(({ mode }) => mode) : [this.settings.values.mode];
     this.send(text, turn.audio, modes);
   }
 
@@ -96,6 +100,7 @@ export class Conversation {
       this.#choose(answer);
       this.#begin({ results }, [answer.mode]);
     },
+    ask: (answer, at) => this.asking.open(answer, at, this.busy),
     choose: (answer) => {
       this.#choose(answer);
       this.#place();
@@ -123,8 +128,7 @@ export class Conversation {
   }
 
   /** All that was said before and in `turn`; a question that was never answered is left out. */
-  history(turn) {
-    const { system } = this.settings.values;
+  history(turn, { system } = this.settings.values) {
     const messages = system.trim() ? [{ role: 'system', content: system.trim() }] : [];
     for (const past of this.turns.slice(0, this.turns.indexOf(turn))) {
       const answer = [past.answers[past.chosen], ...past.answers].find(({ isEmpty }) => !isEmpty);
@@ -133,18 +137,51 @@ export class Conversation {
     return [...messages, ...turn.messages];
   }
 
+  /** A branch is asked as the answer was of which it is one. */
   #request(turn, answer) {
-    const { temperature, maxTokens, ...formats } = this.settings.values;
+    const { system, temperature, maxTokens, tools, toolChoice, schema } = answer.branch ? answer.asks : this.settings.values;
+    answer.asks = { system, temperature, maxTokens, tools, toolChoice, schema };
+    const ids = answer.branch?.ids ?? [];
     return {
       model: answer.mode ? `skydraft-${answer.mode}` : 'skydraft',
-      messages: this.history(turn),
+      messages: this.history(turn, answer.asks),
       stream: true,
       stream_options: { include_usage: true },
-      max_tokens: maxTokens,
+      max_tokens: Math.max(maxTokens - ids.length, 1),
       temperature,
       seed: answer.seed,
-      ...asked(formats),
+      ...asked(answer.asks),
+      skydraft: { token_ids: true, ...(ids.length ? { continue_ids: ids } : {}) },
     };
+  }
+
+  /** Asks one model alone for the probabilities at a token's place. A bias holds the token, so its own comes too. */
+  #question(answer, at, mode) {
+    const { chunks, ids } = answer.before(at);
+    return {
+      model: `skydraft-${mode}`,
+      messages: this.history(this.#turnOf(answer), answer.asks),
+      max_tokens: 1,
+      temperature: 0,
+      logit_bias: { [answer.tokens[at].id]: 100 },
+      skydraft: { logprobs: 5, ...(chunks.length ? { continue_ids: ids, continue_as_prompt: true } : {}) },
+    };
+  }
+
+  /** Lets the text go on from another token at the place of one. What followed stays in the list of conversations. */
+  #branch(answer, at, { id, token }) {
+    if (this.busy) return;
+    const turn = this.#turnOf(answer);
+    const place = this.turns.indexOf(turn);
+    if (place < this.turns.length - 1) this.#become(newId());
+    for (const old of this.turns.splice(place + 1)) old.element.remove();
+    const { chunks, ids } = answer.before(at);
+    const branch = new Answer(answer.mode, answer.seed, this.#does, { chunks, ids: [...ids, id], token, of: turn.answers.indexOf(answer) });
+    branch.asks = answer.asks;
+    turn.add(branch);
+    this.#run(turn, branch);
+    branch.element.scrollIntoView({ block: 'nearest' });
+    branch.body.focus({ preventScroll: true });
   }
 
   async #run(turn, answer) {
@@ -252,7 +289,7 @@ export class Conversation {
     this.#parted.delete(id);
     this.#become(id, head.changed);
     for (const { answers, audio, chosen, ...asks } of turns) {
-      const shown = answers.map(({ mode, seed }) => new Answer(mode, seed, this.#does));
+      const shown = answers.map(({ mode, seed, branch }) => new Answer(mode, seed, this.#does, branch));
       this.#add({ ...asks, audio: audio && heard(audio) }, shown).chosen = chosen;
       shown.forEach((answer, at) => answer.restore(answers[at]));
     }

@@ -13,11 +13,14 @@ function callsOf(chunks) {
   return calls;
 }
 
-function answerOf({ mode, seed, status, chunks }) {
+function answerOf({ mode, seed, status, branch, chunks: own }) {
+  const chunks = [...(branch?.chunks ?? []), ...own];
   return {
     mode,
     seed,
     status,
+    // The answer that it begins like, and the token that stands in another one's place.
+    branch: branch ? { of: branch.of, at: branch.ids.length - 1, token: branch.token } : undefined,
     content: chunks.map(contentOf).join(''),
     calls: callsOf(chunks),
     // The text again in its parts, each with its origin; what calls were made of is among them.
@@ -38,9 +41,9 @@ export function asMarkdown({ title }, turns) {
   for (const { text, audio, results, answers } of turns) {
     const asked = [audio?.name, text, ...(results ?? []).map(({ content }) => content)].filter(Boolean);
     parts.push(`## ${say('you')}`, ...asked);
-    for (const { mode, content, calls } of answers.map(answerOf)) {
+    for (const { mode, content, calls, branch } of answers.map(answerOf)) {
       const called = calls.map((call) => `\`\`\`json\n${JSON.stringify(call)}\n\`\`\``);
-      parts.push(`## ${say(`mode.${mode}`)}`, content, ...called);
+      parts.push(`## ${say(branch ? 'branch' : `mode.${mode}`, { mode: `@mode.${mode}`, token: branch?.token })}`, content, ...called);
     }
   }
   return `${parts.filter(Boolean).join('\n\n')}\n`;

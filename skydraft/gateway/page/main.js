@@ -34,7 +34,7 @@ function changed() {
   const last = conversation.turns.at(-1)?.answers ?? [];
   const all = { word: 'figures.all', figures: sum(conversation.turns.flatMap((turn) => turn.answers.map((a) => a.figures))) };
   if (last.length > 1) {
-    strip.set(last.map(({ mode, figures }) => ({ word: `mode.${mode}`, figures })), last.length);
+    strip.set(last.map(({ mode, branch, figures }) => ({ word: branch ? 'branch.short' : `mode.${mode}`, figures })), last.length);
   } else {
     strip.set([{ word: 'figures.answer', figures: last[0]?.figures ?? new Figures() }, all], 1);
   }

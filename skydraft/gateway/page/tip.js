@@ -21,9 +21,15 @@ export function watchTips() {
     if (!run) return;
     tip.textContent = run.title;
     run.setAttribute('aria-describedby', 'tip');
+    if (run.dataset.token !== undefined) { // a button to those who come to it; text to those who read
+      run.setAttribute('role', 'button');
+      run.setAttribute('aria-haspopup', 'dialog');
+    }
     place(tip, run);
   });
-  $('turns').addEventListener('focusout', () => {
+  $('turns').addEventListener('focusout', ({ target }) => {
+    target.removeAttribute('role');
+    target.removeAttribute('aria-haspopup');
     run = null;
     tip.hidden = true;
   });

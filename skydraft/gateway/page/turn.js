@@ -16,9 +16,16 @@ export class Turn {
     if (results) this.said.append(make('ul', { class: 'results' }, ...results.map(({ content }) => make('li', {}, content || '–'))));
     const edit = make('button', { type: 'button', class: 'quiet edit', onclick: () => this.#edit() });
     this.editButton = text ? worded(edit, 'edit') : '';
-    const side = make('div', { class: 'answers' }, ...answers.map(({ element }) => element));
-    side.classList.toggle('several', answers.length > 1);
-    this.element = make('section', { class: 'turn' }, this.said, this.editButton, side);
+    this.side = make('div', { class: 'answers' }, ...answers.map(({ element }) => element));
+    this.side.classList.toggle('several', answers.length > 1);
+    this.element = make('section', { class: 'turn' }, this.said, this.editButton, this.side);
+  }
+
+  /** Another answer beside those that are there, with which the conversation goes on. */
+  add(answer) {
+    this.chosen = this.answers.push(answer) - 1;
+    this.side.append(answer.element);
+    this.side.classList.add('several');
   }
 
   /** Lets the question be written anew in its place. */

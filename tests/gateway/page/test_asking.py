@@ -1,0 +1,164 @@
+"""A token that is asked, and the branch that begins at another one: over toys, by the keyboard alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skydraft
+from skydraft.engines.toy import open_toy
+from skydraft.gateway.pair import Pair
+
+from ...serving import serving
+from ..running import gateway as running_gateway
+from ..running import toy_pair
+from .browsing import Pages, answered, expect, grave, is_too_wide, settled
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[str]:
+    with running_gateway(toy_pair()) as running:
+        yield running.url
+
+
+@pytest.fixture
+def gateway(local: str) -> str:
+    return local
+
+
+@pytest.fixture(scope="module")
+def remote() -> Iterator[str]:
+    with serving(open_toy("toy")) as server:
+        cloud = skydraft.connect(f"127.0.0.1:{server.port}")
+        with running_gateway(Pair(open_toy("toy:drift=0.2", 4096, 6), cloud)) as running:
+            yield running.url
+        cloud.close()
+
+
+def written(page: Any, mode: str, temperature: float = 0, **more: Any) -> str:
+    """The text of an answer of 24 tokens."""
+    values = json.dumps({"mode": mode, "temperature": temperature, "maxTokens": 24, "rendered": False} | more)
+    page.evaluate("values => localStorage.setItem('skydraft.settings', values)", values)
+    page.reload()
+    page.locator("#mode option").first.wait_for(state="attached")
+    answered(page, "语速")
+    return str(page.locator(".text").inner_text())
+
+
+def go_to(page: Any, at: int, key: str = "Enter") -> None:
+    """Open a token of the first answer by keys alone."""
+    page.locator(".text").first.focus()
+    page.keyboard.press("Tab")
+    focused = page.locator(".text .run:focus")
+    steps = at - int(focused.get_attribute("data-token"))  # the arrows begin where they were
+    for _ in range(abs(steps)):
+        page.keyboard.press("ArrowRight" if steps > 0 else "ArrowLeft")
+    expect(focused).to_have_attribute("data-token", str(at))
+    expect(focused).to_have_attribute("role", "button")
+    page.keyboard.press(key)
+    expect(page.locator("#token-title")).to_be_focused()
+
+
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_the_token_that_was_there_gives_the_same_text_and_another_gives_a_branch_that_is_kept(
+    page: Any, temperature: float
+) -> None:
+    text = written(page, "lossless", temperature)
+    go_to(page, 5)
+    own = page.locator("#token-target button", has_text="stands here")
+    expect(own).to_have_count(1)
+    own.focus()
+    page.keyboard.press("Enter")
+    settled(page, 2)
+    texts = page.locator(".text")
+    assert texts.all_inner_texts() == [text, text]
+    expect(texts.nth(1).locator(".run")).to_have_count(texts.first.locator(".run").count())
+    assert texts.nth(1).locator(".chosen").count() == 1
+    go_to(page, 5)
+    other = page.locator("#token-draft button").filter(has_not_text="stands here").first
+    shown = other.locator(".mono").inner_text()
+    other.focus()
+    page.keyboard.press("Enter")
+    settled(page, 3)
+    before = texts.all_inner_texts()
+    assert before[:2] == [text, text] and before[2] != text and before[2].startswith(text[:5] + shown[:1])
+    expect(page.locator(".name").nth(2)).to_have_text(f"lossless, going on from {shown}")
+    expect(page.locator(".is-chosen .name")).to_have_text(f"lossless, going on from {shown}")
+    page.reload()
+    settled(page, 3)
+    assert texts.all_inner_texts() == before
+    answered(page, "快", 4)  # what follows goes on from the branch
+    expect(page.locator(".said p")).to_have_text(["语速", "快"])
+
+
+def test_who_wrote_it_and_what_it_cost_is_told_and_where_the_target_says_nothing(
+    open_page: Pages, remote: str, expected: list[str]
+) -> None:
+    expected.append(remote)
+    page = open_page()
+    page.goto(remote)
+    written(page, "lossless")
+    go_to(page, 1)
+    expect(page.locator("#token-facts")).to_contain_text("Its round, ")
+    expect(page.locator("#token-facts")).to_contain_text("bytes there")
+    expect(page.locator("#token-target button")).not_to_have_count(0)
+    page.keyboard.press("Escape")
+    expect(page.locator('.text .run[data-token="1"]')).to_be_focused()
+    page.click("#new")
+    written(page, "edge")
+    go_to(page, 2)
+    expect(page.locator("#token-facts")).to_contain_text("Written by the small model alone.")
+    expect(page.locator("#token-target")).to_have_text(
+        "The large model did not judge this token. It is not asked, so it learns nothing new of the text."
+    )
+
+
+def test_a_target_that_tells_nothing_is_told_in_words_and_a_token_is_asked_by_the_mouse_too(
+    page: Any, expected: list[str]
+) -> None:
+    expected.append("status of 409")
+    written(page, "cloud")
+    refusal = {"error": {"message": "It tells none.", "type": "x", "param": None, "code": None}}
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(status=409, json=refusal)
+               if "skydraft-cloud" in route.request.post_data else route.continue_())  # fmt: skip
+    page.locator('.text .run[data-token="3"]').click()
+    expect(page.locator("#token-target")).to_have_text("Not known here: It tells none.")
+    expect(page.locator("#token-draft .likely")).to_be_visible()
+
+
+@pytest.mark.parametrize(("theme", "locale"), [("light", "en-US"), ("dark", "zh-CN")])
+def test_it_is_sound_for_screen_readers_and_fits_a_small_phone(open_page: Pages, theme: str, locale: str) -> None:
+    page = open_page(color_scheme=theme, locale=locale, viewport={"width": 360, "height": 740})
+    written(page, "quality", language="")
+    go_to(page, 3)
+    expect(page.locator("#token-draft .likely")).to_be_visible()
+    assert grave(page) == [] and not is_too_wide(page)
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    settled(page, 2)
+    assert grave(page) == [] and not is_too_wide(page)
+
+
+def test_branches_are_exported(page: Any, tmp_path: Path) -> None:
+    text = written(page, "edge")
+    go_to(page, 2)
+    page.locator("#token-draft button").nth(1).focus()
+    page.keyboard.press("Enter")
+    settled(page, 2)
+    branch = page.locator(".text").nth(1).inner_text()
+    page.click("#open-saved")
+    for word, ending in (("json", "json"), ("markdown", "md")):
+        with page.expect_download() as download:
+            page.locator(f'[data-word="saved.{word}"]').first.click()
+        download.value.save_as(tmp_path / f"kept.{ending}")
+    first, second = json.loads((tmp_path / "kept.json").read_text(encoding="utf-8"))["turns"][0]["answers"]
+    assert (first["content"], second["content"]) == (text, branch) and "branch" not in first
+    assert second["branch"]["of"] == 0 and second["branch"]["at"] == 2 and second["parts"][0]["text"]
+    assert "chosen" in [part["origin"] for part in second["parts"]]
+    assert "going on from" in (tmp_path / "kept.md").read_text(encoding="utf-8")
