@@ -34,6 +34,7 @@ from skydraft.cli.pair_options import CloudChoice, ModelChoice, cloud_section, m
 from skydraft.cli.sections import Command
 from skydraft.cli.speech_options import STYLE, SpeechChoice, audio_line, audio_section
 from skydraft.cli.terminal import TERMINAL, console_for, harmless, show_summary, show_tokens, trace_line
+from skydraft.decoding.audits import Auditor
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.request import GenerateRequest
 from skydraft.errors import PromptError
@@ -62,8 +63,8 @@ def generate(
     The answer goes to stdout, everything else to stderr. With --audio you can leave PROMPT out: then the answer
     describes the speaker. Ctrl-C ends the answer after the current round.
     """
-    cloud.check(models, gate)
-    keep.check(verifies=gate.plan.verifies)
+    cloud.check(models, gate, audits=keep.audits)
+    keep.check(verifies=gate.plan.verifies, is_lossy=gate.plan.is_lossy)
     models = dataclasses.replace(models, is_quiet=output.quiet or output.json)
     recording = speech.read(speech.audio) if speech.audio else None
     if writing.may_be_piped(prompt, has_audio=recording is not None):
@@ -83,11 +84,14 @@ def generate(
     tracing = open_for_writing(output.trace) if output.trace else nullcontext()
     with (
         tracing as trace,
-        cloud.sides(models, gate.plan) as (edge, target),
-        api.start(request, edge=edge, cloud=target, observers=keep.observers) as generation,
+        cloud.sides(models, gate.plan, audits=keep.audits) as (edge, target),
+        keep.watching(edge, target) as watching,
     ):
-        _show(generation, output, trace)
-        _finish(generation, recording.figures(generation, request.share_audio) if recording else None, output)
+        with api.start(request, edge=edge, cloud=target, observers=watching.observers) as generation:
+            _show(generation, output, trace)
+            _finish(generation, recording.figures(generation, request.share_audio) if recording else None, output)
+        if watching.auditor and generation.request.is_audited:
+            show_audit(watching.auditor, generation, quiet=output.quiet)
     return _INTERRUPTED if generation.finish_reason == "interrupted" else 0
 
 
@@ -118,6 +122,17 @@ def caught_interrupt(then: Callable[[], None] = lambda: None) -> Iterator[list[i
         yield seen
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def show_audit(auditor: Auditor, generation: Generation, *, quiet: bool) -> None:
+    """Wait for the audit of an answer, and tell of it."""
+    auditor.finish()
+    if not quiet:
+        figures = auditor.figures_of(generation)
+        found = (
+            f"the target would have written {100 * figures.agreement:.1f} % of its tokens" if figures else "not read"
+        )
+        TERMINAL.say(f"the answer was audited: {found}.")
 
 
 def _finish(generation: Generation, audio: dict[str, Any] | None, output: OutputChoice) -> None:

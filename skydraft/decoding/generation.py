@@ -209,7 +209,9 @@ class Generation:
         """What servers have seen of the prompt and the answer so far; nothing, where no server was asked."""
         verifier, prices = self._loop.verifier, self.target.prices if self.target else None
         sent, link = (verifier.sent, verifier.link) if verifier else (Sent(), LinkCost())
-        return receipt_of(sent, self._tokens, self._stream.pieces, link, prices.of(link) if prices else None)
+        receipt = receipt_of(sent, self._tokens, self._stream.pieces, link, prices.of(link) if prices else None)
+        is_sent_later = self.request.is_audited and self.target is not None and self.target.engine is None
+        return replace(receipt, audited=is_sent_later)
 
     @property
     def stats(self) -> Stats:

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from skydraft.access.shares import Shares
+from skydraft.decoding.audits import Auditor
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.receipt import Receipt
 from skydraft.decoding.request import GenerateRequest
@@ -236,9 +237,9 @@ class Desk:
             finish = "length"
         elif ticket.is_done:  # whatever else the last token was
             finish = "interrupted"
-        stats, receipt = generation.stats, generation.receipt
-        if first := ticket.first:
-            stats = generation.stats_after(first.records)
+        first, receipt = ticket.first, generation.receipt
+        stats = self._pair.stats_of(generation, first.records if first else ())
+        if first:
             receipt = receipt.after(first.receipt, len(first.token_ids), len(first.text))
         left = ticket.reader.finish() if ticket.reader else ()
         ticket.tell(Ended(finish, left, generation.stop_string, stats, receipt))
@@ -256,8 +257,8 @@ class Desk:
 class GatewayMetrics:
     content_type = CONTENT_TYPE_LATEST
 
-    def __init__(self, desk: Desk) -> None:
-        self._registry = CollectorRegistry()
+    def __init__(self, desk: Desk, auditor: Auditor | None = None) -> None:
+        self._auditor, self._registry = auditor, CollectorRegistry()
         ours: dict[str, Any] = {"namespace": "skydraft_gateway", "registry": self._registry}
         self._answers = Counter("answers", "Choices that came to their end", **ours)
         self._refusals = Counter("refusals", "Errors told", ["status"], **ours)
@@ -265,6 +266,10 @@ class GatewayMetrics:
         self._rounds = Counter("rounds", "Rounds by outcome", ["outcome"], **ours)
         self._cached = Counter("cached_tokens", "Prompt tokens reused", ["side"], **ours)
         self._ttft = Histogram("ttft_seconds", "Start to first round", buckets=_TTFT_S, **ours)
+        watched = ["adapter", "gate"]
+        self._agreement = Gauge("audited_agreement", "Of the newest audited answers", watched, **ours)
+        self._raised = Gauge("audit_raised", "1: less than was asked, so checked more", watched, **ours)
+        self._audits = Gauge("audits", "Answers drawn for an audit since the start", ["outcome"], **ours)
         Gauge("running", "Choices being written", **ours).set_function(lambda: desk.num_running)
         Gauge("waiting", "Choices in the queue", **ours).set_function(lambda: desk.num_waiting)
 
@@ -284,4 +289,11 @@ class GatewayMetrics:
         self._refusals.labels(str(status)).inc()
 
     def text(self) -> bytes:
+        for gauge in (self._agreement, self._raised):
+            gauge.clear()
+        for each in self._auditor.figures if self._auditor else ():
+            self._agreement.labels(each.adapter or "", each.checks).set(each.agreement)
+            self._raised.labels(each.adapter or "", each.checks).set(each.is_raised)
+        for outcome, num in self._auditor.counts.items() if self._auditor else ():
+            self._audits.labels(outcome).set(num)
         return generate_latest(self._registry)
