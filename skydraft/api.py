@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from skydraft.config import CAPTION_PROMPT, DecodingParams, Execution
-from skydraft.decoding.audits import Audit, Auditor
 from skydraft.decoding.builder import start_generation
 from skydraft.decoding.generation import Generation, Observer, Watch
 from skydraft.decoding.plan import Plan, make_plan
@@ -250,24 +249,6 @@ def fitting(request: GenerateRequest, cloud: Cloud) -> GenerateRequest:
             hint="To draft all the same: --gate always --execution throughput. To stream: --mode cloud.",
         )
     return replace(request, plan=replace(make_plan("cloud"), mode=plan.mode))
-
-
-def audits(
-    edge: Engine, cloud: Engine | Cloud, share: float, *, notify: Callable[[str], None],
-    kept: Callable[[Generation, Audit], object] = lambda generation, audit: None,
-) -> Auditor:  # fmt: skip
-    """An observer for `start` that lets `cloud` read a share of the finished answers; close it before the models.
-
-    An engine in this process needs room for another sequence. Raises OptionError.
-    """
-    if isinstance(cloud, Engine):
-        return Auditor(edge, target_of(cloud), share, notify=notify, kept=kept)
-    if cloud.is_stock:
-        raise OptionError(
-            "--audit-share does not apply to a server without skydraft: it cannot read a finished answer.",
-            hint="Leave it out, or use a server that runs skydraft serve.",
-        )
-    return Auditor(edge, cloud.in_background(), share, notify=notify, kept=kept)
 
 
 def is_calibrated(edge: Engine, cloud: Engine | Cloud) -> bool:

@@ -89,7 +89,7 @@ def chat(
     cloud.check(models)
     talk = Talk(gate.plan, decoding.params(max_new_tokens=_MAX_NEW_TOKENS), system)
     models = replace(models, is_quiet=output.quiet)
-    with cloud.sides(models, None, audits=keep.audits) as (edge, target), keep.watching(edge, target) as keep:
+    with cloud.sides(models, None, audits=keep.audit_share > 0) as (edge, target), keep.watching(edge, target) as keep:
         assert edge is not None
         names = f"{edge.name} drafts, {cloud.address or getattr(target, 'name', 'nothing')} checks"
         TERMINAL.say(f"{names}; mode {gate.plan.mode or 'of your gate'}. /help lists the commands.")

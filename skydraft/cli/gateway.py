@@ -91,7 +91,7 @@ def gateway(
 
     at, keys = door
     cloud.check(models)
-    if work.edge_only and (cloud.address or models.cloud_model or keep.audits):
+    if work.edge_only and (cloud.address or models.cloud_model or keep.audit_share > 0):
         raise OptionError("--edge-only uses no target, but one was given or is to audit.", hint="Remove one of them.")
     if models.local_only and not is_loopback(at.host):
         raise OptionError(f"--local-only lets nothing leave this machine; --host {at.host} answers others.")
@@ -127,7 +127,7 @@ def _open(work: Work, cloud: CloudChoice, models: ModelChoice, keep: KeepChoice,
 
     options = replace(models.options, max_sequences=work.parallel + work.keep)
     plan = make_plan("edge") if work.edge_only else None
-    sides = cloud.sides(replace(models, options=options), plan, audits=keep.audits)
+    sides = cloud.sides(replace(models, options=options), plan, audits=keep.audit_share > 0)
     edge, target = stack.enter_context(sides)
     for engine in (edge, target):
         if isinstance(engine, Engine):

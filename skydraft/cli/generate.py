@@ -63,7 +63,7 @@ def generate(
     The answer goes to stdout, everything else to stderr. With --audio you can leave PROMPT out: then the answer
     describes the speaker. Ctrl-C ends the answer after the current round.
     """
-    cloud.check(models, gate, audits=keep.audits)
+    cloud.check(models, gate, audits=keep.audit_share > 0)
     keep.check(verifies=gate.plan.verifies, is_lossy=gate.plan.is_lossy)
     models = dataclasses.replace(models, is_quiet=output.quiet or output.json)
     recording = speech.read(speech.audio) if speech.audio else None
@@ -84,14 +84,15 @@ def generate(
     tracing = open_for_writing(output.trace) if output.trace else nullcontext()
     with (
         tracing as trace,
-        cloud.sides(models, gate.plan, audits=keep.audits) as (edge, target),
-        keep.watching(edge, target) as watching,
+        cloud.sides(models, gate.plan, audits=keep.audit_share > 0) as (edge, target),
+        keep.watching(edge, target) as keep,
+        api.start(request, edge=edge, cloud=target, observers=keep.observers) as generation,
     ):
-        with api.start(request, edge=edge, cloud=target, observers=watching.observers) as generation:
-            _show(generation, output, trace)
-            _finish(generation, recording.figures(generation, request.share_audio) if recording else None, output)
-        if watching.auditor and generation.request.is_audited:
-            show_audit(watching.auditor, generation, quiet=output.quiet)
+        _show(generation, output, trace)
+        audio = recording.figures(generation, request.share_audio) if recording else None
+        _finish(generation, audio, output, keep.auditor)
+        if keep.auditor:
+            keep.auditor.finish()
     return _INTERRUPTED if generation.finish_reason == "interrupted" else 0
 
 
@@ -124,18 +125,9 @@ def caught_interrupt(then: Callable[[], None] = lambda: None) -> Iterator[list[i
         signal.signal(signal.SIGINT, before)
 
 
-def show_audit(auditor: Auditor, generation: Generation, *, quiet: bool) -> None:
-    """Wait for the audit of an answer, and tell of it."""
-    auditor.finish()
-    if not quiet:
-        figures = auditor.figures_of(generation)
-        found = (
-            f"the target would have written {100 * figures.agreement:.1f} % of its tokens" if figures else "not read"
-        )
-        TERMINAL.say(f"the answer was audited: {found}.")
-
-
-def _finish(generation: Generation, audio: dict[str, Any] | None, output: OutputChoice) -> None:
+def _finish(
+    generation: Generation, audio: dict[str, Any] | None, output: OutputChoice, auditor: Auditor | None
+) -> None:
     if output.json:
         names = ("text", "token_ids", "origins", "finish_reason")
         answer = {name: getattr(generation, name) for name in names} | {"prompt_tokens": generation.num_prompt_tokens}
@@ -147,7 +139,9 @@ def _finish(generation: Generation, audio: dict[str, Any] | None, output: Output
         return
     if audio:
         click.echo(audio_line(audio), err=True)
-    show_summary(generation, output.color)
+    if auditor:
+        auditor.finish()
+    show_summary(generation, output.color, auditor)
 
 
 def with_piped(prompt: str | None, *, quiet: bool = False) -> str | None:

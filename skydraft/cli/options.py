@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import click
 
-from skydraft import api, grammars
+from skydraft import grammars
 from skydraft.characters import from_json, one_line
 from skydraft.cli.sections import Section, option, with_default
 from skydraft.cli.terminal import TERMINAL
@@ -21,6 +21,7 @@ from skydraft.config import CAPTION_PROMPT, DEFAULT_MODE, STYLES, DecodingParams
 from skydraft.decoding.audits import Auditor
 from skydraft.decoding.generation import Observer
 from skydraft.decoding.plan import Plan, make_plan
+from skydraft.decoding.target import target_of
 from skydraft.decoding.traced import TraceObserver
 from skydraft.engines.base import Engine
 from skydraft.errors import OptionError, PromptError
@@ -240,17 +241,13 @@ class KeepChoice:
     audit_share: float = 0.0
     auditor: Auditor | None = None  # within `watching`
 
-    @property
-    def audits(self) -> bool:
-        return self.audit_share > 0
-
     def check(self, *, verifies: bool, is_lossy: bool = True) -> None:
         """Raise OptionError for --learn if nothing can be learned, and for --audit-share if nothing can be found."""
-        if self.audits and not is_lossy:
+        if self.audit_share and not is_lossy:
             raise OptionError(
                 "--audit-share does not apply here: each token is the target's own already.", hint="Leave it out."
             )
-        if self.collector and not (verifies or self.audits):
+        if self.collector and not (verifies or self.audit_share):
             raise OptionError(
                 "--learn does not apply here: the draft model works alone, and nothing is checked.",
                 hint="Choose a mode that checks, for example --mode quality.",
@@ -258,13 +255,14 @@ class KeepChoice:
 
     @contextmanager
     def watching(self, edge: Engine | None, target: Engine | Cloud | None) -> Iterator[KeepChoice]:
-        """With an observer more, the last one, if some answers are audited by this target."""
-        if not self.audits:
+        """With an auditor as the last observer, if there are audits. Raises OptionError."""
+        if not self.audit_share:
             yield self
             return
-        assert edge and target  # which `CloudChoice.sides` has for audits
-        kept = {"kept": self.collector.keep} if self.collector else {}
-        with closing(api.audits(edge, target, self.audit_share, notify=TERMINAL.say, **kept)) as auditor:
+        assert edge and target  # as `CloudChoice.sides` gives them for audits
+        reader = target_of(target if isinstance(target, Engine) else target.in_background())
+        kept = (self.collector.keep,) if self.collector else ()
+        with closing(Auditor(edge, reader, self.audit_share, TERMINAL.say, *kept)) as auditor:
             yield replace(self, observers=(*self.observers, auditor), auditor=auditor)
 
 

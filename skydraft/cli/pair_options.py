@@ -153,7 +153,7 @@ class CloudChoice:
     ) -> Iterator[tuple[Engine | None, Engine | Cloud | None]]:
         """The edge and the cloud, as far as the plan needs them; both for the plan None, which may change.
 
-        For `audits` there are both, with room for the text that is read.
+        For audits there are both, with room for another text.
         """
         if audits:
             room = replace(models.options, max_sequences=models.options.max_sequences + 1)

@@ -17,12 +17,11 @@ class CachedTokens:
 
 @dataclass(frozen=True, slots=True)
 class AuditFigures:
-    """Of the newest audited answers that one `adapter` drafted and the gate `checks` let through: the share of tokens
-    that the target would have written. `asked` is the least that was asked for, if anything was; with `is_raised` it
-    was not kept, and texts that ask for that gate now get a stricter one."""
+    """`agreement` is the share of tokens of the newest audited answers, drafted with this adapter and checked by this
+    gate, that the target would have written too. With `is_raised` it was less than `asked`, so more is checked now."""
 
     adapter: str | None
-    checks: str
+    gate: str
     agreement: float
     num_answers: int
     asked: float | None
@@ -44,8 +43,8 @@ class Stats:
     bytes_up for features of speech. cached_tokens: those of the prompt that were in the KV cache. exact: whether the
     target's tokens do not depend on what else it computes. Of a server without skydraft, over all requests:
     num_requests; tokens_in, those that it read, tokens_hit, the part that was in its cache; tokens_out; cost, if prices
-    are known. adapter: what the draft model had learned for this text, by its name. audits: of earlier answers that were
-    drafted and checked as this one, where some are audited.
+    are known. adapter: what the draft model had learned for this text, by its name. audits: of answers that were drafted
+    and checked as this one.
     """
 
     num_tokens: int

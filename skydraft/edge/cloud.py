@@ -65,7 +65,15 @@ class Cloud:
         return replace(self, notify=notify)
 
     def in_background(self) -> Cloud:
-        """For work that no user waits for: it may take long, says nothing, and ends soon where the cloud is gone."""
+        """For audits, which no user waits for: each may take long, says nothing, and ends soon where the cloud is gone.
+
+        Raises OptionError for a server without skydraft.
+        """
+        if self.is_stock:
+            raise OptionError(
+                "--audit-share does not apply to a server without skydraft: it cannot read a finished answer.",
+                hint="Leave it out, or use a server that runs skydraft serve.",
+            )
         return replace(self, notify=silent, require=False, open_ahead=False, timeout_s=_BACKGROUND_S)
 
     @property

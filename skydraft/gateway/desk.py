@@ -237,10 +237,12 @@ class Desk:
             finish = "length"
         elif ticket.is_done:  # whatever else the last token was
             finish = "interrupted"
-        first, receipt = ticket.first, generation.receipt
-        stats = self._pair.stats_of(generation, first.records if first else ())
-        if first:
+        stats, receipt = generation.stats, generation.receipt
+        if first := ticket.first:
+            stats = generation.stats_after(first.records)
             receipt = receipt.after(first.receipt, len(first.token_ids), len(first.text))
+        if auditor := self._pair.auditor:
+            stats = replace(stats, audits=auditor.figures_of(generation))
         left = ticket.reader.finish() if ticket.reader else ()
         ticket.tell(Ended(finish, left, generation.stop_string, stats, receipt))
 
@@ -266,10 +268,11 @@ class GatewayMetrics:
         self._rounds = Counter("rounds", "Rounds by outcome", ["outcome"], **ours)
         self._cached = Counter("cached_tokens", "Prompt tokens reused", ["side"], **ours)
         self._ttft = Histogram("ttft_seconds", "Start to first round", buckets=_TTFT_S, **ours)
-        watched = ["adapter", "gate"]
-        self._agreement = Gauge("audited_agreement", "Of the newest audited answers", watched, **ours)
-        self._raised = Gauge("audit_raised", "1: less than was asked, so checked more", watched, **ours)
-        self._audits = Gauge("audits", "Answers drawn for an audit since the start", ["outcome"], **ours)
+        self._audits = Gauge("audits", "Answers drawn to be audited", ["outcome"], **ours)
+        self._watched = {
+            name: Gauge(f"audited_{name}", about, ["adapter", "gate"], **ours)
+            for name, about in {"agreement": "Of newest answers", "is_raised": "1: too low, so more is checked"}.items()
+        }
         Gauge("running", "Choices being written", **ours).set_function(lambda: desk.num_running)
         Gauge("waiting", "Choices in the queue", **ours).set_function(lambda: desk.num_waiting)
 
@@ -289,11 +292,10 @@ class GatewayMetrics:
         self._refusals.labels(str(status)).inc()
 
     def text(self) -> bytes:
-        for gauge in (self._agreement, self._raised):
+        for name, gauge in self._watched.items():
             gauge.clear()
-        for each in self._auditor.figures if self._auditor else ():
-            self._agreement.labels(each.adapter or "", each.checks).set(each.agreement)
-            self._raised.labels(each.adapter or "", each.checks).set(each.is_raised)
+            for each in self._auditor.figures if self._auditor else ():
+                gauge.labels(each.adapter or "", each.gate).set(getattr(each, name))
         for outcome, num in self._auditor.counts.items() if self._auditor else ():
             self._audits.labels(outcome).set(num)
         return generate_latest(self._registry)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -14,11 +13,9 @@ from skydraft.decoding.audits import Auditor
 from skydraft.decoding.generation import Generation, Observer
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.request import GenerateRequest
-from skydraft.decoding.stats import Stats
 from skydraft.engines.base import Engine
 from skydraft.errors import CloudError, TargetChanged
 from skydraft.gateway.refusals import Refusal
-from skydraft.types import StepRecord
 
 if TYPE_CHECKING:
     from skydraft.edge.cloud import Cloud
@@ -31,10 +28,8 @@ CloudState: TypeAlias = Literal["up", "down", "local", "none"]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A draft model, and a target in this process or in a cloud, or no target. `observers` watch each generation.
-
-    `auditor` is the last of them, where some answers are audited.
-    """
+    """A draft model, and a target in this process or in a cloud, or no target. `observers` watch each generation; one
+    of them may be the `auditor`."""
 
     edge: Engine
     cloud: Engine | Cloud | None = None
@@ -59,10 +54,6 @@ class Pair:
 
     def start(self, request: GenerateRequest) -> Generation:
         return api.start(request, edge=self.edge, cloud=self.cloud, observers=self.observers)
-
-    def stats_of(self, generation: Generation, earlier: Seq[StepRecord] = ()) -> Stats:
-        stats = generation.stats_after(earlier)
-        return replace(stats, audits=self.auditor.figures_of(generation)) if self.auditor else stats
 
     def cancel(self) -> None:
         """End a `start` that waits for the cloud; it may raise a CloudError then. Any thread may call this."""

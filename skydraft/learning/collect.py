@@ -20,8 +20,9 @@ def marks_of(rounds: Iterable[Round], *, top: int = 0, audit: Audit = ()) -> str
     """A mark for each token, from the rounds of one generation, whose accept rule was `top`.
 
     An audit, of a later round or of the whole text, marks a token that was skipped; without one it stays unjudged. With
-    `top` an accepted token stays unjudged too: the target ranked it high, but might have chosen another. Where the draft model read along, a token that the
-    target wrote says whether it would have written it too. A token that a grammar forces says nothing of either.
+    `top` an accepted token needs that of the text, too: the target ranked it high, but might have chosen another. Where
+    the draft model read along, a token that the target wrote says whether it would have written it too. A token that a
+    grammar forces says nothing of either.
     """
     marks, num_seen, forced = list[str](), 0, list[int]()
 
