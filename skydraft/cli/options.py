@@ -268,6 +268,8 @@ class KeepChoice:
 
 def _keep(learn: Path | None, otlp: str | None, audit_share: float | None = None) -> KeepChoice:
     observers, collector = list[Observer](), None
+    if audit_share is not None and not 0 < audit_share <= 1:  # also refuses NaN
+        raise OptionError(f"--audit-share must be above 0 and at most 1, not {audit_share:g}.")
     context = click.get_current_context()
     if otlp:
         if context.params.get("local_only"):
@@ -298,6 +300,6 @@ keep_section = Section("keep", "Learning and traces", _keep, [
            "(see: skydraft learn).", type=Path),
     option("--audit-share", "X", "Let the target read this share of the finished answers (0.05: one in 20), later and "
            "in the background. If they agree with it less than was asked, texts are checked more.",
-           type=click.FloatRange(0, 1, min_open=True)),
+           type=float),
     _otlp,
 ])  # fmt: skip
