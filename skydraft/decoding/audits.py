@@ -83,7 +83,7 @@ class Auditor:
         self._notify, self._kept, self._draw = notify, kept, draw
         self.counts = Counter(read=0, lost=0, dropped=0)  # lost with the target; dropped, since too many waited
         self._watched: dict[tuple[str | None, str], Watched] = {}  # by adapter and gate, the newest last
-        self._lock = threading.Lock()  # for these two
+        self._lock = threading.Lock()  # for these
         self._waiting: queue.Queue[Generation | None] = queue.Queue(_MAX_WAITING)
         self._verifier: Verifier | None = None  # of the answer being read
         self._is_closed = False
@@ -106,9 +106,9 @@ class Auditor:
             draft = self._edge.adapters.choose(request.adapter, prompt.token_ids) if prompt else None
         except SkydraftError:  # the text says it itself
             return plan
-        if draft is None or draft.adapter not in raised or raised[draft.adapter].fingerprint != draft.fingerprint:
-            return plan
-        return _stricter(plan).checking_start() if request.tools else _stricter(plan)  # as a gateway's own plans do
+        if draft and draft.adapter in raised and raised[draft.adapter].fingerprint == draft.fingerprint:
+            return _stricter(plan).checking_start() if request.tools else _stricter(plan)  # as a gateway's plans do
+        return plan
 
     def ended(self, request: GenerateRequest, generation: Generation | None, error: BaseException | None) -> None:
         if generation is None or not request.is_audited:
@@ -118,24 +118,19 @@ class Auditor:
                 self._waiting.put_nowait(generation)
                 return
         except queue.Full:
-            self._count("dropped")
+            with self._lock:
+                self.counts["dropped"] += 1
         self._kept(generation, ())
-
-    def _count(self, outcome: str) -> None:
-        with self._lock:
-            self.counts[outcome] += 1
 
     def _work(self) -> None:
         for generation in iter(self._waiting.get, None):
-            audit: Audit = ()
+            audit = () if self._is_closed else self._read(generation)
             try:
-                audit = () if self._is_closed else self._read(generation)
-            except Exception as error:
-                self._count("lost")
-                log.info("an answer was not audited: %s", error, exc_info=not isinstance(error, SkydraftError))
-            if audit:
-                self._note(generation, audit)
-            self._kept(generation, audit)
+                if audit:
+                    self._note(generation, audit)
+                self._kept(generation, audit)
+            except Exception:
+                log.exception("an audit was not kept")
             self._waiting.task_done()
         self._waiting.task_done()
 
@@ -146,10 +141,15 @@ class Auditor:
         request = replace(generation.request, plan=_READING, cache_scope="", traceparent="", num_best=None)
         context = Context(prompt)
         context.commit_skip(DraftBlock(0, tuple(before)), None)
-        with closing(self._target.verifier(context, prompt, edge.vocab, request)) as self._verifier:
-            if self._is_closed:
-                self._verifier.cancel()
-            verdict = self._verifier.verify(DraftBlock(context.base, (last,)), context.catch_up)
+        try:
+            with closing(self._target.verifier(context, prompt, edge.vocab, request)) as self._verifier:
+                if self._is_closed:
+                    self._verifier.cancel()
+                verdict = self._verifier.verify(DraftBlock(context.base, (last,)), context.catch_up)
+        except Exception as error:
+            self.counts["lost"] += 1
+            log.info("an answer was not audited: %s", error, exc_info=not isinstance(error, SkydraftError))
+            return ()
         return (*verdict.audit, verdict.num_accepted == 1)
 
     def _note(self, generation: Generation, audit: Audit) -> None:
@@ -157,7 +157,7 @@ class Auditor:
         assert edge is not None
         stricter = _stricter(plan)
         asked = None if stricter == plan else plan.gate.threshold if plan.verifies else ASKED
-        self._count("read")
+        self.counts["read"] += 1
         with self._lock:
             watched = self._watched.pop(key, None)
             if watched is None or watched.fingerprint != edge.fingerprint:
@@ -176,9 +176,7 @@ class Auditor:
 
     def figures_of(self, generation: Generation) -> AuditFigures | None:
         """The figures of the answers that are drafted and checked as this one; None before the first was read."""
-        with self._lock:
-            watched = self._watched.get(key := _key(generation))
-            return watched.figures(*key) if watched else None
+        return next((each for each in self.figures if (each.adapter, each.gate) == _key(generation)), None)
 
     @property
     def figures(self) -> list[AuditFigures]:

@@ -43,8 +43,8 @@ class Stats:
     bytes_up for features of speech. cached_tokens: those of the prompt that were in the KV cache. exact: whether the
     target's tokens do not depend on what else it computes. Of a server without skydraft, over all requests:
     num_requests; tokens_in, those that it read, tokens_hit, the part that was in its cache; tokens_out; cost, if prices
-    are known. adapter: what the draft model had learned for this text, by its name. audits: of answers that were drafted
-    and checked as this one.
+    are known. adapter: what the draft model had learned for this text, by its name. audits: of answers drafted and
+    checked as this one.
     """
 
     num_tokens: int
