@@ -203,10 +203,13 @@ def test_lessons_are_complete_where_an_answer_was_audited(tmp_path: Path) -> Non
         auditor.finish()
     (lesson,) = read(tmp_path)  # nobody judged the second one
     assert lesson.token_ids == done[0].token_ids and set(lesson.marks) == {"a", "w"}
-    quality = replace(request, plan=TOP)
-    text = skydraft.start(quality, edge=edge, cloud=target).run()
-    whole = marks_of(text.rounds_so_far, top=3, audit=(True,) * len(text.token_ids))
-    assert "-" not in whole and set(marks_of(text.rounds_so_far, top=3)) > {"-"}
+    plan = replace(request, plan=TOP)
+    with closing(Auditor(edge, target_of(target), 1.0, print, collector.keep)) as auditor:
+        text = skydraft.start(plan, edge=edge, cloud=target, observers=[collector, auditor]).run()
+        auditor.finish()
+    assert "-" in marks_of(text.rounds_so_far, top=3)
+    _, lesson = read(tmp_path)  # once, and whole
+    assert lesson.token_ids == text.token_ids and "-" not in lesson.marks
 
 
 def test_an_answer_waits_for_no_audit_and_too_many_are_dropped(tmp_path: Path) -> None:

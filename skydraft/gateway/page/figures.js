@@ -70,6 +70,7 @@ export function sum(parts) {
       total.origins[origin] = (total.origins[origin] ?? 0) + tokens;
     }
     total.rounds.push(...part.rounds);
+    total.audits = part.audits ?? total.audits;
   }
   return total;
 }
