@@ -19,6 +19,7 @@ from skydraft import DecodingParams, GenerateRequest, Generation, make_plan
 from skydraft.decoding.audits import Audit, Auditor, Watched
 from skydraft.decoding.target import target_of
 from skydraft.engines.base import Engine
+from skydraft.engines.options import NOT_PROBED
 from skydraft.engines.toy import ToyEngine
 from skydraft.errors import EngineError, OptionError
 from skydraft.evaluation.scoring import Scorer
@@ -107,12 +108,13 @@ def test_which_answers_are_read_is_drawn_before_they_begin() -> None:
 
 
 def test_what_must_stay_here_is_read_by_a_model_here_alone(server: Serving) -> None:
-    request = replace(REQUEST, local_only=True)
+    request, own = replace(REQUEST, local_only=True, cache_scope="mine"), toys.toy(1)
     with closing(skydraft.connect(server.address)) as cloud:
-        for target, is_read in ((toys.toy(1), True), (cloud, False)):
+        for target, is_read in ((own, True), (cloud, False)):
             with closing(Watching(toys.toy(1, 0.7), target)) as watching:
                 assert watching.write(request).request.is_audited is is_read
     assert not server.num_sessions
+    assert not own.prefixes._kept  # what is kept for conversations stays theirs
 
 
 def test_a_receipt_says_that_a_server_reads_the_answer_later(server: Serving) -> None:
@@ -228,6 +230,26 @@ def test_an_answer_waits_for_no_audit_and_too_many_are_dropped(tmp_path: Path) -
     assert not watching.auditor._thread.is_alive()
 
 
+def test_others_compute_between_the_parts_of_an_audit() -> None:
+    """An audit has hundreds of forwards, and an answer that needs the same engine must not wait for all of them."""
+    target, forwards, turns = toys.toy(1), list[None](), list[int]()
+    target.profile = NOT_PROBED  # a row a forward
+
+    def take_a_turn() -> None:
+        with target.floor:
+            turns.append(len(forwards))
+
+    def once() -> None:
+        forwards.append(None)
+        if len(forwards) == 3:
+            threading.Thread(target=take_a_turn).start()
+            Serving.wait_until(lambda: len(target.floor._line) == 2)
+
+    with closing(Watching(toys.toy(1, 0.7), waiting(target, once))) as watching:
+        watching.write()
+    assert turns == [3] and len(forwards) > 10
+
+
 def test_closing_breaks_off_what_is_read_and_keeps_every_answer() -> None:
     held, go_on = threading.Event(), threading.Event()
 
@@ -277,6 +299,6 @@ def test_clients_with_gates_of_their_own_do_not_fill_the_memory(
         while not watching.lines:
             watching.write(replace(REQUEST, adapter="worse"))
         for number in range(6):
-            watching.write(replace(REQUEST, plan=make_plan(gate=f"entropy:{number}")))
+            watching.write(replace(REQUEST, plan=make_plan(gate=f"entropy:{number}{'+digits' * number}")))
         kept = [each.gate for each in watching.auditor.figures]
-        assert kept == ["never", "entropy:4", "entropy:5"]  # the one that was raised stays
+        assert kept == ["never", "entropy:4+digits", "entropy:5+digits"]  # the one that was raised stays
