@@ -155,7 +155,7 @@ def test_an_alarm_comes_soon_after_a_task_has_changed(mean: float, before: int, 
     assert np.median(delays) <= within, delays
 
 
-def worse_and_fine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ToyEngine:
+def worse_and_fine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A draft model that agrees with toy 1; with the adapter "worse" it does not."""
     edge, worse = toys.toy(1), toys.toy(1, 50.0)
     worse.adapter, worse.name = "worse", "toy+worse"
