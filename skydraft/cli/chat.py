@@ -89,7 +89,7 @@ def chat(
     cloud.check(models)
     talk = Talk(gate.plan, decoding.params(max_new_tokens=_MAX_NEW_TOKENS), system)
     models = replace(models, is_quiet=output.quiet)
-    with cloud.sides(models, plan=None) as (edge, target):
+    with cloud.sides(models, None, audits=keep.audit_share > 0) as (edge, target), keep.watching(edge, target) as keep:
         assert edge is not None
         names = f"{edge.name} drafts, {cloud.address or getattr(target, 'name', 'nothing')} checks"
         TERMINAL.say(f"{names}; mode {gate.plan.mode or 'of your gate'}. /help lists the commands.")
@@ -196,7 +196,7 @@ def _answer(talk: Talk, gate: GateChoice, sides: tuple[Any, Any], output: Output
     TERMINAL.write("\n")
     talk.turns.append(Message("assistant", generation.text))
     if not output.quiet:
-        show_summary(generation, output.color, style="dim")
+        show_summary(generation, output.color, keep.auditor, style="dim")
 
 
 def _lines() -> Iterator[str]:

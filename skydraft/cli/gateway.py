@@ -91,8 +91,8 @@ def gateway(
 
     at, keys = door
     cloud.check(models)
-    if work.edge_only and (cloud.address or models.cloud_model):
-        raise OptionError("--edge-only uses no target, but one was given.", hint="Remove one of them.")
+    if work.edge_only and (cloud.address or models.cloud_model or keep.audit_share > 0):
+        raise OptionError("--edge-only uses no target, but one was given or is to audit.", hint="Remove one of them.")
     if models.local_only and not is_loopback(at.host):
         raise OptionError(f"--local-only lets nothing leave this machine; --host {at.host} answers others.")
     keep.check(verifies=not work.edge_only)
@@ -127,12 +127,14 @@ def _open(work: Work, cloud: CloudChoice, models: ModelChoice, keep: KeepChoice,
 
     options = replace(models.options, max_sequences=work.parallel + work.keep)
     plan = make_plan("edge") if work.edge_only else None
-    edge, target = stack.enter_context(cloud.sides(replace(models, options=options), plan))
+    sides = cloud.sides(replace(models, options=options), plan, audits=keep.audit_share > 0)
+    edge, target = stack.enter_context(sides)
     for engine in (edge, target):
         if isinstance(engine, Engine):
             stack.enter_context(engine)
     assert edge is not None  # as both plans draft
-    return Pair(edge, target, keep.observers)
+    watching = stack.enter_context(keep.watching(edge, target))
+    return Pair(edge, target, watching.observers, watching.auditor)
 
 
 def _announcement(gateway: Gateway, lock: str, cloud: CloudChoice, url: str) -> str:

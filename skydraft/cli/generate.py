@@ -34,6 +34,7 @@ from skydraft.cli.pair_options import CloudChoice, ModelChoice, cloud_section, m
 from skydraft.cli.sections import Command
 from skydraft.cli.speech_options import STYLE, SpeechChoice, audio_line, audio_section
 from skydraft.cli.terminal import TERMINAL, console_for, harmless, show_summary, show_tokens, trace_line
+from skydraft.decoding.audits import Auditor
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.request import GenerateRequest
 from skydraft.errors import PromptError
@@ -62,8 +63,8 @@ def generate(
     The answer goes to stdout, everything else to stderr. With --audio you can leave PROMPT out: then the answer
     describes the speaker. Ctrl-C ends the answer after the current round.
     """
-    cloud.check(models, gate)
-    keep.check(verifies=gate.plan.verifies)
+    cloud.check(models, gate, audits=keep.audit_share > 0)
+    keep.check(verifies=gate.plan.verifies, is_lossy=gate.plan.is_lossy)
     models = dataclasses.replace(models, is_quiet=output.quiet or output.json)
     recording = speech.read(speech.audio) if speech.audio else None
     if writing.may_be_piped(prompt, has_audio=recording is not None):
@@ -83,11 +84,15 @@ def generate(
     tracing = open_for_writing(output.trace) if output.trace else nullcontext()
     with (
         tracing as trace,
-        cloud.sides(models, gate.plan) as (edge, target),
+        cloud.sides(models, gate.plan, audits=keep.audit_share > 0) as (edge, target),
+        keep.watching(edge, target) as keep,
         api.start(request, edge=edge, cloud=target, observers=keep.observers) as generation,
     ):
         _show(generation, output, trace)
-        _finish(generation, recording.figures(generation, request.share_audio) if recording else None, output)
+        audio = recording.figures(generation, request.share_audio) if recording else None
+        _finish(generation, audio, output, keep.auditor)
+        if keep.auditor:
+            keep.auditor.finish()
     return _INTERRUPTED if generation.finish_reason == "interrupted" else 0
 
 
@@ -120,7 +125,9 @@ def caught_interrupt(then: Callable[[], None] = lambda: None) -> Iterator[list[i
         signal.signal(signal.SIGINT, before)
 
 
-def _finish(generation: Generation, audio: dict[str, Any] | None, output: OutputChoice) -> None:
+def _finish(
+    generation: Generation, audio: dict[str, Any] | None, output: OutputChoice, auditor: Auditor | None
+) -> None:
     if output.json:
         names = ("text", "token_ids", "origins", "finish_reason")
         answer = {name: getattr(generation, name) for name in names} | {"prompt_tokens": generation.num_prompt_tokens}
@@ -132,7 +139,9 @@ def _finish(generation: Generation, audio: dict[str, Any] | None, output: Output
         return
     if audio:
         click.echo(audio_line(audio), err=True)
-    show_summary(generation, output.color)
+    if auditor:
+        auditor.finish()
+    show_summary(generation, output.color, auditor)
 
 
 def with_piped(prompt: str | None, *, quiet: bool = False) -> str | None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
-from dataclasses import Field, dataclass, fields
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import Field, dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import click
 
@@ -17,9 +18,12 @@ from skydraft.characters import from_json, one_line
 from skydraft.cli.sections import Section, option, with_default
 from skydraft.cli.terminal import TERMINAL
 from skydraft.config import CAPTION_PROMPT, DEFAULT_MODE, STYLES, DecodingParams, Execution, decoding_params
+from skydraft.decoding.audits import Auditor
 from skydraft.decoding.generation import Observer
 from skydraft.decoding.plan import Plan, make_plan
+from skydraft.decoding.target import target_of
 from skydraft.decoding.traced import TraceObserver
+from skydraft.engines.base import Engine
 from skydraft.errors import OptionError, PromptError
 from skydraft.files import open_named, read_file
 from skydraft.gating.calibration import Calibration, read_calibration
@@ -27,6 +31,10 @@ from skydraft.gating.gates import SIGNALS
 from skydraft.prompts.audio import load_audio
 from skydraft.prompts.messages import Message, asked, conversation
 from skydraft.tracing import Tracing
+
+if TYPE_CHECKING:
+    from skydraft.edge.cloud import Cloud
+    from skydraft.learning.collect import Collector
 
 Color = Literal["auto", "always", "never"]
 
@@ -226,22 +234,42 @@ def open_for_writing(path: Path, mode: int = 0o666) -> TextIO:
 
 @dataclass(frozen=True, slots=True)
 class KeepChoice:
-    """The optional observers of each generation: one sends traces, one keeps corrections."""
+    """The optional observers of each generation: one sends traces, one keeps corrections, and one audits a share."""
 
     observers: tuple[Observer, ...] = ()
-    learns: bool = False
+    collector: Collector | None = None
+    audit_share: float = 0.0
+    auditor: Auditor | None = None  # within `watching`
 
-    def check(self, *, verifies: bool) -> None:
-        """Raise OptionError for --learn if nothing can be learned."""
-        if self.learns and not verifies:
+    def check(self, *, verifies: bool, is_lossy: bool = True) -> None:
+        """Raise OptionError for --learn if nothing can be learned, and for --audit-share if nothing can be found."""
+        if self.audit_share and not is_lossy:
+            raise OptionError(
+                "--audit-share does not apply here: each token is the target's own already.", hint="Leave it out."
+            )
+        if self.collector and not (verifies or self.audit_share):
             raise OptionError(
                 "--learn does not apply here: the draft model works alone, and nothing is checked.",
                 hint="Choose a mode that checks, for example --mode quality.",
             )
 
+    @contextmanager
+    def watching(self, edge: Engine | None, target: Engine | Cloud | None) -> Iterator[KeepChoice]:
+        """With an auditor as the last observer, if there are audits. Raises OptionError."""
+        if not self.audit_share:
+            yield self
+            return
+        assert edge and target  # as `CloudChoice.sides` gives them for audits
+        reader = target_of(target if isinstance(target, Engine) else target.in_background())
+        kept = (self.collector.keep,) if self.collector else ()
+        with closing(Auditor(edge, reader, self.audit_share, TERMINAL.say, *kept)) as auditor:
+            yield replace(self, observers=(*self.observers, auditor), auditor=auditor)
 
-def _keep(learn: Path | None, otlp: str | None) -> KeepChoice:
-    observers: list[Observer] = []
+
+def _keep(learn: Path | None, otlp: str | None, audit_share: float | None = None) -> KeepChoice:
+    observers, collector = list[Observer](), None
+    if audit_share is not None and not 0 < audit_share <= 1:  # also refuses NaN
+        raise OptionError(f"--audit-share must be above 0 and at most 1, not {audit_share:g}.")
     context = click.get_current_context()
     if otlp:
         if context.params.get("local_only"):
@@ -260,7 +288,7 @@ def _keep(learn: Path | None, otlp: str | None) -> KeepChoice:
             f"learning: prompts, answers and their corrections are kept in {learn}, only on this machine. "
             f"To delete them: skydraft learn forget {learn}"
         )
-    return KeepChoice(tuple(observers), learns=learn is not None)
+    return KeepChoice(tuple(observers), collector, audit_share or 0.0)
 
 
 _otlp = option(
@@ -270,5 +298,8 @@ traces_section = Section("keep", "Traces", lambda otlp: _keep(None, otlp), [_otl
 keep_section = Section("keep", "Learning and traces", _keep, [
     option("--learn", "DIR", "Keep prompts, answers and the target's corrections in DIR, to train the draft model "
            "(see: skydraft learn).", type=Path),
+    option("--audit-share", "X", "Let the target read this share of the finished answers (0.05: one in 20), later and "
+           "in the background. If they agree with it less than was asked, texts are checked more.",
+           type=float),
     _otlp,
 ])  # fmt: skip

@@ -124,7 +124,7 @@ class CloudChoice:
     def but(self, address: str | None = None, **given: Any) -> CloudChoice:
         return CloudChoice(address or self.address, {**self.given, **given})
 
-    def check(self, models: ModelChoice, gate: GateChoice | None = None) -> None:
+    def check(self, models: ModelChoice, gate: GateChoice | None = None, *, audits: bool = False) -> None:
         """Raise OptionError for an option that misleads about what leaves this machine, or what checks."""
         if self.address is None:
             return
@@ -134,10 +134,10 @@ class CloudChoice:
             raise OptionError("--cloud-model runs a target in this process, --cloud uses one on a server: choose one.")
         if gate and gate.execution and not is_url(self.address):
             raise OptionError("A server chooses its own --execution.", hint="Give it to skydraft serve.")
-        if gate and not gate.plan.verifies:
+        if gate and not gate.plan.verifies and not audits:
             raise OptionError(
                 "--cloud does not apply here: the draft model works alone, and nothing is checked.",
-                hint="Remove it, or choose --mode quality.",
+                hint="Remove it, choose --mode quality, or add --audit-share 0.05.",
             )
 
     def connect(self, model: str | None = None) -> Cloud:
@@ -148,8 +148,16 @@ class CloudChoice:
         return api.connect(self.address, notify=TERMINAL.say, model=model if is_url(self.address) else None, **given)
 
     @contextmanager
-    def sides(self, models: ModelChoice, plan: Plan | None) -> Iterator[tuple[Engine | None, Engine | Cloud | None]]:
-        """The edge and the cloud, as far as the plan needs them; both for the plan None, which may change."""
+    def sides(
+        self, models: ModelChoice, plan: Plan | None, *, audits: bool = False
+    ) -> Iterator[tuple[Engine | None, Engine | Cloud | None]]:
+        """The edge and the cloud, as far as the plan needs them; both for the plan None, which may change.
+
+        For audits there are both, with room for another text.
+        """
+        if audits:
+            room = replace(models.options, max_sequences=models.options.max_sequences + 1)
+            plan, models = None, replace(models, options=room)
         if self.address is not None:
             with closing(self.connect(models.cloud_model)) as remote:
                 yield models.load_edge(), remote  # for its tokenizer, if it does not draft

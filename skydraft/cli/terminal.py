@@ -26,7 +26,9 @@ from rich.style import Style
 from rich.text import Text
 
 from skydraft.characters import json_line, one_line, rounded, visible
+from skydraft.decoding.audits import Auditor
 from skydraft.decoding.generation import Generation
+from skydraft.decoding.stats import AuditFigures
 from skydraft.origins import LOOKS
 from skydraft.types import Origin, Round, Token
 
@@ -129,15 +131,17 @@ def legend(origins: Sequence[Origin]) -> Text:
     return Text("  ").join(Text(name, style=look.terminal) for name, look in LOOKS.items() if name in origins)
 
 
-def show_summary(generation: Generation, color: str, *, style: str | None = None) -> None:
+def show_summary(
+    generation: Generation, color: str, auditor: Auditor | None = None, *, style: str | None = None
+) -> None:
     """Print the legend of colours, if colours are shown, and one line of figures to stderr."""
     console = console_for(color, stderr=True)
     if is_colored(console):
         console.print(legend(generation.origins))
-    console.print(_summary(generation), style=style)
+    console.print(_summary(generation, auditor.figures_of(generation) if auditor else None), style=style)
 
 
-def _summary(generation: Generation) -> str:
+def _summary(generation: Generation, audits: AuditFigures | None) -> str:
     stats, calls = generation.stats, generation.stats.num_escalated
     speed = stats.tokens_per_s
     shown = "–" if speed is None else f"{speed:.3g}" if speed < 100 else f"{speed:.0f}"
@@ -153,6 +157,8 @@ def _summary(generation: Generation) -> str:
         parts.append(f"drafted with {stats.adapter}")
     if stats.cost is not None:
         parts.append(f"cost {stats.cost:.3g}")
+    if audits:
+        parts.append(f"audited agreement {audits.agreement:.2f} over {audits.num_answers}")
     more = " (-n allows more)" if generation.finish_reason == "length" else ""
     parts.append(f"ended by {generation.finish_reason}{more}")
     return " · ".join(parts)

@@ -50,7 +50,7 @@ def start_generation(
     if draft and local:
         check_same(draft.vocab, local.vocab)
     vocab = (local or reader).vocab  # a local target decodes its text, with any draft model
-    prompts = _prompts(request, reader)
+    prompts = prompts_of(request, reader)
     facts = _facts(plan, params, verifying)
     if draft:
         draft, gate = _drafting(request, draft, prompts.edge, facts, calibrations)
@@ -87,7 +87,7 @@ def start_generation(
     return Generation(loop, request, prompts, draft or edge, target, watch)
 
 
-def _prompts(request: GenerateRequest, reader: Engine) -> PromptPair:
+def prompts_of(request: GenerateRequest, reader: Engine) -> PromptPair:
     if request.prompt_ids:
         return PromptPair(Prompt(request.prompt_ids), Prompt(request.prompt_ids))
     prompts = read_prompt(reader, request.messages, raw=request.raw, share=request.share_audio, tools=request.tools)

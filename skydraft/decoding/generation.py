@@ -222,7 +222,8 @@ class Generation:
         verifier, prices = self._loop.verifier, self.target.prices if self.target else None
         sent, link = (verifier.sent, verifier.link) if verifier else (Sent(), LinkCost())
         tokens, cost = (*self._begun, *self._tokens), prices.of(link) if prices else None
-        return receipt_of(sent, tokens, self._stream.pieces, link, cost)
+        is_sent_later = self.request.is_audited and self.target is not None and self.target.engine is None
+        return replace(receipt_of(sent, tokens, self._stream.pieces, link, cost), audited=is_sent_later)
 
     @property
     def stats(self) -> Stats:

@@ -55,6 +55,11 @@ class Plan:
         """Whether blocks may be skipped while there is a target."""
         return self.verifies and self.gate.kind != "always"
 
+    @property
+    def is_lossy(self) -> bool:
+        """Whether it may commit a token that the target would not have written."""
+        return self.drafts and (self.gate.kind != "always" or self.top > 0)
+
     def checking_start(self) -> Plan:
         """This plan with a target that also checks how a text begins, where blocks may be skipped."""
         if not self.is_gated or START in self.gate.content_rules:

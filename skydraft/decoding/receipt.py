@@ -46,7 +46,8 @@ class Rejected:
 @dataclass(frozen=True, slots=True)
 class Receipt:
     """What servers have seen of one text: all of the prompt or 0 tokens, and the parts of the answer that they got or
-    wrote. `shared_bytes` is the part of `bytes_up` for features of speech; `cost` is the price, if prices are known."""
+    wrote. `shared_bytes` is the part of `bytes_up` for features of speech; `cost` is the price, if prices are known.
+    With `audited` a server reads all of it later."""
 
     servers: tuple[str, ...]
     prompt_tokens: int
@@ -57,6 +58,7 @@ class Receipt:
     bytes_down: int
     shared_bytes: int
     cost: float | None
+    audited: bool = False
 
     def after(self, earlier: Receipt, num_tokens: int, num_chars: int) -> Receipt:
         """The receipt for two texts in a row; the earlier one has so many tokens and characters."""
@@ -71,6 +73,7 @@ class Receipt:
             earlier.bytes_down + self.bytes_down,
             earlier.shared_bytes + self.shared_bytes,
             sum(costs) if costs else None,
+            earlier.audited or self.audited,
         )
 
 

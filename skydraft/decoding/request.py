@@ -32,7 +32,8 @@ class GenerateRequest:
     too: nothing is told of its cache if they share that. With `local_only` nothing of the text leaves this device: no
     server is asked, and its trace is not sent. `adapter` is the draft model's, by name or file; "auto" is the one for
     prompts that begin as this one does, if any, "none" is none, and None is what the draft model was loaded with.
-    Raises PromptError or OptionError.
+    With `is_audited` the target reads the finished answer, which changes nothing in it. Raises PromptError or
+    OptionError.
     """
 
     messages: tuple[Message, ...]
@@ -55,6 +56,7 @@ class GenerateRequest:
     traceparent: str = ""
     local_only: bool = False
     adapter: str | None = None
+    is_audited: bool = False
 
     @property
     def reuse(self) -> Reuse | None:

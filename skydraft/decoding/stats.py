@@ -16,6 +16,19 @@ class CachedTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class AuditFigures:
+    """`agreement` is the share of tokens of the newest audited answers, drafted with this adapter and checked by this
+    gate, that the target would have written too. With `is_raised` it was less than `asked`, so more is checked now."""
+
+    adapter: str | None
+    gate: str
+    agreement: float
+    num_answers: int
+    asked: float | None
+    is_raised: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
     """Figures of one generation, from its records; None if the divisor is 0.
 
@@ -30,7 +43,8 @@ class Stats:
     bytes_up for features of speech. cached_tokens: those of the prompt that were in the KV cache. exact: whether the
     target's tokens do not depend on what else it computes. Of a server without skydraft, over all requests:
     num_requests; tokens_in, those that it read, tokens_hit, the part that was in its cache; tokens_out; cost, if prices
-    are known. adapter: what the draft model had learned for this text, by its name.
+    are known. adapter: what the draft model had learned for this text, by its name. audits: of answers drafted and
+    checked as this one.
     """
 
     num_tokens: int
@@ -69,6 +83,7 @@ class Stats:
     tokens_out: int
     cost: float | None
     adapter: str | None
+    audits: AuditFigures | None = None
 
 
 def stats_of(

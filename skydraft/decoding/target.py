@@ -123,14 +123,14 @@ class LocalVerifier(TargetSession):
         """The verdict. What the target writes after it is computed when it is asked for. Raises as `check` does."""
         self.check(block, catch_up)
         cost = Cost() if self.is_seated else self._open()
-        with self._engine.floor:
-            work = self.begin(block, catch_up)
-            while (token_ids := work.next_feed(self._max_rows)) is not None:
+        work = self.begin(block, catch_up)
+        while (token_ids := work.next_feed(self._max_rows)) is not None:
+            with self._engine.floor:  # until the rows are read; other generations may compute between the parts
                 began = time.perf_counter()
                 rows = work.sequence.extend(token_ids)
                 cost += Cost(1, len(token_ids), forward_ms=(time.perf_counter() - began) * 1e3)
                 work.absorb(rows)
-            verdict = self.commit(work, cost)
+        verdict = self.commit(work, cost)
         self.called = bool(block.token_ids) or not self._num_to_write
         left = write if self.called else self._num_to_write - 1
         self._num_to_write = left if verdict.hands_over(block) else 0

@@ -27,6 +27,7 @@ from skydraft.types import Prompt
 T = TypeVar("T")
 _FACTS_S = 120.0  # how long facts about a server may be reused; rounds measure the rest
 _ONE_OF_MANY_S = 3.0  # timeout of GetInfo for one of several servers
+_BACKGROUND_S = 600.0
 _PAUSE_S = 0.1  # between two tries of GetInfo
 
 
@@ -62,6 +63,18 @@ class Cloud:
 
     def telling(self, notify: Notify) -> Cloud:
         return replace(self, notify=notify)
+
+    def in_background(self) -> Cloud:
+        """For audits, which no user waits for: each may take long, says nothing, and ends soon where the cloud is gone.
+
+        Raises OptionError for a server without skydraft.
+        """
+        if self.is_stock:
+            raise OptionError(
+                "--audit-share does not apply to a server without skydraft: it cannot read a finished answer.",
+                hint="Leave it out, or use a server that runs skydraft serve.",
+            )
+        return replace(self, notify=silent, require=False, open_ahead=False, timeout_s=_BACKGROUND_S)
 
     @property
     def is_exact(self) -> bool:

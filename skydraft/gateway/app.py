@@ -7,7 +7,7 @@ import hashlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -79,7 +79,7 @@ class Gateway:
         self.names = ModelNames(pair)
         self._cloud = CloudHealth(pair)
         self.desk = Desk(pair, options.max_running, options.max_waiting, has_keys=authorize is not None)
-        self.metrics = GatewayMetrics(self.desk)
+        self.metrics = GatewayMetrics(self.desk, pair.auditor)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="reading")
         cors = Middleware(
             CORSMiddleware, allow_origins=options.origins, allow_methods=["*"], allow_headers=["*"],
@@ -223,7 +223,9 @@ class Gateway:
 
     async def _health(self, request: Request) -> Response:
         state = await asyncio.to_thread(self._cloud.state)
-        return JSONResponse({"status": "ok", "cloud": state})
+        auditor = self.pair.auditor
+        audits = {"audits": {**auditor.counts, "newest": list(map(asdict, auditor.figures))}} if auditor else {}
+        return JSONResponse({"status": "ok", "cloud": state} | audits)
 
     async def _metrics(self, request: Request) -> Response:
         return Response(self.metrics.text(), media_type=self.metrics.content_type)

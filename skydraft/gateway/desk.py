@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from skydraft.access.shares import Shares
+from skydraft.decoding.audits import Auditor
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.receipt import Receipt
 from skydraft.decoding.request import GenerateRequest
@@ -247,6 +248,8 @@ class Desk:
         if first := ticket.first:
             stats = generation.stats_after(first.records)
             receipt = receipt.after(first.receipt, len(first.token_ids), len(first.text))
+        if auditor := self._pair.auditor:
+            stats = replace(stats, audits=auditor.figures_of(generation))
         left = ticket.reader.finish() if ticket.reader else ()
         ticket.tell(Ended(finish, left, generation.stop_string, stats, receipt, generation.scores_of_both()))
 
@@ -263,8 +266,8 @@ class Desk:
 class GatewayMetrics:
     content_type = CONTENT_TYPE_LATEST
 
-    def __init__(self, desk: Desk) -> None:
-        self._registry = CollectorRegistry()
+    def __init__(self, desk: Desk, auditor: Auditor | None = None) -> None:
+        self._auditor, self._registry = auditor, CollectorRegistry()
         ours: dict[str, Any] = {"namespace": "skydraft_gateway", "registry": self._registry}
         self._answers = Counter("answers", "Choices that came to their end", **ours)
         self._refusals = Counter("refusals", "Errors told", ["status"], **ours)
@@ -272,6 +275,11 @@ class GatewayMetrics:
         self._rounds = Counter("rounds", "Rounds by outcome", ["outcome"], **ours)
         self._cached = Counter("cached_tokens", "Prompt tokens reused", ["side"], **ours)
         self._ttft = Histogram("ttft_seconds", "Start to first round", buckets=_TTFT_S, **ours)
+        self._audits = Gauge("audits", "Answers drawn to be audited", ["outcome"], **ours)
+        self._watched = {
+            name: Gauge(f"audited_{name}", about, ["adapter", "gate"], **ours)
+            for name, about in {"agreement": "Of newest answers", "is_raised": "1: too low, so more is checked"}.items()
+        }
         Gauge("running", "Choices being written", **ours).set_function(lambda: desk.num_running)
         Gauge("waiting", "Choices in the queue", **ours).set_function(lambda: desk.num_waiting)
 
@@ -291,4 +299,10 @@ class GatewayMetrics:
         self._refusals.labels(str(status)).inc()
 
     def text(self) -> bytes:
+        for name, gauge in self._watched.items():
+            gauge.clear()
+            for each in self._auditor.figures if self._auditor else ():
+                gauge.labels(each.adapter or "", each.gate).set(getattr(each, name))
+        for outcome, num in self._auditor.counts.items() if self._auditor else ():
+            self._audits.labels(outcome).set(num)
         return generate_latest(self._registry)

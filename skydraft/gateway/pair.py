@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from skydraft import api
 from skydraft.config import DEFAULT_MODE, MODES
+from skydraft.decoding.audits import Auditor
 from skydraft.decoding.generation import Generation, Observer
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.request import GenerateRequest
@@ -27,11 +28,13 @@ CloudState: TypeAlias = Literal["up", "down", "local", "none"]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A draft model, and a target in this process or in a cloud, or no target. `observers` watch each generation."""
+    """A draft model, and a target in this process or in a cloud, or no target. `observers` watch each generation; one
+    of them may be the `auditor`."""
 
     edge: Engine
     cloud: Engine | Cloud | None = None
     observers: tuple[Observer, ...] = ()
+    auditor: Auditor | None = None
 
     @property
     def far(self) -> Cloud | None:

@@ -106,12 +106,13 @@ class GateSpec:
 
 def parse_gate(text: str) -> GateSpec:
     """`always`, `never`, or `entropy:THETA`, `margin:M`, `prob:P`, `calibrated:AGREEMENT`, and content rules."""
-    main, *rules = text.split("+")
+    main, *given = text.split("+")
     kind, _, value = main.partition(":")
+    rules = tuple(dict.fromkeys(given))  # said twice, they are the same gate
     if kind not in SIGNALS:
-        return GateSpec(main, content_rules=tuple(rules))
+        return GateSpec(main, content_rules=rules)
     try:
-        return GateSpec(kind, float(value), tuple(rules))
+        return GateSpec(kind, float(value), rules)
     except ValueError as error:
         raise _bad_threshold(kind, value) from error
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from skydraft.decoding.audits import Audit
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.request import GenerateRequest
 from skydraft.errors import CloudError, SkydraftError
@@ -15,14 +16,20 @@ from skydraft.types import Round
 _FACTS_S = 0.5  # how long a server is asked for what it runs
 
 
-def marks_of(rounds: Iterable[Round], *, top: int = 0) -> str:
+def marks_of(rounds: Iterable[Round], *, top: int = 0, audit: Audit = ()) -> str:
     """A mark for each token, from the rounds of one generation, whose accept rule was `top`.
 
-    An audit marks a token that was skipped; without one it stays unjudged. With `top` an accepted token stays unjudged
-    too: the target ranked it high, but might have chosen another. Where the draft model read along, a token that the
-    target wrote says whether it would have written it too. A token that a grammar forces says nothing of either.
+    An audit, of a later round or of the whole text, marks a token that was skipped; without one it stays unjudged. With
+    `top` an accepted token needs that of the text, too: the target ranked it high, but might have chosen another. Where
+    the draft model read along, a token that the target wrote says whether it would have written it too. A token that a
+    grammar forces says nothing of either.
     """
     marks, num_seen, forced = list[str](), 0, list[int]()
+
+    def drafted(num: int) -> list[str]:
+        of_audit = [AGREED if agrees else WRONG for agrees in audit[len(marks) : len(marks) + num]]
+        return of_audit or [UNJUDGED] * num
+
     for done in rounds:
         committed = done.block.forced[: len(done.token_ids)]
         forced += [index for index, is_forced in enumerate(committed, done.block.base) if is_forced]
@@ -31,12 +38,12 @@ def marks_of(rounds: Iterable[Round], *, top: int = 0) -> str:
                 marks[index] = UNJUDGED if agrees is None else AGREED if agrees else CORRECTED
         num_committed = len(done.token_ids)
         if done.record.outcome in ("skipped", "fallback"):
-            marks += UNJUDGED * num_committed
+            marks += drafted(num_committed)
             continue
         for index, agrees in enumerate(done.audit, num_seen):
             marks[index] = AGREED if agrees else WRONG
         num_accepted = done.record.num_accepted
-        marks += (UNJUDGED if top else AGREED) * num_accepted
+        marks += drafted(num_accepted) if top else AGREED * num_accepted
         if num_committed > num_accepted:
             marks.append(CORRECTED if num_accepted < len(done.block.token_ids) else TAUGHT)
         num_seen = len(marks)
@@ -45,9 +52,9 @@ def marks_of(rounds: Iterable[Round], *, top: int = 0) -> str:
     return "".join(marks)
 
 
-def lesson_of(generation: Generation, draft: str, target: str, vocab: str) -> Lesson | None:
+def lesson_of(generation: Generation, draft: str, target: str, vocab: str, audit: Audit = ()) -> Lesson | None:
     """The lesson of a generation with models of these fingerprints; None where the target judged nothing."""
-    marks = marks_of(generation.rounds_so_far, top=generation.request.plan.top)
+    marks = marks_of(generation.rounds_so_far, top=generation.request.plan.top, audit=audit)
     if generation.finish_reason == "content_filter":
         marks = marks[:-1] + UNJUDGED  # no model chose the end
     if not set(marks) - {UNJUDGED}:
@@ -78,14 +85,14 @@ class Collector:
         return request
 
     def ended(self, request: GenerateRequest, generation: Generation | None, error: BaseException | None) -> None:
-        if generation is not None:
+        if generation is not None and not request.is_audited:  # else it comes with its audit
             self.keep(generation)
 
-    def keep(self, generation: Generation) -> bool:
-        """Keep what a generation teaches so far; returns whether it teaches anything."""
+    def keep(self, generation: Generation, audit: Audit = ()) -> bool:
+        """Keep what a generation and its audit teach so far; returns whether that is anything."""
         edge, target = generation.edge, generation.target
         reader = edge or (target.engine if target else None)
-        was_judged = any(done.record.outcome == "verified" for done in generation.rounds_so_far)
+        was_judged = bool(audit) or any(done.record.outcome == "verified" for done in generation.rounds_so_far)
         chosen = generation.request.begun or generation.request.params.logit_bias  # by somebody who asked for a token
         if target is None or reader is None or not was_judged or chosen:
             return False
@@ -102,7 +109,7 @@ class Collector:
         if not facts.weights:
             self._notify("The server does not tell which model it runs, so this answer is not kept.")
             return False
-        lesson = lesson_of(generation, edge.fingerprint if edge else "", facts.weights, reader.vocab.fingerprint)
+        lesson = lesson_of(generation, edge.fingerprint if edge else "", facts.weights, reader.vocab.fingerprint, audit)
         if lesson is None:
             return False
         self.add(lesson)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -63,6 +64,16 @@ def test_generate_over_a_link_prints_what_it_prints_in_one_process(invoke: Invok
     for name in ("text", "token_ids", "origins", "finish_reason", "prompt_tokens"):
         assert far[name] == near[name]
     assert far["stats"]["bytes_up"] > 0 == near["stats"]["bytes_up"]
+
+
+def test_a_server_audits_what_it_did_not_check(invoke: Invoke, server: Serving, tmp_path: Path) -> None:
+    alone = invoke("generate", "语速", *EDGE, "--mode", "edge")[1]
+    for cloud, learned in (server.address, 1), ("127.0.0.1:1", 0):
+        given = ["--cloud", cloud, "--audit-share", "1", "--learn", str(tmp_path / cloud)]
+        status, out, err = invoke("generate", "语速", *EDGE, "--mode", "edge", *given)
+        assert (status, out) == (0, alone), err
+        assert (re.search(r"no calls · audited agreement 0\.\d\d over 1 · ", err) is not None) == bool(learned), err
+        assert "1 answer (" in invoke("learn", "status", str(tmp_path / cloud))[1] or not learned
 
 
 def test_a_gated_run_without_its_cloud_says_so_once_and_succeeds(invoke: Invoke) -> None:

@@ -64,6 +64,12 @@ WRONG = {
     "doctor --cloud localhost:1 --cloud-model toy": "choose one",
     "doctor --devices 4": "--devices needs a server",
     "doctor --devices 257 --cloud localhost:1": "1<=x<=256",
+    # audits
+    f"{GENERATE} --audit-share 0": "above 0",
+    f"{GENERATE} --audit-share nan": "above 0",
+    f"{GENERATE} --audit-share 0.5 -m lossless": "the target's own already",
+    f"generate 你好 {EDGE} --cloud http://localhost:1/v1 --audit-share 1": "--audit-share does not apply to a server",
+    f"gateway --edge-only {EDGE} --audit-share 0.1": "is to audit",
     # recordings
     "caption": "FILES",
     f"{CAPTION} --cloud localhost:1": "--share-audio",

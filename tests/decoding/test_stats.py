@@ -86,6 +86,7 @@ def test_figures_are_those_of_the_records():
         "tokens_out": 0,
         "cost": None,
         "adapter": None,
+        "audits": None,
     }
 
 

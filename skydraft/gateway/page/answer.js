@@ -206,10 +206,11 @@ export class Answer {
     if (how === 'stopped') say('meta.stopped');
   }
 
-  #sayReceipt(say, { servers, prompt_tokens: prompt, seen, rejected, bytes_up: bytes }) {
+  #sayReceipt(say, { servers, prompt_tokens: prompt, seen, rejected, bytes_up: bytes, audited }) {
     const told = seen.reduce((sum, { tokens: [first, end] }) => sum + end - first, 0);
     const args = { servers: servers.join(', '), prompt, told, rejected: rejected.length, kb: (bytes / 1000).toFixed(1) };
-    say(servers.length ? 'meta.seen' : 'meta.unseen', args);
+    if (servers.length || !audited) say(servers.length ? 'meta.seen' : 'meta.unseen', args);
+    if (audited) say('meta.audited');
   }
 
   fail(error) {

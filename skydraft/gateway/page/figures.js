@@ -37,6 +37,7 @@ export class Figures {
   settle(stats) {
     this.inexact = stats.exact === false && stats.num_requests > 0;
     this.adapter = stats.adapter;
+    this.audits = stats.audits;
     this.cost = stats.num_requests > 0 ? stats.cost : null;
     if (stats.ttft_ms != null) this.firstMs = stats.ttft_ms;
     if (stats.tokens_per_s > 0) this.seconds = this.tokens / stats.tokens_per_s;
@@ -69,6 +70,7 @@ export function sum(parts) {
       total.origins[origin] = (total.origins[origin] ?? 0) + tokens;
     }
     total.rounds.push(...part.rounds);
+    total.audits = part.audits ?? total.audits;
   }
   return total;
 }
@@ -88,6 +90,7 @@ export const shown = {
   written: (figures) => share(figures.writtenPerToken),
   speed: (figures) => number(figures.speed, 1),
   agreement: (figures) => share(figures.agreement),
+  watched: (figures) => share(figures.audits?.agreement ?? null),
   tokens: (figures) => (figures.tokens ? String(figures.tokens) : '–'),
   rounds: (figures) => (figures.rounds.length ? String(figures.rounds.length) : '–'),
 };

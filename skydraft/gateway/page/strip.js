@@ -5,17 +5,19 @@ import { $, eachFrame, make } from './dom.js';
 import { ORIGINS, percent, shares, shown } from './figures.js';
 import { say, worded } from './language.js';
 
-const ROWS = ['calls', 'written', 'agreement', 'speed', 'tokens', 'rounds'];
-const EXPLAINED = ['calls', 'written', 'agreement', 'rounds'];
+const ROWS = ['calls', 'written', 'agreement', 'watched', 'speed', 'tokens', 'rounds'];
+const EXPLAINED = ['calls', 'written', 'agreement', 'watched', 'rounds'];
 const wide = matchMedia('(min-width: 1000px)');
 
-function noteOf(row, { agreed, audited }) {
+function noteOf(row, { agreed, audited, audits }) {
+  if (row === 'watched' && audits) return say(audits.is_raised ? 'watched.raised' : 'watched.note', { answers: audits.num_answers });
   return row === 'agreement' && audited ? say('agreement.note', { agreed, audited }) : null;
 }
 
 function table(columns) {
   const heads = columns.map(({ name }) => make('th', { scope: 'col' }, name));
-  const rows = ROWS.map((row) => {
+  const shownRows = ROWS.filter((row) => row !== 'watched' || columns.some(({ figures }) => figures.audits));
+  const rows = shownRows.map((row) => {
     const cells = columns.map(({ figures }) => make('td', { 'data-figure': row, title: noteOf(row, figures) }, shown[row](figures)));
     const note = EXPLAINED.includes(row) ? make('p', { class: 'note' }, say(`figure.${row}.note`)) : null;
     return make('tr', {}, make('th', { scope: 'row' }, say(`figure.${row}`), note), ...cells);

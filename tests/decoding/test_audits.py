@@ -1,0 +1,304 @@
+"""Audits: what the target says of a finished answer, and when that is too little."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import skydraft
+from skydraft import DecodingParams, GenerateRequest, Generation, make_plan
+from skydraft.decoding.audits import Audit, Auditor, Watched
+from skydraft.decoding.target import target_of
+from skydraft.engines.base import Engine
+from skydraft.engines.options import NOT_PROBED
+from skydraft.engines.toy import ToyEngine
+from skydraft.errors import EngineError, OptionError
+from skydraft.evaluation.scoring import Scorer
+from skydraft.learning.collect import Collector, marks_of
+from skydraft.prompts.messages import asked
+from tests import reference, toys
+from tests.learning.test_collect import read
+from tests.serving import Serving, serving, waiting
+from tests.toys import PROMPT, PROMPT_IDS
+
+EDGE, QUALITY, TOP = make_plan("edge"), make_plan("quality"), make_plan(gate="entropy:1", k=4, accept="top:3")
+REQUEST = GenerateRequest(asked(PROMPT), EDGE, DecodingParams(max_new_tokens=20, min_new_tokens=20), raw=True)
+
+
+class Watching:
+    """An auditor, what it kept, and what it said."""
+
+    def __init__(self, edge: Engine, cloud: Any, share: float = 1.0, **options: Any) -> None:
+        self.kept: list[tuple[Generation, Audit]] = []
+        self.lines: list[str] = []
+        target = target_of(cloud if isinstance(cloud, Engine) else cloud.in_background())
+        self._sides = {"edge": edge, "cloud": cloud}
+        self.auditor = Auditor(edge, target, share, self.lines.append, lambda *of: self.kept.append(of), **options)
+        self.close = self.auditor.close
+
+    def write(self, request: GenerateRequest = REQUEST) -> Generation:
+        generation = skydraft.start(request, observers=[self.auditor], **self._sides).run()
+        self.auditor.finish()
+        return generation
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Serving]:
+    with serving(toys.toy(1)) as running:
+        yield running
+
+
+@toys.law(25)
+@given(toys.pairs(), toys.params(20), st.sampled_from([EDGE, QUALITY, TOP]))
+def test_an_audit_says_of_each_token_what_the_target_would_have_written(
+    pair: tuple[ToyEngine, ToyEngine], params: DecodingParams, plan: Any
+) -> None:
+    edge, target = pair
+    with closing(Watching(edge, target)) as watching:
+        done = watching.write(replace(REQUEST, plan=plan, params=params))
+    ((_, audit),) = watching.kept
+    text = [*PROMPT_IDS, *done.token_ids]
+    theirs = [
+        reference.next_token(target, text[:at], len(PROMPT_IDS), params) for at in range(len(PROMPT_IDS), len(text))
+    ]
+    assert audit == tuple(map(int.__eq__, theirs, done.token_ids))
+    figures = watching.auditor.figures_of(done)
+    assert figures and figures.agreement == round(sum(audit) / len(audit), 4) and figures.num_answers == 1
+    if not params.temperature:
+        scores = Scorer(edge, target)
+        score = scores.score("", done.prompts, done.token_ids, params)
+        scores.close()
+        assert audit == tuple(map(int.__eq__, score.choices, score.token_ids))
+
+
+@pytest.mark.parametrize("plan", [EDGE, TOP])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_server_says_what_the_model_says_here(server: Serving, plan: Any, temperature: float) -> None:
+    edge = toys.toy(1, 0.7)
+    params = replace(REQUEST.params, temperature=temperature, seed=3)
+    request = replace(REQUEST, plan=plan, params=params, cache_scope="mine")
+    with closing(skydraft.connect(server.address)) as cloud:
+        pairs = [Watching(edge, each) for each in (toys.toy(1), cloud)]
+        texts = [watching.write(request).token_ids for watching in pairs]
+        for watching in pairs:
+            watching.close()
+    here, there = (watching.kept[0][1] for watching in pairs)
+    assert texts[0] == texts[1] and here == there and any(here) and not all(here)
+    Serving.wait_until(lambda: server.num_sessions == 0)  # nothing is left behind
+
+
+def test_which_answers_are_read_is_drawn_before_they_begin() -> None:
+    draws = iter([0.0, 0.9, 0.2, 0.31, 0.29])
+    with closing(Watching(toys.toy(1, 0.7), toys.toy(1), 0.3, draw=lambda: next(draws))) as watching:
+        seen = [watching.write(replace(REQUEST, plan=plan)) for plan in (EDGE, EDGE, QUALITY, QUALITY, TOP)]
+        assert [each.request.is_audited for each in seen] == [True, False, True, False, True]
+        assert [each for each, _ in watching.kept] == seen[::2]
+        for plan in (make_plan("lossless"), make_plan("cloud")):  # nothing can be found there, and nothing is drawn
+            assert not watching.write(replace(REQUEST, plan=plan)).request.is_audited
+    assert watching.auditor.counts == {"read": 3, "lost": 0, "dropped": 0}
+
+
+def test_what_must_stay_here_is_read_by_a_model_here_alone(server: Serving) -> None:
+    request, own = replace(REQUEST, local_only=True, cache_scope="mine"), toys.toy(1)
+    with closing(skydraft.connect(server.address)) as cloud:
+        for target, is_read in ((own, True), (cloud, False)):
+            with closing(Watching(toys.toy(1, 0.7), target)) as watching:
+                assert watching.write(request).request.is_audited is is_read
+    assert not server.num_sessions
+    assert not own.prefixes._kept  # what is kept for conversations stays theirs
+
+
+def test_a_receipt_says_that_a_server_reads_the_answer_later(server: Serving) -> None:
+    edge = toys.toy(1, 0.7)
+    with closing(skydraft.connect(server.address)) as cloud:
+        for target, share, told in ((toys.toy(1), 1.0, False), (cloud, 1.0, True), (cloud, 1e-9, False)):
+            with closing(Watching(edge, target, share)) as watching:
+                assert watching.write().receipt.audited is told
+
+
+@pytest.mark.parametrize(("mean", "spread"), [(0.95, 8), (0.95, 0.01), (0.98, 3)])
+def test_an_alarm_is_false_once_in_a_hundred_runs_at_most(mean: float, spread: float) -> None:
+    """Over 400 answers each; beta with a small spread is all or nothing, the worst there is."""
+    rng, num_false = np.random.default_rng(0), 0
+    for _ in range(150):
+        watched = Watched("", 0.95)
+        shares = rng.beta(mean * spread, (1 - mean) * spread, 400)
+        num_false += any(watched.note(marks(share)) for share in shares)
+    assert num_false <= 6  # 1.5 are expected at most: more than 6 come once in 2000 times
+
+
+def marks(share: float) -> Audit:
+    """Where only the sums count."""
+    return (float(share),)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("mean", "before", "within"), [(0.85, 0, 20), (0.85, 50, 40), (0.85, 300, 50), (0.75, 300, 25)]
+)
+def test_an_alarm_comes_soon_after_a_task_has_changed(mean: float, before: int, within: int) -> None:
+    rng, delays = np.random.default_rng(1), []
+    for _ in range(40):
+        watched = Watched("", 0.95)
+        early = [watched.note(marks(share)) for share in rng.beta(10, 0.25, before)]
+        assert not any(early)
+        shares = rng.beta(8 * mean, 8 * (1 - mean), 400)
+        delays.append(next(at for at, share in enumerate(shares, 1) if watched.note(marks(share))))
+    assert np.median(delays) <= within, delays
+
+
+def worse_and_fine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A draft model that agrees with toy 1; with the adapter "worse" it does not."""
+    edge, worse = toys.toy(1), toys.toy(1, 50.0)
+    worse.adapter, worse.name = "worse", "toy+worse"
+    worse.fingerprint = "another"
+    monkeypatch.setattr(edge.adapters, "choose", lambda name, _: worse if name == "worse" else edge)
+    return edge
+
+
+def test_what_agrees_too_little_is_checked_more_and_nothing_else_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edge = worse_and_fine(tmp_path, monkeypatch)
+    with closing(Watching(edge, toys.toy(1))) as watching:
+        plain, worse = REQUEST, replace(REQUEST, adapter="worse")
+        plans = [watching.write(worse).request.plan for _ in range(12)]
+        num = plans.index(make_plan("quality"))
+        assert plans == [EDGE] * num + [make_plan("quality")] * (12 - num) and 2 < num < 11
+        (line,) = watching.lines
+        assert "with worse agrees with the target less than the 0.95 that was asked" in line and "\n" not in line
+        assert "gate entropy:3.25, not never" in line
+        assert watching.write(plain).request.plan == EDGE  # one adapter says nothing about another
+        assert watching.write(replace(worse, tools=({},))).request.plan == QUALITY.checking_start()
+        raised = {(each.adapter, each.gate): each.is_raised for each in watching.auditor.figures}
+        assert raised == {("worse", "never"): True, (None, "never"): False, ("worse", "entropy:3.25"): False,
+                          ("worse", "entropy:3.25+start"): False}  # fmt: skip
+        edge.adapters.choose("worse", ()).fingerprint = "taught anew"
+        assert watching.write(worse).request.plan == EDGE
+
+
+def test_an_asked_agreement_is_that_of_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    from skydraft.decoding import audits
+
+    auto = make_plan(gate="calibrated:0.9", k=4)
+    stricter = audits._stricter(auto)
+    assert str(stricter.gate) == "calibrated:0.9+start+digits+values" and audits._stricter(stricter) == stricter
+    assert audits._stricter(QUALITY) == QUALITY  # no agreement was asked for
+
+
+def test_lessons_are_complete_where_an_answer_was_audited(tmp_path: Path) -> None:
+    edge, target = toys.toy(1, 0.7), toys.toy(1)
+    collector, request = Collector(tmp_path), replace(REQUEST, plan=EDGE)
+    auditor = Auditor(edge, target_of(target), 0.5, print, collector.keep, draw=iter([0.0, 0.9]).__next__)
+    with closing(auditor):
+        done = [
+            skydraft.start(request, edge=edge, cloud=target, observers=[collector, auditor]).run() for _ in range(2)
+        ]
+        auditor.finish()
+    (lesson,) = read(tmp_path)  # nobody judged the second one
+    assert lesson.token_ids == done[0].token_ids and set(lesson.marks) == {"a", "w"}
+    plan = replace(request, plan=TOP)
+    with closing(Auditor(edge, target_of(target), 1.0, print, collector.keep)) as auditor:
+        text = skydraft.start(plan, edge=edge, cloud=target, observers=[collector, auditor]).run()
+        auditor.finish()
+    assert "-" in marks_of(text.rounds_so_far, top=3)
+    _, lesson = read(tmp_path)  # once, and whole
+    assert lesson.token_ids == text.token_ids and "-" not in lesson.marks
+
+
+def test_an_answer_waits_for_no_audit_and_too_many_are_dropped(tmp_path: Path) -> None:
+    go_on = threading.Event()
+    edge, target = toys.toy(1, 0.7), waiting(toys.toy(1), go_on.wait)
+    with closing(Watching(edge, target)) as watching:
+        texts = [
+            skydraft.start(REQUEST, edge=edge, cloud=target, observers=[watching.auditor]).run().text for _ in range(20)
+        ]
+        assert len(set(texts)) == 1 and watching.auditor.counts["read"] == 0
+        num_dropped = watching.auditor.counts["dropped"]
+        assert 3 <= num_dropped <= 4 and len(watching.kept) == num_dropped  # one is being read
+        go_on.set()
+        watching.auditor.finish()
+        assert watching.auditor.counts["read"] == 20 - num_dropped
+    assert not watching.auditor._thread.is_alive()
+
+
+def test_others_compute_between_the_parts_of_an_audit() -> None:
+    """An audit has hundreds of forwards, and an answer that needs the same engine must not wait for all of them."""
+    target, forwards, turns = toys.toy(1), list[None](), list[int]()
+    target.profile = NOT_PROBED  # a row a forward
+
+    def take_a_turn() -> None:
+        with target.floor:
+            turns.append(len(forwards))
+
+    def once() -> None:
+        forwards.append(None)
+        if len(forwards) == 3:
+            threading.Thread(target=take_a_turn).start()
+            Serving.wait_until(lambda: len(target.floor._line) == 2)
+
+    with closing(Watching(toys.toy(1, 0.7), waiting(target, once))) as watching:
+        watching.write()
+    assert turns == [3] and len(forwards) > 10
+
+
+def test_closing_breaks_off_what_is_read_and_keeps_every_answer() -> None:
+    held, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        held.set()
+        go_on.wait()
+
+    edge, target = toys.toy(1, 0.7), waiting(toys.toy(1), hold)
+    watching = Watching(edge, target)
+    for _ in range(5):
+        skydraft.start(REQUEST, edge=edge, cloud=target, observers=[watching.auditor]).run()
+    held.wait()
+    threading.Timer(0.1, go_on.set).start()
+    watching.close()
+    assert watching.auditor.counts["read"] == 0 and [audit for _, audit in watching.kept] == [()] * 5
+    assert watching.write().text and len(watching.kept) == 6  # one that ends later
+
+
+def test_a_target_that_is_gone_or_fails_costs_only_the_audit(server: Serving) -> None:
+    gone = skydraft.connect("127.0.0.1:1", notify=lambda line: pytest.fail(line))
+    failing = toys.toy(1)
+    failing.forward = lambda *_, **__: (_ for _ in ()).throw(EngineError("broken"))
+    broken = toys.toy(1)
+    broken.forward = lambda *_, **__: (_ for _ in ()).throw(RuntimeError("a bug"))
+    few = skydraft.connect(server.address, max_calls=1)
+    for target, num_read in ((gone, 0), (failing, 0), (broken, 0), (few, 1)):
+        with closing(Watching(toys.toy(1, 0.7), target)) as watching:
+            assert len({watching.write().token_ids for _ in range(2)}) == 1
+            assert watching.auditor.counts == {"read": num_read, "lost": 2 - num_read, "dropped": 0}
+            assert len(watching.kept) == 2 and not watching.lines
+    gone.close()
+    few.close()
+
+
+def test_a_server_without_skydraft_is_refused() -> None:
+    cloud = skydraft.connect("http://127.0.0.1:1/v1")
+    with closing(cloud), pytest.raises(OptionError, match="audit_share does not apply to a server without skydraft"):
+        cloud.in_background()
+
+
+def test_clients_with_gates_of_their_own_do_not_fill_the_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("skydraft.decoding.audits._MAX_WATCHED", 3)
+    edge = worse_and_fine(tmp_path, monkeypatch)
+    with closing(Watching(edge, toys.toy(1))) as watching:
+        while not watching.lines:
+            watching.write(replace(REQUEST, adapter="worse"))
+        for number in range(6):
+            watching.write(replace(REQUEST, plan=make_plan(gate=f"entropy:{number}{'+digits' * number}")))
+        kept = [each.gate for each in watching.auditor.figures]
+        assert kept == ["never", "entropy:4+digits", "entropy:5+digits"]  # the one that was raised stays

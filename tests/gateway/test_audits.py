@@ -1,0 +1,75 @@
+"""What clients, operators and the chat page see of audits."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from skydraft.decoding.audits import Auditor
+from skydraft.decoding.target import target_of
+from skydraft.engines.toy import open_toy
+from skydraft.gateway.pair import Pair
+
+from .running import Running, gateway, toy_pair
+from .test_adapters import draft_with
+
+
+def audited(pair: Pair, lines: list[str]) -> tuple[Pair, Auditor]:
+    auditor = Auditor(pair.edge, target_of(pair.cloud), 1.0, lines.append)  # type: ignore[arg-type]
+    return replace(pair, observers=(auditor,), auditor=auditor), auditor
+
+
+def test_an_adapter_that_agrees_too_little_is_checked_more_and_all_can_see_it(tmp_path: Path) -> None:
+    lines = list[str]()
+    pair, auditor = audited(Pair(draft_with(tmp_path), open_toy("toy", 4096, 6)), lines)
+    with closing(auditor), gateway(pair) as running:
+
+        def ask(model: str, content: str = "情绪") -> dict[str, object]:
+            answer = running.chat(content, model=model, max_tokens=64, temperature=0).json()["skydraft"]["stats"]
+            auditor.finish()
+            return answer  # type: ignore[no-any-return]
+
+        assert ask("skydraft-edge:two")["audits"] is None  # nothing was read yet
+        for _ in range(12):
+            stats = ask("skydraft-edge:two")
+        assert len(lines) == 1 and "with two" in lines[0]
+        assert stats["audits"]["gate"] == "entropy:3.25" and stats["audits"]["num_answers"] > 0  # type: ignore[index]
+        for model in ("skydraft-edge:one", "skydraft-edge"):
+            assert ask(model)["audits"] is None and ask(model)["audits"]["gate"] == "never"  # type: ignore[index]
+        health = running.client.get(f"{running.url}/health").json()
+        told = {(each["adapter"], each["gate"]): each for each in health["audits"]["newest"]}
+        assert health["audits"]["read"] == 17 and told["two", "never"]["is_raised"]
+        assert not told["one", "never"]["is_raised"] and told["two", "never"]["asked"] == 0.95
+        lines = running.client.get(f"{running.url}/metrics").text.splitlines()
+        assert 'skydraft_gateway_audits{outcome="read"} 17.0' in lines
+        assert 'skydraft_gateway_audited_is_raised{adapter="two",gate="never"} 1.0' in lines
+        agreement = told[None, "never"]["agreement"]
+        assert f'skydraft_gateway_audited_agreement{{adapter="",gate="never"}} {agreement}' in lines
+
+
+def test_a_stream_tells_of_earlier_audits_too_and_without_them_nothing_is_said() -> None:
+    pair, auditor = audited(toy_pair(), [])
+    for given, count in ((pair, 1), (toy_pair(), None)):
+        with gateway(given) as running:
+            for _ in range(2):
+                text = running.chat("语速", model="skydraft-edge", stream=True).text
+                auditor.finish()
+            found = '"audits":{"adapter":null,"gate":"never"' in text
+            assert found is bool(count) and ("audits" in running.client.get(f"{running.url}/health").json()) is found
+            assert ("audited_agreement{" in running.client.get(f"{running.url}/metrics").text) is found
+    auditor.close()
+
+
+def test_a_client_that_hangs_up_leaves_nothing_to_read() -> None:
+    pair, auditor = audited(toy_pair(), [])
+    with closing(auditor), gateway(pair) as running:
+        body = {"model": "skydraft-edge", "messages": [{"role": "user", "content": "语速"}], "stream": True}
+        with running.client.stream(
+            "POST", f"{running.v1}/chat/completions", json=body | {"max_tokens": 4000}
+        ) as answer:
+            next(answer.iter_bytes())
+        Running.wait_until(lambda: not running.gateway.desk.num_running)
+        auditor.finish()
+        assert auditor.counts["read"] in (0, 1)  # it may have been done before
+        assert auditor.counts["lost"] == auditor.counts["dropped"] == 0
