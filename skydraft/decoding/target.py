@@ -93,7 +93,7 @@ class LocalTarget:
         return LocalVerifier(
             self.engine, prompt, request.params,
             max_rows=self._max_rows, top=request.plan.top, reuse=request.reuse, num_best=request.num_best,
-            committed=context.generated.tolist(),
+            committed=context.generated[: context.num_seen].tolist(),
         )  # fmt: skip
 
 
