@@ -1,0 +1,100 @@
+"""What the header of a GGUF file says of a model; the weights after it are never read."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+GGUF_MAGIC = b"GGUF"
+_U32, _STRING, _ARRAY, _U64 = 4, 8, 9, 10
+_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", _U32: "I", 5: "i", 6: "f", 7: "?", _U64: "Q", 11: "q", 12: "d"}
+_UNUSED = 5  # the type of a token that only pads the vocabulary
+_MOST = 1 << 22  # fields, items of an array, bytes of a text
+_OTHER_KINDS = {"adapter": "it is an adapter", "mmproj": "it is the projector of another model"}
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One model. `tokenizer` is equal for models whose token ids mean the same; `shape` counts layers and width.
+    `unfit` is why it can be neither draft nor target model, or ""."""
+
+    unfit: str
+    tokenizer: str = ""
+    shape: tuple[Any, Any] = (0, 0)
+    has_template: bool = False
+
+
+MISSING = Card("its file is missing")
+
+
+def read_card(path: Path) -> Card:
+    """Never raises: what is wrong with the file is in `unfit`."""
+    try:
+        if not path.is_file():  # a pipe would be waited for
+            return MISSING
+        with path.open("rb") as file:
+            return _card_of(_fields(file.read))
+    except OSError as error:
+        return Card(f"its file cannot be read ({error.strerror})")
+    except (ValueError, struct.error):
+        return Card("its file is damaged, or of an old form of GGUF")
+
+
+def _card_of(fields: dict[str, Any]) -> Card:
+    name = fields.get("general.architecture")
+    kind = "mmproj" if name == "clip" else fields.get("general.type")
+    tokens, types = fields.get("tokenizer.ggml.tokens"), fields.get("tokenizer.ggml.token_type", ())
+    if kind in ("adapter", "mmproj"):
+        return Card(_OTHER_KINDS[kind])
+    if fields.get("split.count", 0) not in (0, 1):
+        return Card("it is in several parts; join them with llama-gguf-split --merge")
+    if not isinstance(tokens, list):
+        return Card("it is no language model")
+    if fields.get(f"{name}.pooling_type") or fields.get(f"{name}.attention.causal") is False:
+        return Card("it is an embedding model")
+    while tokens and types[len(tokens) - 1 :][:1] == (_UNUSED,):
+        tokens.pop()
+    names = b"".join(b"%d %b" % (len(token), token) for token in tokens)
+    shape = fields.get(f"{name}.block_count"), fields.get(f"{name}.embedding_length")
+    has_template = bool(fields.get("tokenizer.chat_template"))
+    return Card("", hashlib.sha256(names).hexdigest()[:16], shape, has_template)
+
+
+def _fields(read: Callable[[int], bytes]) -> dict[str, Any]:
+    if read(4) != GGUF_MAGIC or _value(read, _U32) not in (2, 3):
+        raise ValueError
+    _value(read, _U64)  # of matrices
+    return {_value(read, _STRING): _value(read, _value(read, _U32)) for _ in range(_size(read))}
+
+
+def _value(read: Callable[[int], bytes], kind: int) -> Any:
+    if kind == _STRING:
+        return _exactly(read, _size(read)).decode(errors="replace")
+    if kind == _ARRAY:
+        kind, num = _value(read, _U32), _size(read)
+        if kind == _STRING:
+            return [read(min(int.from_bytes(read(8), "little"), _MOST)) for _ in range(num)]  # there are 300,000
+        return struct.unpack(f"<{num}{_format(kind)}", _exactly(read, num * struct.calcsize(_format(kind))))
+    return struct.unpack(f"<{_format(kind)}", read(struct.calcsize(_format(kind))))[0]
+
+
+def _format(kind: int) -> str:
+    if kind not in _FORMATS:
+        raise ValueError
+    return _FORMATS[kind]
+
+
+def _size(read: Callable[[int], bytes]) -> int:
+    if (size := int(struct.unpack("<Q", read(8))[0])) > _MOST:
+        raise ValueError
+    return size
+
+
+def _exactly(read: Callable[[int], bytes], size: int) -> bytes:
+    if len(data := read(size)) != size:
+        raise ValueError
+    return data
