@@ -24,7 +24,7 @@ from skydraft.models import (
     verify,
 )
 from skydraft.models.adapters import all_adapters
-from skydraft.models.found import OURS, Found, models_here, pairs_of, places
+from skydraft.models.found import OURS, StoredModel, models_here, pairs_of, places
 from skydraft.models.manifest import known_model
 
 _MAX_PAIRS, _MAX_NAME = 12, 40  # that are shown; for which others make room
@@ -86,7 +86,7 @@ def list_models(listing: bool) -> None:
     )
 
 
-def _rows(here: list[Found]) -> list[dict[str, Any]]:
+def _rows(here: list[StoredModel]) -> list[dict[str, Any]]:
     """Each known or included model, those of other programs, and others that have adapters, with the names of these."""
     adapters = all_adapters(cache_dir())
 

@@ -6,7 +6,7 @@ from itertools import accumulate, groupby
 
 from skydraft.types import LinkCost, Origin, Token
 
-_ITS_OWN: tuple[Origin, ...] = ("recovered", "bonus", "cloud")  # tokens that the target wrote
+ITS_OWN: tuple[Origin, ...] = ("recovered", "bonus", "cloud")  # tokens that the target wrote
 
 
 @dataclass(slots=True)
@@ -80,7 +80,7 @@ def receipt_of(
     """The receipt for an answer of these tokens; `pieces` are the bytes of each token id."""
     told = {(at, token_id) for base, block in sent.blocks.copy() for at, token_id in enumerate(block, base)}
     places = {(at, token.token_id) for at, token in enumerate(tokens)}
-    its_own = _ITS_OWN if sent.servers else ()
+    its_own = ITS_OWN if sent.servers else ()
     known = [(at, token.token_id) in told or token.origin in its_own for at, token in enumerate(tokens)]
     ends = [0, *accumulate(len(token.text) for token in tokens)]
     runs = [[at for at, _ in run] for is_seen, run in groupby(enumerate(known), lambda each: each[1]) if is_seen]

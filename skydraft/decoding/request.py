@@ -30,7 +30,7 @@ class GenerateRequest:
     too: nothing is told of its cache if they share that. With `local_only` nothing of the text leaves this device: no
     server is asked, and its trace is not sent. `adapter` is the draft model's, by name or file; "auto" is the one for
     prompts that begin as this one does, if any, "none" is none, and None is what the draft model was loaded with.
-    Raises PromptError or OptionError.
+    `owner` is whose budget pays for it; no server learns of that. Raises PromptError or OptionError.
     """
 
     messages: tuple[Message, ...]
@@ -51,6 +51,7 @@ class GenerateRequest:
     traceparent: str = ""
     local_only: bool = False
     adapter: str | None = None
+    owner: str = ""
 
     @property
     def reuse(self) -> Reuse | None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
-from skydraft.decoding.receipt import Receipt
+from skydraft.decoding.receipt import ITS_OWN, Receipt
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.scoring import Score
 from skydraft.decoding.stats import Stats
@@ -80,6 +80,18 @@ class Choice:
         if self.finish in (None, "length", "content_filter"):
             return self.finish
         return "tool_calls" if self.calls and self.calls[-1].is_whole else "stop"
+
+    @property
+    def usage(self) -> dict[str, Any] | None:
+        """By model, once it has ended: which of the tokens it wrote; what servers read and wrote for all; the cost."""
+        if (stats := self.stats) is None:
+            return None
+        num_cloud = sum(origin in ITS_OWN for origin in self.origins)
+        read = {"tokens_in": stats.tokens_in, "tokens_hit": stats.tokens_hit, "tokens_out": stats.tokens_out}
+        return {
+            "edge": {"completion_tokens": len(self.origins) - num_cloud, "cost": 0.0},
+            "cloud": {"completion_tokens": num_cloud, **read, "cost": stats.cost},
+        }
 
 
 class Answer(ABC):
@@ -188,6 +200,7 @@ class Answer(ABC):
             "finish_reason": choice.finish,
             "stats": asdict(choice.stats) if choice.stats else None,
             "receipt": asdict(choice.receipt) if choice.receipt else None,
+            "usage": choice.usage,
         }
         return ours | ({"token_ids": choice.token_ids} if self._body.choice.token_ids else {})
 
@@ -239,8 +252,9 @@ class ChatAnswer(Answer):
         yield self._chunk(index, _delta(choice, run), None, run.ours, logprobs)
 
     def _ended(self, index: int, event: Ended) -> Iterator[dict[str, Any]]:
-        figures = {"stats": asdict(event.stats), "receipt": asdict(event.receipt)} | self._left_out
-        yield self._chunk(index, {}, self.choices[index].finish_reason, figures)
+        choice = self.choices[index]
+        figures = {"stats": asdict(event.stats), "receipt": asdict(event.receipt), "usage": choice.usage}
+        yield self._chunk(index, {}, choice.finish_reason, figures | self._left_out)
 
     def _logprobs(self, scores: Seq[Score], offset: int) -> dict[str, Any] | None:
         """The log-probabilities of tokens after `offset` characters of text and prompt; None if they are not wanted."""

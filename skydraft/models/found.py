@@ -45,7 +45,7 @@ def places() -> Places:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StoredModel:
     """A model of a program; `spec` names it as a model argument."""
 
     spec: str
@@ -56,35 +56,37 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    draft: Found
-    target: Found
+class StoredPair:
+    draft: StoredModel
+    target: StoredModel
 
     @property
     def ratio(self) -> float:
         return self.target.bytes / max(self.draft.bytes, 1)
 
 
-def models_here(cache: Path, where: Places) -> list[Found]:
+def models_here(cache: Path, where: Places) -> list[StoredModel]:
     """Our own known models, then those of other programs, each file once. What cannot be used says why."""
     own = ((each, present(each, cache)) for each in known_models().values())
-    found = [Found(each.name, OURS, path, each.bytes, read_card(path)) for each, path in own if path]
+    found = [StoredModel(each.name, OURS, path, each.bytes, read_card(path)) for each, path in own if path]
     for owner, root, pattern in ((owner, *place) for owner, folders in where.items() for place in folders):
         if fault := _fault_of(root):
-            found.append(Found(f"{root}", owner, root, 0, Card(fault)))
+            found.append(StoredModel(f"{root}", owner, root, 0, Card(fault)))
         found += map(_in_ollama, _manifests(root)) if pattern == _MANIFESTS else _in_folder(owner, root, pattern)
-    once: dict[str, Found] = {}
+    once: dict[str, StoredModel] = {}
     for each in found:
         real = os.path.realpath(each.path)
         once.setdefault((_SHA256.findall(real) or [real])[0], each)
     return list(once.values())
 
 
-def pairs_of(found: Seq[Found]) -> list[Pair]:
+def pairs_of(found: Seq[StoredModel]) -> list[StoredPair]:
     """All pairs that share a tokenizer, the largest target first, then the best draft: another model, half as large or
     less."""
     usable = [each for each in found if not each.card.unfit]
-    pairs = (Pair(draft, target) for target in usable for draft in usable if draft.card.shape != target.card.shape)
+    pairs = (
+        StoredPair(draft, target) for target in usable for draft in usable if draft.card.shape != target.card.shape
+    )
     fit = (each for each in pairs if each.draft.card.tokenizer == each.target.card.tokenizer)
     far = [each for each in fit if each.ratio >= _LEAST_RATIO]
     return sorted(far, key=lambda pair: (-pair.target.bytes, abs(math.log(pair.ratio / _BEST_RATIO))))
@@ -136,7 +138,7 @@ def _short(name: str) -> str:
     return name.removeprefix("registry.ollama.ai/").removeprefix("library/")
 
 
-def _in_ollama(manifest: Path) -> Found:
+def _in_ollama(manifest: Path) -> StoredModel:
     name, root = _name_of(manifest), manifest.parents[4]
     spec, again = f"{OLLAMA}{name}", f"; get it again: ollama pull {name}"
     try:
@@ -148,25 +150,25 @@ def _in_ollama(manifest: Path) -> Found:
         model = layers.get("model")
         sha256, size = _SHA256.findall(model["digest"])[0] if model else "", model["size"] if model else 0
     except OSError as error:
-        return Found(spec, "Ollama", manifest, 0, Card(f"its manifest cannot be read ({error.strerror})"))
+        return StoredModel(spec, "Ollama", manifest, 0, Card(f"its manifest cannot be read ({error.strerror})"))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return Found(spec, "Ollama", manifest, 0, Card(f"its manifest is damaged{again}"))
+        return StoredModel(spec, "Ollama", manifest, 0, Card(f"its manifest is damaged{again}"))
     if not model or "adapter" in layers:
         why = "it has an adapter" if model else "no GGUF file belongs to it"
-        return Found(spec, "Ollama", manifest, 0, Card(why))
+        return StoredModel(spec, "Ollama", manifest, 0, Card(why))
     path = root / "blobs" / f"sha256-{sha256}"  # nothing else of the manifest becomes a path
     card, num_bytes = read_card(path), _bytes_of(path)
     if num_bytes != size and (num_bytes or card == MISSING):
         card = Card(f"its file is {'incomplete' if num_bytes else 'missing'}{again}")
-    return Found(spec, "Ollama", path, num_bytes, card)
+    return StoredModel(spec, "Ollama", path, num_bytes, card)
 
 
-def _in_folder(owner: str, root: Path, pattern: str) -> Iterator[Found]:
+def _in_folder(owner: str, root: Path, pattern: str) -> Iterator[StoredModel]:
     for path in [] if _fault_of(root) else sorted(root.glob(pattern)):
         if not str(path).isprintable():
-            yield Found(ascii(str(path)), owner, path, 0, Card("its name has characters that are not printed"))
+            yield StoredModel(ascii(str(path)), owner, path, 0, Card("its name has characters that are not printed"))
         elif not _LATER_PART.search(path.name):
-            yield Found(f"{path}", owner, path, _bytes_of(path), read_card(path))
+            yield StoredModel(f"{path}", owner, path, _bytes_of(path), read_card(path))
 
 
 def _bytes_of(path: Path) -> int:

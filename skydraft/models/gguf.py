@@ -40,7 +40,7 @@ def read_card(path: Path) -> Card:
             return _card_of(_fields(file.read))
     except OSError as error:
         return Card(f"its file cannot be read ({error.strerror})")
-    except (ValueError, struct.error):
+    except (ValueError, LookupError, TypeError, struct.error):
         return Card("its file is damaged, or of an old form of GGUF")
 
 
@@ -58,10 +58,9 @@ def _card_of(fields: dict[str, Any]) -> Card:
         return Card("it is an embedding model")
     while tokens and types[len(tokens) - 1 :][:1] == (_UNUSED,):
         tokens.pop()
-    names = b"".join(b"%d %b" % (len(token), token) for token in tokens)
+    names = hashlib.sha256(b"".join(b"%d %b" % (len(token), token) for token in tokens))
     shape = fields.get(f"{name}.block_count"), fields.get(f"{name}.embedding_length")
-    has_template = bool(fields.get("tokenizer.chat_template"))
-    return Card("", hashlib.sha256(names).hexdigest()[:16], shape, has_template)
+    return Card("", names.hexdigest()[:16], shape, bool(fields.get("tokenizer.chat_template")))
 
 
 def _fields(read: Callable[[int], bytes]) -> dict[str, Any]:
@@ -72,29 +71,17 @@ def _fields(read: Callable[[int], bytes]) -> dict[str, Any]:
 
 
 def _value(read: Callable[[int], bytes], kind: int) -> Any:
+    """Raises struct.error where the file ends, LookupError for a kind that there is not."""
     if kind == _STRING:
-        return _exactly(read, _size(read)).decode(errors="replace")
-    if kind == _ARRAY:
-        kind, num = _value(read, _U32), _size(read)
-        if kind == _STRING:
-            return [read(min(int.from_bytes(read(8), "little"), _MOST)) for _ in range(num)]  # there are 300,000
-        return struct.unpack(f"<{num}{_format(kind)}", _exactly(read, num * struct.calcsize(_format(kind))))
-    return struct.unpack(f"<{_format(kind)}", read(struct.calcsize(_format(kind))))[0]
-
-
-def _format(kind: int) -> str:
-    if kind not in _FORMATS:
-        raise ValueError
-    return _FORMATS[kind]
+        size = _size(read)
+        return bytes(struct.unpack(f"{size}s", read(size))[0]).decode(errors="replace")
+    if kind != _ARRAY:
+        return struct.unpack(f"<{_FORMATS[kind]}", read(struct.calcsize(_FORMATS[kind])))[0]
+    kind, num = _value(read, _U32), _size(read)
+    if kind == _STRING:
+        return [read(min(int.from_bytes(read(8), "little"), _MOST)) for _ in range(num)]  # there are 300,000
+    return struct.unpack(f"<{num}{_FORMATS[kind]}", read(num * struct.calcsize(_FORMATS[kind])))
 
 
 def _size(read: Callable[[int], bytes]) -> int:
-    if (size := int(struct.unpack("<Q", read(8))[0])) > _MOST:
-        raise ValueError
-    return size
-
-
-def _exactly(read: Callable[[int], bytes], size: int) -> bytes:
-    if len(data := read(size)) != size:
-        raise ValueError
-    return data
+    return min(int(_value(read, _U64)), _MOST)
