@@ -75,7 +75,8 @@ class Budget:
 
     Texts go on without them after `max_calls` calls of this process, or once the requests have cost `max_cost` by
     `prices`: those of this process, or with `day_sum` those of all processes. So do those of an owner for whom
-    `max_cost_of` says less. `spent` is what each owner's texts needed in this process. Raises OptionError.
+    `max_cost_of` says less. `spent` is what each owner's texts needed in this process, as they may know. Raises
+    OptionError.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class Budget:
             raise BudgetSpent(f"Today's requests have cost {self.cost:.4g}, and --max-cost is {self._max_cost:g}.")
         most, cost = self._max_cost_of(owner), _plus(self._settled, self._unsettled).get(owner, 0.0)
         if most is not None and cost >= most:
-            raise BudgetSpent(f"Today's requests of the key {owner} have cost {cost:.4g}; its max-cost is {most:g}.")
+            raise BudgetSpent(f"The key {owner} has spent its max-cost of {most:g} for today.")
         if self._max_calls is not None and self._num_calls >= self._max_calls:
             raise BudgetSpent(f"Today's {self._max_calls} calls are used up.")
 
@@ -120,9 +121,10 @@ class Budget:
     def give_back(self, day: int) -> None:
         self._num_calls -= day == self._day and self._num_calls > 0
 
-    def pay(self, link: LinkCost, owner: str = "") -> None:
-        """Note the price of a request, which comes into the sum of the day soon, if nobody settles before."""
-        self.spent[owner] = self.spent.get(owner, LinkCost()) + link
+    def pay(self, link: LinkCost, owner: str = "", told: LinkCost | None = None) -> None:
+        """Note the price of a request, which comes into the sum of the day soon, if nobody settles before. `told` is
+        what its owner may know of it, if not all."""
+        self.spent[owner] = self.spent.get(owner, LinkCost()) + (told or link)
         if self.prices is None or not (cost := self.prices.of(link)):
             return
         self._begin_day()

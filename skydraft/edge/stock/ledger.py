@@ -79,8 +79,9 @@ class Ledger:
             self._first = request
 
     def note(self, cost: LinkCost) -> None:
-        self.budget.pay(cost, self.owner)
-        self.spent += cost if self.tells_cached else replace(cost, tokens_hit=0)
+        told = cost if self.tells_cached else replace(cost, tokens_hit=0)
+        self.budget.pay(cost, self.owner, told)
+        self.spent += told
 
     async def settle(self) -> None:
         """Bring all costs into the sum of the day, if it can be kept; `allow` finds out."""
