@@ -158,7 +158,7 @@ def _in_ollama(manifest: Path) -> StoredModel:
         return StoredModel(spec, "Ollama", manifest, 0, Card(why))
     path = root / "blobs" / f"sha256-{sha256}"  # nothing else of the manifest becomes a path
     card, num_bytes = read_card(path), _bytes_of(path)
-    if num_bytes != size and (num_bytes or card == MISSING):
+    if card == MISSING or (num_bytes and num_bytes != size):
         card = Card(f"its file is {'incomplete' if num_bytes else 'missing'}{again}")
     return StoredModel(spec, "Ollama", path, num_bytes, card)
 

@@ -12,6 +12,7 @@ from typing import Any
 GGUF_MAGIC = b"GGUF"
 _U32, _STRING, _ARRAY, _U64 = 4, 8, 9, 10
 _FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", _U32: "I", 5: "i", 6: "f", 7: "?", _U64: "Q", 11: "q", 12: "d"}
+_LENGTH = struct.Struct("<Q").unpack
 _UNUSED = 5  # the type of a token that only pads the vocabulary
 _MOST = 1 << 22  # fields, items of an array, bytes of a text
 _OTHER_KINDS = {"adapter": "it is an adapter", "mmproj": "it is the projector of another model"}
@@ -79,7 +80,7 @@ def _value(read: Callable[[int], bytes], kind: int) -> Any:
         return struct.unpack(f"<{_FORMATS[kind]}", read(struct.calcsize(_FORMATS[kind])))[0]
     kind, num = _value(read, _U32), _size(read)
     if kind == _STRING:
-        return [read(min(int.from_bytes(read(8), "little"), _MOST)) for _ in range(num)]  # there are 300,000
+        return [read(min(_LENGTH(read(8))[0], _MOST)) for _ in range(num)]  # there are 300,000
     return struct.unpack(f"<{num}{_FORMATS[kind]}", read(num * struct.calcsize(_FORMATS[kind])))
 
 
