@@ -121,7 +121,10 @@ def test_usage_by_model_is_whole_and_streamed_the_same(path: str, tmp_path: Path
         for address, how in ((front.url, {"price": "1,2,3"}), (server.address, {})):
             with keyed(address, keys, **how) as running:
                 for model in ("skydraft-quality", "skydraft-cloud", "skydraft-edge"):
-                    before, gate = spent(running).get("anna", LinkCost()), {"gate": "entropy:0.3", "k": 2, "hand_back": "0"}
+                    before, gate = (
+                        spent(running).get("anna", LinkCost()),
+                        {"gate": "entropy:0.3", "k": 2, "hand_back": "0"},
+                    )
                     body = {"model": model, "skydraft": gate if model == "skydraft-quality" else {}}
                     whole = post(running, "anna", path, **body).json()
                     events = events_of(post(running, "anna", path, stream=True, **body).text)
