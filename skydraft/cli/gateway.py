@@ -35,8 +35,8 @@ def _door(api_key_file: Path | None, insecure_host: bool, **listen: Any) -> tupl
 
 _door_section = Section("door", "Gateway", _door, [
     *listening(PORT),
-    option("--api-key-file", "FILE", "Accept only clients with a key from FILE (lines: LABEL KEY, with --price also "
-           "LABEL KEY max-cost=X for a day).", type=Path),
+    option("--api-key-file", "FILE", "Accept only clients with a key from FILE (lines: LABEL KEY [max-cost=X]).",
+           type=Path),
     option("--insecure-host", None, "Allow unencrypted connections from other machines.", is_flag=True),
 ])  # fmt: skip
 
