@@ -90,6 +90,7 @@ class Budget:
         self.prices, self.day_sum = prices, day_sum
         self._max_cost, self._max_calls, self._max_cost_of = max_cost, max_calls, max_cost_of
         self.spent: dict[str, LinkCost] = {}
+        self.bounds_calls = max_calls is not None
         self._settling = asyncio.Lock()
         self._day, self._num_calls = 0, 0
         self._settled: dict[str, float] = {}  # costs by owner that are in the sum of the day

@@ -109,7 +109,8 @@ class OwnText:
         return self._open(codec.encode_open(OpenCall(self.number, self.epoch, self._opening_now())), waiting)
 
     async def _open(self, message: bytes, waiting: Waiting) -> None:
-        self._server.budget.check()
+        if self._server.budget.bounds_calls:
+            self._server.budget.check()
         reply = await self._exchange(self._stream_now(), message, waiting, self._opening)
         opened: Opened = self._read(codec.decode_opened, reply)
         self._note_opened(reply)
@@ -160,6 +161,7 @@ class OwnText:
     async def close(self) -> None:
         stream, was_sent, is_named = self._stream, self._was_sent, self._is_named
         self._stream, self._writing, self._is_open = None, None, False
+        self._server.budget.pay(self.spent, self._owner)
         if stream is not None and not stream.is_over:
             await stream.finish(codec.encode_close(0 if is_named else self.number))
         elif was_sent:
@@ -181,7 +183,7 @@ class OwnText:
         call: VerifyCall | None = None,
     ) -> bytes:  # fmt: skip
         budget = self._server.budget
-        day = budget.take() if call is not None else None
+        day = budget.take() if budget.bounds_calls and call is not None else None
         num_read = len(self._prompt_ids) + len(opening.committed_ids) if opening else 0
         num_read += len(call.catch_up_ids) + len(call.draft_ids) if call else 0
         self._count(bytes_up=len(message), tokens_in=num_read)
@@ -212,8 +214,7 @@ class OwnText:
             sent.num_calls += 1
 
     def _count(self, **figures: int) -> None:
-        self.spent += (cost := LinkCost(**figures))
-        self._server.budget.pay(cost, self._owner)
+        self.spent += LinkCost(**figures)
 
     def _note_opened(self, reply: bytes) -> None:
         if self.target is None:
