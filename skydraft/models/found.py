@@ -81,15 +81,15 @@ def models_here(cache: Path, where: Places) -> list[StoredModel]:
 
 
 def pairs_of(found: Seq[StoredModel]) -> list[StoredPair]:
-    """All pairs that share a tokenizer, the largest target first, then the best draft: another model, half as large or
-    less."""
+    """All pairs that share a tokenizer, the largest target first, then the best draft. Both are not the same model."""
     usable = [each for each in found if not each.card.unfit]
-    pairs = (
-        StoredPair(draft, target) for target in usable for draft in usable if draft.card.shape != target.card.shape
-    )
-    fit = (each for each in pairs if each.draft.card.tokenizer == each.target.card.tokenizer)
-    far = [each for each in fit if each.ratio >= _LEAST_RATIO]
+    pairs = (StoredPair(draft, target) for target in usable for draft in usable if _may_draft(draft.card, target.card))
+    far = [each for each in pairs if each.ratio >= _LEAST_RATIO]
     return sorted(far, key=lambda pair: (-pair.target.bytes, abs(math.log(pair.ratio / _BEST_RATIO))))
+
+
+def _may_draft(draft: Card, target: Card) -> bool:
+    return draft.tokenizer == target.tokenizer and draft.shape != target.shape
 
 
 def ollama_file(name: str, where: Places) -> Path:
@@ -103,10 +103,8 @@ def ollama_file(name: str, where: Places) -> Path:
     for each, path in manifests.items():
         if each.lower() == wanted:
             found = _in_ollama(path)
-            if found.card.unfit:
-                raise BrokenModel(
-                    f"{found.spec} cannot be used: {found.card.unfit}.", hint="See: skydraft models list."
-                )
+            if unfit := found.card.unfit:
+                raise BrokenModel(f"{found.spec} cannot be used: {unfit}.", hint="See: skydraft models list.")
             return found.path
     faults = [f"{root}: {fault}." for root in roots if (fault := _fault_of(root))]
     known = f"It has {', '.join(list(manifests)[:20])}." if manifests else "OLLAMA_MODELS names its folder."
@@ -141,21 +139,23 @@ def _short(name: str) -> str:
 def _in_ollama(manifest: Path) -> StoredModel:
     name, root = _name_of(manifest), manifest.parents[4]
     spec, again = f"{OLLAMA}{name}", f"; get it again: ollama pull {name}"
+    fault = f"its manifest is damaged{again}"
     try:
         if manifest.stat().st_size > _MAX_MANIFEST:
             raise ValueError
-        layers = {
-            each["mediaType"].rpartition(".")[2]: each for each in json.loads(read_file(manifest))["layers"] or ()
-        }
-        model = layers.get("model")
-        sha256, size = _SHA256.findall(model["digest"])[0] if model else "", model["size"] if model else 0
+        given = json.loads(read_file(manifest))["layers"] or ()
+        layers = {each["mediaType"].rpartition(".")[2]: each for each in given}
+        model = layers.get("model", {"digest": "0" * 64, "size": 0})
+        sha256, size = _SHA256.findall(model["digest"])[0], model["size"]
+        fault = (
+            "it has an adapter" if "adapter" in layers else "" if "model" in layers else "no GGUF file belongs to it"
+        )
     except OSError as error:
-        return StoredModel(spec, "Ollama", manifest, 0, Card(f"its manifest cannot be read ({error.strerror})"))
+        fault = f"its manifest cannot be read ({error.strerror})"
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return StoredModel(spec, "Ollama", manifest, 0, Card(f"its manifest is damaged{again}"))
-    if not model or "adapter" in layers:
-        why = "it has an adapter" if model else "no GGUF file belongs to it"
-        return StoredModel(spec, "Ollama", manifest, 0, Card(why))
+        pass
+    if fault:
+        return StoredModel(spec, "Ollama", manifest, 0, Card(fault))
     path = root / "blobs" / f"sha256-{sha256}"  # nothing else of the manifest becomes a path
     card, num_bytes = read_card(path), _bytes_of(path)
     if card == MISSING or (num_bytes and num_bytes != size):
