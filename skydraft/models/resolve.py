@@ -125,6 +125,6 @@ def _unknown(spec: str, local: Path, known: Mapping[str, KnownModel], engine_nam
             f"There is no file {spec}.", hint="Check the path; on the hub a file is org/name/file.gguf."
         )
     names = [*EMBEDDED, *(f"{name}:…" if name != "toy" else name for name in sorted(engine_names))]
-    others = ", ".join([*names, "ollama:NAME", "a .gguf file", "a checkpoint's folder", "a hub id org/name"])
+    others = ", ".join(["ollama:NAME", *names, "a .gguf file", "a checkpoint's folder", "a hub id org/name"])
     hint = f"{name_hint(spec, known)} Or give {others}."
     return UnknownModel(f"{spec!r} is not a known model, file or folder.", hint=hint)
