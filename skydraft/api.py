@@ -93,13 +93,14 @@ def connect(
     price: str | None = None,
     max_cost: float | None = None,
     max_calls: int | None = None,
+    max_cost_of: Callable[[str], float | None] = lambda owner: None,
 ) -> Cloud:
     """A cloud verifier at HOST:PORT, to pass to `generate` as `cloud`. Nothing is sent before the first generation.
 
     With http(s)://HOST:PORT/v1 the target is a server without skydraft, of the kind `api` (auto: as it says itself),
     and `token` is its key; `model` is one of several there. `price` "HIT,MISS,OUT" is that of a million tokens: cached,
     read, written. Texts go on without the target once the requests of a day have cost `max_cost` over all processes, or
-    this process asked it `max_calls` times.
+    this process asked it `max_calls` times, or those of their owner have cost what `max_cost_of` says.
 
     Several servers with the same model ("a:7373,b:7373" or a list) share the sessions. Connections beyond this machine
     use TLS, with the system's roots or `tls_ca` (PEM), and `tls_name` where the certificate does not name the host;
@@ -110,22 +111,16 @@ def connect(
     from skydraft.edge.cloud import Cloud
     from skydraft.edge.verifier import silent
 
-    servers = _servers(address, token, tls_ca, tls_name, insecure, api, model, price, max_cost, max_calls)
+    costs = (price, max_cost, max_calls, max_cost_of)
+    servers = _servers(address, token, tls_ca, tls_name, insecure, api, model, *costs)
     return Cloud(servers, timeout_s=timeout_s, require=require, open_ahead=open_ahead, notify=notify or silent)
 
 
 def _servers(
-    address: str | Iterable[str],
-    token: str | None,
-    tls_ca: bytes | None,
-    tls_name: str | None,
-    insecure: bool,
-    api: str,
-    model: str | None,
-    price: str | None,
-    max_cost: float | None,
-    max_calls: int | None,
-) -> Servers:
+    address: str | Iterable[str], token: str | None, tls_ca: bytes | None, tls_name: str | None, insecure: bool,
+    api: str, model: str | None, price: str | None, max_cost: float | None, max_calls: int | None,
+    max_cost_of: Callable[[str], float | None],
+) -> Servers:  # fmt: skip
     from skydraft.edge.budget import Budget, DaySum
     from skydraft.edge.servers import Servers
     from skydraft.edge.session import OwnServer
@@ -139,7 +134,8 @@ def _servers(
             raise OptionError("--tls-name does not apply to a server without skydraft.", hint="Remove it.")
         where = StockOptions(address, api, model, token, tls_ca, insecure)
         day_sum = DaySum(cache_dir() / "spent.json", where.host.lower())
-        budget = Budget(parse_prices(price) if price is not None else None, max_cost, max_calls, day_sum)
+        prices = parse_prices(price) if price is not None else None
+        budget = Budget(prices, max_cost, max_calls, day_sum, max_cost_of)
         return Servers([StockServer(where, budget)])
     given = {"--cloud-model": model, "--cloud-api": api != "auto", "--price": price, "--max-cost": max_cost}
     if unfit := [option for option, value in given.items() if value not in (None, False)]:
@@ -147,9 +143,9 @@ def _servers(
             f"{unfit[0]} needs a server without skydraft, at http://… or https://….",
             hint="Remove it, or give such an address.",
         )
-    calls = None if max_calls is None else Budget(max_calls=max_calls)
+    budget = Budget(max_calls=max_calls)
     addresses = parse_addresses(address if isinstance(address, str) else ",".join(address))
-    return Servers([OwnServer(ServerOptions(each, token, tls_ca, tls_name, insecure), calls) for each in addresses])
+    return Servers([OwnServer(ServerOptions(each, token, tls_ca, tls_name, insecure), budget) for each in addresses])
 
 
 def generate(

@@ -143,8 +143,8 @@ _COSTS = operator.attrgetter(*(each.name for each in fields(Cost)))  # astuple t
 class LinkCost:
     """The cost of a round on a link: time waited for its verdict, and bytes of messages; all 0 in one process.
 
-    `shared_bytes` is the part of `bytes_up` for features of speech. A server without skydraft may want money for
-    `tokens_in`, of which `tokens_hit` were in its cache, and for `tokens_out`."""
+    `shared_bytes` is the part of `bytes_up` for features of speech. The server read `tokens_in`, of which `tokens_hit`
+    were in its cache, and wrote `tokens_out`; one without skydraft, in `num_requests`, may want money for them."""
 
     rtt_ms: float = 0.0
     bytes_up: int = 0

@@ -6,9 +6,11 @@ import importlib.metadata
 import os
 import platform
 import re
+import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import click
 from rich.console import Console
@@ -23,6 +25,7 @@ from skydraft.engines.base import Engine
 from skydraft.engines.vocab import check_same
 from skydraft.errors import OptionError, SkydraftError
 from skydraft.models import cache_dir, known_models, present, verify
+from skydraft.models.found import OURS, StoredModel, models_here, pairs_of, places
 
 # The purpose of `pip install 'skydraft[NAME]'`. The metadata of skydraft names the packages of each extra.
 PURPOSES = {
@@ -33,6 +36,8 @@ PURPOSES = {
     "tasks": "sets of tasks of compare", "conformance": "tests with other people's clients",
     "dev": "working on skydraft",
 }  # fmt: skip
+_MEMORY = Path("/proc/meminfo")
+_MEMORY_SHARE = 1.5  # of the weights: KV and buffers too
 _EXTRA = re.compile(r"([\w.-]+).*; extra == \W(\w+)\W")
 
 
@@ -94,6 +99,7 @@ def doctor(checks: CheckChoice, cloud: CloudChoice, models: ModelChoice) -> int:
         problems = list(examine_cloud(console, cloud, models, checks))
     else:
         problems = [*_system(console), *_packages(console), *_models(console)]
+        _propose(console, models_here(cache_dir(), places()))
         problems += [] if checks.no_measure else _measure(console, models)
     for problem in problems:
         console.print(f"To do: {one_line(problem)}", style="yellow")
@@ -126,6 +132,31 @@ def _models(console: Console) -> Iterator[str]:
                 verify(model, path)
         except SkydraftError as error:
             yield error.line
+
+
+def _propose(console: Console, here: list[StoredModel]) -> None:
+    """Name the best pair with a model of another program that the free memory holds."""
+    pairs = [pair for pair in pairs_of(here) if (pair.draft.owner, pair.target.owner) != (OURS, OURS)]
+    if num_usable := sum(each.owner != OURS and not each.card.unfit for each in here):
+        console.print(f"\nother programs have {num_usable} usable models here; more: skydraft models list")
+    free = _free_bytes()
+    for pair in pairs:
+        need = _MEMORY_SHARE * (pair.draft.bytes + pair.target.bytes)
+        if need <= free:
+            models = f"--edge-model {shlex.quote(pair.draft.spec)} --cloud-model {shlex.quote(pair.target.spec)}"
+            console.print(f"  a pair that takes {need / 1e9:.1f} of {free / 1e9:.1f} GB: skydraft chat {models}")
+            return
+    if num_usable:
+        why = "the memory is too small" if pairs else "no two share a tokenizer, one twice as large as the other"
+        console.print(f"  they make no pair: {why}")
+
+
+def _free_bytes() -> float:
+    """Of memory; without end where the system does not say."""
+    try:
+        return 1024.0 * int(_MEMORY.read_text().partition("MemAvailable:")[2].split()[0])
+    except (OSError, ValueError, IndexError):
+        return float("inf")
 
 
 def _measure(console: Console, models: ModelChoice) -> list[str]:

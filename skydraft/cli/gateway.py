@@ -27,17 +27,16 @@ PORT = 8137
 _COUNT = click.IntRange(min=0)
 
 
-def _door(api_key_file: Path | None, insecure_host: bool, **listen: Any) -> tuple[ListenOptions, Keyring | None]:
+def _door(api_key_file: Path | None, insecure_host: bool, **listen: Any) -> tuple[ListenOptions, Path | None]:
     with importing("The gateway needs", "gateway"):
         from skydraft.gateway.server import ListenOptions
-    # Check the options first, so that a wrong host is reported first.
-    options = ListenOptions(has_keys=api_key_file is not None, insecure=insecure_host, **listen)
-    return options, Keyring(api_key_file) if api_key_file else None
+    return ListenOptions(has_keys=api_key_file is not None, insecure=insecure_host, **listen), api_key_file
 
 
 _door_section = Section("door", "Gateway", _door, [
     *listening(PORT),
-    option("--api-key-file", "FILE", "Accept only clients with a key from FILE (lines: LABEL KEY).", type=Path),
+    option("--api-key-file", "FILE", "Accept only clients with a key from FILE (lines: LABEL KEY [max-cost=X]).",
+           type=Path),
     option("--insecure-host", None, "Allow unencrypted connections from other machines.", is_flag=True),
 ])  # fmt: skip
 
@@ -76,7 +75,7 @@ _work_section = Section("work", "Gateway", Work, [
 @models_section
 @keep_section
 def gateway(
-    door: tuple[ListenOptions, Keyring | None], work: Work, decoding: DecodingChoice, cloud: CloudChoice,
+    door: tuple[ListenOptions, Path | None], work: Work, decoding: DecodingChoice, cloud: CloudChoice,
     models: ModelChoice, keep: KeepChoice,
 ) -> None:  # fmt: skip
     """Serve OpenAI's interface and a chat page, for any app on this machine.
@@ -89,8 +88,10 @@ def gateway(
     from skydraft.gateway.requests import Defaults
     from skydraft.gateway.server import listen, serve
 
-    at, keys = door
+    at, key_file = door
     cloud.check(models)
+    keys = Keyring(key_file, has_prices="price" in cloud.given) if key_file else None
+    cloud = cloud.but(max_cost_of=keys.max_cost) if keys else cloud
     if work.edge_only and (cloud.address or models.cloud_model or keep.audit_share > 0):
         raise OptionError("--edge-only uses no target, but one was given or is to audit.", hint="Remove one of them.")
     if models.local_only and not is_loopback(at.host):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,10 @@ from skydraft.models import (
     verify,
 )
 from skydraft.models.adapters import all_adapters
+from skydraft.models.found import OURS, StoredModel, models_here, pairs_of, places
 from skydraft.models.manifest import known_model
+
+_MAX_PAIRS, _MAX_NAME = 12, 40  # that are shown; for which others make room
 
 
 def _known(context: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -58,21 +62,32 @@ _list_section = Section("listing", "Output", lambda json: json, [
 @models.command("list", cls=Command)
 @_list_section
 def list_models(listing: bool) -> None:
-    """Show the known models, which of them are on this machine, and what they have learned."""
-    rows, folder = _rows(), cache_dir()
+    """Show the known models, those of other programs here, what they have learned, and which two share a tokenizer."""
+    here, folder = models_here(cache_dir(), places()), cache_dir()
+    rows, pairs = _rows(here), pairs_of(here)
     if listing:
-        click.echo(json_line({"folder": str(folder), "models": rows}))
+        told = [{"draft": each.draft.spec, "target": each.target.spec, "ratio": each.ratio} for each in pairs]
+        click.echo(json_line({"folder": str(folder), "models": rows, "pairs": told}))
         return
-    wide = max(len(row["name"]) for row in rows)
+    wide = max(len(row["name"]) for row in rows if len(row["name"]) <= _MAX_NAME)
     console = console_for("auto")
     for row in rows:
         size = f"{row['bytes'] / 1e6:.{0 if row['bytes'] > 1e7 else 1}f} MB"
-        console.print(f"{row['name']:<{wide}}  {size:>8}  {row['license']:<10}  {_state(row)}")
-    console.print(f"\nAll files are in {folder}, {_bytes_in(folder) / 1e6:.0f} MB; SKYDRAFT_HOME names another folder.")
+        console.print(f"{row['name']:<{wide}}  {size:>8}  {row['license']:<12}  {_state(row)}")
+    if pairs:
+        console.print("\nWith one tokenizer, for --edge-model and --cloud-model:")
+    for pair in pairs[:_MAX_PAIRS]:
+        specs = f"{shlex.quote(pair.draft.spec)}  {shlex.quote(pair.target.spec)}"
+        console.print(f"  {specs}  {pair.ratio:.1f} times as large")
+    if len(pairs) > _MAX_PAIRS:
+        console.print(f"  and {len(pairs) - _MAX_PAIRS} more: --json")
+    console.print(
+        f"\nOur own files are in {folder}, {_bytes_in(folder) / 1e6:.0f} MB; SKYDRAFT_HOME names another folder."
+    )
 
 
-def _rows() -> list[dict[str, Any]]:
-    """Each known or included model, and others that have adapters, with the names of these."""
+def _rows(here: list[StoredModel]) -> list[dict[str, Any]]:
+    """Each known or included model, those of other programs, and others that have adapters, with the names of these."""
     adapters = all_adapters(cache_dir())
 
     def row(name: str, size: int, license: str, path: Path | None, kind: str) -> dict[str, Any]:
@@ -83,6 +98,11 @@ def _rows() -> list[dict[str, Any]]:
     rows = [row(each.name, each.bytes, each.license, present(each, cache_dir()), "known") for each in known]
     for name in EMBEDDED:
         rows.append(row(name, _bytes_in(embedded_path(name)), "Apache-2.0", embedded_path(name), "included"))
+    for found in here:
+        if found.owner != OURS:
+            unfit, tokenizer = found.card.unfit or None, found.card.tokenizer or None
+            more = {"unfit": unfit, "tokenizer": tokenizer, "has_template": found.card.has_template}
+            rows.append(row(found.spec, found.bytes, found.owner, found.path, "found") | more)
     others = adapters.keys() - {each["name"] for each in rows}
     return rows + [row(name, _bytes_in(Path(name)), "-", Path(name), "own") for name in sorted(others)]
 
@@ -91,6 +111,10 @@ def _state(row: dict[str, Any]) -> str:
     state = row["path"] or f"not here; get it with: skydraft models fetch {row['name']}"
     if row["kind"] == "included":
         state = "always here: a toy for speech, trained on synthetic voices"
+    elif row.get("unfit"):
+        return f"not usable: {row['unfit']}"
+    elif row.get("has_template") is False:
+        state += "; without a chat template, for single texts"
     return f"{state}; has learned: {', '.join(row['adapters'])}" if row["adapters"] else state
 
 

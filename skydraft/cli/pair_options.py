@@ -96,7 +96,7 @@ _RUN = [
 ]
 _RUN_NAMES = [each.name or "" for each in _RUN[:-2]]  # what an engine is told
 models_section = Section("models", "Models", _models, [
-    option("--edge-model", "MODEL", "Draft model: a known name, a .gguf file, a folder or a hub id.",
+    option("--edge-model", "MODEL", "Draft model: a known name, ollama:NAME, a .gguf file, a folder or hub id.",
            default=_PAIR.draft),
     option("--adapter", "NAME", "What the draft model has learned: a name (see: skydraft learn), a .gguf file, none, "
            "or auto, the one for conversations that begin as this one does.", default="auto"),
@@ -108,7 +108,7 @@ models_section = Section("models", "Models", _models, [
 
 # A server has a target alone.
 served_model_section = Section("models", "Models", _models, [
-    option("--model cloud_model", "MODEL", "Target model: a known name, a .gguf file, a folder or a hub id.",
+    option("--model cloud_model", "MODEL", "Target model: a known name, ollama:NAME, a .gguf file, a folder or hub id.",
            default=_PAIR.target),
     *_RUN,
 ])  # fmt: skip

@@ -32,8 +32,8 @@ class GenerateRequest:
     too: nothing is told of its cache if they share that. With `local_only` nothing of the text leaves this device: no
     server is asked, and its trace is not sent. `adapter` is the draft model's, by name or file; "auto" is the one for
     prompts that begin as this one does, if any, "none" is none, and None is what the draft model was loaded with.
-    With `is_audited` the target reads the finished answer, which changes nothing in it. Raises PromptError or
-    OptionError.
+    With `is_audited` the target reads the finished answer, which changes nothing in it. `owner` is whose budget pays
+    for it; no server learns of that. Raises PromptError or OptionError.
     """
 
     messages: tuple[Message, ...]
@@ -57,6 +57,7 @@ class GenerateRequest:
     local_only: bool = False
     adapter: str | None = None
     is_audited: bool = False
+    owner: str = ""
 
     @property
     def reuse(self) -> Reuse | None:

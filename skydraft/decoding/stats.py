@@ -41,10 +41,10 @@ class Stats:
     evenly by the tokens of a round. draft_ms, target_ms: time inside forwards; prefill_ms: its part for the prompt;
     encode_ms: the part of that for audio. overhead_ms: the rest, without queue and wire. shared_bytes: the part of
     bytes_up for features of speech. cached_tokens: those of the prompt that were in the KV cache. exact: whether the
-    target's tokens do not depend on what else it computes. Of a server without skydraft, over all requests:
-    num_requests; tokens_in, those that it read, tokens_hit, the part that was in its cache; tokens_out; cost, if prices
-    are known. adapter: what the draft model had learned for this text, by its name. audits: of answers drafted and
-    checked as this one.
+    target's tokens do not depend on what else it computes. Of a server, over all requests: tokens_in, those that it
+    read, tokens_hit, the part that was in its cache, tokens_out; of one without skydraft also num_requests, and cost,
+    if prices are known. adapter: what the draft model had learned for this text, by its name. audits: of answers
+    drafted and checked as this one.
     """
 
     num_tokens: int

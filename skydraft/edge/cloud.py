@@ -22,7 +22,7 @@ from skydraft.edge.verifier import Notices, Notify, Patience, RemoteVerifier, si
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import CloudError, OptionError, SkydraftError
 from skydraft.protocol.values import ServerInfo
-from skydraft.types import Prompt
+from skydraft.types import LinkCost, Prompt
 
 T = TypeVar("T")
 _FACTS_S = 120.0  # how long facts about a server may be reused; rounds measure the rest
@@ -80,6 +80,11 @@ class Cloud:
     def is_exact(self) -> bool:
         """Whether its tokens do not depend on what else it computes; known once it has answered."""
         return all(server.is_exact for server in self.servers.all)
+
+    @property
+    def spent(self) -> LinkCost:
+        """What all texts of this process needed; the servers of a list have one budget."""
+        return sum(tuple(self.servers.all[0].budget.spent.values()), LinkCost())
 
     @property
     def kind(self) -> str:

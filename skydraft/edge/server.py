@@ -10,6 +10,7 @@ from skydraft.decoding.prices import Prices
 from skydraft.decoding.receipt import Sent
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
+from skydraft.edge.budget import Budget
 from skydraft.edge.channel import Waiting
 from skydraft.engines.vocab import Vocab
 from skydraft.protocol.values import TargetId, Written
@@ -23,7 +24,7 @@ class Server(Protocol):
 
     `kind` is OURS, or what else it runs as far as that is known; `prices` are those of its tokens, if they are sold.
     `heard_at` is the time of its last answer by the loop's clock, 0 before the first. `runs` is its target, if it says
-    which one; the tokens of one that `is_exact` do not depend on what else it computes.
+    which one; the tokens of one that `is_exact` do not depend on what else it computes. `budget` has what was spent.
     """
 
     address: str
@@ -31,6 +32,7 @@ class Server(Protocol):
     is_exact: bool
     runs: TargetId | None
     prices: Prices | None
+    budget: Budget
 
     @property
     def heard_at(self) -> float: ...

@@ -62,7 +62,7 @@ class OwnText:
         self._prompt_ids = np.array(prompt.token_ids, np.int32)
         self._vocab_size = vocab.size
         self._server = server
-        self._traceparent = request.traceparent
+        self._traceparent, self._owner = request.traceparent, request.owner
         self._is_open = False  # the server has this epoch
         self._was_sent = False  # so the server may have it open, even without a reply
         self._stream: SessionStream | None = None
@@ -109,12 +109,13 @@ class OwnText:
         return self._open(codec.encode_open(OpenCall(self.number, self.epoch, self._opening_now())), waiting)
 
     async def _open(self, message: bytes, waiting: Waiting) -> None:
-        if budget := self._server.budget:
-            budget.check()
+        if self._server.budget.bounds_calls:
+            self._server.budget.check()
         reply = await self._exchange(self._stream_now(), message, waiting, self._opening)
         opened: Opened = self._read(codec.decode_opened, reply)
         self._note_opened(reply)
         self._cost = opened.cost
+        self._count(tokens_hit=opened.cost.num_cached)
 
     async def verify(self, block: DraftBlock, catch_up: tuple[int, ...], write: int, waiting: Waiting) -> Verdict:
         opening = None if self._is_open else self._opening_now()
@@ -126,6 +127,7 @@ class OwnText:
         reply = await self._exchange(stream, codec.encode_verify(call), waiting, opening, call)
         verdict, is_last = self._read(lambda data: codec.decode_verdict(data, len(catch_up), sent_ids), reply)
         self._check(verdict, block)
+        self._count(tokens_hit=verdict.cost.num_cached, tokens_out=int(verdict.token_id is not None))
         if opening is not None:
             self._note_opened(reply)
         has_more = write > 0 and not is_last and verdict.hands_over(block)
@@ -139,9 +141,10 @@ class OwnText:
         base, next_base, limit = self._writing
         try:
             reply = await self._stream.receive(waiting)
-            self._count(0, len(reply))
+            self._count(bytes_down=len(reply))
             written = self._read(codec.decode_written, reply)
             self._check_written(written, next_base, limit)
+            self._count(tokens_out=len(written.token_ids))
         except BaseException:
             self.break_off()
             raise
@@ -153,12 +156,13 @@ class OwnText:
     def stop(self) -> None:
         if self._writing is not None and self._stream is not None:
             message = codec.encode_stop(StopCall(self._writing[0]))
-            self._count(len(message), 0)
+            self._count(bytes_up=len(message))
             self._stream.send(message)
 
     async def close(self) -> None:
         stream, was_sent, is_named = self._stream, self._was_sent, self._is_named
         self._stream, self._writing, self._is_open = None, None, False
+        self._server.budget.pay(self.spent, self._owner)
         if stream is not None and not stream.is_over:
             await stream.finish(codec.encode_close(0 if is_named else self.number))
         elif was_sent:
@@ -180,8 +184,10 @@ class OwnText:
         call: VerifyCall | None = None,
     ) -> bytes:  # fmt: skip
         budget = self._server.budget
-        day = budget.take() if budget and call is not None else None
-        self._count(len(message), 0)
+        day = budget.take() if budget.bounds_calls and call is not None else None
+        num_read = len(self._prompt_ids) + len(opening.committed_ids) if opening else 0
+        num_read += len(call.catch_up_ids) + len(call.draft_ids) if call else 0
+        self._count(bytes_up=len(message), tokens_in=num_read)
         self._is_named = self._was_sent = True
         if is_noted := stream.may_have_sent:
             self._note_sent(opening, call)
@@ -193,9 +199,9 @@ class OwnText:
         finally:
             if not is_noted and stream.may_have_sent:  # the connection was made meanwhile
                 self._note_sent(opening, call)
-            elif not is_noted and budget and day is not None:
+            elif not is_noted and day is not None:
                 budget.give_back(day)
-        self._count(0, len(reply))
+        self._count(bytes_down=len(reply))
         return reply
 
     def _note_sent(self, opening: Opening | None, call: VerifyCall | None) -> None:
@@ -208,8 +214,8 @@ class OwnText:
             sent.blocks.append((call.base - len(call.catch_up_ids), (*call.catch_up_ids, *call.draft_ids)))
             sent.num_calls += 1
 
-    def _count(self, up: int, down: int) -> None:
-        self.spent += LinkCost(bytes_up=up, bytes_down=down)
+    def _count(self, **figures: int) -> None:
+        self.spent += LinkCost(**figures)
 
     def _note_opened(self, reply: bytes) -> None:
         if self.target is None:
@@ -272,7 +278,7 @@ class OwnServer(Channel):
         self.uses_tls = options.uses_tls
         self.is_exact = True  # unless it says that it is not
         self.runs: TargetId | None = None
-        self.budget = budget
+        self.budget = budget or Budget()
 
     async def info(self, timeout_s: float) -> ServerInfo:
         """The server's description. Names are one line without control characters, since they are shown."""

@@ -82,6 +82,18 @@ class Choice:
             return self.finish
         return "tool_calls" if self.calls and self.calls[-1].is_whole else "stop"
 
+    @property
+    def usage(self) -> dict[str, Any] | None:
+        """By model, once it has ended: which of the tokens it wrote; what servers read and wrote for all; the cost."""
+        if (stats := self.stats) is None:
+            return None
+        num_cloud = sum(origin in ITS_OWN for origin in self.origins)
+        read = {"tokens_in": stats.tokens_in, "tokens_hit": stats.tokens_hit, "tokens_out": stats.tokens_out}
+        return {
+            "edge": {"completion_tokens": len(self.origins) - num_cloud, "cost": 0.0},
+            "cloud": {"completion_tokens": num_cloud, **read, "cost": stats.cost},
+        }
+
 
 class Answer(ABC):
     """One answer under way to a body, which its client wrote as `own`. `ending` follows the last chunk of a stream."""
@@ -200,6 +212,7 @@ class Answer(ABC):
             "finish_reason": choice.finish,
             "stats": asdict(choice.stats) if choice.stats else None,
             "receipt": asdict(choice.receipt) if choice.receipt else None,
+            "usage": choice.usage,
         }
         ours |= {"begins": choice.begins} if choice.begins else {}
         return ours | choice.both | ({"token_ids": choice.token_ids} if self._body.choice.token_ids else {})
@@ -252,9 +265,9 @@ class ChatAnswer(Answer):
         yield self._chunk(index, _delta(choice, run), None, run.ours, logprobs)
 
     def _ended(self, index: int, event: Ended) -> Iterator[dict[str, Any]]:
-        figures = {"stats": asdict(event.stats), "receipt": asdict(event.receipt)} | self._left_out
-        figures |= self.choices[index].both
-        yield self._chunk(index, {}, self.choices[index].finish_reason, figures)
+        choice = self.choices[index]
+        figures = {"stats": asdict(event.stats), "receipt": asdict(event.receipt), "usage": choice.usage}
+        yield self._chunk(index, {}, choice.finish_reason, figures | self._left_out | choice.both)
 
     def _logprobs(self, scores: Seq[Score], offset: int) -> dict[str, Any] | None:
         """The log-probabilities of tokens after `offset` characters of text and prompt; None if they are not wanted."""

@@ -79,7 +79,7 @@ class Gateway:
         self.names = ModelNames(pair)
         self._cloud = CloudHealth(pair)
         self.desk = Desk(pair, options.max_running, options.max_waiting, has_keys=authorize is not None)
-        self.metrics = GatewayMetrics(self.desk, pair.auditor)
+        self.metrics = GatewayMetrics(self.desk, pair.far, pair.auditor)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="reading")
         cors = Middleware(
             CORSMiddleware, allow_origins=options.origins, allow_methods=["*"], allow_headers=["*"],
@@ -147,6 +147,7 @@ class Gateway:
             # Of a label's conversations; a hash, since the cloud must not learn the label.
             "cache_scope": hashlib.sha256(repr((visit.label, body.cache_salt)).encode()).hexdigest()[:16],
             "shares_target": self._is_shared(),
+            "owner": visit.label,
             "traceparent": trace if trace and is_traceparent(trace) else "",
         }
         requests, anew = ([replace(each, **more) for each in some] for some in (order.requests, order.anew))

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile, zip_longest
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -31,6 +31,9 @@ from skydraft.gateway.refusals import RETRY_AFTER_S, Refusal
 from skydraft.gateway.requests import Order
 from skydraft.prompts.tool_calls import Piece, Reader
 from skydraft.types import FinishReason, Round, Score, Token
+
+if TYPE_CHECKING:
+    from skydraft.edge.cloud import Cloud
 
 _FIRST_TOKEN_S = 0.05  # at most, so a slow reader delays no other answer
 _TTFT_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
@@ -266,7 +269,7 @@ class Desk:
 class GatewayMetrics:
     content_type = CONTENT_TYPE_LATEST
 
-    def __init__(self, desk: Desk, auditor: Auditor | None = None) -> None:
+    def __init__(self, desk: Desk, cloud: Cloud | None, auditor: Auditor | None = None) -> None:
         self._auditor, self._registry = auditor, CollectorRegistry()
         ours: dict[str, Any] = {"namespace": "skydraft_gateway", "registry": self._registry}
         self._answers = Counter("answers", "Choices that came to their end", **ours)
@@ -282,6 +285,12 @@ class GatewayMetrics:
         }
         Gauge("running", "Choices being written", **ours).set_function(lambda: desk.num_running)
         Gauge("waiting", "Choices in the queue", **ours).set_function(lambda: desk.num_waiting)
+        if cloud is not None:  # gauges: a server may tell late what it had in its cache
+            tokens = Gauge("cloud_tokens", "Tokens that servers read, had in their cache, and wrote", ["kind"], **ours)
+            for kind in ("in", "hit", "out"):
+                tokens.labels(kind).set_function(partial(lambda name: getattr(cloud.spent, name), f"tokens_{kind}"))
+        if cloud is not None and (prices := cloud.prices):
+            Gauge("cloud_cost", "What these have cost", **ours).set_function(lambda: prices.of(cloud.spent))
 
     def happened(self, event: Event) -> None:
         if isinstance(event, Wrote):

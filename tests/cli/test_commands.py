@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -18,6 +19,7 @@ from skydraft.models import cache_dir, known_models
 from skydraft.models.adapters import keep
 from skydraft.models.cache import model_path
 
+from ..models.test_found import Home, gguf
 from .conftest import Invoke
 
 ROOT = Path(__file__).parents[2]
@@ -137,3 +139,32 @@ def test_doctor_measures_what_is_there(invoke: Invoke) -> None:
 def test_no_command_shows_the_help(invoke: Invoke) -> None:
     status, _, err = invoke()
     assert status == 2 and "generate" in err
+
+
+def test_models_of_other_programs_are_listed_with_their_pairs_and_doctor_names_one(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "other disk"))
+    home = Home(tmp_path)
+    home.ollama = tmp_path / "other disk"
+    home.pull("registry.ollama.ai/library/large/7b", gguf(9, 20_000))
+    home.pull("registry.ollama.ai/library/embed/latest", gguf(9, **{"qwen2.pooling_type": 1}))
+    small = home.put(".lmstudio/models/me/it's/small.gguf", gguf(2, 4000, **{"tokenizer.chat_template": None}))
+    status, out, err = invoke("models", "list")
+    assert (status, err) == (0, "") and "ollama:embed:latest" in out and "not usable: it is an embedding model" in out
+    pair = f"{shlex.quote(str(small))}  ollama:large:7b"
+    assert f"With one tokenizer, for --edge-model and --cloud-model:\n  {pair}  5.0 times as large\n" in out
+    assert f"{small}; without a chat template" in out
+    said = json.loads(invoke("models", "list", "--json")[1])
+    rows = {row["name"]: row for row in said["models"] if row["kind"] == "found"}
+    assert rows["ollama:embed:latest"]["unfit"] == "it is an embedding model" and not rows["ollama:large:7b"]["unfit"]
+    assert rows[str(small)]["tokenizer"] == rows["ollama:large:7b"]["tokenizer"]
+    assert said["pairs"] == [{"draft": str(small), "target": "ollama:large:7b", "ratio": 5.0}]
+    command = f"skydraft chat --edge-model {shlex.quote(str(small))} --cloud-model ollama:large:7b"
+    for kilobytes, says in ((40, command), (10, "they make no pair: the memory is too small")):
+        (tmp_path / "meminfo").write_text(f"MemTotal: 99 kB\nMemAvailable:   {kilobytes} kB\n")
+        monkeypatch.setattr("skydraft.cli.doctor._MEMORY", tmp_path / "meminfo")
+        assert says in invoke("doctor", "--no-measure")[1]
+    small.unlink()
+    assert "they make no pair: no two share a tokenizer" in invoke("doctor", "--no-measure")[1]

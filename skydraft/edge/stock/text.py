@@ -111,7 +111,7 @@ class StockText:
         self._limit: int | None = None  # the target may write until the text has so many tokens
         self._is_stopped = False
         self._num_cached = 0  # tokens of the prompt of which a verdict or written tokens have told
-        self._ledger = Ledger(server.budget, server.address, len(self._prompt))
+        self._ledger = Ledger(server.budget, server.address, len(self._prompt), request.owner)
         self._wire = replace(server.wire, ledger=self._ledger)
         self.sent = self._ledger.sent
 

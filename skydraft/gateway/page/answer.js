@@ -6,6 +6,7 @@ import { eachFrame, make, icon } from './dom.js';
 import { Figures, ORIGINS, shown } from './figures.js';
 import { worded } from './language.js';
 import { Markdown } from './markdown.js';
+import { sayMoney } from './money.js';
 
 const AGAIN = 'M15.5 10a5.5 5.5 0 1 1-1.7-4M14 3v3.2h-3.2';
 
@@ -110,6 +111,7 @@ export class Answer {
     if (skydraft.notice) this.notices.append(make('li', {}, skydraft.notice));
     if (skydraft.stats) this.figures.settle(skydraft.stats);
     if (skydraft.receipt) this.#sign(skydraft.receipt);
+    if (skydraft.usage) this.figures.usage = skydraft.usage;
     if (reason) this.finishReason = reason;
   }
 
@@ -201,7 +203,7 @@ export class Answer {
     if (this.figures.adapter) say('meta.adapter', { name: this.figures.adapter });
     if (this.figures.inexact) say('meta.inexact');
     if (this.figures.receipt) this.#sayReceipt(say, this.figures.receipt);
-    if (this.figures.cost != null) say('meta.cost', { cost: this.figures.cost.toPrecision(3) });
+    sayMoney(say, this.figures);
     if (how === 'done' && ENDS[this.finishReason]) say(ENDS[this.finishReason]);
     if (how === 'stopped') say('meta.stopped');
   }

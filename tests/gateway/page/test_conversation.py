@@ -144,6 +144,23 @@ def test_a_receipt_says_what_the_cloud_has_seen_and_marks_it(page: Any, fake: Fa
     expect(page.locator(".meta").nth(1)).to_contain_text("nothing left this device")
 
 
+@pytest.mark.parametrize(
+    ("tokens_in", "cost", "says"),
+    [(90, 0.0021, "wrote 4 tokens for 0, the cloud 2 for 0.00210 (it read 90, 30 of them cached, and wrote 3)"),
+     (90, None, "this device wrote 4 tokens, the cloud 2 (it read 90"), (0, None, None)],
+)  # fmt: skip
+def test_the_page_says_what_each_model_wrote_and_cost(
+    page: Any, fake: FakeGateway, tokens_in: int, cost: float | None, says: str | None
+) -> None:
+    end = finish()
+    cloud = {"completion_tokens": 2, "tokens_in": tokens_in, "tokens_hit": 30, "tokens_out": 3, "cost": cost}
+    end["skydraft"]["usage"] = {"edge": {"completion_tokens": 4, "cost": 0}, "cloud": cloud}
+    fake.replies = [[run("a", "skipped", 0), end]]
+    answered(page, "Hello")
+    meta = expect(page.locator(".meta"))
+    meta.to_contain_text(says) if says else meta.not_to_contain_text("this device wrote")
+
+
 def test_two_modes_at_once_and_going_on_with_one(page: Any, fake: FakeGateway) -> None:
     go = threading.Event()
     fake.by_model = {

@@ -1,0 +1,175 @@
+"""Models that other programs keep on this machine. They are used where they lie; nothing is copied or hashed: Ollama
+and the hub's client name each file by its hash."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import constants
+from platformdirs import user_cache_dir
+
+from skydraft.errors import BrokenModel, UnknownModel
+from skydraft.files import read_file
+from skydraft.models.cache import present
+from skydraft.models.gguf import MISSING, Card, read_card
+from skydraft.models.manifest import known_models
+
+OURS, OLLAMA = "skydraft", "ollama:"
+# Folders and patterns of files in them, by program.
+Places = Mapping[str, Seq[tuple[Path, str]]]
+_MANIFESTS, _SNAPSHOTS = "manifests/*/*/*/*", ("models--*/snapshots/*/*.gguf", "models--*/snapshots/*/*/*.gguf")
+_LATER_PART = re.compile(r"-(?!0*1-)\d+-of-\d+\.gguf$")
+_SHA256 = re.compile(r"[0-9a-f]{64}$")
+_MAX_MANIFEST = 1 << 20
+_LEAST_RATIO, _BEST_RATIO = 2.0, 10.0  # of the sizes of target and draft
+
+
+def places() -> Places:
+    """Of this user. It reads the environment: call it in the outermost layer alone."""
+    home, given = Path.home(), os.environ.get("OLLAMA_MODELS", "").strip(" \"'")
+    service = Path("/usr/share/ollama/.ollama/models")  # where Linux runs it as a user of its own
+    hub, llama_cpp = Path(constants.HF_HUB_CACHE), Path(os.environ.get("LLAMA_CACHE") or user_cache_dir("llama.cpp"))
+    return {
+        "Ollama": [(each, _MANIFESTS) for each in ([Path(given)] if given else [home / ".ollama/models", service])],
+        "LM Studio": [(home / each, "*/*/*.gguf") for each in (".lmstudio/models", ".cache/lm-studio/models")],
+        "llama.cpp": [(llama_cpp, each) for each in ("*.gguf", *_SNAPSHOTS)],
+        "Hugging Face": [(hub, each) for each in _SNAPSHOTS],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """A model of a program; `spec` names it as a model argument."""
+
+    spec: str
+    owner: str
+    path: Path
+    bytes: int
+    card: Card
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPair:
+    draft: StoredModel
+    target: StoredModel
+
+    @property
+    def ratio(self) -> float:
+        return self.target.bytes / max(self.draft.bytes, 1)
+
+
+def models_here(cache: Path, where: Places) -> list[StoredModel]:
+    """Our own known models, then those of other programs, each file once. What cannot be used says why."""
+    own = ((each, present(each, cache)) for each in known_models().values())
+    found = [StoredModel(each.name, OURS, path, each.bytes, read_card(path)) for each, path in own if path]
+    for owner, root, pattern in ((owner, *place) for owner, folders in where.items() for place in folders):
+        if fault := _fault_of(root):
+            found.append(StoredModel(f"{root}", owner, root, 0, Card(fault)))
+        found += map(_in_ollama, _manifests(root)) if pattern == _MANIFESTS else _in_folder(owner, root, pattern)
+    once: dict[str, StoredModel] = {}
+    for each in found:
+        real = os.path.realpath(each.path)
+        once.setdefault((_SHA256.findall(real) or [real])[0], each)
+    return list(once.values())
+
+
+def pairs_of(found: Seq[StoredModel]) -> list[StoredPair]:
+    """All pairs that share a tokenizer, the largest target first, then the best draft. Both are not the same model."""
+    usable = [each for each in found if not each.card.unfit]
+    pairs = (StoredPair(draft, target) for target in usable for draft in usable if _may_draft(draft.card, target.card))
+    far = [each for each in pairs if each.ratio >= _LEAST_RATIO]
+    return sorted(far, key=lambda pair: (-pair.target.bytes, abs(math.log(pair.ratio / _BEST_RATIO))))
+
+
+def _may_draft(draft: Card, target: Card) -> bool:
+    return draft.tokenizer == target.tokenizer and draft.shape != target.shape
+
+
+def ollama_file(name: str, where: Places) -> Path:
+    """The file of a model of Ollama. No path is made of `name`: it is looked for among what is there.
+
+    Raises UnknownModel, or BrokenModel for what cannot be used.
+    """
+    wanted = _short(name if name.rfind(":") > name.rfind("/") else f"{name}:latest").lower()
+    roots = [root for root, _ in where["Ollama"]]
+    manifests = {_name_of(path): path for root in reversed(roots) for path in _manifests(root)}
+    for each, path in manifests.items():
+        if each.lower() == wanted:
+            found = _in_ollama(path)
+            if unfit := found.card.unfit:
+                raise BrokenModel(f"{found.spec} cannot be used: {unfit}.", hint="See: skydraft models list.")
+            return found.path
+    faults = [f"{root}: {fault}." for root in roots if (fault := _fault_of(root))]
+    known = f"It has {', '.join(list(manifests)[:20])}." if manifests else "OLLAMA_MODELS names its folder."
+    raise UnknownModel(f"Ollama has no model {name[:80]!r} here.", hint=" ".join([*faults, known]))
+
+
+def _fault_of(root: Path) -> str:
+    """Why a folder that is there cannot be read, or ""."""
+    try:
+        os.listdir(root)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        return f"it cannot be read ({error.strerror}); its owner may let you in"
+    return ""
+
+
+def _manifests(root: Path) -> list[Path]:
+    found = [] if _fault_of(root) else sorted(root.glob(_MANIFESTS))
+    return [path for path in found if all(re.fullmatch(r"\w[\w.:-]*", part, re.ASCII) for part in path.parts[-4:])]
+
+
+def _name_of(manifest: Path) -> str:
+    return _short(f"{'/'.join(manifest.parts[-4:-1])}:{manifest.name}")
+
+
+def _short(name: str) -> str:
+    """As Ollama shows it: without its own host and library."""
+    return name.removeprefix("registry.ollama.ai/").removeprefix("library/")
+
+
+def _in_ollama(manifest: Path) -> StoredModel:
+    name, root = _name_of(manifest), manifest.parents[4]
+    spec, again = f"{OLLAMA}{name}", f"; get it again: ollama pull {name}"
+    fault = f"its manifest is damaged{again}"
+    try:
+        if manifest.stat().st_size > _MAX_MANIFEST:
+            raise ValueError
+        given = json.loads(read_file(manifest))["layers"] or ()
+        layers = {each["mediaType"].rpartition(".")[2]: each for each in given}
+        model = layers.get("model", {"digest": "0" * 64, "size": 0})
+        sha256, size = _SHA256.findall(model["digest"])[0], model["size"]
+        fault = (
+            "it has an adapter" if "adapter" in layers else "" if "model" in layers else "no GGUF file belongs to it"
+        )
+    except OSError as error:
+        fault = f"its manifest cannot be read ({error.strerror})"
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        pass
+    if fault:
+        return StoredModel(spec, "Ollama", manifest, 0, Card(fault))
+    path = root / "blobs" / f"sha256-{sha256}"  # nothing else of the manifest becomes a path
+    card, num_bytes = read_card(path), _bytes_of(path)
+    if card == MISSING or (num_bytes and num_bytes != size):
+        card = Card(f"its file is {'incomplete' if num_bytes else 'missing'}{again}")
+    return StoredModel(spec, "Ollama", path, num_bytes, card)
+
+
+def _in_folder(owner: str, root: Path, pattern: str) -> Iterator[StoredModel]:
+    for path in [] if _fault_of(root) else sorted(root.glob(pattern)):
+        if not str(path).isprintable():
+            yield StoredModel(ascii(str(path)), owner, path, 0, Card("its name has characters that are not printed"))
+        elif not _LATER_PART.search(path.name):
+            yield StoredModel(f"{path}", owner, path, _bytes_of(path), read_card(path))
+
+
+def _bytes_of(path: Path) -> int:
+    return path.stat().st_size if os.access(path, os.R_OK) else 0

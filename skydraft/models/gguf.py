@@ -1,0 +1,88 @@
+"""What the header of a GGUF file says of a model; the weights after it are never read."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+GGUF_MAGIC = b"GGUF"
+_U32, _STRING, _ARRAY, _U64 = 4, 8, 9, 10
+_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", _U32: "I", 5: "i", 6: "f", 7: "?", _U64: "Q", 11: "q", 12: "d"}
+_LENGTH = struct.Struct("<Q").unpack
+_UNUSED = 5  # the type of a token that only pads the vocabulary
+_MOST = 1 << 22  # fields, items of an array, bytes of a text
+_OTHER_KINDS = {"adapter": "it is an adapter", "mmproj": "it is the projector of another model"}
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One model. `tokenizer` is equal for models whose token ids mean the same; `shape` counts layers and width.
+    `unfit` is why it can be neither draft nor target model, or ""."""
+
+    unfit: str
+    tokenizer: str = ""
+    shape: tuple[Any, Any] = (0, 0)
+    has_template: bool = False
+
+
+MISSING = Card("its file is missing")
+
+
+def read_card(path: Path) -> Card:
+    """Never raises: what is wrong with the file is in `unfit`."""
+    try:
+        if not path.is_file():  # a pipe would be waited for
+            return MISSING
+        with path.open("rb") as file:
+            return _card_of(_fields(file.read))
+    except OSError as error:
+        return Card(f"its file cannot be read ({error.strerror})")
+    except (ValueError, LookupError, TypeError, struct.error):
+        return Card("its file is damaged, or of an old form of GGUF")
+
+
+def _card_of(fields: dict[str, Any]) -> Card:
+    name = fields.get("general.architecture")
+    kind = "mmproj" if name == "clip" else fields.get("general.type")
+    tokens, types = fields.get("tokenizer.ggml.tokens"), fields.get("tokenizer.ggml.token_type", ())
+    if kind in ("adapter", "mmproj"):
+        return Card(_OTHER_KINDS[kind])
+    if fields.get("split.count", 0) not in (0, 1):
+        return Card("it is in several parts; join them with llama-gguf-split --merge")
+    if not isinstance(tokens, list):
+        return Card("it is no language model")
+    if fields.get(f"{name}.pooling_type") or fields.get(f"{name}.attention.causal") is False:
+        return Card("it is an embedding model")
+    while tokens and types[len(tokens) - 1 :][:1] == (_UNUSED,):
+        tokens.pop()
+    names = hashlib.sha256(b"".join(b"%d %b" % (len(token), token) for token in tokens))
+    shape = fields.get(f"{name}.block_count"), fields.get(f"{name}.embedding_length")
+    return Card("", names.hexdigest()[:16], shape, bool(fields.get("tokenizer.chat_template")))
+
+
+def _fields(read: Callable[[int], bytes]) -> dict[str, Any]:
+    if read(4) != GGUF_MAGIC or _value(read, _U32) not in (2, 3):
+        raise ValueError
+    _value(read, _U64)  # of matrices
+    return {_value(read, _STRING): _value(read, _value(read, _U32)) for _ in range(_size(read))}
+
+
+def _value(read: Callable[[int], bytes], kind: int) -> Any:
+    """Raises struct.error where the file ends, LookupError for a kind that there is not."""
+    if kind == _STRING:
+        size = _size(read)
+        return bytes(struct.unpack(f"{size}s", read(size))[0]).decode(errors="replace")
+    if kind != _ARRAY:
+        return struct.unpack(f"<{_FORMATS[kind]}", read(struct.calcsize(_FORMATS[kind])))[0]
+    kind, num = _value(read, _U32), _size(read)
+    if kind == _STRING:
+        return [read(min(_LENGTH(read(8))[0], _MOST)) for _ in range(num)]  # there are 300,000
+    return struct.unpack(f"<{num}{_FORMATS[kind]}", read(num * struct.calcsize(_FORMATS[kind])))
+
+
+def _size(read: Callable[[int], bytes]) -> int:
+    return min(int(_value(read, _U64)), _MOST)

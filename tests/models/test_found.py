@@ -1,0 +1,305 @@
+"""Models of other programs, in folders laid out as these programs lay them, and as nobody should."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import struct
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skydraft.errors import BrokenModel, SkydraftError, UnknownModel
+from skydraft.models import resolve
+from skydraft.models.found import StoredModel, models_here, ollama_file, pairs_of, places
+from skydraft.models.gguf import MISSING, read_card
+
+from ..mutating import flipped
+from .published import FakeWorld
+
+TOKENS = ["a", "b", "<|end|>"]
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value.encode())) + value.encode()
+
+
+def packed(value: Any) -> bytes:
+    if isinstance(value, bool):
+        return struct.pack("<I?", 7, value)
+    if isinstance(value, int):
+        return struct.pack("<II", 4, value)
+    if isinstance(value, str):
+        return struct.pack("<I", 8) + text(value)
+    kind, items = (
+        (8, map(text, value)) if isinstance(value[0], str) else (5, (struct.pack("<i", each) for each in value))
+    )
+    return struct.pack("<IIQ", 9, kind, len(value)) + b"".join(items)
+
+
+def gguf(layers: int = 2, size: int = 100, **changes: Any) -> bytes:
+    """A header of a model with so many layers, and weights up to a size; `None` leaves a field out."""
+    fields: dict[str, Any] = {
+        "general.architecture": "qwen2", "general.type": "model", "qwen2.block_count": layers,
+        "qwen2.embedding_length": 8, "tokenizer.ggml.tokens": TOKENS, "tokenizer.ggml.token_type": [1, 1, 3],
+        "tokenizer.ggml.merges": ["a b"], "tokenizer.chat_template": "{{ messages }}",
+    }  # fmt: skip
+    fields = {name: value for name, value in (fields | changes).items() if value is not None}
+    header = struct.pack("<4sIQQ", b"GGUF", 3, 0, len(fields))
+    return (header + b"".join(text(name) + packed(value) for name, value in fields.items())).ljust(size, b"w")
+
+
+class Home:
+    """A user's home, with what other programs keep in it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.ollama = root, root / ".ollama" / "models"
+
+    def pull(
+        self, name: str, data: bytes | None, *, layers: Any = None, size: int | None = None, kind: str = "model"
+    ) -> Path:
+        """What Ollama has of HOST/NAMESPACE/MODEL/TAG; without data the blob is missing."""
+        sha256 = hashlib.sha256(data or name.encode()).hexdigest()
+        blob, manifest = self.ollama / "blobs" / f"sha256-{sha256}", self.ollama / "manifests" / name
+        for path in (blob, manifest):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        if data is not None:
+            blob.write_bytes(data)
+        length = len(data or b"") if size is None else size
+        layer = {"mediaType": f"application/vnd.ollama.image.{kind}", "digest": f"sha256:{sha256}", "size": length}
+        template = layer | {"mediaType": "application/vnd.ollama.image.template", "digest": f"sha256:{'0' * 64}"}
+        manifest.write_text(json.dumps({"schemaVersion": 2, "layers": [layer, template] if layers is None else layers}))
+        return blob
+
+    def put(self, place: str, data: bytes = b"") -> Path:
+        path = self.root / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        return path
+
+    def found(self) -> dict[str, StoredModel]:
+        return {each.spec: each for each in models_here(self.root / "cache", places())}
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("OLLAMA_MODELS", "LLAMA_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    return Home(tmp_path)
+
+
+OURS = "registry.ollama.ai/library"
+
+
+@pytest.mark.parametrize(
+    ("name", "manifest"),
+    [
+        ("qwen", f"{OURS}/qwen/latest"), ("qwen:latest", f"{OURS}/qwen/latest"), ("QWEN", f"{OURS}/qwen/latest"),
+        ("library/qwen", f"{OURS}/qwen/latest"), (f"{OURS}/qwen", f"{OURS}/qwen/latest"),
+        ("qwen:0.5b", f"{OURS}/qwen/0.5b"),
+        ("me/qwen:1", "registry.ollama.ai/me/qwen/1"), ("_/my", "registry.ollama.ai/_/my/latest"),
+        ("hf.co/Org/Qwen-GGUF:Q4_K_M", "hf.co/Org/Qwen-GGUF/Q4_K_M"),
+        ("hf.co/org/qwen-gguf:q4_k_m", "hf.co/Org/Qwen-GGUF/Q4_K_M"),
+        ("localhost:5000/me/qwen", "localhost:5000/me/qwen/latest"),
+    ],
+)  # fmt: skip
+def test_a_name_of_ollama_is_its_blob(name: str, manifest: str, home: Home, world: FakeWorld) -> None:
+    """No byte is copied, and the file is known by its hash."""
+    other = home.pull("registry.ollama.ai/library/other/latest", gguf(9))
+    blob = home.pull(manifest, gguf())
+    found = resolve(f"ollama:{name}", world.cache, offline=True)
+    assert (found.kind, found.path, found.spec) == ("gguf", blob, f"ollama:{name}") and other != blob
+    assert not world.cache.exists() and hashlib.sha256(blob.read_bytes()).hexdigest() in blob.name
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", ":", "/", "qwen:", "../../secret", f"{OURS}/../../../secret", "qwen:../../../../../secret", "a/b/c/d/e:f", "*",
+     "qwen:*", "qwen\n", "%2e%2e/secret", "/etc/passwd", "qwen/latest", "manifests/qwen", "x" * 5000],
+)  # fmt: skip
+def test_no_name_leads_elsewhere(name: str, home: Home, world: FakeWorld) -> None:
+    home.pull(f"{OURS}/qwen/latest", gguf())
+    home.put("secret", gguf())
+    with pytest.raises(UnknownModel, match="Ollama has no model") as raised:
+        resolve(f"ollama:{name}", world.cache)
+    assert (
+        "It has qwen:latest" in raised.value.hint and str(raised.value).isprintable() and len(str(raised.value)) < 400
+    )
+
+
+def layer(**changes: Any) -> list[Any]:
+    return [{"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{'1' * 64}", "size": 1} | changes]
+
+
+BROKEN: dict[str, tuple[dict[str, Any], str]] = {
+    "no blob": ({"data": None}, "its file is missing; get it again: ollama pull qwen:latest"),
+    "half a blob": ({"data": gguf()[:50], "size": 100}, "its file is incomplete; get it"),
+    "no GGUF": ({"data": b"<html>"}, "its file is damaged"),
+    "a cut header": ({"data": gguf()[:300]}, "its file is damaged"),
+    "another digest": ({"data": gguf(), "layers": layer(digest="sha256:../../secret")}, "manifest is damaged"),
+    "no digest": ({"data": gguf(), "layers": layer(digest=None)}, "manifest is damaged"),
+    "other layers": ({"data": gguf(), "layers": [1, "x"]}, "manifest is damaged"),
+    "a word": ({"data": gguf(), "layers": "model"}, "manifest is damaged"),
+    "in the cloud": ({"data": gguf(), "layers": []}, "no GGUF file belongs to it"),
+    "other weights": ({"data": gguf(), "kind": "tensor"}, "no GGUF file belongs to it"),
+    "an adapter too": ({"data": gguf(), "layers": [*layer(), *layer(mediaType="x.adapter")]}, "it has an adapter"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_what_is_broken_is_one_line_and_hides_nothing_else(how: str, home: Home, world: FakeWorld) -> None:
+    given, says = BROKEN[how]
+    home.pull(f"{OURS}/qwen/latest", **given)
+    home.pull(f"{OURS}/good/latest", gguf())
+    found = home.found()
+    assert says in found["ollama:qwen:latest"].card.unfit and not found["ollama:good:latest"].card.unfit
+    with pytest.raises(BrokenModel, match="cannot be used: ") as raised:
+        resolve("ollama:qwen", world.cache)
+    assert says in str(raised.value) and str(raised.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[" * 100_000, b"\xff\xfe", b"null", b'{"layers": {"a": 1}}', b" " * (1 << 21)]
+)
+def test_a_manifest_that_is_none_is_said(data: bytes, home: Home) -> None:
+    home.put(f".ollama/models/manifests/{OURS}/qwen/latest", data)
+    home.put(f".ollama/models/manifests/{OURS}/qwen/._latest", b"of another system")
+    (home.ollama / "manifests" / OURS / "qwen" / "folder").mkdir()
+    assert {spec: each.card.unfit.partition(";")[0] for spec, each in home.found().items()} == {
+        "ollama:qwen:latest": "its manifest is damaged",
+        "ollama:qwen:folder": "its manifest cannot be read (it is not a file)",
+    }
+
+
+UNFIT: dict[str, tuple[dict[str, Any], str]] = {
+    "adapter": ({"general.type": "adapter"}, "adapter"), "projector": ({"general.type": "mmproj"}, "projector"),
+    "an old projector": ({"general.architecture": "clip", "general.type": None}, "projector"),
+    "a part": ({"split.count": 3}, "several parts"), "pooling": ({"qwen2.pooling_type": 3}, "embedding"),
+    "both ways": ({"qwen2.attention.causal": False}, "embedding"),
+    "pictures": ({"tokenizer.ggml.tokens": None}, "no language model"),
+    "strange": ({"tokenizer.ggml.tokens": 7}, "no language"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", UNFIT)
+def test_what_is_no_language_model_is_named(kind: str, home: Home, world: FakeWorld) -> None:
+    changes, says = UNFIT[kind]
+    home.pull(f"{OURS}/it/latest", gguf(**changes))
+    path = home.put(".lmstudio/models/me/it/it.gguf", gguf(**changes, x=1))
+    found = home.found()
+    assert says in found["ollama:it:latest"].card.unfit and says in found[str(path)].card.unfit
+    assert not pairs_of(list(found.values()))
+    with pytest.raises(BrokenModel, match=says):
+        resolve("ollama:it", world.cache)
+
+
+def test_all_programs_are_found_each_file_once(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    blob = home.pull(f"{OURS}/a/latest", gguf(1))
+    home.pull(f"{OURS}/a/1b", gguf(1))  # another name of the same file
+    elsewhere = home.put("disk/b.gguf", gguf(2))
+    linked = home.root / ".cache/lm-studio/models/me/b/b.gguf"
+    linked.parent.mkdir(parents=True)
+    linked.symlink_to(elsewhere)
+    gone = linked.with_name("gone.gguf")
+    gone.symlink_to(home.root / "nothing")
+    home.put(".cache/llama.cpp/ggml-org_c_c.gguf", gguf(3))
+    home.put(".cache/llama.cpp/half.gguf.downloadInProgress", gguf(9))
+    for number in (1, 2):
+        home.put(f".lmstudio/models/me/big/big-0000{number}-of-00002.gguf", gguf(9, **{"split.count": 2}))
+    repo = home.root / "hub/models--Org--d"
+    for data in (gguf(4), gguf(1)):  # the second one is Ollama's
+        sha256 = hashlib.sha256(data).hexdigest()
+        home.put(f"hub/models--Org--d/blobs/{sha256}", data)
+        name = repo / f"snapshots/abc/sub/{sha256[:4]}.gguf"
+        name.parent.mkdir(parents=True, exist_ok=True)
+        name.symlink_to(f"../../../blobs/{sha256}")
+    found = home.found()
+    assert {(each.owner, each.card.shape[0]) for each in found.values() if not each.card.unfit} == {
+        ("Ollama", 1), ("LM Studio", 2), ("llama.cpp", 3), ("Hugging Face", 4)
+    }  # fmt: skip
+    unfit = {Path(spec).name: each.card for spec, each in found.items() if each.card.unfit}
+    assert unfit.keys() == {"gone.gguf", "big-00001-of-00002.gguf"} and unfit["gone.gguf"] == MISSING
+    assert len(found) == 6 and found["ollama:a:1b"].path == blob
+    monkeypatch.setenv("LLAMA_CACHE", str(home.root / "hub"))  # as llama.cpp has it since 2026
+    monkeypatch.setenv("OLLAMA_MODELS", str(home.root / "none"))
+    assert {each.owner for each in home.found().values()} == {"LM Studio", "llama.cpp"}
+
+
+def test_pairs_share_a_tokenizer_and_differ_in_size(home: Home) -> None:
+    """Tokens that only pad the vocabulary do not count, nor does the same model with other bits."""
+    padded = {"tokenizer.ggml.tokens": [*TOKENS, "[PAD]"], "tokenizer.ggml.token_type": [1, 1, 3, 5]}
+    used = padded | {"tokenizer.ggml.token_type": [1, 1, 3, 1]}
+    for name, data in {
+        "small": gguf(2, 1000), "small-q8": gguf(2, 2000), "large": gguf(9, 10_000, **padded), "near": gguf(3, 1500),
+        "other": gguf(9, 9000, **used), "stranger": gguf(9, 9000, **{"tokenizer.ggml.tokens": ["b", "a", "<|end|>"]}),
+    }.items():  # fmt: skip
+        home.pull(f"{OURS}/{name}/latest", data)
+    pairs = pairs_of(list(home.found().values()))
+    assert [(pair.draft.spec[7:-7], pair.target.spec[7:-7]) for pair in pairs] == [
+        ("small", "large"), ("near", "large"), ("small-q8", "large")
+    ]  # fmt: skip
+    assert pairs[0].ratio == 10.0
+
+
+@pytest.fixture
+def someone_else() -> Iterator[None]:
+    if os.geteuid():
+        yield
+        return
+    os.seteuid(65534)  # nobody is kept out who is root
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_a_folder_of_another_user_is_said(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        root.chmod(0o755)
+        home = Home(root)
+        home.pull(f"{OURS}/closed/latest", gguf()).chmod(0)
+        home.put("LM/.keep").parent.chmod(0)
+        request.getfixturevalue("someone_else")
+        where: Any = {"Ollama": [(home.ollama, "manifests/*/*/*/*")], "LM Studio": [(root / "LM", "*/*/*.gguf")]}
+        found = {each.spec: each.card.unfit for each in models_here(root / "cache", where)}
+        assert found["ollama:closed:latest"] == "its file cannot be read (Permission denied)"
+        assert found[str(root / "LM")].startswith("it cannot be read (Permission denied)")
+        with pytest.raises(UnknownModel, match="Permission denied"):
+            ollama_file("qwen", {"Ollama": [(root / "LM", "manifests/*/*/*/*")]})
+        if not os.getuid():
+            os.seteuid(0)  # to remove it
+
+
+def test_a_header_is_read_and_no_weight(tmp_path: Path) -> None:
+    """Whatever is in it: none raises, none takes long, and a file of a terabyte takes no longer."""
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf())
+    sound = read_card(path)
+    os.truncate(path, 1 << 40)
+    assert read_card(path) == sound and not sound.unfit and sound.has_template
+    rng, num_unfit, num = random.Random(46), 0, 500
+    for _ in range(num):
+        path.write_bytes(flipped(gguf(), rng))
+        num_unfit += bool(read_card(path).unfit)
+    assert 0 < num_unfit < num
+    for end in range(0, 300, 7):
+        path.write_bytes(gguf()[:end])
+        assert read_card(path).unfit
+    os.mkfifo(tmp_path / "pipe.gguf")
+    assert read_card(tmp_path / "pipe.gguf") == MISSING
+
+
+def test_a_name_that_is_not_printed_is_said(home: Home) -> None:
+    home.put(os.fsdecode(b".lmstudio/models/me/x/\x1b[2J\xff\n.gguf"), gguf())
+    ((spec, found),) = home.found().items()
+    assert spec.isprintable() and "not printed" in found.card.unfit
+    with pytest.raises(SkydraftError):
+        resolve("ollama:\x1b[2J", home.root / "cache")
