@@ -23,8 +23,14 @@ class Sampling:
     min_p: float = 0.0
     seed: int | None = None
     ignore_eos: bool = False
+    bias: tuple[tuple[int, float], ...] = ()
+    allowed: tuple[int, ...] | None = None
 
     def chances(self, row: npt.NDArray[Any]) -> dict[int, float]:
+        if self.allowed is not None:
+            row = np.where(np.isin(np.arange(len(row)), self.allowed), row, -np.inf)
+        for token_id, bias in self.bias:
+            row = row + bias * (np.arange(len(row)) == token_id)
         if self.temperature == 0:
             return {int(row.argmax()): 1.0}
         logs = log_softmax(row / self.temperature)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, ClassVar
 
+import numpy as np
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -57,7 +58,8 @@ class LlamaServer(Vllm):
     def _sampled(self, body: Body) -> Sampling:
         named = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "seed": None, "ignore_eos": False}
         given: Any = {name: body.get(name, usual) for name, usual in named.items()}
-        return Sampling(**given | {"top_k": max(given["top_k"], 0)})
+        bias = tuple((i, -np.inf if x is False else x) for i, x in body.get("logit_bias", []))
+        return Sampling(bias=bias, **given | {"top_k": max(given["top_k"], 0)})
 
     async def completion(self, request: Request) -> Response:
         body = await self.body(request)
@@ -144,9 +146,12 @@ class Sglang(Vllm):
         how = Sampling(
             temperature=given.get("temperature", 1.0), top_k=max(top_k, 0), top_p=given.get("top_p", 1.0),
             min_p=given.get("min_p", 0.0), ignore_eos=given.get("ignore_eos", False),
+            bias=tuple((int(i), x) for i, x in given.get("logit_bias", {}).items()),
         )  # fmt: skip
         run = self.run(request, body, ids_of(body["input_ids"]), num, how)
-        return self.stream(run, self._told_again(run), done=True)
+        if body.get("stream"):
+            return self.stream(run, self._told_again(run), done=True)
+        return JSONResponse([part async for part in self._told_again(run)][-1])
 
     async def _told_again(self, run: Run) -> AsyncIterator[Body]:
         written: list[Token] = []
