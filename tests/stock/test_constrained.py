@@ -7,17 +7,24 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import skydraft
-from skydraft import DecodingParams, make_plan
+from skydraft import DecodingParams, Generation, make_plan
+from skydraft.choosing.grammar import GrammarAlong, compile_grammar
+from skydraft.edge.stock.chat import HOSTS
+from skydraft.engines.toy import open_toy
+from skydraft.grammars import json_schema, regex
+from tests.hostile.texts import TARGET
 
 from .. import toys
+from ..grammars import PERSON
 from ..toys import PROMPT, law
 from .fakes import fake
-from .test_laws import DIALECTS, SEED, decode, plans
+from .test_laws import DIALECTS, GATED, NAMES, SEED, decode, plans
 
 constrained = st.builds(
     lambda params, top_k: replace(
@@ -60,3 +67,32 @@ def test_a_constrained_text_is_local(
         return  # the server has drawn one of these, with numbers of its own
     assert far.token_ids == near.token_ids
     assert (far.origins, far.finish_reason, far.text) == (near.origins, near.finish_reason, near.text)
+
+
+@pytest.mark.parametrize("dialect", ["completions", "deepseek", "mistral"])
+def test_text_is_cut_where_it_leaves_the_grammar_and_the_draft_model_goes_on(
+    dialect: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = "completions" if dialect == "completions" else "chat"
+    monkeypatch.setitem(HOSTS, "127.0.0.1", next(how for host, how in HOSTS.items() if NAMES.get(dialect, "moon") in host))
+    edge, origins = open_toy("toy:drift=0.2"), set[str]()
+    with (
+        fake(dialect, TARGET) as server,
+        closing(skydraft.connect(server.url, api=api, model="toy")) as cloud,
+    ):
+        for grammar in (json_schema(PERSON), regex("(语速|的|，|[a-z]){9,12}。"), regex("[^a]{8}")):
+            for gate, k, back in GATED:
+                plan, params = make_plan(gate=gate, k=k, hand_back=back), DecodingParams(max_new_tokens=80, grammar=grammar)
+                done = skydraft.generate("语速", edge=edge, cloud=cloud, plan=plan, params=params).run()
+                origins |= {*done.origins}
+                follows(done, grammar)
+                assert done.finish_reason == "eos"
+    assert origins & {"recovered", "cloud"}
+
+
+def follows(done: Generation, grammar: str) -> None:
+    """Fails unless each token is one that the grammar allows."""
+    vocab = TARGET.vocab
+    along = GrammarAlong(compile_grammar(grammar, vocab), vocab, 0)
+    for at, token_id in enumerate(done.token_ids):
+        assert along.allowed(np.array(done.token_ids[:at], np.int32))[token_id]

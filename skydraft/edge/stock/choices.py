@@ -135,6 +135,10 @@ class Choices:
     def forced(self, prefix: TokenIds) -> int | None:
         return self.chooser.forced(prefix)
 
+    def allowed(self, prefix: TokenIds) -> Mask | None:
+        """The tokens that text may go on with, [vocab]; None if that may be any."""
+        return self.changes(prefix) > -np.inf if self.gives_text and self._constrains else None
+
     def only(self, token_id: int) -> npt.NDArray[Any]:
         """The row of which this token is the choice."""
         if not self.drawing.num_best:

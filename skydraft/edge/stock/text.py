@@ -29,7 +29,7 @@ from skydraft.edge.stock.ledger import Carried, Ledger, Request, Usage
 from skydraft.edge.stock.wire import Events
 from skydraft.edge.stock.writing import TextWriting, Writing
 from skydraft.engines.vocab import TokenIds, Vocab
-from skydraft.errors import CloudFailure, LimitExceeded, OptionError, TargetChanged
+from skydraft.errors import CloudFailure, LeftGrammar, LimitExceeded, OptionError, TargetChanged
 from skydraft.protocol.values import TargetId, Written
 from skydraft.types import Cost, DraftBlock, LinkCost, Prompt, Verdict
 
@@ -129,7 +129,12 @@ class StockText:
         while work.next_feed(1) is not None:
             drafted = int(draft[num_rows]) if num_rows < len(draft) else None
             so_far, limit = text[: len(seen) + num_rows], len(draft) - num_rows + 1 + write
-            known, row = await self._row_after(so_far, limit, waiting, drafted)
+            try:
+                known, row = await self._row_after(so_far, limit, waiting, drafted)
+            except LeftGrammar:
+                if not num_rows:
+                    raise
+                return Verdict(block.base, num_rows - 1, block.token_ids[num_rows - 1]), num_rows
             work.absorb(known[None])
             num_rows += 1
         return row.ends(work.verdict(Cost())), num_rows
@@ -141,7 +146,13 @@ class StockText:
             while len(self._text) < self._limit and not (verdict and verdict.finish):
                 if (token_ids or self._is_stopped) and not await self._has_arrived(waiting):
                     break
-                known, row = await self._row_after(self._text, self._limit - len(self._text), waiting)
+                try:
+                    known, row = await self._row_after(self._text, self._limit - len(self._text), waiting)
+                except LeftGrammar:
+                    if not token_ids:
+                        raise
+                    self._limit = len(self._text)
+                    break
                 work = Verification(self._rules, self._text, DraftBlock(len(self._text) - len(self._prompt), ()))
                 work.absorb(known[None])
                 verdict = row.ends(work.verdict(Cost()))
@@ -214,12 +225,16 @@ class StockText:
         """What a verification takes after a text, and what the server said of it: nothing where one token is forced."""
         choices, forced = self._choices, self._choices.forced(text)
         is_written = self._writing is not None and self._writing.continues(text)
-        if forced is not None and not is_written:
+        if forced is not None and (not is_written or forced in self._vocab.end_ids):
             return choices.only(forced), Row(forced)
         info = await self._ask_who(text, waiting)
-        row = await self._next_row(info, text, num_tokens, waiting, drafted)
+        try:
+            row = await self._next_row(info, text, num_tokens, waiting, drafted)
+        except LeftGrammar:
+            if forced is None:
+                raise
         if forced is not None:
-            return choices.only(forced), row
+            return choices.only(forced), Row(forced)
         if (known := choices.row_of(row, text, self._end_id)) is None:
             row = await self._allowed_row(info, text, waiting)
             known = choices.only(row.token_id)
@@ -233,7 +248,7 @@ class StockText:
             if self._writing is None or not self._writing.continues(text):
                 self._drop()
                 self._writing = self._begin(info, text, max(min(num_tokens, self._room(text)), 1))
-            row = await self._writing.next_row(waiting, drafted)
+            row = await self._writing.next_row(waiting, drafted, self._choices.allowed(text))
             self._check_model(self._writing.model)
             if row is not None:
                 return row
