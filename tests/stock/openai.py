@@ -60,7 +60,8 @@ class Vllm(Answering):
         given: Any = {name: body.get(name, usual) for name, usual in named.items()}
         bias = tuple((int(i), min(max(x, -100.0), 100.0)) for i, x in (body.get("logit_bias") or {}).items())
         allowed = body.get("allowed_token_ids") if self.has_ids else None
-        return Sampling(top_k=max(body.get("top_k", 0), 0), bias=bias, allowed=allowed, **given)
+        how = {"bias": bias, "allowed": allowed, "penalty": body.get("repetition_penalty", 1.0)}
+        return Sampling(top_k=max(body.get("top_k", 0), 0), **given | how)
 
     async def completions(self, request: Request) -> Response:
         body = await self.body(request)

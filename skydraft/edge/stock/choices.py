@@ -32,6 +32,7 @@ _KEPT = frozenset((
 _BANS = ("grammar", "no_repeat_ngram_size", "min_new_tokens", "content_ngram_size", "no_adjacent_repeat", "comma_gap")
 _SCALES = ("repetition_penalty", "content_penalty")  # by the sign of a logit, which log-probabilities do not tell
 _OFF = DecodingParams()
+_MOST = 1e-3  # a log-probability, rounded
 
 
 def _check_text(params: DecodingParams, plan: Plan) -> None:
@@ -93,7 +94,9 @@ class Choices:
             )
         if top and self._draws_there:
             raise OptionError(f"--accept needs --top-k 1 to {MAX_BEST} here, or --temperature 0.")
-        if self._draws_there and (shifts := [name for name in changing if name not in _BANS]) and not self.gives_text:
+        if self._scales and self.kind == "sglang":
+            raise OptionError(f"{_flag(self._scales[0])} does not apply to SGLang, which does not tell logits.")
+        if self._draws_there and not self._is_native and (shifts := [name for name in changing if name not in _BANS]):
             raise OptionError(f"{_flag(shifts[0])} needs --top-k 1 to {MAX_BEST} here, or --temperature 0.")
 
     @property
@@ -103,15 +106,25 @@ class Choices:
     @cached_property
     def _draws_there(self) -> bool:
         params = self.params
-        is_ours = 0 < params.top_k <= MAX_BEST and (self.plan.drafts or bool(_changing(params)))
+        is_ours = 0 < params.top_k <= MAX_BEST and (self.plan.drafts or self._constrains)
         return bool(params.temperature) and (self.gives_text or not is_ours)
 
     @cached_property
+    def _scales(self) -> list[str]:
+        """The penalties that need logits."""
+        return [name for name in _changing(self.params) if name in _SCALES]
+
+    @cached_property
+    def _is_native(self) -> bool:
+        """Whether the server does all that changes its logits: a repetition penalty is the same everywhere."""
+        is_alone = _changing(self.params) == ["repetition_penalty"] and not self.plan.top
+        return is_alone and (not self.params.temperature or not 0 < self.params.top_k <= MAX_BEST)
+
+    @cached_property
     def drawing(self) -> Drawing:
-        if self._draws_there:
-            return Drawing(drawn=self.params)
-        if self.gives_text:
-            return Drawing()
+        penalty = self.params.repetition_penalty if self._is_native else 1.0
+        if self._draws_there or self.gives_text or self._is_native:
+            return Drawing(drawn=self.params if self.params.temperature else None, penalty=penalty)
         return Drawing(MAX_BEST if self._constrains else self._num_needed)
 
     @cached_property
@@ -120,7 +133,7 @@ class Choices:
 
     @cached_property
     def _constrains(self) -> bool:
-        return bool(_changing(self.params))
+        return bool(_changing(self.params)) and not self._is_native
 
     @cached_property
     def chooser(self) -> Chooser:
@@ -151,6 +164,33 @@ class Choices:
         """What is added to each logit after a prefix, [vocab]: -inf for a token that is not allowed."""
         return self.chooser.constrain(np.zeros(self.vocab.size, np.float32), prefix)
 
+    def unweighed(self, row: Row, prefix: TokenIds) -> int | None:
+        """A token whose logit has to be known, since a penalty on it decides; None if none does, or logits are told.
+
+        Raises OptionError for a server that tells no logits.
+        """
+        if not self._scales or not self.drawing.num_best or row.finish:
+            return None
+        if self.kind != "llama-server":
+            if np.logaddexp.reduce([value for _, value in row.best]) <= _MOST:
+                raise OptionError(
+                    f"{_flag(self._scales[0])} needs logits here, and this server tells log-probabilities.",
+                    hint="Start it with --logprobs-mode raw_logits.",
+                )
+            return None
+        ones, plain = np.ones(self.vocab.size, np.float32), self._unscaled
+        scaled = self.chooser.constrain(ones, prefix) != plain.constrain(ones, prefix)
+        best = sorted((-value, token_id) for token_id, value in row.best if token_id < self.vocab.size)
+        logits = self._logits(row)
+        if not self._num_needed and min(getattr(self.params, name) for name in self._scales) >= 1:
+            best = [(0.0, plain.choose(logits, prefix))]  # a penalty only takes tokens back
+        return next((token_id for _, token_id in best if scaled[token_id] and logits[token_id] > -np.inf), None)
+
+    @cached_property
+    def _unscaled(self) -> Chooser:
+        off = dict.fromkeys(_SCALES, 1.0)
+        return Chooser(replace(self._target_params, **off), self.vocab, self.prompt_len)  # type: ignore[arg-type]
+
     def row_of(self, row: Row, prefix: TokenIds, end_id: int) -> npt.NDArray[Any] | None:
         """What a verification takes: the token that the server wrote; or, where the edge chooses, logits [vocab], -inf
         for all tokens that the server did not tell about. None if one of those may be the choice."""
@@ -161,18 +201,26 @@ class Choices:
         if not self.drawing.num_best:
             is_banned = self._constrains and self.changes(prefix)[row.token_id] == -np.inf
             return None if is_banned else self.only(row.token_id)
+        logits = self._logits(row)
+        if not self._constrains:
+            return logits
+        told = np.zeros(self.vocab.size, bool)
+        told[[token_id for token_id, _ in row.best if token_id < self.vocab.size]] = True
+        lowest = np.float32(min(value for _, value in row.best))
+        return logits if self._is_enough(np.where(told, logits, lowest), told, prefix) else None
+
+    def _logits(self, row: Row) -> npt.NDArray[np.float32]:
         if len(row.best) < self.drawing.num_best:
             raise CloudFailure(
                 f"The server told {len(row.best)} log-probabilities in place of {self.drawing.num_best}."
             )
-        logits, told = np.full(self.vocab.size, -np.inf, np.float32), np.zeros(self.vocab.size, bool)
-        for token_id, log_probability in row.best:
+        if self.kind == "sglang" and max(value for _, value in row.best) > _MOST:
+            raise CloudFailure("The server sent something else where a log-probability was due.")
+        logits = np.full(self.vocab.size, -np.inf, np.float32)
+        for token_id, value in row.best:
             if token_id < self.vocab.size:  # beyond are rows that pad the model's matrix
-                logits[token_id], told[token_id] = log_probability, True
-        if not self._constrains:
-            return logits
-        lowest = min(log_probability for _, log_probability in row.best)
-        return logits if self._is_enough(np.where(told, logits, np.float32(lowest)), told, prefix) else None
+                logits[token_id] = value
+        return logits
 
     def _is_enough(self, logits: npt.NDArray[np.float32], told: Mask, prefix: TokenIds) -> bool:
         """Whether no token that the server did not tell can be chosen; `logits` has their highest possible one."""

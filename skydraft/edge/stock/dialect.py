@@ -85,11 +85,13 @@ class Dialect:
 class Drawing:
     """How tokens are chosen: drawn by the server, or here from its best ones; at temperature 0 there is no need.
 
-    `changes` is what the server adds to its logits [vocab] before: -inf for tokens that may not come.
+    Before, the server applies a repetition `penalty`; `changes` [vocab] is added to its logits, -inf for tokens that
+    may not come.
     """
 
     num_best: int = 0
     drawn: DecodingParams | None = None
+    penalty: float = 1.0
     changes: npt.NDArray[np.float32] | None = None
 
     @property
@@ -191,7 +193,7 @@ def numbers(value: Any) -> TokenTuple:
 def log_probability(value: Any) -> float:
     if value is None:
         return -float("inf")
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value or value > 1e-3:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value or value == float("inf"):
         raise CloudFailure("The server sent something else where a log-probability was due.")
     return float(value)
 
