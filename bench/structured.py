@@ -4,7 +4,7 @@
     python -m bench.structured tasks [--from N] [--num N] [--to FILE]     60 tasks with one right answer, in six ways
     python -m bench.structured auto [--to FILE] [--modes M,M] [--unseen]  tool_choice auto: calls where they are wanted
     python -m bench.structured odds [--unseen]                            how likely the target begins with a call
-    python -m bench.structured stock --cloud URL [--serve HOST:PORT] [--ways W;W]   both sets at a server without skydraft
+    python -m bench.structured stock --cloud URL [--serve HOST:PORT] [--ways W;W]   both at a server without skydraft
     python -m bench.structured speed [--num N]                            tokens a second with and without a grammar
     python -m bench.structured summary FILE...                            the figures of what `--to` has written
 

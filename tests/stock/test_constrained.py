@@ -74,15 +74,17 @@ def test_text_is_cut_where_it_leaves_the_grammar_and_the_draft_model_goes_on(
     dialect: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api = "completions" if dialect == "completions" else "chat"
-    monkeypatch.setitem(HOSTS, "127.0.0.1", next(how for host, how in HOSTS.items() if NAMES.get(dialect, "moon") in host))
+    monkeypatch.setitem(
+        HOSTS, "127.0.0.1", next(how for host, how in HOSTS.items() if NAMES.get(dialect, "moon") in host)
+    )
     edge, origins = open_toy("toy:drift=0.2"), set[str]()
-    with (
-        fake(dialect, TARGET) as server,
-        closing(skydraft.connect(server.url, api=api, model="toy")) as cloud,
-    ):
+    with fake(dialect, TARGET) as server, closing(skydraft.connect(server.url, api=api, model="toy")) as cloud:
         for grammar in (json_schema(PERSON), regex("(语速|的|，|[a-z]){9,12}。"), regex("[^a]{8}")):
             for gate, k, back in GATED:
-                plan, params = make_plan(gate=gate, k=k, hand_back=back), DecodingParams(max_new_tokens=80, grammar=grammar)
+                plan, params = (
+                    make_plan(gate=gate, k=k, hand_back=back),
+                    DecodingParams(max_new_tokens=80, grammar=grammar),
+                )
                 done = skydraft.generate("语速", edge=edge, cloud=cloud, plan=plan, params=params).run()
                 origins |= {*done.origins}
                 follows(done, grammar)

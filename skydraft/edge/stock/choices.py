@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from skydraft.choosing.chooser import Chooser
-from skydraft.choosing.sampling import REACH
 from skydraft.config import DecodingParams
 from skydraft.decoding.plan import Plan
 from skydraft.edge.stock.dialect import Drawing, Row
@@ -214,8 +213,6 @@ class Choices:
             raise CloudFailure(
                 f"The server told {len(row.best)} log-probabilities in place of {self.drawing.num_best}."
             )
-        if self.kind == "sglang" and max(value for _, value in row.best) > _MOST:
-            raise CloudFailure("The server sent something else where a log-probability was due.")
         logits = np.full(self.vocab.size, -np.inf, np.float32)
         for token_id, value in row.best:
             if token_id < self.vocab.size:  # beyond are rows that pad the model's matrix
@@ -227,6 +224,4 @@ class Choices:
         scores, num_needed = self.chooser.constrain(logits, prefix), max(self._num_needed, 1)
         bound = scores[~told].max(initial=-np.inf)
         best = np.sort(scores[told])[::-1]
-        if bound == -np.inf or (len(best) >= num_needed and best[num_needed - 1] >= bound):
-            return True
-        return bool(best[0] - bound > REACH * self.params.temperature) if self.params.temperature else False
+        return bool(bound == -np.inf or (len(best) >= num_needed and best[num_needed - 1] >= bound))

@@ -126,10 +126,13 @@ class LlamaServer(IdDialect):
         return numbers(field(await wire.ask("/tokenize", timeout_s, body), "tokens"))
 
     def writing(self, model: str, token_ids: Seq[int], num_tokens: int, drawing: Drawing) -> tuple[str, Body]:
-        changes = {"logit_bias": drawing.biases} if drawing.changes is not None else {}
+        changes: dict[str, Any] = {"logit_bias": drawing.biases} if drawing.changes is not None else {}
+        if drawing.penalty != 1:
+            changes["repeat_last_n"] = len(token_ids) + num_tokens
         return "/completion", {
             "prompt": list(token_ids), "n_predict": num_tokens, "n_probs": drawing.num_best,
-            **self.sampling(drawing), **changes, "repeat_penalty": drawing.penalty, "repeat_last_n": -1, "cache_prompt": True, "return_tokens": True,
+            **self.sampling(drawing), **changes, "repeat_penalty": drawing.penalty, "cache_prompt": True,
+            "return_tokens": True,
             "stream": True, "return_progress": True,  # tells what was in the cache before the text ends
             "response_fields": ["stop", "tokens", "model", "prompt_progress", "timings"],  # 2 kB less at the end
         }  # fmt: skip

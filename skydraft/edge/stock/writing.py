@@ -75,9 +75,7 @@ class Writing:
         except SkydraftError as error:
             self.error, self._is_over = error, True
 
-    async def next_row(
-        self, waiting: Waiting, drafted: int | None = None, allowed: Mask | None = None
-    ) -> Row | None:
+    async def next_row(self, waiting: Waiting, drafted: int | None = None, allowed: Mask | None = None) -> Row | None:
         """The next row, where the draft has the token `drafted`; None if no more comes. Of a server that gives text it
         is an allowed one. Raises a SkydraftError if nothing comes in time, or for an answer that failed before its
         first token; LeftGrammar where no allowed token is in the text."""
@@ -161,9 +159,7 @@ class TextWriting(Writing):
     def _has_text(self) -> bool:
         return bool(self._held) and not self._again.startswith(self._held)
 
-    async def next_row(
-        self, waiting: Waiting, drafted: int | None = None, allowed: Mask | None = None
-    ) -> Row | None:
+    async def next_row(self, waiting: Waiting, drafted: int | None = None, allowed: Mask | None = None) -> Row | None:
         """The token with which the text goes on: the drafted one, if the text begins with it."""
         piece = b"" if drafted is None else self._vocab.pieces[drafted]
         while not self._is_over and (
