@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -18,12 +19,13 @@ from skydraft.choosing.grammar import GrammarAlong, compile_grammar
 from skydraft.edge.stock.chat import HOSTS
 from skydraft.engines.toy import open_toy
 from skydraft.grammars import json_schema, regex
-from tests.hostile.texts import TARGET
+from tests.hostile.texts import TARGET, TEXT, choices
 
 from .. import toys
 from ..grammars import PERSON
 from ..toys import PROMPT, law
-from .fakes import fake
+from . import faults
+from .fakes import GENERATING, fake
 from .test_laws import DIALECTS, GATED, NAMES, SEED, decode, plans
 
 constrained = st.builds(
@@ -98,3 +100,48 @@ def follows(done: Generation, grammar: str) -> None:
     along = GrammarAlong(compile_grammar(grammar, vocab), vocab, 0)
     for at, token_id in enumerate(done.token_ids):
         assert along.allowed(np.array(done.token_ids[:at], np.int32))[token_id]
+
+
+GRAMMARS = [json_schema(PERSON), regex("(语速|的|，|[a-z]){9,12}。"), regex("今天天气(很好|不好)，请慢慢说。")]
+
+
+def requests(server: Any, begun: int) -> int:
+    return sum(bool(asked.prompts) for asked in server.model.asked[begun:])
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("grammar", GRAMMARS)
+def test_a_stream_takes_no_more_calls_than_choices_that_the_server_does_not_write(dialect: str, grammar: str) -> None:
+    """Forced tokens ask nothing, and what a server is asked, and read and wrote, is counted."""
+    params = DecodingParams(max_new_tokens=32, grammar=grammar)
+    with fake(dialect, TARGET) as server, closing(skydraft.connect(server.url, require=True)) as cloud:
+        skydraft.generate("语速", edge=TARGET, cloud=cloud, plan=make_plan("cloud"), params=DecodingParams()).run()
+        begun = len(server.model.asked)
+        done = skydraft.generate(TEXT, edge=TARGET, cloud=cloud, plan=make_plan("cloud"), params=params, raw=True).run()
+        server.wait_until_idle()
+        num_asked, num_restricted = requests(server, begun), restricted(server, begun)
+    near = skydraft.generate(TEXT, cloud=TARGET, plan=make_plan("cloud"), params=params, raw=True).run()
+    assert done.token_ids == near.token_ids
+    along, num_streams, is_streaming = GrammarAlong(compile_grammar(grammar, TARGET.vocab), TARGET.vocab, 0), 0, False
+    for at, (token_id, own) in enumerate(zip(done.token_ids, choices(TARGET, done.token_ids), strict=True)):
+        forced = along.forced(np.array(done.token_ids[:at], np.int32)) is not None
+        if not is_streaming and not forced:
+            num_streams, is_streaming = num_streams + 1, True
+        is_streaming = is_streaming and token_id == own
+    assert num_asked <= num_streams + num_restricted
+    assert done.receipt.calls == num_asked and done.stats.num_requests == num_asked
+
+
+FAULTS = {"500": faults.refuses(500), "cut": faults.cut(2), "hangs up": faults.hangs_up()}
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "llama-server"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_constrained_text_survives_what_breaks(dialect: str, fault: str) -> None:
+    params = DecodingParams(max_new_tokens=24, grammar=GRAMMARS[0], presence_penalty=0.5)
+    near = skydraft.generate(TEXT, cloud=TARGET, plan=make_plan("cloud"), params=params, raw=True).run()
+    with fake(dialect, TARGET) as server, closing(skydraft.connect(server.url, require=True, timeout_s=60)) as cloud:
+        number = itertools.count()
+        server.fault_of = lambda path: FAULTS[fault] if path in GENERATING and next(number) % 3 == 1 else None
+        far = skydraft.generate(TEXT, edge=TARGET, cloud=cloud, plan=make_plan("cloud"), params=params, raw=True).run()
+    assert (far.token_ids, far.text) == (near.token_ids, near.text)

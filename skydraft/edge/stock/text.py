@@ -196,7 +196,8 @@ class StockText:
             what = "Continuing a message" if any(message.is_open for message in request.messages) else what
         if what:
             raise OptionError(
-                f"{what} does not apply to a chat server, which puts messages into a template of its own."
+                f"{what} does not apply to a chat server, which puts messages into a template of its own.",
+                hint="Use --cloud-api completions, or a server that takes token ids.",
             )
         if self._choices.kind != info.dialect.name:
             self._choices = self._choose_at(info.dialect.name)
