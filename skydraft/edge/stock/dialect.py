@@ -80,6 +80,9 @@ class Dialect:
     def written(self, event: Any) -> Read:
         raise NotImplementedError
 
+    def one_written(self, answer: Any) -> Read:
+        return self.written(answer)
+
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
@@ -128,9 +131,6 @@ class IdDialect(Dialect):
         """The same for one token in an answer of one piece."""
         path, body = self.writing(model, token_ids, 1, drawing)
         return path, {**{name: value for name, value in body.items() if name != "stream_options"}, "stream": False}
-
-    def one_written(self, answer: Any) -> Read:
-        return self.written(answer)
 
 
 def rows_of(token_ids: TokenTuple, listed: Any, best: Callable[[Any], Iterable[tuple[Any, Any]]]) -> tuple[Row, ...]:
