@@ -36,21 +36,16 @@ _MOST = 1e-3  # a log-probability, rounded
 
 def _check_text(params: DecodingParams, plan: Plan) -> None:
     """Raise OptionError for what a server that gives text cannot follow."""
+    there = "does not apply to a server that gives text, not token ids"
     if params.top_k or params.min_p or params.stop_token_ids or plan.top:
         raise OptionError(
             "--top-k, --min-p, --accept and stop_token_ids do not apply to a server that gives text, not token ids."
         )
     if others := [name for name in _changing(params) if name != "grammar"]:
-        raise OptionError(
-            f"{_flag(others[0])} does not apply to a server that gives text: it changes the target's logits.",
-            hint="Leave it out, or use a server that gives token ids.",
-        )
+        raise OptionError(f"{_flag(others[0])} {there}: it changes the target's logits.")
     if params.grammar and not plan.is_gated:
-        raise OptionError(
-            "--grammar needs the draft model at a server that gives text: it goes on where that text leaves the "
-            "grammar.",
-            hint="Choose --mode quality.",
-        )
+        hint = "Choose --mode quality: the draft model goes on where the server's text leaves the grammar."
+        raise OptionError(f"--grammar in a mode without a gate {there}.", hint=hint)
 
 
 def _changing(params: DecodingParams) -> list[str]:
@@ -201,12 +196,7 @@ class Choices:
             is_banned = self._constrains and self.changes(prefix)[row.token_id] == -np.inf
             return None if is_banned else self.only(row.token_id)
         logits = self._logits(row)
-        if not self._constrains:
-            return logits
-        told = np.zeros(self.vocab.size, bool)
-        told[[token_id for token_id, _ in row.best if token_id < self.vocab.size]] = True
-        lowest = np.float32(min(value for _, value in row.best))
-        return logits if self._is_enough(np.where(told, logits, lowest), told, prefix) else None
+        return logits if not self._constrains or self._is_enough(logits, prefix) else None
 
     def _logits(self, row: Row) -> npt.NDArray[np.float32]:
         if len(row.best) < self.drawing.num_best:
@@ -219,9 +209,9 @@ class Choices:
                 logits[token_id] = value
         return logits
 
-    def _is_enough(self, logits: npt.NDArray[np.float32], told: Mask, prefix: TokenIds) -> bool:
-        """Whether no token that the server did not tell can be chosen; `logits` has their highest possible one."""
-        scores, num_needed = self.chooser.constrain(logits, prefix), max(self._num_needed, 1)
-        bound = scores[~told].max(initial=-np.inf)
-        best = np.sort(scores[told])[::-1]
+    def _is_enough(self, logits: npt.NDArray[np.float32], prefix: TokenIds) -> bool:
+        """Whether no token that the server did not tell can be chosen: it has at most the lowest of those logits."""
+        told, num_needed = logits > -np.inf, max(self._num_needed, 1)
+        scores = self.chooser.constrain(np.where(told, logits, logits[told].min(initial=np.inf)), prefix)
+        bound, best = scores[~told].max(initial=-np.inf), np.sort(scores[told])[::-1]
         return bool(bound == -np.inf or (len(best) >= num_needed and best[num_needed - 1] >= bound))
