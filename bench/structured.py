@@ -4,6 +4,7 @@
     python -m bench.structured tasks [--from N] [--num N] [--to FILE]     60 tasks with one right answer, in six ways
     python -m bench.structured auto [--to FILE] [--modes M,M] [--unseen]  tool_choice auto: calls where they are wanted
     python -m bench.structured odds [--unseen]                            how likely the target begins with a call
+    python -m bench.structured stock --cloud URL [--serve HOST:PORT] [--ways W;W]   both at a server without skydraft
     python -m bench.structured speed [--num N]                            tokens a second with and without a grammar
     python -m bench.structured summary FILE...                            the figures of what `--to` has written
 
@@ -199,6 +200,23 @@ def tasks(chosen: list[Line], to: Path, num_threads: int, ways: list[str]) -> No
         print(f"{number + 1}/{len(chosen)} {task['id']} {', '.join(said)}", flush=True)
 
 
+def stock(to: Path, num_threads: int, clouds: dict[str, str], ways: list[str], num: int | None) -> None:
+    """Schemas, then tasks, by a draft model here and each of these servers of the target."""
+    kept, edge = Kept(to), skydraft.load(default_pair().draft, EngineOptions(CONTEXT, num_threads=num_threads))
+    asked = [*all_schemas(), *all_tasks()][:num]
+    for (name, address), way, task in ((c, w, t) for t in asked for w in ways for c in clouds.items()):
+        key = f"{task['id']} {way}, {name}"
+        if kept.get(key) is None:
+            request = request_of(task, WAYS[way][0], with_grammar=True)
+            with (
+                closing(skydraft.connect(address, require=True, timeout_s=600)) as cloud,
+                api.start(request, edge=edge, cloud=cloud) as generation,
+            ):
+                line = figures(generation.run()) | {"requests": generation.stats.num_requests}
+            kept.add(key, line)
+            print(key, line["finish"], line["num_tokens"], line["requests"], flush=True)
+
+
 def risks_of(calibration: Calibration, generation: Generation) -> list[tuple[int, float]]:
     """Run a generation to its end: the tokens that were skipped, and how likely each was thought to disagree."""
     return [
@@ -225,7 +243,7 @@ def judged(cloud: Engine, request: GenerateRequest, generation: Generation) -> L
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["schemas", "tasks", "auto", "odds", "speed", "summary"])
+    parser.add_argument("what", choices=["schemas", "tasks", "auto", "odds", "stock", "speed", "summary"])
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
     parser.add_argument("--from", type=int, default=0, dest="first", help="skip so many")
     parser.add_argument("--num", type=int, default=None, help="at most so many")
@@ -233,6 +251,8 @@ def main() -> None:
     parser.add_argument("--ways", default=";".join(WAYS), help="only these of the tasks, with ; between them")
     parser.add_argument("--modes", default=",".join(MODES), help="only these of auto")
     parser.add_argument("--unseen", action="store_true", help="auto on other questions than the wording was chosen on")
+    parser.add_argument("--cloud", help="of stock: a server without skydraft that has the target")
+    parser.add_argument("--serve", help="of stock: skydraft serve with the target")
     parser.add_argument("--threads", type=int, default=0)
     given = parser.parse_args()
     if given.what == "summary":
@@ -254,6 +274,12 @@ def main() -> None:
     if given.what == "speed":
         without_tools = [task for task in all_tasks() if "schema" in task]
         speed(load_sides(1), without_tools[: given.num or 12], request_of, PART_LEN)
+        return
+    if given.what == "stock":
+        clouds = {name: url for name, url in (("stock", given.cloud), ("serve", given.serve)) if url}
+        to = given.to or Path("structured_stock.out")
+        stock(to, given.threads, clouds, given.ways.split(";"), given.num)
+        show(lines_of(to), all_schemas(), all_tasks())
         return
     every = all_schemas() if given.what == "schemas" else all_tasks()
     chosen = every[given.first :][: given.num]

@@ -33,7 +33,8 @@
         ├── SessionTaken        another generation uses this session number
         ├── Diverged            the two sides have different texts of the same length
         └── CloudFailure        the server failed; its log says why
-            └── ContentFiltered the server refuses the text for what it says
+            ├── ContentFiltered the server refuses the text for what it says
+            └── LeftGrammar     the text that the server writes is not one of the grammar
 
 Every message is one line; `hint` is the next thing to do. The code that raises an error names options as flags of the
 command line (--temperature). `line` keeps the flags; `message`, `hint` and `str` have Python's names (temperature).
@@ -232,3 +233,6 @@ class CloudFailure(CloudError): ...
 
 
 class ContentFiltered(CloudFailure): ...
+
+
+class LeftGrammar(CloudFailure): ...

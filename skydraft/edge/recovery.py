@@ -79,7 +79,7 @@ def _wanted(error: SkydraftError, now: Situation) -> Recovery:
             return Recovery("again", pause_s)
         case CloudLost():
             return Recovery("elsewhere") if now.has_others else Recovery("reconnect", pause_s)
-        case errors.ContentFiltered():
+        case errors.ContentFiltered() | errors.LeftGrammar():
             return Recovery("give up")
         case errors.CloudFailure():
             if now.num_failures + 1 >= _MAX_FAILURES:

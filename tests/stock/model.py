@@ -23,6 +23,21 @@ class Sampling:
     min_p: float = 0.0
     seed: int | None = None
     ignore_eos: bool = False
+    bias: tuple[tuple[int, float], ...] = ()
+    allowed: tuple[int, ...] | None = None
+    penalty: float = 1.0  # of the last tokens
+    last_n: int = -1
+
+    def edited(self, row: npt.NDArray[Any], ids: list[int]) -> npt.NDArray[Any]:
+        """Logits as they are chosen from: a bias, then a penalty of repeated tokens."""
+        if self.allowed is not None:
+            row = np.where(np.isin(np.arange(len(row)), self.allowed), row, -np.inf)
+        for token_id, bias in self.bias:
+            row = row + bias * (np.arange(len(row)) == token_id)
+        last = [*{*(ids[-self.last_n :] if self.last_n >= 0 else ids)}]
+        row = row.copy()
+        row[last] = np.where(row[last] > 0, row[last] / self.penalty, row[last] * self.penalty)
+        return row
 
     def chances(self, row: npt.NDArray[Any]) -> dict[int, float]:
         if self.temperature == 0:
@@ -54,6 +69,7 @@ class Token:
     text: str
     logs: npt.NDArray[np.float64]
     ends: str
+    after: npt.NDArray[np.float64]  # the same as they were chosen from
 
     def best(self, num: int) -> list[tuple[int, float]]:
         return [(int(i), float(self.logs[i])) for i in np.argsort(-self.logs, kind="stable")[:num]]
@@ -80,6 +96,7 @@ class Model:
         self.engine, self.name, self.block_len = engine, name, block_len
         self.tokenizer: Vocab = engine.vocab
         self.asked: list[Asked] = []
+        self.tells_logits = False  # vLLM with --logprobs-mode raw_logits
         self._texts: deque[tuple[str, list[int]]] = deque(maxlen=500)
 
     @property
@@ -103,13 +120,15 @@ class Model:
         try:
             for index in range(num):
                 row = self.engine.extend_batch([(sequence, ids[-1:])])[0][0].copy()
-                token_id = how.pick(row.astype(np.float64), noise)
+                edited = how.edited(row.astype(np.float64), ids)
+                token_id = how.pick(edited, noise)
                 ids.append(token_id)
                 asked.num_written += 1
                 is_end = token_id in vocab.end_ids and not how.ignore_eos
                 ends = "stop" if is_end else "length" if index + 1 == num else ""
                 text = decoder.decode(vocab.token_bytes(token_id), final=bool(ends))
-                yield Token(token_id, text, log_softmax(row.astype(np.float64)), ends)
+                told = row.astype(np.float64) if self.tells_logits else log_softmax(row.astype(np.float64))
+                yield Token(token_id, text, told, ends, log_softmax(edited))
                 if is_end:
                     return
         finally:

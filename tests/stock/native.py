@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, ClassVar
 
+import numpy as np
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -57,7 +58,12 @@ class LlamaServer(Vllm):
     def _sampled(self, body: Body) -> Sampling:
         named = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "seed": None, "ignore_eos": False}
         given: Any = {name: body.get(name, usual) for name, usual in named.items()}
-        return Sampling(**given | {"top_k": max(given["top_k"], 0)})
+        bias = tuple((i, -np.inf if x is False else x) for i, x in body.get("logit_bias", []))
+        given |= {"top_k": max(given["top_k"], 0), "bias": bias, "last_n": body.get("repeat_last_n", 64)}
+        if "samplers" in body:
+            assert body["samplers"] == ["penalties"]
+            given |= {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0}
+        return Sampling(**given, penalty=body.get("repeat_penalty", 1.0))
 
     async def completion(self, request: Request) -> Response:
         body = await self.body(request)
@@ -110,13 +116,18 @@ class LlamaServer(Vllm):
 
     def _probabilities(self, run: Run, tokens: list[Token]) -> Body:
         num = run.body.get("n_probs", 0)
-        return {"completion_probabilities": [self._chances(token, num) for token in tokens]} if num else {}
+        is_after = run.body.get("post_sampling_probs", False)
+        return {"completion_probabilities": [self._chances(token, num, is_after) for token in tokens]} if num else {}
 
-    def _chances(self, token: Token, num: int) -> Body:
+    def _chances(self, token: Token, num: int, is_after: bool) -> Body:
         def entry(token_id: int, chance: float) -> Body:
             piece = self.model.engine.vocab.written([token_id])
             return {"id": token_id, "token": piece, "bytes": list(piece.encode()), "logprob": chance}
 
+        if is_after:
+            best = np.argsort(-token.after, kind="stable")[:num].tolist()
+            told = [entry(i, 0.0) | {"prob": float(np.exp(token.after[i]))} for i in best]
+            return entry(token.id, 0.0) | {"top_probs": [{k: v for k, v in e.items() if k != "logprob"} for e in told]}
         own = float(token.logs[token.id]) if token.id in range(len(token.logs)) else 0.0
         return entry(token.id, own) | {"top_logprobs": [entry(i, lp) for i, lp in token.best(num)]}
 
@@ -144,9 +155,12 @@ class Sglang(Vllm):
         how = Sampling(
             temperature=given.get("temperature", 1.0), top_k=max(top_k, 0), top_p=given.get("top_p", 1.0),
             min_p=given.get("min_p", 0.0), ignore_eos=given.get("ignore_eos", False),
+            bias=tuple((int(i), x) for i, x in given.get("logit_bias", {}).items()),
         )  # fmt: skip
         run = self.run(request, body, ids_of(body["input_ids"]), num, how)
-        return self.stream(run, self._told_again(run), done=True)
+        if body.get("stream"):
+            return self.stream(run, self._told_again(run), done=True)
+        return JSONResponse([part async for part in self._told_again(run)][-1])
 
     async def _told_again(self, run: Run) -> AsyncIterator[Body]:
         written: list[Token] = []

@@ -58,14 +58,22 @@ class Vllm(Answering):
     def sampling_of(self, body: Body) -> Sampling:
         named = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "seed": None, "ignore_eos": False}
         given: Any = {name: body.get(name, usual) for name, usual in named.items()}
-        return Sampling(top_k=max(body.get("top_k", 0), 0), **given)
+        bias = tuple((int(i), min(max(x, -100.0), 100.0)) for i, x in (body.get("logit_bias") or {}).items())
+        allowed = body.get("allowed_token_ids") if self.has_ids else None
+        how = {"bias": bias, "allowed": allowed, "penalty": body.get("repetition_penalty", 1.0)}
+        return Sampling(top_k=max(body.get("top_k", 0), 0), **given | how)
 
     async def completions(self, request: Request) -> Response:
         body = await self.body(request)
         if body.get("model", self.model.name) != self.model.name:
             raise Refused(404, f"The model `{body['model']}` does not exist.")
         run = self.run(request, body, self.prompt_of(body), body.get("max_tokens", 16), self.sampling_of(body))
-        return self.stream(run, self._parts(run), done=True)
+        if body.get("stream"):
+            return self.stream(run, self._parts(run), done=True)
+        if "stream_options" in body:
+            raise Refused(400, "Stream options can only be defined when `stream=True`.")
+        (choice,) = [self._choice(run, token) async for token in run.tokens()]
+        return JSONResponse(self._answer(run, [choice]) | {"usage": self._usage(run)})
 
     def _tells_ids(self, body: Body) -> bool:
         return bool(body.get("return_token_ids")) and self.has_ids

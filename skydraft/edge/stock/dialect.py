@@ -11,6 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
+import numpy as np
+import numpy.typing as npt
+
 from skydraft.config import DecodingParams
 from skydraft.edge.stock.ledger import UNTOLD, Usage
 from skydraft.edge.stock.refusals import refusal
@@ -20,6 +23,7 @@ from skydraft.types import FinishReason, Verdict
 
 T = TypeVar("T")
 Body: TypeAlias = Mapping[str, Any]
+_FAR = 100.0  # logits; no token that may not come is as much better than one that may
 TokenTuple: TypeAlias = tuple[int, ...]
 
 
@@ -76,13 +80,33 @@ class Dialect:
     def written(self, event: Any) -> Read:
         raise NotImplementedError
 
+    def one_written(self, answer: Any) -> Read:
+        return self.written(answer)
+
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """How tokens are chosen: drawn by the server, or here from its best ones; at temperature 0 there is no need."""
+    """How tokens are chosen: drawn by the server, or here from its best ones; at temperature 0 there is no need.
+
+    Before, the server applies a repetition `penalty`; `changes` [vocab] is added to its logits, -inf for tokens that
+    may not come.
+    """
 
     num_best: int = 0
     drawn: DecodingParams | None = None
+    penalty: float = 1.0
+    changes: npt.NDArray[np.float32] | None = None
+
+    @property
+    def biases(self) -> list[tuple[int, float]]:
+        """The changes as what is added to some tokens, the fewer of both sides: bans, or all that may come lifted
+        above the others."""
+        assert self.changes is not None
+        changes, may_come = np.maximum(self.changes, -_FAR), np.isfinite(self.changes)
+        if may_come.sum() * 2 <= len(changes):
+            lift = _FAR - min(float(changes[may_come].min()), 0.0)
+            return [(int(token_id), lift + float(changes[token_id])) for token_id in np.flatnonzero(may_come)]
+        return [(int(token_id), float(changes[token_id])) for token_id in np.flatnonzero(changes)]
 
 
 class IdDialect(Dialect):
@@ -102,6 +126,11 @@ class IdDialect(Dialect):
     def writing(self, model: str, token_ids: Seq[int], num_tokens: int, drawing: Drawing) -> tuple[str, Body]:
         """Path and body of a request for a stream of the next tokens."""
         raise NotImplementedError
+
+    def one(self, model: str, token_ids: Seq[int], drawing: Drawing) -> tuple[str, Body]:
+        """The same for one token in an answer of one piece."""
+        path, body = self.writing(model, token_ids, 1, drawing)
+        return path, {**{name: value for name, value in body.items() if name != "stream_options"}, "stream": False}
 
 
 def rows_of(token_ids: TokenTuple, listed: Any, best: Callable[[Any], Iterable[tuple[Any, Any]]]) -> tuple[Row, ...]:
@@ -164,7 +193,7 @@ def numbers(value: Any) -> TokenTuple:
 def log_probability(value: Any) -> float:
     if value is None:
         return -float("inf")
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value or value > 1e-3:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value or value == float("inf"):
         raise CloudFailure("The server sent something else where a log-probability was due.")
     return float(value)
 

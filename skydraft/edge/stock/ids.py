@@ -4,9 +4,13 @@ llama-server of llama.cpp.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from skydraft.edge.stock.dialect import (
     Body,
@@ -30,6 +34,8 @@ from skydraft.edge.stock.wire import Wire
 from skydraft.errors import CloudFailure
 
 _ID = "token_id:"
+_LIFT, _PART = 100.0, 6.0  # a logit of 20 stays what it is; far from there the token or the others would not be told
+_NUM_WEIGHED = 40
 
 
 class Vllm(IdDialect):
@@ -44,11 +50,24 @@ class Vllm(IdDialect):
             "ignore_eos": True, "skip_special_tokens": False,  # the edge decides where a text ends
         }  # fmt: skip
         best = {"logprobs": drawing.num_best, "return_tokens_as_token_ids": True} if drawing.num_best else {}
-        return "/v1/completions", body | best
+        penalty = {"repetition_penalty": drawing.penalty} if drawing.penalty != 1 else {}
+        return "/v1/completions", body | best | penalty | _vllm_changes(drawing)
 
     def written(self, event: Any) -> Read:
         rows = tuple(row for choice in choices(event) for row in _vllm_rows(choice))
         return Read(rows, openai_usage(event), name(event.get("model")))
+
+
+def _vllm_changes(drawing: Drawing) -> dict[str, Any]:
+    """vLLM forbids all tokens but some; a bias goes to 100 there, and does not forbid."""
+    changes = drawing.changes
+    if changes is None:
+        return {}
+    may_come = np.isfinite(changes)
+    if may_come.sum() * 2 > len(changes):
+        return {"logit_bias": {str(token_id): bias for token_id, bias in drawing.biases}}
+    shifted = {str(token_id): float(changes[token_id]) for token_id in np.flatnonzero(may_come & (changes != 0))}
+    return {"allowed_token_ids": np.flatnonzero(may_come).tolist(), **({"logit_bias": shifted} if shifted else {})}
 
 
 def _vllm_rows(choice: Any) -> tuple[Row, ...]:
@@ -69,6 +88,8 @@ class Sglang(IdDialect):
 
     def writing(self, model: str, token_ids: Seq[int], num_tokens: int, drawing: Drawing) -> tuple[str, Body]:
         how = {**self.sampling(drawing), "max_new_tokens": num_tokens, "ignore_eos": True}  # the edge ends the text
+        if drawing.changes is not None:
+            how["logit_bias"] = {str(token_id): bias for token_id, bias in drawing.biases}
         best = {"return_logprob": True, "top_logprobs_num": drawing.num_best} if drawing.num_best else {}
         return "/generate", {"input_ids": list(token_ids), "sampling_params": how, **best, "stream": True}
 
@@ -105,9 +126,13 @@ class LlamaServer(IdDialect):
         return numbers(field(await wire.ask("/tokenize", timeout_s, body), "tokens"))
 
     def writing(self, model: str, token_ids: Seq[int], num_tokens: int, drawing: Drawing) -> tuple[str, Body]:
+        changes: dict[str, Any] = {"logit_bias": drawing.biases} if drawing.changes is not None else {}
+        if drawing.penalty != 1:
+            changes["repeat_last_n"] = len(token_ids) + num_tokens
         return "/completion", {
             "prompt": list(token_ids), "n_predict": num_tokens, "n_probs": drawing.num_best,
-            **self.sampling(drawing), "repeat_penalty": 1.0, "cache_prompt": True, "return_tokens": True,
+            **self.sampling(drawing), **changes, "repeat_penalty": drawing.penalty, "cache_prompt": True,
+            "return_tokens": True,
             "stream": True, "return_progress": True,  # tells what was in the cache before the text ends
             "response_fields": ["stop", "tokens", "model", "prompt_progress", "timings"],  # 2 kB less at the end
         }  # fmt: skip
@@ -126,11 +151,29 @@ class LlamaServer(IdDialect):
         fields = ["tokens", "completion_probabilities", "model", "timings"]
         return path, {**body, "stream": False, "return_progress": False, "response_fields": fields}
 
+    def weighing(self, model: str, token_ids: Seq[int], token_id: int) -> tuple[str, Body]:
+        """A request that shows the logit of a token that was written, and not only its probability: lifted, and then
+        divided as a repeated one, beside tokens that stay what they are."""
+        path, body = self.one(model, token_ids, Drawing(_NUM_WEIGHED))
+        since = [*reversed(token_ids)].index(token_id) + 1
+        how = {"samplers": ["penalties"], "repeat_penalty": _PART, "repeat_last_n": since, "temperature": 1.0}
+        return path, {**body, **how, "logit_bias": [[token_id, _LIFT]], "post_sampling_probs": True}
+
+    def weighed(self, answer: Any, row: Row, token_ids: Seq[int], token_id: int) -> Row:
+        """The row with logits in place of log-probabilities, by the answer to such a request."""
+        listed = field(sound(answer), "completion_probabilities", 0, "top_probs")
+        told = {field(each, "id"): math.log(field(each, "prob")) for each in listed if field(each, "prob") > 0}
+        raw, recent = dict(row.best), {*token_ids[-[*reversed(token_ids)].index(token_id) - 1 :]}
+        others = [other for other in raw if other in told and other not in recent]
+        if token_id not in told or not others:
+            raise CloudFailure("The server does not tell what a penalty changes.")
+        other = max(others, key=raw.__getitem__)
+        ahead = raw[other] - raw[token_id] + told[token_id] - told[other]
+        offset = (_LIFT - _PART * ahead) / (_PART - 1) - raw[token_id]
+        return replace(row, best=tuple((each, value + offset) for each, value in row.best))
+
     def one_written(self, answer: Any) -> Read:
-        rows = _llama_rows(sound(answer))
-        if len(rows) != 1:
-            raise CloudFailure(f"The server wrote {len(rows)} tokens in place of one.")
-        return Read(rows, _llama_usage(answer), name(answer.get("model")))
+        return Read(_llama_rows(sound(answer)), _llama_usage(answer), name(answer.get("model")))
 
 
 def _llama_usage(event: Any) -> Usage:
@@ -143,4 +186,4 @@ def _llama_rows(event: Any) -> tuple[Row, ...]:
 
 
 def _llama_best(listed: Any) -> Iterator[tuple[Any, Any]]:
-    return ((field(each, "id"), field(each, "logprob")) for each in field(listed, "top_logprobs"))
+    return ((field(each, "id"), field(each, "logprob")) for each in listed.get("top_logprobs", ()))

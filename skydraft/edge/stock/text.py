@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import codecs
 import time
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from skydraft.choosing.chooser import Chooser
 from skydraft.choosing.stopping import Stopping
-from skydraft.config import DecodingParams
 from skydraft.decoding.context import Context
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.verification import Rules, Verification
 from skydraft.edge.channel import Waiting
 from skydraft.edge.stock.chat import Chat, SoFar, TextDialect
+from skydraft.edge.stock.choices import Choices
 from skydraft.edge.stock.connection import StockConnection, StockInfo
 from skydraft.edge.stock.dialect import Body, Drawing, IdDialect, Row, read_safely
 from skydraft.edge.stock.ids import LlamaServer
@@ -30,48 +29,11 @@ from skydraft.edge.stock.ledger import Carried, Ledger, Request, Usage
 from skydraft.edge.stock.wire import Events
 from skydraft.edge.stock.writing import TextWriting, Writing
 from skydraft.engines.vocab import TokenIds, Vocab
-from skydraft.errors import CloudFailure, LimitExceeded, OptionError, TargetChanged
+from skydraft.errors import CloudFailure, LeftGrammar, LimitExceeded, OptionError, TargetChanged
 from skydraft.protocol.values import TargetId, Written
 from skydraft.types import Cost, DraftBlock, LinkCost, Prompt, Verdict
 
-_MAX_BEST = 20  # log-probabilities of so many tokens; vLLM gives no more unless told to at its start
 _MAX_DRAWS, _MAX_CHAR = 16, 4  # for a token that a stream did not tell; tokens that a character may have
-# With `min_call_prob` the draft model is careful about calls; such a server decides by itself.
-_KEPT = frozenset((
-    "max_new_tokens", "stop", "stop_token_ids", "sentences", "temperature", "top_k", "top_p", "min_p", "seed",
-    "min_call_prob",
-))  # fmt: skip
-
-
-def check_params(params: DecodingParams) -> None:
-    """Raise OptionError for parameters that a server without skydraft cannot follow."""
-    off = DecodingParams()
-    for each in fields(params):
-        if each.name not in _KEPT and getattr(params, each.name) != getattr(off, each.name):
-            raise OptionError(
-                f"--{each.name.replace('_', '-')} does not apply to a server without skydraft: it changes the target's "
-                "logits before each choice.",
-                hint="Leave it out, or use a server that runs skydraft serve.",
-            )
-
-
-def drawing(params: DecodingParams, top: int, *, gives_text: bool, drafts: bool) -> Drawing:
-    """Above temperature 0 the best tokens are enough where top-k keeps no others; else the server draws, with random
-    numbers of its own. So it does for a stream: each draw of ours that differs from what it writes costs a request.
-    """
-    if gives_text and (params.top_k or params.min_p or params.stop_token_ids or top):
-        raise OptionError(
-            "--top-k, --min-p, --accept and stop_token_ids do not apply to a server that gives text, not token ids."
-        )
-    is_here = not params.temperature or (drafts and 0 < params.top_k <= _MAX_BEST and not gives_text)
-    if top and not is_here:
-        raise OptionError(f"--accept needs --top-k 1 to {_MAX_BEST} here, or --temperature 0.")
-    return Drawing(max(params.top_k if params.temperature else 0, top)) if is_here else Drawing(drawn=params)
-
-
-class _Chosen(Chooser):
-    def choose(self, row: npt.NDArray[np.int32], prefix: TokenIds) -> int:
-        return int(row)  # in place of a row of logits stands the token that the server wrote
 
 
 class StockText:
@@ -80,8 +42,6 @@ class StockText:
     def __init__(
         self, server: StockConnection, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest
     ) -> None:
-        params, top = request.params, request.plan.top
-        check_params(params)
         if request.num_best is not None:
             raise OptionError(
                 "A server without skydraft does not tell the log-probabilities of what it judges.",
@@ -89,22 +49,18 @@ class StockText:
             )
         if prompt.media:
             raise OptionError("A server without skydraft takes no recordings.", hint="Add --share-audio none.")
-        if top > _MAX_BEST:
-            raise OptionError(
-                f"A server without skydraft tells its best {_MAX_BEST} tokens; --accept top:{top} is more."
-            )
         self._server = server
         self._context = context
         self._prompt = np.array(prompt.token_ids, np.int32)
         self._vocab = vocab
-        self._params = params
+        self._params = request.params
         self._given = request
         self._messages = tuple(
             {"role": each.role, "content": each.content, **dict(each.more)} for each in request.messages
         )
         in_prompt = vocab.end_ids & set(prompt.token_ids)  # the template ends turns with it
         self._end_id = min(in_prompt or vocab.end_ids, default=0)
-        self._draw(gives_text=server.gives_text)
+        self._choices = self._choose_at(server.kind)
         self._info: StockInfo | None = None
         self._writing: Writing | None = None
         self._text = self._prompt  # what was judged or written so far, while the target writes on
@@ -115,12 +71,13 @@ class StockText:
         self._wire = replace(server.wire, ledger=self._ledger)
         self.sent = self._ledger.sent
 
-    def _draw(self, *, gives_text: bool) -> None:
-        plan = self._given.plan
-        self._drawing = drawing(self._params, plan.top, gives_text=gives_text, drafts=plan.drafts)
-        chooser = Chooser if self._drawing.num_best else _Chosen
-        prompt_len, stopping = len(self._prompt), Stopping(self._params, self._vocab, self._params.max_new_tokens)
-        self._rules = Rules(prompt_len, chooser(self._params, self._vocab, prompt_len), stopping, plan.top)
+    def _choose_at(self, kind: str) -> Choices:
+        """How tokens are chosen at a server of this kind, and with that the rules of the text."""
+        prompt_len, plan = len(self._prompt), self._given.plan
+        choices = Choices(self._params, plan, self._vocab, prompt_len, kind)
+        stopping = Stopping(self._params, self._vocab, self._params.max_new_tokens)
+        self._rules = Rules(prompt_len, choices.chooser, stopping, plan.top)
+        return choices
 
     @property
     def is_writing(self) -> bool:
@@ -177,8 +134,13 @@ class StockText:
         while work.next_feed(1) is not None:
             drafted = int(draft[num_rows]) if num_rows < len(draft) else None
             so_far, limit = text[: len(seen) + num_rows], len(draft) - num_rows + 1 + write
-            row = await self._next_row(info, so_far, limit, waiting, drafted)
-            work.absorb(self._row_of(row)[None])
+            try:
+                known, row = await self._row_after(so_far, limit, waiting, drafted)
+            except LeftGrammar:
+                if not num_rows:
+                    raise
+                return Verdict(block.base, num_rows - 1, block.token_ids[num_rows - 1]), num_rows
+            work.absorb(known[None])
             num_rows += 1
         return row.ends(work.verdict(Cost())), num_rows
 
@@ -189,10 +151,15 @@ class StockText:
             while len(self._text) < self._limit and not (verdict and verdict.finish):
                 if (token_ids or self._is_stopped) and not await self._has_arrived(waiting):
                     break
-                info = await self._ask_who(self._text, waiting)
-                row = await self._next_row(info, self._text, self._limit - len(self._text), waiting)
+                try:
+                    known, row = await self._row_after(self._text, self._limit - len(self._text), waiting)
+                except LeftGrammar:
+                    if not token_ids:
+                        raise
+                    self._limit = len(self._text)
+                    break
                 work = Verification(self._rules, self._text, DraftBlock(len(self._text) - len(self._prompt), ()))
-                work.absorb(self._row_of(row)[None])
+                work.absorb(known[None])
                 verdict = row.ends(work.verdict(Cost()))
                 token_ids += verdict.commits(work.block)
                 self._text = np.append(self._text, np.int32(token_ids[-1]))
@@ -234,9 +201,11 @@ class StockText:
             what = "Continuing a message" if any(message.is_open for message in request.messages) else what
         if what:
             raise OptionError(
-                f"{what} does not apply to a chat server, which puts messages into a template of its own."
+                f"{what} does not apply to a chat server, which puts messages into a template of its own.",
+                hint="Use --cloud-api completions, or a server that takes token ids.",
             )
-        self._draw(gives_text=isinstance(info.dialect, TextDialect))
+        if self._choices.kind != info.dialect.name:
+            self._choices = self._choose_at(info.dialect.name)
         known = self._info
         if known is None or (known.model, known.dialect.name) == (info.model, info.dialect.name):
             self._info = info
@@ -256,26 +225,30 @@ class StockText:
     def _room(self, text: TokenIds) -> int:
         return self._rules.stopping.max_new_tokens - (len(text) - len(self._prompt))
 
-    def _row_of(self, row: Row) -> npt.NDArray[Any]:
-        """What a verification takes: the token that the server wrote; or, where the edge chooses, logits [vocab], -inf
-        for all tokens that the server did not tell about."""
-        if row.token_id >= self._vocab.size:
-            raise CloudFailure(f"The server wrote the token {row.token_id}, which the vocabulary does not have.")
-        token_id = self._end_id if row.finish else row.token_id
-        if not self._drawing.num_best:
-            return np.array(token_id, np.int32)
-        logits = np.full(self._vocab.size, -np.inf, np.float32)
-        if row.finish:
-            logits[token_id] = 0.0
-            return logits
-        if len(row.best) < self._drawing.num_best:
-            raise CloudFailure(
-                f"The server told {len(row.best)} log-probabilities in place of {self._drawing.num_best}."
-            )
-        for token_id, log_probability in row.best:
-            if token_id < self._vocab.size:  # beyond are rows that pad the model's matrix
-                logits[token_id] = log_probability
-        return logits
+    async def _row_after(
+        self, text: TokenIds, num_tokens: int, waiting: Waiting, drafted: int | None = None
+    ) -> tuple[npt.NDArray[Any], Row]:
+        """What a verification takes after a text, and what the server said of it: nothing where one token is forced."""
+        choices, forced = self._choices, self._choices.forced(text)
+        is_written = self._writing is not None and self._writing.continues(text)
+        if forced is not None and (not is_written or forced in self._vocab.end_ids):
+            return choices.only(forced), Row(forced)
+        info = await self._ask_who(text, waiting)
+        try:
+            row = await self._next_row(info, text, num_tokens, waiting, drafted)
+        except LeftGrammar:
+            if forced is None:
+                raise
+        if forced is not None:
+            return choices.only(forced), Row(forced)
+        if (token_id := choices.unweighed(row, text)) is not None and isinstance(info.dialect, LlamaServer):
+            so_far = text.tolist()
+            answer = await self._answer(info, *info.dialect.weighing(info.model, so_far, token_id), text, waiting)
+            row = read_safely(info.dialect.weighed, answer, row, so_far, token_id)
+        if (known := choices.row_of(row, text, self._end_id)) is None:
+            row = await self._allowed_row(info, text, waiting)
+            known = choices.only(row.token_id)
+        return known, row
 
     async def _next_row(
         self, info: StockInfo, text: TokenIds, num_tokens: int, waiting: Waiting, drafted: int | None = None
@@ -285,14 +258,16 @@ class StockText:
             if self._writing is None or not self._writing.continues(text):
                 self._drop()
                 self._writing = self._begin(info, text, max(min(num_tokens, self._room(text)), 1))
-            row = await self._writing.next_row(waiting, drafted)
+            row = await self._writing.next_row(waiting, drafted, self._choices.allowed(text))
             self._check_model(self._writing.model)
             if row is not None:
                 return row
             has_gap, has_failed = self._writing.has_gap, bool(self._writing.error)
             self._drop()
-            if has_gap:
+            if has_gap and isinstance(info.dialect, LlamaServer):
                 return await self._untold_row(info, text, waiting)
+            if has_gap:
+                raise CloudFailure("The server has not told all tokens that it wrote.")
             if has_failed:
                 self._server.forget()
                 info = await self._ask_who(text, waiting)
@@ -301,22 +276,44 @@ class StockText:
     async def _untold_row(self, info: StockInfo, text: TokenIds, waiting: Waiting) -> Row:
         """The choice that a stream did not tell, since it ends within a character. If the server draws, it draws until
         that is so: taking any other token would make such characters rarer."""
-        dialect = info.dialect
-        if not isinstance(dialect, LlamaServer):
-            raise CloudFailure("The server has not told all tokens that it wrote.")
+        drawing = self._choices.drawing
         for _ in range(_MAX_DRAWS):
-            path, body = dialect.one(info.model, text.tolist(), self._drawing)
-            request = self._request(info, path, body, text, num_written=1)
-            answer = await self._wire.patiently(self._wire.whole(request), dialect.life, waiting)
-            request.says(Usage(num_written=1))
-            read = read_safely(dialect.one_written, answer)
-            request.says(read.usage)
-            self._check_model(read.model)
-            (row,) = read.rows
+            row = await self._one_row(info, text, drawing, waiting)
             written = self._vocab.text_bytes([*text[len(self._prompt) :][-_MAX_CHAR:].tolist(), row.token_id])
-            if self._drawing.drawn is None or codecs.utf_8_decode(written, "replace", False)[1] < len(written):
+            if drawing.drawn is None or codecs.utf_8_decode(written, "replace", False)[1] < len(written):
                 break
         return row
+
+    async def _allowed_row(self, info: StockInfo, text: TokenIds, waiting: Waiting) -> Row:
+        """The server's choice among the tokens that may come: none that it told may, or one that it did not is better.
+        Above temperature 0 it draws that by itself."""
+        self._drop()
+        changes = self._choices.changes(text)
+        drawing = Drawing(drawn=self._params if self._params.temperature else None, changes=changes)
+        row = await self._one_row(info, text, drawing, waiting)
+        if row.token_id >= self._vocab.size or changes[row.token_id] == -np.inf:
+            raise CloudFailure(f"The server wrote the token {row.token_id}, which it was told not to write.")
+        return row
+
+    async def _one_row(self, info: StockInfo, text: TokenIds, drawing: Drawing, waiting: Waiting) -> Row:
+        """One token alone, not as a stream where that would not tell it."""
+        dialect = info.dialect
+        assert isinstance(dialect, IdDialect)
+        path, body = dialect.one(info.model, text.tolist(), drawing)
+        read = read_safely(dialect.one_written, await self._answer(info, path, body, text, waiting))
+        self._check_model(read.model)
+        if len(read.rows) != 1:
+            raise CloudFailure(f"The server wrote {len(read.rows)} tokens in place of one.")
+        return read.rows[0]
+
+    async def _answer(self, info: StockInfo, path: str, body: Body, text: TokenIds, waiting: Waiting) -> Any:
+        """The whole answer to a request for one token."""
+        dialect = info.dialect
+        request = self._request(info, path, body, text, num_written=1)
+        answer = await self._wire.patiently(self._wire.whole(request), dialect.life, waiting)
+        request.says(Usage(num_written=1))
+        request.says(read_safely(dialect.one_written, answer).usage)
+        return answer
 
     def _request(self, info: StockInfo, path: str, body: Body, text: TokenIds, num_written: int = 0) -> Request:
         carried = Carried(len(text), text[len(self._prompt) :], len(self._context.generated), num_written)
@@ -331,7 +328,7 @@ class StockText:
     def _begin(self, info: StockInfo, text: TokenIds, num_tokens: int) -> Writing:
         dialect = info.dialect
         if isinstance(dialect, IdDialect):
-            path, body = dialect.writing(info.model, text.tolist(), num_tokens, self._drawing)
+            path, body = dialect.writing(info.model, text.tolist(), num_tokens, self._choices.drawing)
             request = self._request(info, path, body, text)
             return Writing(Events(self._wire, request, dialect.life), dialect, text, num_tokens)
         assert isinstance(dialect, TextDialect)

@@ -13,8 +13,8 @@ from skydraft.edge.channel import Waiting
 from skydraft.edge.stock.dialect import Row, read_safely
 from skydraft.edge.stock.ledger import Usage
 from skydraft.edge.stock.wire import Events
-from skydraft.engines.vocab import TokenIds, Vocab
-from skydraft.errors import CloudError, CloudFailure, ContentFiltered, SkydraftError
+from skydraft.engines.vocab import Mask, TokenIds, Vocab
+from skydraft.errors import CloudError, CloudFailure, ContentFiltered, LeftGrammar, SkydraftError
 
 _MAX_TOKEN = 1024  # bytes of text that are cut into tokens at a time: a server may send a megabyte at once
 _MAX_IDLE = 1000  # events; llama-server tells how far it has read a prompt
@@ -23,6 +23,8 @@ _SOON = Waiting(0.5, 0.5, 0.5)
 _CUT = ("length", "max_tokens", "model_length", "model_context_window_exceeded")
 _FAILED = ("error", "abort", "insufficient_system_resource", "network_error")
 _FILTERED = ("content_filter", "sensitive", "safety", "recitation", "prohibited_content", "blocklist", "refusal")
+_LEFT = "The text that the server writes leaves the grammar."
+_ALONE = "Without --require-cloud the draft model goes on there."
 FILTERED = Row(-1, finish="content_filter")
 
 
@@ -73,9 +75,10 @@ class Writing:
         except SkydraftError as error:
             self.error, self._is_over = error, True
 
-    async def next_row(self, waiting: Waiting, drafted: int | None = None) -> Row | None:
-        """The next row, where the draft has the token `drafted`; None if no more comes. Raises a SkydraftError if
-        nothing comes in time, or for an answer that failed before its first token."""
+    async def next_row(self, waiting: Waiting, drafted: int | None = None, allowed: Mask | None = None) -> Row | None:
+        """The next row, where the draft has the token `drafted`; None if no more comes. Of a server that gives text it
+        is an allowed one. Raises a SkydraftError if nothing comes in time, or for an answer that failed before its
+        first token; LeftGrammar where no allowed token is in the text."""
         while not self._rows and not self._is_over:
             await self._next(waiting)
         if not self._rows:
@@ -156,7 +159,7 @@ class TextWriting(Writing):
     def _has_text(self) -> bool:
         return bool(self._held) and not self._again.startswith(self._held)
 
-    async def next_row(self, waiting: Waiting, drafted: int | None = None) -> Row | None:
+    async def next_row(self, waiting: Waiting, drafted: int | None = None, allowed: Mask | None = None) -> Row | None:
         """The token with which the text goes on: the drafted one, if the text begins with it."""
         piece = b"" if drafted is None else self._vocab.pieces[drafted]
         while not self._is_over and (
@@ -165,11 +168,15 @@ class TextWriting(Writing):
             await self._next(waiting)
         if self._has_text:
             token_id = drafted if piece and drafted is not None and self._held.startswith(piece) else self._cut()
+            if allowed is not None and not allowed[token_id]:
+                token_id = self._part(allowed)
             self._held = self._held[len(self._vocab.pieces[token_id]) :]
         elif isinstance(self.error, ContentFiltered) or not self._has_ended:
             return self._last_row()
         else:
             token_id = drafted if drafted is not None and drafted in self._vocab.end_ids else self._end_id
+            if allowed is not None and not allowed[token_id]:
+                raise LeftGrammar(_LEFT, hint=_ALONE)
         self._own.append(token_id)
         return Row(token_id)
 
@@ -222,3 +229,12 @@ class TextWriting(Writing):
         with suppress(ValueError):  # a character that was begun by other tokens
             return self._vocab.pieces.index(self._held[:1])
         raise CloudFailure("The server wrote text that the draft model's tokens cannot write.")
+
+    def _part(self, allowed: Mask) -> int:
+        """The longest allowed token with which the text begins: it may leave the grammar within a token."""
+        pieces = self._vocab.pieces
+        parts = [token_id for token_id in np.flatnonzero(allowed).tolist() if pieces[token_id]]
+        parts = [token_id for token_id in parts if self._held.startswith(pieces[token_id])]
+        if not parts:
+            raise LeftGrammar(_LEFT, hint=_ALONE)
+        return max(parts, key=lambda token_id: len(pieces[token_id]))
