@@ -71,7 +71,9 @@ class Engine(Model):
         """Feed the next part of all of `prompt` but its last token; returns whether there is more to feed."""
         with self.floor:
             sequence.check_open()
-            return self.prefixes.feed(self, sequence, prompt)
+            has_more = self.prefixes.feed(self, sequence, prompt)
+        self.prefixes.write()  # a disk is slow, and others may use the engine meanwhile
+        return has_more
 
     def drop(self, sequence: Sequence) -> None:
         """Keep or release a closed sequence: now, or before the next one begins where a thread has the floor."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Sequence as Seq
 from typing import Any, Literal
 
 import numpy as np
@@ -45,26 +48,42 @@ def speaking(spec: str) -> ToyEngine:
 
 def calling_pair(name: str, arguments: Any) -> Pair:
     """A drafter that says "no" and a target that answers a question by one call, and what tools gave by "done"."""
-    return Pair(_calls_once(b"no", name, arguments), _calls_once(b"done", name, arguments))
+    return scripted_pair([call_text(name, arguments), "done"])
 
 
-def _calls_once(last: bytes, name: str, arguments: Any) -> ToyEngine:
-    said = [b"?", b"!", call_text(name, arguments).encode(), b"no", b"done"]
-    pieces = [*said, *(bytes([byte]) for byte in range(256)), b"<eos>"]
-    end = len(pieces) - 1
+def scripted_pair(steps: Seq[str], context_len: int = 4096) -> Pair:
+    """A target that writes the step for the number of results there are, with tools, and the last one without.
+
+    It stands for a model that works with a coding agent: the agent's loop is real, and the words are written here.
+    """
+    return Pair(_scripted(steps, context_len, ends=False), _scripted(steps, context_len))
+
+
+def _scripted(steps: Seq[str], context_len: int, *, ends: bool = True) -> ToyEngine:
+    """With `ends` False it writes "no" for the last step."""
+    marks, num_bytes = [chr(0xE000 + number) for number in range(len(steps))], 256
+    pieces = [*(bytes([byte]) for byte in range(num_bytes)), *map(str.encode, marks), *map(str.encode, steps), b"no", b"<eos>"]
+    first, end = num_bytes + len(steps), len(pieces) - 1
     template = (
-        "{{ tools and '' }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
-        "{{ '!' if messages[-1]['role'] == 'tool' else '?' }}{# <tool_call> #}"
+        "{% for m in messages %}{{ m['content'] }}{% endfor %}{% set ns = namespace(last=0) %}"
+        "{% for m in messages if m['role'] == 'tool' %}{% set ns.last = ns.last + 1 %}{% endfor %}"
+        f"{{% set last = [ns.last, {len(steps) - 1}] | min if tools else {len(steps) - 1} %}}"
+        f"{{{{ {json.dumps(marks)}[last] }}}}{{# <tool_call> #}}"
     )
 
     def encode(text: str) -> list[int]:
-        return [{ord("?"): 0, ord("!"): 1}.get(byte, byte + len(said)) for byte in text.encode()]
+        ids = list[int]()
+        for part in re.split(f"([{''.join(marks)}])", text):
+            ids += [num_bytes + marks.index(part)] if part in marks else part.encode()
+        return ids
 
     vocab = Vocab(pieces, encode, special_ids=[end], end_ids=[end], chat_template=template, eos_text="<eos>")
     by_last = np.zeros((vocab.size, vocab.size), np.float32)
-    by_last[0, 2] = by_last[1, said.index(last)] = 100
-    by_last[2:5, end] = 100
-    engine = ToyEngine(vocab, by_last, name=f"calls {name}")
+    for number in range(len(steps)):
+        by_last[num_bytes + number, first + number] = 100
+    by_last[num_bytes + len(steps) - 1, end - 1] = 0 if ends else 200
+    by_last[first:end, end] = 100
+    engine = ToyEngine(vocab, by_last, context_len=context_len, name="scripted")
     engine.max_sequences = _MAX_SEQUENCES
     return engine
 
