@@ -148,7 +148,7 @@ def test_progress_is_told_while_a_prompt_is_read(tmp_path: Path) -> None:
     sequence, told = engine.begin(prompt := [*FIXED, 9], (), None), []
     while engine.prefill(sequence, prompt):
         told.append(engine.prefixes.progress)
-    assert told[0] == (3, 21) and told == sorted(told) and engine.prefixes.progress == (0, 0)
+    assert told[0] == (4, 21) and told == sorted(told) and engine.prefixes.progress == (0, 0)
     broken = engine.begin(prompt, (), None)
     engine.prefill(broken, prompt)
     broken.close()
