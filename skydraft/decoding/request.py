@@ -30,6 +30,7 @@ class GenerateRequest:
     too: nothing is told of its cache if they share that. With `local_only` nothing of the text leaves this device: no
     server is asked, and its trace is not sent. `adapter` is the draft model's, by name or file; "auto" is the one for
     prompts that begin as this one does, if any, "none" is none, and None is what the draft model was loaded with.
+    `fixed_len` is that of `Reuse`; it is counted where the prompt is read.
     Raises PromptError or OptionError.
     """
 
@@ -51,11 +52,13 @@ class GenerateRequest:
     traceparent: str = ""
     local_only: bool = False
     adapter: str | None = None
+    fixed_len: int = 0
 
     @property
     def reuse(self) -> Reuse | None:
         """The KV that may be reused, for models in this process."""
-        return Reuse(self.cache_scope, self.execution != "throughput") if self.cache_scope else None
+        exact = self.execution != "throughput"
+        return Reuse(self.cache_scope, exact, self.fixed_len) if self.cache_scope else None
 
     def __post_init__(self) -> None:
         if not self.messages and not self.prompt_ids:

@@ -135,6 +135,8 @@ class Engine(Model):
         if len(prompt) >= self.context_len:
             raise ContextExceeded(
                 f"The prompt has {len(prompt)} tokens, the context of {self.name} holds {self.context_len}.",
+                num_tokens=len(prompt),
+                most=self.context_len,
                 hint="Shorten the prompt or raise --context.",
             )
         self.check_ids(prompt, PromptError)
