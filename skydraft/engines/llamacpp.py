@@ -120,7 +120,10 @@ class LlamaCppEngine(Engine):
         self._num_threads = options.num_threads or num_cores()
         self._weights = (weights or Weights(self._lib, path, options.gpu_layers, self.name)).lend()
         self._model, self.vocab, self.fingerprint = self._weights.model, self._weights.vocab, self._weights.fingerprint
-        self.context_len = min(options.context_len, self._lib.model_n_ctx_train(self._model))
+        trained = self._lib.model_n_ctx_train(self._model)
+        self.context_len = min(options.context_len, trained)
+        if trained < options.context_len:
+            options.notify(f"{self.name} was trained with {trained} tokens: its context is not longer.")
         try:
             self._adapter = self._load_adapter(adapter) if adapter else None
             self._context = self._open_context(options)

@@ -62,7 +62,13 @@ def scripted_pair(steps: Seq[str], context_len: int = 4096) -> Pair:
 def _scripted(steps: Seq[str], context_len: int, *, ends: bool = True) -> ToyEngine:
     """With `ends` False it writes "no" for the last step."""
     marks, num_bytes = [chr(0xE000 + number) for number in range(len(steps))], 256
-    pieces = [*(bytes([byte]) for byte in range(num_bytes)), *map(str.encode, marks), *map(str.encode, steps), b"no", b"<eos>"]
+    pieces = [
+        *(bytes([byte]) for byte in range(num_bytes)),
+        *map(str.encode, marks),
+        *map(str.encode, steps),
+        b"no",
+        b"<eos>",
+    ]
     first, end = num_bytes + len(steps), len(pieces) - 1
     template = (
         "{% for m in messages %}{{ m['content'] }}{% endfor %}{% set ns = namespace(last=0) %}"
