@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from skydraft.config import CAPTION_PROMPT, DecodingParams, Execution
@@ -75,6 +76,24 @@ def load(
     if adapter not in ("auto", "none"):
         engine.adapters.choose(adapter, ())  # it is there, and it fits
     return engine
+
+
+def fitting_context(
+    models: Iterable[str], num_sequences: int, *, offline: bool = False, source: SourceName = "auto",
+    progress: Progress = no_progress,
+) -> tuple[int, str] | None:  # fmt: skip
+    """The longest context that fits so many conversations with these models, and a line that says why.
+
+    None unless all are GGUF files. They are resolved as in `load`. Raises a SkydraftError.
+    """
+    from skydraft.engines.fitting import fitting_context as fitting
+
+    find = partial(
+        resolve, cache=cache_dir(), engine_names=engine_names(), offline=offline, source=source, progress=progress
+    )
+    found = [find(model) for model in models]
+    paths = [each.path for each in found if each.kind == "gguf" and each.path]
+    return fitting(paths, num_sequences) if len(paths) == len(found) else None
 
 
 def connect(

@@ -14,7 +14,6 @@ from skydraft.cli.sections import Command, Section, configured, listening, optio
 from skydraft.cloud.logs import log_to_stderr
 from skydraft.decoding.plan import make_plan
 from skydraft.engines.base import Engine
-from skydraft.engines.beginnings import Beginnings
 from skydraft.errors import OptionError, importing
 from skydraft.models import cache_dir
 from skydraft.prompts.pair import ShareAudio
@@ -136,11 +135,11 @@ def _open(work: Work, cloud: CloudChoice, models: ModelChoice, keep: KeepChoice,
     options = replace(models.options, max_sequences=num_sequences)
     plan = make_plan("edge") if work.edge_only else None
     edge, target = stack.enter_context(cloud.sides(replace(models, options=options), plan))
-    files = Beginnings(cache_dir() / "beginnings", int(work.beginnings * 1e9)) if work.beginnings else None
     for engine in (edge, target):
         if isinstance(engine, Engine):
             stack.enter_context(engine)
-            engine.prefixes.files = files
+            if work.beginnings:
+                engine.keep_beginnings(cache_dir() / "beginnings", int(work.beginnings * 1e9))
     assert edge is not None  # as both plans draft
     return Pair(edge, target, keep.observers)
 

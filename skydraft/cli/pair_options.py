@@ -18,11 +18,10 @@ from skydraft.cli.terminal import TERMINAL
 from skydraft.decoding.plan import Plan
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
-from skydraft.engines.registry import engine_names
 from skydraft.engines.vocab import check_same
 from skydraft.errors import OptionError
 from skydraft.files import read_file, warn_if_shared
-from skydraft.models import SourceName, cache_dir, default_pair, progress_on, resolve
+from skydraft.models import SourceName, default_pair, progress_on
 from skydraft.protocol.address import is_url
 
 if TYPE_CHECKING:
@@ -59,19 +58,13 @@ class ModelChoice:
         """With a context that fits so many sequences of these models, where none was given; a line says which."""
         if not self.fits_context or self.options.gpu_layers:  # then the KV is in the memory of a GPU
             return self
-        from skydraft.engines.fitting import fitting_context
-
-        paths = list[Path]()
         with progress_on() as progress:
-            for name in names:
-                found = resolve(
-                    name, cache_dir(), engine_names=engine_names(), offline=self.offline or self.local_only,
-                    source=self.source, progress=progress,
-                )  # fmt: skip
-                paths += [found.path] if found.kind == "gguf" and found.path else []
-        if len(paths) < len(names):
+            found = api.fitting_context(
+                names, num_sequences, offline=self.offline or self.local_only, source=self.source, progress=progress
+            )
+        if found is None:
             return self
-        context_len, line = fitting_context(paths, num_sequences)
+        context_len, line = found
         TERMINAL.say(line)
         return replace(self, options=replace(self.options, context_len=context_len))
 

@@ -11,6 +11,7 @@ from typing import Self
 import numpy as np
 
 from skydraft.engines.adapters import Adapters
+from skydraft.engines.beginnings import Beginnings
 from skydraft.engines.model import Feeds, Floor, Model, Sequence, TokenBuffer
 from skydraft.engines.prefix_cache import PrefixCache
 from skydraft.engines.rows import Rows
@@ -41,6 +42,10 @@ class Engine(Model):
     def open_adapted(self, adapter: Path) -> Engine:
         """Another engine on the same weights, which adds this adapter to them. Raises OptionError or RecordsError."""
         raise OptionError(f"{self.name} takes no adapters.", hint="Use a GGUF model or a checkpoint of text.")
+
+    def keep_beginnings(self, folder: Path, max_bytes: int) -> None:
+        """Keep the KV of long fixed beginnings in files, at most so many bytes. To be called before any prompt."""
+        self.prefixes.files = Beginnings(folder, max_bytes)
 
     def room(self, prompt: Seq[int] | TokenIds, media: Recordings = ()) -> int:
         """How many tokens can follow a prompt. Raises PromptError for one that `check_prompt` refuses."""
