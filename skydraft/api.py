@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from skydraft.config import CAPTION_PROMPT, DecodingParams, Execution
@@ -88,10 +87,8 @@ def fitting_context(
     """
     from skydraft.engines.fitting import fitting_context as fitting
 
-    find = partial(
-        resolve, cache=cache_dir(), engine_names=engine_names(), offline=offline, source=source, progress=progress
-    )
-    found = [find(model) for model in models]
+    how: Any = {"engine_names": engine_names(), "offline": offline, "source": source, "progress": progress}
+    found = [resolve(model, cache_dir(), **how) for model in models]
     paths = [each.path for each in found if each.kind == "gguf" and each.path]
     return fitting(paths, num_sequences) if len(paths) == len(found) else None
 

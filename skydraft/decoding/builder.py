@@ -55,8 +55,8 @@ def start_generation(
     vocab = (local or reader).vocab  # a local target decodes its text, with any draft model
     prompts = _prompts(request, reader)
     if request.cache_scope and not request.raw and any(side and side.prefixes.files for side in (draft, local)):
-        length = fixed_len(vocab, request.messages, request.tools, prompts.edge.token_ids)
-        request = replace(request, fixed_len=length)
+        ids = prompts.edge.token_ids
+        request = replace(request, fixed_len=fixed_len(vocab, request.messages, request.tools, ids))
     facts = _facts(plan, params, verifying)
     if draft:
         draft, gate = _drafting(request, draft, prompts.edge, facts, calibrations)

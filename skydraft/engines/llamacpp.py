@@ -221,7 +221,7 @@ class LlamaCppEngine(Engine):
         kv = np.empty(self._lib.state_seq_get_size(self._context, sequence.slot), np.uint8)
         if self._lib.state_seq_get_data(self._context, kv.ctypes.data, len(kv), sequence.slot) != len(kv):
             raise EngineError(f"llama.cpp does not save the KV of {self.name}.")
-        return memoryview(kv)
+        return kv.data
 
     def restore(self, sequence: Sequence, kv: memoryview) -> None:
         data = np.frombuffer(kv, np.uint8)

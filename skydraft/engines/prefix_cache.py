@@ -136,7 +136,8 @@ class PrefixCache:
         """A new one, with what it shares with another one or with a file. Both stay as they are."""
         self._make_room(engine, 1)
         parts, fixed_len = Parts(engine.max_batch_rows, self._beginning), self._fixed_len(engine, ids, reuse)
-        sources = [*self._kept, *(each for each in self._sources if not each.is_closed)] if engine.can_copy else []
+        sources = list[Kept | Sequence](self._kept if engine.can_copy else ())
+        sources += [each for each in self._sources if engine.can_copy and not each.is_closed]
         shared = [_shared_len(each, ids, media, reuse, parts) if reuse else 0 for each in sources]
         length = max(shared, default=0)
         sequence = self._opened(Sequence(engine, engine.allocate(), media, reuse))
@@ -168,14 +169,14 @@ class PrefixCache:
             return 0
         return Parts(engine.max_batch_rows, self._beginning).last_end(prompt[: min(reuse.fixed_len, len(prompt) - 1)])
 
-    def _key(self, engine: Model, token_ids: Seq[int] | TokenIds, reuse: Reuse) -> str:
+    def _key(self, engine: Model, token_ids: Seq[int] | TokenIds, reuse: Reuse | None) -> str:
+        assert reuse is not None  # else nothing of it is in a file
         what = f"{engine.kv_kind}|{engine.max_batch_rows}|{self._beginning}"
         return Beginnings.key(reuse.scope, what, token_ids)
 
     def _restore(self, engine: Model, sequence: Sequence, token_ids: TokenIds) -> bool:
         """Whether a file had the KV of these tokens for it."""
-        kv = self.files.read(self._key(engine, token_ids, sequence.reuse)) if self.files and sequence.reuse else None
-        if kv is None:
+        if not self.files or not (kv := self.files.read(self._key(engine, token_ids, sequence.reuse))):
             return False
         with suppress(EngineError):
             engine.restore(sequence, kv)
@@ -208,7 +209,7 @@ class PrefixCache:
                     sequence.whole_len = part_end
                     if begins and not self._begun and part_end >= len(self._beginning):
                         self._keep_beginning(engine, sequence)
-                    if sequence.reuse and part_end == self._fixed_len(engine, prompt, sequence.reuse):
+                    if part_end == self._fixed_len(engine, prompt, sequence.reuse):
                         key = self._key(engine, prompt[:part_end], sequence.reuse)
                         self._unwritten.append((key, engine.save(sequence)))
             finally:

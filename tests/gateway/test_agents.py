@@ -31,7 +31,7 @@ def filled(value: Any) -> Any:
 
 
 def recorded(path: Path) -> list[dict[str, Any]]:
-    asked = json.loads(path.read_text())
+    asked: list[dict[str, Any]] = json.loads(path.read_text())
     for each in asked:
         same = {name: asked[0]["body"][name] for name in each["body"] if each["body"][name] == {"$same": name}}
         each["body"] = filled(each["body"] | same)
