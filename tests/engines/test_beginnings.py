@@ -67,6 +67,9 @@ def test_a_beginning_is_read_once_and_kept_over_a_restart(tmp_path: Path) -> Non
     engine = keeping(tmp_path / "kept")
     assert [answer(engine, [*FIXED, *[end] * 9], MINE)[2] for end in (7, 8)] == [0, 20]
     assert answer(keeping(tmp_path / "kept"), [*FIXED, 9], MINE)[2] == 20
+    engine = keeping(tmp_path / "kept")
+    assert answer(engine, [*FIXED[:5], 9, 9], Reuse("mine"))[2] == 0  # shares a part, the file all
+    assert answer(engine, [*FIXED, 9], MINE)[2] == 20
     (path,) = files(tmp_path / "kept")
     assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
     for other in (Reuse("bob", fixed_len=21), Reuse("mine"), None):  # another owner, no fixed beginning, no reuse

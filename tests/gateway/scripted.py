@@ -1,4 +1,4 @@
-"""A pair that writes what a test says, as a model that calls tools would: an agent's loop is real, its words are not."""
+"""A pair that writes what a test says, as a model with tools would: an agent's loop is real, its words are not."""
 
 from __future__ import annotations
 
