@@ -77,6 +77,22 @@ def load(
     return engine
 
 
+def fitting_context(
+    models: Iterable[str], num_sequences: int, *, offline: bool = False, source: SourceName = "auto",
+    progress: Progress = no_progress,
+) -> tuple[int, str] | None:  # fmt: skip
+    """The longest context that fits so many conversations with these models, and a line that says why.
+
+    None unless all are GGUF files. They are resolved as in `load`. Raises a SkydraftError.
+    """
+    from skydraft.engines.fitting import fitting_context as fitting
+
+    how: Any = {"engine_names": engine_names(), "offline": offline, "source": source, "progress": progress}
+    found = [resolve(model, cache_dir(), **how) for model in models]
+    paths = [each.path for each in found if each.kind == "gguf" and each.path]
+    return fitting(paths, num_sequences) if len(paths) == len(found) else None
+
+
 def connect(
     address: str | Iterable[str],
     *,

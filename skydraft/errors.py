@@ -100,7 +100,12 @@ class VocabularyMismatch(UsageError):
 class PromptError(UsageError): ...
 
 
-class ContextExceeded(PromptError): ...
+class ContextExceeded(PromptError):
+    """The prompt has `num_tokens`, or more, and the context holds `most`."""
+
+    def __init__(self, message: str, *, num_tokens: int = 0, most: int = 0, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.num_tokens, self.most = num_tokens, most
 
 
 class OptionError(UsageError): ...

@@ -36,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "decoding": _CONTRACT | {"choosing", "gating", "prompts"},
     "edge": _CONTRACT | {"choosing", "decoding", "protocol"},
     "cloud": _CONTRACT | {"access", "choosing", "decoding", "protocol", "__version__"},
-    "api": _CONTRACT | _QUESTIONS | _MACHINERY | {"engines.probe", "engines.registry"},
+    "api": _CONTRACT | _QUESTIONS | _MACHINERY | {"engines.fitting", "engines.probe", "engines.registry"},
     "evaluation": _CONTRACT | _QUESTIONS | _MACHINERY | {"api", "engines.probe", "origins", "__version__"},
     "gateway": _CONTRACT | _QUESTIONS | _MACHINERY | {"access", "api"},
     "learning": _CONTRACT | _QUESTIONS | _MACHINERY | {"api", "engines.adapter", "engines.trainable"},

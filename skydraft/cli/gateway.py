@@ -9,12 +9,13 @@ import click
 
 from skydraft.access.keys import Keyring
 from skydraft.cli.options import DecodingChoice, KeepChoice, as_text, decoding_section, keep_section
-from skydraft.cli.pair_options import CloudChoice, ModelChoice, models_section, server_section
+from skydraft.cli.pair_options import CloudChoice, ModelChoice, server_section, serving_models_section
 from skydraft.cli.sections import Command, Section, configured, listening, option
 from skydraft.cloud.logs import log_to_stderr
 from skydraft.decoding.plan import make_plan
 from skydraft.engines.base import Engine
 from skydraft.errors import OptionError, importing
+from skydraft.models import cache_dir
 from skydraft.prompts.pair import ShareAudio
 from skydraft.protocol.address import is_loopback
 
@@ -51,6 +52,7 @@ class Work:
     system: str | None
     share_audio: ShareAudio | None
     edge_only: bool
+    beginnings: float
 
 
 _work_section = Section("work", "Gateway", Work, [
@@ -62,6 +64,8 @@ _work_section = Section("work", "Gateway", Work, [
     option("--share-audio", None, "Part of speech that a target on a server gets; none means only the words "
            "(default: none; in this process: features).", type=ShareAudio),
     option("--edge-only", None, "Use the draft model alone; no target is loaded.", is_flag=True),
+    option("--beginnings", "GB", "Most disk for what was read of long system prompts and tools, so that it is not read "
+           "again after a restart; 0 keeps nothing.", type=click.FloatRange(min=0), default=2.0),
     option("--log-prompts", None, "Write prompts into the log.", is_flag=True),
 ])  # fmt: skip
 
@@ -72,7 +76,7 @@ _work_section = Section("work", "Gateway", Work, [
 @_work_section
 @decoding_section
 @server_section
-@models_section
+@serving_models_section
 @keep_section
 def gateway(
     door: tuple[ListenOptions, Path | None], work: Work, decoding: DecodingChoice, cloud: CloudChoice,
@@ -126,13 +130,18 @@ def gateway(
 def _open(work: Work, cloud: CloudChoice, models: ModelChoice, keep: KeepChoice, stack: ExitStack) -> Pair:
     from skydraft.gateway.pair import Pair
 
-    options = replace(models.options, max_sequences=work.parallel + work.keep)
+    num_sequences = work.parallel + work.keep
+    here = [models.edge_model, *([] if cloud.address or work.edge_only else [models.target_name])]
+    models = models.fitted(here, num_sequences + (num_sequences > 1))
+    options = replace(models.options, max_sequences=num_sequences)
     plan = make_plan("edge") if work.edge_only else None
     sides = cloud.sides(replace(models, options=options), plan, audits=keep.audit_share > 0)
     edge, target = stack.enter_context(sides)
     for engine in (edge, target):
         if isinstance(engine, Engine):
             stack.enter_context(engine)
+            if work.beginnings:
+                engine.keep_beginnings(cache_dir() / "beginnings", int(work.beginnings * 1e9))
     assert edge is not None  # as both plans draft
     watching = stack.enter_context(keep.watching(edge, target))
     return Pair(edge, target, watching.observers, watching.auditor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -47,10 +48,25 @@ class ModelChoice:
     adapter: str = "auto"
     local_only: bool = False
     is_quiet: bool = False
+    fits_context: bool = False  # no --context was given where that is chosen
 
     @property
     def target_name(self) -> str:
         return self.cloud_model or _PAIR.target
+
+    def fitted(self, names: Seq[str], num_sequences: int) -> ModelChoice:
+        """With a context that fits so many sequences of these models, where none was given; a line says which."""
+        if not self.fits_context or self.options.gpu_layers:  # then the KV is in the memory of a GPU
+            return self
+        with progress_on() as progress:
+            found = api.fitting_context(
+                names, num_sequences, offline=self.offline or self.local_only, source=self.source, progress=progress
+            )
+        if found is None:
+            return self
+        context_len, line = found
+        TERMINAL.say(line)
+        return replace(self, options=replace(self.options, context_len=context_len))
 
     def load_edge(self) -> Engine:
         return self.load(self.edge_model, self.adapter)
@@ -78,7 +94,9 @@ class ModelChoice:
 
 def _models(**given: Any) -> ModelChoice:
     run = {name: given.pop(name) for name in _RUN_NAMES}
-    return ModelChoice(EngineOptions(**run), **given)
+    fits = run["context_len"] is None
+    options = EngineOptions(**{name: value for name, value in run.items() if value is not None})
+    return ModelChoice(options, fits_context=fits, **given)
 
 
 SOURCE_OPTION = option("--source", "FROM",
@@ -94,8 +112,13 @@ _RUN = [
     option("--offline", None, "Use only what is on this machine; never the network.", is_flag=True),
     SOURCE_OPTION,
 ]
+_FITTING = option(
+    "--context context_len", "N",
+    "Most tokens of prompt and answer (default: as the models were trained, where the free memory holds that).",
+    type=int,
+)  # fmt: skip
 _RUN_NAMES = [each.name or "" for each in _RUN[:-2]]  # what an engine is told
-models_section = Section("models", "Models", _models, [
+_PAIR_OPTIONS = [
     option("--edge-model", "MODEL", "Draft model: a known name, ollama:NAME, a .gguf file, a folder or hub id.",
            default=_PAIR.draft),
     option("--adapter", "NAME", "What the draft model has learned: a name (see: skydraft learn), a .gguf file, none, "
@@ -103,8 +126,9 @@ models_section = Section("models", "Models", _models, [
     option("--cloud-model", "MODEL", f"Target model in this process (default: {_PAIR.target}), or one of the "
            "models of a server without skydraft."),
     option("--local-only", None, "Let nothing leave this machine: no server, no download, no traces.", is_flag=True),
-    *_RUN,
-])  # fmt: skip
+]  # fmt: skip
+models_section = Section("models", "Models", _models, [*_PAIR_OPTIONS, *_RUN])
+serving_models_section = Section("models", "Models", _models, [*_PAIR_OPTIONS, _FITTING, *_RUN[1:]])
 
 # A server has a target alone.
 served_model_section = Section("models", "Models", _models, [

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ from skydraft.errors import OptionError
 from skydraft.gating.calibration import MAX_BLOCK, Calibration, find_calibration
 from skydraft.gating.gates import Gate
 from skydraft.gating.hand_back import HandBack
-from skydraft.prompts.pair import PromptPair, read_prompt
+from skydraft.prompts.pair import PromptPair, fixed_len, read_prompt
 from skydraft.types import Prompt, Signals
 
 _QUICK_S, _PATIENT_S = 0.5, 3.0  # timeouts for facts about the target: a text that may continue alone waits less
@@ -51,6 +52,9 @@ def start_generation(
         check_same(draft.vocab, local.vocab)
     vocab = (local or reader).vocab  # a local target decodes its text, with any draft model
     prompts = prompts_of(request, reader)
+    if request.cache_scope and not request.raw and any(side and side.prefixes.files for side in (draft, local)):
+        ids = prompts.edge.token_ids
+        request = replace(request, fixed_len=fixed_len(vocab, request.messages, request.tools, ids))
     facts = _facts(plan, params, verifying)
     if draft:
         draft, gate = _drafting(request, draft, prompts.edge, facts, calibrations)

@@ -33,7 +33,8 @@ class GenerateRequest:
     server is asked, and its trace is not sent. `adapter` is the draft model's, by name or file; "auto" is the one for
     prompts that begin as this one does, if any, "none" is none, and None is what the draft model was loaded with.
     With `is_audited` the target reads the finished answer, which changes nothing in it. `owner` is whose budget pays
-    for it; no server learns of that. Raises PromptError or OptionError.
+    for it; no server learns of that. `fixed_len` is that of `Reuse`; it is counted where the prompt is read. Raises
+    PromptError or OptionError.
     """
 
     messages: tuple[Message, ...]
@@ -58,11 +59,13 @@ class GenerateRequest:
     adapter: str | None = None
     is_audited: bool = False
     owner: str = ""
+    fixed_len: int = 0
 
     @property
     def reuse(self) -> Reuse | None:
         """The KV that may be reused, for models in this process."""
-        return Reuse(self.cache_scope, self.execution != "throughput") if self.cache_scope else None
+        exact = self.execution != "throughput"
+        return Reuse(self.cache_scope, exact, self.fixed_len) if self.cache_scope else None
 
     def __post_init__(self) -> None:
         if not self.messages and not self.prompt_ids:

@@ -116,6 +116,7 @@ class Adapters:
             engine.name, engine.adapter = f"{self._base.name}+{name}", name
             engine.is_local_only = self._base.is_local_only
             engine.prefixes.share(self._base.prefixes.beginning)
+            engine.prefixes.files = self._base.prefixes.files
             known.engine = engine
         return known.engine
 

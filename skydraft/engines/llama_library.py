@@ -98,6 +98,9 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # what it returns, what it takes
     "memory_seq_cp": (None, c_void_p, c_int32, c_int32, c_int32, c_int32),
     "memory_seq_rm": (c_bool, c_void_p, c_int32, c_int32, c_int32),
     "memory_seq_pos_max": (c_int32, c_void_p, c_int32),
+    "state_seq_get_size": (c_size_t, c_void_p, c_int32),
+    "state_seq_get_data": (c_size_t, c_void_p, c_void_p, c_size_t, c_int32),
+    "state_seq_set_data": (c_size_t, c_void_p, c_void_p, c_size_t, c_int32),
     "batch_init": (Batch, c_int32, c_int32, c_int32),
     "batch_free": (None, Batch),
     "decode": (c_int32, c_void_p, Batch),
@@ -234,8 +237,34 @@ def check_gguf(lib: Library, path: Path) -> None:
         raise BrokenModel(f"{path} is damaged: {fault}.", hint="Fetch it again, or check it with: skydraft doctor.")
 
 
+def kv_facts(lib: Library, path: Path) -> tuple[int, int]:
+    """The context that a model was trained with, and bytes of KV for each token at 16 bits; 0 where it is not said.
+
+    Layers that keep less, of a window for example, are counted as if they kept all. Raises BrokenModel.
+    """
+    check_gguf(lib, path)
+    header = lib.gguf_init_from_file(os.fsencode(path), GgufParams(no_alloc=True))
+    try:
+        names = ("context_length", "block_count", "embedding_length", "attention.head_count")
+        context, layers, width, heads = (_of_architecture(lib, header, name) for name in names)
+        kv_heads = _of_architecture(lib, header, "attention.head_count_kv") or heads
+        size = width // heads if heads else 0
+        sides = [_of_architecture(lib, header, f"attention.{side}_length") or size for side in ("key", "value")]
+    finally:
+        lib.gguf_free(header)
+    return context, layers * kv_heads * sum(sides) * 2
+
+
+def _architecture(lib: Library, header: Any) -> str:
+    return (_value(lib, header, b"general.architecture", _STRING) or b"").decode(errors="replace")
+
+
+def _of_architecture(lib: Library, header: Any, name: str) -> int:
+    return _value(lib, header, f"{_architecture(lib, header)}.{name}".encode(), _U32) or 0
+
+
 def _fault(lib: Library, header: Any) -> str | None:
-    architecture = (_value(lib, header, b"general.architecture", _STRING) or b"").decode(errors="replace")
+    architecture = _architecture(lib, header)
     layers = _value(lib, header, f"{architecture}.block_count".encode(), _U32)
     if layers is not None and not 1 <= layers <= _MAX_LAYERS:
         return f"its block_count is {layers}"

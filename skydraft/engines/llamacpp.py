@@ -107,6 +107,8 @@ class LlamaCppEngine(Engine):
     threads from 512 cells on, so that one row and two rows at a time give other bits; with these it never does.
     """
 
+    can_copy = True
+
     def __init__(
         self, path: Path, options: EngineOptions, *, name: str = "", weights: Weights | None = None,
         adapter: Path | None = None,
@@ -118,7 +120,10 @@ class LlamaCppEngine(Engine):
         self._num_threads = options.num_threads or num_cores()
         self._weights = (weights or Weights(self._lib, path, options.gpu_layers, self.name)).lend()
         self._model, self.vocab, self.fingerprint = self._weights.model, self._weights.vocab, self._weights.fingerprint
-        self.context_len = min(options.context_len, self._lib.model_n_ctx_train(self._model))
+        trained = self._lib.model_n_ctx_train(self._model)
+        self.context_len = min(options.context_len, trained)
+        if trained < options.context_len:
+            options.notify(f"{self.name} was trained with {trained} tokens: its context is not longer.")
         try:
             self._adapter = self._load_adapter(adapter) if adapter else None
             self._context = self._open_context(options)
@@ -131,7 +136,8 @@ class LlamaCppEngine(Engine):
         self.max_sequences = options.max_sequences
         self._free_slots = list(range(options.max_sequences))[::-1]
         self._shares_cache = options.shared_cache
-        self.profile = profile_of(self, self._profile_key(options), options)
+        self.kv_kind = self._profile_key(options)
+        self.profile = profile_of(self, self.kv_kind, options)
 
     def _load_adapter(self, path: Path) -> Any:
         adapter = read_adapter(path)
@@ -205,10 +211,22 @@ class LlamaCppEngine(Engine):
         return self.max_sequences if self.max_sequences > 1 else None
 
     def copy(self, source: Sequence, target: Sequence, length: int) -> None:
-        # Between streams llama.cpp copies whole buffers or nothing; in a cache for all, cells may belong to several.
-        end = length if self._shares_cache else -1
-        self._lib.memory_seq_cp(self._memory, source.slot, target.slot, 0 if self._shares_cache else -1, end)
+        if self._shares_cache:  # where cells may belong to several
+            self._lib.memory_seq_cp(self._memory, source.slot, target.slot, 0, length)
+        else:  # between streams llama.cpp's own copy takes whole buffers, as long as the context
+            self.restore(target, self.save(source))
         self.roll_back(target, length)
+
+    def save(self, sequence: Sequence) -> memoryview:
+        kv = np.empty(self._lib.state_seq_get_size(self._context, sequence.slot), np.uint8)
+        if self._lib.state_seq_get_data(self._context, kv.ctypes.data, len(kv), sequence.slot) != len(kv):
+            raise EngineError(f"llama.cpp does not save the KV of {self.name}.")
+        return kv.data
+
+    def restore(self, sequence: Sequence, kv: memoryview) -> None:
+        data = np.frombuffer(kv, np.uint8)
+        if self._lib.state_seq_set_data(self._context, data.ctypes.data, len(data), sequence.slot) != len(data):
+            raise EngineError(f"llama.cpp does not take this KV for {self.name}.")
 
     def roll_back(self, sequence: Sequence, length: int) -> None:
         if not self._lib.memory_seq_rm(self._memory, sequence.slot, length, -1):

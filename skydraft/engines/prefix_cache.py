@@ -3,19 +3,24 @@
 Feeding a part of a prompt gives other bits than feeding single rows. So exact execution reuses only whole parts of an
 earlier prompt, which end at the same places in every prompt: caching changes when a token comes, never which. The chat
 template's text before the first user text is a part too, fed once and copied into every sequence that begins with it.
+What conversations of one owner have in common beyond it is copied too, and kept in files where it is long and fixed.
 """
 
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Sequence as Seq
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from skydraft.engines.beginnings import MIN_LEN, Beginnings
 from skydraft.engines.model import Model, Sequence
 from skydraft.engines.vocab import TokenIds, num_shared
+from skydraft.errors import EngineError
 from skydraft.types import Cost, Recordings, Reuse
 
 
@@ -52,19 +57,27 @@ class Kept:
     reuse: Reuse
     since: float
 
-    def shared_len(self, prompt: TokenIds, media: Recordings, reuse: Reuse, parts: Parts) -> int:
-        both = min(len(self.media), len(media))
-        if self.reuse.scope != reuse.scope or self.media[:both] != media[:both]:
-            return 0
-        shared = num_shared(self.token_ids, prompt[:-1])  # the last one is fed by the first `extend`
-        # A token that means audio means nothing outside a prompt: it must not be taken for speech.
-        return parts.last_end(prompt[: min(shared, self.whole_len)]) if reuse.exact or media else shared
+
+def _shared_len(held: Kept | Sequence, prompt: TokenIds, media: Recordings, reuse: Reuse, parts: Parts) -> int:
+    both = min(len(held.media), len(media))
+    if held.reuse is None or held.reuse.scope != reuse.scope or held.media[:both] != media[:both]:
+        return 0
+    shared = num_shared(held.token_ids, prompt[:-1])  # the last one is fed by the first `extend`
+    # A token that means audio means nothing outside a prompt: it must not be taken for speech.
+    return parts.last_end(prompt[: min(shared, held.whole_len)]) if reuse.exact or media else shared
 
 
 class PrefixCache:
-    """Closed sequences of one engine, kept while there is room, and how many are open. `drop` alone needs no floor."""
+    """Closed sequences of one engine, kept while there is room, and how many are open.
+
+    `files` keep long fixed beginnings, if they are given. `drop`, `write` and `progress` need no floor.
+    """
 
     def __init__(self) -> None:
+        self.files: Beginnings | None = None
+        self._unwritten: list[tuple[str, memoryview]] = []  # for `files`
+        self._sources: weakref.WeakSet[Sequence] = weakref.WeakSet()  # all that may be open
+        self._progress: dict[int, tuple[int, int]] = {}  # by identity, of prompts that are being read
         self._beginning: tuple[int, ...] = ()
         self._begun: Sequence | None = None  # it holds the beginning, and nothing else
         self._dropped: list[Sequence] = []  # closed, and neither kept nor released yet
@@ -80,36 +93,103 @@ class PrefixCache:
         """How many sequences are neither kept nor released."""
         return len(self._open) - len(self._dropped)
 
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Tokens read, and all tokens, of the prompts that are being read."""
+        reading = list(self._progress.values())
+        return sum(done for done, _ in reading), sum(all_of for _, all_of in reading)
+
     def share(self, beginning: Seq[int]) -> None:
         """Let all prompts that begin with these tokens share their KV. To be called before any prompt."""
         self._beginning = tuple(beginning)
 
     def begin(self, engine: Model, prompt: Seq[int] | TokenIds, media: Recordings, reuse: Reuse | None) -> Sequence:
-        """A sequence that holds the tokens that a kept one shares with `prompt`; an empty one where none shares a part.
+        """A sequence that holds the tokens that an earlier one shares with `prompt`; an empty one where none does.
 
         A kept one of which less than half is shared is another conversation with the same beginning: it is taken only
-        where there is no room beside it.
+        where there is no room beside it, and else what is shared is copied.
         """
         self.settle(engine)
         ids, parts = np.asarray(prompt, np.int32), Parts(engine.max_batch_rows, self._beginning)
-        shared = [kept.shared_len(ids, media, reuse, parts) if reuse else 0 for kept in self._kept]
+        shared = [_shared_len(kept, ids, media, reuse, parts) if reuse else 0 for kept in self._kept]
         length = max(shared, default=0)
         is_full = len(self._open) + len(self._kept) >= engine.max_sequences
-        if length < parts.part_len or (2 * length < self._kept[shared.index(length)].whole_len and not is_full):
-            self._make_room(engine, 1)
-            sequence = Sequence(engine, engine.allocate(), media, reuse)
-            self._open.add(id(sequence))
-            return sequence
+        takes = length >= max(parts.part_len, self._fixed_len(engine, ids, reuse))
+        if not takes or (2 * length < self._kept[shared.index(length)].whole_len and not is_full):
+            return self._begin_beside(engine, ids, media, reuse)
         kept = self._kept.pop(shared.index(length))
         whole_len = min(kept.whole_len, length)
-        sequence = Sequence(engine, kept.slot, media, reuse, kept.token_ids[:length], whole_len)
-        self._open.add(id(sequence))
+        sequence = self._opened(Sequence(engine, kept.slot, media, reuse, kept.token_ids[:length], whole_len))
         try:
             engine.roll_back(sequence, length)
         except BaseException:
             sequence.discard()
             raise
         return sequence
+
+    def _opened(self, sequence: Sequence) -> Sequence:
+        self._open.add(id(sequence))
+        self._sources.add(sequence)
+        return sequence
+
+    def _begin_beside(self, engine: Model, ids: TokenIds, media: Recordings, reuse: Reuse | None) -> Sequence:
+        """A new one, with what it shares with another one or with a file. Both stay as they are."""
+        self._make_room(engine, 1)
+        parts, fixed_len = Parts(engine.max_batch_rows, self._beginning), self._fixed_len(engine, ids, reuse)
+        sources = list[Kept | Sequence](self._kept if engine.can_copy else ())
+        sources += [each for each in self._sources if engine.can_copy and not each.is_closed]
+        shared = [_shared_len(each, ids, media, reuse, parts) if reuse else 0 for each in sources]
+        length = max(shared, default=0)
+        sequence = self._opened(Sequence(engine, engine.allocate(), media, reuse))
+        try:
+            if length < fixed_len and self._restore(engine, sequence, ids[:fixed_len]):
+                length = whole_len = fixed_len
+            elif length >= parts.part_len:
+                source = sources[shared.index(length)]
+                whole_len = min(length, source.whole_len)
+                engine.copy(Sequence(engine, source.slot), sequence, length)
+            else:
+                return sequence
+            self._note(sequence, ids[:length], whole_len)
+        except BaseException:
+            sequence.discard()
+            raise
+        return sequence
+
+    @staticmethod
+    def _note(sequence: Sequence, token_ids: Seq[int] | TokenIds, whole_len: int) -> None:
+        """It was given the KV of these tokens."""
+        sequence.record(token_ids)
+        sequence.whole_len = whole_len
+        sequence.prefill_cost += Cost(num_cached=len(token_ids))
+
+    def _fixed_len(self, engine: Model, prompt: Seq[int] | TokenIds, reuse: Reuse | None) -> int:
+        """How many of its tokens are in a file, or are to be; 0 where none are."""
+        if reuse is None or self.files is None or not engine.kv_kind or reuse.fixed_len < MIN_LEN:
+            return 0
+        return Parts(engine.max_batch_rows, self._beginning).last_end(prompt[: min(reuse.fixed_len, len(prompt) - 1)])
+
+    def _key(self, engine: Model, token_ids: Seq[int] | TokenIds, reuse: Reuse | None) -> str:
+        assert reuse is not None  # else nothing of it is in a file
+        what = f"{engine.kv_kind}|{engine.max_batch_rows}|{self._beginning}"
+        return Beginnings.key(reuse.scope, what, token_ids)
+
+    def _restore(self, engine: Model, sequence: Sequence, token_ids: TokenIds) -> bool:
+        """Whether a file had the KV of these tokens for it."""
+        if not self.files or not (kv := self.files.read(self._key(engine, token_ids, sequence.reuse))):
+            return False
+        with suppress(EngineError):
+            engine.restore(sequence, kv)
+            if engine.kv_length(sequence) == len(token_ids):
+                return True
+        engine.roll_back(sequence, 0)
+        return False
+
+    def write(self) -> None:
+        """Write what was read lately into files."""
+        with suppress(IndexError):  # another thread may write it
+            while self.files:
+                self.files.write(*self._unwritten.pop())
 
     def feed(self, engine: Model, sequence: Sequence, prompt: Seq[int] | TokenIds) -> bool:
         """Feed the next part; returns whether there is more. Parts end at the same places whatever was reused."""
@@ -129,17 +209,21 @@ class PrefixCache:
                     sequence.whole_len = part_end
                     if begins and not self._begun and part_end >= len(self._beginning):
                         self._keep_beginning(engine, sequence)
+                    if part_end == self._fixed_len(engine, prompt, sequence.reuse):
+                        key = self._key(engine, prompt[:part_end], sequence.reuse)
+                        self._unwritten.append((key, engine.save(sequence)))
             finally:
                 ms = (time.perf_counter() - began) * 1e3
                 sequence.prefill_cost += Cost(forward_ms=ms, prefill_ms=ms)
-        return sequence.length < end
+        if has_more := sequence.length < end:
+            self._progress[id(sequence)] = sequence.length, end
+        else:
+            self._progress.pop(id(sequence), None)
+        return has_more
 
     def _copy_beginning(self, engine: Model, source: Sequence, target: Sequence) -> None:
-        length = len(self._beginning)
-        engine.copy(source, target, length)
-        target.record(self._beginning)
-        target.whole_len = length
-        target.prefill_cost += Cost(num_cached=length)
+        engine.copy(source, target, len(self._beginning))
+        self._note(target, self._beginning, len(self._beginning))
 
     def _keep_beginning(self, engine: Model, sequence: Sequence) -> None:
         if (slot := engine.allocate_beginning()) is not None:
@@ -148,6 +232,7 @@ class PrefixCache:
             self._begun = begun
 
     def drop(self, sequence: Sequence) -> None:
+        self._progress.pop(id(sequence), None)
         self._dropped.append(sequence)
 
     def settle(self, engine: Model) -> None:

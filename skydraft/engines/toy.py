@@ -58,6 +58,7 @@ class ToyEngine(Engine):
     """
 
     has_kernels = False
+    can_copy = True
     profile = RowProfile(invariant_rows=64, forward_ms=(0.01,))
 
     def __init__(
@@ -72,6 +73,7 @@ class ToyEngine(Engine):
         self._by_position = np.zeros((1, vocab.size), np.float32) if by_position is None else by_position
         tables = (self._by_last, self._by_previous, self._by_position)
         self.fingerprint = hashlib.sha256(b"".join(table.tobytes() for table in tables)).hexdigest()[:32]
+        self.kv_kind = self.fingerprint
 
     def allocate(self) -> list[tuple[int, int]]:
         return []
@@ -98,6 +100,12 @@ class ToyEngine(Engine):
 
     def copy(self, source: Sequence, target: Sequence, length: int) -> None:
         target.slot[:] = source.slot[:length]
+
+    def save(self, sequence: Sequence) -> memoryview:
+        return memoryview(np.array(sequence.slot, np.int32).tobytes())
+
+    def restore(self, sequence: Sequence, kv: memoryview) -> None:
+        sequence.slot[:] = map(tuple, np.frombuffer(kv, np.int32).reshape(-1, 2).tolist())
 
     def roll_back(self, sequence: Sequence, length: int) -> None:
         del sequence.slot[length:]

@@ -23,7 +23,6 @@ from skydraft.gateway.schema import ChatRequest, Sent, TextRequest
 from skydraft.prompts.tool_calls import CallText, Piece
 from skydraft.types import FinishReason, Round, Score, StepRecord, Token
 
-PING = b": ping\n\n"
 _LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}  # where some clients cut lines
 _RECORD = (
     "round", "outcome", "reason", "num_draft", "num_accepted", "num_committed", "num_audited", "num_agreed", "wall_ms",
@@ -100,6 +99,7 @@ class Answer(ABC):
 
     ending = b""
     reads: ClassVar[type[Sent]]
+    tells_length_in_stream: ClassVar[bool] = False  # that a prompt is too long; else by the status
 
     def __init__(self, own: Any, body: ChatRequest | TextRequest, requests: Seq[GenerateRequest], vocab: Vocab) -> None:
         self._own, self._body, self._vocab = own, body, vocab
@@ -195,6 +195,10 @@ class Answer(ABC):
 
     def failed(self, refusal: Refusal) -> dict[str, Any]:
         return self.refused(refusal)
+
+    def ping(self) -> bytes:
+        """What a stream sends while nothing is written."""
+        return b": ping\n\n"
 
     def as_event(self, chunk: dict[str, Any]) -> bytes:
         """A chunk as a server-sent event, which has the name of the chunk's type, if any."""

@@ -21,8 +21,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from skydraft.errors import GrammarRefused
-from skydraft.gateway.answers import PING, Answer, ChatAnswer, TextAnswer
+from skydraft.errors import ContextExceeded, GrammarRefused
+from skydraft.gateway.answers import Answer, ChatAnswer, TextAnswer
 from skydraft.gateway.desk import Desk, Event, Events, GatewayMetrics, Ticket
 from skydraft.gateway.doorkeeper import Authorize, Doorkeeper, Visit
 from skydraft.gateway.messages import MessagesAnswer
@@ -224,9 +224,10 @@ class Gateway:
 
     async def _health(self, request: Request) -> Response:
         state = await asyncio.to_thread(self._cloud.state)
-        auditor = self.pair.auditor
+        auditor, (num_read, of) = self.pair.auditor, self.pair.progress
         audits = {"audits": {**auditor.counts, "newest": list(map(asdict, auditor.figures))}} if auditor else {}
-        return JSONResponse({"status": "ok", "cloud": state} | audits)
+        reading = {"reading": {"tokens": num_read, "of": of}} if of else {}
+        return JSONResponse({"status": "ok", "cloud": state} | audits | reading)
 
     async def _metrics(self, request: Request) -> Response:
         return Response(self.metrics.text(), media_type=self.metrics.content_type)
@@ -250,6 +251,12 @@ class _Writing:
         try:
             await asyncio.wait({gone, begun}, timeout=hold_s, return_when=asyncio.FIRST_COMPLETED)
             chunks = begun.result() if begun.done() else []
+        except ContextExceeded as error:
+            self._hang_up()
+            if not streams or not self._answer.tells_length_in_stream:
+                raise
+            told = (*self._answer.first(), self._answer.failed(self._gateway.refuse(error)))
+            return Response(b"".join(map(self._answer.as_event, told)), media_type="text/event-stream")
         except BaseException:
             self._hang_up()
             raise
@@ -279,7 +286,7 @@ class _Writing:
                 try:
                     taken = await asyncio.wait_for(self._events.get(), self._gateway._options.ping_s)
                 except TimeoutError:
-                    yield PING
+                    yield self._answer.ping()
                     continue
                 yield b"".join(map(self._answer.as_event, self._take(*taken)))
             for chunk in self._answer.last():

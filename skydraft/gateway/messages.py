@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag
@@ -97,7 +97,8 @@ class MessagesRequest(Translated):
             turns.insert(len(turns) - is_after, each)
         is_begun = bool(turns) and turns[-1]["role"] == "assistant" and not turns[-1]["tool_calls"]
         goes_on = is_begun if self.continue_final_message is None else self.continue_final_message
-        system = [{"role": "system", "content": _words(self.system)}] if self.system else []
+        told = self.system if isinstance(self.system, str) else _words(filter(_is_read, self.system or ()))
+        system = [{"role": "system", "content": told}] if told else []
         return {
             "messages": [*system, *turns],
             "continue_final_message": goes_on,
@@ -115,7 +116,12 @@ def _as_chats(tool: _Tool | OtherTool) -> dict[str, Any]:
     return {"type": "function", "function": {"name": tool.name, **said, "parameters": tool.input_schema}}
 
 
-def _words(content: str | list[TextPart]) -> str:
+def _is_read(part: TextPart) -> bool:
+    """Claude Code puts a line for its maker's bill before all else; parts of it change with each request."""
+    return not part.text.startswith("x-anthropic-billing-header:")
+
+
+def _words(content: str | Iterable[TextPart]) -> str:
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
@@ -186,6 +192,9 @@ class MessagesAnswer(ItemsAnswer):
 
     def whole(self) -> dict[str, Any]:
         return self._frame | {"content": self._items, **self._ending(), "usage": self._used()}
+
+    def ping(self) -> bytes:
+        return self.as_event({"type": "ping"})
 
     @staticmethod
     def refused(refusal: Refusal) -> dict[str, Any]:

@@ -47,6 +47,12 @@ class Pair:
             return None
         return self.cloud.name if isinstance(self.cloud, Engine) else "cloud"
 
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Tokens read, and all tokens, of the prompts that models in this process are reading."""
+        here = [side.prefixes.progress for side in (self.edge, self.cloud) if isinstance(side, Engine)]
+        return sum(done for done, _ in here), sum(of for _, of in here)
+
     def telling(self, notify: Callable[[str], None]) -> Pair:
         """For one generation, during which `notify` gets lines about the cloud."""
         far = self.far

@@ -22,6 +22,7 @@ from skydraft.errors import (
 
 log = logging.getLogger("skydraft.gateway")
 RETRY_AFTER_S = 2
+TOO_LONG = "context_length_exceeded"
 _MOST_CHARS = 1000
 
 
@@ -54,11 +55,12 @@ def refusal_of(error: Exception) -> Refusal:
     if isinstance(error, ValidationError):
         return _invalid(error)
     if isinstance(error, ContextExceeded):
-        # LangChain and LiteLLM recognise this error by these words, not by its code.
-        message = f"This model's maximum context length is exceeded: the prompt is too long. {error.message}"
-        return Refusal(400, message, param="messages", code="context_length_exceeded")
+        # LangChain and LiteLLM recognise this error by these words, and Claude Code compacts by the two numbers.
+        said = f"the prompt is too long: {error.num_tokens} tokens > {error.most} maximum"
+        message = f"This model's maximum context length is exceeded: {said}. {error.message}"
+        return Refusal(400, message, param="messages", code=TOO_LONG)
     if isinstance(error, LimitExceeded):
-        return Refusal(400, error.message, param="messages", code="context_length_exceeded")
+        return Refusal(400, error.message, param="messages", code=TOO_LONG)
     if isinstance(error, UsageError):
         return Refusal(400, error.message)  # its hint is for the command line
     if isinstance(error, BudgetSpent):

@@ -22,7 +22,7 @@ from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.base import Engine
 from skydraft.errors import UsageError
 from skydraft.gateway.pair import ModelNames
-from skydraft.gateway.refusals import Refusal, refusal_of
+from skydraft.gateway.refusals import TOO_LONG, Refusal, refusal_of
 from skydraft.gateway.schema import ChatMessage, ChatRequest, TextRequest
 from skydraft.gateway.tools import AudioPart
 from skydraft.grammars import json_schema
@@ -125,7 +125,7 @@ def _num_recorded(data: bytes | bytearray) -> int:
 def _check_text(num_bytes: int) -> None:
     if num_bytes > _MAX_TEXT:
         message = f"There are {num_bytes} bytes beside recordings; at most {_MAX_TEXT} are read."
-        raise Refusal(400, message, code="context_length_exceeded")
+        raise Refusal(400, message, code=TOO_LONG)
 
 
 def check_sent(data: bytes | bytearray, body: ChatRequest | TextRequest) -> None:

@@ -23,7 +23,7 @@ from skydraft.gateway.items import (
     as_json,
 )
 from skydraft.gateway.logprobs import token_logprobs
-from skydraft.gateway.refusals import NOT_SERVED, Refusal
+from skydraft.gateway.refusals import NOT_SERVED, TOO_LONG, Refusal
 from skydraft.gateway.schema import MAX_LOGPROBS, MaxTokens, Translated
 from skydraft.gateway.tools import OtherTool, Some
 from skydraft.prompts.tool_calls import CallText
@@ -122,6 +122,7 @@ class ResponsesRequest(Translated):
 
 class ResponsesAnswer(ItemsAnswer):
     reads = ResponsesRequest
+    tells_length_in_stream = True  # Codex makes room for itself only then
 
     def __init__(self, own: ResponsesRequest, *given: Any) -> None:
         super().__init__(own, *given)
@@ -190,6 +191,10 @@ class ResponsesAnswer(ItemsAnswer):
     def _event(event: str, **fields: Any) -> dict[str, Any]:
         return {"type": f"response.{event}", **fields}
 
+    def ping(self) -> bytes:
+        """Codex gives a stream up that has no event for minutes, whatever else it sends."""
+        return self.as_event(self._event("in_progress", response=self._response("in_progress")))
+
     def as_event(self, chunk: dict[str, Any]) -> bytes:
         return super().as_event(chunk | {"sequence_number": next(self._numbers)})
 
@@ -208,6 +213,7 @@ class ResponsesAnswer(ItemsAnswer):
     def failed(self, refusal: Refusal) -> dict[str, Any]:
         code = "server_error" if refusal.status >= 500 else "invalid_prompt"
         code = "rate_limit_exceeded" if refusal.status == 429 else code
+        code = refusal.code if refusal.code == TOO_LONG else code
         error = {"code": code, "message": refusal.message}
         return self._event("failed", response=self._response("failed") | {"error": error})
 

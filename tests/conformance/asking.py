@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import numpy as np
-
 from skydraft import DecodingParams, api, make_plan
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.toy import ToyEngine, open_toy
-from skydraft.engines.vocab import Vocab
 from skydraft.gateway.pair import Pair
 from skydraft.prompts.messages import conversation
 from tests.gateway.interfaces import Voice as Voice
-from tests.gateway.interfaces import call_text
 from tests.gateway.interfaces import forced as forced
+from tests.gateway.scripted import calling_pair as calling_pair
 
 # Unlike the toy's own it shows roles and tools, so that what a client drops on the way changes the text.
 _TEMPLATE = (
@@ -40,32 +37,6 @@ def speaking(spec: str) -> ToyEngine:
     """A toy whose template tells roles apart."""
     engine = open_toy(spec, 4096, _MAX_SEQUENCES)
     engine.vocab.chat_template = _TEMPLATE
-    return engine
-
-
-def calling_pair(name: str, arguments: Any) -> Pair:
-    """A drafter that says "no" and a target that answers a question by one call, and what tools gave by "done"."""
-    return Pair(_calls_once(b"no", name, arguments), _calls_once(b"done", name, arguments))
-
-
-def _calls_once(last: bytes, name: str, arguments: Any) -> ToyEngine:
-    said = [b"?", b"!", call_text(name, arguments).encode(), b"no", b"done"]
-    pieces = [*said, *(bytes([byte]) for byte in range(256)), b"<eos>"]
-    end = len(pieces) - 1
-    template = (
-        "{{ tools and '' }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
-        "{{ '!' if messages[-1]['role'] == 'tool' else '?' }}{# <tool_call> #}"
-    )
-
-    def encode(text: str) -> list[int]:
-        return [{ord("?"): 0, ord("!"): 1}.get(byte, byte + len(said)) for byte in text.encode()]
-
-    vocab = Vocab(pieces, encode, special_ids=[end], end_ids=[end], chat_template=template, eos_text="<eos>")
-    by_last = np.zeros((vocab.size, vocab.size), np.float32)
-    by_last[0, 2] = by_last[1, said.index(last)] = 100
-    by_last[2:5, end] = 100
-    engine = ToyEngine(vocab, by_last, name=f"calls {name}")
-    engine.max_sequences = _MAX_SEQUENCES
     return engine
 
 

@@ -131,8 +131,8 @@ def test_the_beginning_takes_nobody_a_place() -> None:
 def test_the_longest_shared_prompt_is_taken_and_the_longest_kept_makes_room() -> None:
     engine = engine_of()
     prompts = [[*range(4), *[number] * 9] for number in range(4)]
-    for prompt in prompts[:3]:
-        assert num_cached(engine, prompt) == 0  # another conversation's beginning is left where there is room
+    # Another conversation with the same beginning is left where there is room, and its beginning copied.
+    assert [num_cached(engine, prompt) for prompt in prompts[:3]] == [0, 4, 4]
     assert num_cached(engine, [*prompts[1], 9]) == 12
     assert num_cached(engine, prompts[3]) == 4  # and taken where there is none
     assert num_cached(engine, [20] * 8) == 0  # takes the place of the one that was kept longest

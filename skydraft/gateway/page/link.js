@@ -4,11 +4,13 @@ import { health } from './api.js';
 import { $ } from './dom.js';
 import { worded } from './language.js';
 
-const EVERY_MS = 3000;
+const EVERY_MS = 3000, READING_MS = 1000;
+const LONG = 1024; // tokens; shorter prompts are read before anyone looks
 
 export class Link {
   #timer = 0;
   #asking = false;
+  #told = false; // that a prompt is being read
 
   constructor(onBack) {
     this.onBack = onBack;
@@ -21,17 +23,20 @@ export class Link {
     if (document.hidden || this.#asking) return;
     this.#asking = true;
     const before = $('link').dataset.link;
-    const state = await health().then(({ cloud }) => cloud, () => 'lost');
+    const { cloud: state, reading } = await health().catch(() => ({ cloud: 'lost' }));
     this.#asking = false;
-    if (state !== before) this.#show(state);
+    const isLong = reading?.of >= LONG;
+    if (state !== before || isLong || this.#told) this.#show(state, isLong && reading);
     if (state !== 'lost' && before === 'lost') this.onBack();
     clearTimeout(this.#timer);
-    this.#timer = setTimeout(() => this.ask(), EVERY_MS);
+    this.#timer = setTimeout(() => this.ask(), isLong ? READING_MS : EVERY_MS);
   }
 
-  #show(state) {
+  #show(state, reading) {
     $('link').dataset.link = state;
-    worded($('link-words'), `link.${state}`);
+    this.#told = Boolean(reading);
+    if (reading) worded($('link-words'), 'link.reading', { percent: Math.floor(100 * reading.tokens / reading.of) });
+    else worded($('link-words'), `link.${state}`);
     worded($('link'), `link.${state}`, {}, 'wordTitle');
   }
 }

@@ -43,6 +43,7 @@ const en = {
   'link.local': 'Both models on this machine',
   'link.none': 'No cloud model',
   'link.lost': 'Gateway does not answer',
+  'link.reading': 'Reading the beginning, {percent} %',
 
   'welcome.title': 'What would you like to know?',
   'pair.both': '{edge}, the small model, drafts. {cloud}, the large model, checks when the draft is unsure.',
@@ -269,6 +270,7 @@ const zh = {
   'link.local': '两个模型都在本机',
   'link.none': '没有云端模型',
   'link.lost': '网关没有回应',
+  'link.reading': '正在读取开头，{percent} %',
 
   'welcome.title': '想问点什么？',
   'pair.both': '小模型 {edge} 起草；没有把握时，由大模型 {cloud} 核对。',

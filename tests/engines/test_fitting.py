@@ -1,0 +1,64 @@
+"""The context that a gateway chooses by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skydraft.cli.pair_options import ModelChoice
+from skydraft.engines import fitting
+
+GB = 10**9
+
+
+@pytest.mark.parametrize(("trained", "token_bytes", "free_gb", "length", "why"), [
+    ((32_768, 32_768), (12_288, 28_672), 22.0, 32_768, "as the models were trained"),
+    ((131_072, 32_768), (12_288, 28_672), 22.0, 32_768, "as the models were trained"),
+    ((131_072, 65_536), (12_288, 28_672), 900.0, 32_768, "enough for coding agents"),
+    ((32_768, 32_768), (12_288, 28_672), 8.0, 10_240, "half of the free memory"),
+    ((32_768, 32_768), (12_288, 28_672), 0.5, 4096, "half of the free memory"),  # as of every program
+    ((2048, 32_768), (12_288, 28_672), 8.0, 2048, "as the models were trained"),
+    ((32_768, 32_768), (0, 0), 8.0, 4096, "half of the free memory"),  # the header does not say
+])  # fmt: skip
+def test_the_context_is_the_longest_that_fits(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    trained: Any,
+    token_bytes: Any,
+    free_gb: float,
+    length: int,
+    why: str,
+) -> None:
+    paths = [tmp_path / "0", tmp_path / "1"]
+    facts = {path: each for path, *each in zip(paths, trained, token_bytes, strict=True)}
+    for path in paths:
+        with path.open("wb") as file:
+            file.truncate(GB)
+    monkeypatch.setattr(fitting, "load_library", lambda: None)
+    monkeypatch.setattr(fitting, "kv_facts", lambda library, path: facts[path])
+    monkeypatch.setattr(fitting, "free_bytes", lambda: int(free_gb * GB))
+    chosen, line = fitting.fitting_context(paths, 7)
+    assert chosen == length and f" {length} tokens" in line and why in line
+    assert length == fitting.LEAST or 7 * sum(token_bytes) * length <= max(free_gb - 2, 0) / 2 * GB or length == 2048
+
+
+@pytest.mark.parametrize(("memory", "most", "used", "free"), [
+    ("MemFree: 1 kB\nMemAvailable:    1000 kB\n", "max", "5", 1000 * 1024),
+    ("MemAvailable: 1000 kB\n", "9000", "1000", 8000),
+    ("MemAvailable: 1 kB\n", "9000", "1000", 1024),
+    ("MemAvailable: 1000 kB\n", "9000", "9500", 0),
+    ("MemAvailable: 1000 kB\n", None, None, 1000 * 1024),
+])  # fmt: skip
+def test_free_memory_is_that_of_the_container(tmp_path: Path, memory: str, most: Any, used: Any, free: int) -> None:
+    (tmp_path / "meminfo").write_text(memory)
+    for name, value in (("memory.max", most), ("memory.current", used)):
+        if value is not None:
+            (tmp_path / name).write_text(f"{value}\n")
+    assert fitting.free_bytes(tmp_path / "meminfo", tmp_path) == free
+
+
+def test_a_given_context_a_gpu_and_models_of_other_kinds_stay_as_they_are() -> None:
+    for models in (ModelChoice(), ModelChoice(fits_context=True)):
+        assert models.fitted(["toy", "toy:drift=0.2"], 7) is models

@@ -1,0 +1,64 @@
+"""A pair that writes what a test says, as a model with tools would: an agent's loop is real, its words are not."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import numpy as np
+
+from skydraft.engines.toy import ToyEngine
+from skydraft.engines.vocab import Vocab
+from skydraft.gateway.pair import Pair
+
+from .interfaces import call_text
+
+
+def calling_pair(name: str, arguments: Any) -> Pair:
+    """A drafter that says "no" and a target that answers a question by one call, and what tools gave by "done"."""
+    return scripted_pair([call_text(name, arguments), "done"])
+
+
+def scripted_pair(steps: Seq[str], context_len: int = 4096) -> Pair:
+    """A target that writes the step for the number of results there are, with tools, and the last one without.
+
+    It stands for a model that works with a coding agent: the agent's loop is real, and the words are written here.
+    """
+    return Pair(_scripted(steps, context_len, ends=False), _scripted(steps, context_len))
+
+
+def _scripted(steps: Seq[str], context_len: int, *, ends: bool = True) -> ToyEngine:
+    """With `ends` False it writes "no" for the last step."""
+    marks, num_bytes = [chr(0xE000 + number) for number in range(len(steps))], 256
+    pieces = [
+        *(bytes([byte]) for byte in range(num_bytes)),
+        *map(str.encode, marks),
+        *map(str.encode, steps),
+        b"no",
+        b"<eos>",
+    ]
+    first, end = num_bytes + len(steps), len(pieces) - 1
+    template = (
+        "{% for m in messages %}{{ m['content'] }}{% endfor %}{% set ns = namespace(last=0) %}"
+        "{% for m in messages if m['role'] == 'tool' %}{% set ns.last = ns.last + 1 %}{% endfor %}"
+        f"{{% set last = [ns.last, {len(steps) - 1}] | min if tools else {len(steps) - 1} %}}"
+        f"{{{{ {json.dumps(marks)}[last] }}}}{{# <tool_call> #}}"
+    )
+
+    def encode(text: str) -> list[int]:
+        ids = list[int]()
+        for part in re.split(f"([{''.join(marks)}])", text):
+            ids += [num_bytes + marks.index(part)] if part in marks else part.encode()
+        return ids
+
+    vocab = Vocab(pieces, encode, special_ids=[end], end_ids=[end], chat_template=template, eos_text="<eos>")
+    by_last = np.zeros((vocab.size, vocab.size), np.float32)
+    for number in range(len(steps)):
+        by_last[num_bytes + number, first + number] = 100
+    by_last[num_bytes + len(steps) - 1, end - 1] = 0 if ends else 200
+    by_last[first:end, end] = 100
+    engine = ToyEngine(vocab, by_last, context_len=context_len, name="scripted")
+    engine.max_sequences = 6
+    return engine

@@ -1,0 +1,171 @@
+"""Coding agents: what they sent is answered, too long a prompt is told as they understand it, and waiting is shown."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skydraft.engines.toy import open_toy
+from skydraft.gateway.pair import Pair
+from skydraft.prompts.messages import Message
+from skydraft.prompts.pair import fixed_len, prompt_ids
+
+from .interfaces import call_text, plain
+from .running import Running, gateway, toy_pair
+from .scripted import scripted_pair
+
+RECORDED = sorted((Path(__file__).parent / "agents").glob("*.json"))
+MARK = "x-anthropic-billing-header: cc_version=2.1.197.bcb; cc_entrypoint=cli; cch="
+
+
+def filled(value: Any) -> Any:
+    """A recorded body with its long texts, which are made up."""
+    if isinstance(value, dict):
+        return "lorem ipsum " * (value["$text"] // 12) if "$text" in value else {k: filled(v) for k, v in value.items()}
+    return [filled(each) for each in value] if isinstance(value, list) else value
+
+
+def recorded(path: Path) -> list[dict[str, Any]]:
+    asked: list[dict[str, Any]] = json.loads(path.read_text())
+    for each in asked:
+        same = {name: asked[0]["body"][name] for name in each["body"] if each["body"][name] == {"$same": name}}
+        each["body"] = filled(each["body"] | same)
+        each["headers"] = each["headers"] or asked[0]["headers"]
+    return asked
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+def test_what_agents_sent_is_answered(path: Path) -> None:
+    """The first request and one with the results of tools, as they came, and whole where a stream was wanted."""
+    asked = recorded(path)
+    tools = asked[0]["body"].get("tools") or []
+    name = next((tool.get("name") or tool["function"]["name"] for tool in tools), "")
+    steps = [call_text(name, {"a": "é"}), "done"] if name else ["done"]
+    with gateway(scripted_pair(steps, 400_000)) as served:
+        for number, each in enumerate(asked):
+            for stream in (True, False):
+                answer = served.client.post(
+                    served.url + each["path"], headers=each["headers"], json=each["body"] | {"stream": stream}
+                )
+                assert answer.status_code == 200, answer.text
+                wanted = (f'"name":"{name}"', "é") if name and not number else ("done",)
+                assert all(word in answer.text for word in wanted), answer.text[-2000:]
+
+
+def test_the_line_for_the_makers_bill_is_not_read(served: Running) -> None:
+    """It changes with each request, so a prompt that begins with it would be read from its first token again."""
+
+    def count(*system: str) -> int:
+        texts = [{"type": "text", "text": text} for text in system]
+        answer = served.post("messages/count_tokens?beta=true", **plain("messages", system=texts))
+        return int(answer.json()["input_tokens"])
+
+    assert count(f"{MARK}abcde;", "be kind") == count(f"{MARK}012;", "be kind") == count("be kind") < count("be kinder")
+
+
+TOO_LONG = "语" * 5000
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_that_is_too_long_is_told_in_the_words_of_each_client(served: Running, stream: bool) -> None:
+    fields = {"messages": [{"role": "user", "content": TOO_LONG}], "stream": stream, "max_tokens": 8}
+    for path in ("chat/completions", "messages"):
+        answer = served.post(path, model="skydraft-quality", **fields)
+        error = answer.json()["error"]
+        assert answer.status_code == 400 and error["type"] == "invalid_request_error"
+        assert error.get("code", "context_length_exceeded") == "context_length_exceeded"
+        # As Claude Code looks for it.
+        found = re.search(r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)", error["message"], re.I)
+        assert found and int(found[1]) >= 4999 and int(found[2]) == 4096, error
+    answer = served.post("responses", model="skydraft-quality", input=TOO_LONG, stream=stream)
+    if stream:  # Codex compacts only at this event
+        last = json.loads(answer.text.strip().splitlines()[-1].removeprefix("data: "))
+        assert answer.status_code == 200 and last["type"] == "response.failed"
+        assert last["response"]["error"]["code"] == "context_length_exceeded"
+    else:
+        assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+class Held:
+    """A pair whose draft model stops within its first prompt, until it may go on."""
+
+    def __init__(self) -> None:
+        self.pair, self.goes_on, self.is_there = toy_pair(), threading.Event(), threading.Event()
+        forward = self.pair.edge.forward
+
+        def held(feeds: Any, *, want_logits: bool) -> Any:
+            rows = forward(feeds, want_logits=want_logits)
+            if feeds[0][0].length >= 512:
+                self.is_there.set()
+                assert self.goes_on.wait(30)
+            return rows
+
+        self.pair.edge.forward = held  # type: ignore[method-assign]
+
+
+def test_health_says_how_far_prompts_are_read_and_nothing_else() -> None:
+    held = Held()
+    with gateway(held.pair) as served:
+        asking = threading.Thread(target=served.chat, args=("语" * 1300,))
+        asking.start()
+        assert held.is_there.wait(30)
+        state = served.client.get(f"{served.url}/health").json()
+        held.goes_on.set()
+        asking.join()
+        assert state["reading"] == {"tokens": 512, "of": 1299}
+        assert "reading" not in served.client.get(f"{served.url}/health").json()
+
+
+@pytest.mark.parametrize(("path", "ping"), [
+    ("chat/completions", ": ping"), ("messages", 'event: ping\ndata: {"type":"ping"}'),
+    ("responses", "event: response.in_progress"),
+])  # fmt: skip
+def test_a_client_that_waits_gets_signs_of_life_that_it_counts(path: str, ping: str) -> None:
+    held = Held()
+    body = {"model": "skydraft-edge", "stream": True} | ({"input": "语" * 600} if path == "responses" else {})
+    body |= {"messages": [{"role": "user", "content": "语" * 600}], "max_tokens": 4} if path != "responses" else {}
+    body |= {"max_output_tokens": 4} if path == "responses" else {}
+    with gateway(held.pair, hold_s=0.05, ping_s=0.05) as served:
+        threading.Timer(0.6, held.goes_on.set).start()
+        assert served.post(path, **body).text.count(ping) >= 3
+
+
+def test_the_fixed_beginning_ends_before_all_that_a_user_says() -> None:
+    vocab = scripted_pair(["a"]).edge.vocab
+    told, tools = [Message("system", "be kind")], [{"type": "function", "function": {"name": "f"}}]
+    for words in ("", "hello", "〻"):
+        messages = [*told, Message("user", words), Message("assistant", "x"), Message("user", "y")]
+        ids = prompt_ids(vocab, messages, tools=tools)
+        length = fixed_len(vocab, messages, tools, ids)
+        assert len("be kind") <= length <= len("be kind") + len("〻".encode())
+
+
+def test_a_long_beginning_is_read_once_and_kept_over_a_restart(tmp_path: Path) -> None:
+    system = {"role": "system", "content": "be kind " * 200}
+
+    def ask(served: Running, words: str, **body: Any) -> tuple[str, tuple[int, int]]:
+        given = [system, {"role": "user", "content": words}]
+        told = served.chat(given, model="skydraft-lossless", skydraft={"k": 4}, **body).json()
+        cached = told["skydraft"]["stats"]["cached_tokens"]
+        return told["choices"][0]["message"]["content"], (cached["edge"], cached["cloud"])
+
+    def keeping() -> Pair:
+        pair = Pair(open_toy("toy:drift=0.2", 4096, 6), open_toy("toy", 4096, 6))
+        for engine in (pair.edge, pair.cloud):
+            engine.keep_beginnings(tmp_path, 10**7)  # type: ignore[union-attr]
+        return pair
+
+    with gateway(toy_pair()) as plainly:
+        expected = [ask(plainly, words, cache_salt=words)[0] for words in ("a", "bc")]
+    with gateway(keeping()) as served:
+        assert ask(served, "a") == (expected[0], (0, 0))
+        assert ask(served, "bc") == (expected[1], (1536, 1536))
+        assert ask(served, "a", cache_salt="other") == (expected[0], (0, 0))
+    with gateway(keeping()) as served:
+        assert ask(served, "bc") == (expected[1], (1536, 1536))
+        assert ask(served, "a", cache_salt="third") == (expected[0], (0, 0))
