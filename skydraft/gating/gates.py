@@ -58,6 +58,7 @@ SIGNALS: dict[str, Threshold] = {
     "calibrated": Threshold("an agreement", 1.0, "0.95"),
 }
 START = "start"  # the content rule that looks at where a block stands, not at its text
+END = "end"  # the gate of thinking that checks only the block in which it ends
 _CONTENT_RULES: dict[str, re.Pattern[str]] = {
     "digits": re.compile(r"\d"),
     # What JSON says, without its keys: texts, numbers and words after a colon, and lists; whole, or just begun.
@@ -71,7 +72,7 @@ _LOOKBACK = 64  # tokens; longer than what a content rule matches, but for long 
 
 @dataclass(frozen=True, slots=True)
 class GateSpec:
-    """`always`, `never`, or the name of a signal and a threshold; and the content rules added to it.
+    """`always`, `never`, `end`, or the name of a signal and a threshold; and the content rules added to it.
 
     Raises OptionError for a kind or rule that does not exist, a threshold out of range, and rules without effect.
     """
@@ -84,7 +85,7 @@ class GateSpec:
         if unknown := [rule for rule in self.content_rules if rule not in (START, *_CONTENT_RULES)]:
             known = ", ".join((START, *_CONTENT_RULES))
             raise OptionError(f"There is no content rule '{unknown[0]}'.", hint=f"Use one of: {known}.")
-        if self.kind in ("always", "never"):
+        if self.kind in ("always", "never", END):
             if self.content_rules:
                 raise OptionError(
                     f"+{self.content_rules[0]} does not apply to the gate {self.kind}, which ignores the text.",
@@ -131,10 +132,15 @@ def _bad_threshold(kind: str, value: str) -> OptionError:
 
 
 class Gate:
-    """The gate of a spec; `together` tests the tokens of a block where its kind does not test each of them."""
+    """The gate of a spec; `together` tests the tokens of a block where its kind does not test each of them.
 
-    def __init__(self, spec: GateSpec, together: Callable[[Sequence[Signals]], bool] | None = None) -> None:
-        self._spec, self._together = spec, together
+    `thinking` is the gate of what is thought before an answer, None: the same one.
+    """
+
+    def __init__(
+        self, spec: GateSpec, together: Callable[[Sequence[Signals]], bool] | None = None, thinking: Gate | None = None
+    ) -> None:
+        self._spec, self._together, self._thinking = spec, together, thinking
 
     def is_unsure(self, signals: Sequence[Signals]) -> bool:
         if self._together:
@@ -142,14 +148,30 @@ class Gate:
         test = SIGNALS[self._spec.kind].is_unsure if self._spec.needs_signals else None
         return test is not None and any(test(token, self._spec.threshold) for token in signals)
 
-    def reason(self, generated: TokenIds, num_seen: int, block: DraftBlock, vocab: Vocab) -> Reason:
+    def reason(
+        self,
+        generated: TokenIds,
+        num_seen: int,
+        block: DraftBlock,
+        vocab: Vocab,
+        thinking: tuple[int, bool] = (0, True),
+    ) -> Reason:  # fmt: skip
         """Why the block after these tokens has to be escalated, or "" to skip it; the target knows `num_seen` of them.
 
-        `never` skips a block of any text. A round without a draft always goes to the target.
+        `never` skips a block of any text. A round without a draft always goes to the target. `thinking` says how many
+        tokens, of these and the block, come before the answer, and whether it may have begun.
         """
+        num_thinking, has_ended = thinking
+        if self._thinking and block.token_ids and block.base < num_thinking:
+            if (reason := self._thinking.reason(generated, num_seen, block, vocab)) or not has_ended:
+                return reason
+            if self._thinking._spec.kind == END:
+                return "content"
+            if num_thinking >= block.base + len(block.token_ids):
+                return ""
         if self._spec.kind == "always" or not block.token_ids:
             return "always"
-        if self._spec.kind == "never":
+        if self._spec.kind in ("never", END):
             return ""
         if self.is_unsure(block.free_signals):
             return "uncertain"
@@ -163,7 +185,7 @@ class Gate:
             return "repetition"
         # How an answer begins decides what kind it is, and a text that is never checked teaches a gate nothing.
         rules = self._spec.content_rules
-        is_new = START in rules and not num_seen
+        is_new = START in rules and has_ended and num_seen <= num_thinking
         return "content" if is_new or (rules and _matches_content(rules, generated, block, vocab)) else ""
 
 

@@ -37,9 +37,10 @@ from skydraft.types import Cost, DraftBlock, LinkCost, Prompt, Verdict
 _MAX_BEST = 20  # log-probabilities of so many tokens; vLLM gives no more unless told to at its start
 _MAX_DRAWS, _MAX_CHAR = 16, 4  # for a token that a stream did not tell; tokens that a character may have
 # With `min_call_prob` the draft model is careful about calls; such a server decides by itself.
+# Thinking ends no text of itself, and what begins after it is not kept here.
 _KEPT = frozenset((
     "max_new_tokens", "stop", "stop_token_ids", "sentences", "temperature", "top_k", "top_p", "min_p", "seed",
-    "min_call_prob",
+    "min_call_prob", "think_start", "think_end",
 ))  # fmt: skip
 
 
@@ -95,7 +96,9 @@ class StockText:
         self._params = params
         self._given = request
         self._messages = tuple(
-            {"role": each.role, "content": each.content, **dict(each.more)} for each in request.messages
+            {"role": each.role, "content": each.content}
+            | {name: value for name, value in each.more if name != "reasoning_content"}
+            for each in request.messages
         )
         in_prompt = vocab.end_ids & set(prompt.token_ids)  # the template ends turns with it
         self._end_id = min(in_prompt or vocab.end_ids, default=0)
