@@ -55,7 +55,7 @@ def start_generation(
     if draft and local:
         check_same(draft.vocab, local.vocab)
     vocab = (local or reader).vocab  # a local target decodes its text, with any draft model
-    request, prompts = _asked(request, reader)
+    request, prompts = prompted(request, reader)
     params = request.params
     facts = _facts(plan, params, verifying)
     if draft:
@@ -91,7 +91,7 @@ def start_generation(
     return Generation(loop, request, prompts, draft or edge, target, watch)
 
 
-def _asked(request: GenerateRequest, reader: Engine) -> tuple[GenerateRequest, PromptPair]:
+def prompted(request: GenerateRequest, reader: Engine) -> tuple[GenerateRequest, PromptPair]:
     """The prompts, and the request with the tags of thinking after them. Raises OptionError where it cannot be kept."""
     vocab, params, is_bare = reader.vocab, request.params, request.raw or bool(request.prompt_ids)
     wanted = {"--think": request.think == "on", "--think-gate": bool(request.plan.think_gate)}
