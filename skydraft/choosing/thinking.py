@@ -30,6 +30,10 @@ class Place:
         return self.num_tokens if self.thinks else self.start
 
     @property
+    def has_ended(self) -> bool:
+        return self.thought.phase in ("gap", "answer")
+
+    @property
     def thinks(self) -> bool:
         return self.thought.phase == "thinking"
 

@@ -80,7 +80,8 @@ class Generation:
         self._watch = watch
         self._loop = loop
         self._context = loop.context
-        self._stream = TextStream(loop.vocab, request.params.stop, tags_of(request.params))
+        goes_on = bool(request.messages) and request.messages[-1].is_open
+        self._stream = TextStream(loop.vocab, request.params.stop, tags_of(request.params), goes_on=goes_on)
         self._rounds: list[Round] = []
         self._tokens: list[Token] = []
         self._texts: list[str] = []
@@ -247,9 +248,9 @@ class TextStream:
     string that came first, in thinking too, the shorter one of two that begin together.
     """
 
-    def __init__(self, vocab: Vocab, stop: Seq[str] = (), tags: Tags = NO_TAGS) -> None:
+    def __init__(self, vocab: Vocab, stop: Seq[str] = (), tags: Tags = NO_TAGS, *, goes_on: bool = False) -> None:
         self.pieces = tagged_pieces(vocab, tags)
-        self._thought = tags.begin
+        self._thought = replace(tags.begin, has_said=goes_on)  # no blank at the beginning is left out of what goes on
         self._stop = tuple(stop)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""

@@ -16,7 +16,7 @@ from skydraft.decoding.turns import Turns
 from skydraft.decoding.verification import Verifier
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import CloudError
-from skydraft.gating.gates import Gate, Reason
+from skydraft.gating.gates import Gate, Reason, Thinking
 from skydraft.types import WRITE_ALL, Cost, DraftBlock, LinkCost, Origin, Outcome, Round, StepRecord, Verdict
 
 
@@ -55,9 +55,11 @@ class SpeculativeLoop:
         generated, num_seen = self.context.generated, self.context.num_seen
         if self.thinking is None:
             return self.gate.reason(generated, num_seen, block, self.vocab)
+        begins = not self.thinking.at(generated).has_ended
         place = self.thinking.at(np.append(generated, np.array(block.token_ids, np.int32)))
-        has_ended = place.thought.phase in ("gap", "answer")
-        return self.gate.reason(generated, num_seen, block, self.vocab, (place.num_thinking, has_ended))
+        begins = begins and place.num_thinking > block.base
+        thinking = Thinking(place.num_thinking, begins, place.has_ended)
+        return self.gate.reason(generated, num_seen, block, self.vocab, thinking)
 
     def _draft(self) -> DraftBlock:
         """A block of the drafter; in the target's turn an empty one, with what the drafter has read along."""

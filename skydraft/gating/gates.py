@@ -131,6 +131,19 @@ def _bad_threshold(kind: str, value: str) -> OptionError:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """Of a block and the text before it: `num_tokens` come before the answer. Whether the block begins in what is
+    thought, and whether that has ended in it or before."""
+
+    num_tokens: int = 0
+    begins: bool = False
+    has_ended: bool = True
+
+
+NO_THINKING = Thinking()
+
+
 class Gate:
     """The gate of a spec; `together` tests the tokens of a block where its kind does not test each of them.
 
@@ -154,20 +167,18 @@ class Gate:
         num_seen: int,
         block: DraftBlock,
         vocab: Vocab,
-        thinking: tuple[int, bool] = (0, True),
+        thinking: Thinking = NO_THINKING,
     ) -> Reason:  # fmt: skip
         """Why the block after these tokens has to be escalated, or "" to skip it; the target knows `num_seen` of them.
 
-        `never` skips a block of any text. A round without a draft always goes to the target. `thinking` says how many
-        tokens, of these and the block, come before the answer, and whether it may have begun.
+        `never` skips a block of any text. A round without a draft always goes to the target.
         """
-        num_thinking, has_ended = thinking
-        if self._thinking and block.token_ids and block.base < num_thinking:
-            if (reason := self._thinking.reason(generated, num_seen, block, vocab)) or not has_ended:
+        if self._thinking and block.token_ids and thinking.begins:
+            if (reason := self._thinking.reason(generated, num_seen, block, vocab)) or not thinking.has_ended:
                 return reason
             if self._thinking._spec.kind == END:
                 return "content"
-            if num_thinking >= block.base + len(block.token_ids):
+            if thinking.num_tokens >= block.base + len(block.token_ids):
                 return ""
         if self._spec.kind == "always" or not block.token_ids:
             return "always"
@@ -185,7 +196,7 @@ class Gate:
             return "repetition"
         # How an answer begins decides what kind it is, and a text that is never checked teaches a gate nothing.
         rules = self._spec.content_rules
-        is_new = START in rules and has_ended and num_seen <= num_thinking
+        is_new = START in rules and thinking.has_ended and num_seen <= thinking.num_tokens
         return "content" if is_new or (rules and _matches_content(rules, generated, block, vocab)) else ""
 
 
