@@ -6,6 +6,7 @@ import { eachFrame, make, icon } from './dom.js';
 import { Figures, ORIGINS, shown } from './figures.js';
 import { worded } from './language.js';
 import { Markdown } from './markdown.js';
+import { Thought } from './thought.js';
 
 const AGAIN = 'M15.5 10a5.5 5.5 0 1 1-1.7-4M14 3v3.2h-3.2';
 
@@ -42,8 +43,9 @@ export class Answer {
     this.meta = make('p', { class: 'meta' });
     this.buttons = this.#makeButtons(does);
     this.foot = make('footer', { class: 'foot' }, this.meta, this.buttons);
+    this.thought = new Thought();
     this.calls = new Calls((results) => does.results(this, results));
-    const parts = [this.name, this.body, this.calls.element, this.state, this.notices, this.failure, this.foot];
+    const parts = [this.name, this.thought.element, this.body, this.calls.element, this.state, this.notices, this.failure, this.foot];
     this.element = make('article', { class: 'answer' }, ...parts);
     this.soon = eachFrame(() => does.follow(() => this.show()));
     this.setMode(mode);
@@ -74,6 +76,7 @@ export class Answer {
     this.figures = new Figures();
     this.markdown.clear();
     this.calls.clear();
+    this.thought.clear();
     this.notices.replaceChildren();
     this.meta.replaceChildren();
     this.failure.hidden = true;
@@ -94,6 +97,7 @@ export class Answer {
   take({ choices, skydraft = {} }, ms) {
     const { delta = {}, finish_reason: reason = null } = choices?.[0] ?? {};
     this.chunks.push({ choices: [{ delta, finish_reason: reason }], skydraft, ms });
+    if (delta.reasoning) this.#think(delta.reasoning);
     if (delta.content) this.#write(delta.content, skydraft);
     // What is not, or not all of it, in the answer's text: calls, as the model writes them.
     if (skydraft.text) this.#mark(skydraft.text, skydraft);
@@ -105,10 +109,17 @@ export class Answer {
     if (reason) this.finishReason = reason;
   }
 
+  #think(text) {
+    this.thought.take(text);
+    this.state.hidden = true;
+    this.soon();
+  }
+
   #write(content, { origin, round, reason }) {
     const last = this.#runs.at(-1);
     const from = this.text.length;
     this.text += content;
+    this.thought.end();
     if (last && last.origin === origin && last.round === round && last.reason === reason) last.to = this.text.length;
     else this.#runs.push({ from, to: this.text.length, origin, round, reason });
     this.state.hidden = true;
@@ -162,6 +173,7 @@ export class Answer {
 
   finish(how) {
     this.#set(how);
+    this.thought.end();
     this.show();
     const { tokens, firstMs, calls } = this.figures;
     const say = (key, args) => this.meta.append(worded(make('span'), key, args));
@@ -212,7 +224,8 @@ export class Answer {
   /** What it is in the next request. */
   get message() {
     const calls = this.calls.list;
-    return { role: 'assistant', content: this.text || null, ...(calls.length ? { tool_calls: calls } : {}) };
+    return { role: 'assistant', content: this.text || null, ...(calls.length ? { tool_calls: calls } : {}),
+      ...(this.thought.text ? { reasoning_content: this.thought.text } : {}) };
   }
 
   /** Which buttons make sense where the answer stands. */

@@ -19,6 +19,7 @@ function answerOf({ mode, seed, status, chunks }) {
     seed,
     status,
     content: chunks.map(contentOf).join(''),
+    reasoning: chunks.map(({ choices: [{ delta }] }) => delta.reasoning ?? '').join('') || undefined,
     calls: callsOf(chunks),
     // The text again in its parts, each with its origin; what calls were made of is among them.
     parts: chunks.filter(({ skydraft }) => skydraft.origin)
