@@ -125,4 +125,4 @@ def _opening(vocab: Vocab, tags: Tags, thought: Thought) -> Mask:
     """The tokens with which it may still turn out to be thinking."""
     pieces = tagged_pieces(vocab, tags)
     after = (thought.then(each.decode("latin-1"))[0].phase if each else "answer" for each in pieces)
-    return np.array([phase in ("before", "thinking") for phase in after])
+    return np.array([phase != "answer" for phase in after])
