@@ -154,6 +154,7 @@ def test_a_text_that_was_cut_goes_on_as_if_it_were_not(kind: str, cut: int) -> N
 def test_on_off_and_what_cannot_be() -> None:
     answer = "<think>a</think>b"
     assert run(pair_of("b"), think="off").prompts.edge.token_ids[-6:] == vocab_of().encode("<think>\n\n</think>\n\n")
+    assert run(pair_of("<think>\n\n</think>\n\nab"), think="off", grammar="regex:ab").text == "ab"
     assert run(pair_of(answer), think="on").reasoning == "a"
     assert run(pair_of("a</think>b", OPENED), think="on").reasoning == "a"
     plain = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
