@@ -258,6 +258,8 @@ class TextStream:
 
     def push(self, token_id: int) -> tuple[str, str]:
         """What is certain now of thinking and of the answer."""
+        if self._thought.phase == "answer":
+            return "", self._push(token_id)
         self._thought, *parts = self._thought.then(self._push(token_id))
         return parts[0], parts[1]
 

@@ -16,7 +16,7 @@ from skydraft.gateway.requests import Defaults
 
 from .running import toy_pair
 
-MOST = 23
+MOST = 27
 # In the order in which they are entered first. docs/architecture.md says what each does.
 WALK = (
     "gateway.doorkeeper", "gateway.app", "gateway.requests", "gateway.schema", "prompts.messages", "gateway.pair",
