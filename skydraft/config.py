@@ -49,6 +49,9 @@ class DecodingParams:
     `content_ngram_size` bans n-grams of them, punctuation ignored; `comma_gap` and `full_stop_gap` count CJK characters
     since the last punctuation, before which comma-like tokens are banned and full-stop-like ones shifted.
     `grammar` is as `skydraft.json_schema` and `skydraft.regex` write it. `stop_token_ids` (rising) end a text, too.
+    With a `think_end` the text may begin with thinking up to it, after `think_start` if that is not ""; a chat
+    template's own tags replace both. `min_new_tokens`, `sentences`, `grammar`, `min_call_prob` and what is for Chinese
+    count from where the answer begins.
     """
 
     max_new_tokens: int = _option(128, 1, _INT32_MAX, "N", "Stop after N tokens (default: 128; when comparing, 64).")
@@ -78,6 +81,9 @@ class DecodingParams:
     )
     full_stop_shift: float = _option(-8.0, -1e6, 0, "X", "How unlikely: what is added to its logit.")
     grammar: str = _option("", 0, 0, "G", "Follow a grammar: json_schema:JSON, json_object:, regex:R or lark:TEXT.")
+    think_budget: int = _option(0, 0, _INT32_MAX, "N", "End thinking after N tokens; 0 is no limit.")
+    think_start: str = _option("", 0, 0, None, "")
+    think_end: str = _option("", 0, 0, None, "")
 
     def __post_init__(self) -> None:
         for known in fields(self):
@@ -97,6 +103,8 @@ class DecodingParams:
         for name, ids in (("--logit-bias", biased), ("--stop-token-ids", list(self.stop_token_ids))):
             if ids != sorted(set(ids)) or min(ids, default=0) < 0:
                 raise OptionError(f"The ids of {name} must be token ids, each given once.")
+        if self.think_start and not self.think_end:
+            raise OptionError("Thinking that begins needs a tag that ends it.")
         if self.grammar:
             check_grammar(self.grammar)
             if self.sentences:

@@ -254,7 +254,8 @@ class StepRecord:
     """The figures of one round. Rates are computed from these records and never stored.
 
     `outcome` is "verified" for a call to the target, "written" for a token that it wrote after an earlier call. Of
-    `num_audited` catch-up tokens the target would have written `num_agreed`. `num_forced` counts committed drafts.
+    `num_audited` catch-up tokens the target would have written `num_agreed`. `num_forced` counts committed drafts,
+    `num_reasoning` committed tokens of thinking.
     `wall_ms` runs from the start of the draft to the commit, `ended_ms` from the start of the generation.
     """
 
@@ -273,6 +274,7 @@ class StepRecord:
     num_audited: int = 0
     num_agreed: int = 0
     num_forced: int = 0
+    num_reasoning: int = 0
 
     @property
     def num_written(self) -> int:
@@ -296,9 +298,13 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """`text` is what is certain after it: empty while a character or a possible stop string is incomplete."""
+    """`text` is what is certain after it: empty while a character or a possible stop string is incomplete.
+
+    `reasoning` is the same of what is thought before the answer, without its tags.
+    """
 
     token_id: int
     origin: Origin
     text: str
     round: int
+    reasoning: str = ""

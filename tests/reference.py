@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import math
+import re
 import unicodedata
 from collections.abc import Sequence as Seq
 from functools import lru_cache
@@ -72,22 +73,26 @@ def constrained(row: Any, prefix: Seq[int], prompt_len: int, params: DecodingPar
     row = follow_grammar(row, prefix, prompt_len, params, vocab)
     edited = row.copy()
     prefix = [int(token_id) for token_id in prefix]
-    generated = prefix[prompt_len:]
+    written = prefix[prompt_len:]
+    start, thinks = answer_start(written, params, vocab)
+    generated = written[start:]
     openers = [at for at in range(vocab.size) if vocab.pieces[at].lstrip()[:1] in (b"{", b"`")]
     openers += [at for at in range(vocab.size) if vocab.pieces[at].lstrip() in (b"<", b"<tool_call>")]
     chance = probabilities(row.astype(np.float64))[openers].sum()
-    if len(generated) <= 8 and not vocab.text_bytes(generated).strip() and chance < params.min_call_prob:
+    if not thinks and len(generated) <= 8 and not vocab.text_bytes(generated).strip() and chance < params.min_call_prob:
         edited[openers] = -np.inf
     for token_id in sorted(set(prefix)):
         _scale(edited, token_id, params.repetition_penalty)
     for token_id in range(vocab.size):  # OpenAI: mu[j] -> mu[j] - c[j] * alpha_frequency - (c[j] > 0) * alpha_presence
-        count = generated.count(token_id)
+        count = written.count(token_id)
         lowered = count * params.frequency_penalty + (count > 0) * params.presence_penalty
         edited[token_id] -= np.float32(lowered)
     for token_id, bias in params.logit_bias:
         edited[token_id] += np.float32(bias)
     if params.no_repeat_ngram_size:
         _ban_ngrams(edited, prefix, params.no_repeat_ngram_size)
+    if thinks:
+        return row if edited.max() == -np.inf else edited
     text = vocab.decode(generated)
     said = params.sentences and Said().then(text.encode()).has(params.sentences)
     if len(generated) < params.min_new_tokens and not said:
@@ -104,11 +109,80 @@ def constrained(row: Any, prefix: Seq[int], prompt_len: int, params: DecodingPar
 
 def follow_grammar(row: Any, prefix: Seq[int], prompt_len: int, params: DecodingParams, vocab: Vocab) -> Any:
     """The row without what the grammar does not allow; all that it does is alike where the model rules it out."""
+    written = [int(token_id) for token_id in list(prefix)[prompt_len:]]
+    start, thinks = answer_start(written, params, vocab)
+    if thinks and params.think_budget and len(written) >= params.think_budget:
+        return np.where(np.arange(vocab.size) == _next_of_end(written, params, vocab), row, -np.inf).astype(row.dtype)
     if not params.grammar:
         return row
-    allowed = grammars.allowed(params.grammar, list(prefix)[prompt_len:], vocab)
+    allowed = _allowed(written, start, thinks, params, vocab)
     masked = np.where(allowed, row, -np.inf).astype(row.dtype)
     return masked if masked.max() > -np.inf else np.where(allowed, 0, -np.inf).astype(row.dtype)
+
+
+def _spoken(token_ids: Seq[int], params: DecodingParams, vocab: Vocab) -> bytes:
+    tags = (params.think_start.encode(), params.think_end.encode())
+    names = map(vocab.name_bytes, token_ids)
+    both = zip(names, map(vocab.token_bytes, token_ids), strict=True)
+    return b"".join(name if name and name in tags else text for name, text in both)
+
+
+def answer_start(written: Seq[int], params: DecodingParams, vocab: Vocab) -> tuple[int, bool]:
+    """How many tokens come before the answer, and whether it is still thought. By the text as a whole."""
+    end, text = params.think_end.encode(), _spoken(written, params, vocab)
+    opened = re.match(rb"[ \t\r\n]*" + re.escape(params.think_start.encode()), text) if params.think_start else None
+    if not end or (params.think_start and not opened):
+        return 0, False
+    at = text.find(end, opened.end() if opened else 0)
+    if at < 0:
+        return 0, True
+    after = at + len(end)
+    begins = len(text) - len(text[after:].lstrip(b" \t\r\n"))
+    for index in range(len(written)):
+        if len(_spoken(written[: index + 1], params, vocab)) > begins:
+            return index + (len(_spoken(written[:index], params, vocab)) < after), False
+    return len(written), False
+
+
+def _next_of_end(written: Seq[int], params: DecodingParams, vocab: Vocab) -> int:
+    return max(range(vocab.size), key=lambda i: (len(_goes_on(i, written, params, vocab)), -i))
+
+
+def _goes_on(token_id: int, written: Seq[int], params: DecodingParams, vocab: Vocab) -> bytes:
+    """What a token says, if that goes on with the end tag."""
+    end, text = params.think_end.encode(), _spoken(written, params, vocab)
+    if params.think_start:
+        text = text.lstrip(b" \t\r\n").removeprefix(params.think_start.encode())
+    begun = max(n for n in range(len(end)) if text.endswith(end[:n]))
+    piece = _spoken([token_id], params, vocab)
+    return piece if end[begun:].startswith(piece) else b""
+
+
+def _allowed(written: list[int], start: int, thinks: bool, params: DecodingParams, vocab: Vocab) -> Any:
+    allowed = grammars.allowed(params.grammar, written[start:], vocab)
+    text, tag = _spoken(written, params, vocab), params.think_start.encode()
+    opening = np.zeros(vocab.size, bool)
+    num_gap = sum(answer_start(written[:n], params, vocab)[0] == n for n in range(start)) if start else 0
+    for i in range(vocab.size if params.think_end else 0):
+        piece = _spoken([i], params, vocab)
+        blank = bool(piece) and not piece.strip(b" \t\r\n")
+        if thinks:
+            after = answer_start([*written, i], params, vocab)
+            allowed[i] = i not in vocab.end_ids and (after[1] or not _spoken_after([*written, i], params, vocab))
+        elif start and start == len(written) and num_gap <= 2:
+            allowed[i] |= blank
+        elif not start and tag and piece:
+            opens = (text + piece).lstrip(b" \t\r\n")
+            opening[i] = tag.startswith(opens) or opens.startswith(tag)
+    node = grammars.NODES[params.grammar]
+    for token_id in written[start:]:
+        node = grammars.after_piece(node, vocab.pieces[token_id])
+    return opening if node == grammars.NONE and opening.any() else allowed | opening
+
+
+def _spoken_after(written: Seq[int], params: DecodingParams, vocab: Vocab) -> bytes:
+    text = _spoken(written, params, vocab).lstrip(b" \t\r\n").removeprefix(params.think_start.encode())
+    return text.partition(params.think_end.encode())[2].strip(b" \t\r\n")
 
 
 def _scale(edited: Any, token_id: int, penalty: float) -> None:

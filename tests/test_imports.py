@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent / "skydraft"
-_LEAVES = {"types", "errors", "characters", "config", "files", "grammars", "tracing"}
+_LEAVES = {"types", "errors", "characters", "config", "files", "grammars", "thinking", "tracing"}
 _CONTRACT = _LEAVES | {"engines.base", "engines.options", "engines.rows", "engines.vocab"}
 _QUESTIONS = {"choosing", "gating", "prompts", "protocol"}
 _MACHINERY = {"edge", "decoding", "models"}
@@ -24,6 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "files": set(),
     "origins": {"types"},
     "grammars": {"errors"},
+    "thinking": set(),
     "config": {"errors", "grammars"},
     "tracing": {"characters", "errors"},
     "engines": _LEAVES,

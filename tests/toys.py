@@ -139,7 +139,15 @@ def params(draw: st.DrawFn, max_new_tokens: int = 24) -> DecodingParams:
         "sentences": st.integers(1, 3),
         "stop": st.lists(st.sampled_from(["我们", "ab", "员", "。你", "在说", "3.", "，"]), min_size=1, max_size=3),
     }
-    given = {name: draw(values) for name, values in options.items() if draw(st.booleans())}
+    if draw(st.integers(0, 3)) == 0:
+        tags = {
+            "think_start": draw(st.sampled_from(["", "a", "我们"])),
+            "think_end": draw(st.sampled_from(["b", "ab"])),
+        }
+        budget = {"think_budget": draw(st.integers(1, 6))} if draw(st.booleans()) else {}
+    else:
+        tags, budget = {}, {}
+    given = tags | budget | {name: draw(values) for name, values in options.items() if draw(st.booleans())}
     style = draw(st.sampled_from([None, None, "zh-short", "zh-detailed"]))
     if HAS_LIBRARY and draw(st.integers(0, 3)) == 0:  # few, since they end soon
         given, style = given | {"grammar": draw(st.sampled_from(GRAMMARS)), "sentences": 0}, None

@@ -6,10 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from skydraft.choosing.constraints import constraints_of
-from skydraft.choosing.grammar import GrammarAlong, compile_grammar
+from skydraft.choosing.grammar import GrammarAlong, compile_grammar, masked, only_one
 from skydraft.choosing.sampling import no_number, sample
+from skydraft.choosing.thinking import ThinkingAlong
 from skydraft.config import DecodingParams
-from skydraft.engines.vocab import TokenIds, Vocab
+from skydraft.engines.vocab import Mask, TokenIds, Vocab
 
 Row: TypeAlias = npt.NDArray[Any]
 
@@ -19,10 +20,10 @@ class Chooser:
 
     Steps, in order, on the raw logits:
       0. with a grammar, -inf for every token that it forbids; where other constraints ban all that it allows, the
-         grammar wins
+         grammar wins; where the budget of thinking is spent, the same for all but its end tag
       1. repetition penalty (as transformers), frequency and presence penalty, logit bias (as OpenAI), n-gram ban,
          minimum length (as transformers)
-      2. style constraints
+      2. style constraints; these, the minimum length and a grammar begin after thinking
       3. at a temperature, tokens near the best alone; temperature, once; top-k; top-p; min-p
       4. argmax of log p + noise(seed, position, token id)
     Raises OptionError when a zh style meets a vocabulary without Chinese, or a bias an id that is no token;
@@ -36,6 +37,7 @@ class Chooser:
         if params.grammar:
             self._grammar = GrammarAlong(compile_grammar(params.grammar, vocab), vocab, prompt_len)
         self._constraints = constraints_of(params, vocab)
+        self._thinking = ThinkingAlong(params, vocab) if params.think_end else None
 
     def choose(self, row: Row, prefix: TokenIds) -> int:
         """The token that follows `prefix` given its raw logits `row` [vocab]. Pure: same inputs, same token.
@@ -59,13 +61,27 @@ class Chooser:
         row = self.follow_grammar(row, prefix)
         if not self._constraints:
             return row
-        edited = row.copy()
-        for constraint in self._constraints:
-            constraint(edited, prefix, prefix[self._prompt_len :])
+        edited, text = row.copy(), prefix[self._prompt_len :]
+        place = self._thinking.at(text) if self._thinking else None
+        for constraint, is_of_answer in self._constraints:
+            if not (is_of_answer and place):
+                constraint(edited, prefix, text)
+            elif not place.thinks:
+                constraint(edited, prefix, text[place.start :])
         return row if edited.max() == -np.inf else edited
 
     def follow_grammar(self, row: Row, prefix: TokenIds) -> Row:
-        return self._grammar.masked(row, prefix) if self._grammar else row
+        if self._thinking and (token_id := self._thinking.forced(prefix[self._prompt_len :])) is not None:
+            return masked(row, np.arange(len(row)) == token_id)
+        return masked(row, self._allowed(prefix)) if self._grammar else row
+
+    def _allowed(self, prefix: TokenIds) -> Mask:
+        assert self._grammar
+        if not self._thinking:
+            return self._grammar.allowed(prefix)
+        text = prefix[self._prompt_len :]
+        allowed = self._grammar.allowed(prefix[self._thinking.at(text).start :])
+        return self._thinking.may_come(text, allowed, self._grammar.was_left)
 
     @property
     def has_grammar(self) -> bool:
@@ -73,7 +89,7 @@ class Chooser:
 
     def forced(self, prefix: TokenIds) -> int | None:
         """The only token that the grammar allows after `prefix`, whatever the logits; None if there are more."""
-        return self._grammar.forced(prefix) if self._grammar else None
+        return only_one(self._allowed(prefix)) if self._grammar else None
 
     def rank(self, row: Row, prefix: TokenIds, token_id: int) -> int:
         """How many tokens have a higher edited logit: 0 for the greedy choice, all for a banned token."""

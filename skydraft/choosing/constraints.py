@@ -33,28 +33,32 @@ _MAX_BLANK = 8  # tokens of white space before a call
 _MAX_CHAR_TOKENS = 4  # a character in UTF-8 has at most four bytes, so at most four tokens
 
 
-def constraints_of(params: DecodingParams, vocab: Vocab) -> list[Constraint]:
-    """The constraints that `params` turns on, in the order in which they apply. Raises OptionError."""
+def constraints_of(params: DecodingParams, vocab: Vocab) -> list[tuple[Constraint, bool]]:
+    """The constraints that `params` turns on, in the order in which they apply, each with whether it looks at the
+    answer alone, without the thinking before it. Raises OptionError."""
     biased = [token_id for token_id, _ in params.logit_bias]
     for name, ids in (("--logit-bias", biased), ("--stop-token-ids", params.stop_token_ids)):
         if (last := max(ids, default=0)) >= vocab.size:
             raise OptionError(f"{name}: the vocabulary of {vocab.size} tokens has no id {last}.")
     if params.shapes_chinese:
         check_chinese(vocab)
-    wanted: list[tuple[object, Callable[[DecodingParams, Vocab], Constraint]]] = [
-        (params.min_call_prob, _no_unlikely_call),  # by the raw row
-        (params.repetition_penalty != 1, lambda p, _: _penalty(p.repetition_penalty)),
-        (params.frequency_penalty or params.presence_penalty, _occurrence_penalty),
-        (params.logit_bias, _logit_bias),
-        (params.no_repeat_ngram_size, lambda p, _: _no_repeat(p.no_repeat_ngram_size)),
-        (params.min_new_tokens, _no_early_end),
-        (params.content_penalty != 1, lambda p, v: _penalty(p.content_penalty, v.classes.content)),
-        (params.content_ngram_size, lambda p, v: _no_repeat(p.content_ngram_size, v.classes.content)),
-        (params.no_adjacent_repeat, _no_adjacent_repeat),
-        (params.comma_gap, lambda p, v: _too_early(v.classes.comma, p.comma_gap, -np.inf, v)),
-        (params.full_stop_gap, lambda p, v: _too_early(v.classes.full_stop, p.full_stop_gap, p.full_stop_shift, v)),
-    ]
-    return [make(params, vocab) for is_on, make in wanted if is_on]
+    wanted: list[tuple[object, bool, Callable[[DecodingParams, Vocab], Constraint]]] = [
+        (params.min_call_prob, True, _no_unlikely_call),  # by the raw row
+        (params.repetition_penalty != 1, False, lambda p, _: _penalty(p.repetition_penalty)),
+        (params.frequency_penalty or params.presence_penalty, False, _occurrence_penalty),
+        (params.logit_bias, False, _logit_bias),
+        (params.no_repeat_ngram_size, False, lambda p, _: _no_repeat(p.no_repeat_ngram_size)),
+        (params.min_new_tokens, True, _no_early_end),
+        (params.content_penalty != 1, True, lambda p, v: _penalty(p.content_penalty, v.classes.content)),
+        (params.content_ngram_size, True, lambda p, v: _no_repeat(p.content_ngram_size, v.classes.content)),
+        (params.no_adjacent_repeat, True, _no_adjacent_repeat),
+        (params.comma_gap, True, lambda p, v: _too_early(v.classes.comma, p.comma_gap, -np.inf, v)),
+        (
+            params.full_stop_gap, True,
+            lambda p, v: _too_early(v.classes.full_stop, p.full_stop_gap, p.full_stop_shift, v),
+        ),
+    ]  # fmt: skip
+    return [(make(params, vocab), is_of_answer) for is_on, is_of_answer, make in wanted if is_on]
 
 
 @lru_cache(maxsize=8)

@@ -244,16 +244,14 @@ class GrammarAlong(Follower):
         return self._mask
 
     def forced(self, prefix: TokenIds) -> int | None:
-        mask = self.allowed(prefix)
-        return int(mask.argmax()) if np.count_nonzero(mask) == 1 else None
+        return only_one(self.allowed(prefix))
 
     def masked(self, row: npt.NDArray[Any], prefix: TokenIds) -> npt.NDArray[Any]:
-        """A copy of `row` [vocab] with -inf for forbidden tokens; if all allowed ones have -inf too, they become 0."""
-        allowed = self.allowed(prefix)
-        masked = np.where(allowed, row, row.dtype.type(-np.inf))
-        if masked.max() == -np.inf:
-            masked[allowed] = 0
-        return masked
+        return masked(row, self.allowed(prefix))
+
+    @property
+    def was_left(self) -> bool:
+        return self._num_matched < len(self._read)
 
     def _find(self) -> Mask:
         mask = np.zeros(self._size, bool)
@@ -308,6 +306,18 @@ class GrammarAlong(Follower):
         self._num_matched += self._matcher.try_consume_tokens(inside.tolist())
         if self._matcher.is_error():
             raise self._too_much(self._matcher.get_error())
+
+
+def masked(row: npt.NDArray[Any], allowed: Mask) -> npt.NDArray[Any]:
+    """A copy of `row` [vocab] with -inf for forbidden tokens; if all allowed ones have -inf too, they become 0."""
+    copy = np.where(allowed, row, row.dtype.type(-np.inf))
+    if copy.max() == -np.inf:
+        copy[allowed] = 0
+    return copy
+
+
+def only_one(mask: Mask) -> int | None:
+    return int(mask.argmax()) if np.count_nonzero(mask) == 1 else None
 
 
 def _first_line(reason: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from skydraft.characters import CLOSING, FULL_STOP_LIKE
 from skydraft.choosing.incremental import Along
+from skydraft.choosing.thinking import ThinkingAlong
 from skydraft.config import DecodingParams
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.types import FinishReason
@@ -115,7 +116,7 @@ def _is_sentence_end(text: str, index: int, has_words_before: bool) -> bool:
 
 
 class Stopping:
-    """The end conditions of one generation, in order: end token, stop string, sentences, length.
+    """The end conditions of one generation, in order: end token, stop string, sentences (of the answer), length.
 
     `max_new_tokens` is what was asked for, or less where a context ends before. For one thread at a time.
     """
@@ -129,6 +130,7 @@ class Stopping:
         self._end = Along(b"", lambda end, token_id: end[max(len(end) - num_before, 0) :] + vocab.token_bytes(token_id))
         self._sentences, self._min_new_tokens = params.sentences, params.min_new_tokens
         self._said = said_along(vocab)
+        self._thinking = ThinkingAlong(params, vocab) if params.think_end and params.sentences else None
 
     def finish(self, generated: TokenIds) -> FinishReason | None:
         """Why a generation whose last token is generated[-1] ends here, or None. Earlier tokens ended nothing."""
@@ -136,9 +138,15 @@ class Stopping:
             return "eos"
         if self._stop and self._ends_with_stop_string(generated):
             return "stop_string"
-        if self._sentences and len(generated) >= self._min_new_tokens and self._said.at(generated).has(self._sentences):
+        if self._sentences and self._has_sentences(generated):
             return "sentences"
         return "length" if len(generated) >= self.max_new_tokens else None
+
+    def _has_sentences(self, generated: TokenIds) -> bool:
+        if self._thinking:
+            place = self._thinking.at(generated)
+            generated = generated[place.num_thinking :]
+        return len(generated) >= self._min_new_tokens and self._said.at(generated).has(self._sentences)
 
     def _ends_with_stop_string(self, generated: TokenIds) -> bool:
         end, last = self._end.at(generated), self._vocab.token_bytes(int(generated[-1]))

@@ -179,6 +179,7 @@ def caption(
         messages,
         plan=gate.plan,
         params=decoding.params(default_style=STYLE),
+        think=decoding.think,
         share_audio=speech.share(gate, cloud),
         execution=gate.execution,
         calibration=gate.calibration,

@@ -34,6 +34,7 @@ from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.request import GenerateRequest
 from skydraft.errors import ContextExceeded, OptionError, SkydraftError
 from skydraft.prompts.messages import Message
+from skydraft.prompts.thinking import REASONING, Think
 
 _MAX_NEW_TOKENS = 1024  # of an answer, by default
 _FENCE = '"""'
@@ -64,6 +65,7 @@ class Talk:
     system: str | None = None
     turns: list[Message] = field(default_factory=list)
     num_retries: int = 0
+    think: Think = "auto"
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -87,7 +89,7 @@ def chat(
     Type /help for the commands. Ctrl-C ends an answer, Ctrl-D the conversation.
     """
     cloud.check(models)
-    talk = Talk(gate.plan, decoding.params(max_new_tokens=_MAX_NEW_TOKENS), system)
+    talk = Talk(gate.plan, decoding.params(max_new_tokens=_MAX_NEW_TOKENS), system, think=decoding.think)
     models = replace(models, is_quiet=output.quiet)
     with cloud.sides(models, None, audits=keep.audit_share > 0) as (edge, target), keep.watching(edge, target) as keep:
         assert edge is not None
@@ -144,7 +146,7 @@ def _do(line: str, talk: Talk, *, is_fenced: bool) -> bool:
 
 
 def _save(talk: Talk, name: str) -> None:
-    turns = [{"role": turn.role, "content": turn.content} for turn in talk.messages]
+    turns = [{"role": turn.role, "content": turn.content, **dict(turn.more)} for turn in talk.messages]
     with open_for_writing(Path(name)) as file:
         json.dump(turns, file, ensure_ascii=False, indent=1)
     TERMINAL.say(f"{len(turns)} messages written to {name}.")
@@ -175,6 +177,7 @@ def _answer(talk: Talk, gate: GateChoice, sides: tuple[Any, Any], output: Output
         talk.messages,
         plan=gate.plan,
         params=replace(talk.params, seed=seed),
+        think=talk.think,
         execution=gate.execution,
         calibration=gate.calibration if gate.plan.gate.kind == "calibrated" else None,
         cache_scope="chat",
@@ -194,7 +197,8 @@ def _answer(talk: Talk, gate: GateChoice, sides: tuple[Any, Any], output: Output
         if interrupted:
             TERMINAL.write(harmless(generation.interrupt(), console))
     TERMINAL.write("\n")
-    talk.turns.append(Message("assistant", generation.text))
+    thought = ((REASONING, generation.reasoning),) if generation.reasoning else ()
+    talk.turns.append(Message("assistant", generation.text, thought))
     if not output.quiet:
         show_summary(generation, output.color, keep.auditor, style="dim")
 

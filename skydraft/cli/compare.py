@@ -137,6 +137,7 @@ def compare(
         read_calibration(chosen.calibration) if chosen.calibration else None,
         scores=not chosen.no_scores,
         run_code=chosen.run_code,
+        think=decoding.think,
         command="skydraft " + shlex.join(sys.argv[1:]),
     )
     load_pyplot()  # fails now, not after hours of work, if the package is missing

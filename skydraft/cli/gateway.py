@@ -109,7 +109,7 @@ def gateway(
             pair = _open(work, cloud, models, keep, stack)
             # No part of a recording leaves this machine without --share-audio.
             share = work.share_audio or ("none" if cloud.address else "features")
-            defaults = Defaults(decoding.params(), work.system, frozenset(decoding.values), share)
+            defaults = Defaults(decoding.params(), work.system, frozenset(decoding.values), share, decoding.think)
             access = (keys.label, keys.has_several) if keys else ()
             hold_s = max(45.0, 15 + cloud.given.get("timeout_s", 0))  # so that a lost cloud gives an HTTP error
             options = GatewayOptions(

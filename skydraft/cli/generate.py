@@ -76,6 +76,7 @@ def generate(
         plan=gate.plan,
         params=decoding.params(default_style=STYLE if recording else None),
         raw=writing.raw,
+        think=decoding.think,
         share_audio=speech.share(gate, cloud) if any(each.audio for each in messages) else "features",
         execution=gate.execution,
         calibration=gate.calibration,
@@ -131,6 +132,7 @@ def _finish(
     if output.json:
         names = ("text", "token_ids", "origins", "finish_reason")
         answer = {name: getattr(generation, name) for name in names} | {"prompt_tokens": generation.num_prompt_tokens}
+        answer |= {"reasoning": generation.reasoning} if generation.reasoning else {}
         answer |= {"stats": dataclasses.asdict(generation.stats), "receipt": dataclasses.asdict(generation.receipt)}
         print(json_line(answer | ({"audio": audio} if audio else {})))
         return

@@ -182,7 +182,10 @@ def _requests(asked: Asked, decoding: DecodingChoice) -> list[GenerateRequest]:
     mode = Mode("cloud", make_plan("cloud"), decoding.params())
     return [
         GenerateRequest(
-            asked_of(each, asked.system), params=params_of(mode, each), tools=each.task.tools if each.task else ()
+            asked_of(each, asked.system),
+            params=params_of(mode, each),
+            think=decoding.think,
+            tools=each.task.tools if each.task else (),
         )
         for each in asked.prompts
     ]

@@ -30,6 +30,7 @@ from skydraft.gating.calibration import Calibration, read_calibration
 from skydraft.gating.gates import SIGNALS
 from skydraft.prompts.audio import load_audio
 from skydraft.prompts.messages import Message, asked, conversation
+from skydraft.prompts.thinking import Think
 from skydraft.tracing import Tracing
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ class DecodingChoice:
 
     style: str | None
     values: Mapping[str, Any]
+    think: Think = "auto"
 
     def __post_init__(self) -> None:
         self.params()
@@ -127,7 +129,9 @@ class DecodingChoice:
         return decoding_params(None if chosen == "none" else chosen, **{**defaults, **self.values})
 
 
-def _decoding(style: str | None, json_schema: str | None, regex: str | None, **values: Any) -> DecodingChoice:
+def _decoding(
+    style: str | None, json_schema: str | None, regex: str | None, think: Think, **values: Any
+) -> DecodingChoice:
     given = {name: value for name, value in values.items() if value not in (None, ())}
     texts = {"--grammar": given.get("grammar"), "--json-schema": json_schema, "--regex": regex}
     if len(flags := [flag for flag, text in texts.items() if text is not None]) > 1:
@@ -136,7 +140,7 @@ def _decoding(style: str | None, json_schema: str | None, regex: str | None, **v
         given["grammar"] = grammars.json_schema(_read_schema(json_schema))
     if regex is not None:
         given["grammar"] = grammars.regex(regex)
-    return DecodingChoice(style, MappingProxyType(given))
+    return DecodingChoice(style, MappingProxyType(given), think)
 
 
 def _read_schema(name: str) -> str:
@@ -170,6 +174,8 @@ decoding_section = Section("decoding", "Decoding", _decoding, [
     *(_decoding_option(known) for known in fields(DecodingParams) if known.metadata["option"].metavar is not None),
     option("--json-schema", "FILE", "Write JSON that fits a schema: a file, or the JSON itself.", callback=as_text),
     option("--regex", "R", "Write text that the pattern R matches from end to end.", callback=as_text),
+    option("--think", None, "Whether a model that can think does so before it answers; auto: as its chat template "
+           "says.", type=Think, default="auto"),
 ])  # fmt: skip
 
 
@@ -195,6 +201,8 @@ gate_section = Section("gate", "Gate", _gate, [
     option("--gate", "G", "Which blocks the target checks: always, never, or by a threshold, for example "
            f"{', '.join(f'{kind}:{known.example}' for kind, known in SIGNALS.items())}. Append +start, "
            "+digits, +dates or +values (of JSON) to check these, too."),
+    option("--think-gate", "G", "The gate of what is thought before the answer; end checks only where that ends "
+           "(default: that of the answer)."),
     option("--k", "N", "Draft N tokens at a time; auto chooses from timings, so gated texts may differ between "
            "runs."),
     option("--accept", "RULE", "exact, or top:R to accept any of the target's R best tokens (default: exact)."),

@@ -38,9 +38,14 @@ class Terminal:
 
     def __init__(self) -> None:
         self._is_open = False  # the last line has text and no line break yet
+        self._is_thought = False  # what was written last comes before an answer
         self._clear: Callable[[], None] = _nothing  # removes the shown state, if any
 
-    def write(self, text: str) -> None:
+    def write(self, text: str, *, is_thought: bool = False) -> None:
+        """Write a text, with an empty line between what was thought and what is said."""
+        if text and self._is_thought and not is_thought:
+            text = f"\n\n{text}" if text.strip() else text
+        self._is_thought = is_thought if text else self._is_thought
         sys.stdout.write(text)
         sys.stdout.flush()
         self._is_open = not text.endswith("\n") if text else self._is_open
@@ -108,14 +113,23 @@ def console_for(color: str, *, stderr: bool = False) -> Console:
 
 
 def show_tokens(console: Console, tokens: Sequence[Token]) -> None:
-    """Write the text of tokens at once, with unchanged tabs; coloured on a terminal."""
+    """Write the text of tokens at once, with unchanged tabs; coloured on a terminal.
+
+    What was thought is written on a terminal alone, dim.
+    """
     for token in tokens:
-        text = harmless(token.text, console)
-        if is_colored(console):  # but no line break, since terminals would colour the rest of its line
-            style = Style.parse(LOOKS[token.origin].terminal)
-            lines = (style.render(line, color_system=ColorSystem.STANDARD) for line in text.split("\n"))
-            text = "\n".join(lines)
-        TERMINAL.write(text)
+        if token.reasoning and console.is_terminal:
+            TERMINAL.write(_styled(token.reasoning, console, "dim"), is_thought=True)
+        TERMINAL.write(_styled(token.text, console, LOOKS[token.origin].terminal))
+
+
+def _styled(text: str, console: Console, style: str) -> str:
+    text = harmless(text, console)
+    if not text or not is_colored(console):
+        return text
+    # But no line break, since terminals would colour the rest of its line.
+    parsed = Style.parse(style)
+    return "\n".join(parsed.render(line, color_system=ColorSystem.STANDARD) for line in text.split("\n"))
 
 
 def is_colored(console: Console) -> bool:
@@ -151,6 +165,8 @@ def _summary(generation: Generation, audits: AuditFigures | None) -> str:
         parts.append(f"large model wrote {100 * stats.target_written_per_token:.0f} %")
     if stats.num_fallback_tokens:
         parts.append(f"{stats.num_fallback_tokens} tokens without the cloud")
+    if stats.num_reasoning_tokens:
+        parts.append(f"{stats.num_reasoning_tokens} of them thinking")
     if cached := max(stats.cached_tokens.edge, stats.cached_tokens.cloud):
         parts.append(f"{cached} of {generation.num_prompt_tokens} prompt tokens cached")
     if stats.adapter:

@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import replace
 
 from skydraft.config import DEFAULT_MODE
-from skydraft.decoding.builder import prompts_of
+from skydraft.decoding.builder import prompted
 from skydraft.decoding.context import Context
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.plan import Plan, make_plan
@@ -103,7 +103,7 @@ class Auditor:
         with self._lock:
             raised = {key[0]: each for key, each in self._watched.items() if each.is_raised and key[1] == checks}
         try:
-            prompt = prompts_of(request, self._edge).edge if raised else None
+            prompt = prompted(request, self._edge)[1].edge if raised else None
             draft = self._edge.adapters.choose(request.adapter, prompt.token_ids) if prompt else None
         except SkydraftError:  # the text says it itself
             return plan

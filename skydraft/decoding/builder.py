@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from skydraft.choosing.stopping import Stopping
+from skydraft.choosing.thinking import ThinkingAlong
 from skydraft.config import DEFAULT_K, MAX_K, DecodingParams
 from skydraft.decoding.block_length import MAX_AUTO_K, AutoTurns
 from skydraft.decoding.context import Context
@@ -27,6 +28,7 @@ from skydraft.gating.calibration import MAX_BLOCK, Calibration, find_calibration
 from skydraft.gating.gates import Gate
 from skydraft.gating.hand_back import HandBack
 from skydraft.prompts.pair import PromptPair, fixed_len, read_prompt
+from skydraft.prompts.thinking import settings, tags_after, template_of
 from skydraft.types import Prompt, Signals
 
 _QUICK_S, _PATIENT_S = 0.5, 3.0  # timeouts for facts about the target: a text that may continue alone waits less
@@ -40,7 +42,7 @@ def start_generation(
     Calibrations are looked up in the folders `calibrations` and in the package. Raises UsageError before anything is
     computed.
     """
-    plan, params = request.plan, request.params
+    plan = request.plan
     draft, verifying = (edge if plan.drafts else None), (target if plan.verifies else None)
     local = verifying.engine if verifying else None
     if plan.verifies and not verifying:
@@ -51,7 +53,8 @@ def start_generation(
     if draft and local:
         check_same(draft.vocab, local.vocab)
     vocab = (local or reader).vocab  # a local target decodes its text, with any draft model
-    prompts = prompts_of(request, reader)
+    request, prompts = prompted(request, reader)
+    params = request.params
     if request.cache_scope and not request.raw and any(side and side.prefixes.files for side in (draft, local)):
         ids = prompts.edge.token_ids
         request = replace(request, fixed_len=fixed_len(vocab, request.messages, request.tools, ids))
@@ -73,7 +76,7 @@ def start_generation(
         finish=None if request.writes else "length",
         begun=begun,
     )
-    with_signals = request.with_signals or plan.gate.needs_signals or plan.k is None
+    with_signals = request.with_signals or plan.needs_signals or plan.k is None
     turns, length = _turns(plan, draft, facts, len(prompts.edge.token_ids))
     drafter = verifier = None
     if draft:
@@ -87,15 +90,31 @@ def start_generation(
         drafts_first = turns.longest() > 0 or turns.reads
         verifier = verifying.verifier(context, prompts.target, vocab, request, drafts_first=drafts_first)
     falls_back = bool(verifying and verifying.falls_back(plan))
-    loop = SpeculativeLoop(context, drafter, gate, verifier, turns, vocab, falls_back=falls_back)
+    thinking = ThinkingAlong(params, vocab) if params.think_end else None
+    loop = SpeculativeLoop(context, drafter, gate, verifier, turns, vocab, falls_back, thinking)
     return Generation(loop, request, prompts, draft or edge, target, watch)
 
 
-def prompts_of(request: GenerateRequest, reader: Engine) -> PromptPair:
+def prompted(request: GenerateRequest, reader: Engine) -> tuple[GenerateRequest, PromptPair]:
+    """The prompts, and the request with the tags of thinking after them. Raises OptionError where it cannot be kept."""
+    vocab, params, is_bare = reader.vocab, request.params, request.raw or bool(request.prompt_ids)
+    wanted = {"--think": request.think == "on", "--think-gate": bool(request.plan.think_gate)}
+    wanted |= {"--think-budget": params.think_budget > 0}
+    thinks = bool(params.think_end) if is_bare else template_of(vocab.chat_template).thinks
+    if not thinks and (unfit := [option for option, is_given in wanted.items() if is_given]):
+        raise OptionError(f"{unfit[0]} does not apply to a prompt without a chat template that knows thinking.")
     if request.prompt_ids:
-        return PromptPair(Prompt(request.prompt_ids), Prompt(request.prompt_ids))
-    prompts = read_prompt(reader, request.messages, raw=request.raw, share=request.share_audio, tools=request.tools)
-    return prompts.then(request.begun) if request.begun_is_prompt else prompts
+        return request, PromptPair(Prompt(request.prompt_ids), Prompt(request.prompt_ids))
+    given = {} if is_bare else settings(vocab, request.think, dict(request.settings))
+    prompts = read_prompt(
+        reader, request.messages, raw=request.raw, share=request.share_audio, tools=request.tools, settings=given
+    )
+    if not is_bare:
+        tags = tags_after(vocab, request.messages, prompts.edge.token_ids, request.think)
+        budget = params.think_budget if tags.end else 0
+        params = replace(params, think_start=tags.start, think_end=tags.end, think_budget=budget)
+        request = replace(request, params=params)
+    return request, prompts.then(request.begun) if request.begun_is_prompt else prompts
 
 
 def _check_begun(begun: tuple[int, ...], params: DecodingParams, vocab: Vocab, max_new_tokens: int) -> None:
@@ -135,14 +154,15 @@ def _drafting(
 def _gate(
     plan: Plan, draft: Engine | None, facts: TargetFacts | None, given: Calibration | None, folders: Iterable[Path]
 ) -> Gate:
+    thinking = Gate(plan.think_gate) if plan.think_gate else None
     if plan.gate.kind != "calibrated":
-        return Gate(plan.gate)
+        return Gate(plan.gate, thinking=thinking)
     assert draft is not None  # a plan without one has the gate `always`
     names = f"{draft.name} and {facts.name if facts else 'a target that cannot be reached'}"
     weights = facts.weights if facts else None
     calibration = find_calibration(folders, draft.fingerprint, weights, names, given)
     test = calibration.gate_test(plan.gate.threshold, plan.k or MAX_BLOCK, plan.hand_back or HandBack())
-    return Gate(plan.gate, test)
+    return Gate(plan.gate, test, thinking)
 
 
 def _end_of_blocks(plan: Plan, gate: Gate, length: AutoTurns | None) -> Callable[[Seq[Signals]], bool] | None:

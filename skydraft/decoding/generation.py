@@ -9,6 +9,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Protocol
 
+from skydraft.choosing.thinking import tagged_pieces, tags_of
 from skydraft.decoding.loop import SpeculativeLoop
 from skydraft.decoding.receipt import Receipt, Sent, receipt_of
 from skydraft.decoding.request import GenerateRequest
@@ -18,6 +19,7 @@ from skydraft.decoding.target import Target
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Vocab
 from skydraft.prompts.pair import PromptPair
+from skydraft.thinking import NO_TAGS, Tags
 from skydraft.types import FinishReason, LinkCost, Origin, Round, Score, StepRecord, Token
 
 log = logging.getLogger("skydraft.decoding")
@@ -78,12 +80,14 @@ class Generation:
         self._watch = watch
         self._loop = loop
         self._context = loop.context
-        self._stream = TextStream(loop.vocab, request.params.stop)
+        goes_on = bool(request.messages) and request.messages[-1].is_open
+        self._stream = TextStream(loop.vocab, request.params.stop, tags_of(request.params), goes_on=goes_on)
         self._rounds: list[Round] = []
         self._tokens: list[Token] = []
         self._texts: list[str] = []
-        begun = self._context.generated.tolist()
-        self._begun = [Token(token_id, "edge", self._stream.push(token_id), -1) for token_id in begun]
+        self._thoughts: list[str] = []
+        pushed = [(token_id, *self._stream.push(token_id)) for token_id in self._context.generated.tolist()]
+        self._begun = [Token(token_id, "edge", text, -1, thought) for token_id, thought, text in pushed]
         self._has_begun = False
 
     def rounds(self) -> Iterator[tuple[Round, list[Token]]]:
@@ -130,12 +134,17 @@ class Generation:
                 yield self._tokens[num_given - 1]
 
     def _show(self, done: Round, index: int) -> Token:
-        text = self._stream.push(done.token_ids[index])
-        is_last = self._context.finish is not None and index + 1 == len(done.token_ids)
-        text += self._stream.finish() if is_last else ""
-        self._texts.append(text)
-        self._tokens.append(Token(done.token_ids[index], done.origins[index], text, done.record.round))
+        thought, text = self._stream.push(done.token_ids[index])
+        if self._context.finish is not None and index + 1 == len(done.token_ids):
+            last = self._stream.finish()
+            thought, text = thought + last[0], text + last[1]
+        self._keep(thought, text)
+        self._tokens.append(Token(done.token_ids[index], done.origins[index], text, done.record.round, thought))
         return self._tokens[-1]
+
+    def _keep(self, thought: str, text: str) -> None:
+        self._thoughts.append(thought)
+        self._texts.append(text)
 
     def interrupt(self) -> str:
         """End after the committed tokens; `finish_reason` becomes "interrupted". Returns the text held back."""
@@ -143,7 +152,7 @@ class Generation:
         if self._context.finish is not None:
             return ""
         self._context.interrupt()
-        self._texts.append(self._stream.finish())
+        self._keep(*self._stream.finish())
         return self._texts[-1]
 
     def cancel(self) -> None:
@@ -180,10 +189,17 @@ class Generation:
 
     @property
     def text(self) -> str:
-        """The text so far, without special tokens and without a stop string; the whole one if nobody has begun."""
+        """The text so far, without special tokens, thinking and a stop string; the whole one if nobody has begun."""
         if not self._has_begun:
             self.run()
         return "".join(self._texts)
+
+    @property
+    def reasoning(self) -> str:
+        """What was thought before the text, without tags; as `text`."""
+        if not self._has_begun:
+            self.run()
+        return "".join(self._thoughts)
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -243,17 +259,25 @@ class TextStream:
     """Turns tokens into text, one at a time.
 
     Text that may be the beginning of a stop string is held back until the next tokens decide. `stopped_by` is the stop
-    string that came first, the shorter one of two that begin together.
+    string that came first, in thinking too, the shorter one of two that begin together.
     """
 
-    def __init__(self, vocab: Vocab, stop: Seq[str] = ()) -> None:
-        self.pieces = vocab.pieces
+    def __init__(self, vocab: Vocab, stop: Seq[str] = (), tags: Tags = NO_TAGS, *, goes_on: bool = False) -> None:
+        self.pieces = tagged_pieces(vocab, tags)
+        self._thought = replace(tags.begin, has_said=goes_on)  # no blank at the beginning is left out of what goes on
         self._stop = tuple(stop)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
         self.stopped_by = ""
 
-    def push(self, token_id: int) -> str:
+    def push(self, token_id: int) -> tuple[str, str]:
+        """What is certain now of thinking and of the answer."""
+        if self._thought.phase == "answer":
+            return "", self._push(token_id)
+        self._thought, *parts = self._thought.then(self._push(token_id))
+        return parts[0], parts[1]
+
+    def _push(self, token_id: int) -> str:
         self._held += self._decoder.decode(self.pieces[token_id])
         if self.stopped_by:
             return ""
@@ -262,9 +286,10 @@ class TextStream:
             return self._held[:start]
         return self._release(len(self._held) - self._num_suspect())
 
-    def finish(self) -> str:
+    def finish(self) -> tuple[str, str]:
         """The text held back at the end, without an incomplete character."""
-        return "" if self.stopped_by else self._release(len(self._held))
+        last, thought, text = self._thought.then("" if self.stopped_by else self._release(len(self._held)))
+        return thought + last.rest[0], text + last.rest[1]
 
     def _release(self, num_chars: int) -> str:
         text, self._held = self._held[:num_chars], self._held[num_chars:]

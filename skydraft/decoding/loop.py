@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
+from skydraft.choosing.thinking import ThinkingAlong
 from skydraft.decoding.context import Context
 from skydraft.decoding.drafting import Drafter
 from skydraft.decoding.turns import Turns
 from skydraft.decoding.verification import Verifier
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import CloudError
-from skydraft.gating.gates import Gate, Reason
+from skydraft.gating.gates import Gate, Reason, Thinking
 from skydraft.types import WRITE_ALL, Cost, DraftBlock, LinkCost, Origin, Outcome, Round, StepRecord, Verdict
 
 
@@ -32,6 +35,8 @@ class SpeculativeLoop:
     turns: Turns
     vocab: Vocab
     falls_back: bool = False
+    thinking: ThinkingAlong | None = None
+    _num_thinking: int = field(default=0, init=False)  # of the committed tokens
     _num_rounds: int = field(default=0, init=False)
     _started: float = field(default=0.0, init=False)  # the first round
     _is_cancelled: bool = field(default=False, init=False)
@@ -43,8 +48,18 @@ class SpeculativeLoop:
         while self.context.finish is None and not self._is_cancelled:
             began = time.perf_counter()
             block = self._draft()
-            reason = self.gate.reason(self.context.generated, self.context.num_seen, block, self.vocab)
+            reason = self._reason(block)
             yield self._verify(block, reason, began) if reason else self._skip(block, began)
+
+    def _reason(self, block: DraftBlock) -> Reason:
+        generated, num_seen = self.context.generated, self.context.num_seen
+        if self.thinking is None:
+            return self.gate.reason(generated, num_seen, block, self.vocab)
+        begins = not self.thinking.at(generated).has_ended
+        place = self.thinking.at(np.append(generated, np.array(block.token_ids, np.int32)))
+        begins = begins and place.num_thinking > block.base
+        thinking = Thinking(place.num_thinking, begins, place.has_ended)
+        return self.gate.reason(generated, num_seen, block, self.vocab, thinking)
 
     def _draft(self) -> DraftBlock:
         """A block of the drafter; in the target's turn an empty one, with what the drafter has read along."""
@@ -101,6 +116,7 @@ class SpeculativeLoop:
         else:
             token_ids = self.context.commit_skip(block, block.finish)
             origins = (("edge-fallback" if reason else "skipped" if self.verifier else "edge"),) * len(token_ids)
+        thought, self._num_thinking = self._num_thinking, self._count_thinking()
         audit, num_accepted = (verdict.audit, verdict.num_accepted) if verdict else ((), 0)
         now = time.perf_counter()
         record = StepRecord(
@@ -119,11 +135,15 @@ class SpeculativeLoop:
             num_audited=len(audit),
             num_agreed=sum(audit),
             num_forced=sum(block.forced[: num_accepted if verdict else None]),
+            num_reasoning=self._num_thinking - thought,
         )
         self._num_rounds += 1
         done = Round(record, block, token_ids, origins, audit)
         self.turns.observe(done)
         return done
+
+    def _count_thinking(self) -> int:
+        return self.thinking.at(self.context.generated).num_thinking if self.thinking else 0
 
     def cancel(self) -> None:
         """Begin no other round, and end a long prefill or wait. Any thread may call this."""

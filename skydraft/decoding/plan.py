@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from skydraft.config import DEFAULT_K, mode_spec, parse_accept, parse_k
 from skydraft.errors import OptionError
-from skydraft.gating.gates import START, GateSpec, parse_gate
+from skydraft.gating.gates import END, START, GateSpec, parse_gate
 from skydraft.gating.hand_back import HandBack, parse_hand_back
 
 
@@ -13,7 +13,8 @@ class Plan:
     """How a text is decoded. `k` None means adaptive; `top` 0 means exact acceptance; `mode` names the preset, if any.
 
     `hand_back` None means that measured costs decide when the target writes on; it needs an adaptive `k`. A plan that
-    does not draft uses the target alone. Raises OptionError for parts that do not fit each other.
+    does not draft uses the target alone. `think_gate` is the gate of what is thought before the answer, None: the same
+    one. Raises OptionError for parts that do not fit each other.
     """
 
     gate: GateSpec
@@ -23,6 +24,7 @@ class Plan:
     eager: bool = False
     mode: str = ""
     hand_back: HandBack | None = HandBack()  # noqa: RUF009 (it is frozen)
+    think_gate: GateSpec | None = None
 
     def __post_init__(self) -> None:
         kind = self.gate.kind
@@ -43,6 +45,13 @@ class Plan:
         checking = {"--accept": self.top, "--k auto": self.k is None, "--hand-back": self.hand_back != HandBack()}
         if not self.verifies and (unfit := [option for option, is_given in checking.items() if is_given]):
             raise OptionError(f"{unfit[0]} does not apply to the gate never, which checks nothing.", hint="Remove it.")
+        if kind == END:
+            raise OptionError("There is no gate 'end' but for --think-gate.", hint="Use for example entropy:3.25.")
+        if self.think_gate and (not self.drafts or not self.verifies or self.think_gate.kind == "calibrated"):
+            raise OptionError(
+                "--think-gate needs a gate that checks the answer, and is not calibrated itself.",
+                hint="For example --mode quality --think-gate end.",
+            )
         if self.hand_back is None and (self.k is not None or self.is_gated):
             raise OptionError("Without a hand-back costs decide who writes, so every block is checked, with --k auto.")
 
@@ -53,7 +62,12 @@ class Plan:
     @property
     def is_gated(self) -> bool:
         """Whether blocks may be skipped while there is a target."""
-        return self.verifies and self.gate.kind != "always"
+        gates = (self.gate, self.think_gate or self.gate)
+        return self.verifies and any(gate.kind != "always" for gate in gates)
+
+    @property
+    def needs_signals(self) -> bool:
+        return self.gate.needs_signals or bool(self.think_gate and self.think_gate.needs_signals)
 
     @property
     def is_lossy(self) -> bool:
@@ -62,7 +76,7 @@ class Plan:
 
     def checking_start(self) -> Plan:
         """This plan with a target that also checks how a text begins, where blocks may be skipped."""
-        if not self.is_gated or START in self.gate.content_rules:
+        if not self.gate.needs_signals or START in self.gate.content_rules:
             return self
         return replace(self, gate=replace(self.gate, content_rules=(START, *self.gate.content_rules)))
 
@@ -74,6 +88,7 @@ def make_plan(
     accept: str | None = None,
     eager: bool = False,
     hand_back: str | int | None = None,
+    think_gate: str | None = None,
 ) -> Plan:
     """The plan of a mode, or of what overrides its own. No mode means `lossless`, or just the gate if one is given.
 
@@ -82,13 +97,15 @@ def make_plan(
     name = mode or ("lossless" if gate is None else "")
     top = parse_accept(accept) if accept is not None else 0
     given_k = parse_k(k) if k is not None else DEFAULT_K
+    thinking = parse_gate(think_gate) if think_gate is not None else None
     if not name:
         given_back = parse_hand_back(0 if hand_back is None else hand_back)
-        return Plan(parse_gate(gate or "always"), given_k, top=top, eager=eager, hand_back=given_back)
+        named = parse_gate(gate or "always")
+        return Plan(named, given_k, top=top, eager=eager, hand_back=given_back, think_gate=thinking)
     spec = mode_spec(name)
     given = {
         "--gate": gate is not None, "--k": k is not None, "--accept": top > 0, "--eager": eager,
-        "--hand-back": hand_back is not None,
+        "--hand-back": hand_back is not None, "--think-gate": thinking is not None,
     }  # fmt: skip
     unfit = [option for option, is_given in given.items() if is_given]
     if spec.k is None and unfit:
@@ -96,9 +113,11 @@ def make_plan(
             f"{unfit[0]} does not apply in mode {name}, where one model works alone.",
             hint="Remove it, or choose --mode quality.",
         )
-    if name == "lossless" and (top or (gate is not None and parse_gate(gate).kind != "always")):
+    gates = {"--gate": gate, "--think-gate": think_gate}
+    lossy = [f"{flag} {given}" for flag, given in gates.items() if given and parse_gate(given).kind != "always"]
+    if name == "lossless" and (top or lossy):
         raise OptionError(
-            f"{'--accept top' if top else f'--gate {gate}'} is lossy, and mode lossless is not.",
+            f"{'--accept top' if top else lossy[0]} is lossy, and mode lossless is not.",
             hint="Use --mode quality, or give --gate (--gate always to check every block) and no --mode.",
         )
     chosen_k = given_k if k is not None else parse_k(spec.k or 1)
@@ -108,4 +127,4 @@ def make_plan(
         back = HandBack()
     if hand_back is None and spec.gate == "always" and chosen_k is None:
         back = None  # every block is checked, and costs choose its length
-    return Plan(chosen_gate, chosen_k, name != "cloud", top, eager or spec.eager, name, back)
+    return Plan(chosen_gate, chosen_k, name != "cloud", top, eager or spec.eager, name, back, thinking)

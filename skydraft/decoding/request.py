@@ -12,6 +12,7 @@ from skydraft.errors import OptionError, PromptError
 from skydraft.gating.calibration import Calibration
 from skydraft.prompts.messages import Message
 from skydraft.prompts.pair import ShareAudio
+from skydraft.prompts.thinking import Think, check_think
 from skydraft.tracing import is_traceparent
 from skydraft.types import Reuse
 
@@ -20,7 +21,9 @@ from skydraft.types import Reuse
 class GenerateRequest:
     """A conversation to answer, and the settings of the answer.
 
-    `raw` continues the text of the last message without the chat template. `tools` are in OpenAI's format. With
+    `raw` continues the text of the last message without the chat template. `tools` are in OpenAI's format. `think`
+    turns thinking on or off where the template can, "auto" is as it does by itself; `settings` are further values for
+    the template. With
     `share_audio` "none" the target gets only the words of spoken messages. `execution` None means "exact" in this
     process, and a server's own setting elsewhere. `calibration` None looks up the pair's own if the gate needs one.
     With a `cache_scope` both sides keep the KV of the prompt for later requests of that scope, and reuse that of
@@ -42,6 +45,8 @@ class GenerateRequest:
     params: DecodingParams = field(default_factory=DecodingParams)
     raw: bool = False
     tools: tuple[Any, ...] = ()
+    think: Think = "auto"
+    settings: tuple[tuple[str, Any], ...] = ()
     share_audio: ShareAudio = "features"
     execution: Execution | None = None
     calibration: Calibration | None = None
@@ -68,6 +73,7 @@ class GenerateRequest:
         return Reuse(self.cache_scope, exact, self.fixed_len) if self.cache_scope else None
 
     def __post_init__(self) -> None:
+        check_think(self.think)
         if not self.messages and not self.prompt_ids:
             raise PromptError("There is no prompt.", hint="Give a prompt, or --audio FILE.")
         if self.raw and len(self.messages) > 1:

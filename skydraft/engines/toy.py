@@ -7,6 +7,8 @@ is advanced twice, not rolled back, or at wrong positions gives other logits, as
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Iterable
 from typing import TypeAlias
 
 import numpy as np
@@ -34,16 +36,34 @@ _TOY_TEMPLATE = (
 )
 
 
-def character_vocab(characters: str) -> Vocab:
-    """A token per distinct character, one per byte, so that any text can be encoded, and `<eos>` as the last id."""
+_THINKING_WORDS = ("<think>", "</think>", "▸")
+# As templates of models do that think: what was thought before the last question is left out.
+_THINKING_TEMPLATE = (
+    "{% set ns = namespace(last=-1) %}{% for m in messages %}"
+    "{% if m['role'] == 'user' %}{% set ns.last = loop.index0 %}{% endif %}"
+    "{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}"
+    "{% if m['role'] == 'assistant' %}▸{% if m['reasoning_content'] and loop.index0 > ns.last %}"
+    "<think>\n{{ m['reasoning_content'] }}\n</think>\n\n{% endif %}{% endif %}{{ m['content'] }}"
+    "{% for call in m['tool_calls'] %}<tool_call>\n{{ call['function'] | tojson }}\n</tool_call>{% endfor %}\n"
+    "{% endfor %}{% if add_generation_prompt %}▸{% if enable_thinking is defined and not enable_thinking %}"
+    "<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+
+
+def character_vocab(characters: Iterable[str]) -> Vocab:
+    """A token per distinct character, one per byte, so that any text can be encoded, and `<eos>` as the last id.
+
+    Longer words among the characters are tokens, too.
+    """
     distinct = list(dict.fromkeys(characters))
+    parts = re.compile("|".join([*(re.escape(word) for word in distinct if len(word) > 1), "(?s:.)"]))
     pieces = [char.encode() for char in distinct] + [bytes([byte]) for byte in range(256)] + [b"<eos>"]
     ids = {char: index for index, char in enumerate(distinct)}
     eos = len(pieces) - 1
 
     def encode(text: str) -> list[int]:
         token_ids: list[int] = []
-        for char in text:
+        for char in parts.findall(text):
             token_ids += [ids[char]] if char in ids else [len(distinct) + byte for byte in char.encode()]
         return token_ids
 
@@ -117,9 +137,25 @@ class ToyEngine(Engine):
         return len(sequence.slot)
 
 
+class ThinkingToy(ToyEngine):
+    """One whose answers begin with thinking, if the vocabulary has the tags and the mark of the assistant's turn."""
+
+    def _row(self, cache: list[tuple[int, int]]) -> Table:
+        start, end, turn = (self.vocab.encode(word)[0] for word in _THINKING_WORDS)
+        text = [token_id for token_id, _ in cache]
+        text = text[len(text) - text[::-1].index(turn) :] if turn in text else [start, end]
+        row = super()._row(cache).copy()
+        row[[start, turn]] = row[end] = -1e3
+        if not text:
+            row[start] = 1e3
+        elif start in text and end not in text and len(text) > 8:
+            row[end] = 15.0  # more than most rows have
+        return row
+
+
 def random_toy(
     vocab: Vocab, *, seed: int = 0, drift: float = 0.0, drift_seed: int = 1, scale: float = 3.0,
-    context_len: int = 4096, name: str = "toy",
+    context_len: int = 4096, name: str = "toy", kind: type[ToyEngine] = ToyEngine,
 ) -> ToyEngine:  # fmt: skip
     """A toy with random tables. `drift` mixes in other random tables: 0 is the same model, 1 or more a poor drafter."""
     size = vocab.size
@@ -133,23 +169,28 @@ def random_toy(
     # Bare bytes would make broken characters, and an early end makes every test short.
     rare = np.array([len(vocab.token_bytes(i)) == 1 and vocab.token_bytes(i)[0] >= 0x80 for i in range(size)])
     last[:, rare | np.isin(np.arange(size), list(vocab.end_ids))] -= 4 * scale
-    return ToyEngine(
+    return kind(
         vocab, last, by_previous=previous * np.float32(0.5), by_position=position * np.float32(0.3),
         context_len=context_len, name=name,
     )  # fmt: skip
 
 
 def open_toy(spec: str, context_len: int = 4096, max_sequences: int = 1) -> ToyEngine:
-    """The packaged toy: `toy`, or `toy:drift=0.4` for a drafter that agrees with it less often."""
+    """The packaged toy: `toy`, or `toy:drift=0.4` for a drafter that agrees with it less often; `toy:thinks` thinks."""
     _, _, option = spec.partition(":")
-    key, _, value = option.partition("=")
+    key, _, value = option.removeprefix("thinks").removeprefix(",").partition("=")
     try:
-        drift = float(value) if option else 0.0
+        drift = float(value) if key else 0.0
     except ValueError:
         drift = -1.0
-    if (option and key != "drift") or not 0 <= drift < float("inf"):
-        raise OptionError(f"'{spec}' is not a toy model.", hint="Write toy, or toy:drift=0.4.")
-    toy = random_toy(character_vocab(_TOY_CHARACTERS + _TOY_LATIN), drift=drift, name=spec, context_len=context_len)
+    if key not in ("", "drift") or not 0 <= drift < float("inf"):
+        raise OptionError(f"'{spec}' is not a toy model.", hint="Write toy, toy:drift=0.4 or toy:thinks,drift=0.4.")
+    thinks = option.startswith("thinks")
+    kind, words = (ThinkingToy, _THINKING_WORDS) if thinks else (ToyEngine, ())
+    vocab = character_vocab((*_TOY_CHARACTERS, *_TOY_LATIN, *words))
+    toy = random_toy(vocab, drift=drift, name=spec, context_len=context_len, kind=kind)
+    if thinks:
+        vocab.chat_template = _THINKING_TEMPLATE
     toy.max_sequences = max_sequences
     return toy
 

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from skydraft import __version__, api
 from skydraft.config import DecodingParams, Execution
+from skydraft.decoding.builder import prompted
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.request import GenerateRequest
 from skydraft.edge.cloud import Cloud
@@ -34,7 +35,8 @@ from skydraft.gating.calibration import Calibration, find_calibration
 from skydraft.models import cache_dir
 from skydraft.prompts.audio import Audio, load_audio
 from skydraft.prompts.messages import Message, asked, conversation
-from skydraft.prompts.pair import ShareAudio, read_prompt
+from skydraft.prompts.pair import ShareAudio
+from skydraft.prompts.thinking import Think
 
 LINK_PROMPTS = 8
 _ENGINE_OPTIONS = ("context_len", "num_threads", "gpu_layers", "device", "dtype")
@@ -61,6 +63,7 @@ class ComparisonRequest:
     share_audio: ShareAudio = "features"
     calibration: Calibration | None = None
     scores: bool = True
+    think: Think = "auto"
     command: str = ""
     run_code: bool = False
     system: str | None = None
@@ -194,6 +197,7 @@ class _Stage:
             mode.plan,
             params_of(mode, trial.prompt),
             tools=trial.prompt.task.tools if trial.prompt.task else (),
+            think=request.think,
             share_audio=request.share_audio,
             execution=request.execution if trial.link_ms is None and not self._pair.server else None,
             calibration=self._calibration if mode.plan.gate.kind == "calibrated" else None,
@@ -203,9 +207,8 @@ class _Stage:
         assert isinstance(self._pair.cloud, Engine)
         with closing(Scorer(self._pair.edge, self._pair.cloud)) as scorer:
             for prompt, mode, token_ids in todo:
-                tools = prompt.task.tools if prompt.task else ()
-                read = read_prompt(self._pair.edge, self._asked(prompt), share=self._request.share_audio, tools=tools)
-                yield scorer.score(prompt.id, read, token_ids, params_of(mode, prompt), mode.style)
+                request, read = prompted(self._request_of(Trial(prompt, mode, 0, None)), self._pair.edge)
+                yield scorer.score(prompt.id, read, token_ids, request.params, mode.style)
 
     def _asked(self, prompt: PromptEntry) -> tuple[Message, ...]:
         return asked_of(prompt, self._request.system, self._request.recordings[prompt.audio] if prompt.audio else None)

@@ -20,7 +20,7 @@ from skydraft.gateway.desk import Began, Ended, Event, Wrote
 from skydraft.gateway.logprobs import both_logprobs, cut, text_logprobs, token_logprobs
 from skydraft.gateway.refusals import Refusal
 from skydraft.gateway.schema import ChatRequest, Sent, TextRequest
-from skydraft.prompts.tool_calls import CallText, Piece
+from skydraft.prompts.tool_calls import CallText, Piece, ThoughtText
 from skydraft.types import FinishReason, Round, Score, StepRecord, Token
 
 _LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}  # where some clients cut lines
@@ -54,6 +54,7 @@ class Choice:
 
     prefix: str = ""
     text: str = ""
+    thought: str = ""
     calls: list[WrittenCall] = field(default_factory=list)
     scores: list[Score] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -65,6 +66,10 @@ class Choice:
     stop: str = ""
     stats: Stats | None = None
     receipt: Receipt | None = None
+
+    @property
+    def num_reasoning(self) -> int:
+        return self.stats.num_reasoning_tokens if self.stats else 0
 
     def take(self, piece: CallText) -> WrittenCall:
         if piece.name:
@@ -189,6 +194,10 @@ class Answer(ABC):
         # Cached tokens are those of the first prompt, which may have been read twice.
         return num_read, min(cached, numbers[0]), sum(len(choice.token_ids) for choice in self.choices)
 
+    @property
+    def num_reasoning(self) -> int:
+        return sum(choice.num_reasoning for choice in self.choices)
+
     @staticmethod
     def refused(refusal: Refusal) -> dict[str, Any]:
         return refusal.body
@@ -208,7 +217,8 @@ class Answer(ABC):
 
     @property
     def _left_out(self) -> dict[str, Any]:
-        return {"left_out": self._body.left_out} if self._body.left_out else {}
+        left_out = self._body.left_out + self._body.unmet(self._vocab)
+        return {"left_out": left_out} if left_out else {}
 
     def _ours(self, choice: Choice) -> dict[str, Any]:
         ours = self._left_out | {
@@ -235,11 +245,16 @@ class ItemsAnswer(Answer):
             if isinstance(piece, str):
                 choice.text += piece
                 yield from self._say(piece)
+            elif isinstance(piece, ThoughtText):
+                yield from self._think(piece.text)
             else:
                 yield from self._call(choice.take(piece), piece)
 
     @abstractmethod
     def _say(self, text: str) -> Iterator[dict[str, Any]]: ...
+
+    @abstractmethod
+    def _think(self, text: str) -> Iterator[dict[str, Any]]: ...
 
     @abstractmethod
     def _call(self, call: WrittenCall, piece: CallText) -> Iterator[dict[str, Any]]: ...
@@ -301,6 +316,7 @@ class ChatAnswer(Answer):
             "completion_tokens": written,
             "total_tokens": num_read + written,
             "prompt_tokens_details": {"cached_tokens": cached},
+            "completion_tokens_details": {"reasoning_tokens": self.num_reasoning},
         }
 
     def whole(self) -> dict[str, Any]:
@@ -318,6 +334,7 @@ class ChatAnswer(Answer):
     def _text(self, choice: Choice) -> dict[str, Any]:
         content = choice.text if choice.text or not choice.calls else None
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        message |= _thought(choice.thought)
         return {"message": message | ({"tool_calls": list(map(_as_chats, choice.calls))} if choice.calls else {})}
 
 
@@ -354,17 +371,27 @@ def _echoed(request: GenerateRequest, vocab: Vocab) -> str:
 
 def _delta(choice: Choice, run: Run) -> dict[str, Any]:
     """The run is added to its choice."""
-    text, calls = "", list[dict[str, Any]]()
+    text, thought, calls = "", "", list[dict[str, Any]]()
     for piece in run.pieces:
         if isinstance(piece, str):
             text += piece
+            continue
+        if isinstance(piece, ThoughtText):
+            thought += piece.text
             continue
         call = choice.take(piece)
         more = {"function": {"arguments": piece.arguments}}
         calls.append({"index": len(choice.calls) - 1, **(_as_chats(call) if piece.name else more)})
     choice.text += text
-    delta: dict[str, Any] = {"content": text} if text or not calls else {}
+    choice.thought += thought
+    delta: dict[str, Any] = {"content": text} if text or not (calls or thought) else {}
+    delta |= _thought(thought)
     return delta | ({"tool_calls": calls} if calls else {})
+
+
+def _thought(text: str) -> dict[str, str]:
+    """By DeepSeek's name, which most clients read, and by that of vLLM and OpenRouter."""
+    return {"reasoning_content": text, "reasoning": text} if text else {}
 
 
 def _as_chats(call: WrittenCall) -> dict[str, Any]:
@@ -392,6 +419,8 @@ def _joined(pieces: Iterable[Piece]) -> list[Piece]:
         last = joined[-1] if joined else None
         if isinstance(piece, str) and isinstance(last, str):
             joined[-1] = last + piece
+        elif isinstance(piece, ThoughtText) and isinstance(last, ThoughtText):
+            joined[-1] = ThoughtText(last.text + piece.text)
         elif isinstance(piece, CallText) and isinstance(last, CallText) and not piece.name:
             joined[-1] = CallText(last.arguments + piece.arguments, last.name, piece.is_last)
         else:

@@ -33,6 +33,7 @@ from skydraft.gateway.responses import ResponsesAnswer
 from skydraft.gateway.schema import ChatRequest, Sent, TextRequest, Translated
 from skydraft.gateway.tokens import DetokenizeRequest, TokenizeRequest
 from skydraft.prompts.pair import read_prompt
+from skydraft.prompts.thinking import settings as settings_of
 from skydraft.tracing import HEADER as TRACE_HEADER
 from skydraft.tracing import is_traceparent
 
@@ -158,7 +159,9 @@ class Gateway:
         with in_words_of(own.names):
             _, order = await self._order(request, own)
             first = order.requests[0]
-            prompts = await self._reading(True, partial(read_prompt, self.pair.edge, first.messages, tools=first.tools))
+            settings = settings_of(self.pair.edge.vocab, first.think, dict(first.settings))
+            read = partial(read_prompt, self.pair.edge, first.messages, tools=first.tools, settings=settings)
+            prompts = await self._reading(True, read)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompts.edge.token_ids)})
 
     async def _body(self, request: Request, kind: type[B]) -> B:

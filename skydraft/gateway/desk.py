@@ -29,7 +29,7 @@ from skydraft.errors import CloudLost, SkydraftError
 from skydraft.gateway.pair import Pair
 from skydraft.gateway.refusals import RETRY_AFTER_S, Refusal
 from skydraft.gateway.requests import Order
-from skydraft.prompts.tool_calls import Piece, Reader
+from skydraft.prompts.tool_calls import Piece, Reader, ThoughtText
 from skydraft.types import FinishReason, Round, Score, Token
 
 if TYPE_CHECKING:
@@ -117,7 +117,8 @@ class Ticket:
         for token in tokens:
             if self.is_done:
                 return
-            yield self.reader.push(token.text) if self.reader else (token.text,) if token.text else ()
+            thought = [ThoughtText(token.reasoning)] if token.reasoning else []
+            yield [*thought, *(self.reader.push(token.text) if self.reader else filter(None, [token.text]))]
 
     def num_left(self, first: Generation) -> int:
         return self.request.params.max_new_tokens - len(first.token_ids)

@@ -46,8 +46,16 @@ class ResultItem(BaseModel):
         return output if is_words else as_json(output)
 
 
-class _Skipped(BaseModel):
-    """What another model thought or another server did; this model does not read it."""
+class SkippedItem(BaseModel):
+    """What a model thought, or another server did; of this the model reads nothing."""
+
+    content: Any = None
+
+    @property
+    def thought(self) -> str:
+        parts = [part for part in self.content if isinstance(part, dict)] if isinstance(self.content, list) else []
+        texts = (part.get("text") for part in parts if part.get("type") == "reasoning_text")
+        return "\n".join(text for text in texts if isinstance(text, str))
 
 
 _ITEMS = {
@@ -73,7 +81,7 @@ Item = Annotated[
     | Annotated[CallItem, Tag("function_call")]
     | Annotated[ActItem, Tag("local_shell_call")]
     | Annotated[ResultItem, Tag("function_call_output")]
-    | Annotated[_Skipped, Tag("reasoning")],
+    | Annotated[SkippedItem, Tag("reasoning")],
     Discriminator(_kind),
 ]
 

@@ -19,6 +19,7 @@ _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_
           429: "rate_limit_error", 503: "overloaded_error"}  # fmt: skip
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 _FORMAT = "Use skydraft.grammar instead: json_schema:{...}."
+_SIGNATURE = "skydraft"  # it says who thought; nothing is checked when it comes back
 _OUTPUT = {"output_config.format": _FORMAT}
 
 
@@ -37,6 +38,7 @@ class _Result(BaseModel):
 
 class _Thought(BaseModel):
     type: Literal["thinking", "redacted_thinking"]
+    thinking: str = ""
 
 
 _Blocks = Annotated[
@@ -133,8 +135,11 @@ def _turns(message: _Message) -> Iterator[dict[str, Any]]:
     texts = [block for block in blocks if isinstance(block, TextPart)]
     uses = [block for block in blocks if isinstance(block, _Use)]
     calls = [{"id": use.id, "function": {"name": use.name, "arguments": use.input}} for use in uses]
-    if texts or calls:
-        yield {"role": message.role, "content": _words(texts), "tool_calls": calls or None}
+    thought = "\n".join(block.thinking for block in blocks if isinstance(block, _Thought)) or None
+    if texts or calls or (thought and message.role == "assistant"):
+        yield {
+            "role": message.role, "content": _words(texts), "tool_calls": calls or None, "reasoning_content": thought,
+        }  # fmt: skip
 
 
 class MessagesAnswer(ItemsAnswer):
@@ -155,6 +160,12 @@ class MessagesAnswer(ItemsAnswer):
         self._items[-1]["text"] += text
         yield self._event("delta", delta={"type": "text_delta", "text": text})
 
+    def _think(self, text: str) -> Iterator[dict[str, Any]]:
+        if not self._items or self._items[-1]["type"] != "thinking":
+            yield from self._open({"type": "thinking", "thinking": "", "signature": ""})
+        self._items[-1]["thinking"] += text
+        yield self._event("delta", delta={"type": "thinking_delta", "thinking": text})
+
     def _call(self, call: WrittenCall, piece: CallText) -> Iterator[dict[str, Any]]:
         if not call.is_whole:  # SDKs make an object of what there is, and agents would run the call with it
             return
@@ -168,8 +179,12 @@ class MessagesAnswer(ItemsAnswer):
         yield self._event("start", content_block=dict(block))
 
     def _close(self) -> Iterator[dict[str, Any]]:
-        if self._items:
-            yield self._event("stop")
+        if not self._items:
+            return
+        if self._items[-1]["type"] == "thinking":  # clients keep no block without one
+            self._items[-1]["signature"] = _SIGNATURE
+            yield self._event("delta", delta={"type": "signature_delta", "signature": _SIGNATURE})
+        yield self._event("stop")
 
     def _event(self, name: str, **fields: Any) -> dict[str, Any]:
         return {"type": f"content_block_{name}", "index": len(self._items) - 1, **fields}
@@ -191,6 +206,7 @@ class MessagesAnswer(ItemsAnswer):
         return read | {"cache_creation_input_tokens": 0, "output_tokens": written}
 
     def whole(self) -> dict[str, Any]:
+        *_, _ = self.last()
         return self._frame | {"content": self._items, **self._ending(), "usage": self._used()}
 
     def ping(self) -> bytes:

@@ -24,12 +24,14 @@ from skydraft.errors import UsageError
 from skydraft.gateway.pair import ModelNames
 from skydraft.gateway.refusals import TOO_LONG, Refusal, refusal_of
 from skydraft.gateway.schema import ChatMessage, ChatRequest, TextRequest
+from skydraft.gateway.thinking import arranged
 from skydraft.gateway.tools import AudioPart
 from skydraft.grammars import json_schema
 from skydraft.prompts.audio import Audio, audio_from_bytes
 from skydraft.prompts.messages import Message
 from skydraft.prompts.pair import ShareAudio
 from skydraft.prompts.systems import readable
+from skydraft.prompts.thinking import REASONING, Think
 from skydraft.prompts.tool_calls import (
     Called,
     CallReader,
@@ -68,6 +70,7 @@ class Defaults:
     system: str | None = None
     given: frozenset[str] = frozenset()
     share_audio: ShareAudio = "features"
+    think: Think = "auto"
 
     def max_new_tokens(self, otherwise: int) -> int:
         return self.params.max_new_tokens if "max_new_tokens" in self.given else otherwise
@@ -156,10 +159,6 @@ def order_of(body: ChatRequest | TextRequest, edge: Engine, names: ModelNames, d
 def _check_chat(body: ChatRequest, edge: Engine) -> None:
     if body.recordings and not edge.takes_audio:
         raise Refusal(400, f"The model {edge.name} takes no audio.", param="messages")
-    for name in body.chat_template_kwargs or {}:  # one that the template does not know changes nothing
-        if re.search(rf"\b{re.escape(name)}\b", edge.vocab.chat_template or ""):
-            param = f"chat_template_kwargs.{name}"
-            raise Refusal(400, f"{param}: The chat template uses it, but it cannot be set here.", param=param)
     if body.callable_tools and not writes_calls(edge.vocab.chat_template):
         message = "This model's chat template does not write calls as <tool_call>, so it cannot use tools."
         raise Refusal(400, message, param="tools")
@@ -179,6 +178,9 @@ def _chat_order(body: ChatRequest, edge: Engine, names: ModelNames, defaults: De
     if has_results and not body.callable_tools and writes_calls(edge.vocab.chat_template):
         messages = results_before_questions(messages)
     params = _params(body, defaults, max_tokens, _grammar(body))
+    wanted, kwargs = body.wanted_thinking, body.chat_template_kwargs or {}
+    think, settings, budget = arranged(edge.vocab, wanted, kwargs, defaults.think)
+    params = replace(params, think_budget=body.choice.think_budget or budget or params.think_budget)
     plan = names.plan_of(body.model, body.choice)
     if messages and body.callable_tools and not params.grammar:
         messages = may_answer(messages)
@@ -194,6 +196,8 @@ def _chat_order(body: ChatRequest, edge: Engine, names: ModelNames, defaults: De
         plan=plan,
         params=params,
         tools=tuple(tools) if body.callable_tools else (),
+        think=body.choice.think or think,
+        settings=tuple(settings.items()),
         share_audio=defaults.share_audio if any(message.audio for message in messages) else "features",
         num_best=_num_best(body),
         begun=begun,
@@ -326,6 +330,7 @@ def _messages(given: list[ChatMessage]) -> list[Message]:
             continue  # some clients always send an empty one
         calls = message.tool_calls and as_objects([call.model_dump() for call in message.tool_calls])
         more = {"tool_calls": calls, "tool_call_id": message.tool_call_id, "name": message.name}
+        more |= {REASONING: message.thought if message.role == "assistant" else None}
         kept = tuple((key, value) for key, value in more.items() if value is not None)
         messages.append(Message(message.role, text, kept, tuple(recordings)))
     return messages

@@ -20,6 +20,7 @@ from skydraft.gateway.items import (
     MessageItem,
     Namespace,
     ResultItem,
+    SkippedItem,
     as_json,
 )
 from skydraft.gateway.logprobs import token_logprobs
@@ -104,8 +105,11 @@ class ResponsesRequest(Translated):
             messages.append({"role": "system", "content": self.instructions})
         if isinstance(self.input, str):
             return [*messages, {"role": "user", "content": self.input}]
+        thought = ""
         for item in self.input:
-            if isinstance(item, MessageItem):
+            if isinstance(item, SkippedItem):
+                thought = item.thought or thought
+            elif isinstance(item, MessageItem):
                 messages.append({"role": item.role, "content": item.content})
             elif isinstance(item, CallItem | ActItem):
                 if not messages or messages[-1]["role"] != "assistant":
@@ -115,6 +119,10 @@ class ResponsesRequest(Translated):
                 else:
                     function = {"name": item.type.removesuffix("_call"), "arguments": as_json(item.acts)}
                 messages[-1].setdefault("tool_calls", []).append({"id": item.call_id, "function": function})
+            if thought and isinstance(item, MessageItem | CallItem | ActItem):
+                if messages[-1]["role"] == "assistant":
+                    messages[-1].setdefault("reasoning_content", thought)
+                thought = ""
             if isinstance(item, ResultItem | CallItem) and item.output is not None:
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.output})
         return messages
@@ -153,6 +161,16 @@ class ResponsesAnswer(ItemsAnswer):
         part["logprobs"] += scored
         yield self._event("output_text.delta", **self._place, content_index=0, delta=text, logprobs=scored)
 
+    def _think(self, text: str) -> Iterator[dict[str, Any]]:
+        if not self._items or self._items[-1]["type"] != "reasoning":
+            part = {"type": "reasoning_text", "text": ""}
+            item = {"id": f"rs_{uuid.uuid4().hex}", "type": "reasoning", "summary": [], "status": "in_progress"}
+            yield from self._open(item | {"content": [], "encrypted_content": None})
+            self._items[-1]["content"] = [part]
+            yield self._event("content_part.added", **self._place, content_index=0, part=dict(part))
+        self._items[-1]["content"][0]["text"] += text
+        yield self._event("reasoning_text.delta", **self._place, content_index=0, delta=text)
+
     def _call(self, call: WrittenCall, piece: CallText) -> Iterator[dict[str, Any]]:
         if piece.name:
             namespace, tool = self._functions[call.name]
@@ -172,11 +190,11 @@ class ResponsesAnswer(ItemsAnswer):
         if not self._items:
             return
         item = self._items[-1]
-        if item["type"] == "message":
+        if item["type"] in ("message", "reasoning"):
             item["status"] = status
             (part,) = item["content"]
-            done = {"text": part["text"], "logprobs": part["logprobs"]}
-            yield self._event("output_text.done", **self._place, content_index=0, **done)
+            done = {name: part[name] for name in ("text", "logprobs") if name in part}
+            yield self._event(f"{part['type']}.done", **self._place, content_index=0, **done)
             yield self._event("content_part.done", **self._place, content_index=0, part=part)
         elif item["status"] == "completed":  # the arguments of one that was cut are never done
             done = {"name": item["name"], "arguments": item["arguments"]}
@@ -199,7 +217,7 @@ class ResponsesAnswer(ItemsAnswer):
         return super().as_event(chunk | {"sequence_number": next(self._numbers)})
 
     def last(self) -> Iterator[dict[str, Any]]:
-        if not self._items:
+        if not self._items or (self._items[-1]["type"] == "reasoning" and self.choices[0].finish not in _INCOMPLETE):
             yield from self._say("")
         status = "incomplete" if self.choices[0].finish in _INCOMPLETE else "completed"
         yield from self._close(status)
@@ -228,7 +246,7 @@ class ResponsesAnswer(ItemsAnswer):
             "input_tokens": num_read,
             "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
             "output_tokens": written,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": self.num_reasoning},
             "total_tokens": num_read + written,
         }
         response = {

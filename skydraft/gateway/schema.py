@@ -12,7 +12,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, create_model, field_validator, model_validator
 
 from skydraft.config import MAX_K, STYLES, DecodingParams
+from skydraft.engines.vocab import Vocab
 from skydraft.gateway.refusals import NEUTRAL, NOT_SERVED, OWN_FIELDS, Refusal
+from skydraft.gateway.thinking import WantedThinking, wanted_thinking
 from skydraft.gateway.tools import (
     AllowedTools,
     AnyTool,
@@ -28,6 +30,7 @@ from skydraft.gateway.tools import (
     ToolChoice,
 )
 from skydraft.prompts.messages import Role
+from skydraft.prompts.thinking import Think, template_of
 
 MAX_CHOICES = 8
 MAX_STOPS = 16
@@ -50,6 +53,10 @@ def at_most(num_items: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+# What clients send back as they got it, in whatever form others write it.
+Thought = Annotated[str | None, BeforeValidator(lambda value: value if isinstance(value, str) else None)]
+
+
 class ChatMessage(Checked):
     """A turn that only called tools has no content."""
 
@@ -58,6 +65,12 @@ class ChatMessage(Checked):
     name: str | None = None
     tool_calls: Annotated[Some[ToolCall], Field(max_length=256)] | None = None
     tool_call_id: str | None = None
+    reasoning_content: Thought = None
+    reasoning: Thought = None  # the same, as others call it
+
+    @property
+    def thought(self) -> str | None:
+        return self.reasoning_content or self.reasoning
 
 
 class StreamOptions(Checked):
@@ -95,6 +108,8 @@ class _Choice(Checked):
     eager: bool = False
     hand_back: str | Annotated[int, Field(strict=True)] | None = None
     style: Literal[tuple(STYLES)] | None = None  # type: ignore[valid-type]
+    think: Think | None = None
+    think_gate: str | None = None
     extension: bool = True
     token_ids: bool = False
     logprobs: Annotated[int, Field(strict=True, ge=0, le=MAX_LOGPROBS)] | None = None
@@ -112,7 +127,8 @@ class _Choice(Checked):
 
 
 _OPTIONS: dict[str, Any] = {
-    known.name: (type(known.default) | None, None) for known in fields(DecodingParams) if known.name not in OWN_FIELDS
+    known.name: (type(known.default) | None, None) for known in fields(DecodingParams)
+    if known.name not in {*OWN_FIELDS, "think_start", "think_end"}
 }  # fmt: skip
 Extension: type[_Choice] = create_model("Extension", __base__=_Choice, **_OPTIONS)
 
@@ -158,6 +174,10 @@ class AnyRequest(Checked):
     logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]] | None, at_most(MAX_BIASES)] = None
     cache_salt: str | None = Field(None, max_length=1024)  # what is kept is shared by requests of one salt alone
     chat_template_kwargs: Annotated[dict[str, Any] | None, at_most(64)] = None
+    reasoning_effort: Any = None
+    reasoning: Any = None
+    thinking: Any = None
+    thinking_token_budget: Any = None
     skydraft: Annotated[Extension | None, at_most(64)] = None  # type: ignore[valid-type]
 
     @model_validator(mode="after")
@@ -171,6 +191,16 @@ class AnyRequest(Checked):
     def choice(self) -> Any:
         """Our extension, an empty one if there is none."""
         return self.skydraft or Extension()
+
+    @property
+    def wanted_thinking(self) -> WantedThinking:
+        return wanted_thinking(self.reasoning_effort, self.reasoning, self.thinking, self.thinking_token_budget)
+
+    def unmet(self, vocab: Vocab) -> list[str]:
+        """What was hinted at, and this model cannot do."""
+        wanted = self.wanted_thinking
+        is_unmet = wanted.is_hint and (wanted.think == "on" or wanted.budget)
+        return ["thinking"] if is_unmet and not template_of(vocab.chat_template).thinks else []
 
     @property
     def wants_usage(self) -> bool:

@@ -58,6 +58,7 @@ SIGNALS: dict[str, Threshold] = {
     "calibrated": Threshold("an agreement", 1.0, "0.95"),
 }
 START = "start"  # the content rule that looks at where a block stands, not at its text
+END = "end"  # the gate of thinking that checks only the block in which it ends
 _CONTENT_RULES: dict[str, re.Pattern[str]] = {
     "digits": re.compile(r"\d"),
     # What JSON says, without its keys: texts, numbers and words after a colon, and lists; whole, or just begun.
@@ -71,7 +72,7 @@ _LOOKBACK = 64  # tokens; longer than what a content rule matches, but for long 
 
 @dataclass(frozen=True, slots=True)
 class GateSpec:
-    """`always`, `never`, or the name of a signal and a threshold; and the content rules added to it.
+    """`always`, `never`, `end`, or the name of a signal and a threshold; and the content rules added to it.
 
     Raises OptionError for a kind or rule that does not exist, a threshold out of range, and rules without effect.
     """
@@ -84,7 +85,7 @@ class GateSpec:
         if unknown := [rule for rule in self.content_rules if rule not in (START, *_CONTENT_RULES)]:
             known = ", ".join((START, *_CONTENT_RULES))
             raise OptionError(f"There is no content rule '{unknown[0]}'.", hint=f"Use one of: {known}.")
-        if self.kind in ("always", "never"):
+        if self.kind in ("always", "never", END):
             if self.content_rules:
                 raise OptionError(
                     f"+{self.content_rules[0]} does not apply to the gate {self.kind}, which ignores the text.",
@@ -131,11 +132,29 @@ def _bad_threshold(kind: str, value: str) -> OptionError:
     )
 
 
-class Gate:
-    """The gate of a spec; `together` tests the tokens of a block where its kind does not test each of them."""
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """Of a block and the text before it: `num_tokens` come before the answer. Whether the block begins in what is
+    thought, and whether that has ended in it or before."""
 
-    def __init__(self, spec: GateSpec, together: Callable[[Sequence[Signals]], bool] | None = None) -> None:
-        self._spec, self._together = spec, together
+    num_tokens: int = 0
+    begins: bool = False
+    has_ended: bool = True
+
+
+NO_THINKING = Thinking()
+
+
+class Gate:
+    """The gate of a spec; `together` tests the tokens of a block where its kind does not test each of them.
+
+    `thinking` is the gate of what is thought before an answer, None: the same one.
+    """
+
+    def __init__(
+        self, spec: GateSpec, together: Callable[[Sequence[Signals]], bool] | None = None, thinking: Gate | None = None
+    ) -> None:
+        self._spec, self._together, self._thinking = spec, together, thinking
 
     def is_unsure(self, signals: Sequence[Signals]) -> bool:
         if self._together:
@@ -143,14 +162,28 @@ class Gate:
         test = SIGNALS[self._spec.kind].is_unsure if self._spec.needs_signals else None
         return test is not None and any(test(token, self._spec.threshold) for token in signals)
 
-    def reason(self, generated: TokenIds, num_seen: int, block: DraftBlock, vocab: Vocab) -> Reason:
+    def reason(
+        self,
+        generated: TokenIds,
+        num_seen: int,
+        block: DraftBlock,
+        vocab: Vocab,
+        thinking: Thinking = NO_THINKING,
+    ) -> Reason:  # fmt: skip
         """Why the block after these tokens has to be escalated, or "" to skip it; the target knows `num_seen` of them.
 
         `never` skips a block of any text. A round without a draft always goes to the target.
         """
+        if self._thinking and block.token_ids and thinking.begins:
+            if (reason := self._thinking.reason(generated, num_seen, block, vocab)) or not thinking.has_ended:
+                return reason
+            if self._thinking._spec.kind == END:
+                return "content"
+            if thinking.num_tokens >= block.base + len(block.token_ids):
+                return ""
         if self._spec.kind == "always" or not block.token_ids:
             return "always"
-        if self._spec.kind == "never":
+        if self._spec.kind in ("never", END):
             return ""
         if self.is_unsure(block.free_signals):
             return "uncertain"
@@ -164,7 +197,7 @@ class Gate:
             return "repetition"
         # How an answer begins decides what kind it is, and a text that is never checked teaches a gate nothing.
         rules = self._spec.content_rules
-        is_new = START in rules and not num_seen
+        is_new = START in rules and thinking.has_ended and num_seen <= thinking.num_tokens
         return "content" if is_new or (rules and _matches_content(rules, generated, block, vocab)) else ""
 
 

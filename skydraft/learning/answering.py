@@ -10,13 +10,13 @@ from contextlib import closing
 from dataclasses import replace
 
 from skydraft import api
+from skydraft.decoding.builder import prompted
 from skydraft.decoding.plan import make_plan
 from skydraft.decoding.request import GenerateRequest
 from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.learning.collect import lesson_of
 from skydraft.learning.lessons import Lesson, Store, params_entry
-from skydraft.prompts.pair import read_prompt
 
 NUM_SIDE_BY_SIDE = 16  # texts that the target writes at a time
 _SPARE = 32  # tokens
@@ -43,8 +43,8 @@ class Answering:
         self._is_over = threading.Event()
 
     def _key_of(self, request: GenerateRequest) -> str:
-        read = read_prompt(self._edge, request.messages, tools=request.tools)
-        return _key(read.edge.token_ids, request)
+        resolved, read = prompted(request, self._edge)
+        return _key(read.edge.token_ids, resolved)
 
     @property
     def todo(self) -> list[GenerateRequest]:
@@ -55,7 +55,7 @@ class Answering:
     @property
     def num_prompt_tokens(self) -> int:
         """How many tokens the target has to read for what is left to do."""
-        reads = (read_prompt(self._edge, each.messages, tools=each.tools) for each in self.todo)
+        reads = (prompted(each, self._edge)[1] for each in self.todo)
         return sum(len(read.target.token_ids) for read in reads)
 
     def run(self, on_done: Callable[[Lesson], None], num_threads: int = NUM_SIDE_BY_SIDE) -> list[Lesson | None]:
@@ -91,7 +91,7 @@ class Answering:
 
 def longest_of(requests: Sequence[GenerateRequest], edge: Engine) -> int:
     """How many tokens the longest prompt has together with its answer, and a few more."""
-    prompts = (read_prompt(edge, each.messages, tools=each.tools).target.token_ids for each in requests)
+    prompts = (prompted(each, edge)[1].target.token_ids for each in requests)
     lengths = (len(ids) + each.params.max_new_tokens for ids, each in zip(prompts, requests, strict=True))
     return max(lengths) + _SPARE
 

@@ -14,9 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache, wraps
 from math import prod
+from types import MappingProxyType
 from typing import Any, NoReturn
 
-from jinja2 import Template, TemplateError, nodes, pass_context
+from jinja2 import Template, TemplateError, meta, nodes, pass_context
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
@@ -30,6 +31,7 @@ from skydraft.errors import BrokenModel, PromptError
 from skydraft.prompts.messages import Message
 
 _now = datetime.now  # a name of its own, so that tests can stop the clock
+_GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"}
 _CUT = "<|the answer goes on here|>"
 # Qwen2.5-Coder 1.5B has two braces where 0.5B and 7B have one, so that one model of a pair would read another example.
 _SLIP = '{\\"name\\": <function-name>, \\"arguments\\": <args-json-object>}'
@@ -44,12 +46,15 @@ _GROWING = frozenset((  # methods of texts, and filters
 ))  # fmt: skip
 
 
-def render(vocab: Vocab, messages: Sequence[Message], tools: Sequence[Any] = (), *, day: datetime | None = None) -> str:
+def render(
+    vocab: Vocab, messages: Sequence[Message], tools: Sequence[Any] = (), *, day: datetime | None = None,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+) -> str:  # fmt: skip
     """The text that asks for the next answer, or ends with the last message, if it is open.
 
     Without a template, the text of a single question. `tools` are descriptions in OpenAI's form; `day` is today by
-    default. The template places the BOS text. Raises PromptError for a conversation that the model does not take,
-    BrokenModel for a template that does not compile or fails.
+    default; `settings` are further values for the template. The template places the BOS text. Raises PromptError for a
+    conversation that the model does not take, BrokenModel for a template that does not compile or fails.
     """
     if not messages:
         raise PromptError("The conversation is empty.", hint="Give at least one user message.")
@@ -74,6 +79,7 @@ def render(vocab: Vocab, messages: Sequence[Message], tools: Sequence[Any] = (),
             bos_token=vocab.bos_text,
             eos_token=vocab.eos_text,
             **({"strftime_now": day.strftime} if day else {}),
+            **settings,
         )
         return text[: text.rindex(_CUT)] if is_open else text
     except _Refusal as error:
@@ -89,8 +95,22 @@ def _one_line(error: Exception) -> str:
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
+def names_in(template: str) -> frozenset[str]:
+    """What a template may be given, beside what it always is. None of a template that does not compile."""
+    try:
+        environment = _environment()
+        found = meta.find_undeclared_variables(environment.parse(template))
+    except TemplateError:
+        return frozenset()
+    return frozenset(found) - environment.globals.keys() - _GIVEN
+
+
 @lru_cache(maxsize=8)
 def _compiled(template: str) -> Template:
+    return _environment().from_string(template.replace(f"{{{_SLIP}}}", _SLIP))
+
+
+def _environment() -> BoundedEnvironment:
     environment = BoundedEnvironment(
         {"tojson": _json}, trim_blocks=True, lstrip_blocks=True,
         extensions=[_GenerationTag, "jinja2.ext.loopcontrols"],
@@ -99,7 +119,7 @@ def _compiled(template: str) -> Template:
     environment.globals["strftime_now"] = lambda format: _now().strftime(format)
     environment.globals["dict"] = _DictMaker()
     environment.globals["namespace"] = _PublicNamespace
-    return environment.from_string(template.replace(f"{{{_SLIP}}}", _SLIP))
+    return environment
 
 
 class _Refusal(TemplateError):

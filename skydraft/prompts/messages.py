@@ -10,7 +10,12 @@ from skydraft.errors import PromptError
 from skydraft.prompts.audio import Audio
 
 Role = Literal["system", "user", "assistant", "tool"]
-_KEYS = ("tool_calls", "tool_call_id", "name")  # further fields of OpenAI's messages, for templates
+_KEYS = (
+    "tool_calls",
+    "tool_call_id",
+    "name",
+    "reasoning_content",
+)  # further fields of OpenAI's messages, for templates
 
 
 @dataclass(frozen=True, slots=True)

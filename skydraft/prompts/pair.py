@@ -7,14 +7,16 @@ cut after its first character before the chat template places it, and what stand
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import cache
+from functools import cache, lru_cache, partial
 from itertools import islice, product, takewhile
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -24,6 +26,7 @@ from skydraft.engines.vocab import Vocab, num_shared
 from skydraft.errors import ContextExceeded, PromptError, SkydraftError
 from skydraft.prompts.chat_template import render
 from skydraft.prompts.messages import Message
+from skydraft.prompts.thinking import REASONING, apart, resumed, template_of
 from skydraft.types import Prompt
 
 ShareAudio = Literal["features", "none"]
@@ -51,36 +54,46 @@ class PromptPair:
 def prompt_ids(
     vocab: Vocab, messages: Seq[Message], *, raw: bool = False, tools: Seq[Any] = (),
     audio_ids: Iterable[tuple[int, ...]] = (), most: int | None = None,
+    settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[int, ...]:  # fmt: skip
     """The tokens that ask for an answer to `messages`: through the chat template, or their bare text where `raw`.
 
     Special tokens are the template's own marks, speech, and those that a bare text writes out (for FIM, for example).
-    `audio_ids` are the tokens of each recording, in order; without them only the words are read. Raises
-    ContextExceeded, soon, for far more than `most` tokens.
+    `audio_ids` are the tokens of each recording, in order; without them only the words are read. `settings` are for the
+    template. Raises ContextExceeded, soon, for far more than `most` tokens.
     """
     said, ids, cut = list(messages), iter(audio_ids), ""
     if not raw:
-        said, tools, cut = _cut_marks(vocab, messages, tools)
+        said, tools, settings, cut = _cut_marks(vocab, apart(vocab, messages), tools, settings)
     heard = [
         replace(message, content="".join(map(vocab.written, islice(ids, len(message.audio)))) + message.content)
         for message in said
     ]
-    text = vocab.bos_text + heard[-1].content if raw else render(vocab, heard, tools)
+    thought = dict(heard[-1].more).get(REASONING) if heard and heard[-1].is_open else None
+    if raw:
+        text = vocab.bos_text + heard[-1].content
+    elif thought and template_of(vocab.chat_template).thinks:
+        asked = render(vocab, heard[:-1], tools, settings=settings)
+        text = resumed(vocab, asked, thought, heard[-1].content)
+    else:
+        text = render(vocab, heard, tools, settings=settings)
     if most is not None:
         check_length(vocab, text.replace(cut, ""), most)  # a cut is no token; of so few nothing is refused that fits
     return vocab.encode(text) if raw else _encode_parts(vocab, text, cut)
 
 
-def _cut_marks(vocab: Vocab, messages: Seq[Message], tools: Seq[Any]) -> tuple[list[Message], list[Any], str]:
-    """The conversation with a cut in each name of a special token, and the text that stands for a cut.
+def _cut_marks(
+    vocab: Vocab, messages: Seq[Message], tools: Seq[Any], settings: Mapping[str, Any]
+) -> tuple[list[Message], list[Any], Mapping[str, Any], str]:
+    """The conversation with a cut in each name of a special token or tag, and the text that stands for a cut.
 
     It is of digits, which templates and JSON leave as they are, and random: no one can write it before.
     """
-    cut = f"{secrets.randbelow(10**12):012}"
+    cut, marks = f"{secrets.randbelow(10**12):012}", _marks(vocab)
 
     def change(text: str) -> str:
         before = cut if text.strip() in vocab.mark_words else ""  # some templates put brackets around keys
-        return before + vocab.marks.sub(rf"\g<0>{cut}", text)
+        return before + marks.sub(rf"\g<0>{cut}", text)
 
     try:
         heard = [
@@ -89,9 +102,16 @@ def _cut_marks(vocab: Vocab, messages: Seq[Message], tools: Seq[Any]) -> tuple[l
             )
             for each in messages
         ]
-        return heard, [_changed(tool, change) for tool in tools], cut
+        return heard, [_changed(tool, change) for tool in tools], _changed(settings, change), cut
     except RecursionError as error:
         raise PromptError("The conversation has values that are nested too deep.") from error
+
+
+@lru_cache(maxsize=8)
+def _marks(vocab: Vocab) -> re.Pattern[str]:
+    tags = template_of(vocab.chat_template).tags
+    ours = [f"{re.escape(tag[0])}(?={re.escape(tag[1:])})" for tag in (tags.start, tags.end) if tag]
+    return re.compile("|".join((vocab.marks.pattern, *ours)))
 
 
 def _changed(value: Any, change: Callable[[str], str]) -> Any:
@@ -155,17 +175,18 @@ def fixed_len(vocab: Vocab, messages: Seq[Message], tools: Seq[Any], token_ids: 
 
 def read_prompt(
     reader: Engine, messages: Seq[Message], *, raw: bool = False, share: ShareAudio = "features",
-    tools: Seq[Any] = (),
+    tools: Seq[Any] = (), settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> PromptPair:  # fmt: skip
     """`reader` makes features of speech; with `share` "none" the target reads only the words. Raises PromptError."""
-    unheard = Prompt(prompt_ids(reader.vocab, messages, raw=raw, tools=tools, most=reader.context_len))
+    read = partial(prompt_ids, reader.vocab, messages, raw=raw, tools=tools, settings=settings)
+    unheard = Prompt(read(most=reader.context_len))
     recordings = [audio for message in messages for audio in message.audio]
     if not recordings:
         return PromptPair(unheard, unheard)
     began = time.perf_counter()
     media = tuple(reader.media(audio.samples) for audio in recordings)
     features_ms = (time.perf_counter() - began) * 1e3
-    heard = prompt_ids(reader.vocab, messages, raw=raw, tools=tools, audio_ids=map(reader.audio_tokens, media))
+    heard = read(audio_ids=map(reader.audio_tokens, media))
     # Rounded in one process too: a verdict must not depend on where the target runs.
     rounded = Prompt(heard, tuple(each.rounded() for each in media))
     return PromptPair(Prompt(heard, media), rounded if share == "features" else unheard, features_ms)

@@ -43,7 +43,15 @@ class CallText:
     is_last: bool = False
 
 
-Piece: TypeAlias = str | CallText  # text, or a piece of a call; a call that has no last piece was cut
+@dataclass(frozen=True, slots=True)
+class ThoughtText:
+    """A piece of what is thought before an answer."""
+
+    text: str
+
+
+# Text, a piece of a thought, or of a call; a call that has no last piece was cut.
+Piece: TypeAlias = str | ThoughtText | CallText
 Called: TypeAlias = tuple[str, str]  # a name, and arguments as JSON with sorted keys
 
 

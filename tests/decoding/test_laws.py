@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from scipy.special import entr
 
 from skydraft import DecodingParams, Engine, Generation, generate, make_plan
+from skydraft.choosing.thinking import tags_of
 from skydraft.decoding.plan import Plan
 from skydraft.decoding.turns import Turns
 from skydraft.engines.vocab import Vocab
 from skydraft.gating.hand_back import HandBack
+from skydraft.thinking import split
 from skydraft.types import Signals
 
 from .. import reference, toys
@@ -75,7 +77,7 @@ def assert_consistent(generation: Generation, params: DecodingParams, vocab: Voc
     text = vocab.decode(generation.token_ids)
     if generation.finish_reason == "stop_string":
         text = text[: min(text.find(stop) for stop in params.stop if stop in text)]
-    assert generation.text == text
+    assert (generation.reasoning, generation.text) == split(text, tags_of(params))
     stats = generation.stats
     assert stats.num_tokens == len(origins)
     assert stats.num_accepted_tokens == origins.count("accepted")

@@ -21,7 +21,7 @@ from ..toys import VOCAB, ids, law
 def stream(pieces, stop=()):
     """What each token shows, and what is left for the end."""
     text = TextStream(VOCAB, stop)
-    return [text.push(token_id) for token_id in pieces], text.finish()
+    return [text.push(token_id)[1] for token_id in pieces], text.finish()[1]
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,12 @@ from skydraft.gateway.requests import Defaults
 
 from .running import toy_pair
 
-MOST = 23
+MOST = 27
 # In the order in which they are entered first. docs/architecture.md says what each does.
 WALK = (
     "gateway.doorkeeper", "gateway.app", "gateway.requests", "gateway.schema", "prompts.messages", "gateway.pair",
-    "gateway.desk", "access.shares", "gateway.answers", "api", "prompts.pair", "prompts.chat_template",
+    "gateway.desk", "access.shares", "gateway.answers", "api", "prompts.thinking", "gateway.thinking",
+    "prompts.pair", "prompts.chat_template",
 )  # fmt: skip
 
 

@@ -54,6 +54,8 @@ _without_grammar = st.builds(
     DecodingParams,
     logit_bias=_biases.map(lambda biases: tuple(sorted(biases.items()))),
     stop=st.lists(st.text(min_size=1, max_size=8), max_size=3).map(tuple),
+    think_end=st.text(min_size=1, max_size=8),
+    think_start=st.text(max_size=8),
     stop_token_ids=st.sets(st.integers(0, MAX_ID), max_size=3).map(sorted).map(tuple),
     **_numbers,
 )

@@ -26,7 +26,7 @@ MAX_BEST = 20  # log-probabilities of so many tokens; vLLM gives no more unless 
 # What changes no logits. With `min_call_prob` the draft model is careful about calls; a server decides by itself.
 _KEPT = frozenset((
     "max_new_tokens", "stop", "stop_token_ids", "sentences", "temperature", "top_k", "top_p", "min_p", "seed",
-    "min_call_prob",
+    "min_call_prob", "think_start", "think_end",
 ))  # fmt: skip
 _BANS = ("grammar", "no_repeat_ngram_size", "min_new_tokens", "content_ngram_size", "no_adjacent_repeat", "comma_gap")
 _SCALES = ("repetition_penalty", "content_penalty")  # by the sign of a logit, which log-probabilities do not tell

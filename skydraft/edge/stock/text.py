@@ -56,7 +56,9 @@ class StockText:
         self._params = request.params
         self._given = request
         self._messages = tuple(
-            {"role": each.role, "content": each.content, **dict(each.more)} for each in request.messages
+            {"role": each.role, "content": each.content}
+            | {name: value for name, value in each.more if name != "reasoning_content"}
+            for each in request.messages
         )
         in_prompt = vocab.end_ids & set(prompt.token_ids)  # the template ends turns with it
         self._end_id = min(in_prompt or vocab.end_ids, default=0)

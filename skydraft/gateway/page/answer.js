@@ -7,6 +7,7 @@ import { Figures, ORIGINS, shown } from './figures.js';
 import { worded } from './language.js';
 import { Markdown } from './markdown.js';
 import { sayMoney } from './money.js';
+import { Thought } from './thought.js';
 
 const AGAIN = 'M15.5 10a5.5 5.5 0 1 1-1.7-4M14 3v3.2h-3.2';
 
@@ -45,8 +46,9 @@ export class Answer {
     this.meta = make('p', { class: 'meta' });
     this.buttons = this.#makeButtons(does);
     this.foot = make('footer', { class: 'foot' }, this.meta, this.buttons);
+    this.thought = new Thought();
     this.calls = new Calls((results) => does.results(this, results));
-    const parts = [this.name, this.body, this.calls.element, this.state, this.notices, this.failure, this.foot];
+    const parts = [this.name, this.thought.element, this.body, this.calls.element, this.state, this.notices, this.failure, this.foot];
     this.element = make('article', { class: 'answer' }, ...parts);
     this.soon = eachFrame(() => does.follow(() => this.show()));
     this.setMode(mode);
@@ -80,6 +82,7 @@ export class Answer {
     this.figures = new Figures();
     this.markdown.clear();
     this.calls.clear();
+    this.thought.clear();
     this.notices.replaceChildren();
     this.meta.replaceChildren();
     this.failure.hidden = true;
@@ -103,7 +106,8 @@ export class Answer {
     const { begins, ...ours } = skydraft;
     if (begins !== undefined) this.#chosen(begins.slice(this.text.length));
     this.chunks.push({ choices: [{ delta, finish_reason: reason }], skydraft: ours, ms });
-    if (delta.content || skydraft.token_ids) this.#write(delta.content ?? '', skydraft);
+    if (delta.reasoning) this.#think(delta.reasoning);
+    if (delta.content || (skydraft.token_ids && !delta.reasoning)) this.#write(delta.content ?? '', skydraft);
     // What is not, or not all of it, in the answer's text: calls, as the model writes them.
     if (skydraft.text) this.#mark(skydraft.text, skydraft);
     if (delta.tool_calls) this.calls.take(delta.tool_calls);
@@ -121,8 +125,15 @@ export class Answer {
     this.take({ choices: [{ delta: { content: text } }], skydraft: part }, 0);
   }
 
+  #think(text) {
+    this.thought.take(text);
+    this.state.hidden = true;
+    this.soon();
+  }
+
   #write(content, part) {
     const { origin, round, reason, token_ids: ids = [], token_chars: lengths = [] } = part;
+    if (content) this.thought.end();
     const last = this.#runs.at(-1);
     let from = this.text.length;
     this.text += content;
@@ -191,6 +202,7 @@ export class Answer {
 
   finish(how) {
     this.#set(how);
+    this.thought.end();
     this.show();
     const { tokens, firstMs, calls } = this.figures;
     const say = (key, args) => this.meta.append(worded(make('span'), key, args));
@@ -244,7 +256,8 @@ export class Answer {
   /** What it is in the next request. */
   get message() {
     const calls = this.calls.list;
-    return { role: 'assistant', content: this.text || null, ...(calls.length ? { tool_calls: calls } : {}) };
+    return { role: 'assistant', content: this.text || null, ...(calls.length ? { tool_calls: calls } : {}),
+      ...(this.thought.text ? { reasoning_content: this.thought.text } : {}) };
   }
 
   /** Which buttons make sense where the answer stands. */

@@ -22,6 +22,7 @@ function answerOf({ mode, seed, status, branch, chunks: own }) {
     // The answer that it begins like, and the token that stands in another one's place.
     branch: branch ? { of: branch.of, at: branch.ids.length - 1, token: branch.token } : undefined,
     content: chunks.map(contentOf).join(''),
+    reasoning: chunks.map(({ choices: [{ delta }] }) => delta.reasoning ?? '').join('') || undefined,
     calls: callsOf(chunks),
     // The text again in its parts, each with its origin; what calls were made of is among them.
     parts: chunks.filter(({ skydraft }) => skydraft.origin)

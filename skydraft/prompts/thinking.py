@@ -1,0 +1,101 @@
+"""How a chat template lets its model think: its tags, what turns it on and off, and what the history keeps of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal, get_args
+
+from skydraft.engines.vocab import Vocab
+from skydraft.errors import OptionError
+from skydraft.prompts.chat_template import names_in
+from skydraft.prompts.messages import Message
+from skydraft.thinking import BLANK, Tags, split
+
+Think = Literal["auto", "on", "off"]
+REASONING = "reasoning_content"  # of a message: what was thought before its content
+_SWITCHES = ("enable_thinking", "thinking")
+# An end tag of Qwen, DeepSeek, Hermes, Seed and others, of Mistral, and of Cohere.
+_ENDS = re.compile(
+    r"</(?P<a>[\w:]*(?:think|thought|reason)\w*)>|\[/(?P<b>THINK)\]|<\|END_(?P<c>THINKING)\|>", re.IGNORECASE
+)
+_NUM_TAIL = 64  # tokens of a prompt that hold its last tag
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """`names` are what a template may be given by a request; `switch` is the one that turns thinking on, or ""."""
+
+    tags: Tags
+    names: frozenset[str]
+    switch: str
+
+    @property
+    def thinks(self) -> bool:
+        return bool(self.tags.end)
+
+
+@lru_cache(maxsize=8)
+def template_of(chat_template: str | None) -> Template:
+    found = _ENDS.search(chat_template or "")
+    start = found[0].replace("/", "", 1).replace("END_", "START_") if found else ""
+    names = names_in(chat_template or "")
+    switch = next((name for name in _SWITCHES if found and name in names), "")
+    return Template(Tags(start, found[0] if found else ""), names, switch)
+
+
+def check_think(think: str) -> None:
+    if think not in get_args(Think):
+        raise OptionError(f"--think must be one of {', '.join(get_args(Think))}, not '{think}'.")
+
+
+def settings(vocab: Vocab, think: Think, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the template is given."""
+    template = template_of(vocab.chat_template)
+    return {template.switch: think == "on", **given} if think != "auto" and template.switch else dict(given)
+
+
+def tags_after(vocab: Vocab, messages: Seq[Message], prompt_ids: Seq[int], think: Think = "auto") -> Tags:
+    """The tags of the text that follows a prompt. Raises OptionError where the template does not do as `think` says."""
+    template, told = template_of(vocab.chat_template), apart(vocab, messages)
+    if not template.thinks:
+        return Tags()
+    tail = vocab.written(prompt_ids[-_NUM_TAIL:]).rstrip(BLANK)
+    is_open = tail.endswith(template.tags.start)
+    if told and told[-1].is_open:
+        is_closed = bool(told[-1].content)
+        is_open = not is_closed and (is_open or REASONING in dict(told[-1].more))
+    else:
+        is_closed = tail.endswith(template.tags.end)
+        if not template.switch and {"on": not is_open, "off": not is_closed}.get(think):
+            raise OptionError(
+                "This model's chat template cannot turn thinking on or off.",
+                hint="Leave out --think; --think-budget bounds it.",
+            )
+    if is_closed:
+        return Tags()
+    return replace(template.tags, start="") if is_open else template.tags
+
+
+def apart(vocab: Vocab, messages: Seq[Message]) -> list[Message]:
+    """The messages, with what the assistant thought in its own tags taken out of their content."""
+    tags = template_of(vocab.chat_template).tags
+
+    def taken(message: Message) -> Message:
+        if message.role != "assistant" or not tags.end or not message.content.lstrip(BLANK).startswith(tags.start):
+            return message
+        thought, answer = split(message.content, tags)
+        return replace(message, content=answer, more=((REASONING, thought), *message.more))
+
+    return [taken(message) for message in messages]
+
+
+def resumed(vocab: Vocab, asked: str, thought: str, content: str) -> str:
+    """A prompt that goes on from what was thought and said after `asked`, which asks for an answer."""
+    tags = template_of(vocab.chat_template).tags
+    bare = asked.rstrip(BLANK)
+    text = asked if bare.endswith(tags.start) else f"{asked}{tags.start}\n"
+    return f"{text}{thought}" + (f"\n{tags.end}\n\n{content}" if content else "")

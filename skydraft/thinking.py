@@ -1,0 +1,85 @@
+"""Thinking: what a text says between a chat template's tags before its answer. Where it ends is a function of the text.
+
+A text may begin with thinking, blanks apart. After it, tags are words like any others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+Phase: TypeAlias = Literal["before", "thinking", "gap", "answer"]  # the gap: blanks between the end tag and the answer
+BLANK = " \t\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """`start` is "" where the prompt has opened the thinking. Without an `end` there is none."""
+
+    start: str = ""
+    end: str = ""
+
+    @property
+    def begin(self) -> Thought:
+        return Thought(self, "before" if self.start else "thinking" if self.end else "answer")
+
+    @property
+    def in_bytes(self) -> Tags:
+        """The same for texts that are bytes, read as Latin-1."""
+        return Tags(*(tag.encode().decode("latin-1") for tag in (self.start, self.end)))
+
+
+NO_TAGS = Tags()
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """How far a text is. `held` is its end where that may begin a tag, or be a blank that nobody needs to see."""
+
+    tags: Tags
+    phase: Phase
+    held: str = ""
+    has_said: bool = False  # whether it has thought anything
+
+    def then(self, text: str) -> tuple[Thought, str, str]:
+        """The same after more text, and what that adds to thinking and answer: both without the blanks around them."""
+        if self.phase == "answer":
+            return self, "", text
+        if self.phase == "gap":
+            rest = text.lstrip(BLANK)
+            return (replace(self, phase="answer"), "", rest) if rest else (self, "", "")
+        text = self.held + text
+        if self.phase == "before":
+            start, bare = self.tags.start, text.lstrip(BLANK)
+            if not bare.startswith(start):
+                if start.startswith(bare):
+                    return replace(self, held=text), "", ""
+                return replace(self, phase="answer", held=""), "", text
+            text = bare[len(start) :]
+        text = text if self.has_said else text.lstrip(BLANK)
+        at = text.find(self.tags.end)
+        if at >= 0:
+            thought = text[:at].rstrip(BLANK)
+            after, _, answer = Thought(self.tags, "gap").then(text[at + len(self.tags.end) :])
+            return after, thought, answer
+        end = self.tags.end
+        length = next((n for n in range(min(len(end) - 1, len(text)), 0, -1) if end.startswith(text[-n:])), 0)
+        kept = len(text[: len(text) - length].rstrip(BLANK))
+        return Thought(self.tags, "thinking", text[kept:], self.has_said or kept > 0), text[:kept], ""
+
+    @property
+    def rest(self) -> tuple[str, str]:
+        """What the end of the text adds to thinking and answer."""
+        return (self.held, "") if self.phase == "thinking" else ("", self.held)
+
+    @property
+    def missing(self) -> str:
+        """What is missing of the end tag."""
+        end, held = self.tags.end, self.held
+        return next((end[n:] for n in range(min(len(end) - 1, len(held)), 0, -1) if held.endswith(end[:n])), end)
+
+
+def split(text: str, tags: Tags) -> tuple[str, str]:
+    """Thinking and answer of a whole text."""
+    after, thought, answer = tags.begin.then(text)
+    return thought + after.rest[0], answer + after.rest[1]

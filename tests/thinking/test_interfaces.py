@@ -1,0 +1,231 @@
+"""Thinking in the three interfaces: whole is streamed, tools and schemas come after it, and what clients ask for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from skydraft.config import DecodingParams
+from skydraft.gateway.pair import Pair
+from skydraft.gateway.requests import Defaults
+
+from ..gateway.interfaces import call_text
+from ..gateway.running import Running, gateway, written_by
+from .scripts import LEVELLED, SWITCHED, pair_of
+
+SCRIPT = "<think>\nhm, 2?\n</think>\n\nIt is 4."
+ASKED = [{"role": "user", "content": "快"}]
+BODIES: dict[str, dict[str, Any]] = {
+    "chat/completions": {"messages": ASKED}, "responses": {"input": "快"},
+    "messages": {"messages": ASKED, "max_tokens": 64},
+}  # fmt: skip
+LIMITS = {"chat/completions": "max_tokens", "responses": "max_output_tokens", "messages": "max_tokens"}
+CALL = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"a": {"const": "b"}}}}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Running]:
+    with gateway(Pair(*pair_of(SCRIPT))) as running:
+        yield running
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    lines = [line[6:] for line in text.splitlines() if line.startswith("data: ") and line != "data: [DONE]"]
+    return [json.loads(line) for line in lines]
+
+
+def whole(path: str, body: dict[str, Any]) -> tuple[str, str]:
+    """Thinking and text of a whole answer."""
+    if path == "chat/completions":
+        message = body["choices"][0]["message"]
+        assert message.get("reasoning") == message.get("reasoning_content")
+        return message.get("reasoning", ""), message["content"]
+    items = body["output" if path == "responses" else "content"]
+    thought = [each for each in items if each["type"] in ("reasoning", "thinking")]
+    said = [each for each in items if each["type"] in ("message", "text")]
+    if path == "messages":
+        assert all(each["signature"] for each in thought)
+        return "".join(each["thinking"] for each in thought), "".join(each["text"] for each in said)
+    texts = [["".join(part["text"] for part in item["content"]) for item in some] for some in (thought, said)]
+    return "".join(texts[0]), "".join(texts[1])
+
+
+def streamed(path: str, told: list[dict[str, Any]]) -> tuple[str, str]:
+    if path == "chat/completions":
+        deltas = [chunk["choices"][0]["delta"] for chunk in told if chunk["choices"]]
+        return tuple("".join(d.get(name) or "" for d in deltas) for name in ("reasoning", "content"))  # type: ignore
+    if path == "responses":
+        kinds = ("response.reasoning_text.delta", "response.output_text.delta")
+        return tuple("".join(e["delta"] for e in told if e["type"] == kind) for kind in kinds)  # type: ignore
+    deltas = [event["delta"] for event in told if event["type"] == "content_block_delta"]
+    return tuple("".join(delta.get(name, "") for delta in deltas) for name in ("thinking", "text"))  # type: ignore
+
+
+@pytest.mark.parametrize("limit", [2, 6, 14, 15, 64])
+@pytest.mark.parametrize("path", BODIES)
+def test_whole_is_streamed(served: Running, path: str, limit: int) -> None:
+    body = {"model": "skydraft-lossless", **BODIES[path], LIMITS[path]: limit}
+    answer = served.post(path, **body).json()
+    told = events(served.post(path, **body, stream=True).text)
+    thought, text = whole(path, answer)
+    assert streamed(path, told) == (thought, text)
+    assert "hm, 2?\n".startswith(thought) and "It is 4.".startswith(text)
+    assert (limit < 64) or (thought, text) == ("hm, 2?", "It is 4.")
+    usage = answer["usage"]
+    if path != "messages":
+        details = usage["completion_tokens_details" if path[0] == "c" else "output_tokens_details"]
+        assert details["reasoning_tokens"] == (12 if limit > 12 else min(limit, 12)) == usage_of(told, path)
+
+
+def usage_of(told: list[dict[str, Any]], path: str) -> int:
+    if path == "responses":
+        return int(told[-1]["response"]["usage"]["output_tokens_details"]["reasoning_tokens"])
+    return int(next(c["skydraft"]["stats"] for c in told if "stats" in c.get("skydraft", {}))["num_reasoning_tokens"])
+
+
+def test_events_are_those_that_the_sdks_know(served: Running) -> None:
+    told = events(served.post("responses", model="skydraft-lossless", input="快", stream=True).text)
+    kinds = [event["type"].removeprefix("response.") for event in told]
+    joined = " ".join(kind for at, kind in enumerate(kinds) if not at or kinds[at - 1] != kind)
+    assert joined == (
+        "created in_progress output_item.added content_part.added reasoning_text.delta reasoning_text.done "
+        "content_part.done output_item.done output_item.added content_part.added output_text.delta output_text.done "
+        "content_part.done output_item.done completed"
+    )
+    types = pytest.importorskip("openai.types.responses")
+    adapter = pytest.importorskip("pydantic").TypeAdapter(types.ResponseStreamEvent)
+    for event in told:
+        adapter.validate_python(event, strict=False)
+    told = events(served.post("messages", model="skydraft-lossless", **BODIES["messages"], stream=True).text)
+    kinds = [event.get("delta", {}).get("type") or event["type"] for event in told]
+    joined = " ".join(kind for at, kind in enumerate(kinds) if not at or kinds[at - 1] != kind)
+    assert joined == (
+        "message_start content_block_start thinking_delta signature_delta content_block_stop content_block_start "
+        "text_delta content_block_stop message_delta message_stop"
+    )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_and_schemas_come_after_the_thinking(stream: bool) -> None:
+    with gateway(Pair(*pair_of(f"<think>\n<tool_call>?\n</think>\n\n{call_text('f', {'a': 'b'})}"))) as running:
+        for choice in ("auto", "required"):
+            body = {"tools": [{"type": "function", "function": CALL}], "tool_choice": choice, "stream": stream}
+            body |= {"model": "skydraft-lossless"}
+            answer = running.chat("快", max_tokens=200, **body)
+            text = answer.text if stream else json.dumps(answer.json())
+            assert '"tool_calls"' in text and '"finish_reason":"tool_calls"' in text.replace(": ", ":")
+            if not stream:
+                assert answer.json()["choices"][0]["message"]["reasoning"] == "<tool_call>?"
+    with gateway(Pair(*pair_of('<think>\nab\n</think>\n\n{"a": 1}'))) as running:
+        schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        message = running.chat("快", model="skydraft-lossless", max_tokens=90, response_format=form).json()["choices"][
+            0
+        ]["message"]
+        assert message["reasoning"] == "ab" and json.loads(message["content"]) == {"a": 1}
+
+
+def prompt_of(running: Running, path: str, **body: Any) -> int:
+    return int(running.post(path, **body).json()["usage"]["prompt_tokens"])
+
+
+OFF: list[tuple[str, dict[str, Any]]] = [
+    ("chat/completions", {"chat_template_kwargs": {"enable_thinking": False}}),
+    ("chat/completions", {"reasoning_effort": "none"}), ("responses", {"reasoning": {"effort": "none"}}),
+    ("messages", {"thinking": {"type": "disabled"}}), ("chat/completions", {"skydraft": {"think": "off"}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "asked"), OFF, ids=str)
+def test_thinking_is_turned_off_as_each_client_says_it(path: str, asked: dict[str, Any]) -> None:
+    with gateway(Pair(*pair_of("<think>\n\n</think>\n\nabc"))) as running:
+        answer = running.post(path, **{"model": "skydraft-lossless"} | BODIES[path] | asked)
+        assert answer.status_code == 200 and whole(path, answer.json()) == ("", "abc"), answer.text
+        num_on = running.post(path, **{"model": "skydraft-lossless"} | BODIES[path]).json()["usage"]
+        num_off = answer.json()["usage"]
+        name = "prompt_tokens" if path[0] == "c" else "input_tokens"
+        assert num_off[name] - num_on[name] == 6  # the tags that the template writes
+
+
+def test_budgets_and_levels_reach_the_model_and_what_cannot_is_refused(served: Running) -> None:
+    given: list[tuple[str, dict[str, Any]]] = [
+        ("messages", {"thinking": {"type": "enabled", "budget_tokens": 3}}),
+        ("chat/completions", {"thinking_token_budget": 3}), ("chat/completions", {"skydraft": {"think_budget": 3}}),
+    ]  # fmt: skip
+    for path, asked in given:
+        answer = served.post(path, **{"model": "skydraft-lossless"} | BODIES[path] | asked).json()
+        assert whole(path, answer)[0] == "h", path
+    with gateway(Pair(*pair_of("ab</think>c", LEVELLED))) as running:
+        levels = [running.chat("快", reasoning_effort=level, max_tokens=64).json() for level in ("low", "high")]
+        assert levels[1]["usage"]["prompt_tokens"] == levels[0]["usage"]["prompt_tokens"] + 1
+        assert running.chat("快", reasoning_effort="none").status_code == 400
+        assert running.chat("快", thinking={"type": "disabled"}).status_code == 200
+        assert running.chat("快", chat_template_kwargs={"messages": []}).status_code == 400
+
+
+def test_a_model_that_does_not_think_refuses_what_is_meant_and_passes_over_what_agents_always_send() -> None:
+    with gateway() as running:
+        for asked in (
+            {"reasoning_effort": "high"}, {"chat_template_kwargs": {"enable_thinking": True}},
+            {"thinking_token_budget": 5}, {"skydraft": {"think": "on"}}, {"skydraft": {"think_gate": "end"}},
+        ):  # fmt: skip
+            answer = running.chat(**asked)
+            assert answer.status_code == 400 and "think" in answer.json()["error"]["message"], asked
+        hints: list[tuple[str, dict[str, Any]]] = [
+            ("messages", {"thinking": {"type": "enabled", "budget_tokens": 31999}}),
+            ("messages", {"thinking": {"type": "adaptive"}}), ("messages", {"thinking": {"type": "disabled"}}),
+            ("responses", {"reasoning": {"effort": "medium", "summary": "auto"}}),
+        ]  # fmt: skip
+        for path, asked in hints:
+            body = {"model": "skydraft-edge"} | BODIES[path] | {LIMITS[path]: 3} | asked
+            answer = running.post(path, **body)
+            assert answer.status_code == 200, answer.text
+        assert answer.json()["skydraft"]["left_out"] == ["thinking"]
+        assert running.chat(reasoning_effort="none").status_code == 200
+
+
+def test_what_was_thought_comes_back_to_the_template() -> None:
+    """With the results of tools; what was thought before the last question is left out."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    turns = [*ASKED, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    turns += [{"role": "tool", "tool_call_id": "1", "content": "高"}]
+    tools = [{"type": "function", "function": CALL}]
+    use = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
+    thinking = {"type": "thinking", "thinking": "abc", "signature": "x"}
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "高"}]}
+    reasoning = {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "abc"}]}
+    called = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "1", "output": "高"}
+
+    def sent(thought: bool) -> list[tuple[str, dict[str, Any]]]:
+        told = [{**turn, "reasoning_content": "abc"} if thought and "tool_calls" in turn else turn for turn in turns]
+        blocks = [thinking, use] if thought else [use]
+        items = [{"role": "user", "content": "快"}, *([reasoning] if thought else []), called, output]
+        flat = [{"type": "function", **CALL}]
+        theirs = [{"name": "f", "description": "d", "input_schema": CALL["parameters"]}]
+        return [
+            ("chat/completions", {"messages": told, "tools": tools}),
+            ("messages", {"messages": [*ASKED, {"role": "assistant", "content": blocks}, result], "tools": theirs}),
+            ("responses", {"input": items, "tools": flat}),
+        ]
+
+    template = "{# tools <tool_call> #}" + SWITCHED
+    with gateway(Pair(*pair_of("b", template))) as running:
+        for (path, with_it), (_, without) in zip(sent(True), sent(False), strict=True):
+            body = {"model": "skydraft-lossless", LIMITS[path]: 4}
+            usages = [running.post(path, **body | each).json()["usage"] for each in (with_it, without)]
+            name = "prompt_tokens" if path[0] == "c" else "input_tokens"
+            assert usages[0][name] - usages[1][name] == len("abc") + 6, path  # and tags with their line breaks
+
+
+def test_a_gateway_has_a_default() -> None:
+    script = "<think>\n\n</think>\n\nabc"
+    with gateway(Pair(*pair_of(script)), defaults=Defaults(DecodingParams(), think="off")) as running:
+        off = running.chat("快", max_tokens=64).json()["usage"]
+        on = running.chat("快", max_tokens=64, reasoning_effort="high").json()["usage"]
+        assert off["prompt_tokens"] - on["prompt_tokens"] == 6
+    with written_by(SWITCHED) as running:
+        assert running.chat("快").status_code == 200

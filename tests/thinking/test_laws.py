@@ -1,0 +1,220 @@
+"""Thinking changes no law: whole = streamed, speculative = plain, remote = local, resumed = uncut."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import skydraft
+from skydraft import DecodingParams, Generation, make_plan
+from skydraft.choosing.thinking import ThinkingAlong
+from skydraft.decoding.request import GenerateRequest
+from skydraft.engines.toy import open_toy
+from skydraft.errors import OptionError
+from skydraft.prompts.messages import Message
+from skydraft.thinking import Tags, split
+
+from .. import reference
+from ..serving import serving
+from ..toys import law
+from .scripts import LEVELLED, OPENED, SWITCHED, TEMPLATES, pair_of, vocab_of
+
+TAGS = Tags("<think>", "</think>")
+SAID = ["<think>", "</think>", "<", "</", "think>", "</th", "ink>", " ", "\n", "快", "a", "<think", "员"]
+
+
+@law(300)
+@given(st.lists(st.sampled_from(SAID), max_size=12), st.sampled_from([TAGS, Tags("", "</think>")]))
+def test_the_pieces_of_a_text_are_the_whole_split_however_it_is_cut(said: list[str], tags: Tags) -> None:
+    text, state, thought, answer = "".join(said), tags.begin, "", ""
+    for piece in said:
+        state, more, said_more = state.then(piece)
+        thought, answer = thought + more, answer + said_more
+    assert (thought + state.rest[0], answer + state.rest[1]) == split(text, tags)
+    bare = text.lstrip()
+    if tags.start and not bare.startswith(tags.start):
+        assert (thought + state.rest[0], answer + state.rest[1]) == ("", text)
+    else:
+        inside, end, after = bare.removeprefix(tags.start).partition(tags.end)
+        assert thought + state.rest[0] == (inside.strip() if end else inside.lstrip())
+        assert answer == after.lstrip()
+
+
+@pytest.mark.parametrize("kind", ["one token", "spelled", "special"])
+def test_tokens_and_text_agree_where_the_answer_begins(kind: str) -> None:
+    vocab = vocab_of(words=() if kind == "spelled" else ("<think>", "</think>"), special=kind == "special")
+    params = DecodingParams(think_start="<think>", think_end="</think>")
+    ids = np.array(vocab.encode("\n<think>\nab </think>\n\ncd"), np.int32)
+    place = ThinkingAlong(params, vocab).at(ids)
+    assert vocab.decode(ids[place.start :]) == "cd" and place.num_thinking == len(ids) - 2
+
+
+THOUGHT = "<think>\nhm, 2 + 2?\n</think>\n\nIt is 4. No. Yes."
+
+
+def run(pair, plan="lossless", think="auto", messages=None, **given) -> Generation:
+    params = DecodingParams(**{"max_new_tokens": 80, **given})
+    plan = make_plan(plan) if isinstance(plan, str) else plan
+    asked = messages or (Message("user", "快 </think>"),)
+    request = GenerateRequest(asked, plan=plan, params=params, think=think)
+    return skydraft.api.start(request, edge=pair[0], cloud=pair[1]).run()
+
+
+MODES = ["cloud", "lossless", "quality", "answers", "fluency", "edge"]
+
+
+@pytest.mark.parametrize("words", [("<think>", "</think>"), ()], ids=["one token", "spelled"])
+@pytest.mark.parametrize("kind", TEMPLATES)
+@pytest.mark.parametrize("mode", MODES)
+def test_thinking_is_told_apart_in_every_mode(mode: str, kind: str, words: tuple[str, ...]) -> None:
+    script = THOUGHT.removeprefix("<think>\n") if kind == "opened" else THOUGHT
+    done = run(pair_of(script, TEMPLATES[kind], slip=0, words=words), mode)
+    assert (done.reasoning, done.text, done.finish_reason) == ("hm, 2 + 2?", "It is 4. No. Yes.", "eos")
+    assert done.reasoning == "".join(token.reasoning for token in done)
+    assert done.stats.num_reasoning_tokens == len(done.token_ids) - len("It is 4. No. Yes.") - 1
+
+
+GRAMMAR = "regex:([ab35]|在){5}"
+GIVEN = [
+    {}, {"think_budget": 4}, {"grammar": GRAMMAR}, {"grammar": GRAMMAR, "think_budget": 1}, {"sentences": 1},
+    {"stop": ("2 +",)}, {"stop": ("4",)}, {"max_new_tokens": 5}, {"min_new_tokens": 3, "sentences": 2},
+    {"temperature": 0.7, "seed": 3, "think_budget": 6}, {"style": "zh-short"},
+]  # fmt: skip
+TOYS = open_toy("toy:thinks,drift=0.2"), open_toy("toy:thinks")
+
+
+@pytest.mark.parametrize("given", GIVEN, ids=str)
+def test_speculative_is_plain_here_and_over_a_link(given) -> None:
+    given = dict(given)
+    params = skydraft.decoding_params(given.pop("style", None), **{"max_new_tokens": 60, **given})
+    request = GenerateRequest((Message("user", "语速"),), params=params)
+    alone = skydraft.api.start(replace(request, plan=make_plan("cloud")), edge=TOYS[0], cloud=TOYS[1]).run()
+    prompt, tagged = alone.prompts.target.token_ids, alone.request.params
+    assert (alone.token_ids, alone.finish_reason) == reference.plain(TOYS[1], prompt, tagged)
+    lossless = skydraft.api.start(request, edge=TOYS[0], cloud=TOYS[1]).run()
+    with serving(TOYS[1]) as server, closing(skydraft.connect(server.address)) as cloud:
+        far = skydraft.api.start(request, edge=TOYS[0], cloud=cloud).run()
+    for each in (lossless, far):
+        assert (each.token_ids, each.reasoning, each.text) == (alone.token_ids, alone.reasoning, alone.text)
+    if "grammar" in given:
+        assert set(alone.text) <= set("ab35在") and len(alone.text) == 5
+        assert bool(alone.reasoning) == (given.get("think_budget") != 1)  # the tag is one of its tokens
+    if budget := given.get("think_budget"):
+        assert budget < alone.stats.num_reasoning_tokens <= budget + 2 and alone.text
+
+
+CASES = {
+    "cut in the middle": ("<think>\nabc", {"max_new_tokens": 4}, ("ab", ""), "length"),
+    "ends in the middle": ("<think>\nab", {}, ("ab", ""), "eos"),
+    "empty": ("<think>\n\n</think>\n\nab", {}, ("", "ab"), "eos"),
+    "none": ("ab</think>c", {}, ("", "ab</think>c"), "eos"),
+    "again in the answer": ("<think>a</think>b<think>c</think>", {}, ("a", "b<think>c</think>"), "eos"),
+    "stops in it": ("<think>a b</think>c", {"stop": (" b",)}, ("a", ""), "stop_string"),
+    "a tag that is none": ("<think>a</thin</think>c", {}, ("a</thin", "c"), "eos"),
+    "sentences are the answer's": ("<think>A. B. C.</think>D. E. F.", {"sentences": 2}, ("A. B. C.", "D. E. "), ""),
+    "a budget": ("<think>abcdefgh</think>ij", {"think_budget": 4}, ("abc", ""), ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("words", [("<think>", "</think>"), ()], ids=["one token", "spelled"])
+def test_what_is_thought_and_what_is_said(name: str, words: tuple[str, ...]) -> None:
+    script, given, (thought, answer), finish = CASES[name]
+    if name in ("cut in the middle", "a budget") and not words:
+        pytest.skip("tokens are counted")
+    done = run(pair_of(script, words=words), **given)
+    assert done.reasoning == thought and done.text.startswith(answer.rstrip())
+    assert done.finish_reason == (finish or done.finish_reason)
+
+
+@pytest.mark.parametrize("cut", range(1, len(vocab_of().encode(THOUGHT))))
+@pytest.mark.parametrize("kind", ["switched", "opened"])
+def test_a_text_that_was_cut_goes_on_as_if_it_were_not(kind: str, cut: int) -> None:
+    script = THOUGHT.removeprefix("<think>\n") if kind == "opened" else THOUGHT
+    if cut >= len(vocab_of().encode(script)):
+        return
+    pair = pair_of(script, TEMPLATES[kind], slip=4)
+    first = run(pair, max_new_tokens=cut)
+    if not first.text and not first.reasoning:
+        return  # nothing to go on from
+    if not first.text and first.stats.num_reasoning_tokens and "</think>" in pair[1].vocab.written(first.token_ids):
+        return  # its end tag is in no message
+    more = (("reasoning_content", first.reasoning),) if first.reasoning else ()
+    begun = Message("assistant", first.text, more, is_open=True)
+    then = run(pair, messages=(Message("user", "快"), begun))
+    both = (first.reasoning + then.reasoning).rstrip("\n")  # a line break that is told is not taken back
+    assert (both, first.text + then.text) == ("hm, 2 + 2?", "It is 4. No. Yes.")
+
+
+def test_on_off_and_what_cannot_be() -> None:
+    answer = "<think>a</think>b"
+    assert run(pair_of("b"), think="off").prompts.edge.token_ids[-6:] == vocab_of().encode("<think>\n\n</think>\n\n")
+    assert run(pair_of("<think>\n\n</think>\n\nab"), think="off", grammar="regex:ab").text == "ab"
+    assert run(pair_of(answer), think="on").reasoning == "a"
+    assert run(pair_of("a</think>b", OPENED), think="on").reasoning == "a"
+    plain = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+    for template, asked in [
+        (plain, {"think": "on"}), (plain, {"think_budget": 3}), (OPENED, {"think": "off"}),
+        (plain, {"plan": make_plan("quality", think_gate="end")}),
+    ]:  # fmt: skip
+        with pytest.raises(OptionError, match="think"):
+            run(pair_of(answer, template), **asked)
+    for wanted in ({"mode": "lossless", "think_gate": "never"}, {"mode": "edge", "think_gate": "end"}, {"gate": "end"}):
+        with pytest.raises(OptionError):
+            make_plan(**wanted)
+    assert run(pair_of("b", plain), think="off").text == "b"
+
+
+@pytest.mark.parametrize(
+    ("gate", "think_gate", "checked"),
+    [
+        ("always", "never", "answer"), ("always", "end", "answer"), ("entropy:9", "end", "the end"),
+        ("entropy:9", "always", "thought"),
+    ],
+)  # fmt: skip
+def test_the_gate_of_thinking_decides_in_it_alone(gate: str, think_gate: str, checked: str) -> None:
+    done = run(pair_of(THOUGHT, slip=0), plan=make_plan(gate=gate, k=2, think_gate=think_gate))
+    thinking = done.stats.num_reasoning_tokens
+    for record in done.records:
+        inside = record.base + record.num_draft <= thinking
+        end = vocab_of().encode("</think>")[0] in done.token_ids[record.base : record.base + record.num_committed]
+        wanted = {"answer": not inside or (end and think_gate == "end"), "the end": end, "thought": inside or end}
+        assert (record.outcome == "verified") >= wanted[checked] or record.outcome == "written"
+        if checked == "the end" and not end:
+            assert record.outcome == "skipped" or record.reason == "density"
+    assert done.text == "It is 4. No. Yes."
+
+
+def test_start_begins_after_the_thinking() -> None:
+    done = run(pair_of(THOUGHT, slip=0), plan=make_plan(gate="entropy:9+start", k=2))
+    checked = [record.base for record in done.records if record.reason == "content"]
+    assert checked and min(checked) + 2 >= done.stats.num_reasoning_tokens - 2
+
+
+def test_history_keeps_what_the_template_keeps_and_tags_of_users_are_text() -> None:
+    pair = pair_of("b")
+    turns = (
+        Message("user", "<think>我</think>"),
+        Message("assistant", "<think>\nold\n</think>\n\nsaid"),
+        Message("user", "在"),
+    )
+    done = run(pair, messages=turns)
+    written = pair[0].vocab.written(done.prompts.edge.token_ids)
+    assert "old" not in written and "[assistant]said[end]" in written and "<think>我</think>" in written
+    tags = set(pair[0].vocab.encode("<think></think>"))
+    assert not tags & set(done.prompts.edge.token_ids)  # the user's are characters
+    tool = (*turns[:2], Message("tool", "x"))
+    assert "<think>\nold\n</think>" in pair[0].vocab.written(run(pair, messages=tool).prompts.edge.token_ids)
+
+
+def test_a_template_is_given_what_it_knows() -> None:
+    pair = pair_of("a</think>b", LEVELLED)
+    request = GenerateRequest((Message("user", "在"),), settings=(("reasoning_effort", "high"),))
+    done = skydraft.api.start(request, edge=pair[0], cloud=pair[1]).run()
+    assert pair[0].vocab.written(done.prompts.edge.token_ids).startswith("high") and done.reasoning == "a"
+    assert run(pair_of("b", SWITCHED), think="on").text == "b"
