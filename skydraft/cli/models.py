@@ -22,13 +22,13 @@ from skydraft.models import (
     remove,
     verify,
 )
-from skydraft.models.adapters import all_adapters
+from skydraft.models.adapters import all_adapters, merged_copies, remove_merged
 from skydraft.models.manifest import known_model
 
 
 def _known(context: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
     """The names, all checked before the first is used."""
-    for name in names:
+    for name in (each for each in names if each not in merged_copies(cache_dir())):
         if name in EMBEDDED:
             raise UnknownModel(f"{name} comes with skydraft: it is always here and cannot be removed.")
         known_model(name)
@@ -84,13 +84,16 @@ def _rows() -> list[dict[str, Any]]:
     for name in EMBEDDED:
         rows.append(row(name, _bytes_in(embedded_path(name)), "Apache-2.0", embedded_path(name), "included"))
     others = adapters.keys() - {each["name"] for each in rows}
-    return rows + [row(name, _bytes_in(Path(name)), "-", Path(name), "own") for name in sorted(others)]
+    rows += [row(name, _bytes_in(Path(name)), "-", Path(name), "own") for name in sorted(others)]
+    return rows + [row(name, _bytes_in(path), "-", path, "merged") for name, path in merged_copies(cache_dir()).items()]
 
 
 def _state(row: dict[str, Any]) -> str:
     state = row["path"] or f"not here; get it with: skydraft models fetch {row['name']}"
     if row["kind"] == "included":
         state = "always here: a toy for speech, trained on synthetic voices"
+    if row["kind"] == "merged":
+        state = f"merged by an earlier version with what was learned, and unused: skydraft models remove {row['name']}"
     return f"{state}; has learned: {', '.join(row['adapters'])}" if row["adapters"] else state
 
 
@@ -124,7 +127,10 @@ def show_path(names: tuple[str, ...]) -> None:
 @models.command("remove", cls=Command)
 @_names
 def remove_models(names: tuple[str, ...]) -> None:
-    """Delete known models from this machine."""
+    """Delete known models from this machine, or copies with what was learned, which earlier versions made."""
+    merged = merged_copies(cache_dir())
     for name in names:
-        for path in remove(name, cache_dir()):
+        if name in merged:
+            remove_merged(merged[name], cache_dir())
+        for path in [merged[name]] if name in merged else remove(name, cache_dir()):
             click.echo(f"Removed {path}")

@@ -22,12 +22,14 @@ from skydraft.gating.fitting import LabelledText, fit
 from skydraft.gating.gates import measure
 from skydraft.learning.dataset import Chosen, prompt_digest
 from skydraft.learning.lessons import KNOWN, WRONG, Lesson
+from skydraft.learning.training import Gain, gain
 from skydraft.prompts.messages import Message
 from skydraft.prompts.pair import read_prompt
 from skydraft.types import Prompt, Signals, short_weights
 
 _MODE_OF: dict[Literal["target", "draft"], str] = {"target": "cloud", "draft": "edge"}
 OnDone: TypeAlias = Callable[[], None]
+_NEWEST = 60  # answers, by which an adapter is compared with the one in use
 
 
 def _read(
@@ -88,14 +90,43 @@ def calibrate_lessons(
             "The adapter was trained on all these answers, so none can tell how well it does on others.",
             hint="Collect some more with --learn DIR.",
         )
+    texts = read_lessons(edge, chosen.lessons, on_done)
+    unseen = [text for text, wanted in zip(texts, is_unseen, strict=True) if wanted]
+    return fitted(texts, unseen, chosen.lessons, edge, name), unseen
+
+
+def read_lessons(edge: Engine, lessons: Sequence[Lesson], on_done: OnDone) -> list[LabelledText]:
     texts = []
-    for lesson in chosen.lessons:
+    for lesson in lessons:
         texts.append(labelled(edge, lesson))
         on_done()
-    unseen = [text for text, wanted in zip(texts, is_unseen, strict=True) if wanted]
-    target = PairSide(name=short_weights(chosen.target), fingerprint=chosen.target)
-    longest = max(len(lesson.token_ids) for lesson in chosen.lessons)
-    return fit(texts, side_of(edge), target, name, longest, unseen=unseen), unseen
+    return texts
+
+
+def fitted(
+    texts: Sequence[LabelledText], unseen: Sequence[LabelledText], lessons: Sequence[Lesson], edge: Engine, name: str
+) -> Calibration:
+    """The calibration by the texts of lessons of one target, with limits by those `unseen`. Raises PromptError."""
+    weights = lessons[0].target
+    target = PairSide(name=short_weights(weights), fingerprint=weights)
+    longest = max(len(lesson.token_ids) for lesson in lessons)
+    return fit(texts, side_of(edge), target, name, longest, unseen=unseen)
+
+
+def gain_over(
+    used: Engine, lessons: Sequence[Lesson], texts: Sequence[LabelledText], seen: frozenset[str]
+) -> Gain | None:
+    """How α on the newest lessons would change from the draft model `used` to the one that read the `texts` of all.
+
+    `seen` are digests of the prompts that `used` was trained on, which say nothing; None where there are no others.
+    """
+    newest = [each for each in zip(lessons, texts, strict=True) if prompt_digest(each[0]) not in seen][-_NEWEST:]
+    if not newest:
+        return None
+    before, after = ([(text.disagrees.count(False), len(text.disagrees)) for text in of] for of in (
+        [labelled(used, lesson) for lesson, _ in newest], [text for _, text in newest],
+    ))  # fmt: skip
+    return gain(before, after, [lesson.prompt_ids for lesson, _ in newest])
 
 
 def write_calibration(made: Calibration, cache: Path, out: Path | None = None) -> Path:
