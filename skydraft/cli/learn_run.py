@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import sys
 import time
@@ -22,6 +21,7 @@ from skydraft.cli.pair_options import CloudChoice, ModelChoice, models_section, 
 from skydraft.cli.progress import counting, showing
 from skydraft.cli.sections import Command, Section, option
 from skydraft.cli.terminal import TERMINAL
+from skydraft.config import DecodingParams
 from skydraft.decoding.plan import make_plan
 from skydraft.decoding.prices import parse_prices
 from skydraft.decoding.request import GenerateRequest
@@ -31,11 +31,11 @@ from skydraft.evaluation.comparison import asked_of, params_of
 from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import PromptEntry
 from skydraft.evaluation.tasks.sets import SETS, read_tasks
-from skydraft.evaluation.workloads import Workload, read_lines, read_prompts
+from skydraft.evaluation.workloads import read_lines, read_prompts
 from skydraft.files import write_whole
 from skydraft.learning import training
 from skydraft.learning.answering import NUM_SIDE_BY_SIDE, SPARE, Answering, longest_of
-from skydraft.learning.calibrating import fitted, gain_over, read_lessons, write_calibration
+from skydraft.learning.calibrating import calibrate_lessons, gain_over, read_lessons, write_calibration
 from skydraft.learning.dataset import MIN_GENERATIONS, TrainingTask, guard_requests, prepare, trainable_file, weights_of
 from skydraft.learning.lessons import Lesson, Store
 from skydraft.learning.training import Gain
@@ -44,46 +44,56 @@ from skydraft.models.cache import disk_errors_named, locked
 
 if TYPE_CHECKING:
     from skydraft.edge.cloud import Cloud
+    from skydraft.engines.vocab import Vocab
 
 _PATIENT_S = 600.0  # this machine may be slow, but it does not go away
 _TYPICAL = 100  # tokens of an answer, before the first one is known
 _FEW_GUARDS = 20  # general prompts, where they are information
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What to learn: prompts that the target is to answer, or a folder of lessons."""
+
+    prompts: Sequence[PromptEntry]
+    system: str | None
+    folder: Path | None
+
+    def requests(self, params: DecodingParams) -> list[GenerateRequest]:
+        """As the app would ask, each with the tools and parameters of its task."""
+        mode = Mode("cloud", make_plan("cloud"), params)
+        return [
+            GenerateRequest(
+                asked_of(each, self.system),
+                mode.plan,
+                params_of(mode, each),
+                tools=each.task.tools if each.task else (),
+            )
+            for each in self.prompts
+        ]
+
+
 def _asked(prompts: str | None, limit: int | None, system: str | None, folder: Path | None) -> Asked:
     if (prompts is None) == (folder is None):
         raise OptionError("Give either --prompts FILE or --from DIR.", hint="See: skydraft learn run --help.")
-    return Asked(_workload(prompts, limit, system) if prompts else None, system, folder)
+    return Asked(_prompts(prompts, limit) if prompts else (), system, folder)
 
 
-def _workload(prompts: str, limit: int | None, system: str | None) -> Workload:
+def _prompts(prompts: str, limit: int | None) -> Sequence[PromptEntry]:
     """The prompts of a file, with checks where it has some, or of a set of tasks."""
     path = Path(prompts)
     if prompts.partition(":")[0] in SETS or (
         path.suffix in (".json", ".jsonl") and '"check"' in read_lines(path, "prompt file")[1][0][1]
     ):
-        found = read_tasks(prompts, limit=limit)
+        found = read_tasks(prompts, limit=limit).prompts
     else:
-        found = read_prompts(path, limit=limit)
-    if len(found.prompts) < MIN_GENERATIONS:
+        found = read_prompts(path, limit=limit).prompts
+    if len(found) < MIN_GENERATIONS:
         raise RecordsError(
-            f"{prompts} has {len(found.prompts)} prompts, and {MIN_GENERATIONS} are needed; 150 are a good number.",
+            f"{prompts} has {len(found)} prompts, and {MIN_GENERATIONS} are needed; 150 are a good number.",
             hint="Add more prompts of the same kind.",
         )
-    return replace(found, sha256=hashlib.sha256(f"{found.sha256} {system}".encode()).hexdigest())
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What to learn: prompts that the target is to answer, or a folder of lessons."""
-
-    workload: Workload | None
-    system: str | None
-    folder: Path | None
-
-    @property
-    def prompts(self) -> Sequence[PromptEntry]:
-        return self.workload.prompts if self.workload else ()
+    return found
 
 
 _asked_section = Section("asked", "What to learn", _asked, [
@@ -146,14 +156,10 @@ def run(
         home.parent.mkdir(parents=True, exist_ok=True)
         with locked(home.with_name(f".{name}.lock"), f"Another process is letting the draft model learn {name}."):
             try:
-                said, is_kept = _Run(home, asked, how, decoding, cloud, bare).steps()
+                return _Run(home, asked, how, decoding, cloud, bare).steps()
             except TimeoutError as error:
-                said, is_kept = (
-                    f"{how.settings.minutes:g} minutes are over: {error}. The same command continues.",
-                    False,
-                )
-    click.echo(said)
-    return 0 if is_kept else 1
+                click.echo(f"{how.settings.minutes:g} minutes are over: {error}. The same command continues.")
+                return 1
 
 
 class _Run:
@@ -163,65 +169,77 @@ class _Run:
         self, home: Path, asked: Asked, how: How, decoding: DecodingChoice, cloud: CloudChoice, models: ModelChoice
     ) -> None:  # fmt: skip
         self._home, self._asked, self._how, self._cloud, self._models = home, asked, how, cloud, models
-        self._requests, self._deadline = _requests(asked, decoding), how.deadline()
+        self._requests, self._deadline = asked.requests(decoding.params()), how.deadline()
         self._trial, self._judged, self._state = home / "trial.gguf", home / "judged.jsonl", home / "training"
 
-    def steps(self) -> tuple[str, bool]:
-        """Returns what to say at the end, and whether the adapter is in use. Raises TimeoutError when time is over."""
+    def steps(self) -> int:
+        """Returns the exit status. Raises TimeoutError when time is over."""
         home, how = self._home, self._how
         task, questions, written = self._answers()
         home.mkdir(parents=True, exist_ok=True)
         key, last = training.key_of(task, how.settings), home / adapters.LAST_RUN
-        if last.exists() and last.read_text().startswith(key):
-            return f"Nothing is new since the last run, {last.read_text().removeprefix(key).strip()}.", True
+        if last.exists() and (before := last.read_text()).startswith(key):
+            click.echo(f"Nothing is new since the last run, which {before.removeprefix(key)}.")
+            return 0
         result = self._trained(task, key)
         click.echo(f"Agreement on held-out answers: {result.held_out}")
         if result.guard:
             click.echo(f"Agreement on general prompts:  {result.guard}")
-        objection = result.objection(how.everything, len(task.trained) + len(task.held_out))
-        if not (objection := objection or self._objection(task)):
+        num_answers = len(task.trained) + len(task.held_out)
+        objection = result.objection(how.everything, num_answers) or self._calibrated(task)
+        if not objection:
             self._show(task, questions, written, result.held_out)
             sources = [each for each in (home, self._asked.folder) if each and Store(each).files()]
             adapters.keep(self._trial.read_bytes(), home.name, self._models.edge_model, cache_dir(), sources)
-        write_whole(
-            last, f"{key}\n{f'which was not kept: {objection}' if objection else 'which is in use'}".encode(), 0o600
-        )
+        write_whole(last, f"{key}{f'kept nothing: {objection}' if objection else 'is in use'}".encode(), 0o600)
         for path in (self._trial, self._trial.with_suffix(".json"), self._judged, self._state):
             path.unlink(missing_ok=True)
-        return (f"Not kept: {objection}.", False) if objection else (_how_used(home.name, task, how), True)
+        click.echo(f"Not kept: {objection}." if objection else _how_used(home.name, task, how))
+        return 1 if objection else 0
 
-    def _answers(self) -> tuple[TrainingTask, list[Question], list[Answer]]:
-        """The training's data, once the target has answered; what is held out to be judged, and its answers to that."""
-        asked, how, store, deadline = self._asked, self._how, Store(self._asked.folder or self._home), self._deadline
-        before = Store(self._home) if asked.folder else None
+    def _answers(self) -> tuple[TrainingTask, Sequence[Question], Sequence[Answer]]:
+        """The training's data, once the target has answered; what is to be judged, and the target's answers to it."""
+        how, store, before = self._how, Store(self._asked.folder or self._home), Store(self._home)
+        guards = guard_requests()[: None if how.everything else _FEW_GUARDS]
         with self._models.load_edge() as edge:
             trainable_file(edge)  # before the target is loaded
-            guards = guard_requests() if how.everything else guard_requests()[:_FEW_GUARDS]
             with _target(self._cloud, _for_many(self._models, longest_of([*self._requests, *guards], edge))) as far:
                 weights = weights_of(far)
                 answering = Answering(self._requests, edge, far, weights, store)
                 guarding = Answering(guards, edge, far, weights, Store(cache_dir() / "guard"))
                 if not _may_begin(answering, guarding, edge, how, self._cloud):
                     raise OptionError("Nothing was begun.", hint="Give --yes to begin without a question.")
-                lessons = _answered(answering, "answers", deadline)
-                guard = [each for each in _answered(guarding, "general answers", deadline) if each]
-            task = prepare(store, edge, weights, guard, deadline, for_all=how.everything, before=before)
+                lessons = _answered(answering, "answers", self._deadline)
+                guard = [each for each in _answered(guarding, "general answers", self._deadline) if each]
+            task = prepare(
+                store, edge, weights, guard, self._deadline, for_all=how.everything,
+                before=before if self._asked.folder else None,
+            )  # fmt: skip
             if task.left_out:
                 TERMINAL.say(f"left out: {task.left_out}.")
             click.echo(f"{len(task.trained)} answers to learn from, {len(task.held_out)} held out.", err=True)
-            if not asked.workload:
-                lessons_asked = [
-                    GenerateRequest((), params=each.decoding, prompt_ids=each.prompt_ids) for each in task.held_out
-                ]
-                return task, [(each, None) for each in lessons_asked[-MAX_PROMPTS:]], []
-            held_out, found = {each.prompt_ids for each in task.held_out}, []
-            for prompt, request, lesson in zip(asked.prompts, self._requests, lessons, strict=True):
-                if lesson and lesson.prompt_ids in held_out:
-                    check = prompt.task.check if prompt.task and prompt.task.check.kind != "python" else None
-                    text = edge.vocab.decode([each for each in lesson.token_ids if each not in edge.vocab.end_ids])
-                    num = len(lesson.token_ids)
-                    found.append(((request, check), Answer(num, 1, num, 0, 0, 0, judged(text, check))))
-        return task, [each for each, _ in found[:MAX_PROMPTS]], [each for _, each in found[:MAX_PROMPTS]]
+            return task, *self._to_judge(task, lessons, edge.vocab)
+
+    def _to_judge(
+        self, task: TrainingTask, lessons: Sequence[Lesson | None], vocab: Vocab
+    ) -> tuple[Sequence[Question], Sequence[Answer]]:
+        """Some of the prompts that are held out; and what the target wrote there, if it was asked here."""
+        if not lessons:
+            newest = task.held_out[-MAX_PROMPTS:]
+            return [
+                (GenerateRequest((), params=each.decoding, prompt_ids=each.prompt_ids), None) for each in newest
+            ], ()
+        held_out, questions, answers = {each.prompt_ids for each in task.held_out}, list[Question](), list[Answer]()
+        for prompt, request, lesson in zip(self._asked.prompts, self._requests, lessons, strict=True):
+            if lesson and lesson.prompt_ids in held_out and len(questions) < MAX_PROMPTS:
+                check = prompt.task.check if prompt.task and prompt.task.check.kind != "python" else None
+                text, num = (
+                    vocab.decode([each for each in lesson.token_ids if each not in vocab.end_ids]),
+                    len(lesson.marks),
+                )
+                questions.append((request, check))
+                answers.append(Answer(num, 1, num, 0, 0, 0, judged(text, check)))
+        return questions, answers
 
     def _trained(self, task: TrainingTask, key: str) -> training.Trained:
         if found := training.trained_before(self._trial, key):
@@ -233,8 +251,8 @@ class _Run:
         made.write(self._trial, key)
         return made
 
-    def _objection(self, task: TrainingTask) -> str:
-        """Why what was trained should not replace what is in use, or "". If it may, the gate is calibrated to it."""
+    def _calibrated(self, task: TrainingTask) -> str:
+        """Say why what was trained should not replace what is in use, or calibrate the gate to it, and return ""."""
         used, name = self._home / adapters.FILE, self._home.name
         with self._models.load_edge() as base, counting(len(task.held_out), "reading what is held out") as done:
 
@@ -245,17 +263,17 @@ class _Run:
             edge = base.adapters.choose(str(self._trial), ())
             edge.name = f"{base.name}+{name}"
             texts = read_lessons(edge, task.held_out, on_done)
-            try:
-                if used.exists() and used.read_bytes() != self._trial.read_bytes():
-                    seen = base.adapters.trained_on(str(used))
-                    gained = gain_over(base.adapters.choose(str(used), ()), task.held_out, texts, seen)
+            if used.exists() and used.read_bytes() != self._trial.read_bytes():
+                try:
+                    before, seen = base.adapters.choose(str(used), ()), base.adapters.trained_on(str(used))
+                    gained = gain_over(before, task.held_out, texts, seen)
                     click.echo(f"Agreement on the newest, beside the one in use: {gained or 'it has learned from all'}")
                     if gained is None or gained.low <= 0:
                         return "it is not certainly better than the one in use, which stays"
-            except (OptionError, RecordsError) as error:  # damaged, or of another base
-                TERMINAL.say(f"What {name} has learned before is not compared: {error.line}")
+                except (OptionError, RecordsError) as error:  # damaged, or of another base
+                    TERMINAL.say(f"What {name} has learned before is not compared: {error.line}")
             try:
-                write_calibration(fitted(texts, texts, task.held_out, edge, name), cache_dir())
+                write_calibration(calibrate_lessons(task.held_out, texts, edge, name)[0], cache_dir())
             except PromptError as error:  # the answers are short
                 TERMINAL.say(f"auto has no limits of its own with {name}: {error.line}")
         return ""
@@ -274,16 +292,6 @@ class _Run:
 def _check(deadline: float, kept: str) -> None:
     if time.monotonic() > deadline:
         raise TimeoutError(kept)
-
-
-def _requests(asked: Asked, decoding: DecodingChoice) -> list[GenerateRequest]:
-    mode = Mode("cloud", make_plan("cloud"), decoding.params())
-    return [
-        GenerateRequest(
-            asked_of(each, asked.system), params=params_of(mode, each), tools=each.task.tools if each.task else ()
-        )
-        for each in asked.prompts
-    ]
 
 
 def _for_many(models: ModelChoice, longest: int) -> ModelChoice:

@@ -90,9 +90,9 @@ def answers_in_modes(
         request = replace(request, plan=make_plan(at[0]), adapter=adapter)
         with api.start(request, edge=edge, cloud=cloud) as generation:
             made = _answer_of(generation, check)
-        with lock, kept.open("a") as file:
+        with lock:
+            _keep(kept, _key(adapter, *at), made)
             found[_key(adapter, *at)] = made
-            file.write(f"\n{json.dumps((_key(adapter, *at), asdict(made)))}")
             on_done()
         if time.monotonic() > deadline:
             raise TimeoutError("what was judged is kept")
@@ -101,6 +101,11 @@ def answers_in_modes(
     side_by_side(answer, [at for at in todo if _key(adapter, *at) not in found])
     alone = {} if has["edge"] else {"edge": [Answer(1, 0, 0, 1, 0, 0, None)]}
     return alone | {mode: [found[_key(adapter, mode, number)] for number in range(len(questions))] for mode in modes}
+
+
+def _keep(path: Path, key: str, answer: Answer) -> None:
+    with path.open("a") as file:
+        file.write(f"\n{json.dumps((key, asdict(answer)))}")
 
 
 def _key(adapter: str, mode: str, number: int) -> str:

@@ -20,7 +20,7 @@ from skydraft.files import write_whole
 from skydraft.gating.calibration import Calibration, PairSide
 from skydraft.gating.fitting import LabelledText, fit
 from skydraft.gating.gates import measure
-from skydraft.learning.dataset import Chosen, prompt_digest
+from skydraft.learning.dataset import prompt_digest
 from skydraft.learning.lessons import KNOWN, WRONG, Lesson
 from skydraft.learning.training import Gain, gain
 from skydraft.prompts.messages import Message
@@ -76,25 +76,6 @@ def side_of(engine: Engine) -> PairSide:
     return PairSide(name=engine.name, fingerprint=engine.fingerprint)
 
 
-def calibrate_lessons(
-    chosen: Chosen, edge: Engine, learned_from: frozenset[str], name: str, on_done: OnDone
-) -> tuple[Calibration, list[LabelledText]]:
-    """Read lessons, called `name`, with the draft model, and fit a calibration; calls `on_done` after each lesson.
-
-    `learned_from` are digests of the prompts that the draft model was trained on. Returns the calibration and the
-    texts of all other prompts, which its limits come from. Raises RecordsError or PromptError for too few of them.
-    """
-    is_unseen = [prompt_digest(lesson) not in learned_from for lesson in chosen.lessons]
-    if not any(is_unseen):
-        raise RecordsError(
-            "The adapter was trained on all these answers, so none can tell how well it does on others.",
-            hint="Collect some more with --learn DIR.",
-        )
-    texts = read_lessons(edge, chosen.lessons, on_done)
-    unseen = [text for text, wanted in zip(texts, is_unseen, strict=True) if wanted]
-    return fitted(texts, unseen, chosen.lessons, edge, name), unseen
-
-
 def read_lessons(edge: Engine, lessons: Sequence[Lesson], on_done: OnDone) -> list[LabelledText]:
     texts = []
     for lesson in lessons:
@@ -103,14 +84,25 @@ def read_lessons(edge: Engine, lessons: Sequence[Lesson], on_done: OnDone) -> li
     return texts
 
 
-def fitted(
-    texts: Sequence[LabelledText], unseen: Sequence[LabelledText], lessons: Sequence[Lesson], edge: Engine, name: str
-) -> Calibration:
-    """The calibration by the texts of lessons of one target, with limits by those `unseen`. Raises PromptError."""
-    weights = lessons[0].target
-    target = PairSide(name=short_weights(weights), fingerprint=weights)
+def calibrate_lessons(
+    lessons: Sequence[Lesson], texts: Sequence[LabelledText], edge: Engine, name: str,
+    learned_from: frozenset[str] = frozenset(),
+) -> tuple[Calibration, list[LabelledText]]:  # fmt: skip
+    """Fit a calibration, called `name`, to lessons of one target as the draft model has read them.
+
+    `learned_from` are digests of the prompts that it was trained on. Returns the calibration and the texts of all other
+    prompts, which its limits come from. Raises RecordsError or PromptError for too few of them.
+    """
+    pairs = zip(lessons, texts, strict=True)
+    unseen = [text for lesson, text in pairs if prompt_digest(lesson) not in learned_from]
+    if not unseen:
+        raise RecordsError(
+            "The adapter was trained on all these answers, so none can tell how well it does on others.",
+            hint="Collect some more with --learn DIR.",
+        )
+    target = PairSide(name=short_weights(lessons[0].target), fingerprint=lessons[0].target)
     longest = max(len(lesson.token_ids) for lesson in lessons)
-    return fit(texts, side_of(edge), target, name, longest, unseen=unseen)
+    return fit(texts, side_of(edge), target, name, longest, unseen=unseen), unseen
 
 
 def gain_over(
@@ -120,13 +112,13 @@ def gain_over(
 
     `seen` are digests of the prompts that `used` was trained on, which say nothing; None where there are no others.
     """
-    newest = [each for each in zip(lessons, texts, strict=True) if prompt_digest(each[0]) not in seen][-_NEWEST:]
+    pairs = zip(lessons, texts, strict=True)
+    newest = [each for each in pairs if prompt_digest(each[0]) not in seen][-_NEWEST:]
     if not newest:
         return None
-    before, after = ([(text.disagrees.count(False), len(text.disagrees)) for text in of] for of in (
-        [labelled(used, lesson) for lesson, _ in newest], [text for _, text in newest],
-    ))  # fmt: skip
-    return gain(before, after, [lesson.prompt_ids for lesson, _ in newest])
+    after = [(text.disagrees.count(False), len(text.disagrees)) for _, text in newest]
+    olds = [labelled(used, lesson).disagrees for lesson, _ in newest]
+    return gain([(each.count(False), len(each)) for each in olds], after, [lesson.prompt_ids for lesson, _ in newest])
 
 
 def write_calibration(made: Calibration, cache: Path, out: Path | None = None) -> Path:
