@@ -147,7 +147,7 @@ def run(
     The target answers the prompts, many side by side; the draft model is trained on most of the answers, judged on the
     others, and calibrated. It is kept only if it agrees with the target on more of them, and on more than what NAME has
     learned before. No labels are needed. Each step is kept: after Ctrl-C, or at the end of --minutes, the same command
-    continues. The exit status is 1 where nothing was kept, and 0 where nothing is new since the last run.
+    continues. The exit status is 0 if NAME is in use at the end, or nothing is new since the last run.
     """
     cloud.check(models)
     home = adapters.home_of(name, models.edge_model, cache_dir())
@@ -195,7 +195,7 @@ class _Run:
         for path in (self._trial, self._trial.with_suffix(".json"), self._judged, self._state):
             path.unlink(missing_ok=True)
         click.echo(f"Not kept: {objection}." if objection else _how_used(home.name, task, how))
-        return 1 if objection else 0
+        return 0 if (home / adapters.FILE).exists() else 1
 
     def _answers(self) -> tuple[TrainingTask, Sequence[Question], Sequence[Answer]]:
         """The training's data, once the target has answered; what is to be judged, and the target's answers to it."""
