@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ import click
 
 from skydraft.access.limits import Limits
 from skydraft.cli.learn import learn
-from skydraft.cli.learned import MAX_PROMPTS, Answer, Answers, Question, answers_in_modes, judged, show_table
+from skydraft.cli.learned import MAX_PROMPTS, Numbers, Question, numbers_by_mode, numbers_of, show_table
 from skydraft.cli.options import DecodingChoice, as_text, decoding_section
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, models_section, server_section
 from skydraft.cli.progress import counting, showing
@@ -197,7 +198,7 @@ class _Run:
         click.echo(f"Not kept: {objection}." if objection else _how_used(home.name, task, how))
         return 0 if (home / adapters.FILE).exists() else 1
 
-    def _answers(self) -> tuple[TrainingTask, Sequence[Question], Sequence[Answer]]:
+    def _answers(self) -> tuple[TrainingTask, list[Question], Numbers]:
         """The training's data, once the target has answered; what is to be judged, and the target's answers to it."""
         how, store, before = self._how, Store(self._asked.folder or self._home), Store(self._home)
         guards = guard_requests()[: None if how.everything else _FEW_GUARDS]
@@ -222,24 +223,21 @@ class _Run:
 
     def _to_judge(
         self, task: TrainingTask, lessons: Sequence[Lesson | None], vocab: Vocab
-    ) -> tuple[Sequence[Question], Sequence[Answer]]:
+    ) -> tuple[list[Question], Numbers]:
         """Some of the prompts that are held out; and what the target wrote there, if it was asked here."""
         if not lessons:
             newest = task.held_out[-MAX_PROMPTS:]
-            return [
-                (GenerateRequest((), params=each.decoding, prompt_ids=each.prompt_ids), None) for each in newest
-            ], ()
-        held_out, questions, answers = {each.prompt_ids for each in task.held_out}, list[Question](), list[Answer]()
+            requests = [GenerateRequest((), params=each.decoding, prompt_ids=each.prompt_ids) for each in newest]
+            return [(request, None) for request in requests], Counter()
+        held_out, questions, written = {each.prompt_ids for each in task.held_out}, list[Question](), Counter[str]()
         for prompt, request, lesson in zip(self._asked.prompts, self._requests, lessons, strict=True):
             if lesson and lesson.prompt_ids in held_out and len(questions) < MAX_PROMPTS:
                 check = prompt.task.check if prompt.task and prompt.task.check.kind != "python" else None
-                text, num = (
-                    vocab.decode([each for each in lesson.token_ids if each not in vocab.end_ids]),
-                    len(lesson.marks),
-                )
+                text = vocab.decode([each for each in lesson.token_ids if each not in vocab.end_ids])
                 questions.append((request, check))
-                answers.append(Answer(num, 1, num, 0, 0, 0, judged(text, check)))
-        return questions, answers
+                num_tokens = len(lesson.token_ids)
+                written += numbers_of((), text, check) + Counter(tokens=num_tokens, calls=1, written=num_tokens)
+        return questions, written
 
     def _trained(self, task: TrainingTask, key: str) -> training.Trained:
         if found := training.trained_before(self._trial, key):
@@ -278,15 +276,22 @@ class _Run:
                 TERMINAL.say(f"auto has no limits of its own with {name}: {error.line}")
         return ""
 
-    def _show(self, task: TrainingTask, questions: Sequence[Question], target: Sequence[Answer], alone: Gain) -> None:
+    def _show(self, task: TrainingTask, questions: Sequence[Question], target: Numbers, alone: Gain) -> None:
         """Answer what is held out in each mode, before and after, and show the table."""
         longest = max(len(each.prompt_ids) + each.decoding.max_new_tokens for each in task.held_out) + SPARE
-        models, found, num = _for_many(self._models, longest), list[Answers](), itertools.count(1)
+        models, numbers = _for_many(self._models, longest), itertools.count(1)
+
+        def on_done() -> None:
+            progress.show("judging", next(numbers), 8 * len(questions))
+            _check(self._deadline, "what was judged is kept")
+
         with models.load_edge() as edge, _target(self._cloud, models) as far, showing("judging") as progress:
-            for adapter in ("none", str(self._trial)):
-                on_done = lambda: progress.show("judging", next(num), 8 * len(questions))  # noqa: E731
-                found.append(answers_in_modes(questions, adapter, (edge, far), self._judged, self._deadline, on_done))
-        show_table(found[0], found[1], (alone.before, alone.after), target)
+            before, after = (
+                numbers_by_mode(questions, adapter, (edge, far), self._judged, on_done)
+                for adapter in ("none", str(self._trial))
+            )
+        click.echo(f"\n{len(questions)} held-out prompts, before → after")
+        show_table(before, after, (alone.before, alone.after), target)
 
 
 def _check(deadline: float, kept: str) -> None:

@@ -1,4 +1,4 @@
-"""A run that dies, or finds no room, at any of its steps goes on with the same command and ends with the same adapter."""
+"""A run that dies or finds no room at any of its steps goes on with the same command, to the same adapter."""
 
 from __future__ import annotations
 
