@@ -200,7 +200,8 @@ class _Run:
 
     def _answers(self) -> tuple[TrainingTask, list[Question], Numbers]:
         """The training's data, once the target has answered; what is to be judged, and the target's answers to it."""
-        how, store, before = self._how, Store(self._asked.folder or self._home), Store(self._home)
+        how, store = self._how, Store(self._asked.folder or self._home)
+        before = Store(self._home) if self._asked.folder else None
         guards = guard_requests()[: None if how.everything else _FEW_GUARDS]
         with self._models.load_edge() as edge:
             trainable_file(edge)  # before the target is loaded
@@ -212,10 +213,7 @@ class _Run:
                     raise OptionError("Nothing was begun.", hint="Give --yes to begin without a question.")
                 lessons = _answered(answering, "answers", self._deadline)
                 guard = [each for each in _answered(guarding, "general answers", self._deadline) if each]
-            task = prepare(
-                store, edge, weights, guard, self._deadline, for_all=how.everything,
-                before=before if self._asked.folder else None,
-            )  # fmt: skip
+            task = prepare(store, edge, weights, guard, self._deadline, for_all=how.everything, before=before)
             if task.left_out:
                 TERMINAL.say(f"left out: {task.left_out}.")
             click.echo(f"{len(task.trained)} answers to learn from, {len(task.held_out)} held out.", err=True)
@@ -286,6 +284,8 @@ class _Run:
             _check(self._deadline, "what was judged is kept")
 
         with models.load_edge() as edge, _target(self._cloud, models) as far, showing("judging") as progress:
+            if far.is_stock and not self._requests:
+                return  # such a server is asked by messages, and lessons have tokens
             before, after = (
                 numbers_by_mode(questions, adapter, (edge, far), self._judged, on_done)
                 for adapter in ("none", str(self._trial))

@@ -20,6 +20,7 @@ from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.evaluation.tasks.checks import Check
 from skydraft.learning.answering import side_by_side
+from skydraft.learning.dataset import weights_of
 from skydraft.types import StepRecord
 
 _MODES = ("edge", "quality", "auto", "answers")
@@ -54,6 +55,7 @@ def numbers_by_mode(
     The draft model alone answers only where answers are checked. What `on_done` raises ends it.
     """
     edge, cloud = pair
+    weights_of(cloud)  # which waits until it answers
     is_calibrated = api.is_calibrated(edge.adapters.choose(adapter, ()), cloud)
     is_checked, lock, found = any(check for _, check in questions), threading.Lock(), dict[str, Numbers]()
     for line in kept.read_text().splitlines() if kept.exists() else ():

@@ -21,7 +21,7 @@ import numpy as np
 
 from skydraft.engines.adapter import Adapter, inject, read_adapter, write_adapter
 from skydraft.engines.trainable import TrainableModel, load_trainable
-from skydraft.errors import OptionError, SkydraftError
+from skydraft.errors import OptionError, RecordsError, SkydraftError
 from skydraft.files import write_whole
 from skydraft.learning.dataset import OnProgress, TrainingTask, prompt_digest
 from skydraft.learning.halves import MAX_LEN, Activations, Halves
@@ -161,6 +161,8 @@ class Training:
         self._key = key_of(task, settings)
         self._halves = Halves(trainable, settings.layers_for(len(task.trained)), task.vocab_size)
         trained, held_out, guard = _short(task.trained), _short(task.held_out), _short(task.guard)
+        if not (trained and held_out):
+            raise RecordsError(f"Too few prompts with their answers have up to {MAX_LEN} tokens, which are trained with.")
         self._task = replace(task, trained=trained, held_out=held_out, guard=guard)
         self._state = _State()
 
@@ -197,10 +199,7 @@ class Training:
         return [self._halves.activations(lesson) for lesson in self._each(lessons, what)]
 
     def _counts(self, texts: Sequence[Activations], what: str) -> Counts:
-        counts: list[tuple[int, int]] = []
-        for text in self._each(texts, what):
-            counts.append(self._halves.num_right(text))
-        return counts
+        return [self._halves.num_right(text) for text in self._each(texts, what)]
 
     def _occurring(self, texts: Sequence[Activations]) -> Any:
         """The token ids that the loss is over, rising: labels, and the draft model's best at the same places."""

@@ -88,7 +88,7 @@ def main(homes: list[str], command: list[str]) -> list[tuple[int, str]]:
 
     from .conftest import prompts
 
-    dataset.guard_prompts = lambda: tuple(prompts(8, seed=5))  # type: ignore[assignment]
+    dataset.guard_prompts = lambda: tuple(prompts(8, seed=5))
     dataset.GUARD_TOKENS = 4
     Trained.objection = lambda *_: ""  # type: ignore[method-assign]  # the gain of so few answers is not certain
 
