@@ -162,7 +162,7 @@ class Training:
         self._halves = Halves(trainable, settings.layers_for(len(task.trained)), task.vocab_size)
         trained, held_out, guard = _short(task.trained), _short(task.held_out), _short(task.guard)
         if not (trained and held_out):
-            raise RecordsError(f"Too few prompts with their answers have up to {MAX_LEN} tokens, which are trained with.")
+            raise RecordsError(f"Too few prompts have, with their answers, up to {MAX_LEN} tokens, as is trained with.")
         self._task = replace(task, trained=trained, held_out=held_out, guard=guard)
         self._state = _State()
 
