@@ -24,7 +24,7 @@ from skydraft.learning.dataset import weights_of
 from skydraft.types import StepRecord
 
 _MODES = ("edge", "quality", "auto", "answers")
-MAX_PROMPTS = 8  # each is answered eight times, which takes about as long as the training
+MAX_PROMPTS = 6  # each is answered eight times, which takes about as long as the training
 _KEPT = 0.95
 _ENOUGH = 100  # tokens, from which a share is known
 
