@@ -40,6 +40,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     monkeypatch.setenv("COLUMNS", "500")
     monkeypatch.setattr("skydraft.learning.dataset.guard_prompts", lambda: tuple(prompts(12, seed=5)))
     monkeypatch.setattr("skydraft.learning.dataset.GUARD_TOKENS", 8)
+    monkeypatch.setattr("skydraft.cli.learn_run.MAX_PROMPTS", 2)
 
     def invoke(*args: str) -> tuple[int, str, str]:
         capsys.readouterr()
