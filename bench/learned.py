@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -41,8 +40,8 @@ from skydraft.evaluation.records import PromptEntry
 from skydraft.evaluation.tasks.sets import read_tasks
 from skydraft.evaluation.workloads import Workload
 from skydraft.learning.answering import NUM_SIDE_BY_SIDE, Answering
-from skydraft.learning.calibrating import calibrate_lessons, write_calibration
-from skydraft.learning.dataset import Chosen, prepare, weights_of
+from skydraft.learning.calibrating import calibrate_lessons, read_lessons, write_calibration
+from skydraft.learning.dataset import prepare, weights_of
 from skydraft.learning.lessons import Lesson, Store
 from skydraft.learning.training import TrainSettings, train
 from skydraft.models import cache_dir, default_pair
@@ -136,9 +135,9 @@ def learned(name: str, edge: Engine, weights: str, home: Path) -> Path:
         result.write(adapter)
         numbers = {"trained": len(task.trained), "held_out": len(task.held_out), "agreement": str(result.held_out)}
         (home / "training.json").write_text(json.dumps(numbers, ensure_ascii=False))
-        chosen = Chosen(tuple(task.held_out), weights, Counter())
         adapted = edge.adapters.choose(str(adapter), ())
-        write_calibration(calibrate_lessons(chosen, adapted, frozenset(), name, lambda: None)[0], cache_dir())
+        texts = read_lessons(adapted, task.held_out, lambda: None)
+        write_calibration(calibrate_lessons(task.held_out, texts, adapted, name)[0], cache_dir())
     return adapter
 
 

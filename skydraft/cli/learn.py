@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from skydraft.characters import json_line, one_line
 from skydraft.cli.compare import show_limits
-from skydraft.cli.options import open_for_writing
 from skydraft.cli.pair_options import ModelChoice, models_section
-from skydraft.cli.sections import Command, Section, option
-from skydraft.cli.terminal import counted
+from skydraft.cli.sections import Command
+from skydraft.cli.terminal import TERMINAL, counted
 from skydraft.errors import OptionError
 from skydraft.gating.fitting import agreement
-from skydraft.learning.calibrating import calibrate_lessons, write_calibration
+from skydraft.learning.calibrating import calibrate_lessons, read_lessons, write_calibration
 from skydraft.learning.dataset import MIN_GENERATIONS, choose
-from skydraft.learning.lessons import AGREED, KNOWN, OPINIONS, WRONG, Lesson, Store, summaries
+from skydraft.learning.lessons import AGREED, KNOWN, OPINIONS, WRONG, Store, summaries
 from skydraft.models import adapters, cache_dir
 from skydraft.types import short_weights
-
-if TYPE_CHECKING:
-    from skydraft.engines.vocab import Vocab
-
 
 folder_argument = click.argument("folder", metavar="DIR", type=Path)
 
@@ -73,35 +65,19 @@ def _files(number: int) -> str:
     return "1 file" if number == 1 else f"{number} files"
 
 
-_export_section = Section("export", "Export", lambda out, text: (out, text), [
-    option("--out", "FILE", "File to write (default: stdout).", type=Path),
-    option("--text", None, "Add prompts and answers as text; loads the draft model for its tokenizer.", is_flag=True),
-])  # fmt: skip
-
-
 @learn.command(cls=Command)
 @folder_argument
-@_export_section
 @models_section
-def export(folder: Path, export: tuple[Path | None, bool], models: ModelChoice) -> None:
-    """Write everything collected in DIR as lines of JSON."""
-    out, with_text = export
-    skipped = Counter[str]()
-    vocab = models.load_edge().vocab if with_text else None
-    with open_for_writing(out, mode=0o600) if out else nullcontext(sys.stdout) as file:
-        for lesson in Store(folder).lessons(skipped):
-            print(_exported(lesson, vocab), file=file)
-    if out:
-        click.echo(f"Written to {out}.", err=True)
+def export(folder: Path, models: ModelChoice) -> None:
+    """Print everything collected in DIR as lines of JSON, with the text of what the draft model's tokenizer reads."""
+    skipped, vocab = Counter[str](), models.load_edge().vocab
+    for lesson in Store(folder).lessons(skipped):
+        entry = lesson.model_dump(by_alias=True, mode="json", exclude_defaults=True)
+        if vocab.fingerprint == lesson.vocab:
+            entry |= {"prompt": vocab.written(lesson.prompt_ids), "text": vocab.decode(lesson.token_ids)}
+        click.echo(json_line(entry))
     if skipped:
-        click.echo(f"skydraft: {skipped.total()} lines cannot be read and are left out.", err=True)
-
-
-def _exported(lesson: Lesson, vocab: Vocab | None) -> str:
-    entry = lesson.model_dump(by_alias=True, mode="json", exclude_defaults=True)
-    if vocab is not None and vocab.fingerprint == lesson.vocab:
-        entry |= {"prompt": vocab.written(lesson.prompt_ids), "text": vocab.decode(lesson.token_ids)}
-    return json_line(entry)
+        TERMINAL.say(f"{skipped.total()} lines cannot be read and are left out.")
 
 
 @learn.command(cls=Command)
@@ -145,7 +121,9 @@ def calibrate(folder: Path, models: ModelChoice) -> None:
         if chosen.skipped:
             click.echo(f"Left out: {chosen.left_out}.", err=True)
         with counted(len(chosen.lessons), "answers") as done:
-            calibration, unseen = calibrate_lessons(chosen, edge, base.adapters.trained_on(None), folder.name, done)
+            texts = read_lessons(edge, chosen.lessons, done)
+        learned_from = base.adapters.trained_on(None)
+        calibration, unseen = calibrate_lessons(chosen.lessons, texts, edge, folder.name, learned_from)
     share, num_tokens = agreement(unseen)
     click.echo(f"On {len(unseen)} answers {calibration.draft.name} agrees on {share:.3f} of {num_tokens} tokens.")
     out = write_calibration(calibration, cache_dir())

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
+import itertools
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,84 +16,85 @@ import click
 
 from skydraft.access.limits import Limits
 from skydraft.cli.learn import learn
-from skydraft.cli.learned import Judge, show_table
+from skydraft.cli.learned import MAX_PROMPTS, Numbers, Question, numbers_by_mode, numbers_of, show_table
 from skydraft.cli.options import DecodingChoice, as_text, decoding_section
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, models_section, server_section
-from skydraft.cli.progress import showing
+from skydraft.cli.progress import counting, showing
 from skydraft.cli.sections import Command, Section, option
 from skydraft.cli.terminal import TERMINAL
 from skydraft.decoding.plan import make_plan
 from skydraft.decoding.prices import parse_prices
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.base import Engine
-from skydraft.errors import OptionError, RecordsError
+from skydraft.errors import OptionError, PromptError, RecordsError
 from skydraft.evaluation.comparison import asked_of, params_of
 from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import PromptEntry
 from skydraft.evaluation.tasks.sets import SETS, read_tasks
-from skydraft.evaluation.workloads import Workload, read_lines, read_prompts
+from skydraft.evaluation.workloads import read_lines, read_prompts
+from skydraft.files import write_whole
 from skydraft.learning import training
-from skydraft.learning.answering import NUM_SIDE_BY_SIDE, Answering, longest_of
-from skydraft.learning.calibrating import calibrate_lessons, write_calibration
-from skydraft.learning.dataset import (
-    MIN_GENERATIONS,
-    Chosen,
-    TrainingTask,
-    guard_requests,
-    prepare,
-    trainable_file,
-    weights_of,
-)
+from skydraft.learning.answering import NUM_SIDE_BY_SIDE, SPARE, Answering, longest_of
+from skydraft.learning.calibrating import calibrate_lessons, gain_over, read_lessons, write_calibration
+from skydraft.learning.dataset import MIN_GENERATIONS, TrainingTask, guard_requests, prepare, trainable_file, weights_of
 from skydraft.learning.lessons import Lesson, Store
+from skydraft.learning.training import Gain
 from skydraft.models import adapters, cache_dir
+from skydraft.models.cache import disk_errors_named, locked
 
 if TYPE_CHECKING:
     from skydraft.edge.cloud import Cloud
+    from skydraft.engines.vocab import Vocab
 
 _PATIENT_S = 600.0  # this machine may be slow, but it does not go away
 _TYPICAL = 100  # tokens of an answer, before the first one is known
-
-
-def _asked(prompts: str | None, limit: int | None, system: str | None, folder: Path | None) -> Asked:
-    if (prompts is None) == (folder is None):
-        raise OptionError("Give either --prompts FILE or --from DIR.", hint="See: skydraft learn run --help.")
-    return Asked(_workload(prompts, limit, system) if prompts else None, system, folder)
-
-
-def _workload(prompts: str, limit: int | None, system: str | None) -> Workload:
-    """The prompts of a file, with checks where it has some, or of a set of tasks."""
-    path = Path(prompts)
-    if prompts.partition(":")[0] in SETS or (
-        path.suffix in (".json", ".jsonl") and '"check"' in read_lines(path, "prompt file")[1][0][1]
-    ):
-        found = read_tasks(prompts, limit=limit)
-    else:
-        found = read_prompts(path, limit=limit)
-    if len(found.prompts) < MIN_GENERATIONS:
-        raise RecordsError(
-            f"{prompts} has {len(found.prompts)} prompts, and {MIN_GENERATIONS} are needed; 150 are a good number.",
-            hint="Add more prompts of the same kind.",
-        )
-    return dataclasses.replace(found, sha256=hashlib.sha256(f"{found.sha256} {system}".encode()).hexdigest())
-
-
-def _has_checks(path: Path) -> bool:
-    """Whether the first line of a file is a task."""
-    _, lines = read_lines(path, "prompt file")
-    return path.suffix in (".json", ".jsonl") and any('"check"' in line for _, line in lines[:1])
+_FEW_GUARDS = 20  # general prompts, where they are information
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What to learn: prompts that the target is to answer, or a folder of lessons."""
 
-    workload: Workload | None
+    prompts: Sequence[PromptEntry]
     system: str | None
     folder: Path | None
 
-    @property
-    def prompts(self) -> Sequence[PromptEntry]:
-        return self.workload.prompts if self.workload else ()
+    def requests(self, decoding: DecodingChoice) -> list[GenerateRequest]:
+        """As the app would ask, each with the tools and parameters of its task."""
+        mode = Mode("cloud", make_plan("cloud"), decoding.params())
+        return [
+            GenerateRequest(
+                asked_of(each, self.system),
+                mode.plan,
+                params_of(mode, each),
+                think=decoding.think,
+                tools=each.task.tools if each.task else (),
+            )
+            for each in self.prompts
+        ]
+
+
+def _asked(prompts: str | None, limit: int | None, system: str | None, folder: Path | None) -> Asked:
+    if (prompts is None) == (folder is None):
+        raise OptionError("Give either --prompts FILE or --from DIR.", hint="See: skydraft learn run --help.")
+    return Asked(_prompts(prompts, limit) if prompts else (), system, folder)
+
+
+def _prompts(prompts: str, limit: int | None) -> Sequence[PromptEntry]:
+    """The prompts of a file, with checks where it has some, or of a set of tasks."""
+    path = Path(prompts)
+    if prompts.partition(":")[0] in SETS or (
+        path.suffix in (".json", ".jsonl") and '"check"' in read_lines(path, "prompt file")[1][0][1]
+    ):
+        found = read_tasks(prompts, limit=limit).prompts
+    else:
+        found = read_prompts(path, limit=limit).prompts
+    if len(found) < MIN_GENERATIONS:
+        raise RecordsError(
+            f"{prompts} has {len(found)} prompts, and {MIN_GENERATIONS} are needed; 150 are a good number.",
+            hint="Add more prompts of the same kind.",
+        )
+    return found
 
 
 _asked_section = Section("asked", "What to learn", _asked, [
@@ -146,82 +146,169 @@ def run(
     """Let the draft model learn a task from the target's own answers, and use what it learned as NAME.
 
     The target answers the prompts, many side by side; the draft model is trained on most of the answers, judged on the
-    others, and calibrated. It is kept only if it agrees with the target on more of them. No labels are needed. Each
-    step is kept: after Ctrl-C, or at the end of --minutes, the same command continues.
+    others, and calibrated. It is kept only if it agrees with the target on more of them, and on more than what NAME has
+    learned before. No labels are needed. Each step is kept: after Ctrl-C, or at the end of --minutes, the same command
+    continues. The exit status is 0 if NAME is in use at the end, or nothing is new since the last run.
     """
     cloud.check(models)
-    home, deadline = adapters.home_of(name, models.edge_model, cache_dir()), how.deadline()
-    bare = dataclasses.replace(models, adapter="none")
-    try:
-        task, kept = _answers(asked, decoding, cloud, bare, Store(asked.folder or home), how, deadline)
+    home = adapters.home_of(name, models.edge_model, cache_dir())
+    bare = replace(models, adapter="none")
+    with disk_errors_named(cache_dir()):
+        home.parent.mkdir(parents=True, exist_ok=True)
+        with locked(home.with_name(f".{name}.lock"), f"Another process is letting the draft model learn {name}."):
+            try:
+                return _Run(home, asked, how, decoding, cloud, bare).steps()
+            except TimeoutError as error:
+                click.echo(f"{how.settings.minutes:g} minutes are over: {error}. The same command continues.")
+                return 1
+
+
+class _Run:
+    """One run: each step leaves a file in `home`, which a later run of the same command finds."""
+
+    def __init__(
+        self, home: Path, asked: Asked, how: How, decoding: DecodingChoice, cloud: CloudChoice, models: ModelChoice
+    ) -> None:  # fmt: skip
+        self._home, self._asked, self._how, self._cloud, self._models = home, asked, how, cloud, models
+        self._requests, self._deadline = asked.requests(decoding), how.deadline()
+        self._trial, self._judged, self._state = home / "trial.gguf", home / "judged.jsonl", home / "training"
+
+    def steps(self) -> int:
+        """Returns the exit status. Raises TimeoutError when time is over."""
+        home, how = self._home, self._how
+        task, questions, written = self._answers()
         home.mkdir(parents=True, exist_ok=True)
-        result = _trained(task, how, bare, home, deadline)
-    except TimeoutError as error:
-        click.echo(f"{how.settings.minutes:g} minutes are over: {error}. The same command continues.")
-        return 1
-    click.echo(f"Agreement on held-out answers: {result.held_out}")
-    if result.guard:
-        click.echo(f"Agreement on general prompts:  {result.guard}")
-    if objection := result.objection(how.everything):
-        click.echo(f"Not kept: {objection}.")
-        return 1
-    trial = home / "trial.gguf"
-    result.write(trial)
-    judge = Judge(asked.workload, kept, decoding, asked.system, home)
-    _calibrated(trial, task, bare, name)
-    if judge.prompts:
-        show_table(*judge.figures(trial, cloud, bare))
-    adapters.keep(trial.read_bytes(), name, models.edge_model, cache_dir(), asked.folder)
-    trial.unlink()
-    (home / "training").unlink(missing_ok=True)
-    click.echo(_how_used(name, task, how))
-    return 0
+        key, last = training.key_of(task, how.settings), home / adapters.LAST_RUN
+        if last.exists() and (before := last.read_text()).startswith(key):
+            click.echo(f"Nothing is new since the last run, which {before.removeprefix(key)}.")
+            return 0
+        result = self._trained(task, key)
+        click.echo(f"Agreement on held-out answers: {result.held_out}")
+        if result.guard:
+            click.echo(f"Agreement on general prompts:  {result.guard}")
+        num_answers = len(task.trained) + len(task.held_out)
+        objection = result.objection(how.everything, num_answers) or self._calibrated(task)
+        if not objection:
+            self._show(task, questions, written, result.held_out)
+            sources = [each for each in (home, self._asked.folder) if each and Store(each).files()]
+            adapters.keep(self._trial.read_bytes(), home.name, self._models.edge_model, cache_dir(), sources)
+        write_whole(last, f"{key}{f'kept nothing: {objection}' if objection else 'is in use'}".encode(), 0o600)
+        for path in (self._trial, self._trial.with_suffix(".json"), self._judged, self._state):
+            path.unlink(missing_ok=True)
+        click.echo(f"Not kept: {objection}." if objection else _how_used(home.name, task, how))
+        return 0 if (home / adapters.FILE).exists() else 1
+
+    def _answers(self) -> tuple[TrainingTask, list[Question], Numbers]:
+        """The training's data, once the target has answered; what is to be judged, and the target's answers to it."""
+        how, store = self._how, Store(self._asked.folder or self._home)
+        before = Store(self._home) if self._asked.folder else None
+        guards = guard_requests()[: None if how.everything else _FEW_GUARDS]
+        with self._models.load_edge() as edge:
+            trainable_file(edge)  # before the target is loaded
+            with _target(self._cloud, _for_many(self._models, longest_of([*self._requests, *guards], edge))) as far:
+                weights = weights_of(far)
+                answering = Answering(self._requests, edge, far, weights, store)
+                guarding = Answering(guards, edge, far, weights, Store(cache_dir() / "guard"))
+                if not _may_begin(answering, guarding, edge, how, self._cloud):
+                    raise OptionError("Nothing was begun.", hint="Give --yes to begin without a question.")
+                lessons = _answered(answering, "answers", self._deadline)
+                guard = [each for each in _answered(guarding, "general answers", self._deadline) if each]
+            task = prepare(store, edge, weights, guard, self._deadline, for_all=how.everything, before=before)
+            if task.left_out:
+                TERMINAL.say(f"left out: {task.left_out}.")
+            click.echo(f"{len(task.trained)} answers to learn from, {len(task.held_out)} held out.", err=True)
+            return task, *self._to_judge(task, lessons, edge.vocab)
+
+    def _to_judge(
+        self, task: TrainingTask, lessons: Sequence[Lesson | None], vocab: Vocab
+    ) -> tuple[list[Question], Numbers]:
+        """Some of the prompts that are held out; and what the target wrote there, if it was asked here."""
+        if not lessons:
+            newest = task.held_out[-MAX_PROMPTS:]
+            requests = [GenerateRequest((), params=each.decoding, prompt_ids=each.prompt_ids) for each in newest]
+            return [(request, None) for request in requests], Counter()
+        held_out, questions, written = {each.prompt_ids for each in task.held_out}, list[Question](), Counter[str]()
+        for prompt, request, lesson in zip(self._asked.prompts, self._requests, lessons, strict=True):
+            if lesson and lesson.prompt_ids in held_out and len(questions) < MAX_PROMPTS:
+                check = prompt.task.check if prompt.task and prompt.task.check.kind != "python" else None
+                text = vocab.decode([each for each in lesson.token_ids if each not in vocab.end_ids])
+                questions.append((request, check))
+                num_tokens = len(lesson.token_ids)
+                written += numbers_of((), text, check) + Counter(tokens=num_tokens, calls=1, written=num_tokens)
+        return questions, written
+
+    def _trained(self, task: TrainingTask, key: str) -> training.Trained:
+        if found := training.trained_before(self._trial, key):
+            return found
+        self._judged.unlink(missing_ok=True)  # with another adapter
+        with showing("training") as progress:
+            run_on = (self._models.options.device, self._models.options.num_threads)
+            made = training.train(task, self._how.settings, run_on, self._state, progress.show, self._deadline)
+        made.write(self._trial, key)
+        return made
+
+    def _calibrated(self, task: TrainingTask) -> str:
+        """Say why what was trained should not replace what is in use, or calibrate the gate to it, and return ""."""
+        used, name = self._home / adapters.FILE, self._home.name
+        with self._models.load_edge() as base, counting(len(task.held_out), "reading what is held out") as done:
+
+            def on_done() -> None:
+                done()
+                _check(self._deadline, "what was trained is kept")
+
+            edge = base.adapters.choose(str(self._trial), ())
+            edge.name = f"{base.name}+{name}"
+            texts = read_lessons(edge, task.held_out, on_done)
+            if used.exists() and used.read_bytes() != self._trial.read_bytes():
+                try:
+                    before, seen = base.adapters.choose(str(used), ()), base.adapters.trained_on(str(used))
+                    gained = gain_over(before, task.held_out, texts, seen)
+                    click.echo(f"Agreement on the newest, beside the one in use: {gained or 'it has learned from all'}")
+                    if gained is None or gained.low <= 0:
+                        return "it is not certainly better than the one in use, which stays"
+                except (OptionError, RecordsError) as error:  # damaged, or of another base
+                    TERMINAL.say(f"What {name} has learned before is not compared: {error.line}")
+            try:
+                write_calibration(calibrate_lessons(task.held_out, texts, edge, name)[0], cache_dir())
+            except PromptError as error:  # the answers are short
+                TERMINAL.say(f"auto has no limits of its own with {name}: {error.line}")
+        return ""
+
+    def _show(self, task: TrainingTask, questions: Sequence[Question], target: Numbers, alone: Gain) -> None:
+        """Answer what is held out in each mode, before and after, and show the table."""
+        longest = max(len(each.prompt_ids) + each.decoding.max_new_tokens for each in task.held_out) + SPARE
+        models, numbers = _for_many(self._models, longest), itertools.count(1)
+
+        def on_done() -> None:
+            progress.show("judging", next(numbers), 8 * len(questions))
+            _check(self._deadline, "what was judged is kept")
+
+        with models.load_edge() as edge, _target(self._cloud, models) as far, showing("judging") as progress:
+            if far.is_stock and not self._requests:
+                return  # such a server is asked by messages, and lessons have tokens
+            before, after = (
+                numbers_by_mode(questions, adapter, (edge, far), self._judged, on_done)
+                for adapter in ("none", str(self._trial))
+            )
+        click.echo(f"\n{len(questions)} held-out prompts, before → after")
+        show_table(before, after, (alone.before, alone.after), target)
 
 
-def _requests(asked: Asked, decoding: DecodingChoice) -> list[GenerateRequest]:
-    mode = Mode("cloud", make_plan("cloud"), decoding.params())
-    return [
-        GenerateRequest(
-            asked_of(each, asked.system),
-            params=params_of(mode, each),
-            think=decoding.think,
-            tools=each.task.tools if each.task else (),
-        )
-        for each in asked.prompts
-    ]
+def _check(deadline: float, kept: str) -> None:
+    if time.monotonic() > deadline:
+        raise TimeoutError(kept)
 
 
-def _answers(
-    asked: Asked, decoding: DecodingChoice, cloud: CloudChoice, models: ModelChoice, store: Store, how: How,
-    deadline: float,
-) -> tuple[TrainingTask, list[PromptEntry]]:  # fmt: skip
-    """The training's data, once the target has answered; and the prompts that are held out."""
-    with models.load_edge() as edge:
-        trainable_file(edge)  # before the target is loaded
-        requests, guards = _requests(asked, decoding), guard_requests()
-        with _target(cloud, models, longest_of([*requests, *guards], edge)) as far:
-            weights = weights_of(far)
-            answering = Answering(requests, edge, far, weights, store)
-            guarding = Answering(guards, edge, far, weights, Store(cache_dir() / "guard"))
-            if not _may_begin(answering, guarding, edge, how, cloud):
-                raise OptionError("Nothing was begun.", hint="Give --yes to begin without a question.")
-            lessons = _answered(answering, "answers", deadline)
-            guard = [each for each in _answered(guarding, "general answers", deadline) if each]
-        task = prepare(store, edge, weights, guard, deadline, for_all=how.everything)
-    if task.left_out:
-        TERMINAL.say(f"left out: {task.left_out}.")
-    click.echo(f"{len(task.trained)} answers to learn from, {len(task.held_out)} held out.", err=True)
-    held_out = {lesson.prompt_ids for lesson in task.held_out}
-    answered = zip(asked.prompts, lessons, strict=True)
-    return task, [prompt for prompt, lesson in answered if lesson and lesson.prompt_ids in held_out]
+def _for_many(models: ModelChoice, longest: int) -> ModelChoice:
+    """Models for many texts at a time, of up to `longest` tokens."""
+    context_len = min(longest, models.options.context_len)
+    options = replace(models.options, context_len=context_len, max_sequences=NUM_SIDE_BY_SIDE, shared_cache=True)
+    return replace(models, options=options)
 
 
 @contextmanager
-def _target(cloud: CloudChoice, models: ModelChoice, longest: int) -> Iterator[Cloud]:
-    """The server, or the target of this process behind a server of its own, which computes many texts at once.
-
-    Each has room for `longest` tokens.
-    """
+def _target(cloud: CloudChoice, models: ModelChoice) -> Iterator[Cloud]:
+    """The server, or the target of this process behind a server of its own, which computes many texts at once."""
     if cloud.address:
         with closing(cloud.but(require=True).connect(models.cloud_model)) as far:
             yield far
@@ -232,13 +319,8 @@ def _target(cloud: CloudChoice, models: ModelChoice, longest: int) -> Iterator[C
 
     limits = Limits(max_sessions=NUM_SIDE_BY_SIDE)
     options = ServeOptions(port=0, execution="throughput", limits=limits)
-    context_len = min(longest, models.options.context_len)
-    run_options = dataclasses.replace(
-        models.options, context_len=context_len, max_sequences=NUM_SIDE_BY_SIDE, shared_cache=True
-    )
-    engine = dataclasses.replace(models, options=run_options).load(models.target_name)
     with (
-        engine,
+        models.load(models.target_name) as engine,
         running(Worker(engine, limits, execution="throughput"), options) as port,
         closing(CloudChoice(f"127.0.0.1:{port}", {"require": True, "timeout_s": _PATIENT_S}).connect()) as far,
     ):
@@ -265,26 +347,9 @@ def _answered(answering: Answering, what: str, deadline: float) -> list[Lesson |
 
         def on_done(lesson: Lesson) -> None:
             progress.show(what, num_todo - len(answering.todo), num_todo)
-            if time.monotonic() > deadline:
-                raise TimeoutError("what was answered is kept")
+            _check(deadline, "what was answered is kept")
 
         return answering.run(on_done)
-
-
-def _trained(task: TrainingTask, how: How, models: ModelChoice, home: Path, deadline: float) -> training.Trained:
-    with showing("training") as progress:
-        run_on = (models.options.device, models.options.num_threads)
-        return training.train(task, how.settings, run_on, home / "training", progress.show, deadline)
-
-
-def _calibrated(adapter: Path, task: TrainingTask, models: ModelChoice, name: str) -> None:
-    """Fit the gate to the draft model with the adapter, on the answers that were held out."""
-    chosen = Chosen(tuple(task.held_out), task.card.target, Counter())
-    with models.load_edge() as base:
-        edge = base.adapters.choose(str(adapter), ())
-        edge.name = f"{base.name}+{name}"
-        calibration, _ = calibrate_lessons(chosen, edge, frozenset(), name, lambda: None)
-    write_calibration(calibration, cache_dir())
 
 
 def _how_used(name: str, task: TrainingTask, how: How) -> str:

@@ -1,95 +1,123 @@
-"""What was learned, measured: the held-out prompts in each mode, before and after."""
+"""What was learned, measured: held-out prompts in each mode, before and after, many texts side by side."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 import click
 
 from skydraft import api
-from skydraft.cli.options import DecodingChoice
-from skydraft.cli.pair_options import CloudChoice, ModelChoice
-from skydraft.cli.progress import counting
+from skydraft.decoding.plan import make_plan
+from skydraft.decoding.request import GenerateRequest
 from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
-from skydraft.evaluation.comparison import ComparisonRequest, LoadedPair, compare
-from skydraft.evaluation.findings import Findings
-from skydraft.evaluation.modes import Mode, parse_modes
-from skydraft.evaluation.records import PromptEntry, read_records
-from skydraft.evaluation.workloads import Workload
+from skydraft.evaluation.tasks.checks import Check
+from skydraft.learning.answering import side_by_side
+from skydraft.learning.dataset import weights_of
+from skydraft.types import StepRecord
 
 _MODES = ("edge", "quality", "auto", "answers")
-_MAX_PROMPTS = 8  # each is answered nine times, which takes longer than the training
+MAX_PROMPTS = 6  # each is answered eight times, which takes about as long as the training
 _KEPT = 0.95
-_FIGURES = {
-    "target_agreement": "agreement", "task_score": "right", "cloud_calls_per_token": "calls a token",
-    "target_written_per_token": "written", "tokens_per_s": "tokens a second",
-}  # fmt: skip
+_ENOUGH = 100  # tokens, from which a share is known
+
+Question: TypeAlias = tuple[GenerateRequest, Check | None]
+Numbers: TypeAlias = "Counter[str]"
 
 
-class Judge:
-    """Answers some of the prompts that were held out, in each mode, with and without an adapter; figures are kept."""
-
-    def __init__(
-        self, workload: Workload | None, held_out: Sequence[PromptEntry], decoding: DecodingChoice, system: str | None,
-        home: Path,
-    ) -> None:  # fmt: skip
-        self.prompts = tuple(held_out[:_MAX_PROMPTS])
-        self._name = workload.name if workload else ""
-        self._decoding, self._system, self._home = decoding, system, home
-
-    def figures(self, adapter: Path, cloud: CloudChoice, models: ModelChoice) -> tuple[Findings, Findings]:
-        """What each mode gave before, and what it gives with this adapter."""
-        with cloud.but(require=True).sides(models, None) as (edge, target):
-            assert edge and target  # as no plan does without one
-            before = self._compared((*_MODES, "cloud"), edge, target, models)
-            return before, self._compared(_MODES, edge.adapters.choose(str(adapter), ()), target, models)
-
-    def _compared(self, names: Sequence[str], edge: Engine, target: Engine | Cloud, models: ModelChoice) -> Findings:
-        names = [name for name in names if name != "auto" or api.is_calibrated(edge, target)]
-        modes: tuple[Mode, ...] = parse_modes(",".join(names), lambda style: self._decoding.params(style=style))
-        key = f"{edge.fingerprint} {[prompt.id for prompt in self.prompts]} {modes} {self._system}"
-        sha256 = hashlib.sha256(key.encode()).hexdigest()
-        workload = Workload(self._name, sha256, self.prompts)
-        folder = self._home / "judged" / sha256[:16]
-        request = ComparisonRequest(workload, modes, system=self._system)
-        pair = LoadedPair(edge, target, models.options)
-        return Findings(read_records(compare(request, pair, folder, _say, counting)))
+def numbers_of(records: Sequence[StepRecord], text: str, check: Check | None) -> Numbers:
+    """Answers in numbers that can be added: tokens, calls, tokens that the target wrote itself, those that the gate
+    skipped, of these those that the target saw later, and of these those that it would have written. And checks."""
+    found = Counter[str]()
+    if check:
+        found.update({"checked": 1, "right": check.judge(text).score})  # a part of it may be right
+    for each in records:
+        skipped = each.num_committed if each.outcome in ("skipped", "fallback") else 0
+        found.update(
+            tokens=each.num_committed, calls=each.outcome == "verified", written=each.num_written, skipped=skipped,
+            audited=each.num_audited, agreed=each.num_agreed,
+        )  # fmt: skip
+    return found
 
 
-def _say(line: str) -> None:
-    click.echo(line, err=True)
+def numbers_by_mode(
+    questions: Sequence[Question], adapter: str, pair: tuple[Engine, Cloud], kept: Path, on_done: Callable[[], None]
+) -> dict[str, Numbers]:
+    """Answer the questions in each mode that this pair has, with an adapter; `kept` has what was answered before.
+
+    The draft model alone answers only where answers are checked. What `on_done` raises ends it.
+    """
+    edge, cloud = pair
+    weights_of(cloud)  # which waits until it answers
+    is_calibrated = api.is_calibrated(edge.adapters.choose(adapter, ()), cloud)
+    is_checked, lock, found = any(check for _, check in questions), threading.Lock(), dict[str, Numbers]()
+    for line in kept.read_text().splitlines() if kept.exists() else ():
+        with suppress(ValueError):  # cut by a kill
+            key, values = json.loads(line)
+            found[key] = Counter(values)
+
+    def answer(key: str) -> None:
+        mode, number, _ = key.split(" ", 2)
+        request, check = questions[int(number)]
+        with api.start(replace(request, plan=make_plan(mode), adapter=adapter), edge=edge, cloud=cloud) as generation:
+            made = numbers_of(generation.run().records, generation.text, check)
+        with lock:
+            _keep(kept, key, made)
+            found[key] = made
+            on_done()
+
+    modes = [mode for mode in _MODES if (mode != "auto" or is_calibrated) and (mode != "edge" or is_checked)]
+    keys = {mode: [f"{mode} {number} {Path(adapter).name}" for number in range(len(questions))] for mode in modes}
+    side_by_side(answer, [key for of_mode in keys.values() for key in of_mode if key not in found])
+    alone = {} if is_checked else {"edge": Counter(tokens=1, skipped=1)}
+    return alone | {mode: sum((found[key] for key in of_mode), Counter[str]()) for mode, of_mode in keys.items()}
 
 
-def show_table(before: Findings, after: Findings) -> None:
-    """A line for each mode: each figure before and after. And the mode that keeps the agreement at the least cost."""
-    shown = {name: label for name, label in _FIGURES.items() if after.settings[0].value(name) is not None}
-    click.echo(f"\n{len(after.settings[0].cases)} held-out prompts, before → after")
-    click.echo(f"{'':<9}" + "".join(f"{label:>18}" for label in shown.values()))
-    for setting in after.settings:
-        old = before.setting(setting.mode.name)
-        cells = [_change(old.value(name) if old else None, setting.value(name)) for name in shown]
-        click.echo(f"{setting.mode.name:<9}" + "".join(f"{cell:>18}" for cell in cells))
-    if alone := before.setting("cloud"):
-        click.echo(f"{'cloud':<9}" + "".join(f"{_cell(alone.value(name)):>18}" for name in shown))
-    if mode := _cheapest(after):
-        click.echo(f"\n--mode {mode} keeps an agreement of {_KEPT:g} here, and asks the target least.")
+def _keep(path: Path, key: str, made: Numbers) -> None:
+    with path.open("a") as file:
+        file.write(f"\n{json.dumps((key, made))}")
 
 
-def _change(old: float | None, new: float | None) -> str:
-    return f"{_cell(old)} → {_cell(new)}"
+def figures(numbers: Numbers, alone: float) -> dict[str, float]:
+    """The share of tokens that are the target's own choice, and the others, by what they are called.
+
+    Of the tokens that were skipped the share is that of those which the target saw later; where these are few it is
+    `alone`, that of all tokens that the draft model would write as the target does.
+    """
+    total, audited = numbers["tokens"], numbers["audited"]
+    share = numbers["agreed"] / audited if audited >= _ENOUGH else alone
+    found = {"agreement": 1 - numbers["skipped"] * (1 - share) / total}
+    if numbers["checked"]:
+        found["right"] = numbers["right"] / numbers["checked"]
+    return found | {"calls a token": numbers["calls"] / total, "written": numbers["written"] / total}
 
 
-def _cell(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f}" if value >= 2 else f"{value:.3f}"
+def show_table(
+    before: Mapping[str, Numbers], after: Mapping[str, Numbers], alone: tuple[float, float], cloud: Numbers
+) -> None:
+    """A line for each mode: each figure before and after. And the mode that keeps the agreement at the least cost.
 
-
-def _cheapest(after: Findings) -> str | None:
-    costs = {
-        each.mode.name: each.value("target_written_per_token") or 0.0
-        for each in after.settings
-        if (each.value("target_agreement") or 0.0) >= _KEPT
-    }
-    return min(costs, key=lambda name: costs[name], default=None)
+    `alone` are the agreements of the draft model on all that was held out, `cloud` is the target's own answers.
+    """
+    found = {mode: figures(numbers, alone[1]) for mode, numbers in after.items()}
+    labels = found["edge"].keys()
+    click.echo(f"{'':<9}" + "".join(f"{label:>18}" for label in labels))
+    for mode, now in found.items():
+        old = figures(before[mode], alone[0]) if mode in before else {}
+        cells = [f"{f'{old[label]:.3f}' if old else '–'} → {now[label]:.3f}" for label in labels]
+        click.echo(f"{mode:<9}" + "".join(f"{cell:>18}" for cell in cells))
+    if cloud:
+        click.echo(f"{'cloud':<9}" + "".join(f"{value:>18.3f}" for value in figures(cloud, 1.0).values()))
+    line = f"No mode here keeps an agreement of {_KEPT:g} but lossless and cloud."
+    if kept := [mode for mode, now in found.items() if now["agreement"] >= _KEPT]:
+        mode = min(kept, key=lambda mode: found[mode]["written"])
+        audits = " --audit-share 0.05" if mode == "edge" else ""
+        line = f"--mode {mode}{audits} keeps an agreement of {_KEPT:g} here, and asks the target least."
+    click.echo(f"\n{line}")

@@ -94,7 +94,7 @@ class Adapter:
 
 
 def write_adapter(path: Path, adapter: Adapter) -> None:
-    """Write an adapter's file, which only the user can read. Raises OptionError."""
+    """Write an adapter's file, which only the user can read. Raises OSError."""
     with importing("Adapters need", "learn"):
         from gguf import GGUFWriter
     with TemporaryDirectory() as folder:
@@ -110,15 +110,7 @@ def write_adapter(path: Path, adapter: Adapter) -> None:
         for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
             write()
         writer.close()
-        write_private(path, made.read_bytes())
-
-
-def write_private(path: Path, data: bytes) -> None:
-    """Write a whole file that only the user can read. Raises OptionError."""
-    try:
-        write_whole(path, data, 0o600)
-    except OSError as error:
-        raise OptionError(f"{path} cannot be written: {error.strerror}.", hint="Choose another file.") from error
+        write_whole(path, made.read_bytes(), 0o600)
 
 
 def read_adapter(path: Path) -> Adapter:

@@ -51,7 +51,7 @@ class ComparisonRequest:
 
     `rtts_ms` are round trips of the links, `link_prompts` the number of prompts over them. `calibration` None looks up
     the pair's own if a gate needs one.
-    `system` is the system prompt of each prompt that is a text alone. Raises OptionError.
+    Raises OptionError.
     """
 
     workload: Workload
@@ -66,7 +66,6 @@ class ComparisonRequest:
     think: Think = "auto"
     command: str = ""
     run_code: bool = False
-    system: str | None = None
     recordings: dict[str, Audio] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -211,7 +210,7 @@ class _Stage:
                 yield scorer.score(prompt.id, read, token_ids, request.params, mode.style)
 
     def _asked(self, prompt: PromptEntry) -> tuple[Message, ...]:
-        return asked_of(prompt, self._request.system, self._request.recordings[prompt.audio] if prompt.audio else None)
+        return asked_of(prompt, audio=self._request.recordings[prompt.audio] if prompt.audio else None)
 
 
 def asked_of(prompt: PromptEntry, system: str | None = None, audio: Audio | None = None) -> tuple[Message, ...]:

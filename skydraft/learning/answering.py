@@ -6,8 +6,8 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import closing
 from dataclasses import replace
+from typing import TypeVar
 
 from skydraft import api
 from skydraft.decoding.builder import prompted
@@ -19,7 +19,25 @@ from skydraft.learning.collect import lesson_of
 from skydraft.learning.lessons import Lesson, Store, params_entry
 
 NUM_SIDE_BY_SIDE = 16  # texts that the target writes at a time
-_SPARE = 32  # tokens
+SPARE = 32  # tokens
+T = TypeVar("T")
+
+
+def side_by_side(work: Callable[[T], None], items: Sequence[T], num_threads: int = NUM_SIDE_BY_SIDE) -> None:
+    """Do the work for each item, many at a time. After the first error no other is begun, and it is raised."""
+    is_over = threading.Event()
+
+    def do(item: T) -> None:
+        if not is_over.is_set():
+            work(item)
+
+    with ThreadPoolExecutor(num_threads) as pool:
+        try:
+            done, _ = wait([pool.submit(do, item) for item in items], return_when=FIRST_EXCEPTION)
+        finally:
+            is_over.set()
+        for each in done:
+            each.result()
 
 
 class Answering:
@@ -40,7 +58,6 @@ class Answering:
         self._requests = [replace(each, plan=make_plan("cloud")) for each in requests]
         self._keys = [self._key_of(each) for each in self._requests]
         self._found = {key: kept[key] for key in self._keys if key in kept}
-        self._is_over = threading.Event()
 
     def _key_of(self, request: GenerateRequest) -> str:
         resolved, read = prompted(request, self._edge)
@@ -67,8 +84,6 @@ class Answering:
         lock = threading.Lock()
 
         def answer(request: GenerateRequest) -> None:
-            if self._is_over.is_set():
-                return
             with api.start(request, edge=self._edge, cloud=self._cloud) as generation:
                 vocab = self._edge.vocab.fingerprint
                 lesson = lesson_of(generation.run(), self._edge.fingerprint, self._weights, vocab)
@@ -78,22 +93,15 @@ class Answering:
                     self._found[self._key_of(request)] = lesson
                     on_done(lesson)
 
-        with ThreadPoolExecutor(num_threads) as pool, closing(self):
-            done, _ = wait([pool.submit(answer, each) for each in self.todo], return_when=FIRST_EXCEPTION)
-            for each in done:
-                each.result()
+        side_by_side(answer, self.todo, num_threads)
         return [self._found.get(key) for key in self._keys]
-
-    def close(self) -> None:
-        """Begin no further answer."""
-        self._is_over.set()
 
 
 def longest_of(requests: Sequence[GenerateRequest], edge: Engine) -> int:
     """How many tokens the longest prompt has together with its answer, and a few more."""
     prompts = (prompted(each, edge)[1].target.token_ids for each in requests)
     lengths = (len(ids) + each.params.max_new_tokens for ids, each in zip(prompts, requests, strict=True))
-    return max(lengths) + _SPARE
+    return max(lengths) + SPARE
 
 
 def _key(prompt_ids: Sequence[int], told: Lesson | GenerateRequest) -> str:

@@ -20,14 +20,16 @@ from skydraft.files import write_whole
 from skydraft.gating.calibration import Calibration, PairSide
 from skydraft.gating.fitting import LabelledText, fit
 from skydraft.gating.gates import measure
-from skydraft.learning.dataset import Chosen, prompt_digest
+from skydraft.learning.dataset import prompt_digest
 from skydraft.learning.lessons import KNOWN, WRONG, Lesson
+from skydraft.learning.training import Gain, gain
 from skydraft.prompts.messages import Message
 from skydraft.prompts.pair import read_prompt
 from skydraft.types import Prompt, Signals, short_weights
 
 _MODE_OF: dict[Literal["target", "draft"], str] = {"target": "cloud", "draft": "edge"}
 OnDone: TypeAlias = Callable[[], None]
+_NEWEST = 60  # answers, by which an adapter is compared with the one in use
 
 
 def _read(
@@ -74,28 +76,49 @@ def side_of(engine: Engine) -> PairSide:
     return PairSide(name=engine.name, fingerprint=engine.fingerprint)
 
 
-def calibrate_lessons(
-    chosen: Chosen, edge: Engine, learned_from: frozenset[str], name: str, on_done: OnDone
-) -> tuple[Calibration, list[LabelledText]]:
-    """Read lessons, called `name`, with the draft model, and fit a calibration; calls `on_done` after each lesson.
+def read_lessons(edge: Engine, lessons: Sequence[Lesson], on_done: OnDone) -> list[LabelledText]:
+    texts = []
+    for lesson in lessons:
+        texts.append(labelled(edge, lesson))
+        on_done()
+    return texts
 
-    `learned_from` are digests of the prompts that the draft model was trained on. Returns the calibration and the
-    texts of all other prompts, which its limits come from. Raises RecordsError or PromptError for too few of them.
+
+def calibrate_lessons(
+    lessons: Sequence[Lesson], texts: Sequence[LabelledText], edge: Engine, name: str,
+    learned_from: frozenset[str] = frozenset(),
+) -> tuple[Calibration, list[LabelledText]]:  # fmt: skip
+    """Fit a calibration, called `name`, to lessons of one target as the draft model has read them.
+
+    `learned_from` are digests of the prompts that it was trained on. Returns the calibration and the texts of all other
+    prompts, which its limits come from. Raises RecordsError or PromptError for too few of them.
     """
-    is_unseen = [prompt_digest(lesson) not in learned_from for lesson in chosen.lessons]
-    if not any(is_unseen):
+    pairs = zip(lessons, texts, strict=True)
+    unseen = [text for lesson, text in pairs if prompt_digest(lesson) not in learned_from]
+    if not unseen:
         raise RecordsError(
             "The adapter was trained on all these answers, so none can tell how well it does on others.",
             hint="Collect some more with --learn DIR.",
         )
-    texts = []
-    for lesson in chosen.lessons:
-        texts.append(labelled(edge, lesson))
-        on_done()
-    unseen = [text for text, wanted in zip(texts, is_unseen, strict=True) if wanted]
-    target = PairSide(name=short_weights(chosen.target), fingerprint=chosen.target)
-    longest = max(len(lesson.token_ids) for lesson in chosen.lessons)
+    target = PairSide(name=short_weights(lessons[0].target), fingerprint=lessons[0].target)
+    longest = max(len(lesson.token_ids) for lesson in lessons)
     return fit(texts, side_of(edge), target, name, longest, unseen=unseen), unseen
+
+
+def gain_over(
+    used: Engine, lessons: Sequence[Lesson], texts: Sequence[LabelledText], seen: frozenset[str]
+) -> Gain | None:
+    """How α on the newest lessons would change from the draft model `used` to the one that read the `texts` of all.
+
+    `seen` are digests of the prompts that `used` was trained on, which say nothing; None where there are no others.
+    """
+    pairs = zip(lessons, texts, strict=True)
+    newest = [each for each in pairs if prompt_digest(each[0]) not in seen][-_NEWEST:]
+    if not newest:
+        return None
+    after = [(text.disagrees.count(False), len(text.disagrees)) for _, text in newest]
+    olds = [labelled(used, lesson).disagrees for lesson, _ in newest]
+    return gain([(each.count(False), len(each)) for each in olds], after, [lesson.prompt_ids for lesson, _ in newest])
 
 
 def write_calibration(made: Calibration, cache: Path, out: Path | None = None) -> Path:

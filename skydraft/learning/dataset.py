@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -57,21 +58,23 @@ class Chosen:
 
 
 def choose(
-    store: Store, vocab: Vocab | None = None, target: str | None = None, deadline: float = float("inf")
-) -> Chosen:
+    store: Store, vocab: Vocab | None = None, target: str | None = None, deadline: float = float("inf"),
+    before: Store | None = None,
+) -> Chosen:  # fmt: skip
     """Choose the newest lessons of one vocabulary and one target that have tokens of the target's.
 
-    Equal lessons count once. No vocabulary means any, no target the one that judged most lessons. Raises RecordsError
-    for too few, and TimeoutError after `deadline`, by `time.monotonic`.
+    Those of the store `before` are older. Equal lessons count once. No vocabulary means any, no target the one that
+    judged most lessons. Raises RecordsError for too few, and TimeoutError after `deadline`, by `time.monotonic`.
     """
+    stores = [each for each in (before, store) if each]
     if target is None:
-        found = _of_vocab(store, vocab, Counter(), deadline)
+        found = _of_vocab(stores, vocab, Counter(), deadline)
         targets = Counter(lesson.target for lesson in found if lesson.known)
         target = targets.most_common(1)[0][0] if targets else ""
     skipped: Counter[str] = Counter()
     newest: deque[Lesson] = deque(maxlen=MAX_GENERATIONS)
     seen: set[bytes] = set()
-    for lesson in _of_vocab(store, vocab, skipped, deadline):
+    for lesson in _of_vocab(stores, vocab, skipped, deadline):
         key = _digest(*lesson.prompt_ids, -1, *lesson.token_ids)
         if lesson.target != target:
             skipped["of another target"] += 1
@@ -85,8 +88,8 @@ def choose(
     return Chosen(tuple(newest), target, skipped)
 
 
-def _of_vocab(store: Store, vocab: Vocab | None, skipped: Counter[str], deadline: float) -> Iterator[Lesson]:
-    for lesson in store.lessons(skipped):
+def _of_vocab(stores: Sequence[Store], vocab: Vocab | None, skipped: Counter[str], deadline: float) -> Iterator[Lesson]:
+    for lesson in chain.from_iterable(store.lessons(skipped) for store in stores):
         if time.monotonic() > deadline:
             raise TimeoutError("stopped at reading the answers; give more --minutes")
         if vocab is None:
@@ -112,27 +115,30 @@ def _too_few(store: Store, number: int) -> RecordsError:
     )
 
 
-def split(lessons: Iterable[Lesson]) -> tuple[list[Lesson], list[Lesson]]:
+def split(lessons: Sequence[Lesson]) -> tuple[list[Lesson], list[Lesson]]:
     """Split lessons into (to train with, held out). About a sixth is held out; all answers to a prompt stay together.
 
-    The result depends on the lessons alone. Raises RecordsError for too few prompts.
+    Which are trained with, and in which order, does not depend on the order of the lessons: many are written at a time.
+    What is held out keeps it. Raises RecordsError for too few prompts.
     """
     groups: dict[bytes, list[Lesson]] = {}
     for lesson in lessons:
         groups.setdefault(_digest(*lesson.prompt_ids), []).append(lesson)
     order = sorted(groups, key=lambda key: hashlib.sha256(key + bytes(8)).digest())
     total = sum(map(len, groups.values()))
-    held_out: list[Lesson] = []
+    held, num_held = set[bytes](), 0
     wanted = max(_MIN_HELD_OUT, total * _HELD_OUT)
     for key in reversed(order):
-        if len(held_out) < wanted and len(held_out) + len(groups[key]) <= total / 2:
-            held_out += groups.pop(key)
-    if len(held_out) < wanted:
+        if num_held < wanted and num_held + len(groups[key]) <= total / 2:
+            held.add(key)
+            num_held += len(groups[key])
+    if num_held < wanted:
         raise RecordsError(
             f"The {total} answers are to {len(order)} prompts, which are too few to hold some out.",
             hint="Collect answers to more prompts.",
         )
-    return [lesson for group in groups.values() for lesson in group], held_out
+    trained = [lesson for key in order if key not in held for lesson in sorted(groups[key], key=encode)]
+    return trained, [lesson for lesson in lessons if _digest(*lesson.prompt_ids) in held]
 
 
 def prompt_digest(lesson: Lesson) -> str:
@@ -220,14 +226,16 @@ def trainable_file(engine: Engine) -> Path:
 
 def prepare(
     store: Store, edge: Engine, weights: str, guard: Sequence[Lesson], deadline: float = float("inf"), *,
-    for_all: bool = False,
+    for_all: bool = False, before: Store | None = None,
 ) -> TrainingTask:  # fmt: skip
     """Choose and split the lessons for a draft model and the target `weights`; `for_all`: it is to serve any prompt.
+
+    The lessons of the store `before` are older.
 
     Raises a SkydraftError, and TimeoutError if the lessons are not read by `deadline`.
     """
     path = trainable_file(edge)
-    chosen = choose(store, edge.vocab, weights, deadline)
+    chosen = choose(store, edge.vocab, weights, deadline, before)
     trained, held_out = split(chosen.lessons)
     beginning = () if for_all else beginning_of(chosen.lessons, beginning_ids(edge.vocab))
     card = AdapterCard(

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from contextlib import suppress
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from skydraft.engines.adapter import Adapter, inject, write_adapter, write_private
+from skydraft.engines.adapter import Adapter, inject, read_adapter, write_adapter
 from skydraft.engines.trainable import TrainableModel, load_trainable
-from skydraft.errors import OptionError
+from skydraft.errors import OptionError, RecordsError, SkydraftError
+from skydraft.files import write_whole
 from skydraft.learning.dataset import OnProgress, TrainingTask, prompt_digest
 from skydraft.learning.halves import MAX_LEN, Activations, Halves
 from skydraft.learning.lessons import Lesson
@@ -111,15 +114,24 @@ class Trained:
     adapter: Adapter
     held_out: Gain
     guard: Gain | None
-    is_whole: bool  # not cut short by a limit on time
 
-    def write(self, path: Path) -> None:
+    def write(self, path: Path, key: str = "") -> None:
+        """Write the adapter, and beside it what was measured, so that the training `key` is not done again."""
+        path.with_suffix(".json").unlink(missing_ok=True)  # of another adapter
         write_adapter(path, self.adapter)
+        gains = {"held_out": asdict(self.held_out), "guard": self.guard and asdict(self.guard)}
+        write_whole(path.with_suffix(".json"), json.dumps({"key": key, **gains}).encode(), 0o600)
 
-    def objection(self, everything: bool) -> str:
-        """Say why the adapter should not be kept; "" where it should. One for `everything` must not cost the guard."""
-        if self.held_out.low <= 0:
-            return "on the held-out answers the gain is not certain"
+    def objection(self, everything: bool, num_answers: int) -> str:
+        """Say why the adapter should not be kept; "" where it should. One for `everything` must not cost the guard.
+
+        `num_answers` is that of all lessons: the interval of the gain narrows with its root.
+        """
+        gain = self.held_out
+        if gain.low <= 0:
+            times = ((gain.difference - gain.low) / gain.difference) ** 2 if gain.difference > 0 else 0.0
+            enough = f"; about {round(times * num_answers, -1) + 10:.0f} answers would tell" if 0 < times < 20 else ""
+            return f"on the held-out answers the gain is not certain{enough}"
         if everything and self.guard is not None and self.guard.difference < -MAX_GUARD_LOSS:
             return f"on general prompts it is worse by more than {MAX_GUARD_LOSS:g}"
         return ""
@@ -146,40 +158,31 @@ class Training:
 
         self._torch, self._trainable, self._settings = torch, trainable, settings
         self._path, self._progress, self._deadline = state, progress, deadline
-        self._measuring_s = 0.0  # before training; as much twice more at its end
-        self._key = hashlib.sha256(f"{task.card.base} {astuple(settings)[:-1]} {task.digest()}".encode()).hexdigest()
+        self._key = key_of(task, settings)
         self._halves = Halves(trainable, settings.layers_for(len(task.trained)), task.vocab_size)
         trained, held_out, guard = _short(task.trained), _short(task.held_out), _short(task.guard)
+        if not (trained and held_out):
+            raise RecordsError(f"Too few prompts have, with their answers, up to {MAX_LEN} tokens, as is trained with.")
         self._task = replace(task, trained=trained, held_out=held_out, guard=guard)
         self._state = _State()
 
     def run(self) -> Trained:
-        """Train, and measure. After Ctrl-C, or when time is over, another run continues from the state file.
-
-        No step is begun after which the deadline would leave too little time to measure. Raises TimeoutError if it
-        leaves none for the first one.
-        """
+        """Train, and measure. After Ctrl-C, or the TimeoutError at the deadline, another run goes on from the file."""
         task = self._task
         trained = self._lower(task.trained, "reading what to learn")
         held_out = self._lower(task.held_out, "reading what is held out")
         guard = self._lower(task.guard, "reading the guard")
         vocab = self._occurring(trained)
-        began = time.monotonic()
-        before = [
-            [self._halves.num_right(text) for text in self._each(texts, f"{what}, before")]
-            for texts, what in ((held_out, "held out"), (guard, "guard"))
-        ]
-        self._measuring_s = time.monotonic() - began
-        self._check_time("training")
+        before = self._counts(held_out, "held out, before"), self._counts(guard, "guard, before")
         self._lora = self._inject()
         self._optimizer = self._torch.optim.AdamW(list(self._lora.values()), lr=self._settings.rate)
         self._resume()
-        is_whole = self._train(trained, held_out, vocab)
+        self._train(trained, held_out, vocab)
         self._put(self._state.best or {})
         after = self._counts(held_out, "held out, after"), self._counts(guard, "guard, after")
         held_gain = gain(before[0], after[0], [lesson.prompt_ids for lesson in task.held_out])
         guard_gain = gain(before[1], after[1], [lesson.prompt_ids for lesson in task.guard]) if guard else None
-        return Trained(self._adapter(), held_gain, guard_gain, is_whole)
+        return Trained(self._adapter(), held_gain, guard_gain)
 
     def _each(self, items: Sequence[T], what: str) -> Iterator[T]:
         """Give the items one by one, and report progress. Raises TimeoutError when time is over."""
@@ -189,22 +192,14 @@ class Training:
             yield item
 
     def _check_time(self, what: str) -> None:
-        if self._lacks_time():
+        if time.monotonic() > self._deadline:
             raise TimeoutError(f"stopped at '{what}'; give more --minutes")
-
-    def _lacks_time(self) -> bool:
-        """Whether measuring at the end would come too late if something else were begun now."""
-        return time.monotonic() + 2 * self._measuring_s > self._deadline
 
     def _lower(self, lessons: Sequence[Lesson], what: str) -> list[Activations]:
         return [self._halves.activations(lesson) for lesson in self._each(lessons, what)]
 
     def _counts(self, texts: Sequence[Activations], what: str) -> Counts:
-        counts: list[tuple[int, int]] = []
-        for number, text in enumerate(texts):
-            self._progress(what, number, len(texts), f"α {alpha(counts):.3f}" if counts else "")
-            counts.append(self._halves.num_right(text))
-        return counts
+        return [self._halves.num_right(text) for text in self._each(texts, what)]
 
     def _occurring(self, texts: Sequence[Activations]) -> Any:
         """The token ids that the loss is over, rising: labels, and the draft model's best at the same places."""
@@ -226,19 +221,17 @@ class Training:
             torch.manual_seed(self._settings.seed)
             return inject(self._trainable.model, matrices, self._settings.rank, _SCALE * self._settings.rank)
 
-    def _train(self, texts: Sequence[Activations], held_out: Sequence[Activations], vocab: Any) -> bool:
-        """Train to the end, or until α stops rising. Returns False where time was over before that."""
+    def _train(self, texts: Sequence[Activations], held_out: Sequence[Activations], vocab: Any) -> None:
+        """Train to the end, or until α stops rising."""
         settings, state = self._settings, self._state
         per_epoch = -(-len(texts) // _BATCH)
         last = per_epoch * settings.epochs
         while state.step < last and not self._is_enough():
-            if self._lacks_time():
-                self._save()
-                if state.step % per_epoch or not state.history:  # else it was measured just now
-                    self._evaluate(held_out)
-                return False
             epoch, index = divmod(state.step, per_epoch)
             note = f"α {state.history[-1]:.3f}" if state.history else ""
+            if time.monotonic() > self._deadline:
+                self._save()
+            self._check_time("training")
             self._progress(f"training, epoch {epoch + 1}", state.step, last, note)
             batch = self._order(len(texts), epoch)[index * _BATCH :][:_BATCH]
             self._step([texts[number] for number in batch], vocab, settings.rate * (1 - state.step / last))
@@ -247,7 +240,6 @@ class Training:
                 self._evaluate(held_out)
             if state.step % _SAVE_EVERY == 0 or state.step % per_epoch == 0:
                 self._save()
-        return True
 
     def _is_enough(self) -> bool:
         """Whether the last two epochs brought nothing."""
@@ -296,7 +288,7 @@ class Training:
         values = {"key": self._key, "state": vars(self._state), "optimizer": self._optimizer.state_dict(), "lora": lora}
         data = io.BytesIO()
         self._torch.save(values, data)
-        write_private(self._path, data.getvalue())
+        write_whole(self._path, data.getvalue(), 0o600)
 
     def _resume(self) -> None:
         """Continue from the state file, where there is one of the same training."""
@@ -326,6 +318,21 @@ class Training:
         )
         pairs = {name: (low, high) for name, (low, high) in sides.items()}
         return Adapter(card, _SCALE * self._settings.rank, pairs)
+
+
+def key_of(task: TrainingTask, settings: TrainSettings) -> str:
+    """What names a training; on one CPU, two of one key give the same adapter."""
+    return hashlib.sha256(f"{task.card.base} {astuple(settings)[:-1]} {task.digest()}".encode()).hexdigest()
+
+
+def trained_before(path: Path, key: str) -> Trained | None:
+    """What `Trained.write` wrote there of the training `key`; None if it is not there, of another, or damaged."""
+    with suppress(OSError, ValueError, KeyError, TypeError, SkydraftError):
+        noted = json.loads(path.with_suffix(".json").read_text())
+        if noted["key"] == key:
+            guard = noted["guard"] and Gain(**noted["guard"])
+            return Trained(read_adapter(path), Gain(**noted["held_out"]), guard)
+    return None
 
 
 def train(

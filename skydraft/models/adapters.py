@@ -1,9 +1,14 @@
-"""The adapters of each model: `adapters/MODEL/NAME/adapter.gguf`, and beside it the ones before."""
+"""The adapters of each model: `adapters/MODEL/NAME/adapter.gguf`, and beside it the ones before.
+
+Earlier versions merged what was learned into a copy of the model, in `adapted`; nothing uses these any more.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -13,6 +18,7 @@ from skydraft.models.cache import disk_errors_named, locked
 
 FILE = "adapter.gguf"
 MAX_BEFORE = 3  # earlier ones that `learn revert` can go back to
+LAST_RUN = "last-run"  # what `learn run` did last
 _SOURCE = "made-from"
 _LOCK_S = 10.0  # others hold it for milliseconds
 _NAME = re.compile(r"[\w-][\w.-]{0,63}")
@@ -45,30 +51,34 @@ def all_adapters(cache: Path) -> dict[str, list[str]]:
 def made_from(folder: Path, model: str, cache: Path) -> list[str]:
     """The names of a model's adapters that were made from the lessons in a folder."""
     homes = [path.parent for path in folder_of(model, cache).glob(f"[!.]*/{FILE}")]
-    return sorted(home.name for home in homes if _source_of(home) == folder.resolve())
+    return sorted(home.name for home in homes if str(folder.resolve()) in _sources_of(home))
 
 
-def _source_of(home: Path) -> Path:
+def _sources_of(home: Path) -> list[str]:
     noted = home / _SOURCE
-    return Path(noted.read_text()) if noted.exists() else home.resolve()
+    return noted.read_text().splitlines() if noted.exists() else [str(home.resolve())]
 
 
-def keep(data: bytes, name: str, model: str, cache: Path, source: Path | None = None) -> Path:
-    """Use this adapter, made from lessons in the folder `source`, from now on; the one before is kept.
+def keep(data: bytes, name: str, model: str, cache: Path, sources: Sequence[Path] = ()) -> Path:
+    """Use this adapter, made from lessons in these folders, from now on; the one before is kept. Twice does it once.
 
     Raises OptionError, ModelFilesError or NotEnoughDisk.
     """
     home = home_of(name, model, cache)
     with disk_errors_named(cache):
         home.mkdir(parents=True, exist_ok=True)
+        if (home / FILE).exists() and (home / FILE).read_bytes() == data:
+            return home / FILE
         with locked(home / ".lock", f"Another process is changing {home}.", _LOCK_S):
             new = home / "new.gguf"
             write_whole(new, data, 0o600)  # on the disk before anything moves
             if (home / FILE).exists():
-                for number in range(MAX_BEFORE, 0, -1):
+                for number in range(MAX_BEFORE, 1, -1):
                     _move(_before(home, number - 1), _before(home, number))
+                write_whole(_before(home, 1), (home / FILE).read_bytes(), 0o600)  # at no moment there is none in use
+            made_from = [str(each.resolve()) for each in sources or (home,)]
+            write_whole(home / _SOURCE, "\n".join(made_from).encode(), 0o600)
             os.replace(new, home / FILE)
-            write_whole(home / _SOURCE, str((source or home).resolve()).encode(), 0o600)
     return home / FILE
 
 
@@ -78,12 +88,29 @@ def revert(name: str, model: str, cache: Path) -> bool:
     if not (home / FILE).exists():
         raise OptionError(f"{model} has no adapter '{name}'.", hint="See: skydraft models list.")
     with disk_errors_named(cache), locked(home / ".lock", f"Another process is changing {home}.", _LOCK_S):
+        (home / LAST_RUN).unlink(missing_ok=True)
         had_one = _before(home, 1).exists()
         if not had_one:
             (home / FILE).unlink()
         for number in range(MAX_BEFORE):
             _move(_before(home, number + 1), _before(home, number))
     return had_one
+
+
+def merged_copies(cache: Path) -> dict[str, Path]:
+    """Copies of models by their names, with what was learned merged in, which an earlier version left."""
+    return {path.name: path for path in sorted((cache / "adapted").glob("[!.]*"))}
+
+
+def remove_merged(path: Path, cache: Path) -> None:
+    """Delete such a copy, and what lies beside the last one. Raises ModelFilesError."""
+    with disk_errors_named(cache):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        path.with_name(f".{path.name}.json").unlink(missing_ok=True)
+        if not merged_copies(cache):
+            shutil.rmtree(path.parent, ignore_errors=True)
+            for name in ("adapters.json", "adapters.lock"):
+                (cache / name).unlink(missing_ok=True)
 
 
 def _before(home: Path, number: int) -> Path:

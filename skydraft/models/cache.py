@@ -82,6 +82,8 @@ def disk_errors_named(cache: Path) -> Iterator[None]:
     """Turn an OSError into NotEnoughDisk or ModelFilesError: other programs may fill or lock the disk."""
     try:
         yield
+    except BrokenPipeError:  # of who reads what is printed
+        raise
     except OSError as error:
         kind = NotEnoughDisk if error.errno in (errno.ENOSPC, errno.EDQUOT) else ModelFilesError
         raise kind(

@@ -16,7 +16,7 @@ from skydraft.decoding.plan import make_plan
 from skydraft.evaluation.scoring import Scorer
 from skydraft.gating.fitting import agreement
 from skydraft.gating.hand_back import parse_hand_back
-from skydraft.learning.calibrating import calibrate_lessons, label_texts, labelled
+from skydraft.learning.calibrating import calibrate_lessons, label_texts, labelled, read_lessons
 from skydraft.learning.dataset import choose
 from skydraft.learning.lessons import Store
 from skydraft.prompts.messages import asked
@@ -61,7 +61,8 @@ def test_a_label_is_what_was_collected_and_has_signals_everywhere(
 
 def test_what_the_target_wrote_on_calibrates_and_teaches(pair: tuple[Any, Any], written_on: Path) -> None:
     chosen = choose(Store(written_on))
-    made, unseen = calibrate_lessons(chosen, pair[0], frozenset(), "written", lambda: None)
+    texts = read_lessons(pair[0], chosen.lessons, lambda: None)
+    made, unseen = calibrate_lessons(chosen.lessons, texts, pair[0], "written")
     judged = sum(len(lesson.marks) - lesson.marks.count("-") for lesson in chosen.lessons)
     assert agreement(unseen)[1] == made.fitted.num_tokens == judged
     assert sum(map(len, (lesson.known for lesson in chosen.lessons))) > 0.5 * judged

@@ -16,7 +16,7 @@ from skydraft.learning import training
 from skydraft.learning.dataset import TrainingTask, choose, split
 from skydraft.learning.halves import Halves
 from skydraft.learning.lessons import Store
-from skydraft.learning.training import Trained, Training, TrainSettings
+from skydraft.learning.training import Trained, Training, TrainSettings, trained_before
 
 from ..later import later
 
@@ -58,7 +58,7 @@ def trained(task: TrainingTask, tmp_path_factory: pytest.TempPathFactory) -> Tra
 
 def test_it_says_more_often_what_the_target_says(trained: Trained, tmp_path: Path) -> None:
     assert trained.held_out.low > 0 and trained.held_out.difference > 0.05, str(trained.held_out)
-    assert trained.is_whole and not trained.objection(True)
+    assert not trained.objection(True, 70)
     trained.write(tmp_path / "adapter")
     again = read_adapter(tmp_path / "adapter")
     assert again.fingerprint == trained.adapter.fingerprint and again.card == trained.adapter.card
@@ -117,33 +117,48 @@ class Clock:
         self.now_s += self._seconds.get(first, 0.0)
 
 
-@pytest.mark.parametrize(
-    "last", ["reading what to learn", "looking for rivals", "held out, before", "guard, before", "training", ""]
-)
-def test_nothing_is_begun_after_which_there_is_no_time_to_measure(
+@pytest.mark.parametrize("last", ["reading what to learn", "looking for rivals", "held out, before", "training"])
+def test_nothing_is_begun_after_the_deadline_and_what_was_done_counts(
     task: TrainingTask, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str
 ) -> None:
     work = len(task.trained), len(task.held_out), len(task.guard)
-    number, measured = sum(work), work[1] + work[2]
+    number = sum(work)
     seconds = {
         "reading what to learn": 5, "looking for rivals": number + 1, "held out, before": number + work[0] + 1,
-        "guard, before": number + work[0] + work[1] + 1, "training": 2 * number + 1, "": 2 * number + 2 * measured + 18,
+        "training": 2 * number + 5 * 9,
     }[last]  # fmt: skip
-    # "measuring" is what is held out, once an epoch
     clock = Clock(reading=1.0, looking=1.0, held=1.0, guard=1.0, measuring=1.0, training=9.0)
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, pytest.raises(TimeoutError, match=last):
         patch.setattr(training, "time", clock)
-        run = Training(load_trainable(task.path), task, SETTINGS, tmp_path / "state", clock.progress, seconds)
-        if last:
-            with pytest.raises(TimeoutError, match=last):
-                run.run()
-        else:
-            assert not run.run().is_whole and "training" in " ".join(clock.told)
+        Training(load_trainable(task.path), task, SETTINGS, tmp_path / "state", clock.progress, seconds).run()
     assert clock.now_s <= seconds + 9  # of one step
-    if not last:
-        assert (
-            train(task, tmp_path / "state").adapter.fingerprint == trained.adapter.fingerprint
-        )  # it goes on from there
+    if last == "training":
+        begun: list[int] = []
+        run = Training(
+            load_trainable(task.path), task, SETTINGS, tmp_path / "state",
+            lambda what, done, *_: begun.append(done) if what.startswith("training") else None,
+        )  # fmt: skip
+        assert run.run().adapter.fingerprint == trained.adapter.fingerprint and begun[0] == 6
+
+
+def test_what_was_trained_is_known_again_by_its_key_alone(trained: Trained, tmp_path: Path) -> None:
+    path = tmp_path / "trial.gguf"
+    trained.write(path, "mine")
+    again = trained_before(path, "mine")
+    assert again and (again.held_out, again.guard) == (trained.held_out, trained.guard)
+    assert again.adapter.fingerprint == trained.adapter.fingerprint and trained_before(path, "other") is None
+    for damaged in (path.with_suffix(".json"), path):
+        damaged.write_bytes(damaged.read_bytes()[:-9])
+        assert trained_before(path, "mine") is None
+
+
+def test_too_few_answers_are_said_with_the_number_that_would_do(trained: Trained) -> None:
+    def objection(low: float) -> str:
+        return replace(trained, held_out=replace(trained.held_out, before=0.5, after=0.6, low=low)).objection(False, 48)
+
+    assert not objection(0.01)
+    assert objection(-0.05).endswith("the gain is not certain; about 120 answers would tell")
+    assert objection(-0.5).endswith("the gain is not certain")
 
 
 def test_the_halves_together_are_the_model_and_say_what_was_collected(task: TrainingTask) -> None:

@@ -6,10 +6,12 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 import skydraft
 from skydraft.cli.main import run
@@ -38,6 +40,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     monkeypatch.setenv("COLUMNS", "500")
     monkeypatch.setattr("skydraft.learning.dataset.guard_prompts", lambda: tuple(prompts(12, seed=5)))
     monkeypatch.setattr("skydraft.learning.dataset.GUARD_TOKENS", 8)
+    monkeypatch.setattr("skydraft.cli.learn_run.MAX_PROMPTS", 2)
 
     def invoke(*args: str) -> tuple[int, str, str]:
         capsys.readouterr()
@@ -96,15 +99,13 @@ def test_a_task_is_learned_from_prompts_alone_and_used_where_a_conversation_begi
     (written,) = (tmp_path / "home" / "calibrations").glob("*.json")
     assert read_calibration(written).draft.name.endswith("+task")
 
-    # again: nothing is asked twice, and the adapter before is kept
+    # again: nothing is asked twice, and nothing is new
     status, said, err = call("learn", "run", "task", "--prompts", str(asked), "-s", SYSTEM, *TRAIN)
-    assert status == 0 and "is to write" not in err, said + err
+    assert (status, said) == (0, "Nothing is new since the last run, which is in use.\n") and "to write" not in err
     assert "learned: task" in bare("models", "list")[1]
     assert (
         "To take it back: skydraft learn revert task" in call("learn", "forget", "task")[1] and not Store(home).files()
     )
-    assert "is again what it was before" in call("learn", "revert", "task")[1]
-    assert call(*ASK, "--mode", "edge", "-s", SYSTEM)[1] == learned
     assert "is gone" in call("learn", "revert", "task")[1]
     assert call(*ASK, "--mode", "edge", "-s", SYSTEM)[1] == before
     assert "has no adapter 'task'" in call("learn", "revert", "task")[2]
@@ -127,6 +128,46 @@ def test_what_was_collected_teaches_too_and_one_for_everything_has_a_guard(
     status, said, _ = call("learn", "run", "nothing", "--from", str(taught), *short, "--rate", "1e-9")
     assert status == 1 and "Not kept" in said
     assert bare("models", "list")[1].count("learned: all, one") == 1
+
+
+def test_what_is_in_use_is_replaced_only_by_what_is_better_on_the_newest(
+    call: Call, taught: Path, tmp_path: Path
+) -> None:
+    def learned(*options: str) -> tuple[int, str, str]:
+        return call("learn", "run", "one", "--from", str(taught), *TRAIN, *options)
+
+    def in_use() -> bytes:
+        return next(tmp_path.glob("home/adapters/*/one/adapter.gguf")).read_bytes()
+
+    assert learned()[0] == 0
+    good = in_use()
+    status, said, _ = learned("--epochs", "1", "--rate", "0.01")  # better than none, and worse than this
+    assert status == 0 and "Not kept: it is not certainly better than the one in use" in said and in_use() == good
+    status, said, _ = learned("--epochs", "1", "--rate", "0.01")
+    assert status == 0 and said.startswith("Nothing is new since the last run, which kept nothing") and len(said) < 200
+
+    # of another base, or damaged: not compared, and kept as one before
+    home = next(tmp_path.glob("home/adapters/*/one"))
+    home.joinpath("adapter.gguf").write_bytes(b"GGUF noise")
+    status, said, err = learned("--rank", "4")
+    assert status == 0 and "has learned before is not compared" in err and "beside the one" not in said
+    assert home.joinpath("before-1.gguf").read_bytes() == b"GGUF noise" and in_use() != good
+
+    weak = in_use()
+    revised = read_adapter(home / "adapter.gguf")
+    pairs = {name: (low, high * 0.01) for name, (low, high) in revised.pairs.items()}  # as good as none
+    write_adapter(home / "adapter.gguf", replace(revised, pairs=pairs))
+    status, said, err = learned()
+    assert status == 0 and "beside the one in use" in said and "Not kept" not in said and in_use() == good != weak
+
+
+def test_one_name_is_learned_by_one_process_at_a_time(call: Call, taught: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "home" / "adapters"
+    call("learn", "run", "one", "--from", str(tmp_path / "nothing"), "-y")
+    (lock,) = folder.glob("*/.one.lock")
+    with FileLock(lock):
+        status, said, err = call("learn", "run", "one", "--from", str(taught), *TRAIN)
+    assert (status, said) == (1, "") and err.startswith("skydraft: Another process is letting") and err.count("\n") == 1
 
 
 def test_wrong_use_is_one_line(

@@ -1,0 +1,40 @@
+"""The table of `learn run`: what its figures count, and which mode it names."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from skydraft.cli.learned import figures, show_table
+
+
+@pytest.mark.parametrize(
+    ("audited", "agreed", "agreement"),
+    [(0, 0, 0.9), (99, 0, 0.9), (100, 80, 0.9), (200, 200, 1.0)],
+    ids=["never seen", "few seen", "seen", "all as the target"],
+)
+def test_what_was_skipped_counts_as_what_the_target_saw_of_it(audited: int, agreed: int, agreement: float) -> None:
+    numbers = Counter(
+        tokens=1000, calls=20, written=100, skipped=500, audited=audited, agreed=agreed, checked=4, right=3
+    )
+    found = figures(numbers, alone=0.8)
+    assert found == pytest.approx({"agreement": agreement, "right": 0.75, "calls a token": 0.02, "written": 0.1})
+
+
+@pytest.mark.parametrize(
+    ("alone", "says"),
+    [
+        (0.96, "--mode edge --audit-share 0.05 keeps an agreement of 0.95 here"),
+        (0.90, "--mode quality keeps an agreement of 0.95 here"),
+        (0.10, "No mode here keeps an agreement of 0.95"),
+    ],
+)
+def test_the_mode_that_asks_least_is_named(capsys: pytest.CaptureFixture[str], alone: float, says: str) -> None:
+    edge, quality = Counter(tokens=1, skipped=1), Counter(tokens=100, calls=4, written=20, skipped=50)
+    after = {"edge": edge, "quality": quality, "answers": Counter(tokens=100, calls=9, written=40, skipped=30)}
+    show_table({"edge": edge, "quality": quality}, after, (0.5, alone), Counter(tokens=100, calls=1, written=100))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["edge", "0.500", "→", f"{alone:.3f}", "0.000", "→", "0.000", "0.000", "→", "0.000"]
+    assert [line.split()[0] for line in lines[1:5]] == ["edge", "quality", "answers", "cloud"]
+    assert lines[3].split()[1] == "–" and lines[-1].startswith(says)

@@ -1,0 +1,113 @@
+"""Runs a command again and again, each time in a new process that ends at some moment. As a script: see `main`."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib
+import io
+import itertools
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+# (what is called, which call of it, whether it writes), in the order of a run; after @ what its first argument names
+MOMENTS = [
+    ("skydraft.learning.lessons:_append@/task/", 3, True),  # an answer
+    ("skydraft.learning.lessons:_append@/guard/", 1, True),  # a general one
+    ("skydraft.learning.halves:Halves.activations", 9, False),
+    ("skydraft.learning.training:Training._step", 3, False),
+    ("skydraft.learning.training:write_whole", 1, True),  # a state
+    ("skydraft.learning.training:Training._evaluate", 2, False),
+    ("skydraft.learning.training:write_adapter", 1, True),
+    ("skydraft.learning.calibrating:labelled", 3, False),
+    ("skydraft.learning.calibrating:write_whole", 1, True),
+    ("skydraft.cli.learned:_keep", 5, True),  # an answer that is judged
+    ("skydraft.models.adapters:write_whole", 1, True),
+    ("skydraft.cli.learn_run:write_whole", 1, True),  # what the run did
+]
+
+
+def die() -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+def find_no_room() -> NoReturn:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def at(moment: tuple[str, int, bool], end: Callable[[], NoReturn]) -> None:
+    """End this process, or the call, at that call."""
+    called, _, named = moment[0].partition("@")
+    module, _, path = called.partition(":")
+    owner: Any = importlib.import_module(module)
+    *parents, name = path.split(".")
+    for each in parents:
+        owner = getattr(owner, each)
+    real, calls = getattr(owner, name), itertools.count(1)
+
+    def call(*args: Any, **given: Any) -> Any:
+        if named in str(args[0]) and next(calls) == moment[1]:
+            end()
+        return real(*args, **given)
+
+    setattr(owner, name, call)
+
+
+def in_child(work: Callable[[], int]) -> tuple[int, str]:
+    """(exit status, below 0 for a signal; what was said)"""
+    ours, theirs = os.pipe()
+    if not (child := os.fork()):
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+            status = work()
+        os.write(theirs, said.getvalue().encode()[-3000:])
+        os._exit(status)
+    os.close(theirs)
+    with os.fdopen(ours, "rb") as file:
+        said_bytes = file.read()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said_bytes.decode()
+
+
+def main(homes: list[str], command: list[str]) -> list[tuple[int, str]]:
+    """Run undisturbed in the first home; in the other one with a full disk and a death at each moment, and to the end.
+
+    Returns what `in_child` does, in this order.
+    """
+    import accelerate  # noqa: F401  once, before the forks
+    import gguf  # noqa: F401
+    import peft  # noqa: F401
+
+    from skydraft.cli import learn_run
+    from skydraft.cli.main import run
+    from skydraft.learning import dataset
+    from skydraft.learning.training import Trained
+
+    from .conftest import prompts
+
+    dataset.guard_prompts = lambda: tuple(prompts(8, seed=5))
+    dataset.GUARD_TOKENS = vars(learn_run)["MAX_PROMPTS"] = 4
+    Trained.objection = lambda *_: ""  # type: ignore[method-assign]  # the gain of so few answers is not certain
+
+    def attempt(home: str, moment: tuple[str, int, bool] | None = None, end: Callable[[], NoReturn] = die) -> Any:
+        def work() -> int:
+            os.environ["SKYDRAFT_HOME"] = home
+            if moment:
+                at(moment, end)
+            return run(command)
+
+        return in_child(work)
+
+    found = [attempt(homes[0])]
+    for moment in MOMENTS:
+        found += [attempt(homes[1], moment, end) for end in (find_no_room, die) if end is die or moment[2]]
+    return [*found, attempt(homes[1])]
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(json.dumps(main(sys.argv[2:4], sys.argv[4:])))
