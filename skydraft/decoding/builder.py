@@ -16,7 +16,7 @@ from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.scoring import Scores
 from skydraft.decoding.target import Target, TargetFacts
 from skydraft.decoding.turns import Turns
-from skydraft.engines.base import Engine
+from skydraft.engines.base import Engine, Seats
 from skydraft.engines.vocab import check_same
 from skydraft.errors import OptionError
 from skydraft.gating.calibration import MAX_BLOCK, Calibration, find_calibration
@@ -82,7 +82,8 @@ def start_generation(
         drafts_first = turns.longest() > 0 or turns.reads
         verifier = verifying.verifier(context, prompts.target, vocab, request, drafts_first=drafts_first)
     falls_back = bool(verifying and verifying.falls_back(plan))
-    loop = SpeculativeLoop(context, drafter, gate, verifier, turns, vocab, falls_back=falls_back)
+    seats = Seats((draft, local))
+    loop = SpeculativeLoop(context, drafter, gate, verifier, turns, vocab, falls_back=falls_back, seats=seats)
     return Generation(loop, request, prompts, draft or edge, target, watch)
 
 

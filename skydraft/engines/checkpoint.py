@@ -6,7 +6,7 @@ import functools
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,9 +57,7 @@ def load_library() -> tuple[Any, Any]:
     return torch, transformers
 
 
-def failed(
-    transformers: Any, does: str, error: Exception, kind: type[SkydraftError], hint: str = ""
-) -> SkydraftError:
+def failed(transformers: Any, does: str, error: Exception, kind: type[SkydraftError], hint: str = "") -> SkydraftError:
     """What a failed call of transformers means. A version that may not fit is named, in place of the model."""
     if transformers.__version__ in _FITTING:
         return kind(f"transformers {does}: {first_line(error)}", hint=hint)
@@ -70,8 +68,8 @@ def failed(
 
 
 @functools.cache
-def cache_argument(model: type) -> str:
-    """What the forward of a model calls its KV cache, which transformers renamed in 5.24."""
+def cache_argument(model: Hashable) -> str:
+    """What the forward of a class of models calls its KV cache, which transformers renamed in 5.24."""
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"  # type: ignore[attr-defined]
 
 
