@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from skydraft.config import CAPTION_PROMPT, DecodingParams, Execution, named
 from skydraft.decoding.builder import start_generation
@@ -93,6 +93,7 @@ def connect(
     insecure: bool = False,
     timeout_s: float = 30.0,
     require: bool = False,
+    fallback: Literal["lost", "start"] = "lost",
     open_ahead: bool = False,
     notify: Callable[[str], None] | None = None,
     api: str = "auto",
@@ -111,14 +112,17 @@ def connect(
     Several servers with the same model ("a:7373,b:7373" or a list) share the sessions. Connections beyond this machine
     use TLS, with the system's roots or `tls_ca` (PEM), and `tls_name` where the certificate does not name the host;
     `insecure` uses plaintext. Each answer may take `timeout_s`; a gated plan continues alone after a second of silence,
-    unless `require`. `open_ahead` opens each session in the background at once. `notify` gets a line when the cloud is
+    unless `require`. A cloud that this process has never reached is an error, unless `fallback` is "start": then texts
+    also begin alone, until it is there. `open_ahead` opens each session in the background at once. `notify` gets a line when the cloud is
     lost and when it is back. Any number of generations may use it at once. Raises OptionError.
     """
     from skydraft.edge.cloud import Cloud
     from skydraft.edge.verifier import silent
 
     servers = _servers(address, token, tls_ca, tls_name, insecure, api, model, price, max_cost, max_calls)
-    return Cloud(servers, timeout_s=timeout_s, require=require, open_ahead=open_ahead, notify=notify or silent)
+    return Cloud(
+        servers, timeout_s=timeout_s, require=require, fallback=fallback, open_ahead=open_ahead, notify=notify or silent
+    )  # fmt: skip
 
 
 def _servers(

@@ -11,6 +11,7 @@ from skydraft.access.keys import Keyring
 from skydraft.cli.options import DecodingChoice, KeepChoice, as_text, decoding_section, keep_section
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, models_section, server_section
 from skydraft.cli.sections import Command, Section, configured, listening, option
+from skydraft.cli.terminal import TERMINAL
 from skydraft.cloud.logs import log_to_stderr
 from skydraft.decoding.plan import make_plan
 from skydraft.engines.base import Engine
@@ -127,11 +128,14 @@ def _open(work: Work, cloud: CloudChoice, models: ModelChoice, keep: KeepChoice,
 
     options = replace(models.options, max_sequences=work.parallel + work.keep)
     plan = make_plan("edge") if work.edge_only else None
+    cloud = cloud.but(fallback="start") if cloud.address else cloud  # a service comes up before its cloud does
     edge, target = stack.enter_context(cloud.sides(replace(models, options=options), plan))
     for engine in (edge, target):
         if isinstance(engine, Engine):
             stack.enter_context(engine)
     assert edge is not None  # as both plans draft
+    if target is not None and not isinstance(target, Engine) and (gone := target.meet(edge.vocab)) is not None:
+        TERMINAL.say(f"The cloud at {target.name} was not reached ({gone.message.rstrip('.')}); until it is, gated modes work alone.")
     return Pair(edge, target, keep.observers)
 
 
