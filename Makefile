@@ -26,7 +26,7 @@ $(TRYING): requirements.lock pyproject.toml
 	@echo 'Step 1 of 3: Python packages into $(VENV), 0.5 GB. Half a minute or so.'
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock \
-		$(EDITABLE) '.[gateway,grammar,prebuilt,serve]'
+		$(EDITABLE) '.[service]'
 	@touch $(TRYING)
 
 # A llama.cpp compiled for this processor, which is faster than the ready-made one. Needs a C++ compiler.
