@@ -113,8 +113,8 @@ def connect(
     use TLS, with the system's roots or `tls_ca` (PEM), and `tls_name` where the certificate does not name the host;
     `insecure` uses plaintext. Each answer may take `timeout_s`; a gated plan continues alone after a second of silence,
     unless `require`. A cloud that this process has never reached is an error, unless `fallback` is "start": then texts
-    also begin alone, until it is there. `open_ahead` opens each session in the background at once. `notify` gets a line when the cloud is
-    lost and when it is back. Any number of generations may use it at once. Raises OptionError.
+    also begin alone, until it is there. `open_ahead` opens each session in the background at once. `notify` gets a line
+    when the cloud is lost and when it is back. Any number of generations may use it at once. Raises OptionError.
     """
     from skydraft.edge.cloud import Cloud
     from skydraft.edge.verifier import silent

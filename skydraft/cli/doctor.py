@@ -28,7 +28,8 @@ from skydraft.models import cache_dir, known_models, present, verify
 PURPOSES = {
     "prebuilt": "GGUF models", "llamacpp": "faster GGUF models", "transformers": "hub checkpoints",
     "grammar": "text that follows a grammar", "learn": "learning from corrections", "omni": "models that take speech",
-    "service": "all that a gateway needs", "audio": "reading recordings", "serve": "skydraft serve", "gateway": "skydraft gateway",
+    "service": "all that a gateway needs",
+    "audio": "reading recordings", "serve": "skydraft serve", "gateway": "skydraft gateway",
     "otel": "OpenTelemetry traces", "report": "reports of compare",
     "tasks": "sets of tasks of compare", "conformance": "tests with other people's clients",
     "dev": "working on skydraft",

@@ -135,7 +135,8 @@ def _open(work: Work, cloud: CloudChoice, models: ModelChoice, keep: KeepChoice,
             stack.enter_context(engine)
     assert edge is not None  # as both plans draft
     if target is not None and not isinstance(target, Engine) and (gone := target.meet(edge.vocab)) is not None:
-        TERMINAL.say(f"The cloud at {target.name} was not reached ({gone.message.rstrip('.')}); until it is, gated modes work alone.")
+        why = gone.message.rstrip(".")
+        TERMINAL.say(f"The cloud at {target.name} was not reached ({why}); until it is, gated modes work alone.")
     return Pair(edge, target, keep.observers)
 
 

@@ -159,7 +159,9 @@ class Cloud:
 
         for is_last in (False, True):  # gRPC may remember that a server was away a moment ago
             try:
-                self._run(self.servers.ask(self._key, greet), f"waiting up to {wait_s:g} s for the cloud at {self.name}.")
+                self._run(
+                    self.servers.ask(self._key, greet), f"waiting up to {wait_s:g} s for the cloud at {self.name}."
+                )
                 return None
             except CloudError as error:
                 if not error.is_outage or self._is_cancelled:

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,9 +68,9 @@ def failed(transformers: Any, does: str, error: Exception, kind: type[SkydraftEr
 
 
 @functools.cache
-def cache_argument(model: Hashable) -> str:
+def cache_argument(model: Callable[..., Any]) -> str:
     """What the forward of a class of models calls its KV cache, which transformers renamed in 5.24."""
-    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"  # type: ignore[attr-defined]
+    return "cache" if "cache" in inspect.signature(getattr(model, "forward")).parameters else "past_key_values"  # noqa: B009
 
 
 def check_device(torch: Any, name: str) -> Any:

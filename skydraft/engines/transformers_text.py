@@ -133,7 +133,7 @@ class TransformersEngine(Engine):
         return output.logits[0]
 
     def _cache_of(self, sequence: Sequence, model: Any) -> dict[str, Any]:
-        return {cache_argument(type(model)): sequence.slot.cache}
+        return {cache_argument(model.__class__): sequence.slot.cache}
 
     def _tensor(self, token_ids: Seq[int] | TokenIds) -> Any:
         return self._torch.tensor(np.array([token_ids], np.int64), device=self._device)  # [1, num_rows]

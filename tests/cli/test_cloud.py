@@ -70,7 +70,8 @@ def test_generate_over_a_link_prints_what_it_prints_in_one_process(invoke: Invok
 @contextmanager
 def plain_http() -> Iterator[int]:
     """The port of a server that speaks HTTP alone."""
-    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+    quiet = type("Quiet", (BaseHTTPRequestHandler,), {"log_message": lambda *_: None})
+    with HTTPServer(("127.0.0.1", 0), quiet) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:

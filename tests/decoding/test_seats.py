@@ -54,7 +54,12 @@ def begun(generation: Generation) -> Generation:
 def test_as_many_as_come_get_the_text_of_one_whichever_models_they_need_in_which_role(num: int) -> None:
     """Each model drafts for some and checks for others: who took them one by one would wait for ever."""
     one, other = few(num), few(num, spec="toy:drift=0.2")
-    roles = [dict(edge=one, cloud=other), dict(edge=other, cloud=one), dict(cloud=one), dict(edge=other)]
+    roles: list[dict[str, Any]] = [
+        {"edge": one, "cloud": other},
+        {"edge": other, "cloud": one},
+        {"cloud": one},
+        {"edge": other},
+    ]
     alone = [text(**{side: open_toy(toy.name) for side, toy in sides.items()}).text for sides in roles]
     with ThreadPoolExecutor(8) as pool:
         done = list(pool.map(lambda n: text(**roles[n % 4]).text, range(24)))
