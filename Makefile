@@ -68,7 +68,7 @@ test: $(READY)
 
 # The same with eight times as many examples of each law, and all laws on the demo pair.
 test-long: export SKYDRAFT_EXAMPLES = 8
-test-long: MARKED :=
+test-long: MARKED := -m "not installs"
 test-long: test
 
 # The tests of the chat page; `make test` runs them too where Chromium is there already.
