@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import click
+from packaging.requirements import Requirement
 from rich.console import Console
 
 from skydraft.characters import one_line
@@ -42,6 +43,7 @@ def _packages(console: Console) -> Iterator[str]:
     needed = [match.groups() for each in importlib.metadata.requires("skydraft") or () if (match := _EXTRA.match(each))]
     for extra, purpose in PURPOSES.items():
         packages = {package: _version(package) for package, name in needed if name == extra}
+        yield from _unfit(extra) if extra not in ("conformance", "dev", "tasks") else ()
         missing = [package for package, version in packages.items() if version is None]
         if not missing:
             versions = ", ".join(f"{package} {version}" for package, version in packages.items())
@@ -56,6 +58,14 @@ def _packages(console: Console) -> Iterator[str]:
             yield f"llama.cpp is missing, which runs {purpose}: {command}"
         console.print(f"  {extra:<12} missing {lacks}; for {purpose}: {command}")
     console.print()
+
+
+def _unfit(extra: str) -> Iterator[str]:
+    """Packages of an extra that are here in a version which it does not take."""
+    for needed in map(Requirement, importlib.metadata.requires("skydraft") or ()):
+        version = _version(needed.name) if needed.marker and needed.marker.evaluate({"extra": extra}) else None
+        if version and not needed.specifier.contains(version, prereleases=True):
+            yield f"{needed.name} {version} does not fit skydraft[{extra}]: pip install '{needed.name}{needed.specifier}'"
 
 
 def _version(package: str) -> str | None:
