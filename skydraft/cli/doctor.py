@@ -65,7 +65,8 @@ def _unfit(extra: str) -> Iterator[str]:
     for needed in map(Requirement, importlib.metadata.requires("skydraft") or ()):
         version = _version(needed.name) if needed.marker and needed.marker.evaluate({"extra": extra}) else None
         if version and not needed.specifier.contains(version, prereleases=True):
-            yield f"{needed.name} {version} does not fit skydraft[{extra}]: pip install '{needed.name}{needed.specifier}'"
+            fits = f"{needed.name}{needed.specifier}"
+            yield f"{needed.name} {version} does not fit skydraft[{extra}]: pip install '{fits}'"
 
 
 def _version(package: str) -> str | None:
