@@ -13,7 +13,7 @@ PROTO := skydraft/protocol/verifier.proto
 PROTOC := $(BIN)/python -m grpc_tools.protoc -I .
 FRESH := $(VENV)/protocol
 
-.PHONY: bench-link setup models demo llamacpp test test-long test-browser test-conformance stock test-stock lint protocol docs screenshots bench bench-identity \
+.PHONY: test-installs bench-link setup models demo llamacpp test test-long test-browser test-conformance stock test-stock lint protocol docs screenshots bench bench-identity \
 	bench-cloud bench-gateway bench-zh bench-speech demo-speech report tasks
 
 setup: $(READY)
@@ -26,7 +26,7 @@ $(TRYING): requirements.lock pyproject.toml
 	@echo 'Step 1 of 3: Python packages into $(VENV), 0.5 GB. Half a minute or so.'
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock \
-		$(EDITABLE) '.[gateway,grammar,prebuilt,serve]'
+		$(EDITABLE) '.[service]'
 	@touch $(TRYING)
 
 # A llama.cpp compiled for this processor, which is faster than the ready-made one. Needs a C++ compiler.
@@ -59,7 +59,7 @@ demo: $(TRYING)
 
 # Three processes, since tests also wait. Byte code is kept whatever the machine says: rewriting asserts takes long. What fails
 # beside the others runs once more, alone: many tests measure time, on machines with other work. A real fault fails again.
-MARKED := -m "not long and not stock"
+MARKED := -m "not long and not stock and not installs"
 TESTS := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest $(MARKED)
 test: $(READY)
 	-$(BIN)/skydraft models fetch $(PAIR)
@@ -68,13 +68,17 @@ test: $(READY)
 
 # The same with eight times as many examples of each law, and all laws on the demo pair.
 test-long: export SKYDRAFT_EXAMPLES = 8
-test-long: MARKED :=
+test-long: MARKED := -m "not installs"
 test-long: test
 
 # The tests of the chat page; `make test` runs them too where Chromium is there already.
 test-browser: $(READY)
 	command -v chromium || apt-get install -y chromium
 	$(BIN)/python -m pytest tests/gateway/page
+
+# Each extra as a user gets it, in environments of their own: some minutes, and a package index.
+test-installs: $(READY)
+	$(BIN)/python -m pytest tests/test_installs.py -m installs
 
 # Other people's clients, in an environment of their own: they pin packages that ours are newer than, inspect-ai most of all.
 # instructor asks for an older rich and jiter than the others, and works with theirs. Loops of tools run on the demo pair.

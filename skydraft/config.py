@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
 import math
 import os
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
 from skydraft.errors import OptionError
 from skydraft.grammars import check_grammar
@@ -19,6 +23,8 @@ CAPTION_PROMPT = "请用一句话描述说话人的语速、音调、音量、�
 DEFAULT_K = 5
 MIN_CALL_PROB = 0.73  # where a tool may be called and need not
 _INT32_MAX = 2**31 - 1
+P = ParamSpec("P")
+R = TypeVar("R")
 _LOWEST_TEMPERATURE = 1e-6  # below it logits / temperature could overflow
 
 
@@ -127,13 +133,30 @@ STYLES: dict[str, dict[str, Any]] = {
 }
 
 
+def _check_names(what: str, given: Iterable[str], known: Sequence[str]) -> None:
+    for name in sorted(set(given) - set(known)):
+        near = difflib.get_close_matches(name, known, 1, 0.5)
+        hint = f"Did you mean {near[0]}?" if near else f"It takes: {', '.join(known)}."
+        raise OptionError(f"{what} takes no '{name}'.", hint=hint)
+
+
+def named(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a function of the public interface raise OptionError for a name that it does not take."""
+    known = tuple(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **given: P.kwargs) -> R:
+        _check_names(function.__name__, given, known)
+        return function(*args, **given)
+
+    return call
+
+
 def decoding_params(style: str | None = None, **given: Any) -> DecodingParams:
     """The parameters of a style, or the defaults, with the values in `given` that are not None. Raises OptionError."""
     if style is not None and style not in STYLES:
         raise OptionError(f"There is no style '{style}'.", hint=f"Choose one of: {', '.join(STYLES)}.")
-    known = {field.name for field in fields(DecodingParams)}
-    if unknown := sorted(given.keys() - known):
-        raise OptionError(f"Unknown decoding option: {', '.join(unknown)}.", hint="See skydraft generate --help.")
+    _check_names("decoding_params", given, [field.name for field in fields(DecodingParams)])
     chosen = {name: value for name, value in given.items() if value is not None}
     if "stop" in chosen:
         chosen["stop"] = tuple(chosen["stop"])

@@ -16,8 +16,9 @@
     │   ├── BrokenModel         a file is there but no engine can read it
     │   ├── NotEnoughDisk       the download would not fit
     │   └── NetworkUnavailable  neither cache nor network has it
-    ├── MissingDependency       an optional package is not installed
+    ├── MissingDependency       an optional package is not installed, or of a version that does not fit
     ├── EngineError             a forward or a rollback was refused by the engine
+    │   └── EngineBusy          no sequence of the model was free in time
     ├── BaseMismatch            a block or verdict does not begin where the committed text ends
     └── CloudError              the cloud did not answer as it should
         ├── CloudLost           no answer: no connection, no server, or one that is shutting down
@@ -162,6 +163,11 @@ def first_fault(error: Any) -> str:
 
 
 class EngineError(SkydraftError): ...
+
+
+class EngineBusy(EngineError):
+    grpc_status = "UNAVAILABLE"
+    retryable = True
 
 
 class BaseMismatch(SkydraftError):

@@ -14,8 +14,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from skydraft import __version__
+from skydraft.engines.checkpoint import _FITTING
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -50,6 +52,11 @@ def test_the_wheel_is_of_this_version_for_any_machine_and_all_names_every_extra_
     assert f"\n## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     extras = PROJECT["project"]["optional-dependencies"]
     named = re.fullmatch(r"skydraft\[([a-z,]+)\]", *extras["all"])
+    parts = (extras[name] for name in ("gateway", "grammar", "prebuilt", "serve"))
+    assert set(extras["service"]) == set().union(*parts)
+    for name in ("omni", "learn", "transformers"):  # a version outside is named by messages
+        (range_,) = (each for each in map(Requirement, extras[name]) if each.name == "transformers")
+        assert range_.specifier == _FITTING
     assert named and set(named[1].split(",")) == set(extras) - FOR_DEVELOPERS
 
 

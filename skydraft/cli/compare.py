@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -180,7 +182,25 @@ def _write_report(out: Path, path: Path) -> None:
     if unjudged := len(records.unjudged()):
         what = f"Answers without a verdict of this version, which do not count: {unjudged}."
         click.echo(f"{what} To judge them, run the same skydraft compare again.", err=True)
-    click.echo(f"Report: {write_report(records, out)}", err=True)
+    page = write_report(records, out)
+    _show_table(json.loads((out / "summary.json").read_bytes())["settings"])
+    click.echo(f"Report: {page}", err=True)
+
+
+def _show_table(settings: list[dict[str, Any]]) -> None:
+    """The figures of a summary that say what each mode is worth, a line a mode."""
+    shown = {
+        "agreement": "target_agreement", "calls a token": "cloud_calls_per_token",
+        "it wrote": "target_written_per_token", "tokens/s": "tokens_per_s",
+    }  # fmt: skip
+    width = max(len(setting["mode"]) for setting in settings)
+    click.echo(f"{'mode':<{width}}  link ms" + "".join(f"{name:>15}" for name in shown))
+    for each in settings:
+        values = [each["measures"].get(name, {}).get("value") for name in shown.values()]
+        link = "here" if each["link_ms"] is None else f"{each['link_ms']:g}"
+        click.echo(
+            f"{each['mode']:<{width}}  {link:>7}" + "".join(f"{'' if v is None else f'{v:.3f}':>15}" for v in values)
+        )
 
 
 _fitted_section = Section("workload", "Prompts", _together, [

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
+from packaging.requirements import Requirement
 from rich.console import Console
 
 from skydraft.characters import one_line
@@ -31,6 +32,7 @@ from skydraft.models.found import OURS, StoredModel, models_here, pairs_of, plac
 PURPOSES = {
     "prebuilt": "GGUF models", "llamacpp": "faster GGUF models", "transformers": "hub checkpoints",
     "grammar": "text that follows a grammar", "learn": "learning from corrections", "omni": "models that take speech",
+    "service": "all that a gateway needs",
     "audio": "reading recordings", "serve": "skydraft serve", "gateway": "skydraft gateway",
     "otel": "OpenTelemetry traces", "report": "reports of compare",
     "tasks": "sets of tasks of compare", "conformance": "tests with other people's clients",
@@ -46,6 +48,7 @@ def _packages(console: Console) -> Iterator[str]:
     needed = [match.groups() for each in importlib.metadata.requires("skydraft") or () if (match := _EXTRA.match(each))]
     for extra, purpose in PURPOSES.items():
         packages = {package: _version(package) for package, name in needed if name == extra}
+        yield from _unfit(extra) if extra not in ("conformance", "dev", "tasks") else ()
         missing = [package for package, version in packages.items() if version is None]
         if not missing:
             versions = ", ".join(f"{package} {version}" for package, version in packages.items())
@@ -60,6 +63,15 @@ def _packages(console: Console) -> Iterator[str]:
             yield f"llama.cpp is missing, which runs {purpose}: {command}"
         console.print(f"  {extra:<12} missing {lacks}; for {purpose}: {command}")
     console.print()
+
+
+def _unfit(extra: str) -> Iterator[str]:
+    """Packages of an extra that are here in a version which it does not take."""
+    for needed in map(Requirement, importlib.metadata.requires("skydraft") or ()):
+        version = _version(needed.name) if needed.marker and needed.marker.evaluate({"extra": extra}) else None
+        if version and not needed.specifier.contains(version, prereleases=True):
+            fits = f"{needed.name}{needed.specifier}"
+            yield f"{needed.name} {version} does not fit skydraft[{extra}]: pip install '{fits}'"
 
 
 def _version(package: str) -> str | None:

@@ -170,6 +170,12 @@ def _examine_stock(console: Console, choice: CloudChoice, models: ModelChoice, c
         console.print(f"tokens       {same}")
         console.print(f"cache        {num_cached} of {again.num_prompt_tokens} tokens of a prompt, the second time")
         console.print(f"round trip   {facts.wire_ms:.1f} ms; a written token {gap_ms:.1f} ms")
+        draft_ms = edge.profile.forward_ms[0]
+        gain = "a gated mode can be faster than streaming" if draft_ms < gap_ms else "streaming is faster"
+        console.print(f"verdict      {gain}: a drafted token takes {draft_ms:.1f} ms here")
+        console.print(
+            "             Either way a gated mode saves tokens that the server writes, and each call reads the text."
+        )
         yield from _measure_devices(console, choice, models.cloud_model, edge, checks)
     if not num_cached:
         yield "turn on the server's prefix cache, or let it tell of it: without it each call reads the whole text anew"

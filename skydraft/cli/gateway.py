@@ -11,6 +11,7 @@ from skydraft.access.keys import Keyring
 from skydraft.cli.options import DecodingChoice, KeepChoice, as_text, decoding_section, keep_section
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, server_section, serving_models_section
 from skydraft.cli.sections import Command, Section, configured, listening, option
+from skydraft.cli.terminal import TERMINAL
 from skydraft.cloud.logs import log_to_stderr
 from skydraft.decoding.plan import make_plan
 from skydraft.engines.base import Engine
@@ -135,6 +136,7 @@ def _open(work: Work, cloud: CloudChoice, models: ModelChoice, keep: KeepChoice,
     models = models.fitted(here, num_sequences + (num_sequences > 1))
     options = replace(models.options, max_sequences=num_sequences)
     plan = make_plan("edge") if work.edge_only else None
+    cloud = cloud.but(fallback="start") if cloud.address else cloud  # a service comes up before its cloud does
     sides = cloud.sides(replace(models, options=options), plan, audits=keep.audit_share > 0)
     edge, target = stack.enter_context(sides)
     for engine in (edge, target):
@@ -143,6 +145,9 @@ def _open(work: Work, cloud: CloudChoice, models: ModelChoice, keep: KeepChoice,
             if work.beginnings:
                 engine.keep_beginnings(cache_dir() / "beginnings", int(work.beginnings * 1e9))
     assert edge is not None  # as both plans draft
+    if target is not None and not isinstance(target, Engine) and (gone := target.meet(edge.vocab)) is not None:
+        why = gone.message.rstrip(".")
+        TERMINAL.say(f"The cloud at {target.name} was not reached ({why}); until it is, gated modes work alone.")
     watching = stack.enter_context(keep.watching(edge, target))
     return Pair(edge, target, watching.observers, watching.auditor)
 

@@ -36,6 +36,8 @@ def learn() -> None:
 @folder_argument
 def status(folder: Path) -> None:
     """Show the answers collected in DIR, and how many can be used."""
+    if not folder.is_dir():
+        raise OptionError(f"There are no answers: {folder} is not there.", hint="Check its name.")
     store, skipped = Store(folder), Counter[str]()
     (num_files, num_bytes), by_pair = store.size(), summaries(store, skipped)
     click.echo(f"{folder}: {num_bytes / 1e6:.1f} MB in {_files(num_files)}.")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 _PAIR = default_pair()
+Fallback = Literal["lost", "start"]
 OpenWhen = Literal["lazy", "ahead"]
 CloudApi = Literal["auto", "vllm", "sglang", "llama-server", "completions", "chat"]
 
@@ -245,6 +246,8 @@ _SERVER = [
 ]  # fmt: skip
 _USE = [
     option("--require-cloud require", None, "Fail if the cloud is lost, instead of continuing alone.", is_flag=True),
+    option("--fallback", "WHEN", "Continue alone when the cloud is lost (lost, the default), or also while it was "
+           "never reached (start), which else is an error.", type=Fallback),
     option("--open open_ahead", None, "Open the session at the first need (lazy), or at once (ahead; default: lazy).",
            type=OpenWhen),
 ]  # fmt: skip

@@ -21,7 +21,7 @@ from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.scoring import Scores
 from skydraft.decoding.target import Target, TargetFacts
 from skydraft.decoding.turns import Turns
-from skydraft.engines.base import Engine
+from skydraft.engines.base import Engine, Seats
 from skydraft.engines.vocab import Vocab, check_same
 from skydraft.errors import OptionError
 from skydraft.gating.calibration import MAX_BLOCK, Calibration, find_calibration
@@ -90,8 +90,8 @@ def start_generation(
         drafts_first = turns.longest() > 0 or turns.reads
         verifier = verifying.verifier(context, prompts.target, vocab, request, drafts_first=drafts_first)
     falls_back = bool(verifying and verifying.falls_back(plan))
-    thinking = ThinkingAlong(params, vocab) if params.think_end else None
-    loop = SpeculativeLoop(context, drafter, gate, verifier, turns, vocab, falls_back, thinking)
+    thinking, seats = ThinkingAlong(params, vocab) if params.think_end else None, Seats((draft, local))
+    loop = SpeculativeLoop(context, drafter, gate, verifier, turns, vocab, falls_back, thinking, seats)
     return Generation(loop, request, prompts, draft or edge, target, watch)
 
 

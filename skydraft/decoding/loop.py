@@ -14,6 +14,7 @@ from skydraft.decoding.context import Context
 from skydraft.decoding.drafting import Drafter
 from skydraft.decoding.turns import Turns
 from skydraft.decoding.verification import Verifier
+from skydraft.engines.base import Seats
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import CloudError
 from skydraft.gating.gates import Gate, Reason, Thinking
@@ -36,13 +37,19 @@ class SpeculativeLoop:
     vocab: Vocab
     falls_back: bool = False
     thinking: ThinkingAlong | None = None
+    seats: Seats = field(default_factory=lambda: Seats(()))
     _num_thinking: int = field(default=0, init=False)  # of the committed tokens
     _num_rounds: int = field(default=0, init=False)
     _started: float = field(default=0.0, init=False)  # the first round
     _is_cancelled: bool = field(default=False, init=False)
 
     def rounds(self) -> Iterator[Round]:
-        """Rounds until the context is finished, each once it is committed; another call continues with the next one."""
+        """Rounds until the context is finished, each once it is committed; another call continues with the next one.
+
+        It first waits for its turn, where the models have no free sequence. Raises EngineBusy.
+        """
+        if not self.seats.take():
+            return
         if not self._num_rounds:
             self._started = time.perf_counter()
         while self.context.finish is None and not self._is_cancelled:
@@ -148,12 +155,14 @@ class SpeculativeLoop:
     def cancel(self) -> None:
         """Begin no other round, and end a long prefill or wait. Any thread may call this."""
         self._is_cancelled = True
+        self.seats.end_wait()
         for side in (self.drafter, self.verifier):
             if side is not None:
                 side.cancel()
 
     def close(self) -> None:
         with ExitStack() as sides:  # each side, even if the other one raises
+            sides.callback(self.seats.give_back)
             for side in (self.verifier, self.drafter):
                 if side is not None:
                     sides.callback(side.close)

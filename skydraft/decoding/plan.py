@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from skydraft.config import DEFAULT_K, mode_spec, parse_accept, parse_k
+from skydraft.config import DEFAULT_K, mode_spec, named, parse_accept, parse_k
 from skydraft.errors import OptionError
 from skydraft.gating.gates import END, START, GateSpec, parse_gate
 from skydraft.gating.hand_back import HandBack, parse_hand_back
@@ -81,6 +81,7 @@ class Plan:
         return replace(self, gate=replace(self.gate, content_rules=(START, *self.gate.content_rules)))
 
 
+@named
 def make_plan(
     mode: str | None = None,
     gate: str | None = None,

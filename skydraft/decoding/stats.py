@@ -42,10 +42,10 @@ class Stats:
     evenly by the tokens of a round. draft_ms, target_ms: time inside forwards; prefill_ms: its part for the prompt;
     encode_ms: the part of that for audio. overhead_ms: the rest, without queue and wire. shared_bytes: the part of
     bytes_up for features of speech. cached_tokens: those of the prompt that were in the KV cache. exact: whether the
-    target's tokens do not depend on what else it computes. Of a server, over all requests: tokens_in, those that it
-    read, tokens_hit, the part that was in its cache, tokens_out; of one without skydraft also num_requests, and cost,
-    if prices are known. adapter: what the draft model had learned for this text, by its name. audits: of answers
-    drafted and checked as this one.
+    text is the target's own, to the bit: all of it was checked, and what else the target computed changed no token. Of
+    a server, over all requests: tokens_in, those that it read, tokens_hit, the part that was in its cache, tokens_out;
+    of one without skydraft also num_requests, and cost, if prices are known. adapter: what the draft model had learned
+    for this text, by its name. audits: of answers drafted and checked as this one.
     """
 
     num_tokens: int
@@ -131,7 +131,7 @@ def stats_of(
         target_prefill_ms=round(target.prefill_ms, 3),
         target_encode_ms=round(target.encode_ms, 3),
         cached_tokens=CachedTokens(draft.num_cached, target.num_cached),
-        exact=is_exact,
+        exact=is_exact and all(record.outcome in ("verified", "written") for record in records),
         num_requests=link.num_requests,
         tokens_in=link.tokens_in,
         tokens_hit=link.tokens_hit,

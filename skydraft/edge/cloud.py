@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from skydraft.decoding.context import Context
 from skydraft.decoding.plan import Plan
@@ -18,9 +18,9 @@ from skydraft.edge.channel import Awaited, shared_loop
 from skydraft.edge.server import OURS, Server
 from skydraft.edge.servers import Servers
 from skydraft.edge.session import OwnServer
-from skydraft.edge.verifier import Notices, Notify, Patience, RemoteVerifier, silent, too_late
+from skydraft.edge.verifier import SILENT_S, Notices, Notify, Patience, RemoteVerifier, silent, too_late
 from skydraft.engines.vocab import Vocab
-from skydraft.errors import CloudError, OptionError, SkydraftError
+from skydraft.errors import CloudError, CloudLost, CloudTimeout, OptionError, SkydraftError
 from skydraft.protocol.values import ServerInfo
 from skydraft.types import LinkCost, Prompt
 
@@ -29,6 +29,8 @@ _FACTS_S = 120.0  # how long facts about a server may be reused; rounds measure 
 _ONE_OF_MANY_S = 3.0  # timeout of GetInfo for one of several servers
 _BACKGROUND_S = 600.0
 _PAUSE_S = 0.1  # between two tries of GetInfo
+_FIRST_S = 10.0  # for the first sign of a cloud; of one that may be away it is a second
+Fallback = Literal["lost", "start"]
 
 
 @dataclass(eq=False)
@@ -37,7 +39,8 @@ class Cloud:
     generations may use it at once, from any thread.
 
     `timeout_s` is the time to wait for an answer, from a busy or a lost cloud. A gated plan continues alone within a
-    second of silence, unless `require`; a cloud with a round trip above half a second counts as silent there.
+    second of silence, unless `require`; a cloud with a round trip above half a second counts as silent there. One that
+    was never reached is an error, unless `fallback` is "start": then texts begin alone, too.
     `engine` is None: the draft model's tokenizer encodes the requests. `open_ahead` opens each session at once instead
     of at the first escalation. `notify` gets a line when the cloud is lost and when it is back.
     """
@@ -46,6 +49,7 @@ class Cloud:
     _: KW_ONLY
     timeout_s: float = 30.0
     require: bool = False
+    fallback: Fallback = "lost"
     open_ahead: bool = False
     notify: Notify = silent
 
@@ -54,6 +58,8 @@ class Cloud:
     def __post_init__(self) -> None:
         if not 0 < self.timeout_s < 86400:
             raise OptionError(f"--cloud-timeout must be a number of seconds above 0, not {self.timeout_s:g}.")
+        if self.fallback not in get_args(Fallback) or (self.require and self.fallback == "start"):
+            raise OptionError("--fallback is lost or start, and start does not go with --require-cloud.")
         self.name, self.prices = self.servers.name, self.servers.all[0].prices
         self.uses_tls = all(server.uses_tls for server in self.servers.all)
         self._notices = Notices(self.notify)
@@ -144,10 +150,12 @@ class Cloud:
             await asyncio.sleep(_PAUSE_S)
             await self.servers.renew()
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+    def _run(self, work: Coroutine[Any, Any, T], waits: str = "") -> T:
         self._pending = pending = shared_loop().begin(work)
         if self._is_cancelled:
             pending.cancel()
+        if waits and not pending.wait(SILENT_S):
+            self.notify(waits)
         return pending.result()
 
     def cancel(self) -> None:
@@ -155,6 +163,43 @@ class Cloud:
         self._is_cancelled = True
         if (pending := self._pending) is not None:
             pending.cancel()
+
+    def meet(self, vocab: Vocab) -> CloudError | None:
+        """Find out whether a cloud that was never reached can be used; returns the outage, where there is one.
+
+        Raises what waiting does not cure: wrong credentials, certificates, protocols or vocabularies.
+        """
+        wait_s = min(self.timeout_s, SILENT_S if self.fallback == "start" else _FIRST_S)
+
+        async def greet(server: Server) -> None:
+            await server.greet(vocab, wait_s)
+            self.servers.agree(server)
+
+        for is_last in (False, True):  # gRPC may remember that a server was away a moment ago
+            try:
+                self._run(
+                    self.servers.ask(self._key, greet), f"waiting up to {wait_s:g} s for the cloud at {self.name}."
+                )
+                return None
+            except CloudError as error:
+                if not error.is_outage or self._is_cancelled:
+                    raise
+                if is_last or isinstance(error, CloudTimeout) or self.servers.is_reached:
+                    return error
+            self._run(self.servers.renew())
+        return None
+
+    def _begin_without(self, verifier: RemoteVerifier, vocab: Vocab) -> None:
+        """Let a text begin alone where the cloud is not reached. Raises CloudLost unless it may."""
+        gone = self.meet(vocab)
+        if self.servers.is_reached or not isinstance(gone, CloudLost):
+            return  # the verification finds out
+        if self.fallback != "start":
+            raise CloudLost(
+                f"The cloud at {self.name} was not reached ({gone.message.rstrip('.')}).",
+                hint="Check the address. To begin without it: --fallback start.",
+            ) from gone
+        verifier.go_alone(gone)
 
     def falls_back(self, plan: Plan) -> bool:
         return plan.is_gated and not self.require
@@ -168,7 +213,7 @@ class Cloud:
         if plan.drafts and drafts_first and (self.open_ahead or not plan.is_gated):
             verifier.open_ahead()
         if patience.falls_back and not self.servers.is_reached:
-            verifier.greet(vocab)
+            self._begin_without(verifier, vocab)
         return verifier
 
     def close(self) -> None:

@@ -26,8 +26,7 @@ from skydraft.types import Cost, DraftBlock, LinkCost, Prompt, Verdict
 T = TypeVar("T")
 Notify = Callable[[str], None]
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0  # between two probes of a lost cloud
-_PROBE_S, _SILENT_S = 3.0, 1.0  # for one ping; after the latter a text that waits for the cloud says so
-_LAST_WAIT_S = 0.3  # at the end of a text, for a server that was not needed
+_PROBE_S, SILENT_S = 3.0, 1.0  # for one ping; after the latter a text that waits for the cloud says so
 _QUIET_S = 30.0  # of a server that comes and goes, one outage in so many seconds is told
 
 
@@ -90,7 +89,6 @@ class RemoteVerifier:
         self._pending: Awaited[Any] | None = None  # the current or last wait
         self._outage: CloudError | None = None  # the reason why the text continues alone
         self._probing: asyncio.Task[None] | None = None
-        self._greeting: Awaited[None] | None = None
         self._unsaid: list[str] = []  # lines for the user, which the generation's thread says
         self._is_cancelled = self._is_closed = self._says_that_it_waits = False
         self._rtt_ms = 0.0
@@ -121,10 +119,6 @@ class RemoteVerifier:
 
     def take_cost(self) -> LinkCost:
         """Time waited for verdicts, and bytes of all messages, since the last call."""
-        if self._greeting is not None:
-            if self._context.finish is not None:
-                self._greeting.wait(_LAST_WAIT_S)
-            self._say()
         before, self._taken = self._taken, self._text.spent
         rtt_ms, self._rtt_ms = self._rtt_ms, 0.0
         return replace(self._taken - before, rtt_ms=rtt_ms)
@@ -132,32 +126,14 @@ class RemoteVerifier:
     def open_ahead(self) -> None:
         self._ahead = self._loop.begin(self._text.open(self._waiting))
 
-    def greet(self, vocab: Vocab) -> None:
-        """See in the background whether the cloud is there: a wrong address is said even if nothing needs it."""
-        self._greeting = self._loop.begin(self._greet(vocab))
+    def go_alone(self, gone: CloudError) -> None:
+        """Begin without a cloud that was not reached yet; it is asked again and again meanwhile."""
 
-    async def _greet(self, vocab: Vocab) -> None:
-        async def greet(server: Server) -> None:
-            await server.greet(vocab, _PROBE_S)
-            self._servers.agree(server)
+        async def begin() -> None:
+            self._go_alone(gone)
 
-        for is_last in (False, True):  # gRPC may remember that a server was away a moment ago
-            try:
-                await self._servers.ask(self._key, greet)
-                return
-            except SkydraftError as error:
-                is_lost = isinstance(error, CloudLost)
-                is_met = is_lost and self._servers.is_reached  # by another text
-                if self._pending or self._outage or self._is_closed or is_met:
-                    return  # the verification finds out by itself, or has
-                if is_lost and not is_last:
-                    await self._servers.renew()
-                elif isinstance(error, CloudError) and error.is_outage:
-                    self._go_alone(error)
-                    return
-                else:
-                    self._unsaid.append(f"The cloud at {self._servers.name} cannot be used: {error.line}")
-                    return
+        self._wait(begin())
+        self._say()
 
     def cancel(self) -> None:
         self._is_cancelled = True
@@ -250,7 +226,7 @@ class RemoteVerifier:
         self._text.reopen(server)
 
     def _say_that_it_waits(self, error: SkydraftError, tries: Situation) -> None:
-        if isinstance(error, CloudLost) and tries.waited_s > _SILENT_S and not self._says_that_it_waits:
+        if isinstance(error, CloudLost) and tries.waited_s > SILENT_S and not self._says_that_it_waits:
             self._says_that_it_waits = True
             self._notices.tell(f"{self._gone(error)}; waiting up to {self._patience.timeout_s:g} s for it.")
 
@@ -269,9 +245,8 @@ class RemoteVerifier:
             self._probing = asyncio.ensure_future(self._probe(gone, is_said=is_said))
 
     def _gone(self, error: CloudError) -> str:
-        what = "may not be asked any more" if isinstance(error, errors.BudgetSpent) else "is gone"
-        if isinstance(error, CloudLost) and not self._servers.is_reached:
-            what = "was not reached"
+        what = "is gone" if self._servers.is_reached else "was not reached"
+        what = "may not be asked any more" if isinstance(error, errors.BudgetSpent) else what
         return f"The cloud at {self._servers.name} {what} ({error.line.rstrip('.')})"
 
     async def _probe(self, gone: CloudError, *, is_said: bool) -> None:

@@ -15,11 +15,12 @@ from skydraft.engines.beginnings import Beginnings
 from skydraft.engines.model import Feeds, Floor, Model, Sequence, TokenBuffer
 from skydraft.engines.prefix_cache import PrefixCache
 from skydraft.engines.rows import Rows
+from skydraft.engines.seats import Seats, look_again
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import ContextExceeded, OptionError, PromptError
 from skydraft.types import Recordings, Reuse
 
-__all__ = ["Engine", "Feeds", "Floor", "Sequence", "TokenBuffer"]
+__all__ = ["Engine", "Feeds", "Floor", "Seats", "Sequence", "TokenBuffer"]
 log = logging.getLogger("skydraft")
 
 
@@ -150,6 +151,7 @@ class Engine(Model):
     def close(self) -> None:
         """Free the model once no thread has the floor; a second call changes nothing. Later calls get EngineError."""
         if self.floor.close():
+            look_again()
             self.adapters.close()
             self.free()
 

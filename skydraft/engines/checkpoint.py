@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
@@ -10,13 +12,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from packaging.specifiers import SpecifierSet
+
 from skydraft.characters import from_json
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.vocab import Vocab
-from skydraft.errors import BrokenModel, OptionError, importing
+from skydraft.errors import BrokenModel, MissingDependency, OptionError, SkydraftError, importing
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _WANTED = "Give a folder with config.json, weights and tokenizer of a causal language model."
+_FITTING = SpecifierSet(">=5.20,<5.25", prereleases=True)  # of transformers: what pyproject.toml takes, and tests run
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
 _NUM_SAMPLES, _SAMPLE_BYTES = 16, 1 << 16
 
@@ -52,6 +57,22 @@ def load_library() -> tuple[Any, Any]:
     return torch, transformers
 
 
+def failed(transformers: Any, does: str, error: Exception, kind: type[SkydraftError], hint: str = "") -> SkydraftError:
+    """What a failed call of transformers means. A version that may not fit is named, in place of the model."""
+    if transformers.__version__ in _FITTING:
+        return kind(f"transformers {does}: {first_line(error)}", hint=hint)
+    return MissingDependency(
+        f"transformers {transformers.__version__} {does} ({first_line(error)}); skydraft knows {_FITTING}.",
+        hint=f"Run: pip install 'transformers{_FITTING}'.",
+    )
+
+
+@functools.cache
+def cache_argument(model: Callable[..., Any]) -> str:
+    """What the forward of a class of models calls its KV cache, which transformers renamed in 5.24."""
+    return "cache" if "cache" in inspect.signature(getattr(model, "forward")).parameters else "past_key_values"  # noqa: B009
+
+
 def check_device(torch: Any, name: str) -> Any:
     """The torch device of that name. Raises OptionError."""
     num_gpus = torch.cuda.device_count()
@@ -78,7 +99,7 @@ def load_checkpoint(path: Path, model_class: str, options: EngineOptions, *, unu
                 path, dtype=getattr(torch, options.dtype), output_loading_info=True, **_LOCAL
             )
     except Exception as error:
-        raise BrokenModel(f"transformers cannot load {path}: {first_line(error)}", hint=_WANTED) from error
+        raise failed(transformers, f"cannot load {path}", error, BrokenModel, _WANTED) from error
     # transformers would draw them at random
     if missing := sorted(map(str, [*loaded["missing_keys"], *loaded["mismatched_keys"]])):
         raise BrokenModel(

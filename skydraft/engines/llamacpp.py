@@ -133,7 +133,7 @@ class LlamaCppEngine(Engine):
         self._memory = self._lib.get_memory(self._context)
         self._num_rows_padded = self._lib.vocab_n_tokens(self._lib.model_get_vocab(self._model))
         self._batch = self._lib.batch_init(self.max_batch_rows, 0, 1)
-        self.max_sequences = options.max_sequences
+        self.max_sequences, self.has_seats, self.wait_s = options.max_sequences, True, options.wait_s
         self._free_slots = list(range(options.max_sequences))[::-1]
         self._shares_cache = options.shared_cache
         self.kv_kind = self._profile_key(options)

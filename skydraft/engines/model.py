@@ -223,6 +223,8 @@ class Model(ABC):
     max_batch_rows: int = 512  # most rows of a forward without logits
     max_output_rows: int = 512  # most rows of a forward with logits
     max_sequences: int = 1  # KV is kept for reuse while fewer are open
+    has_seats: bool = False  # whether no more than these can be open: a generation then waits for its seat
+    wait_s: float = 300.0  # how long it waits
     has_kernels: bool = True  # whose path may depend on the length; then rows are compared further on in a text
     is_full_precision: bool = True  # 16 bits round differences away: rows equal in a probe need not be equal later
     profile: RowProfile = NOT_PROBED

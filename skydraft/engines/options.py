@@ -30,11 +30,13 @@ class EngineOptions:
 
     `num_threads` 0 means all cores that the process may use. `gpu_layers` is for GGUF files (-1: all), `device` and
     `dtype` are for transformers models. `shared_cache` lets sequences of a GGUF model share one KV cache: any feeds fit
-    into one forward, and logits lose their bit-equality. `notify` gets lines to show.
+    into one forward, and logits lose their bit-equality. `max_sequences` are generations at a time, and conversations
+    kept; a further generation waits for up to `wait_s` seconds. `notify` gets lines to show.
     """
 
     context_len: int = 4096
     max_sequences: int = 1
+    wait_s: float = 300.0
     shared_cache: bool = False
     num_threads: int = 0
     gpu_layers: int = 0
@@ -47,5 +49,7 @@ class EngineOptions:
     def __post_init__(self) -> None:
         if self.context_len < 16:
             raise OptionError(f"A context of {self.context_len} tokens is too short.", hint="Use --context 16 or more.")
+        if self.max_sequences < 1:
+            raise OptionError(f"--parallel must be 1 or more, not {self.max_sequences}.")
         if self.num_threads < 0:
             raise OptionError(f"--threads must be 0 or more, not {self.num_threads}.")

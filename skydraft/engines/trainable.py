@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skydraft.engines.checkpoint import check_device, first_line, load_checkpoint, load_library, quiet
+from skydraft.engines.checkpoint import check_device, failed, load_checkpoint, load_library, quiet
 from skydraft.engines.options import EngineOptions
 from skydraft.errors import BrokenModel, EngineError, OptionError, importing
 
@@ -69,7 +69,7 @@ def load_trainable(path: Path, device_name: str = "cpu", num_threads: int = 0) -
                     path.parent, gguf_file=path.name, dtype=torch.float32, local_files_only=True
                 )
         except Exception as error:
-            raise BrokenModel(f"transformers cannot load {path}: {first_line(error)}") from error
+            raise failed(transformers, f"cannot load {path}", error, BrokenModel) from error
         model = model.eval().to(device)
         if (kind := model.config.model_type) not in _PLAIN:
             raise OptionError(

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from skydraft.engines.base import Sequence
-from skydraft.engines.checkpoint import first_line, is_omni, load_library
+from skydraft.engines.checkpoint import failed, is_omni, load_library
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.registry import EngineKind
 from skydraft.engines.transformers_text import TAKES, Slot, TransformersEngine
@@ -118,10 +118,11 @@ class OmniEngine(TransformersEngine):
 
     def _run(self, sequence: Sequence, token_ids: Seq[int] | TokenIds, want_logits: bool) -> Any:
         # Not by the forward of the thinker: it has a row of logits computed for every token of a prompt.
-        output = self._model.model.language_model(
+        decoder = self._model.model.language_model
+        output = decoder(
             inputs_embeds=self._embeddings(sequence, token_ids),
             position_ids=self._position_ids(sequence.length, len(token_ids)),
-            past_key_values=sequence.slot.cache, use_cache=True,
+            use_cache=True, **self._cache_of(sequence, decoder),
         )  # fmt: skip
         return self._model.lm_head(output.last_hidden_state[0][-len(token_ids) if want_logits else -1 :])
 
@@ -159,10 +160,8 @@ def _load_extractor(path: Path) -> Any:
     try:  # not the processor of the whole model, which needs torchvision as well
         return transformers.WhisperFeatureExtractor.from_pretrained(path, local_files_only=True)
     except Exception as error:
-        raise BrokenModel(
-            f"transformers cannot load the audio settings in {path}: {first_line(error)}",
-            hint="Add its preprocessor_config.json.",
-        ) from error
+        does, hint = f"cannot load the audio settings in {path}", "Add its preprocessor_config.json."
+        raise failed(transformers, does, error, BrokenModel, hint) from error
 
 
 KIND = EngineKind(

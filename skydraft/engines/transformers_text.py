@@ -11,7 +11,14 @@ import numpy as np
 
 from skydraft.engines.adapter import AdaptedModel
 from skydraft.engines.base import Engine, Feeds, Sequence
-from skydraft.engines.checkpoint import first_line, load_checkpoint, load_library, read_vocab, weights_fingerprint
+from skydraft.engines.checkpoint import (
+    cache_argument,
+    failed,
+    load_checkpoint,
+    load_library,
+    read_vocab,
+    weights_fingerprint,
+)
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.probe import cpu_model, profile_of
 from skydraft.engines.registry import EngineKind
@@ -75,7 +82,10 @@ class TransformersEngine(Engine):
         return TransformersEngine(self.path, self._options, name=self.name, base=self, adapter=adapter)
 
     def _check_cache(self) -> None:
-        kinds = {type(layer).__name__ for layer in self._new_cache().layers}
+        try:
+            kinds = {type(layer).__name__ for layer in self._new_cache().layers}
+        except (AttributeError, TypeError) as error:
+            raise failed(self._transformers, "makes no KV cache", error, EngineError) from error
         if unfit := sorted(kinds - {_GROWING, _EMPTY}):
             raise EngineError(
                 f"The KV cache of {self.name} cannot be rolled back: it has layers of the kind {unfit[0]}.",
@@ -109,18 +119,21 @@ class TransformersEngine(Engine):
         except BaseException as error:
             for sequence, _ in feeds:
                 self.roll_back(sequence, sequence.length)
-            if isinstance(error, Exception):
-                raise EngineError(f"transformers refused a forward of {num_rows} rows: {first_line(error)}") from error
-            raise
+            if not isinstance(error, Exception):
+                raise
+            raise failed(self._transformers, f"refused a forward of {num_rows} rows", error, EngineError) from error
 
     def _run(self, sequence: Sequence, token_ids: Seq[int] | TokenIds, want_logits: bool) -> Any:
         """Logits [num_rows, padded vocabulary] as torch has them; those of the last token alone if none are wanted."""
         num_rows = len(token_ids)
         output = self._model(
             input_ids=self._tensor(token_ids), position_ids=self._position_ids(sequence.length, num_rows),
-            past_key_values=sequence.slot.cache, use_cache=True, logits_to_keep=num_rows if want_logits else 1,
+            use_cache=True, logits_to_keep=num_rows if want_logits else 1, **self._cache_of(sequence, self._model),
         )  # fmt: skip
         return output.logits[0]
+
+    def _cache_of(self, sequence: Sequence, model: Any) -> dict[str, Any]:
+        return {cache_argument(model.__class__): sequence.slot.cache}
 
     def _tensor(self, token_ids: Seq[int] | TokenIds) -> Any:
         return self._torch.tensor(np.array([token_ids], np.int64), device=self._device)  # [1, num_rows]

@@ -50,7 +50,9 @@ class Halves:
 
         def catch(layer: Any, args: Any, kwargs: Any) -> None:
             hidden = args[0] if args else kwargs.pop("hidden_states")
-            caught.update(hidden=hidden, arguments={**kwargs, "past_key_values": None, "use_cache": False})
+            # Without a cache, whichever name this version of transformers gives it.
+            rest = {name: kwargs[name] for name in kwargs.keys() - {"cache", "past_key_values"}}
+            caught.update(hidden=hidden, arguments={**rest, "use_cache": False})
             raise _Stop
 
         handle = self._trainable.decoder.layers[self.first].register_forward_pre_hook(catch, with_kwargs=True)

@@ -6,8 +6,11 @@ import json
 import re
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -47,9 +50,8 @@ def foreign() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine is no cloud that is gone; what is said of it is waited for at the end of a text, too."""
+    """A busy machine is no cloud that is gone."""
     monkeypatch.setattr("skydraft.edge.cloud.Patience", Unhurried)
-    monkeypatch.setattr("skydraft.edge.verifier._LAST_WAIT_S", PATIENCE_S)
 
 
 # With agree:4 the target writes until it hears that its turn is over, which over a link is later; whether `lossless`
@@ -76,26 +78,51 @@ def test_a_server_audits_what_it_did_not_check(invoke: Invoke, server: Serving, 
         assert "1 answer (" in invoke("learn", "status", str(tmp_path / cloud))[1] or not learned
 
 
-def test_a_gated_run_without_its_cloud_says_so_once_and_succeeds(invoke: Invoke) -> None:
-    gated = ["generate", "你好", *EDGE, "--gate", "entropy:0.1", "-n", "20", "--cloud", "127.0.0.1:9"]
+@contextmanager
+def plain_http() -> Iterator[int]:
+    """The port of a server that speaks HTTP alone."""
+    quiet = type("Quiet", (BaseHTTPRequestHandler,), {"log_message": lambda *_: None})
+    with HTTPServer(("127.0.0.1", 0), quiet) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+NOBODY = ("127.0.0.1:9", "http://127.0.0.1:9/v1")  # the discard port
+
+
+@pytest.mark.parametrize("address", NOBODY)
+def test_a_cloud_that_was_never_reached_is_an_error_unless_texts_may_begin_without_it(
+    invoke: Invoke, address: str
+) -> None:
+    gated = ["generate", "你好", *EDGE, "--gate", "entropy:0.1", "-n", "20", "--cloud", address]
     status, out, err = invoke(*gated)
+    assert (status, out, err.count("\n")) == (1, "", 1)
+    assert re.search(r"9\S* was not reached \(no connection.*refused\)+\. .* --fallback start", err)
+    status, out, err = invoke(*gated, "--fallback", "start")
     assert status == 0 and out.strip() and err.count("going on alone") == 1
     status, _, err = invoke(*gated, "--require-cloud", "--cloud-timeout", "0.3")
     assert status == 1 and "did not answer" in err
+    assert invoke(*gated, "--require-cloud", "--fallback", "start")[0] == 2
 
 
-def test_a_gated_run_says_what_is_wrong_with_its_cloud_though_nothing_was_escalated(
-    invoke: Invoke, server: Serving, guarded: tuple[str, str], foreign: str
+@pytest.mark.parametrize("more", [(), ("--fallback", "start")])
+def test_what_waiting_does_not_cure_is_found_before_the_first_token_though_nothing_is_escalated(
+    invoke: Invoke, server: Serving, guarded: tuple[str, str], foreign: str, more: tuple[str, ...]
 ) -> None:
-    alone = ["generate", "你好", *EDGE, "-n", "8", "--gate", "entropy:99", "-m", "quality", "--cloud"]
-    status, _, err = invoke(*alone, "127.0.0.1:9")
-    assert status == 0 and len(re.findall(r"127\.0\.0\.1:9 was not reached .*refused", err)) == 1
-    said = invoke(*alone, guarded[0])[2]
-    assert "cannot be used: " in said and "token" in said
-    status, _, err = invoke(*alone, foreign)
-    assert status == 0 and "other tokens than the draft model" in err
-    status, _, err = invoke("generate", "你好", *EDGE, "--gate", "entropy:0.1", "--cloud", foreign)
-    assert status == 2 and "vocabulary" in err
+    alone = ["generate", "你好", *EDGE, "-n", "8", "--gate", "entropy:99", "-m", "quality", *more, "--cloud"]
+    with plain_http() as port:
+        wrong = {
+            guarded[0]: "token", foreign: "other tokens than the draft model",
+            f"127.0.0.1:{port}": "write --cloud http://",
+        }  # fmt: skip
+        for address, what in wrong.items():
+            status, out, err = invoke(*alone, address)
+            assert status in (1, 2) and out == "" and what in err and err.count("\n") == 1
     assert invoke(*alone, server.address, "-q")[2] == ""
 
 

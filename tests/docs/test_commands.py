@@ -40,6 +40,10 @@ NOT_RUN = {
 }
 # First lines of whole blocks that need what is not installed with the rest.
 NOT_RUN_BLOCKS = {
+    "pip install '.[prebuilt]'                                  # in the folder: GGUF models here, no compiler": (
+        "tests/test_installs.py"
+    ),
+    "# service.py, for: uvicorn service:app": "tests/docs/test_service.py",
     """cat >> "$(dirname "$(llm logs path)")/extra-openai-models.yaml" <<'END'""": "llm: make test-conformance",
     "from langchain_openai import ChatOpenAI": "LangChain: make test-conformance",
     "lm_eval --model local-completions --tasks arc_easy --model_args \\": "lm-eval; tests/gateway/test_logprobs.py",

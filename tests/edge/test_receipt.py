@@ -100,7 +100,7 @@ def test_a_session_that_was_forgotten_or_lost_is_told_with_what_was_sent_again(p
 
 
 def test_a_text_without_its_cloud_says_that_nothing_was_sent() -> None:
-    cloud = skydraft.connect(f"127.0.0.1:{free_port()}")
+    cloud = skydraft.connect(f"127.0.0.1:{free_port()}", fallback="start")
     generation = run(cloud, make_plan(gate="entropy:0.1", k=4))
     assert set(generation.origins) == {"edge-fallback"}
     receipt = generation.receipt
@@ -142,7 +142,7 @@ def test_texts_at_the_same_time_share_the_calls_of_a_day() -> None:
 
 def test_calls_that_could_not_be_sent_are_not_counted(unhurried: None) -> None:
     port = free_port()
-    cloud = skydraft.connect(f"127.0.0.1:{port}", max_calls=1)
+    cloud = skydraft.connect(f"127.0.0.1:{port}", max_calls=1, fallback="start")
     for _ in range(3):
         assert run(cloud, PLANS["gated"]).receipt.calls == 0
     with serving(open_toy("toy"), port=port):

@@ -119,7 +119,7 @@ def test_the_servers_context_ends_the_text_where_it_would_in_one_process() -> No
 
 def test_a_sure_run_never_touches_the_cloud() -> None:
     edge = toys.toy(4)
-    nobody = skydraft.connect("127.0.0.1:9")  # the discard port: nobody listens
+    nobody = skydraft.connect("127.0.0.1:9", fallback="start")  # the discard port: nobody listens
     generation = decode(make_plan(gate="entropy:100"), DecodingParams(max_new_tokens=3), edge, nobody)
     assert set(generation.origins) == {"skipped"}
     assert generation.stats.bytes_up == 0

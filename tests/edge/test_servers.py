@@ -149,7 +149,7 @@ def test_without_any_server_a_gated_text_goes_on_alone_and_takes_the_first_that_
 ) -> None:
     ports, lines = [free_port(), free_port()], list[str]()
     names = ",".join(f"127.0.0.1:{port}" for port in ports)
-    with closing(skydraft.connect(names, notify=lines.append)) as cloud:
+    with closing(skydraft.connect(names, notify=lines.append, fallback="start")) as cloud:
         generation = begin(cloud, GATED, replace(PARAMS, max_new_tokens=400, min_new_tokens=400))
         server = None
         for done, _ in generation.rounds():

@@ -6,6 +6,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 
 import skydraft
 from skydraft.config import DecodingParams
+from skydraft.engines.checkpoint import cache_argument, failed
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.transformers_text import TransformersEngine
 from skydraft.errors import BrokenModel, EngineError, MissingDependency, OptionError
@@ -137,3 +139,17 @@ def test_without_torch_the_error_says_what_to_install(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingDependency, match=r"pip install 'skydraft\[transformers\]'"):
         TransformersEngine(tmp_path, OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("version", "kind"), [("5.20.0", BrokenModel), ("5.24.9", BrokenModel), ("5.25.0", MissingDependency)]
+)
+def test_a_version_that_may_not_fit_is_named_and_the_model_is_not_blamed(version: str, kind: type[Exception]) -> None:
+    error = failed(
+        SimpleNamespace(__version__=version), "cannot load m", TypeError("no 'kv'"), BrokenModel, "Fetch it."
+    )
+    assert type(error) is kind and ("Fetch it." in str(error)) == (kind is BrokenModel)
+    assert (f"transformers {version} cannot load m (no 'kv')" in str(error)) == (kind is MissingDependency)
+    for name in ("cache", "past_key_values"):
+        called = type("Model", (), {"forward": eval(f"lambda self, {name}=None: None")})
+        assert cache_argument(called) == name

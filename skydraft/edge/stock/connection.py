@@ -169,7 +169,7 @@ class StockConnection:
         return ms
 
     async def greet(self, vocab: Vocab, timeout_s: float) -> None:
-        await self.ping(timeout_s)
+        await self.info_for(vocab, Waiting(timeout_s, timeout_s, timeout_s), self.wire)
 
     async def learn(self, timeout_s: float) -> TargetFacts:
         try:

@@ -1,0 +1,63 @@
+"""The service of docs/python.md, as it is printed, with toys of one sequence for the demo pair."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import skydraft
+from skydraft.engines.toy import open_toy
+
+from ..decoding.test_seats import few
+from .blocks import blocks_of
+
+pytest.importorskip("starlette")
+httpx2 = pytest.importorskip("httpx2")
+TOYS = {"qwen2.5-coder-0.5b": "toy:drift=0.2", "qwen2.5-coder-1.5b": "toy"}
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    (block,) = [each for each in blocks_of("docs/python.md") if each.first_line.startswith("# service.py")]
+    assert len(block.text.splitlines()) < 52
+    monkeypatch.setattr(skydraft, "load", lambda name, parallel: few(parallel, spec=TOYS[name]))
+    names: dict[str, Any] = {}
+    exec(block.text, names)
+    yield names
+    names["threads"].shutdown()
+
+
+def test_it_answers_many_at_a_time_each_as_one_alone_and_frees_who_hangs_up(service: dict[str, Any]) -> None:
+    plan = skydraft.make_plan("quality")
+    edge, cloud = map(open_toy, TOYS.values())
+    questions = [f"你好{number}" for number in range(6)]
+    alone = [skydraft.generate(each, edge=edge, cloud=cloud, plan=plan).text for each in questions]
+
+    async def ask() -> tuple[list[str], str, Any]:
+        app = service["app"]
+        async with app.router.lifespan_context(app) as state:
+            where = httpx2.ASGITransport(lambda scope, *rest: app({**scope, "state": dict(state)}, *rest))
+            async with httpx2.AsyncClient(transport=where, base_url="http://service") as client:
+                answers = await asyncio.gather(*(client.post("/answer", content=each.encode()) for each in questions))
+                empty = await client.post("/answer", content="长".encode() * 5000)
+            return [each.text for each in answers], empty.text, empty.status_code
+
+    texts, refused, status = asyncio.run(ask())
+    assert texts == alone and status == 400 and "context" in refused
+
+
+def test_gathered_threads_wait_their_turn() -> None:
+    edge, plan = few(1), skydraft.make_plan("edge")
+
+    async def main() -> list[str]:
+        async def one(number: int) -> str:
+            return await asyncio.to_thread(lambda: skydraft.generate(f"你好{number}", edge=edge, plan=plan).text)
+
+        return await asyncio.gather(*map(one, range(4)))
+
+    with ThreadPoolExecutor(1):
+        assert all(asyncio.run(main()))
