@@ -1,4 +1,4 @@
-"""Answers from the events of a desk, whole or as server-sent events; and those of OpenAI's completions."""
+"""Answers from the events of a desk, whole or as server-sent events; and those of OpenAI's chats."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.stats import Stats
 from skydraft.engines.vocab import Vocab
 from skydraft.gateway.desk import Began, Ended, Event, Wrote
-from skydraft.gateway.logprobs import both_logprobs, cut, text_logprobs, token_logprobs
+from skydraft.gateway.logprobs import both_logprobs, cut, token_logprobs
 from skydraft.gateway.refusals import Refusal
 from skydraft.gateway.schema import ChatRequest, Sent, TextRequest
-from skydraft.prompts.tool_calls import CallText, Piece, ThoughtText
+from skydraft.prompts.tool_calls import CallText, Piece, ThoughtText, joined_pieces
 from skydraft.types import FinishReason, Round, Score, StepRecord, Token
 
 _LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}  # where some clients cut lines
@@ -168,7 +168,7 @@ class Answer(ABC):
             if tokens[-1] is event.tokens[-1]:
                 ours["record"] = _shown(event.done.record)
                 ours |= {"notice": event.notices} if event.notices else {}
-            joined = _joined(itertools.chain(*pieces))
+            joined = joined_pieces(itertools.chain(*pieces))
             text = "".join(token.text for token in tokens)
             ours |= {"text": text} if text != "".join(piece for piece in joined if isinstance(piece, str)) else {}
             yield Run(joined, scored, ours)
@@ -338,31 +338,6 @@ class ChatAnswer(Answer):
         return {"message": message | ({"tool_calls": list(map(_as_chats, choice.calls))} if choice.calls else {})}
 
 
-class TextAnswer(ChatAnswer):
-    reads = TextRequest
-    kinds = "text_completion", "text_completion", "cmpl"
-
-    def first(self) -> Iterator[dict[str, Any]]:
-        """The echoed prompt. With log-probabilities it comes when it was read."""
-        for index, choice in enumerate(self.choices):
-            if choice.prefix and self._body.num_best is None:
-                yield self._chunk(index, {"content": choice.prefix})
-
-    def _began(self, index: int, event: Began) -> Iterator[dict[str, Any]]:
-        if event.prompt_scores:
-            logprobs = self._logprobs(event.prompt_scores, 0)
-            yield self._chunk(index, {"content": self.choices[index].prefix}, logprobs=logprobs)
-
-    def _logprobs(self, scores: Seq[Score], offset: int) -> dict[str, Any] | None:
-        return None if self._body.num_best is None else text_logprobs(self._vocab, scores, offset)
-
-    def _part(self, delta: dict[str, Any], logprobs: dict[str, Any] | None) -> dict[str, Any]:
-        return {"text": delta.get("content", ""), "logprobs": logprobs}
-
-    def _text(self, choice: Choice) -> dict[str, Any]:
-        return {"text": choice.prefix + choice.text}
-
-
 def _echoed(request: GenerateRequest, vocab: Vocab) -> str:
     if not request.scores_prompt:
         return ""
@@ -410,19 +385,3 @@ def _named_tokens(tokens: Seq[Token], first: int, done: Round) -> dict[str, Any]
     forced = [at for at in range(len(tokens)) if drafted and done.block.is_forced(first + at)]
     named = {"token_ids": [each.token_id for each in tokens], "token_chars": [len(each.text) for each in tokens]}
     return named | ({"forced": forced} if forced else {})
-
-
-def _joined(pieces: Iterable[Piece]) -> list[Piece]:
-    """The same pieces, each as long as it can be."""
-    joined: list[Piece] = []
-    for piece in pieces:
-        last = joined[-1] if joined else None
-        if isinstance(piece, str) and isinstance(last, str):
-            joined[-1] = last + piece
-        elif isinstance(piece, ThoughtText) and isinstance(last, ThoughtText):
-            joined[-1] = ThoughtText(last.text + piece.text)
-        elif isinstance(piece, CallText) and isinstance(last, CallText) and not piece.name:
-            joined[-1] = CallText(last.arguments + piece.arguments, last.name, piece.is_last)
-        else:
-            joined.append(piece)
-    return joined

@@ -75,8 +75,8 @@ def assert_consistent(generation: Generation, params: DecodingParams, vocab: Voc
             assert set(mine) <= {"skipped", "edge"}
         base += record.num_committed
     text = vocab.decode(generation.token_ids)
-    if generation.finish_reason == "stop_string":
-        text = text[: min(text.find(stop) for stop in params.stop if stop in text)]
+    if generation.finish_reason in ("stop_string", "eos"):  # a stop token may end a stop string
+        text = text[: min((text.find(stop) for stop in params.stop if stop in text), default=None)]
     assert (generation.reasoning, generation.text) == split(text, tags_of(params))
     stats = generation.stats
     assert stats.num_tokens == len(origins)
