@@ -23,6 +23,11 @@ class Tags:
     def begin(self) -> Thought:
         return Thought(self, "before" if self.start else "thinking" if self.end else "answer")
 
+    def after(self, text: str) -> Tags:
+        """The tags of what follows the beginning `text`."""
+        phase = self.begin.then(text)[0].phase
+        return self if phase == "before" else replace(self, start="") if phase == "thinking" else NO_TAGS
+
     @property
     def in_bytes(self) -> Tags:
         """The same for texts that are bytes, read as Latin-1."""
@@ -77,6 +82,28 @@ class Thought:
         """What is missing of the end tag."""
         end, held = self.tags.end, self.held
         return next((end[n:] for n in range(min(len(end) - 1, len(held)), 0, -1) if held.endswith(end[:n])), end)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """After `num_tokens` of a text: `start` is where its answer begins, so far. Tags and blanks are thinking."""
+
+    thought: Thought = NO_TAGS.begin
+    num_tokens: int = 0
+    start: int = 0
+    num_gap: int = 0  # tokens of blanks between the one that completes the end tag and the answer
+
+    @property
+    def num_thinking(self) -> int:
+        return self.num_tokens if self.thinks else self.start
+
+    @property
+    def has_ended(self) -> bool:
+        return self.thought.phase in ("gap", "answer")
+
+    @property
+    def thinks(self) -> bool:
+        return self.thought.phase == "thinking"
 
 
 def split(text: str, tags: Tags) -> tuple[str, str]:

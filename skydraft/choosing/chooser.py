@@ -71,7 +71,7 @@ class Chooser:
         return row if edited.max() == -np.inf else edited
 
     def follow_grammar(self, row: Row, prefix: TokenIds) -> Row:
-        if self._thinking and (token_id := self._thinking.forced(prefix[self._prompt_len :])) is not None:
+        if (token_id := self._end_of_thinking(prefix)) is not None:
             return masked(row, np.arange(len(row)) == token_id)
         return masked(row, self._allowed(prefix)) if self._grammar else row
 
@@ -88,8 +88,13 @@ class Chooser:
         return self._grammar is not None
 
     def forced(self, prefix: TokenIds) -> int | None:
-        """The only token that the grammar allows after `prefix`, whatever the logits; None if there are more."""
+        """The only token that may come after `prefix`, whatever the logits; None if there are more."""
+        if (token_id := self._end_of_thinking(prefix)) is not None:
+            return token_id
         return only_one(self._allowed(prefix)) if self._grammar else None
+
+    def _end_of_thinking(self, prefix: TokenIds) -> int | None:
+        return self._thinking.forced(prefix[self._prompt_len :]) if self._thinking else None
 
     def rank(self, row: Row, prefix: TokenIds, token_id: int) -> int:
         """How many tokens have a higher edited logit: 0 for the greedy choice, all for a banned token."""

@@ -111,6 +111,7 @@ def prompted(request: GenerateRequest, reader: Engine) -> tuple[GenerateRequest,
     )
     if not is_bare:
         tags = tags_after(vocab, request.messages, prompts.edge.token_ids, request.think)
+        tags = tags.after(vocab.written(request.begun)) if request.begun_is_prompt else tags
         budget = params.think_budget if tags.end else 0
         params = replace(params, think_start=tags.start, think_end=tags.end, think_budget=budget)
         request = replace(request, params=params)

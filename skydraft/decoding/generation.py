@@ -80,7 +80,7 @@ class Generation:
         self._watch = watch
         self._loop = loop
         self._context = loop.context
-        goes_on = bool(request.messages) and request.messages[-1].is_open
+        goes_on = request.begun_is_prompt or (bool(request.messages) and request.messages[-1].is_open)
         self._stream = TextStream(loop.vocab, request.params.stop, tags_of(request.params), goes_on=goes_on)
         self._rounds: list[Round] = []
         self._tokens: list[Token] = []

@@ -17,7 +17,7 @@ from skydraft.decoding.verification import Verifier
 from skydraft.engines.base import Seats
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import CloudError
-from skydraft.gating.gates import Gate, Reason, Thinking
+from skydraft.gating.gates import NO_PLACE, Gate, Reason
 from skydraft.types import WRITE_ALL, Cost, DraftBlock, LinkCost, Origin, Outcome, Round, StepRecord, Verdict
 
 
@@ -38,7 +38,6 @@ class SpeculativeLoop:
     falls_back: bool = False
     thinking: ThinkingAlong | None = None
     seats: Seats = field(default_factory=lambda: Seats(()))
-    _num_thinking: int = field(default=0, init=False)  # of the committed tokens
     _num_rounds: int = field(default=0, init=False)
     _started: float = field(default=0.0, init=False)  # the first round
     _is_cancelled: bool = field(default=False, init=False)
@@ -59,14 +58,10 @@ class SpeculativeLoop:
             yield self._verify(block, reason, began) if reason else self._skip(block, began)
 
     def _reason(self, block: DraftBlock) -> Reason:
-        generated, num_seen = self.context.generated, self.context.num_seen
-        if self.thinking is None:
-            return self.gate.reason(generated, num_seen, block, self.vocab)
-        begins = not self.thinking.at(generated).has_ended
-        place = self.thinking.at(np.append(generated, np.array(block.token_ids, np.int32)))
-        begins = begins and place.num_thinking > block.base
-        thinking = Thinking(place.num_thinking, begins, place.has_ended)
-        return self.gate.reason(generated, num_seen, block, self.vocab, thinking)
+        generated, place = self.context.generated, NO_PLACE
+        if self.thinking:
+            place = self.thinking.at(np.append(generated, np.array(block.token_ids, np.int32)))
+        return self.gate.reason(generated, self.context.num_seen, block, self.vocab, place)
 
     def _draft(self) -> DraftBlock:
         """A block of the drafter; in the target's turn an empty one, with what the drafter has read along."""
@@ -118,12 +113,12 @@ class SpeculativeLoop:
 
         Drafting ends a block at the first stop, so only its last token can finish the text.
         """
+        num_thinking = self._count_thinking()
         if verdict:
             token_ids, origins = self.context.commit_verdict(block, verdict), _origins(block, verdict)
         else:
             token_ids = self.context.commit_skip(block, block.finish)
             origins = (("edge-fallback" if reason else "skipped" if self.verifier else "edge"),) * len(token_ids)
-        thought, self._num_thinking = self._num_thinking, self._count_thinking()
         audit, num_accepted = (verdict.audit, verdict.num_accepted) if verdict else ((), 0)
         now = time.perf_counter()
         record = StepRecord(
@@ -142,7 +137,7 @@ class SpeculativeLoop:
             num_audited=len(audit),
             num_agreed=sum(audit),
             num_forced=sum(block.forced[: num_accepted if verdict else None]),
-            num_reasoning=self._num_thinking - thought,
+            num_reasoning=self._count_thinking() - num_thinking,
         )
         self._num_rounds += 1
         done = Round(record, block, token_ids, origins, audit)

@@ -145,9 +145,9 @@ class ThinkingToy(ToyEngine):
         text = [token_id for token_id, _ in cache]
         text = text[len(text) - text[::-1].index(turn) :] if turn in text else [start, end]
         row = super()._row(cache).copy()
-        row[[start, turn]] = row[end] = -1e3
+        row[[start, turn, end]] = -1e2
         if not text:
-            row[start] = 1e3
+            row[start] = 1e2
         elif start in text and end not in text and len(text) > 8:
             row[end] = 15.0  # more than most rows have
         return row

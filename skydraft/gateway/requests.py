@@ -275,6 +275,7 @@ def _text_order(body: TextRequest, edge: Engine, names: ModelNames, defaults: De
             plan=plan,
             params=params,
             raw=True,
+            think=body.choice.think or "auto",
             num_best=_num_best(body),
             scores_prompt=bool(body.echo),
             writes=body.max_tokens != 0,

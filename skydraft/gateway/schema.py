@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, create_
 from skydraft.config import MAX_K, STYLES, DecodingParams
 from skydraft.engines.vocab import Vocab
 from skydraft.gateway.refusals import NEUTRAL, NOT_SERVED, OWN_FIELDS, Refusal
-from skydraft.gateway.thinking import WantedThinking, wanted_thinking
+from skydraft.gateway.thinking import Effort, WantedThinking, wanted_thinking
 from skydraft.gateway.tools import (
     AllowedTools,
     AnyTool,
@@ -174,10 +174,10 @@ class AnyRequest(Checked):
     logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]] | None, at_most(MAX_BIASES)] = None
     cache_salt: str | None = Field(None, max_length=1024)  # what is kept is shared by requests of one salt alone
     chat_template_kwargs: Annotated[dict[str, Any] | None, at_most(64)] = None
-    reasoning_effort: Any = None
+    reasoning_effort: Effort | None = None
     reasoning: Any = None
     thinking: Any = None
-    thinking_token_budget: Any = None
+    thinking_token_budget: int | None = Field(None, ge=-1, le=2**31 - 1)  # -1 is none
     skydraft: Annotated[Extension | None, at_most(64)] = None  # type: ignore[valid-type]
 
     @model_validator(mode="after")
@@ -194,7 +194,8 @@ class AnyRequest(Checked):
 
     @property
     def wanted_thinking(self) -> WantedThinking:
-        return wanted_thinking(self.reasoning_effort, self.reasoning, self.thinking, self.thinking_token_budget)
+        budget = max(self.thinking_token_budget or 0, 0)
+        return wanted_thinking(self.reasoning_effort, budget, self.reasoning, self.thinking)
 
     def unmet(self, vocab: Vocab) -> list[str]:
         """What was hinted at, and this model cannot do."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from skydraft.engines.vocab import Vocab
 from skydraft.gateway.refusals import Refusal
 from skydraft.prompts.thinking import Think, template_of
 
 _TYPES: dict[Any, Think] = {"enabled": "on", "disabled": "off"}
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,23 +25,19 @@ class WantedThinking:
     is_hint: bool = False
 
 
-def wanted_thinking(effort: Any, reasoning: Any, thinking: Any, budget: Any) -> WantedThinking:
-    """From OpenAI's `reasoning_effort` and `reasoning`, OpenRouter's too, Anthropic's `thinking`, and vLLM's budget."""
-    reasoning = reasoning if isinstance(reasoning, dict) else {}
-    thinking = thinking if isinstance(thinking, dict) else {}
-    given, hinted, own = _effort(effort), _effort(reasoning.get("effort")), _budget(budget)
-    level = given or hinted
+def wanted_thinking(effort: str | None, budget: int, *hints: Any) -> WantedThinking:
+    """From OpenAI's `reasoning_effort` and vLLM's budget; `reasoning` of OpenAI and OpenRouter, Anthropic's `thinking`
+    are hints."""
+    hint = {name: value for each in hints if isinstance(each, dict) for name, value in each.items()}
+    level = effort or next((each for each in get_args(Effort) if each == hint.get("effort")), "")
     by_level: Think = "off" if level == "none" else "on" if level else "auto"
-    size = own or _budget(thinking.get("budget_tokens")) or _budget(reasoning.get("max_tokens"))
-    return WantedThinking(_TYPES.get(thinking.get("type"), by_level), level, size, is_hint=not (given or own))
+    think = _TYPES.get(str(hint.get("type")), by_level)
+    size = budget or _budget(hint.get("budget_tokens")) or _budget(hint.get("max_tokens"))
+    return WantedThinking(think, level, size, is_hint=not (effort or budget))
 
 
 def _budget(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31 else 0
-
-
-def _effort(value: Any) -> str:
-    return value if isinstance(value, str) and value in _EFFORTS else ""
+    return value if type(value) is int and 0 < value < 2**31 else 0
 
 
 def arranged(

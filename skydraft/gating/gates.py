@@ -17,6 +17,7 @@ import numpy.typing as npt
 from skydraft.characters import punctuation_density
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import OptionError
+from skydraft.thinking import Place
 from skydraft.types import DraftBlock, Signals
 
 Reason = Literal["always", "uncertain", "density", "repetition", "content", ""]
@@ -58,6 +59,7 @@ SIGNALS: dict[str, Threshold] = {
     "calibrated": Threshold("an agreement", 1.0, "0.95"),
 }
 START = "start"  # the content rule that looks at where a block stands, not at its text
+NO_PLACE = Place()  # of a text that does not think
 END = "end"  # the gate of thinking that checks only the block in which it ends
 _CONTENT_RULES: dict[str, re.Pattern[str]] = {
     "digits": re.compile(r"\d"),
@@ -132,19 +134,6 @@ def _bad_threshold(kind: str, value: str) -> OptionError:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Thinking:
-    """Of a block and the text before it: `num_tokens` come before the answer. Whether the block begins in what is
-    thought, and whether that has ended in it or before."""
-
-    num_tokens: int = 0
-    begins: bool = False
-    has_ended: bool = True
-
-
-NO_THINKING = Thinking()
-
-
 class Gate:
     """The gate of a spec; `together` tests the tokens of a block where its kind does not test each of them.
 
@@ -163,23 +152,19 @@ class Gate:
         return test is not None and any(test(token, self._spec.threshold) for token in signals)
 
     def reason(
-        self,
-        generated: TokenIds,
-        num_seen: int,
-        block: DraftBlock,
-        vocab: Vocab,
-        thinking: Thinking = NO_THINKING,
-    ) -> Reason:  # fmt: skip
+        self, generated: TokenIds, num_seen: int, block: DraftBlock, vocab: Vocab, place: Place = NO_PLACE
+    ) -> Reason:
         """Why the block after these tokens has to be escalated, or "" to skip it; the target knows `num_seen` of them.
+        `place` is that after the block.
 
         `never` skips a block of any text. A round without a draft always goes to the target.
         """
-        if self._thinking and block.token_ids and thinking.begins:
-            if (reason := self._thinking.reason(generated, num_seen, block, vocab)) or not thinking.has_ended:
+        if self._thinking and block.token_ids and place.num_thinking - place.num_gap > block.base:
+            if (reason := self._thinking.reason(generated, num_seen, block, vocab)) or not place.has_ended:
                 return reason
             if self._thinking._spec.kind == END:
                 return "content"
-            if thinking.num_tokens >= block.base + len(block.token_ids):
+            if place.num_thinking >= block.base + len(block.token_ids):
                 return ""
         if self._spec.kind == "always" or not block.token_ids:
             return "always"
@@ -197,7 +182,7 @@ class Gate:
             return "repetition"
         # How an answer begins decides what kind it is, and a text that is never checked teaches a gate nothing.
         rules = self._spec.content_rules
-        is_new = START in rules and thinking.has_ended and num_seen <= thinking.num_tokens
+        is_new = START in rules and place.has_ended and num_seen <= place.num_thinking
         return "content" if is_new or (rules and _matches_content(rules, generated, block, vocab)) else ""
 
 

@@ -86,6 +86,18 @@ def usage_of(told: list[dict[str, Any]], path: str) -> int:
     return int(next(c["skydraft"]["stats"] for c in told if "stats" in c.get("skydraft", {}))["num_reasoning_tokens"])
 
 
+def test_what_an_answer_begins_with_is_told_apart_and_not_counted(served: Running) -> None:
+    asked = {"model": "skydraft-lossless", "max_tokens": 60}
+    ids = served.chat("快", **asked, skydraft={"token_ids": True}).json()["skydraft"]["token_ids"]
+    for length, (thought, text) in {5: (" 2?", "It is 4."), 10: ("", "It is 4."), 14: ("", " is 4.")}.items():
+        for as_prompt in (False, True):
+            given = {"continue_ids": ids[:length], "continue_as_prompt": as_prompt}
+            answer = served.chat("快", **asked, skydraft=given).json()
+            told = whole("chat/completions", answer)
+            assert told[0] == thought and told[1].endswith(text)
+            assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] <= max(12 - length, 0)
+
+
 def test_events_are_those_that_the_sdks_know(served: Running) -> None:
     told = events(served.post("responses", model="skydraft-lossless", input="快", stream=True).text)
     kinds = [event["type"].removeprefix("response.") for event in told]
@@ -163,6 +175,12 @@ def test_budgets_and_levels_reach_the_model_and_what_cannot_is_refused(served: R
         assert levels[1]["usage"]["prompt_tokens"] == levels[0]["usage"]["prompt_tokens"] + 1
         assert running.chat("快", reasoning_effort="none").status_code == 400
         assert running.chat("快", thinking={"type": "disabled"}).status_code == 200
+        for nonsense in ({"reasoning_effort": "ultra"}, {"reasoning_effort": 5}, {"thinking_token_budget": 10**30}):
+            assert running.chat("快", **nonsense).status_code == 400, nonsense
+        for hint in ({"effort": [1], "max_tokens": True}, {"type": {}}, "on"):
+            assert running.chat("快", thinking=hint, reasoning=hint).status_code == 200, hint
+        asked = running.post("completions", model="skydraft-lossless", prompt="a", skydraft={"think": "on"})
+        assert asked.status_code == 400 and "think" in asked.text
         assert running.chat("快", chat_template_kwargs={"messages": []}).status_code == 400
 
 

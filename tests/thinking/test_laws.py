@@ -21,6 +21,7 @@ from skydraft.thinking import Tags, split
 
 from .. import reference
 from ..serving import serving
+from ..stock.fakes import fake
 from ..toys import law
 from .scripts import LEVELLED, OPENED, SWITCHED, TEMPLATES, pair_of, vocab_of
 
@@ -106,6 +107,26 @@ def test_speculative_is_plain_here_and_over_a_link(given) -> None:
         assert bool(alone.reasoning) == (given.get("think_budget") != 1)  # the tag is one of its tokens
     if budget := given.get("think_budget"):
         assert budget < alone.stats.num_reasoning_tokens <= budget + 2 and alone.text
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "llama-server", "sglang"])
+def test_a_server_of_ids_thinks_as_its_model_does(dialect: str) -> None:
+    with fake(dialect, engine=TOYS[1]) as server, closing(skydraft.connect(server.url, require=True)) as cloud:
+        for given in ({}, {"think_budget": 4}, {"grammar": GRAMMAR}, {"grammar": GRAMMAR, "think_budget": 5}):
+            params = DecodingParams(**{"max_new_tokens": 24, **given})
+            for plan in (make_plan("cloud"), make_plan(gate="always", k=4), make_plan(gate="entropy:0.3", k=4)):
+                request = GenerateRequest((Message("user", "语速"),), params=params, plan=plan, execution="throughput")
+                far, near = (skydraft.api.start(request, edge=TOYS[0], cloud=each).run() for each in (cloud, TOYS[1]))
+                assert (far.token_ids, far.reasoning, far.text) == (near.token_ids, near.reasoning, near.text)
+        # A tag that must come asks nothing; above temperature 0 the server keeps a budget, too.
+        budget = DecodingParams(max_new_tokens=24, think_budget=4, temperature=0.9)
+        begun = len(server.model.asked)
+        drawn = skydraft.api.start(
+            GenerateRequest((Message("user", "语速"),), params=budget, plan=make_plan("cloud")),
+            edge=TOYS[0],
+            cloud=cloud,
+        ).run()
+        assert drawn.stats.num_reasoning_tokens == 5 and len(server.model.asked) - begun == drawn.receipt.calls == 2
 
 
 CASES = {

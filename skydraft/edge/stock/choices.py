@@ -28,7 +28,15 @@ _KEPT = frozenset((
     "max_new_tokens", "stop", "stop_token_ids", "sentences", "temperature", "top_k", "top_p", "min_p", "seed",
     "min_call_prob", "think_start", "think_end",
 ))  # fmt: skip
-_BANS = ("grammar", "no_repeat_ngram_size", "min_new_tokens", "content_ngram_size", "no_adjacent_repeat", "comma_gap")
+_BANS = (
+    "grammar",
+    "think_budget",
+    "no_repeat_ngram_size",
+    "min_new_tokens",
+    "content_ngram_size",
+    "no_adjacent_repeat",
+    "comma_gap",
+)
 _SCALES = ("repetition_penalty", "content_penalty")  # by the sign of a logit, which log-probabilities do not tell
 _OFF = DecodingParams()
 _MOST = 1e-3  # a log-probability, rounded
