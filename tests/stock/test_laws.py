@@ -118,7 +118,7 @@ def test_a_gated_text_that_outgrew_the_servers_context_goes_on_alone(monkeypatch
     """The server is first asked when skipped tokens are beyond its context."""
     monkeypatch.setattr(
         "skydraft.gating.gates.Gate.reason",
-        lambda gate, generated, num_seen, block, vocab: "uncertain" if len(generated) > 70 else "",
+        lambda gate, generated, num_seen, block, vocab, place: "uncertain" if len(generated) > 70 else "",
     )
     with fake("vllm", engine=open_toy("toy", 64, 8)) as server, closing(skydraft.connect(server.url)) as cloud:
         plan, params = make_plan(gate="entropy:2", k=6, hand_back="0"), DecodingParams(max_new_tokens=120)
