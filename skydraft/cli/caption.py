@@ -156,14 +156,14 @@ _question_section = Section("messages", "What to write", asked, [
 
 @click.command(cls=Command)
 @click.argument("files", nargs=-1, required=True, type=Path)
-@_question_section
-@speech_section
-@decoding_section
 @gate_section
+@_question_section
+@decoding_section
+@table_section
 @cloud_section
 @models_section
-@table_section
 @traces_section
+@speech_section
 def caption(
     files: tuple[Path, ...], messages: tuple[Message, ...], speech: SpeechChoice, decoding: DecodingChoice,
     gate: GateChoice, cloud: CloudChoice, models: ModelChoice, table: TableChoice, keep: KeepChoice,

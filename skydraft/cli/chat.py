@@ -43,10 +43,12 @@ _HELP = """\
 /system TEXT   another system prompt; without TEXT none
 /save FILE     write the conversation as JSON; generate --messages reads it too
 /load FILE     continue a saved conversation
-/retry         answer the last question again, with another seed
+/retry         answer the last question again, with another seed (at temperature 0 the answer is the same)
 /clear         start a new conversation
 /quit          leave; Ctrl-D does so too
-Several lines: begin and end with \"\"\". Ctrl-C ends an answer."""
+Several lines: begin and end with \"\"\". Ctrl-C ends an answer.
+Colours: plain, the small model wrote it and was sure; green, the large one confirmed it; yellow, cyan, blue, the large
+one wrote it; magenta, the cloud was gone, so nobody checked it."""
 
 
 _system_section = Section("system", "Chat", lambda system: system, [
@@ -73,10 +75,10 @@ class Talk:
 
 
 @click.command(cls=Command)
+@gate_section
 @_system_section
 @_output_section
 @decoding_section
-@gate_section
 @cloud_section
 @models_section
 @keep_section

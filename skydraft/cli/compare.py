@@ -191,7 +191,7 @@ def _show_table(settings: list[dict[str, Any]]) -> None:
     """The figures of a summary that say what each mode is worth, a line a mode."""
     shown = {
         "agreement": "target_agreement", "calls a token": "cloud_calls_per_token",
-        "it wrote": "target_written_per_token", "tokens/s": "tokens_per_s",
+        "target wrote": "target_written_per_token", "tokens/s": "tokens_per_s",
     }  # fmt: skip
     width = max(len(setting["mode"]) for setting in settings)
     click.echo(f"{'mode':<{width}}  link ms" + "".join(f"{name:>15}" for name in shown))

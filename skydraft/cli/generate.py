@@ -46,14 +46,14 @@ _SILENT_S = 2.0  # how long to wait for the first byte of a pipe
 
 @click.command(cls=Command)
 @click.argument("prompt", required=False, callback=as_text)
-@prompt_section
-@audio_section
-@decoding_section
 @gate_section
+@prompt_section
+@decoding_section
+@output_section
 @cloud_section
 @models_section
-@output_section
 @keep_section
+@audio_section
 def generate(
     prompt: str | None, writing: PromptChoice, speech: SpeechChoice, decoding: DecodingChoice, gate: GateChoice,
     cloud: CloudChoice, models: ModelChoice, output: OutputChoice, keep: KeepChoice,

@@ -33,13 +33,16 @@ INTERRUPTED = 130  # the shells' status of a process ended by Ctrl-C
 def cli() -> None:
     """A small model drafts, a gate decides what is unsure, a large model checks that.
 
+    The small one is called the draft model, on the edge (this device). The large one is called the target; it is in
+    the cloud if it runs on a server.
+
     \b
     skydraft models fetch qwen2.5-coder-0.5b qwen2.5-coder-1.5b
-    skydraft generate "请用一句话描述海边日落的景色。"
+    skydraft generate "什么是哈希表？它为什么快？"
     skydraft chat
     skydraft gateway
     skydraft serve
-    skydraft generate "请用一句话描述海边日落的景色。" --cloud localhost:7373
+    skydraft generate "什么是哈希表？它为什么快？" --cloud localhost:7373
     """
 
 

@@ -169,6 +169,11 @@ def _decoding_option(known: Field[Any]) -> click.Option:
     return option(f"{short} {flag}", about.metavar, with_default(about.help, known.default), type=type(known.default))
 
 
+_RARELY = (  # given
+    "min_new_tokens", "min_p", "no_repeat_ngram_size", "frequency_penalty", "presence_penalty", "logit_bias",
+    "content_penalty", "content_ngram_size", "no_adjacent_repeat", "comma_gap", "full_stop_gap", "full_stop_shift",
+    "think_budget", "think_gate", "accept", "eager", "execution", "calibration",
+)  # fmt: skip
 decoding_section = Section("decoding", "Decoding", _decoding, [
     option("--style", "S", f"Ready-made settings: {', '.join(STYLES)}; or none (default; speech: zh-short)."),
     *(_decoding_option(known) for known in fields(DecodingParams) if known.metadata["option"].metavar is not None),
@@ -176,7 +181,7 @@ decoding_section = Section("decoding", "Decoding", _decoding, [
     option("--regex", "R", "Write text that the pattern R matches from end to end.", callback=as_text),
     option("--think", None, "Whether a model that can think does so before it answers; auto: as its chat template "
            "says.", type=Think, default="auto"),
-])  # fmt: skip
+], _RARELY)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +200,9 @@ def _gate(
 
 gate_section = Section("gate", "Gate", _gate, [
     option("-m --mode", "M",
-           "edge, cloud: one model alone. lossless: the target's text, drafted where that is faster. fluency, "
-           "quality, auto: fewer calls to the target. answers: it also checks how a text begins, numbers and JSON "
+           "edge: the small model alone. cloud: the large one alone. lossless: the text of cloud, drafted where that "
+           "is faster. fluency, quality, auto: the large one checks where the small one is unsure. answers: also how a "
+           "text begins, numbers and JSON; for questions that have a right answer "
            f"(default: {DEFAULT_MODE}, or just the gate if one is given)."),
     option("--gate", "G", "Which blocks the target checks: always, never, or by a threshold, for example "
            f"{', '.join(f'{kind}:{known.example}' for kind, known in SIGNALS.items())}. Append +start, "
@@ -213,7 +219,7 @@ gate_section = Section("gate", "Gate", _gate, [
     option("--execution", None, "throughput is faster on a GPU, but near ties may differ (default: exact).",
            type=Execution),
     option("--calibration", "FILE", "Calibration of a calibrated gate (default: the pair's own).", type=Path),
-])  # fmt: skip
+], _RARELY)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 import click
 
 T = TypeVar("T")
+_RARE = "Rarely needed"
 _REST = "Other options"
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -46,14 +47,18 @@ class Section(Generic[T]):
     """Options under one title. As a decorator it adds them to a command, which gets the value that `build` makes.
 
     `build` takes the options by their names and returns the value of the argument `name`; it may raise UsageError.
+    A help shows the `rare` ones of all its sections together, at its end.
     """
 
-    def __init__(self, name: str, title: str, build: Callable[..., T], options: Sequence[click.Option]) -> None:
+    def __init__(
+        self, name: str, title: str, build: Callable[..., T], options: Sequence[click.Option], rare: Sequence[str] = ()
+    ) -> None:
         self._name = name
         self._build = build
         self._options = options
         for option in options:
-            option.section = title  # type: ignore[attr-defined]  # read by Command.format_options
+            # Read by Command.format_options.
+            option.section = _RARE if option.name in rare else title  # type: ignore[attr-defined]
 
     def __call__(self, command: Function) -> Function:
         @functools.wraps(command)
@@ -74,7 +79,7 @@ class Command(click.Command):
         for param in self.get_params(ctx):
             if isinstance(param, click.Option) and (row := param.get_help_record(ctx)) is not None:
                 rows.setdefault(getattr(param, "section", _REST), []).append(row)
-        return {title: rows[title] for title in sorted(rows, key=_REST.__eq__)}
+        return {title: rows[title] for title in sorted(rows, key=(_RARE, _REST).__contains__)}
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, rows in self.sections(ctx).items():

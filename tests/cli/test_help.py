@@ -11,7 +11,7 @@ import pytest
 
 from bench.reference import reference
 from skydraft import __version__
-from skydraft.cli.main import cli
+from skydraft.cli.main import cli, run
 from skydraft.config import MODES, STYLES, DecodingParams
 from skydraft.gating.gates import SIGNALS
 
@@ -29,7 +29,8 @@ def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[s
 
 
 COMMANDS = dict(commands(cli))
-ASKING = ["What to write", "Speech", "Decoding", "Gate", "Cloud", "Models", "Output", "Learning and traces"]
+_SHARED = ["Gate", "What to write", "Decoding", "Output", "Cloud", "Models"]
+ASKING = [*_SHARED, "Learning and traces", "Speech", "Rarely needed"]
 SECTIONS = {
     "generate": [*ASKING, "Other options"],
     "caption": [*ASKING, "Other options"],
@@ -85,3 +86,16 @@ def test_the_page_explains_each_option_of_each_command_once(monkeypatch: pytest.
 def test_the_help_and_the_version(invoke: Invoke, short: str, long: str, says: str) -> None:
     status, out, err = invoke(*short.split())
     assert (status, err) == (0, "") and out.startswith(says) and invoke(*long.split()) == (0, out, "")
+
+
+@pytest.mark.parametrize(("words", "expected"), [("skydraft gen", "generate"), ("skydraft generate --mo", "--mode")])
+def test_a_shell_completes_commands_and_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, expected: str
+) -> None:
+    """With the line for the start file of a shell that docs/try.md has."""
+    monkeypatch.setenv("_SKYDRAFT_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+    with pytest.raises(SystemExit, match="0"):
+        run([])
+    assert f"plain,{expected}\n" in capsys.readouterr().out

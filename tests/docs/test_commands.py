@@ -29,6 +29,7 @@ NOT_RUN = {
     "make test": "runs this test",
     "skydraft learn run products --from lessons": "a toy cannot be trained: tests/learning",
     "make llamacpp": "compiles for five minutes",
+    'eval "$(_SKYDRAFT_COMPLETE=bash_source skydraft)"': "tests/cli/test_help.py",
     "skydraft doctor": "finds that the models are not here: tests/cli/test_doctor.py",
     "skydraft doctor --no-measure": "the same",
     "skydraft chat --edge-model ollama:qwen2.5:0.5b --cloud-model ollama:qwen2.5:7b": "tests/models/test_found.py",
@@ -74,8 +75,6 @@ BEFORE = {
         "docs/measuring.md",
         "skydraft compare --prompts data/prompts_zh_dev.jsonl --limit 2 --cloud localhost:7373 --out served",
     ): ("skydraft serve",),
-    # The page's own server, which the part on two machines has stopped by then.
-    ("docs/two-machines.md", "import skydraft"): ("skydraft serve",),
 }
 # The block with which a page goes on to the other machine.
 ON_THE_DEVICE = {("docs/two-machines.md", 'scp "$CLOUD:cert.pem" .')}

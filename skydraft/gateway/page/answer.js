@@ -16,7 +16,7 @@ const ENDS = { length: 'meta.length', content_filter: 'meta.filtered' };
 /** Origin, round and reason in words. */
 function title(span, { origin, round, reason }) {
   const key = origin === 'chosen' ? 'run.chosen' : !reason ? 'run.title' : origin === 'edge-fallback' ? 'run.alone' : 'run.reason';
-  worded(span, key, { origin: `@origin.${origin}`, round: round ?? '–', reason: `@reason.${reason}` }, 'wordTitle');
+  worded(span, key, { origin: `@origin.${origin}`, meaning: `@meaning.${origin}`, round: round ?? '–', reason: `@reason.${reason}` }, 'wordTitle');
 }
 
 function runOf(part, text) {

@@ -6,7 +6,7 @@ import { guessLanguage, setLanguage, worded, currentLanguage } from './language.
 
 const NAME = 'skydraft.settings';
 const DEFAULTS = {
-  mode: '', secondMode: '', compare: false, temperature: 0.7, maxTokens: 512, system: '',
+  mode: '', secondMode: '', compare: false, temperature: 0, maxTokens: 512, system: '',
   theme: 'system', language: '', coloured: true, rendered: true, seen: false, tools: '', toolChoice: 'auto', schema: '',
 };
 
