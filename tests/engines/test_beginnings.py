@@ -159,7 +159,7 @@ def test_what_a_killed_process_left_half_written_counts_and_goes(tmp_path: Path)
 def test_a_full_engine_goes_on_from_what_it_kept_though_no_file_has_it(tmp_path: Path) -> None:
     engine = keeping(tmp_path, max_sequences=1)
     answer(engine, [*FIXED, 9], MINE)
-    assert answer(engine, [*FIXED[:13], 8, *FIXED[14:], 9], MINE)[2] == 12
+    assert answer(engine, [*FIXED[:9], 16, *FIXED[10:], 9], MINE)[2] == 8
 
 
 def test_what_was_generated_and_then_copied_is_no_part_of_a_prompt(tmp_path: Path) -> None:
