@@ -76,9 +76,11 @@ test-browser: $(READY)
 	command -v chromium || apt-get install -y chromium
 	$(BIN)/python -m pytest tests/gateway/page
 
-# Each extra as a user gets it, in environments of their own: some minutes, and a package index.
+# Each extra as a user gets it, in environments of their own: some minutes, and a package index. INSTALLS=installs takes those
+# with torch too: gigabytes, and longer than CI has.
+INSTALLS := installs and not long
 test-installs: $(READY)
-	$(BIN)/python -m pytest tests/test_installs.py -m installs
+	$(BIN)/python -m pytest tests/test_installs.py -m "$(INSTALLS)"
 
 # Other people's clients, in an environment of their own: they pin packages that ours are newer than, inspect-ai most of all.
 # instructor asks for an older rich and jiter than the others, and works with theirs. Loops of tools run on the demo pair.

@@ -142,8 +142,8 @@ def _open(work: Work, cloud: CloudChoice, models: ModelChoice, keep: KeepChoice,
     for engine in (edge, target):
         if isinstance(engine, Engine):
             stack.enter_context(engine)
-            if work.beginnings:
-                engine.keep_beginnings(cache_dir() / "beginnings", int(work.beginnings * 1e9))
+            if work.beginnings > 0:
+                engine.keep_beginnings(cache_dir() / "beginnings", work.beginnings * 1e9)
     assert edge is not None  # as both plans draft
     if target is not None and not isinstance(target, Engine) and (gone := target.meet(edge.vocab)) is not None:
         why = gone.message.rstrip(".")

@@ -116,8 +116,8 @@ class Adapters:
             engine.name, engine.adapter = f"{self._base.name}+{name}", name
             engine.is_local_only = self._base.is_local_only
             engine.prefixes.share(self._base.prefixes.beginning)
-            engine.prefixes.files = self._base.prefixes.files
             known.engine = engine
+        known.engine.prefixes.files = self._base.prefixes.files  # which may be given after it was opened
         return known.engine
 
     def _close_replaced(self) -> None:

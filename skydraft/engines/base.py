@@ -44,7 +44,7 @@ class Engine(Model):
         """Another engine on the same weights, which adds this adapter to them. Raises OptionError or RecordsError."""
         raise OptionError(f"{self.name} takes no adapters.", hint="Use a GGUF model or a checkpoint of text.")
 
-    def keep_beginnings(self, folder: Path, max_bytes: int) -> None:
+    def keep_beginnings(self, folder: Path, max_bytes: float) -> None:
         """Keep the KV of long fixed beginnings in files, at most so many bytes. To be called before any prompt."""
         self.prefixes.files = Beginnings(folder, max_bytes)
 

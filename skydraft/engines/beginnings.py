@@ -29,7 +29,7 @@ log = logging.getLogger("skydraft")
 class Beginnings:
     """The files in `folder`, at most `max_bytes` together. Where they are more, who has most loses the oldest."""
 
-    def __init__(self, folder: Path, max_bytes: int) -> None:
+    def __init__(self, folder: Path, max_bytes: float) -> None:
         self._folder, self._max_bytes = folder, max_bytes
 
     @staticmethod
@@ -48,7 +48,8 @@ class Beginnings:
             return None
         if not hmac.compare_digest(data[:_DIGEST_BYTES], _digest(key, data[_DIGEST_BYTES:])):
             log.warning("skydraft: %s is damaged: it is deleted, and its prompt read again.", path)
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.unlink()
             return None
         with suppress(OSError):
             os.utime(path)  # the latest used goes last
@@ -67,10 +68,10 @@ class Beginnings:
 
     def _make_room(self) -> None:
         of_owners = defaultdict[str, list[tuple[float, int, Path]]](list)
-        for path in self._folder.glob(f"*{_SUFFIX}"):
+        for path in self._folder.glob(f"*{_SUFFIX}*"):  # also what a killed process has left half written
             with suppress(FileNotFoundError):  # another process has deleted it
                 stat = path.stat()
-                of_owners[path.name.partition("-")[0]].append((stat.st_mtime, stat.st_size, path))
+                of_owners[path.name.lstrip(".").partition("-")[0]].append((stat.st_mtime, stat.st_size, path))
         sums = {owner: sum(size for _, size, _ in files) for owner, files in of_owners.items()}
         while sum(sums.values()) > self._max_bytes:
             owner = max(sums, key=lambda each: sums[each])

@@ -38,5 +38,7 @@ def free_bytes(proc: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/
             free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     with suppress(OSError, ValueError):  # no container, or no limit
         most, used = (int((cgroup / name).read_text()) for name in ("memory.max", "memory.current"))
+        with suppress(OSError, ValueError, IndexError):  # files that it gives up when it needs the room
+            used -= int((cgroup / "memory.stat").read_text().partition("\ninactive_file ")[2].split()[0])
         free = max(min(most - used, most if free is None else free), 0)
     return free

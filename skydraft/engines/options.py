@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from pathlib import Path
+from threading import TIMEOUT_MAX
 
 from skydraft.errors import OptionError
 
@@ -47,6 +49,11 @@ class EngineOptions:
     notify: Callable[[str], None] = field(default=lambda line: None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        counts = (self.context_len, self.max_sequences, self.num_threads, self.gpu_layers)
+        if not all(isinstance(count, Integral) for count in counts):
+            raise OptionError("--context, --parallel, --threads and --gpu-layers must be whole numbers.")
+        if not isinstance(self.wait_s, Real) or not 0 <= self.wait_s <= TIMEOUT_MAX:
+            raise OptionError(f"wait_s must be a number of seconds from 0 to {TIMEOUT_MAX:.0f}, not {self.wait_s}.")
         if self.context_len < 16:
             raise OptionError(f"A context of {self.context_len} tokens is too short.", hint="Use --context 16 or more.")
         if self.max_sequences < 1:

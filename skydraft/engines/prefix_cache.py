@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -107,54 +109,56 @@ class PrefixCache:
         """A sequence that holds the tokens that an earlier one shares with `prompt`; an empty one where none does.
 
         A kept one of which less than half is shared is another conversation with the same beginning: it is taken only
-        where there is no room beside it, and else what is shared is copied.
+        where there is no room beside it, and else what is shared is copied. A file that holds more is read instead.
         """
         self.settle(engine)
-        ids, parts = np.asarray(prompt, np.int32), Parts(engine.max_batch_rows, self._beginning)
-        shared = [_shared_len(kept, ids, media, reuse, parts) if reuse else 0 for kept in self._kept]
-        length = max(shared, default=0)
+        ids = np.asarray(prompt, np.int32)
+        source, length = self._source(engine, ids, media, reuse)
+        fixed_len, kv = self._fixed_len(engine, ids, reuse), None
+        if self.files and length < fixed_len:
+            kv = self.files.read(self._key(engine, ids[:fixed_len], reuse))
         is_full = len(self._open) + len(self._kept) >= engine.max_sequences
-        takes = length >= max(parts.part_len, self._fixed_len(engine, ids, reuse))
-        if not takes or (2 * length < self._kept[shared.index(length)].whole_len and not is_full):
-            return self._begin_beside(engine, ids, media, reuse)
-        kept = self._kept.pop(shared.index(length))
-        whole_len = min(kept.whole_len, length)
-        sequence = self._opened(Sequence(engine, kept.slot, media, reuse, kept.token_ids[:length], whole_len))
-        try:
-            engine.roll_back(sequence, length)
-        except BaseException:
-            sequence.discard()
-            raise
-        return sequence
-
-    def _opened(self, sequence: Sequence) -> Sequence:
+        whole_len = min(length, source.whole_len) if source else 0
+        if isinstance(source, Kept) and kv is None and (is_full or 2 * length >= source.whole_len):
+            self._kept = [each for each in self._kept if each is not source]
+            sequence = Sequence(engine, source.slot, media, reuse, source.token_ids[:length], whole_len)
+        else:
+            self._make_room(engine, 1)
+            sequence = Sequence(engine, engine.allocate(), media, reuse)
         self._open.add(id(sequence))
         self._sources.add(sequence)
-        return sequence
-
-    def _begin_beside(self, engine: Model, ids: TokenIds, media: Recordings, reuse: Reuse | None) -> Sequence:
-        """A new one, with what it shares with another one or with a file. Both stay as they are."""
-        self._make_room(engine, 1)
-        parts, fixed_len = Parts(engine.max_batch_rows, self._beginning), self._fixed_len(engine, ids, reuse)
-        sources = list[Kept | Sequence](self._kept if engine.can_copy else ())
-        sources += [each for each in self._sources if engine.can_copy and not each.is_closed]
-        shared = [_shared_len(each, ids, media, reuse, parts) if reuse else 0 for each in sources]
-        length = max(shared, default=0)
-        sequence = self._opened(Sequence(engine, engine.allocate(), media, reuse))
         try:
-            if length < fixed_len and self._restore(engine, sequence, ids[:fixed_len]):
-                length = whole_len = fixed_len
-            elif length >= parts.part_len:
-                source = sources[shared.index(length)]
-                whole_len = min(length, source.whole_len)
-                engine.copy(Sequence(engine, source.slot), sequence, length)
-            else:
-                return sequence
-            self._note(sequence, ids[:length], whole_len)
+            if sequence.length:
+                engine.roll_back(sequence, length)
+            elif kv is not None:
+                self._give(engine, sequence, ids[:fixed_len], fixed_len, partial(engine.restore, sequence, kv))
+            elif source and engine.can_copy:
+                copy = partial(engine.copy, Sequence(engine, source.slot), sequence, length)
+                self._give(engine, sequence, ids[:length], whole_len, copy)
         except BaseException:
             sequence.discard()
             raise
         return sequence
+
+    def _source(
+        self, engine: Model, ids: TokenIds, media: Recordings, reuse: Reuse | None
+    ) -> tuple[Kept | Sequence | None, int]:
+        """What shares most with a prompt, a kept one rather than an open one, and how much; None where nothing does."""
+        parts, found = Parts(engine.max_batch_rows, self._beginning), list[Kept | Sequence](self._kept)
+        found += [each for each in self._sources if engine.can_copy and not each.is_closed]
+        shared = [_shared_len(each, ids, media, reuse, parts) if reuse else 0 for each in found]
+        length = max(shared, default=0)
+        return (found[shared.index(length)], length) if length >= parts.part_len else (None, 0)
+
+    def _give(
+        self, engine: Model, sequence: Sequence, token_ids: TokenIds, whole_len: int, give: Callable[[], None]
+    ) -> None:
+        """Give an empty sequence the KV of these tokens. Where that fails it stays empty, and they are read."""
+        with suppress(EngineError, MemoryError):
+            give()
+            if engine.kv_length(sequence) == len(token_ids):
+                return self._note(sequence, token_ids, whole_len)
+        engine.roll_back(sequence, 0)
 
     @staticmethod
     def _note(sequence: Sequence, token_ids: Seq[int] | TokenIds, whole_len: int) -> None:
@@ -174,20 +178,9 @@ class PrefixCache:
         what = f"{engine.kv_kind}|{engine.max_batch_rows}|{self._beginning}"
         return Beginnings.key(reuse.scope, what, token_ids)
 
-    def _restore(self, engine: Model, sequence: Sequence, token_ids: TokenIds) -> bool:
-        """Whether a file had the KV of these tokens for it."""
-        if not self.files or not (kv := self.files.read(self._key(engine, token_ids, sequence.reuse))):
-            return False
-        with suppress(EngineError):
-            engine.restore(sequence, kv)
-            if engine.kv_length(sequence) == len(token_ids):
-                return True
-        engine.roll_back(sequence, 0)
-        return False
-
     def write(self) -> None:
         """Write what was read lately into files."""
-        with suppress(IndexError):  # another thread may write it
+        with suppress(IndexError, MemoryError):  # another thread may write it
             while self.files:
                 self.files.write(*self._unwritten.pop())
 
@@ -211,7 +204,8 @@ class PrefixCache:
                         self._keep_beginning(engine, sequence)
                     if part_end == self._fixed_len(engine, prompt, sequence.reuse):
                         key = self._key(engine, prompt[:part_end], sequence.reuse)
-                        self._unwritten.append((key, engine.save(sequence)))
+                        with suppress(EngineError, MemoryError):
+                            self._unwritten.append((key, engine.save(sequence)))
             finally:
                 ms = (time.perf_counter() - began) * 1e3
                 sequence.prefill_cost += Cost(forward_ms=ms, prefill_ms=ms)

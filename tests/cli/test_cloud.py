@@ -123,6 +123,8 @@ def test_what_waiting_does_not_cure_is_found_before_the_first_token_though_nothi
         for address, what in wrong.items():
             status, out, err = invoke(*alone, address)
             assert status in (1, 2) and out == "" and what in err and err.count("\n") == 1
+            status, _, err = invoke("gateway", *EDGE, "--port", "0", "--cloud", address)
+            assert status in (1, 2) and what in err and "Traceback" not in err
     assert invoke(*alone, server.address, "-q")[2] == ""
 
 

@@ -59,6 +59,7 @@ def test_status_counts_and_forget_deletes(invoke: Invoke, tmp_path: Path) -> Non
         (("generate", "你好", *TOYS, "--learn", "/proc/no"), "cannot be kept in"),
         (("gateway", "--edge-only", "--edge-model", "toy", "--learn", "L"), "nothing is checked"),
         (("learn", "status", "FILE"), "is a file"),
+        (("learn", "status", "L"), "is not there"),
     ],
 )
 def test_wrong_use_is_one_line(invoke: Invoke, tmp_path: Path, args: tuple[str, ...], says: str) -> None:

@@ -14,7 +14,7 @@ import skydraft
 from skydraft import Generation, make_plan
 from skydraft.engines import seats
 from skydraft.engines.toy import ToyEngine, open_toy
-from skydraft.errors import EngineBusy, EngineError
+from skydraft.errors import EngineBusy, EngineError, OptionError
 
 PATIENT_S = 60.0
 
@@ -121,3 +121,12 @@ def test_a_thread_that_would_wait_for_itself_is_told_at_once() -> None:
     assert text(edge=toy).text
     with pytest.raises(EngineError, match=r"needs 2 sequences of toy\. Load it with parallel=2."):
         text(edge=toy, cloud=toy).run()
+
+
+@pytest.mark.parametrize("given", [
+    {"wait_s": float("inf")}, {"wait_s": float("nan")}, {"wait_s": -1}, {"wait_s": "3"}, {"parallel": 0},
+    {"parallel": 1.5}, {"parallel": "2"}, {"context": 1.5}, {"threads": "all"}, {"paralel": 2},
+])  # fmt: skip
+def test_what_is_no_number_of_places_or_seconds_is_one_clear_error(given: Any) -> None:
+    with pytest.raises(OptionError, match=r"must be|Did you mean parallel"):
+        skydraft.load("toy", **given)

@@ -23,7 +23,7 @@ TOYS = {"qwen2.5-coder-0.5b": "toy:drift=0.2", "qwen2.5-coder-1.5b": "toy"}
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     (block,) = [each for each in blocks_of("docs/python.md") if each.first_line.startswith("# service.py")]
-    assert len(block.text.splitlines()) < 52
+    assert len(block.text.splitlines()) <= 52
     monkeypatch.setattr(skydraft, "load", lambda name, parallel: few(parallel, spec=TOYS[name]))
     names: dict[str, Any] = {}
     exec(block.text, names)

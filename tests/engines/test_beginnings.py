@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from skydraft.engines import prefix_cache
 from skydraft.engines.beginnings import Beginnings
+from skydraft.errors import EngineError
 from skydraft.types import Reuse
 from tests.engines.test_prefix_cache import answer, engine_of, feeding
 from tests.toys import law
@@ -91,11 +92,18 @@ def test_an_open_text_is_a_source_and_the_kept_one_stays(tmp_path: Path) -> None
     lambda data: b"a" * 32 + data[32:], lambda data: data + b"a",
 ])  # fmt: skip
 def test_a_damaged_file_is_deleted_with_a_line_and_the_prompt_is_read(
-    tmp_path: Path, damage: Any, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, damage: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError
+
     expected = answer(keeping(tmp_path), [*FIXED, 9], MINE)[:2]
     (path,) = files(tmp_path)
     path.write_bytes(damage(path.read_bytes()))
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(Path, "unlink", refused)  # the folder cannot be changed
+        assert Beginnings(tmp_path, 10**6).read(path.stem) is None
+    caplog.clear()
     with caplog.at_level(logging.WARNING):
         tokens, rows, cached = answer(keeping(tmp_path), [*FIXED, 9], MINE)
     assert cached == 0 and tokens == expected[0] and np.array_equal(rows, expected[1])
@@ -137,6 +145,51 @@ def test_who_has_most_loses_the_oldest_and_what_is_too_long_is_not_written(tmp_p
     keys.append(write("bob", 4, 300))
     assert [kept.read(key) is not None for key in (small, *keys)] == [True, False, True, True, True]
     assert kept.read(write("bob", 5, 1033)) is None and kept.read(small)
+
+
+def test_what_a_killed_process_left_half_written_counts_and_goes(tmp_path: Path) -> None:
+    key, other = (Beginnings.key(owner, "", [1]) for owner in ("ann", "bob"))
+    assert key[17:] != other[17:]  # the owner is in both parts of a name
+    (left := tmp_path / f".{other}.kv-123456789abc").write_bytes(bytes(900))
+    os.utime(left, (1, 1))
+    Beginnings(tmp_path, 1000).write(key, memoryview(bytes(200)))
+    assert not left.exists() and Beginnings(tmp_path, 1000).read(key)
+
+
+def test_a_full_engine_goes_on_from_what_it_kept_though_no_file_has_it(tmp_path: Path) -> None:
+    engine = keeping(tmp_path, max_sequences=1)
+    answer(engine, [*FIXED, 9], MINE)
+    assert answer(engine, [*FIXED[:9], 16, *FIXED[10:], 9], MINE)[2] == 8
+
+
+def test_what_was_generated_and_then_copied_is_no_part_of_a_prompt(tmp_path: Path) -> None:
+    engine, loose = keeping(tmp_path), Reuse("0", exact=False)
+    first = engine.open([5, 6, 7, 8, 9], (), loose)
+    written = [9, *range(1, 12)]
+    for token_id in written:
+        first.extend([token_id])
+    assert answer(engine, [5, 6, 7, 8, *written, 3], loose)[2] == 16
+    first.discard()
+    tokens, rows, cached = answer(engine, prompt := [5, 6, 7, 8, *written, 3], Reuse("0"))
+    fresh = answer(feeding([1, 2, 3]), prompt, None)
+    assert cached == 4 and tokens == fresh[0] and np.array_equal(rows, fresh[1])
+
+
+@pytest.mark.parametrize("does", ["save", "copy", "restore"])
+@pytest.mark.parametrize("error", [EngineError("no"), MemoryError()])
+def test_what_an_engine_cannot_do_is_read_instead(tmp_path: Path, does: str, error: Exception) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    if does == "restore":
+        answer(keeping(tmp_path), [*FIXED, 9], MINE)
+    engine = keeping(tmp_path)
+    setattr(engine, does, fail) if does != "copy" else None
+    answer(engine, [*FIXED, 9, 9], MINE)
+    setattr(engine, does, fail)
+    tokens, rows, _ = answer(engine, prompt := [*FIXED[:9], *[8] * 5], MINE)
+    fresh = answer(feeding([1, 2, 3]), prompt, None)
+    assert tokens == fresh[0] and np.array_equal(rows, fresh[1]) and engine.prefixes.num_open == 0
 
 
 def test_a_folder_that_cannot_be_written_costs_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -45,6 +45,7 @@ def test_the_context_is_the_longest_that_fits(
 
 
 @pytest.mark.parametrize(("memory", "most", "used", "free"), [
+    ("MemAvailable: 1000 kB\n", "9000", "8500\nanon 1\ninactive_file 4000\n", 4500),
     ("MemFree: 1 kB\nMemAvailable:    1000 kB\n", "max", "5", 1000 * 1024),
     ("MemAvailable: 1000 kB\n", "9000", "1000", 8000),
     ("MemAvailable: 1 kB\n", "9000", "1000", 1024),
@@ -53,8 +54,9 @@ def test_the_context_is_the_longest_that_fits(
 ])  # fmt: skip
 def test_free_memory_is_that_of_the_container(tmp_path: Path, memory: str, most: Any, used: Any, free: int) -> None:
     (tmp_path / "meminfo").write_text(memory)
-    for name, value in (("memory.max", most), ("memory.current", used)):
-        if value is not None:
+    used, _, stat = (used or "").partition("\n")
+    for name, value in (("memory.max", most), ("memory.current", used), ("memory.stat", stat)):
+        if value:
             (tmp_path / name).write_text(f"{value}\n")
     assert fitting.free_bytes(tmp_path / "meminfo", tmp_path) == free
 
