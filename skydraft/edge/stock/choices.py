@@ -34,16 +34,14 @@ _BANS = (
 )  # fmt: skip
 _SCALES = ("repetition_penalty", "content_penalty")  # by the sign of a logit, which log-probabilities do not tell
 _OFF = DecodingParams()
-_HINT = "vLLM and llama-server take --repetition-penalty if nothing else changes their logits; else use skydraft serve."
+_HINT = "--content-penalty 1 turns that of a style off; vLLM and llama-server take a repetition penalty without others."
 
 
 def _check_text(params: DecodingParams, plan: Plan) -> None:
     """Raise OptionError for what a server that gives text cannot follow."""
     there = "does not apply to a server that gives text, not token ids"
     if params.top_k or params.min_p or params.stop_token_ids or plan.top:
-        raise OptionError(
-            "--top-k, --min-p, --accept and stop_token_ids do not apply to a server that gives text, not token ids."
-        )
+        raise OptionError(f"One of --top-k, --min-p, --accept and stop_token_ids {there}.")
     if others := [name for name in _changing(params) if name != "grammar"]:
         raise OptionError(f"{_flag(others[0])} {there}: it changes the target's logits.")
     if params.grammar and not plan.is_gated:
@@ -171,12 +169,11 @@ class Choices:
         return logits if not self._constrains or self._is_enough(logits, prefix) else None
 
     def _logits(self, row: Row) -> npt.NDArray[np.float32]:
-        if len(dict(row.best)) < self.drawing.num_best:
-            raise CloudFailure(
-                f"The server told {len(dict(row.best))} log-probabilities in place of {self.drawing.num_best}."
-            )
+        told, num_asked = dict(row.best), self.drawing.num_best
+        if len(told) < num_asked:
+            raise CloudFailure(f"The server told {len(told)} log-probabilities in place of {num_asked}.")
         logits = np.full(self.vocab.size, -np.inf, np.float32)
-        for token_id, value in row.best:
+        for token_id, value in told.items():
             if token_id < self.vocab.size:  # beyond are rows that pad the model's matrix
                 logits[token_id] = value
         return logits
@@ -184,7 +181,8 @@ class Choices:
     def _is_enough(self, logits: npt.NDArray[np.float32], prefix: TokenIds) -> bool:
         """Whether no token that the server did not tell can be chosen: it has at most the lowest of those logits."""
         told, num_needed = logits > -np.inf, self._num_needed
-        scores = self.chooser.constrain(np.where(told, logits, logits[told].min(initial=np.inf)), prefix)
+        lowest = np.sort(logits[told])[-self.drawing.num_best :].min(initial=np.inf)  # vLLM tells its own token, too
+        scores = self.chooser.constrain(np.where(told, logits, lowest), prefix)
         bound, best = scores[~told].max(initial=-np.inf), np.sort(scores[told])[::-1]
         if bound == -np.inf or not num_needed:
             return bool(told[scores.argmax()])  # among equals the lowest id is chosen
