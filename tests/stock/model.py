@@ -27,6 +27,8 @@ class Sampling:
     allowed: tuple[int, ...] | None = None
     penalty: float = 1.0  # of the last tokens
     last_n: int = -1
+    presence: float = 0.0
+    is_late: bool = False  # the temperature comes after all that leaves tokens out
 
     def edited(self, row: npt.NDArray[Any], ids: list[int]) -> npt.NDArray[Any]:
         """Logits as they are chosen from: a bias, then a penalty of repeated tokens."""
@@ -36,18 +38,19 @@ class Sampling:
             row = row + bias * (np.arange(len(row)) == token_id)
         last = [*{*(ids[-self.last_n :] if self.last_n >= 0 else ids)}]
         row = row.copy()
-        row[last] = np.where(row[last] > 0, row[last] / self.penalty, row[last] * self.penalty)
+        row[last] = np.where(row[last] > 0, row[last] / self.penalty, row[last] * self.penalty) - self.presence
         return row
 
     def chances(self, row: npt.NDArray[Any]) -> dict[int, float]:
         if self.temperature == 0:
             return {int(row.argmax()): 1.0}
-        logs = log_softmax(row / self.temperature)
+        logs = log_softmax(row / (1 if self.is_late else self.temperature))
         order = np.argsort(-logs, kind="stable")[: self.top_k or None]
         order = order[np.exp(logs[order] - logs[order[0]]) >= self.min_p]
         before = np.cumsum(np.exp(logs[order])) - np.exp(logs[order])
         kept = order[before < self.top_p]
-        return dict(zip(kept.tolist(), (np.exp(logs[kept]) / np.exp(logs[kept]).sum()).tolist(), strict=True))
+        logs = logs[kept] / (self.temperature if self.is_late else 1)
+        return dict(zip(kept.tolist(), (np.exp(logs) / np.exp(logs).sum()).tolist(), strict=True))
 
     def pick(self, row: npt.NDArray[Any], noise: np.random.Generator) -> int:
         chances = self.chances(row)
@@ -69,7 +72,6 @@ class Token:
     text: str
     logs: npt.NDArray[np.float64]
     ends: str
-    after: npt.NDArray[np.float64]  # the same as they were chosen from
 
     def best(self, num: int) -> list[tuple[int, float]]:
         return [(int(i), float(self.logs[i])) for i in np.argsort(-self.logs, kind="stable")[:num]]
@@ -96,7 +98,7 @@ class Model:
         self.engine, self.name, self.block_len = engine, name, block_len
         self.tokenizer: Vocab = engine.vocab
         self.asked: list[Asked] = []
-        self.tells_logits = False  # vLLM with --logprobs-mode raw_logits
+        self.usual = {"repetition_penalty": 1.0, "presence_penalty": 0.0}  # what it was started with
         self._texts: deque[tuple[str, list[int]]] = deque(maxlen=500)
 
     @property
@@ -120,15 +122,13 @@ class Model:
         try:
             for index in range(num):
                 row = self.engine.extend_batch([(sequence, ids[-1:])])[0][0].copy()
-                edited = how.edited(row.astype(np.float64), ids)
-                token_id = how.pick(edited, noise)
+                token_id = how.pick(how.edited(row.astype(np.float64), ids), noise)
                 ids.append(token_id)
                 asked.num_written += 1
                 is_end = token_id in vocab.end_ids and not how.ignore_eos
                 ends = "stop" if is_end else "length" if index + 1 == num else ""
                 text = decoder.decode(vocab.token_bytes(token_id), final=bool(ends))
-                told = row.astype(np.float64) if self.tells_logits else log_softmax(row.astype(np.float64))
-                yield Token(token_id, text, told, ends, log_softmax(edited))
+                yield Token(token_id, text, log_softmax(row.astype(np.float64)), ends)
                 if is_end:
                     return
         finally:

@@ -60,10 +60,10 @@ class LlamaServer(Vllm):
         given: Any = {name: body.get(name, usual) for name, usual in named.items()}
         bias = tuple((i, -np.inf if x is False else x) for i, x in body.get("logit_bias", []))
         given |= {"top_k": max(given["top_k"], 0), "bias": bias, "last_n": body.get("repeat_last_n", 64)}
-        if "samplers" in body:
-            assert body["samplers"] == ["penalties"]
-            given |= {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0}
-        return Sampling(**given, penalty=body.get("repeat_penalty", 1.0))
+        order, usual = body.get("samplers", ["top_p", "temperature"]), self.model.usual
+        given |= {"presence": body.get("presence_penalty", usual["presence_penalty"])}
+        given |= {"is_late": order.index("temperature") > order.index("top_p")}
+        return Sampling(**given, penalty=body.get("repeat_penalty", usual["repetition_penalty"]))
 
     async def completion(self, request: Request) -> Response:
         body = await self.body(request)
@@ -116,18 +116,13 @@ class LlamaServer(Vllm):
 
     def _probabilities(self, run: Run, tokens: list[Token]) -> Body:
         num = run.body.get("n_probs", 0)
-        is_after = run.body.get("post_sampling_probs", False)
-        return {"completion_probabilities": [self._chances(token, num, is_after) for token in tokens]} if num else {}
+        return {"completion_probabilities": [self._chances(token, num) for token in tokens]} if num else {}
 
-    def _chances(self, token: Token, num: int, is_after: bool) -> Body:
+    def _chances(self, token: Token, num: int) -> Body:
         def entry(token_id: int, chance: float) -> Body:
             piece = self.model.engine.vocab.written([token_id])
             return {"id": token_id, "token": piece, "bytes": list(piece.encode()), "logprob": chance}
 
-        if is_after:
-            best = np.argsort(-token.after, kind="stable")[:num].tolist()
-            told = [entry(i, 0.0) | {"prob": float(np.exp(token.after[i]))} for i in best]
-            return entry(token.id, 0.0) | {"top_probs": [{k: v for k, v in e.items() if k != "logprob"} for e in told]}
         own = float(token.logs[token.id]) if token.id in range(len(token.logs)) else 0.0
         return entry(token.id, own) | {"top_logprobs": [entry(i, lp) for i, lp in token.best(num)]}
 

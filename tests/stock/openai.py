@@ -60,7 +60,9 @@ class Vllm(Answering):
         given: Any = {name: body.get(name, usual) for name, usual in named.items()}
         bias = tuple((int(i), min(max(x, -100.0), 100.0)) for i, x in (body.get("logit_bias") or {}).items())
         allowed = body.get("allowed_token_ids") if self.has_ids else None
-        how = {"bias": bias, "allowed": allowed, "penalty": body.get("repetition_penalty", 1.0)}
+        usual = {name: body.get(name, value) for name, value in self.model.usual.items()}
+        how = {"bias": bias, "allowed": allowed, "penalty": usual["repetition_penalty"]}
+        how["presence"] = usual["presence_penalty"]
         return Sampling(top_k=max(body.get("top_k", 0), 0), **given | how)
 
     async def completions(self, request: Request) -> Response:

@@ -17,7 +17,10 @@ import skydraft
 from skydraft import DecodingParams, Generation, make_plan
 from skydraft.choosing.grammar import GrammarAlong, compile_grammar
 from skydraft.edge.stock.chat import HOSTS
+from skydraft.edge.stock.choices import Choices
+from skydraft.edge.stock.dialect import Row
 from skydraft.engines.toy import open_toy
+from skydraft.errors import OptionError
 from skydraft.grammars import json_schema, regex
 from tests.hostile.texts import TARGET, TEXT, choices
 
@@ -29,7 +32,9 @@ from .fakes import GENERATING, fake
 from .test_laws import DIALECTS, GATED, NAMES, SEED, decode, plans
 
 constrained = st.builds(
-    lambda params, top_k: replace(params, top_k=top_k, min_call_prob=0.0), toys.params(), st.integers(1, 20)
+    lambda params, top_k: replace(params, top_k=top_k, min_call_prob=0.0, repetition_penalty=1.0, content_penalty=1.0),
+    toys.params(),
+    st.integers(1, 20),
 )
 
 
@@ -38,7 +43,8 @@ def clouds() -> Iterator[dict[str, Any]]:
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.setattr("skydraft.edge.stock.connection.SAMPLE", PROMPT)
         servers = {dialect: stack.enter_context(fake(dialect, engine=toys.toy(SEED))) for dialect in DIALECTS}
-        servers["vllm"].model.tells_logits = True
+        for server in servers.values():
+            server.model.usual = {"repetition_penalty": 1.3, "presence_penalty": 1.5}
         yield {
             dialect: (server, stack.enter_context(closing(skydraft.connect(server.url, require=True))))
             for dialect, server in servers.items()
@@ -48,7 +54,6 @@ def clouds() -> Iterator[dict[str, Any]]:
 def restricted(server: Any, begun: int) -> int:
     """How many requests said which tokens may come."""
     bodies = [asked.body or {} for asked in server.model.asked[begun:]]
-    bodies = [body for body in bodies if "samplers" not in body]  # which only tell a logit
     return sum(bool({"logit_bias", "allowed_token_ids"} & {*body, *body.get("sampling_params", {})}) for body in bodies)
 
 
@@ -58,17 +63,42 @@ def test_a_constrained_text_is_local(
     clouds: dict[str, Any], dialect: str, drafter: tuple[float, int], params: DecodingParams, plan: Any, num_best: int
 ) -> None:
     """Also where the best tokens of a server are so few that none of them is allowed, or another one might win."""
-    scales = params.repetition_penalty != 1 or params.content_penalty != 1
-    server, cloud = clouds["vllm" if scales and dialect == "sglang" else dialect]
+    server, cloud = clouds[dialect]
     edge, begun = toys.toy(SEED, drafter[0], sign=drafter[1]), len(server.model.asked)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("skydraft.edge.stock.choices.MAX_BEST", 20 if params.temperature or scales else num_best)
+        patch.setattr("skydraft.edge.stock.choices.MAX_BEST", 20 if params.temperature else num_best)
         far = decode(plan, params, edge, cloud)
     near = decode(plan, params, edge, toys.toy(SEED))
-    if (params.temperature or scales) and restricted(server, begun):
-        return  # the server has drawn one of these, with numbers of its own, or has left out a penalty
+    if params.temperature and restricted(server, begun):
+        return  # the server has drawn one of these, with numbers of its own
     assert far.token_ids == near.token_ids
     assert (far.origins, far.finish_reason, far.text) == (near.origins, near.finish_reason, near.text)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("more", [{}, {"presence_penalty": 0.5}, {"content_penalty": 1.2, "repetition_penalty": 1.0}])
+def test_what_divides_logits_is_done_by_the_server_or_refused(
+    clouds: dict[str, Any], dialect: str, more: dict[str, Any]
+) -> None:
+    params = DecodingParams(**{"max_new_tokens": 24, "repetition_penalty": 1.3, **more})
+    given = {"plan": make_plan("cloud"), "params": params, "raw": True}
+    if dialect == "sglang" or more:
+        with pytest.raises(OptionError, match="needs logits"):
+            skydraft.generate(PROMPT, edge=toys.toy(SEED), cloud=clouds[dialect][1], **given).run()
+        return
+    far = skydraft.generate(PROMPT, edge=toys.toy(SEED), cloud=clouds[dialect][1], **given).run()
+    assert far.token_ids == skydraft.generate(PROMPT, cloud=toys.toy(SEED), **given).run().token_ids
+
+
+def test_among_equals_a_token_that_was_not_told_may_win() -> None:
+    """The target takes the lowest id; 16-bit logits are often equal."""
+    vocab = toys.toy(SEED).vocab
+    for spare, is_known in ((5, False), (40, True)):
+        params = DecodingParams(logit_bias=tuple((i, -100.0) for i in range(vocab.size) if i not in (20, spare)))
+        made = Choices(params, make_plan("cloud"), vocab, 0, "vllm")
+        told = [i for i in range(10, 31) if i not in (20, spare)][:19]
+        row = Row(10, (*((i, -1.0) for i in told), (20, -2.0)))
+        assert (made.row_of(row, np.array([], np.int32), 0) is not None) == is_known
 
 
 @pytest.mark.parametrize("dialect", ["completions", "deepseek", "mistral"])

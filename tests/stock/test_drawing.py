@@ -32,27 +32,32 @@ def cloud(request: pytest.FixtureRequest) -> Iterator[Any]:
             yield cloud
 
 
-def expected(top_k: int) -> Any:
+def expected(top_k: int, top_p: float) -> Any:
     """The probability of each first token, [vocab]."""
     with closing(toys.toy(MODEL).open(list(PROMPT_IDS))) as sequence:
         row = np.asarray(sequence.extend(PROMPT_IDS[-1:])[-1], float)
     if top_k:
         row = np.where(row >= np.sort(row)[-top_k], row, -np.inf)
     weights = np.exp((row - row.max()) / TEMPERATURE)
+    order = np.argsort(-weights, kind="stable")
+    before = np.cumsum(weights[order]) - weights[order]
+    weights[order[before >= top_p * weights.sum()]] = 0.0
     return weights / weights.sum()
 
 
-@pytest.mark.parametrize("top_k", [20, 0], ids=["drawn here", "drawn there"])
-def test_tokens_have_the_targets_distribution(cloud: Any, top_k: int) -> None:
+@pytest.mark.parametrize(
+    ("top_k", "top_p"), [(20, 1.0), (0, 1.0), (0, 0.6)], ids=["drawn here", "drawn there", "cut there"]
+)
+def test_tokens_have_the_targets_distribution(cloud: Any, top_k: int, top_p: float) -> None:
     edge, plan = toys.toy(MODEL, 0.7), make_plan(gate="always", k=3)
     seen: Counter[int] = Counter()
     for seed in range(NUM_SEEDS):
-        params = DecodingParams(max_new_tokens=1, temperature=TEMPERATURE, top_k=top_k, seed=seed)
+        params = DecodingParams(max_new_tokens=1, temperature=TEMPERATURE, top_k=top_k, top_p=top_p, seed=seed)
         done = skydraft.generate(
             PROMPT, edge=edge, cloud=cloud, plan=plan, params=params, raw=True, execution="throughput"
         ).run()
         seen[done.token_ids[0]] += 1
-    chances = expected(top_k)
+    chances = expected(top_k, top_p)
     order = np.argsort(chances)[::-1]
     often = [token for token in order if chances[token] * NUM_SEEDS >= 5]
     counts = [seen[int(token)] for token in often] + [NUM_SEEDS - sum(seen[int(token)] for token in often)]

@@ -29,26 +29,19 @@ _KEPT = frozenset((
     "min_call_prob", "think_start", "think_end",
 ))  # fmt: skip
 _BANS = (
-    "grammar",
+    "grammar", "no_repeat_ngram_size", "min_new_tokens", "content_ngram_size", "no_adjacent_repeat", "comma_gap",
     "think_budget",
-    "no_repeat_ngram_size",
-    "min_new_tokens",
-    "content_ngram_size",
-    "no_adjacent_repeat",
-    "comma_gap",
-)
+)  # fmt: skip
 _SCALES = ("repetition_penalty", "content_penalty")  # by the sign of a logit, which log-probabilities do not tell
 _OFF = DecodingParams()
-_MOST = 1e-3  # a log-probability, rounded
+_HINT = "--content-penalty 1 turns that of a style off; vLLM and llama-server take a repetition penalty without others."
 
 
 def _check_text(params: DecodingParams, plan: Plan) -> None:
     """Raise OptionError for what a server that gives text cannot follow."""
     there = "does not apply to a server that gives text, not token ids"
     if params.top_k or params.min_p or params.stop_token_ids or plan.top:
-        raise OptionError(
-            "--top-k, --min-p, --accept and stop_token_ids do not apply to a server that gives text, not token ids."
-        )
+        raise OptionError(f"One of --top-k, --min-p, --accept and stop_token_ids {there}.")
     if others := [name for name in _changing(params) if name != "grammar"]:
         raise OptionError(f"{_flag(others[0])} {there}: it changes the target's logits.")
     if params.grammar and not plan.is_gated:
@@ -96,8 +89,8 @@ class Choices:
             )
         if top and self._draws_there:
             raise OptionError(f"--accept needs --top-k 1 to {MAX_BEST} here, or --temperature 0.")
-        if self._scales and self.kind == "sglang":
-            raise OptionError(f"{_flag(self._scales[0])} does not apply to SGLang, which does not tell logits.")
+        if not self._is_native and (scales := [name for name in changing if name in _SCALES]):
+            raise OptionError(f"{_flag(scales[0])} needs logits, and this server tells log-probabilities.", hint=_HINT)
         if self._draws_there and not self._is_native and (shifts := [name for name in changing if name not in _BANS]):
             raise OptionError(f"{_flag(shifts[0])} needs --top-k 1 to {MAX_BEST} here, or --temperature 0.")
 
@@ -112,15 +105,11 @@ class Choices:
         return bool(params.temperature) and (self.gives_text or not is_ours)
 
     @cached_property
-    def _scales(self) -> list[str]:
-        """The penalties that need logits."""
-        return [name for name in _changing(self.params) if name in _SCALES]
-
-    @cached_property
     def _is_native(self) -> bool:
         """Whether the server does all that changes its logits: a repetition penalty is the same everywhere."""
         is_alone = _changing(self.params) == ["repetition_penalty"] and not self.plan.top
-        return is_alone and (not self.params.temperature or not 0 < self.params.top_k <= MAX_BEST)
+        is_ours = self.params.temperature and 0 < self.params.top_k <= MAX_BEST
+        return is_alone and not is_ours and self.kind != "sglang"
 
     @cached_property
     def drawing(self) -> Drawing:
@@ -166,33 +155,6 @@ class Choices:
         """What is added to each logit after a prefix, [vocab]: -inf for a token that is not allowed."""
         return self.chooser.constrain(np.zeros(self.vocab.size, np.float32), prefix)
 
-    def unweighed(self, row: Row, prefix: TokenIds) -> int | None:
-        """A token whose logit has to be known, since a penalty on it decides; None if none does, or logits are told.
-
-        Raises OptionError for a server that tells no logits.
-        """
-        if not self._scales or not self.drawing.num_best or row.finish:
-            return None
-        if self.kind != "llama-server":
-            if np.logaddexp.reduce([value for _, value in row.best]) <= _MOST:
-                raise OptionError(
-                    f"{_flag(self._scales[0])} needs logits here, and this server tells log-probabilities.",
-                    hint="Start it with --logprobs-mode raw_logits.",
-                )
-            return None
-        ones, plain = np.ones(self.vocab.size, np.float32), self._unscaled
-        scaled = self.chooser.constrain(ones, prefix) != plain.constrain(ones, prefix)
-        best = sorted((-value, token_id) for token_id, value in row.best if token_id < self.vocab.size)
-        logits = self._logits(row)
-        if not self._num_needed and min(getattr(self.params, name) for name in self._scales) >= 1:
-            best = [(0.0, plain.choose(logits, prefix))]  # a penalty only takes tokens back
-        return next((token_id for _, token_id in best if scaled[token_id] and logits[token_id] > -np.inf), None)
-
-    @cached_property
-    def _unscaled(self) -> Chooser:
-        off = dict.fromkeys(_SCALES, 1.0)
-        return Chooser(replace(self._target_params, **off), self.vocab, self.prompt_len)  # type: ignore[arg-type]
-
     def row_of(self, row: Row, prefix: TokenIds, end_id: int) -> npt.NDArray[Any] | None:
         """What a verification takes: the token that the server wrote; or, where the edge chooses, logits [vocab], -inf
         for all tokens that the server did not tell about. None if one of those may be the choice."""
@@ -207,19 +169,21 @@ class Choices:
         return logits if not self._constrains or self._is_enough(logits, prefix) else None
 
     def _logits(self, row: Row) -> npt.NDArray[np.float32]:
-        if len(row.best) < self.drawing.num_best:
-            raise CloudFailure(
-                f"The server told {len(row.best)} log-probabilities in place of {self.drawing.num_best}."
-            )
+        told, num_asked = dict(row.best), self.drawing.num_best
+        if len(told) < num_asked:
+            raise CloudFailure(f"The server told {len(told)} log-probabilities in place of {num_asked}.")
         logits = np.full(self.vocab.size, -np.inf, np.float32)
-        for token_id, value in row.best:
+        for token_id, value in told.items():
             if token_id < self.vocab.size:  # beyond are rows that pad the model's matrix
                 logits[token_id] = value
         return logits
 
     def _is_enough(self, logits: npt.NDArray[np.float32], prefix: TokenIds) -> bool:
         """Whether no token that the server did not tell can be chosen: it has at most the lowest of those logits."""
-        told, num_needed = logits > -np.inf, max(self._num_needed, 1)
-        scores = self.chooser.constrain(np.where(told, logits, logits[told].min(initial=np.inf)), prefix)
+        told, num_needed = logits > -np.inf, self._num_needed
+        lowest = np.sort(logits[told])[-self.drawing.num_best :].min(initial=np.inf)  # vLLM tells its own token, too
+        scores = self.chooser.constrain(np.where(told, logits, lowest), prefix)
         bound, best = scores[~told].max(initial=-np.inf), np.sort(scores[told])[::-1]
-        return bool(bound == -np.inf or (len(best) >= num_needed and best[num_needed - 1] >= bound))
+        if bound == -np.inf or not num_needed:
+            return bool(told[scores.argmax()])  # among equals the lowest id is chosen
+        return bool(len(best) >= num_needed and best[num_needed - 1] >= bound)

@@ -117,11 +117,12 @@ class IdDialect(Dialect):
         return numbers(field(await wire.ask("/tokenize", timeout_s, body), "tokens"))
 
     def sampling(self, drawing: Drawing) -> dict[str, Any]:
-        drawn = drawing.drawn
-        if drawn is None:
-            return {"temperature": 0}
-        top_k = drawn.top_k or -1
-        return {"temperature": drawn.temperature, "top_p": drawn.top_p, "top_k": top_k, "min_p": drawn.min_p}
+        # Else vLLM takes those of the model's generation_config.json, and all take those that they were started with.
+        penalties = {"repetition_penalty": drawing.penalty, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+        if (drawn := drawing.drawn) is None:
+            return {"temperature": 0, **penalties}
+        kept = {"top_p": drawn.top_p, "top_k": drawn.top_k or -1, "min_p": drawn.min_p}
+        return {"temperature": drawn.temperature, **kept, **penalties}
 
     def writing(self, model: str, token_ids: Seq[int], num_tokens: int, drawing: Drawing) -> tuple[str, Body]:
         """Path and body of a request for a stream of the next tokens."""

@@ -4,10 +4,8 @@ llama-server of llama.cpp.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,8 +32,6 @@ from skydraft.edge.stock.wire import Wire
 from skydraft.errors import CloudFailure
 
 _ID = "token_id:"
-_LIFT, _PART = 100.0, 6.0  # a logit of 20 stays what it is; far from there the token or the others would not be told
-_NUM_WEIGHED = 40
 
 
 class Vllm(IdDialect):
@@ -50,8 +46,7 @@ class Vllm(IdDialect):
             "ignore_eos": True, "skip_special_tokens": False,  # the edge decides where a text ends
         }  # fmt: skip
         best = {"logprobs": drawing.num_best, "return_tokens_as_token_ids": True} if drawing.num_best else {}
-        penalty = {"repetition_penalty": drawing.penalty} if drawing.penalty != 1 else {}
-        return "/v1/completions", body | best | penalty | _vllm_changes(drawing)
+        return "/v1/completions", body | best | _vllm_changes(drawing)
 
     def written(self, event: Any) -> Read:
         rows = tuple(row for choice in choices(event) for row in _vllm_rows(choice))
@@ -132,7 +127,7 @@ class LlamaServer(IdDialect):
         return "/completion", {
             "prompt": list(token_ids), "n_predict": num_tokens, "n_probs": drawing.num_best,
             **self.sampling(drawing), **changes, "repeat_penalty": drawing.penalty, "cache_prompt": True,
-            "return_tokens": True,
+            "return_tokens": True, "samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"],
             "stream": True, "return_progress": True,  # tells what was in the cache before the text ends
             "response_fields": ["stop", "tokens", "model", "prompt_progress", "timings"],  # 2 kB less at the end
         }  # fmt: skip
@@ -150,27 +145,6 @@ class LlamaServer(IdDialect):
         path, body = self.writing(model, token_ids, 1, drawing)
         fields = ["tokens", "completion_probabilities", "model", "timings"]
         return path, {**body, "stream": False, "return_progress": False, "response_fields": fields}
-
-    def weighing(self, model: str, token_ids: Seq[int], token_id: int) -> tuple[str, Body]:
-        """A request that shows the logit of a token that was written, and not only its probability: lifted, and then
-        divided as a repeated one, beside tokens that stay what they are."""
-        path, body = self.one(model, token_ids, Drawing(_NUM_WEIGHED))
-        since = [*reversed(token_ids)].index(token_id) + 1
-        how = {"samplers": ["penalties"], "repeat_penalty": _PART, "repeat_last_n": since, "temperature": 1.0}
-        return path, {**body, **how, "logit_bias": [[token_id, _LIFT]], "post_sampling_probs": True}
-
-    def weighed(self, answer: Any, row: Row, token_ids: Seq[int], token_id: int) -> Row:
-        """The row with logits in place of log-probabilities, by the answer to such a request."""
-        listed = field(sound(answer), "completion_probabilities", 0, "top_probs")
-        told = {field(each, "id"): math.log(field(each, "prob")) for each in listed if field(each, "prob") > 0}
-        raw, recent = dict(row.best), {*token_ids[-[*reversed(token_ids)].index(token_id) - 1 :]}
-        others = [other for other in raw if other in told and other not in recent]
-        if token_id not in told or not others:
-            raise CloudFailure("The server does not tell what a penalty changes.")
-        other = max(others, key=raw.__getitem__)
-        ahead = raw[other] - raw[token_id] + told[token_id] - told[other]
-        offset = (_LIFT - _PART * ahead) / (_PART - 1) - raw[token_id]
-        return replace(row, best=tuple((each, value + offset) for each, value in row.best))
 
     def one_written(self, answer: Any) -> Read:
         return Read(_llama_rows(sound(answer)), _llama_usage(answer), name(answer.get("model")))

@@ -243,10 +243,6 @@ class StockText:
                 raise
         if forced is not None:
             return choices.only(forced), Row(forced)
-        if (token_id := choices.unweighed(row, text)) is not None and isinstance(info.dialect, LlamaServer):
-            so_far = text.tolist()
-            answer = await self._answer(info, *info.dialect.weighing(info.model, so_far, token_id), text, waiting)
-            row = read_safely(info.dialect.weighed, answer, row, so_far, token_id)
         if (known := choices.row_of(row, text, self._end_id)) is None:
             row = await self._allowed_row(info, text, waiting)
             known = choices.only(row.token_id)
@@ -302,20 +298,15 @@ class StockText:
         dialect = info.dialect
         assert isinstance(dialect, IdDialect)
         path, body = dialect.one(info.model, text.tolist(), drawing)
-        read = read_safely(dialect.one_written, await self._answer(info, path, body, text, waiting))
+        request = self._request(info, path, body, text, num_written=1)
+        answer = await self._wire.patiently(self._wire.whole(request), dialect.life, waiting)
+        request.says(Usage(num_written=1))
+        read = read_safely(dialect.one_written, answer)
+        request.says(read.usage)
         self._check_model(read.model)
         if len(read.rows) != 1:
             raise CloudFailure(f"The server wrote {len(read.rows)} tokens in place of one.")
         return read.rows[0]
-
-    async def _answer(self, info: StockInfo, path: str, body: Body, text: TokenIds, waiting: Waiting) -> Any:
-        """The whole answer to a request for one token."""
-        dialect = info.dialect
-        request = self._request(info, path, body, text, num_written=1)
-        answer = await self._wire.patiently(self._wire.whole(request), dialect.life, waiting)
-        request.says(Usage(num_written=1))
-        request.says(read_safely(dialect.one_written, answer).usage)
-        return answer
 
     def _request(self, info: StockInfo, path: str, body: Body, text: TokenIds, num_written: int = 0) -> Request:
         carried = Carried(len(text), text[len(self._prompt) :], len(self._context.generated), num_written)
