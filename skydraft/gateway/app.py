@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from skydraft.decoding.builder import prompted
 from skydraft.errors import ContextExceeded, GrammarRefused
 from skydraft.gateway.answers import Answer, ChatAnswer, TextAnswer
 from skydraft.gateway.desk import Desk, Event, Events, GatewayMetrics, Ticket
@@ -32,8 +33,6 @@ from skydraft.gateway.requests import Defaults, Order, check_sent, in_words_of, 
 from skydraft.gateway.responses import ResponsesAnswer
 from skydraft.gateway.schema import ChatRequest, Sent, TextRequest, Translated
 from skydraft.gateway.tokens import DetokenizeRequest, TokenizeRequest
-from skydraft.prompts.pair import read_prompt
-from skydraft.prompts.thinking import settings as settings_of
 from skydraft.tracing import HEADER as TRACE_HEADER
 from skydraft.tracing import is_traceparent
 
@@ -158,10 +157,7 @@ class Gateway:
         own = await self._body(request, kind.reads)
         with in_words_of(own.names):
             _, order = await self._order(request, own)
-            first = order.requests[0]
-            settings = settings_of(self.pair.edge.vocab, first.think, dict(first.settings))
-            read = partial(read_prompt, self.pair.edge, first.messages, tools=first.tools, settings=settings)
-            prompts = await self._reading(True, read)
+            _, prompts = await self._reading(True, prompted, order.requests[0], self.pair.edge)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompts.edge.token_ids)})
 
     async def _body(self, request: Request, kind: type[B]) -> B:

@@ -179,8 +179,8 @@ def test_after_a_thought_the_text_goes_on_with_the_same_thought(
     page.goto(thinking)
     text = written(page, "lossless")
     thought = page.locator(".thought-text").text_content()
-    for count, answer in ((2, 0), (3, 1)):  # a branch of the branch too
-        page.locator(".text").nth(answer).locator(".run").nth(6).click()
+    for count, answer, place in ((2, 0, 6), (3, 1, 8)):  # a branch of the branch too
+        page.locator(".text").nth(answer).locator(".run").nth(place).click()
         page.locator("#token-target button", has_text="stands here").click()
         settled(page, count)
     page.reload()
