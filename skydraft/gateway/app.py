@@ -225,7 +225,8 @@ class Gateway:
         state = await asyncio.to_thread(self._cloud.state)
         auditor, (num_read, of) = self.pair.auditor, self.pair.progress
         audits = {"audits": {**auditor.counts, "newest": list(map(asdict, auditor.figures))}} if auditor else {}
-        reading = {"reading": {"tokens": num_read, "of": of}} if of else {}
+        is_told = of and not self._is_shared()  # how long the prompts of another key are is nobody's business
+        reading = {"reading": {"tokens": num_read, "of": of}} if is_told else {}
         return JSONResponse({"status": "ok", "cloud": state} | audits | reading)
 
     async def _metrics(self, request: Request) -> Response:

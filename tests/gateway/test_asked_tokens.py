@@ -32,7 +32,7 @@ def asked(request: pytest.FixtureRequest) -> Iterator[Running]:
             yield running
         return
     with serving(open_toy(TARGET)) as server:
-        cloud = skydraft.connect(f"127.0.0.1:{server.port}")
+        cloud = skydraft.connect(f"127.0.0.1:{server.port}", require=True)  # a busy machine is slow
         with gateway(Pair(open_toy(DRAFT, 4096, 6), cloud)) as running:
             yield running
         cloud.close()

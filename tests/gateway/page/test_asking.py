@@ -35,7 +35,7 @@ def gateway(local: str) -> str:
 @pytest.fixture(scope="module")
 def remote() -> Iterator[str]:
     with serving(open_toy("toy")) as server:
-        cloud = skydraft.connect(f"127.0.0.1:{server.port}")
+        cloud = skydraft.connect(f"127.0.0.1:{server.port}", require=True)  # a busy machine is slow
         with running_gateway(Pair(open_toy("toy:drift=0.2", 4096, 6), cloud)) as running:
             yield running.url
         cloud.close()
