@@ -98,12 +98,11 @@ def ollama_file(name: str, where: Places) -> Path:
     wanted = _short(name if name.rfind(":") > name.rfind("/") else f"{name}:latest").lower()
     roots = [root for root, _ in where["Ollama"]]
     manifests = {_name_of(path): path for root in reversed(roots) for path in _manifests(root)}
-    for each, path in manifests.items():
-        if each.lower() == wanted:
-            found = _in_ollama(path)
-            if unfit := found.card.unfit:
-                raise BrokenModel(f"{found.spec} cannot be used: {unfit}.", hint="See: skydraft models list.")
-            return found.path
+    if path := next((path for each, path in manifests.items() if each.lower() == wanted), None):
+        found = _in_ollama(path)
+        if unfit := found.card.unfit:
+            raise BrokenModel(f"{found.spec} cannot be used: {unfit}.", hint="See: skydraft models list.")
+        return found.path
     faults = [f"{root}: {fault}." for root in roots if (fault := _fault_of(root))]
     known = f"It has {', '.join(list(manifests)[:20])}." if manifests else "OLLAMA_MODELS names its folder."
     raise UnknownModel(f"Ollama has no model {name[:80]!r} here.", hint=" ".join([*faults, known]))
