@@ -83,6 +83,13 @@ class Chooser:
         allowed = self._grammar.allowed(prefix[self._thinking.at(text).start :])
         return self._thinking.may_come(text, allowed, self._grammar.was_left)
 
+    def has_left(self, prefix: TokenIds) -> bool:
+        """Whether the answer of `prefix` has left the grammar, if there is one."""
+        if not self._grammar or (self._thinking and not self._thinking.at(prefix[self._prompt_len :]).has_ended):
+            return False
+        self._allowed(prefix)
+        return self._grammar.was_left
+
     @property
     def has_grammar(self) -> bool:
         return self._grammar is not None

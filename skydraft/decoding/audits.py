@@ -95,7 +95,8 @@ class Auditor:
         if (request.local_only or self._edge.is_local_only) and self._target.engine is None:
             return request
         plan = self._plan(request)
-        may_be = plan.is_lossy and not request.begun  # what somebody chose says nothing of the draft model
+        is_chosen = bool(request.begun) or request.begun_is_prompt  # by somebody, which says nothing of the draft model
+        may_be = plan.is_lossy and not is_chosen
         return replace(request, plan=plan, is_audited=may_be and self._draw() < self._share)
 
     def _plan(self, request: GenerateRequest) -> Plan:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from skydraft.choosing.chooser import Chooser
 from skydraft.choosing.stopping import Stopping
 from skydraft.choosing.thinking import ThinkingAlong
 from skydraft.config import DEFAULT_K, MAX_K, DecodingParams
@@ -122,6 +123,8 @@ def _check_begun(begun: tuple[int, ...], params: DecodingParams, vocab: Vocab, m
     stopping, token_ids = Stopping(params, vocab, max_new_tokens), np.array(begun, np.int32)
     if any(stopping.finish(token_ids[:length]) for length in range(1, len(begun) + 1)):
         raise OptionError("The answer ends within the tokens that it is to begin with.", hint="Give fewer of them.")
+    if begun and Chooser(params, vocab, 0).has_left(token_ids):
+        raise OptionError("The tokens that the answer is to begin with leave its grammar.", hint="Give others.")
 
 
 def _facts(plan: Plan, params: DecodingParams, target: Target | None) -> TargetFacts | None:

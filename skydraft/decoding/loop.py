@@ -50,7 +50,7 @@ class SpeculativeLoop:
         if not self.seats.take():
             return
         if not self._num_rounds:
-            self._started = time.perf_counter()
+            self._started, self._num_thinking = time.perf_counter(), self._count_thinking()
         while self.context.finish is None and not self._is_cancelled:
             began = time.perf_counter()
             block = self._draft()

@@ -67,10 +67,6 @@ class Choice:
     stats: Stats | None = None
     receipt: Receipt | None = None
 
-    @property
-    def num_reasoning(self) -> int:
-        return self.stats.num_reasoning_tokens if self.stats else 0
-
     def take(self, piece: CallText) -> WrittenCall:
         if piece.name:
             self.calls.append(WrittenCall(piece.name))
@@ -196,7 +192,7 @@ class Answer(ABC):
 
     @property
     def num_reasoning(self) -> int:
-        return sum(choice.num_reasoning for choice in self.choices)
+        return sum(choice.stats.num_reasoning_tokens for choice in self.choices if choice.stats)
 
     @staticmethod
     def refused(refusal: Refusal) -> dict[str, Any]:

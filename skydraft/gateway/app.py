@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from skydraft.decoding.builder import prompted
 from skydraft.errors import ContextExceeded, GrammarRefused
 from skydraft.gateway.answers import Answer, ChatAnswer
 from skydraft.gateway.completions import TextAnswer
@@ -33,8 +34,6 @@ from skydraft.gateway.requests import Defaults, Order, check_sent, in_words_of, 
 from skydraft.gateway.responses import ResponsesAnswer
 from skydraft.gateway.schema import ChatRequest, Sent, TextRequest, Translated
 from skydraft.gateway.tokens import DetokenizeRequest, TokenizeRequest
-from skydraft.prompts.pair import read_prompt
-from skydraft.prompts.thinking import settings as settings_of
 from skydraft.tracing import HEADER as TRACE_HEADER
 from skydraft.tracing import is_traceparent
 
@@ -159,10 +158,7 @@ class Gateway:
         own = await self._body(request, kind.reads)
         with in_words_of(own.names):
             _, order = await self._order(request, own)
-            first = order.requests[0]
-            settings = settings_of(self.pair.edge.vocab, first.think, dict(first.settings))
-            read = partial(read_prompt, self.pair.edge, first.messages, tools=first.tools, settings=settings)
-            prompts = await self._reading(True, read)
+            _, prompts = await self._reading(True, prompted, order.requests[0], self.pair.edge)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompts.edge.token_ids)})
 
     async def _body(self, request: Request, kind: type[B]) -> B:
@@ -230,7 +226,8 @@ class Gateway:
         state = await asyncio.to_thread(self._cloud.state)
         auditor, (num_read, of) = self.pair.auditor, self.pair.progress
         audits = {"audits": {**auditor.counts, "newest": list(map(asdict, auditor.figures))}} if auditor else {}
-        reading = {"reading": {"tokens": num_read, "of": of}} if of else {}
+        is_told = of and not self._is_shared()  # how long the prompts of another key are is nobody's business
+        reading = {"reading": {"tokens": num_read, "of": of}} if is_told else {}
         return JSONResponse({"status": "ok", "cloud": state} | audits | reading)
 
     async def _metrics(self, request: Request) -> Response:

@@ -41,10 +41,7 @@ _TTFT_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """A choice is about to be written, or written anew. `prompt_scores` are empty unless they are wanted.
-
-    `begins` is the text of the tokens that it is to begin with.
-    """
+    """A choice is about to be written, or written anew, after the text `begins`. Scores are empty unless wanted."""
 
     num_prompt_tokens: int
     begins: str
@@ -64,10 +61,8 @@ class Wrote:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The choice is complete. `pieces` are its last ones. The figures are of all that was written for it.
-
-    `scores` are those of its tokens by the draft model and by the target, if any are wanted.
-    """
+    """The choice is complete. `pieces` are its last ones. The figures are of all that was written for it, and `scores`
+    are those of its tokens by the draft model and by the target, if any are wanted."""
 
     finish: FinishReason  # "interrupted" after the only call that was allowed
     pieces: Seq[Piece]

@@ -20,7 +20,8 @@ _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 _FORMAT = "Use skydraft.grammar instead: json_schema:{...}."
 _SIGNATURE = "skydraft"  # it says who thought; nothing is checked when it comes back
-_OUTPUT = {"output_config.format": _FORMAT}
+_NO_PLACE = "A message has no place for it; use chat completions."
+_OUTPUT = {"output_config.format": _FORMAT, "skydraft.logprobs": _NO_PLACE, "skydraft.token_ids": _NO_PLACE}
 
 
 class _Use(BaseModel):
@@ -89,7 +90,9 @@ class MessagesRequest(Translated):
     output_config: dict[str, Any] | None = None
 
     def chat_fields(self) -> dict[str, Any]:
-        check_served({f"output_config.{name}": value for name, value in (self.output_config or {}).items()}, _OUTPUT)
+        ours = {f"skydraft.{name}": getattr(self.choice, name) for name in ("logprobs", "token_ids")}
+        output = {f"output_config.{name}": value for name, value in (self.output_config or {}).items()}
+        check_served(ours | output, _OUTPUT)
         chosen = self.tool_choice or _Choice(type="auto")
         choice = {"any": "required", "tool": {"type": "function", "function": {"name": chosen.name}}}
         turns: list[dict[str, Any]] = []

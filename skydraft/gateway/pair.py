@@ -80,13 +80,9 @@ class ModelNames:
         return [mode for mode in MODES if mode != "auto" or self._is_calibrated is not False]
 
     @property
-    def adapters(self) -> list[str]:
-        return self._pair.edge.adapters.names
-
-    @property
     def all(self) -> list[str]:
         names = [PREFIX, *(f"{PREFIX}-{mode}" for mode in self.modes)]
-        return names + [f"{name}:{adapter}" for adapter in self.adapters for name in names]
+        return names + [f"{name}:{adapter}" for adapter in self._pair.edge.adapters.names for name in names]
 
     def adapter_of(self, model: str) -> str | None:
         """What the draft model has learned for this name, skydraft:ADAPTER or skydraft-MODE:ADAPTER; None: not said."""
@@ -94,7 +90,7 @@ class ModelNames:
 
     def mode_of(self, model: str) -> str:
         name, colon, adapter = model.partition(":")
-        is_known = not colon or adapter in self.adapters
+        is_known = not colon or adapter in self._pair.edge.adapters.names
         if name == PREFIX and is_known:
             return self.default_mode
         mode = name.removeprefix(f"{PREFIX}-")

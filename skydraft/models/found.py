@@ -3,6 +3,7 @@ and the hub's client name each file by its hash."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from huggingface_hub import constants
 from platformdirs import user_cache_dir
@@ -55,14 +57,10 @@ class StoredModel:
     card: Card
 
 
-@dataclass(frozen=True, slots=True)
-class StoredPair:
+class StoredPair(NamedTuple):
     draft: StoredModel
     target: StoredModel
-
-    @property
-    def ratio(self) -> float:
-        return self.target.bytes / max(self.draft.bytes, 1)
+    ratio: float  # of their bytes
 
 
 def models_here(cache: Path, where: Places) -> list[StoredModel]:
@@ -83,13 +81,13 @@ def models_here(cache: Path, where: Places) -> list[StoredModel]:
 def pairs_of(found: Seq[StoredModel]) -> list[StoredPair]:
     """All pairs that share a tokenizer, the largest target first, then the best draft. Both are not the same model."""
     usable = [each for each in found if not each.card.unfit]
-    pairs = (StoredPair(draft, target) for target in usable for draft in usable if _may_draft(draft.card, target.card))
-    far = [each for each in pairs if each.ratio >= _LEAST_RATIO]
+    near = (  # of the same tokens
+        StoredPair(draft, target, target.bytes / max(draft.bytes, 1))
+        for draft, target in itertools.permutations(usable, 2)
+        if draft.card.tokenizer == target.card.tokenizer and draft.card.shape != target.card.shape
+    )
+    far = [each for each in near if each.ratio >= _LEAST_RATIO]
     return sorted(far, key=lambda pair: (-pair.target.bytes, abs(math.log(pair.ratio / _BEST_RATIO))))
-
-
-def _may_draft(draft: Card, target: Card) -> bool:
-    return draft.tokenizer == target.tokenizer and draft.shape != target.shape
 
 
 def ollama_file(name: str, where: Places) -> Path:
@@ -100,12 +98,11 @@ def ollama_file(name: str, where: Places) -> Path:
     wanted = _short(name if name.rfind(":") > name.rfind("/") else f"{name}:latest").lower()
     roots = [root for root, _ in where["Ollama"]]
     manifests = {_name_of(path): path for root in reversed(roots) for path in _manifests(root)}
-    for each, path in manifests.items():
-        if each.lower() == wanted:
-            found = _in_ollama(path)
-            if unfit := found.card.unfit:
-                raise BrokenModel(f"{found.spec} cannot be used: {unfit}.", hint="See: skydraft models list.")
-            return found.path
+    if path := next((path for each, path in manifests.items() if each.lower() == wanted), None):
+        found = _in_ollama(path)
+        if unfit := found.card.unfit:
+            raise BrokenModel(f"{found.spec} cannot be used: {unfit}.", hint="See: skydraft models list.")
+        return found.path
     faults = [f"{root}: {fault}." for root in roots if (fault := _fault_of(root))]
     known = f"It has {', '.join(list(manifests)[:20])}." if manifests else "OLLAMA_MODELS names its folder."
     raise UnknownModel(f"Ollama has no model {name[:80]!r} here.", hint=" ".join([*faults, known]))
@@ -115,10 +112,9 @@ def _fault_of(root: Path) -> str:
     """Why a folder that is there cannot be read, or ""."""
     try:
         os.listdir(root)
-    except (FileNotFoundError, NotADirectoryError):
-        pass
     except OSError as error:
-        return f"it cannot be read ({error.strerror}); its owner may let you in"
+        is_absent = isinstance(error, FileNotFoundError | NotADirectoryError)
+        return "" if is_absent else f"it cannot be read ({error.strerror}); its owner may let you in"
     return ""
 
 

@@ -15,7 +15,6 @@ _FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", _U32: "I", 5: "i", 6: "f", 7: "?", _
 _LENGTH = struct.Struct("<Q").unpack
 _UNUSED = 5  # the type of a token that only pads the vocabulary
 _MOST = 1 << 22  # fields, items of an array, bytes of a text
-_OTHER_KINDS = {"adapter": "it is an adapter", "mmproj": "it is the projector of another model"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ def _card_of(fields: dict[str, Any]) -> Card:
     kind = "mmproj" if name == "clip" else fields.get("general.type")
     tokens, types = fields.get("tokenizer.ggml.tokens"), fields.get("tokenizer.ggml.token_type", ())
     if kind in ("adapter", "mmproj"):
-        return Card(_OTHER_KINDS[kind])
+        return Card("it is an adapter" if kind == "adapter" else "it is the projector of another model")
     if fields.get("split.count", 0) not in (0, 1):
         return Card("it is in several parts; join them with llama-gguf-split --merge")
     if not isinstance(tokens, list):

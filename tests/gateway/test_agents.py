@@ -108,16 +108,17 @@ class Held:
         self.pair.edge.forward = held  # type: ignore[method-assign]
 
 
-def test_health_says_how_far_prompts_are_read_and_nothing_else() -> None:
+@pytest.mark.parametrize("has_keys", [False, True])
+def test_health_says_how_far_prompts_are_read_and_nothing_of_those_of_other_keys(has_keys: bool) -> None:
     held = Held()
-    with gateway(held.pair) as served:
+    with gateway(held.pair, authorize=(lambda _: "me") if has_keys else None) as served:
         asking = threading.Thread(target=served.chat, args=("语" * 1300,))
         asking.start()
         assert held.is_there.wait(30)
         state = served.client.get(f"{served.url}/health").json()
         held.goes_on.set()
         asking.join()
-        assert state["reading"] == {"tokens": 512, "of": 1299}
+        assert state.get("reading") == (None if has_keys else {"tokens": 512, "of": 1299})
         assert "reading" not in served.client.get(f"{served.url}/health").json()
 
 

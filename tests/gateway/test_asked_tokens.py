@@ -32,7 +32,7 @@ def asked(request: pytest.FixtureRequest) -> Iterator[Running]:
             yield running
         return
     with serving(open_toy(TARGET)) as server:
-        cloud = skydraft.connect(f"127.0.0.1:{server.port}")
+        cloud = skydraft.connect(f"127.0.0.1:{server.port}", require=True)  # a busy machine is slow
         with gateway(Pair(open_toy(DRAFT, 4096, 6), cloud)) as running:
             yield running
         cloud.close()
@@ -150,6 +150,7 @@ def test_the_link_carries_log_probabilities_only_where_they_are_asked_for(asked:
           "tools": [{"type": "function", "function": {"name": "f"}}]}, "skydraft.continue_ids"),
         ({"skydraft": {"continue_ids": [*open_toy("toy").vocab.end_ids]}}, None),
         ({"skydraft": {"continue_ids": [5] * 5000}}, None),
+        ({"skydraft": {"continue_ids": [5], "grammar": "regex:[0-9]{6}"}}, None),
     ],
 )  # fmt: skip
 def test_what_cannot_begin_an_answer_is_refused(served: Running, more: dict[str, Any], param: str | None) -> None:
@@ -166,3 +167,24 @@ def test_a_grammar_goes_on_where_the_branch_begins(served: Running) -> None:
     branch = served.chat(**options, skydraft=ours | {"continue_ids": token_ids[:2]}).json()
     text = branch["skydraft"]["begins"] + branch["choices"][0]["message"]["content"]
     assert text == whole["choices"][0]["message"]["content"] and len(text) == 6 and text.isdecimal()
+
+
+@pytest.mark.parametrize("more", [{}, {"grammar": "regex:[0-9]{6}"}, {"think_budget": 5}])
+def test_a_branch_within_or_after_thinking_is_the_same_text_and_counts_what_it_thinks_itself(
+    more: dict[str, Any],
+) -> None:
+    pair = Pair(open_toy("toy:thinks,drift=0.2", 4096, 2), open_toy("toy:thinks", 4096, 2))
+    with gateway(pair) as running:
+        whole = chat(running, "lossless", **more)
+        token_ids, thought = whole["skydraft"]["token_ids"], whole["skydraft"]["stats"]["num_reasoning_tokens"]
+        for cut in (1, 4, thought, thought + 2):
+            branch = chat(running, "lossless", most=NUM_TOKENS - cut, continue_ids=token_ids[:cut], **more)
+            assert branch["skydraft"]["token_ids"] == token_ids[cut:]
+            told = branch["usage"]["completion_tokens_details"]["reasoning_tokens"]
+            assert told == max(thought - cut, 0) == branch["skydraft"]["stats"]["num_reasoning_tokens"]
+
+
+def test_messages_have_no_place_for_log_probabilities(served: Running) -> None:
+    asked: dict[str, Any] = {"model": "skydraft", "max_tokens": 2, "messages": [{"role": "user", "content": "a"}]}
+    refused = served.post("messages", **asked, skydraft={"logprobs": 2})
+    assert refused.status_code == 400 and "skydraft.logprobs" in refused.json()["error"]["message"]

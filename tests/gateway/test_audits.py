@@ -61,6 +61,16 @@ def test_a_stream_tells_of_earlier_audits_too_and_without_them_nothing_is_said()
     auditor.close()
 
 
+def test_a_token_that_is_asked_is_no_answer_to_audit() -> None:
+    """The first one too, which has nothing before it: a bias holds it, so the target would agree."""
+    pair, auditor = audited(toy_pair(), [])
+    with closing(auditor), gateway(pair) as running:
+        ours = {"logprobs": 5, "continue_ids": [], "continue_as_prompt": True}
+        running.chat("语速", model="skydraft-edge", max_tokens=1, logit_bias={"5": 100}, skydraft=ours)
+        auditor.finish()
+        assert auditor.counts["read"] == 0
+
+
 def test_a_client_that_hangs_up_leaves_nothing_to_read() -> None:
     pair, auditor = audited(toy_pair(), [])
     with closing(auditor), gateway(pair) as running:

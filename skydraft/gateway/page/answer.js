@@ -104,10 +104,11 @@ export class Answer {
   take({ choices, skydraft = {} }, ms) {
     const { delta = {}, finish_reason: reason = null } = choices?.[0] ?? {};
     const { begins, ...ours } = skydraft;
-    if (begins !== undefined) this.#chosen(begins.slice(this.text.length));
+    const isChosenNext = skydraft.token_ids && !skydraft.before && this.tokens.length < this.branch?.ids.length;
+    if (isChosenNext) this.#chosen((begins ?? '').slice(this.text.length)); // a part of a character begins nothing
     this.chunks.push({ choices: [{ delta, finish_reason: reason }], skydraft: ours, ms });
     if (delta.reasoning) this.#think(delta.reasoning);
-    if (delta.content || (skydraft.token_ids && !delta.reasoning)) this.#write(delta.content ?? '', skydraft);
+    if (delta.content || skydraft.token_ids) this.#write(delta.content ?? '', skydraft);
     // What is not, or not all of it, in the answer's text: calls, as the model writes them.
     if (skydraft.text) this.#mark(skydraft.text, skydraft);
     if (delta.tool_calls) this.calls.take(delta.tool_calls);
@@ -138,7 +139,7 @@ export class Answer {
     let from = this.text.length;
     this.text += content;
     const letters = [...content];
-    if (ids.length && !part.text && lengths.reduce((sum, length) => sum + length, 0) === letters.length) {
+    if (ids.length && !part.text && !this.asks?.tools?.trim() && lengths.reduce((sum, length) => sum + length, 0) === letters.length) {
       let at = 0;
       ids.forEach((id, index) => {
         const to = from + letters.slice(at, (at += lengths[index])).join('').length;
@@ -285,6 +286,7 @@ export class Answer {
       const named = { token_ids: tokens.map(({ id }) => id), token_chars: texts.map((text) => [...text].length) };
       return { choices: [{ delta: { content: texts.join('') } }], skydraft: { ...ours, ...named }, ms: 0 };
     });
+    if (chunks.length) chunks[0].choices[0].delta.reasoning = this.thought.text || undefined;
     return { chunks, ids: this.tokens.slice(0, at).map(({ id }) => id) };
   }
 

@@ -157,14 +157,14 @@ export class Conversation {
 
   /** Asks one model alone for the probabilities at a token's place. A bias holds the token, so its own comes too. */
   #question(answer, at, mode) {
-    const { chunks, ids } = answer.before(at);
+    const { ids } = answer.before(at);
     return {
       model: `skydraft-${mode}`,
       messages: this.history(this.#turnOf(answer), answer.asks),
       max_tokens: 1,
       temperature: 0,
       logit_bias: { [answer.tokens[at].id]: 100 },
-      skydraft: { logprobs: 5, ...(chunks.length ? { continue_ids: ids, continue_as_prompt: true } : {}) },
+      skydraft: { logprobs: 5, continue_ids: ids, continue_as_prompt: true }, // asked, so never audited
     };
   }
 

@@ -19,7 +19,9 @@ function table(columns) {
   const shownRows = ROWS.filter((row) => row !== 'watched' || columns.some(({ figures }) => figures.audits));
   const rows = shownRows.map((row) => {
     const cells = columns.map(({ figures }) => make('td', { 'data-figure': row, title: noteOf(row, figures) }, shown[row](figures)));
-    const note = EXPLAINED.includes(row) ? make('p', { class: 'note' }, say(`figure.${row}.note`)) : null;
+    const raised = row === 'watched' && columns.find(({ figures }) => figures.audits?.is_raised);
+    const told = raised ? noteOf(row, raised.figures) : say(`figure.${row}.note`);
+    const note = EXPLAINED.includes(row) ? make('p', { class: 'note' }, told) : null;
     return make('tr', {}, make('th', { scope: 'row' }, say(`figure.${row}`), note), ...cells);
   });
   const corner = make('td', {});

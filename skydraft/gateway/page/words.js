@@ -158,7 +158,7 @@ const en = {
   'figure.watched.note': 'Tokens of the newest answers that it read whole, that the large model would have written too.',
   'watched.note': 'Over {answers} answers that were drafted and checked as this one.',
   'watched.raised': 'Over {answers} answers: less than was asked, so such answers are now checked more.',
-  'figure.agreement': 'Audited agreement',
+  'figure.agreement': 'Agreement of skipped tokens',
   'figure.agreement.note': 'Skipped tokens, checked later, that the large model would have written too.',
   'figure.tokens': 'Tokens',
   'figure.rounds': 'Rounds',

@@ -35,7 +35,7 @@ def gateway(local: str) -> str:
 @pytest.fixture(scope="module")
 def remote() -> Iterator[str]:
     with serving(open_toy("toy")) as server:
-        cloud = skydraft.connect(f"127.0.0.1:{server.port}")
+        cloud = skydraft.connect(f"127.0.0.1:{server.port}", require=True)  # a busy machine is slow
         with running_gateway(Pair(open_toy("toy:drift=0.2", 4096, 6), cloud)) as running:
             yield running.url
         cloud.close()
@@ -162,3 +162,48 @@ def test_branches_are_exported(page: Any, tmp_path: Path) -> None:
     assert second["branch"]["of"] == 0 and second["branch"]["at"] == 2 and second["parts"][0]["text"]
     assert "chosen" in [part["origin"] for part in second["parts"]]
     assert "going on from" in (tmp_path / "kept.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def thinking() -> Iterator[str]:
+    pair = Pair(open_toy("toy:thinks,drift=0.2", 4096, 6), open_toy("toy:thinks", 4096, 6))
+    with running_gateway(pair) as running:
+        yield running.url
+
+
+def test_after_a_thought_the_text_goes_on_with_the_same_thought(
+    open_page: Pages, thinking: str, expected: list[str]
+) -> None:
+    expected.append(thinking)
+    page = open_page()
+    page.goto(thinking)
+    text = written(page, "lossless")
+    thought = page.locator(".thought-text").text_content()
+    for count, answer, place in ((2, 0, 6), (3, 1, 8)):  # a branch of the branch too
+        page.locator(".text").nth(answer).locator(".run").nth(place).click()
+        page.locator("#token-target button", has_text="stands here").click()
+        settled(page, count)
+    page.reload()
+    settled(page, 3)
+    assert thought and page.locator(".thought-text").all_text_contents() == [thought] * 3
+    assert page.locator(".text").all_inner_texts() == [text] * 3
+
+
+def test_a_part_of_a_character_is_chosen_and_what_it_completes_is_asked(page: Any) -> None:
+    """Its text comes with the tokens after it; each token after it is still asked with all ids before it."""
+    written(page, "edge")
+    part = {"id": open_toy("toy").vocab.encode("🙂")[0], "token": "bytes:\\xf0", "logprob": -1.0, "top_logprobs": []}
+    told = {"skydraft": {"logprobs": {"draft": [part]}}}
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(json=told), times=1)
+    go_to(page, 3)
+    page.locator("#token-draft button").first.click()
+    settled(page, 2)
+    with page.expect_request(lambda request: request.method == "POST") as asked:
+        page.locator(".text").nth(1).locator('.run[data-token="6"]').click()
+    ids = asked.value.post_data_json["skydraft"]["continue_ids"]
+    assert len(ids) == 6 and ids[3] == part["id"]
+
+
+def test_where_tools_may_be_called_no_token_can_be_asked(page: Any) -> None:
+    written(page, "edge", tools='[{"name": "look"}]')
+    assert page.locator(".text .run").count() and not page.locator(".text .run[data-token]").count()
