@@ -82,16 +82,15 @@ def _asked(prompts: str | None, limit: int | None, system: str | None, folder: P
 
 def _prompts(prompts: str, limit: int | None) -> Sequence[PromptEntry]:
     """The prompts of a file, with checks where it has some, or of a set of tasks."""
-    path = Path(prompts)
-    if prompts.partition(":")[0] in SETS or (
-        path.suffix in (".json", ".jsonl") and '"check"' in read_lines(path, "prompt file")[1][0][1]
-    ):
-        found = read_tasks(prompts, limit=limit).prompts
-    else:
-        found = read_prompts(path, limit=limit).prompts
-    if len(found) < MIN_GENERATIONS:
+    path, are_tasks = Path(prompts), prompts.partition(":")[0] in SETS
+    if not are_tasks and path.suffix in (".json", ".jsonl"):
+        are_tasks = any('"check"' in line for _, line in read_lines(path, "prompt file")[1])
+    found = (read_tasks(prompts, limit=limit) if are_tasks else read_prompts(path, limit=limit)).prompts
+    if any(each.audio for each in found):
+        raise OptionError(f"{prompts} has speech, and only models of text are trained.", hint="Leave it out.")
+    if (number := len({each.model_dump_json(exclude={"id"}) for each in found})) < MIN_GENERATIONS:
         raise RecordsError(
-            f"{prompts} has {len(found)} prompts, and {MIN_GENERATIONS} are needed; 150 are a good number.",
+            f"{prompts} has {number} different prompts, and {MIN_GENERATIONS} are needed; 150 are a good number.",
             hint="Add more prompts of the same kind.",
         )
     return found
@@ -192,7 +191,7 @@ class _Run:
             self._show(task, questions, written, result.held_out)
             sources = [each for each in (home, self._asked.folder) if each and Store(each).files()]
             adapters.keep(self._trial.read_bytes(), home.name, self._models.edge_model, cache_dir(), sources)
-        write_whole(last, f"{key}{f'kept nothing: {objection}' if objection else 'is in use'}".encode(), 0o600)
+        write_whole(last, f"{key}{f'kept nothing: {objection}' if objection else adapters.IN_USE}".encode(), 0o600)
         for path in (self._trial, self._trial.with_suffix(".json"), self._judged, self._state):
             path.unlink(missing_ok=True)
         click.echo(f"Not kept: {objection}." if objection else _how_used(home.name, task, how))
