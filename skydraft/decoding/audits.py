@@ -8,7 +8,7 @@ import random
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 
 from skydraft.config import DEFAULT_MODE
@@ -20,7 +20,6 @@ from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.stats import AuditFigures
 from skydraft.decoding.target import Target
 from skydraft.decoding.verification import Verifier
-from skydraft.engines.adapters import NONE
 from skydraft.engines.base import Engine
 from skydraft.errors import SkydraftError
 from skydraft.types import DraftBlock
@@ -116,17 +115,16 @@ class Auditor:
         if draft.fingerprint not in raised:
             return request
         # What was learned wrongly is certain, and no gate sees it; limits were fitted to the adapter, and are its own.
-        adapter = request.adapter if request.plan.verifies else NONE
+        adapter = request.adapter if request.plan.verifies else "none"
         return replace(request, plan=plan.checking_start() if request.tools else plan, adapter=adapter)
 
     def ended(self, request: GenerateRequest, generation: Generation | None, error: BaseException | None) -> None:
         if generation is None or not request.is_audited:
             return
-        try:
-            if not (error or self._is_closed) and generation.finish_reason and generation.token_ids:
+        if not (error or self._is_closed) and generation.finish_reason and generation.token_ids:
+            with suppress(queue.Full):
                 self._waiting.put_nowait(generation)
                 return
-        except queue.Full:
             with self._lock:
                 self.counts["dropped"] += 1
         self._kept(generation, ())
@@ -203,8 +201,9 @@ class Auditor:
     def close(self) -> None:
         """End the reading; what waits is not read."""
         self._is_closed = True
-        if (verifier := self._verifier) is not None:
-            verifier.cancel()
+        for waits in (self._target, self._verifier):  # a target in this process is never waited for
+            if cancel := getattr(waits, "cancel", None):
+                cancel()
         self._waiting.put(None)  # the thread makes room
         self._thread.join()
 

@@ -65,12 +65,16 @@ class Adapters:
         Raises OptionError or RecordsError for an adapter that was named.
         """
         wanted = self.default if name is None else name
-        if wanted == NONE or (wanted == AUTO and not self.names):
+        if wanted == NONE:
             return self._base
         with self._lock:
             self._close_replaced()
-            known = self._fitting(prompt) if wanted == AUTO else self._named(wanted)
-            return self._opened(known) if known else self._base
+            if wanted != AUTO:
+                return self._opened(self._named(wanted))
+            with suppress(SkydraftError):  # one that cannot be opened is said where it is named
+                if known := self._fitting(prompt):
+                    return self._opened(known)
+        return self._base
 
     def trained_on(self, name: str | None) -> frozenset[str]:
         """Digests of the prompts that a named adapter was trained on; none for "auto" and "none"."""

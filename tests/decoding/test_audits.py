@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -31,7 +32,7 @@ from skydraft.learning.collect import Collector, marks_of
 from skydraft.prompts.messages import asked
 from tests import reference, toys
 from tests.learning.test_collect import read
-from tests.serving import Serving, free_port, serving, waiting
+from tests.serving import Serving, free_port, ran_s, serving, waiting
 from tests.toys import PROMPT, PROMPT_IDS
 
 EDGE, QUALITY, TOP = make_plan("edge"), make_plan("quality"), make_plan(gate="entropy:1", k=4, accept="top:3")
@@ -271,6 +272,18 @@ def test_closing_breaks_off_what_is_read_and_keeps_every_answer() -> None:
     watching.close()
     assert watching.auditor.counts["read"] == 0 and [audit for _, audit in watching.kept] == [()] * 5
     assert watching.write().text and len(watching.kept) == 6  # one that ends later
+
+
+def test_closing_ends_the_wait_for_a_server_that_says_nothing() -> None:
+    edge = toys.toy(1, 0.7)
+    silent = socket.create_server(("127.0.0.1", 0))
+    with silent, closing(skydraft.connect(f"127.0.0.1:{silent.getsockname()[1]}")) as cloud:
+        watching = Watching(edge, cloud)
+        skydraft.start(REQUEST, edge=edge, cloud=cloud, observers=[watching.auditor]).run()
+        silent.accept()
+        began = ran_s()
+        watching.close()
+        assert ran_s() - began < 5 and [audit for _, audit in watching.kept] == [()]
 
 
 def test_a_target_that_is_gone_or_fails_costs_only_the_audit(server: Serving) -> None:
