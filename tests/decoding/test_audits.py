@@ -280,9 +280,9 @@ def test_closing_ends_the_wait_for_a_server_that_says_nothing() -> None:
     with silent, closing(skydraft.connect(f"127.0.0.1:{silent.getsockname()[1]}")) as cloud:
         watching = Watching(edge, cloud)
         skydraft.start(REQUEST, edge=edge, cloud=cloud, observers=[watching.auditor]).run()
-        silent.accept()
-        began = ran_s()
-        watching.close()
+        with silent.accept()[0]:
+            began = ran_s()
+            watching.close()
         assert ran_s() - began < 5 and [audit for _, audit in watching.kept] == [()]
 
 
