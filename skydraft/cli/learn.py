@@ -36,7 +36,7 @@ def learn() -> None:
 @folder_argument
 def status(folder: Path) -> None:
     """Show the answers collected in DIR, and how many can be used."""
-    if not folder.is_dir():
+    if not folder.exists():
         raise OptionError(f"There are no answers: {folder} is not there.", hint="Check its name.")
     store, skipped = Store(folder), Counter[str]()
     (num_files, num_bytes), by_pair = store.size(), summaries(store, skipped)
@@ -87,14 +87,16 @@ def export(folder: Path, models: ModelChoice) -> None:
 @models_section
 def forget(folder: Path, models: ModelChoice) -> None:
     """Delete everything collected in DIR, or the answers that NAME learned from. What was learned from them stays."""
-    if not folder.exists() and folder.name == str(folder):
-        folder = adapters.home_of(folder.name, models.edge_model, cache_dir())
+    home = adapters.folder_of(models.edge_model, cache_dir()) / folder.name
+    if folder.name == str(folder) and home.is_dir() and not Store(folder).files():
+        folder = home
     if not folder.is_dir():
         raise OptionError(f"There is nothing to forget: {folder} is not there.", hint="Check its name.")
     num_files, num_bytes = Store(folder).forget()
     click.echo(f"{num_bytes / 1e6:.1f} MB in {_files(num_files)} deleted.")
-    for name in adapters.made_from(folder, models.edge_model, cache_dir()):
-        click.echo(f"{name} was learned from them, and stays. To take it back: skydraft learn revert {name}")
+    for model, name in adapters.made_from(folder, cache_dir()):
+        of = "" if model == models.edge_model else f" --edge-model {model}"
+        click.echo(f"{name} was learned from them, and stays. To take it back: skydraft learn revert {name}{of}")
 
 
 @learn.command(cls=Command)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -62,16 +61,12 @@ class Asked:
     def requests(self, decoding: DecodingChoice) -> list[GenerateRequest]:
         """As the app would ask, each with the tools and parameters of its task."""
         mode = Mode("cloud", make_plan("cloud"), decoding.params())
-        return [
-            GenerateRequest(
-                asked_of(each, self.system),
-                mode.plan,
-                params_of(mode, each),
-                think=decoding.think,
-                tools=each.task.tools if each.task else (),
-            )
-            for each in self.prompts
-        ]
+
+        def request(each: PromptEntry) -> GenerateRequest:
+            messages, tools = asked_of(each, self.system), each.task.tools if each.task else ()
+            return GenerateRequest(messages, mode.plan, params_of(mode, each), think=decoding.think, tools=tools)
+
+        return list(map(request, self.prompts))
 
 
 def _asked(prompts: str | None, limit: int | None, system: str | None, folder: Path | None) -> Asked:
@@ -82,16 +77,15 @@ def _asked(prompts: str | None, limit: int | None, system: str | None, folder: P
 
 def _prompts(prompts: str, limit: int | None) -> Sequence[PromptEntry]:
     """The prompts of a file, with checks where it has some, or of a set of tasks."""
-    path = Path(prompts)
-    if prompts.partition(":")[0] in SETS or (
-        path.suffix in (".json", ".jsonl") and '"check"' in read_lines(path, "prompt file")[1][0][1]
-    ):
-        found = read_tasks(prompts, limit=limit).prompts
-    else:
-        found = read_prompts(path, limit=limit).prompts
-    if len(found) < MIN_GENERATIONS:
+    path, are_tasks = Path(prompts), prompts.partition(":")[0] in SETS
+    if not are_tasks and path.suffix in (".json", ".jsonl"):
+        are_tasks = any('"check"' in line for _, line in read_lines(path, "prompt file")[1])
+    found = (read_tasks(prompts, limit=limit) if are_tasks else read_prompts(path, limit=limit)).prompts
+    if any(each.audio for each in found):
+        raise OptionError(f"{prompts} has speech, and only models of text are trained.", hint="Leave it out.")
+    if (number := len({each.model_dump_json(exclude={"id"}) for each in found})) < MIN_GENERATIONS:
         raise RecordsError(
-            f"{prompts} has {len(found)} prompts, and {MIN_GENERATIONS} are needed; 150 are a good number.",
+            f"{prompts} has {number} different prompts, and {MIN_GENERATIONS} are needed; 150 are a good number.",
             hint="Add more prompts of the same kind.",
         )
     return found
@@ -113,9 +107,6 @@ class How:
     settings: training.TrainSettings
     everything: bool
     yes: bool
-
-    def deadline(self) -> float:
-        return time.monotonic() + 60 * self.settings.minutes if self.settings.minutes else float("inf")
 
 
 _how_section = Section("how", "Training", lambda everything, yes, **given: How(
@@ -170,7 +161,8 @@ class _Run:
         self, home: Path, asked: Asked, how: How, decoding: DecodingChoice, cloud: CloudChoice, models: ModelChoice
     ) -> None:  # fmt: skip
         self._home, self._asked, self._how, self._cloud, self._models = home, asked, how, cloud, models
-        self._requests, self._deadline = asked.requests(decoding), how.deadline()
+        self._deadline = time.monotonic() + (60 * how.settings.minutes or float("inf"))
+        self._requests = asked.requests(decoding)
         self._trial, self._judged, self._state = home / "trial.gguf", home / "judged.jsonl", home / "training"
 
     def steps(self) -> int:
@@ -192,7 +184,7 @@ class _Run:
             self._show(task, questions, written, result.held_out)
             sources = [each for each in (home, self._asked.folder) if each and Store(each).files()]
             adapters.keep(self._trial.read_bytes(), home.name, self._models.edge_model, cache_dir(), sources)
-        write_whole(last, f"{key}{f'kept nothing: {objection}' if objection else 'is in use'}".encode(), 0o600)
+        write_whole(last, f"{key}{f'kept nothing: {objection}' if objection else adapters.IN_USE}".encode(), 0o600)
         for path in (self._trial, self._trial.with_suffix(".json"), self._judged, self._state):
             path.unlink(missing_ok=True)
         click.echo(f"Not kept: {objection}." if objection else _how_used(home.name, task, how))
@@ -211,8 +203,10 @@ class _Run:
                 guarding = Answering(guards, edge, far, weights, Store(cache_dir() / "guard"))
                 if not _may_begin(answering, guarding, edge, how, self._cloud):
                     raise OptionError("Nothing was begun.", hint="Give --yes to begin without a question.")
-                lessons = _answered(answering, "answers", self._deadline)
-                guard = [each for each in _answered(guarding, "general answers", self._deadline) if each]
+                with self._counting(len(answering.todo), "answers", "what was answered is kept") as done:
+                    lessons = answering.run(done)
+                with self._counting(len(guarding.todo), "general answers", "what was answered is kept") as done:
+                    guard = [each for each in guarding.run(done) if each]
             task = prepare(store, edge, weights, guard, self._deadline, for_all=how.everything, before=before)
             if task.left_out:
                 TERMINAL.say(f"left out: {task.left_out}.")
@@ -250,15 +244,11 @@ class _Run:
     def _calibrated(self, task: TrainingTask) -> str:
         """Say why what was trained should not replace what is in use, or calibrate the gate to it, and return ""."""
         used, name = self._home / adapters.FILE, self._home.name
-        with self._models.load_edge() as base, counting(len(task.held_out), "reading what is held out") as done:
-
-            def on_done() -> None:
-                done()
-                _check(self._deadline, "what was trained is kept")
-
+        reading = self._counting(len(task.held_out), "reading what is held out", "what was trained is kept")
+        with self._models.load_edge() as base, reading as done:
             edge = base.adapters.choose(str(self._trial), ())
             edge.name = f"{base.name}+{name}"
-            texts = read_lessons(edge, task.held_out, on_done)
+            texts = read_lessons(edge, task.held_out, done)
             if used.exists() and used.read_bytes() != self._trial.read_bytes():
                 try:
                     before, seen = base.adapters.choose(str(used), ()), base.adapters.trained_on(str(used))
@@ -276,27 +266,32 @@ class _Run:
 
     def _show(self, task: TrainingTask, questions: Sequence[Question], target: Numbers, alone: Gain) -> None:
         """Answer what is held out in each mode, before and after, and show the table."""
+        if not questions:  # what is held out was asked before, with other prompts
+            return
         longest = max(len(each.prompt_ids) + each.decoding.max_new_tokens for each in task.held_out) + SPARE
-        models, numbers = _for_many(self._models, longest), itertools.count(1)
-
-        def on_done() -> None:
-            progress.show("judging", next(numbers), 8 * len(questions))
-            _check(self._deadline, "what was judged is kept")
-
-        with models.load_edge() as edge, _target(self._cloud, models) as far, showing("judging") as progress:
+        models = _for_many(self._models, longest)
+        judging = self._counting(8 * len(questions), "judging", "what was judged is kept")
+        with models.load_edge() as edge, _target(self._cloud, models) as far, judging as done:
             if far.is_stock and not self._requests:
                 return  # such a server is asked by messages, and lessons have tokens
             before, after = (
-                numbers_by_mode(questions, adapter, (edge, far), self._judged, on_done)
+                numbers_by_mode(questions, adapter, (edge, far), self._judged, done)
                 for adapter in ("none", str(self._trial))
             )
         click.echo(f"\n{len(questions)} held-out prompts, before → after")
         show_table(before, after, (alone.before, alone.after), target)
 
+    @contextmanager
+    def _counting(self, total: int, what: str, kept: str) -> Iterator[Callable[..., None]]:
+        """Yields a function to call after each of `total` units. It raises TimeoutError when time is over."""
+        with counting(total, what) as done:
 
-def _check(deadline: float, kept: str) -> None:
-    if time.monotonic() > deadline:
-        raise TimeoutError(kept)
+            def on_done(*_: object) -> None:
+                done()
+                if time.monotonic() > self._deadline:
+                    raise TimeoutError(kept)
+
+            yield on_done
 
 
 def _for_many(models: ModelChoice, longest: int) -> ModelChoice:
@@ -338,18 +333,6 @@ def _may_begin(answering: Answering, guarding: Answering, edge: Engine, how: How
         line += f", for about {parse_prices(price).total(0, answering.num_prompt_tokens, num_tokens):.2g}"
     click.echo(f"{line}. Training then takes some minutes.", err=True)
     return how.yes or not sys.stdin.isatty() or click.confirm("Begin?", default=True, err=True)
-
-
-def _answered(answering: Answering, what: str, deadline: float) -> list[Lesson | None]:
-    num_todo = len(answering.todo)
-    with showing(what) as progress:
-        progress.show(what, 0, num_todo)
-
-        def on_done(lesson: Lesson) -> None:
-            progress.show(what, num_todo - len(answering.todo), num_todo)
-            _check(deadline, "what was answered is kept")
-
-        return answering.run(on_done)
 
 
 def _how_used(name: str, task: TrainingTask, how: How) -> str:

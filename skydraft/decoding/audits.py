@@ -8,7 +8,7 @@ import random
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 
 from skydraft.config import DEFAULT_MODE
@@ -30,11 +30,12 @@ Audit = tuple[bool, ...]  # for each token of an answer: whether the target woul
 ASKED = make_plan("auto").gate.threshold  # of texts that nothing checks; a calibrated gate names its own
 _MAX_WAITING, _NEWEST = 16, 100  # answers
 _MAX_WATCHED = 64  # clients may ask for any gate
+_FACTS_S = 0.5
 _READING = make_plan(DEFAULT_MODE)  # exact, and soon over where the cloud is gone
 
 
 class Watched:
-    """The audits of answers that one adapter of one model drafted and one gate checked.
+    """The audits of answers that one draft model wrote and one gate checked.
 
     `note` bets on "they agree less than `asked`": each bet multiplies its capital by 1 + rate * (asked - share of the
     answer), so no capital is expected to grow while the mean, given all before, is at least `asked` (Waudby-Smith and
@@ -44,8 +45,8 @@ class Watched:
     sequence of that level falls below `asked`.
     """
 
-    def __init__(self, fingerprint: str, asked: float | None, alarm: float = 0.01) -> None:
-        self.fingerprint, self.asked, self.is_raised = fingerprint, asked, False
+    def __init__(self, asked: float | None, adapter: str | None = None, gate: str = "", alarm: float = 0.01) -> None:
+        self.asked, self.is_raised, self._of = asked, False, (adapter, gate)
         self._newest: deque[Audit] = deque(maxlen=_NEWEST)
         self._rates = [] if asked is None or asked >= 1 else [share / (1 - asked) for share in (0.1, 0.3, 0.6)]
         self._capital, self._num, self._limit = [0.0] * len(self._rates), 0, len(self._rates) / alarm
@@ -62,9 +63,10 @@ class Watched:
         self.is_raised = bool(self._rates) and sum(self._capital) >= self._limit
         return self.is_raised
 
-    def figures(self, adapter: str | None, gate: str) -> AuditFigures:
+    @property
+    def figures(self) -> AuditFigures:
         share = sum(map(sum, self._newest)) / sum(map(len, self._newest))
-        return AuditFigures(adapter, gate, round(share, 4), len(self._newest), self.asked, self.is_raised)
+        return AuditFigures(*self._of, round(share, 4), len(self._newest), self.asked, self.is_raised)
 
 
 class Auditor:
@@ -82,7 +84,8 @@ class Auditor:
         self._edge, self._target, self._share = edge, target, share
         self._notify, self._kept, self._draw = notify, kept, draw
         self.counts = Counter(read=0, lost=0, dropped=0)  # lost with the target; dropped, since too many waited
-        self._watched: dict[tuple[str | None, str], Watched] = {}  # by adapter and gate, the newest last
+        self._watched: dict[tuple[str, str], Watched] = {}  # by the draft model's fingerprint and gate, newest last
+        self._weights = ""  # of the target that read
         self._lock = threading.Lock()  # for these
         self._waiting: queue.Queue[Generation | None] = queue.Queue(_MAX_WAITING)
         self._verifier: Verifier | None = None  # of the answer being read
@@ -94,32 +97,35 @@ class Auditor:
         """The request with its draw, and checked as such texts now are; what must stay here is not read elsewhere."""
         if (request.local_only or self._edge.is_local_only) and self._target.engine is None:
             return request
-        plan = self._plan(request)
+        request = self._checked(request)
         is_chosen = bool(request.begun) or request.begun_is_prompt  # by somebody, which says nothing of the draft model
-        may_be = plan.is_lossy and not is_chosen
-        return replace(request, plan=plan, is_audited=may_be and self._draw() < self._share)
+        is_audited = request.plan.is_lossy and not is_chosen and self._draw() < self._share
+        return replace(request, is_audited=is_audited)
 
-    def _plan(self, request: GenerateRequest) -> Plan:
-        plan, checks = request.plan, _checks(request.plan)
+    def _checked(self, request: GenerateRequest) -> GenerateRequest:
+        gate, plan = _checks(request.plan), _stricter(request.plan)
         with self._lock:
-            raised = {key[0]: each for key, each in self._watched.items() if each.is_raised and key[1] == checks}
+            raised = {draft for (draft, of), each in self._watched.items() if each.is_raised and of == gate}
+        if not raised:
+            return request
         try:
-            prompt = prompted(request, self._edge)[1].edge if raised else None
-            draft = self._edge.adapters.choose(request.adapter, prompt.token_ids) if prompt else None
+            prompt = prompted(request, self._edge)[1].edge
+            draft = self._edge.adapters.choose(request.adapter, prompt.token_ids)
         except SkydraftError:  # the text says it itself
-            return plan
-        if draft and draft.adapter in raised and raised[draft.adapter].fingerprint == draft.fingerprint:
-            return _stricter(plan).checking_start() if request.tools else _stricter(plan)  # as a gateway's plans do
-        return plan
+            return request
+        if draft.fingerprint not in raised:
+            return request
+        # What was learned wrongly is certain, and no gate sees it; limits were fitted to the adapter, and are its own.
+        adapter = request.adapter if request.plan.verifies else "none"
+        return replace(request, plan=plan.checking_start() if request.tools else plan, adapter=adapter)
 
     def ended(self, request: GenerateRequest, generation: Generation | None, error: BaseException | None) -> None:
         if generation is None or not request.is_audited:
             return
-        try:
-            if not (error or self._is_closed) and generation.finish_reason and generation.token_ids:
+        if not (error or self._is_closed) and generation.finish_reason and generation.token_ids:
+            with suppress(queue.Full):
                 self._waiting.put_nowait(generation)
                 return
-        except queue.Full:
             with self._lock:
                 self.counts["dropped"] += 1
         self._kept(generation, ())
@@ -148,42 +154,46 @@ class Auditor:
                 if self._is_closed:
                     self._verifier.cancel()
                 verdict = self._verifier.verify(DraftBlock(context.base, (last,)), context.catch_up)
+            facts = self._target.facts(_FACTS_S)
         except Exception as error:
             self.counts["lost"] += 1
             log.info("an answer was not audited: %s", error, exc_info=not isinstance(error, SkydraftError))
             return ()
+        if facts and facts.weights != self._weights:  # what another target said says nothing of this one
+            with self._lock:
+                self._weights, self._watched = facts.weights, {}
         return (*verdict.audit, verdict.num_accepted == 1)
 
     def _note(self, generation: Generation, audit: Audit) -> None:
-        key, plan, edge = _key(generation), generation.request.plan, generation.edge
+        plan, edge = generation.request.plan, generation.edge
         assert edge is not None
-        stricter = _stricter(plan)
+        gate, stricter = _checks(plan), _stricter(plan)
         asked = None if stricter == plan else plan.gate.threshold if plan.verifies else ASKED
         self.counts["read"] += 1
         with self._lock:
-            watched = self._watched.pop(key, None)
-            if watched is None or watched.fingerprint != edge.fingerprint:
-                watched = Watched(edge.fingerprint, asked)
-            self._watched[key] = watched
+            watched = self._watched.pop((edge.fingerprint, gate), None) or Watched(asked, edge.adapter, gate)
+            self._watched[edge.fingerprint, gate] = watched
             if len(self._watched) > _MAX_WATCHED:
                 del self._watched[min(self._watched, key=lambda each: self._watched[each].is_raised)]
-            is_alarm, figures = watched.note(audit), watched.figures(*key)
+            is_alarm, figures = watched.note(audit), watched.figures
         if is_alarm:
-            of = f" with {key[0]}" if key[0] else ""
+            of, then = (f" with {edge.adapter}", "are drafted without it, and ") if edge.adapter else ("", "")
             self._notify(
                 f"What is drafted{of} agrees with the target less than the {asked:g} that was asked: "
-                f"{figures.agreement:.3f} over the newest {figures.num_answers} audited answers. Such texts now have "
-                f"the gate {stricter.gate}, not {plan.gate}."
+                f"{figures.agreement:.3f} over the newest {figures.num_answers} audited answers. "
+                f"Such texts now {'' if plan.verifies else then}have the gate {stricter.gate}, not {plan.gate}."
             )
 
     def figures_of(self, generation: Generation) -> AuditFigures | None:
         """The figures of the answers that are drafted and checked as this one; None before the first was read."""
-        return next((each for each in self.figures if (each.adapter, each.gate) == _key(generation)), None)
+        with self._lock:
+            watched = self._watched.get((getattr(generation.edge, "fingerprint", ""), _checks(generation.request.plan)))
+            return watched and watched.figures
 
     @property
     def figures(self) -> list[AuditFigures]:
         with self._lock:
-            return [watched.figures(*key) for key, watched in self._watched.items()]
+            return [watched.figures for watched in self._watched.values()]
 
     def finish(self) -> None:
         """Wait until all that waits was read."""
@@ -192,18 +202,15 @@ class Auditor:
     def close(self) -> None:
         """End the reading; what waits is not read."""
         self._is_closed = True
-        if (verifier := self._verifier) is not None:
-            verifier.cancel()
+        for waits in (self._target, self._verifier):  # a target in this process is never waited for
+            if cancel := getattr(waits, "cancel", None):
+                cancel()
         self._waiting.put(None)  # the thread makes room
         self._thread.join()
 
 
 def _checks(plan: Plan) -> str:
     return f"{plan.gate} top:{plan.top}" if plan.top else str(plan.gate)
-
-
-def _key(generation: Generation) -> tuple[str | None, str]:
-    return generation.edge.adapter if generation.edge else None, _checks(generation.request.plan)
 
 
 def _stricter(plan: Plan) -> Plan:

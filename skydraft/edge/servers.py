@@ -29,6 +29,7 @@ class Servers:
         self.has_others = len(servers) > 1
         self.target: TargetId | None = None  # of several servers: the first one seen, which all must run
         self.facts: dict[str, tuple[float, TargetFacts]] = {}  # by address, with the time
+        self._ran: dict[str, TargetId] = {}  # by address, the target seen last
         self._avoid_until: dict[str, float] = {}
         self._changed: set[str] = set()  # servers that run another target
         self._ending: set[asyncio.Task[None]] = set()
@@ -53,6 +54,10 @@ class Servers:
     def met(self, server: Server, target: TargetId | None) -> None:
         """Note the target of one of several servers: the others must run the same."""
         self._changed.discard(server.address)
+        if target and target != (before := self._ran.get(server.address)):
+            self._ran[server.address] = target
+            if before:
+                self.facts.pop(server.address, None)  # of what ran there
         if self.has_others and self.target is None:
             self.target = target
 

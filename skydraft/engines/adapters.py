@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Sequence as Seq
 from contextlib import suppress
@@ -35,8 +36,8 @@ class _Known:
 class Adapters:
     """The adapters below `folder`, each at NAME/adapter.gguf. A file that is new or changed counts from the next text.
 
-    An engine is opened when a text first uses it, and closed when its file has changed and no text uses it any more.
-    Any thread may ask.
+    An engine is opened when a text first uses it. After its file has changed it is closed, when no text uses it or
+    can still wait for a seat. Any thread may ask.
     """
 
     def __init__(self, base: Engine) -> None:
@@ -44,7 +45,7 @@ class Adapters:
         self.default = AUTO  # for texts that name none
         self._of = weakref.ref(base)  # which owns this
         self._known: dict[str, _Known] = {}
-        self._replaced: list[Engine] = []
+        self._replaced: dict[Engine, float] = {}  # and when
         self._lock = threading.Lock()
 
     @property
@@ -64,12 +65,16 @@ class Adapters:
         Raises OptionError or RecordsError for an adapter that was named.
         """
         wanted = self.default if name is None else name
-        if wanted == NONE or (wanted == AUTO and not self.names):
+        if wanted == NONE:
             return self._base
         with self._lock:
             self._close_replaced()
-            known = self._fitting(prompt) if wanted == AUTO else self._named(wanted)
-            return self._opened(known) if known else self._base
+            if wanted != AUTO:
+                return self._opened(self._named(wanted))
+            with suppress(SkydraftError):  # one that cannot be opened is said where it is named
+                if known := self._fitting(prompt):
+                    return self._opened(known)
+        return self._base
 
     def trained_on(self, name: str | None) -> frozenset[str]:
         """Digests of the prompts that a named adapter was trained on; none for "auto" and "none"."""
@@ -106,7 +111,7 @@ class Adapters:
         if before is None or before.stamp != stamp:
             self._known[name] = _Known(path, stamp, read_adapter(path).card)
             if before and before.engine:
-                self._replaced.append(before.engine)
+                self._replaced[before.engine] = time.monotonic()
         return self._known[name]
 
     def _opened(self, known: _Known) -> Engine:
@@ -121,13 +126,14 @@ class Adapters:
         return known.engine
 
     def _close_replaced(self) -> None:
-        for engine in [each for each in self._replaced if not each.prefixes.num_open]:
-            self._replaced.remove(engine)
-            engine.close()
+        for engine, since in [*self._replaced.items()]:
+            if not engine.prefixes.num_open and time.monotonic() > since + engine.wait_s:
+                del self._replaced[engine]
+                engine.close()
 
     def close(self) -> None:
         with self._lock:
             engines = [*self._replaced, *(known.engine for known in self._known.values() if known.engine)]
-            self._known, self._replaced = {}, []
+            self._known, self._replaced = {}, {}
         for engine in engines:
             engine.close()

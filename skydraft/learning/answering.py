@@ -72,8 +72,7 @@ class Answering:
     @property
     def num_prompt_tokens(self) -> int:
         """How many tokens the target has to read for what is left to do."""
-        reads = (prompted(each, self._edge)[1] for each in self.todo)
-        return sum(len(read.target.token_ids) for read in reads)
+        return sum(len(prompted(each, self._edge)[1].target.token_ids) for each in self.todo)
 
     def run(self, on_done: Callable[[Lesson], None], num_threads: int = NUM_SIDE_BY_SIDE) -> list[Lesson | None]:
         """Answer what is left to do; returns the lesson of each request, None where the target wrote nothing.

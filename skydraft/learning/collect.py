@@ -103,17 +103,14 @@ class Collector:
             facts = target.facts(_FACTS_S)
         except CloudError:
             facts = None
-        if facts is None:
-            self._notify("The cloud is gone, so the model that judged this answer is not known: it is not kept.")
-            return False
-        if not facts.weights:
-            self._notify("The server does not tell which model it runs, so this answer is not kept.")
+        if facts is None or not facts.weights:
+            why = "The server does not tell which model it runs" if facts else "The cloud is gone"
+            self._notify(f"{why}, so the model that judged this answer is not known: it is not kept.")
             return False
         lesson = lesson_of(generation, edge.fingerprint if edge else "", facts.weights, reader.vocab.fingerprint, audit)
-        if lesson is None:
-            return False
-        self.add(lesson)
-        return True
+        if lesson is not None:
+            self.add(lesson)
+        return lesson is not None
 
     def add(self, lesson: Lesson) -> None:
         try:

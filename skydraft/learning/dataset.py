@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from skydraft.edge.cloud import Cloud
 
 MIN_GENERATIONS = 24  # below, what is held out says nothing
+MAX_LEN = 1024  # tokens of a prompt and its answer; longer ones are not trained with
 MAX_GENERATIONS = 4000  # the newest; they are in memory while they are used
 _HELD_OUT = 1 / 6
 _MIN_HELD_OUT = 6
@@ -59,9 +60,9 @@ class Chosen:
 
 def choose(
     store: Store, vocab: Vocab | None = None, target: str | None = None, deadline: float = float("inf"),
-    before: Store | None = None,
+    before: Store | None = None, max_len: int | None = None,
 ) -> Chosen:  # fmt: skip
-    """Choose the newest lessons of one vocabulary and one target that have tokens of the target's.
+    """Choose the newest lessons of one vocabulary and one target that have tokens of the target's, up to `max_len`.
 
     Those of the store `before` are older. Equal lessons count once. No vocabulary means any, no target the one that
     judged most lessons. Raises RecordsError for too few, and TimeoutError after `deadline`, by `time.monotonic`.
@@ -80,12 +81,15 @@ def choose(
             skipped["of another target"] += 1
         elif not lesson.known or key in seen:
             skipped["that say nothing new"] += 1
+        elif max_len and len(lesson.prompt_ids) + len(lesson.token_ids) > max_len:
+            skipped[f"of more than {max_len} tokens with their prompts"] += 1
         else:
             seen.add(key)
             newest.append(lesson)
+    chosen = Chosen(tuple(newest), target, skipped)
     if len(newest) < MIN_GENERATIONS:
-        raise _too_few(store, len(newest))
-    return Chosen(tuple(newest), target, skipped)
+        raise _too_few(store, chosen)
+    return chosen
 
 
 def _of_vocab(stores: Sequence[Store], vocab: Vocab | None, skipped: Counter[str], deadline: float) -> Iterator[Lesson]:
@@ -102,15 +106,16 @@ def _of_vocab(stores: Sequence[Store], vocab: Vocab | None, skipped: Counter[str
             yield lesson
 
 
-def _too_few(store: Store, number: int) -> RecordsError:
+def _too_few(store: Store, chosen: Chosen) -> RecordsError:
     if not store.files():
         return RecordsError(
             f"Nothing was collected in {store.folder}.",
             hint=f"Collect with: skydraft generate PROMPT --learn {store.folder}",
         )
+    number, left_out = len(chosen.lessons), chosen.left_out
     return RecordsError(
         f"{store.folder} has {number} usable answers, and {MIN_GENERATIONS} are needed: "
-        f"{MIN_GENERATIONS - number} are missing.",
+        f"{MIN_GENERATIONS - number} are missing{left_out and f', and left out: {left_out}'}.",
         hint=f"Go on with --learn {store.folder}; skydraft learn status {store.folder} says what is there.",
     )
 
@@ -235,7 +240,7 @@ def prepare(
     Raises a SkydraftError, and TimeoutError if the lessons are not read by `deadline`.
     """
     path = trainable_file(edge)
-    chosen = choose(store, edge.vocab, weights, deadline, before)
+    chosen = choose(store, edge.vocab, weights, deadline, before, MAX_LEN)
     trained, held_out = split(chosen.lessons)
     beginning = () if for_all else beginning_of(chosen.lessons, beginning_ids(edge.vocab))
     card = AdapterCard(

@@ -8,8 +8,6 @@ from typing import Any
 from skydraft.engines.trainable import TrainableModel
 from skydraft.learning.lessons import WRONG, Lesson
 
-MAX_LEN = 1024  # tokens of a prompt and its answer; longer ones are not trained with
-
 
 @dataclass(frozen=True, slots=True)
 class Activations:

@@ -13,7 +13,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -21,10 +21,10 @@ import numpy as np
 
 from skydraft.engines.adapter import Adapter, inject, read_adapter, write_adapter
 from skydraft.engines.trainable import TrainableModel, load_trainable
-from skydraft.errors import OptionError, RecordsError, SkydraftError
+from skydraft.errors import OptionError, SkydraftError
 from skydraft.files import write_whole
 from skydraft.learning.dataset import OnProgress, TrainingTask, prompt_digest
-from skydraft.learning.halves import MAX_LEN, Activations, Halves
+from skydraft.learning.halves import Activations, Halves
 from skydraft.learning.lessons import Lesson
 
 MAX_GUARD_LOSS = 0.01
@@ -160,10 +160,7 @@ class Training:
         self._path, self._progress, self._deadline = state, progress, deadline
         self._key = key_of(task, settings)
         self._halves = Halves(trainable, settings.layers_for(len(task.trained)), task.vocab_size)
-        trained, held_out, guard = _short(task.trained), _short(task.held_out), _short(task.guard)
-        if not (trained and held_out):
-            raise RecordsError(f"Too few prompts have, with their answers, up to {MAX_LEN} tokens, as is trained with.")
-        self._task = replace(task, trained=trained, held_out=held_out, guard=guard)
+        self._task = task
         self._state = _State()
 
     def run(self) -> Trained:
@@ -345,7 +342,3 @@ def train(
         raise TimeoutError("stopped before training; give more --minutes")
     progress("loading", 0, 0, "")
     return Training(load_trainable(task.path, *run_on), task, settings, state, progress, deadline).run()
-
-
-def _short(lessons: Sequence[Lesson]) -> list[Lesson]:
-    return [each for each in lessons if each.known and len(each.prompt_ids) + len(each.token_ids) <= MAX_LEN]

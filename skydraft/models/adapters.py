@@ -18,7 +18,7 @@ from skydraft.models.cache import disk_errors_named, locked
 
 FILE = "adapter.gguf"
 MAX_BEFORE = 3  # earlier ones that `learn revert` can go back to
-LAST_RUN = "last-run"  # what `learn run` did last
+LAST_RUN, IN_USE = "last-run", "is in use"  # what `learn run` did last, and what it says there
 _SOURCE = "made-from"
 _LOCK_S = 10.0  # others hold it for milliseconds
 _NAME = re.compile(r"[\w-][\w.-]{0,63}")
@@ -48,10 +48,10 @@ def all_adapters(cache: Path) -> dict[str, list[str]]:
     return found
 
 
-def made_from(folder: Path, model: str, cache: Path) -> list[str]:
-    """The names of a model's adapters that were made from the lessons in a folder."""
-    homes = [path.parent for path in folder_of(model, cache).glob(f"[!.]*/{FILE}")]
-    return sorted(home.name for home in homes if str(folder.resolve()) in _sources_of(home))
+def made_from(folder: Path, cache: Path) -> list[tuple[str, str]]:
+    """(model, name) of each adapter that was made from the lessons in a folder."""
+    found = [(model, name) for model, names in all_adapters(cache).items() for name in names]
+    return [each for each in found if str(folder.resolve()) in _sources_of(folder_of(each[0], cache) / each[1])]
 
 
 def _sources_of(home: Path) -> list[str]:
@@ -88,10 +88,12 @@ def revert(name: str, model: str, cache: Path) -> bool:
     if not (home / FILE).exists():
         raise OptionError(f"{model} has no adapter '{name}'.", hint="See: skydraft models list.")
     with disk_errors_named(cache), locked(home / ".lock", f"Another process is changing {home}.", _LOCK_S):
-        (home / LAST_RUN).unlink(missing_ok=True)
-        had_one = _before(home, 1).exists()
+        had_one, note = _before(home, 1).exists(), home / LAST_RUN
         if not had_one:
             (home / FILE).unlink()
+            note.unlink(missing_ok=True)
+        elif note.exists():  # else a timer would learn the same again
+            note.write_text(note.read_text().replace(IN_USE, "was taken back"))
         for number in range(MAX_BEFORE):
             _move(_before(home, number + 1), _before(home, number))
     return had_one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -16,6 +17,10 @@ from hypothesis import strategies as st
 
 import skydraft
 from skydraft import DecodingParams, GenerateRequest, Generation, make_plan
+from skydraft.access.limits import Limits
+from skydraft.cloud.options import ServeOptions
+from skydraft.cloud.server import running
+from skydraft.cloud.worker import Worker
 from skydraft.decoding.audits import Audit, Auditor, Watched
 from skydraft.decoding.target import target_of
 from skydraft.engines.base import Engine
@@ -27,7 +32,7 @@ from skydraft.learning.collect import Collector, marks_of
 from skydraft.prompts.messages import asked
 from tests import reference, toys
 from tests.learning.test_collect import read
-from tests.serving import Serving, serving, waiting
+from tests.serving import Serving, free_port, ran_s, serving, waiting
 from tests.toys import PROMPT, PROMPT_IDS
 
 EDGE, QUALITY, TOP = make_plan("edge"), make_plan("quality"), make_plan(gate="entropy:1", k=4, accept="top:3")
@@ -130,7 +135,7 @@ def test_an_alarm_is_false_once_in_a_hundred_runs_at_most(mean: float, spread: f
     """Over 400 answers each; beta with a small spread is all or nothing, the worst there is."""
     rng, num_false = np.random.default_rng(0), 0
     for _ in range(150):
-        watched = Watched("", 0.95)
+        watched = Watched(0.95)
         shares = rng.beta(mean * spread, (1 - mean) * spread, 400)
         num_false += any(watched.note(marks(share)) for share in shares)
     assert num_false <= 6  # 1.5 are expected at most: more than 6 come once in 2000 times
@@ -147,7 +152,7 @@ def marks(share: float) -> Audit:
 def test_an_alarm_comes_soon_after_a_task_has_changed(mean: float, before: int, within: int) -> None:
     rng, delays = np.random.default_rng(1), []
     for _ in range(40):
-        watched = Watched("", 0.95)
+        watched = Watched(0.95)
         early = [watched.note(marks(share)) for share in rng.beta(10, 0.25, before)]
         assert not any(early)
         shares = rng.beta(8 * mean, 8 * (1 - mean), 400)
@@ -164,23 +169,24 @@ def worse_and_fine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return edge
 
 
-def test_what_agrees_too_little_is_checked_more_and_nothing_else_is(
+def test_what_agrees_too_little_is_checked_more_without_what_was_learned_and_nothing_else_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     edge = worse_and_fine(tmp_path, monkeypatch)
     with closing(Watching(edge, toys.toy(1))) as watching:
         plain, worse = REQUEST, replace(REQUEST, adapter="worse")
-        plans = [watching.write(worse).request.plan for _ in range(12)]
-        num = plans.index(make_plan("quality"))
-        assert plans == [EDGE] * num + [make_plan("quality")] * (12 - num) and 2 < num < 11
+        requests = [watching.write(worse).request for _ in range(12)]
+        plans = [(each.plan, each.adapter) for each in requests]
+        num = plans.index((QUALITY, "none"))
+        assert plans == [(EDGE, "worse")] * num + [(QUALITY, "none")] * (12 - num) and 2 < num < 11
         (line,) = watching.lines
         assert "with worse agrees with the target less than the 0.95 that was asked" in line and "\n" not in line
-        assert "gate entropy:3.25, not never" in line
+        assert "are drafted without it, and have the gate entropy:3.25, not never" in line
         assert watching.write(plain).request.plan == EDGE  # one adapter says nothing about another
         assert watching.write(replace(worse, tools=({},))).request.plan == QUALITY.checking_start()
         raised = {(each.adapter, each.gate): each.is_raised for each in watching.auditor.figures}
-        assert raised == {("worse", "never"): True, (None, "never"): False, ("worse", "entropy:3.25"): False,
-                          ("worse", "entropy:3.25+start"): False}  # fmt: skip
+        assert raised == {("worse", "never"): True, (None, "never"): False, (None, "entropy:3.25"): False,
+                          (None, "entropy:3.25+start"): False}  # fmt: skip
         edge.adapters.choose("worse", ()).fingerprint = "taught anew"
         assert watching.write(worse).request.plan == EDGE
 
@@ -268,6 +274,18 @@ def test_closing_breaks_off_what_is_read_and_keeps_every_answer() -> None:
     assert watching.write().text and len(watching.kept) == 6  # one that ends later
 
 
+def test_closing_ends_the_wait_for_a_server_that_says_nothing() -> None:
+    edge = toys.toy(1, 0.7)
+    silent = socket.create_server(("127.0.0.1", 0))
+    with silent, closing(skydraft.connect(f"127.0.0.1:{silent.getsockname()[1]}")) as cloud:
+        watching = Watching(edge, cloud)
+        skydraft.start(REQUEST, edge=edge, cloud=cloud, observers=[watching.auditor]).run()
+        with silent.accept()[0]:
+            began = ran_s()
+            watching.close()
+        assert ran_s() - began < 5 and [audit for _, audit in watching.kept] == [()]
+
+
 def test_a_target_that_is_gone_or_fails_costs_only_the_audit(server: Serving) -> None:
     gone = skydraft.connect("127.0.0.1:1", notify=lambda line: pytest.fail(line))
     failing = toys.toy(1)
@@ -282,6 +300,17 @@ def test_a_target_that_is_gone_or_fails_costs_only_the_audit(server: Serving) ->
             assert len(watching.kept) == 2 and not watching.lines
     gone.close()
     few.close()
+
+
+def test_another_target_begins_with_no_figures_of_the_one_before() -> None:
+    port, edge, kept = free_port(), toys.toy(1), []
+    with closing(skydraft.connect(f"127.0.0.1:{port}")) as cloud, closing(Watching(edge, cloud)) as watching:
+        for seed in (1, 2):
+            with running(Worker(toys.toy(seed), Limits()), ServeOptions(port=port)):
+                kept += [watching.auditor.figures_of(watching.write()) for _ in range(2)]
+            facts = cloud.facts(0)
+            assert facts and facts.weights == toys.toy(seed).fingerprint  # a lesson is of this one, too
+    assert [each and each.num_answers for each in kept] == [1, 2, 1, 2]
 
 
 def test_a_server_without_skydraft_is_refused() -> None:

@@ -189,6 +189,9 @@ def test_the_adapter_whose_prompts_begin_alike_is_chosen_and_a_new_file_counts(
             assert after is not before and after.fingerprint != before.fingerprint
             assert sequence.extend([1]).shape[0] == 1  # the text that was under way goes on
         choose("named", TEXT)
+        before.open(TEXT).close()  # as does one that was chosen for it, and waited for a seat
+        before.wait_s = 0.0
+        choose("named", TEXT)
         with pytest.raises(EngineError, match="is closed"):
             before.open(TEXT)
 

