@@ -193,7 +193,7 @@ def _show_table(settings: list[dict[str, Any]]) -> None:
         "agreement": "target_agreement", "calls a token": "cloud_calls_per_token",
         "target wrote": "target_written_per_token", "tokens/s": "tokens_per_s",
     }  # fmt: skip
-    width = max(len(setting["mode"]) for setting in settings)
+    width = max((len(setting["mode"]) for setting in settings), default=4)
     click.echo(f"{'mode':<{width}}  link ms" + "".join(f"{name:>15}" for name in shown))
     for each in settings:
         values = [each["measures"].get(name, {}).get("value") for name in shown.values()]

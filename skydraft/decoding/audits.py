@@ -188,7 +188,7 @@ class Auditor:
         """The figures of the answers that are drafted and checked as this one; None before the first was read."""
         with self._lock:
             watched = self._watched.get((getattr(generation.edge, "fingerprint", ""), _checks(generation.request.plan)))
-            return watched and watched.figures
+            return watched.figures if watched else None
 
     @property
     def figures(self) -> list[AuditFigures]:

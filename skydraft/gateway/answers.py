@@ -17,11 +17,11 @@ from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.stats import Stats
 from skydraft.engines.vocab import Vocab
 from skydraft.gateway.desk import Began, Ended, Event, Wrote
-from skydraft.gateway.logprobs import both_logprobs, cut, token_logprobs
+from skydraft.gateway.logprobs import both_logprobs, cut, named_tokens, token_logprobs
 from skydraft.gateway.refusals import Refusal
 from skydraft.gateway.schema import ChatRequest, Sent, TextRequest
-from skydraft.prompts.tool_calls import CallText, Piece, ThoughtText, joined_pieces
-from skydraft.types import FinishReason, Round, Score, StepRecord, Token
+from skydraft.prompts.tool_calls import CallText, Piece, ThoughtText
+from skydraft.types import FinishReason, Score, StepRecord
 
 _LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}  # where some clients cut lines
 _RECORD = (
@@ -159,12 +159,12 @@ class Answer(ABC):
             choice.origins += [token.origin for token in tokens]
             ours = begins | {"origin": tokens[0].origin, "round": tokens[0].round, "reason": event.done.record.reason}
             ours |= {"num_tokens": len(tokens)}
-            ours |= _named_tokens(tokens, first, event.done) if self._body.choice.token_ids else {}
+            ours |= named_tokens(tokens, first, event.done) if self._body.choice.token_ids else {}
             first += len(tokens)
             if tokens[-1] is event.tokens[-1]:
                 ours["record"] = _shown(event.done.record)
                 ours |= {"notice": event.notices} if event.notices else {}
-            joined = joined_pieces(itertools.chain(*pieces))
+            joined = _joined(itertools.chain(*pieces))
             text = "".join(token.text for token in tokens)
             ours |= {"text": text} if text != "".join(piece for piece in joined if isinstance(piece, str)) else {}
             yield Run(joined, scored, ours)
@@ -375,9 +375,17 @@ def _shown(record: StepRecord) -> dict[str, Any]:
     return {name: getattr(record, name) for name in _RECORD} | {"rtt_ms": link.rtt_ms} | spent
 
 
-def _named_tokens(tokens: Seq[Token], first: int, done: Round) -> dict[str, Any]:
-    """The ids of a run that begins at `first` of its round, how many characters each adds, and which were forced."""
-    drafted = tokens[0].origin not in ITS_OWN
-    forced = [at for at in range(len(tokens)) if drafted and done.block.is_forced(first + at)]
-    named = {"token_ids": [each.token_id for each in tokens], "token_chars": [len(each.text) for each in tokens]}
-    return named | ({"forced": forced} if forced else {})
+def _joined(pieces: Iterable[Piece]) -> list[Piece]:
+    """The same pieces, each as long as it can be."""
+    joined: list[Piece] = []
+    for piece in pieces:
+        last = joined[-1] if joined else None
+        if isinstance(piece, str) and isinstance(last, str):
+            joined[-1] = last + piece
+        elif isinstance(piece, ThoughtText) and isinstance(last, ThoughtText):
+            joined[-1] = ThoughtText(last.text + piece.text)
+        elif isinstance(piece, CallText) and isinstance(last, CallText) and not piece.name:
+            joined[-1] = CallText(last.arguments + piece.arguments, last.name, piece.is_last)
+        else:
+            joined.append(piece)
+    return joined

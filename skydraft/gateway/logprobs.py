@@ -9,8 +9,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Any
 
+from skydraft.decoding.receipt import ITS_OWN
 from skydraft.engines.vocab import Vocab
-from skydraft.types import Score
+from skydraft.types import Round, Score, Token
 
 _LEAST = -9999.0  # JSON has no infinity
 
@@ -72,3 +73,11 @@ def _best(vocab: Vocab, score: Score) -> dict[str, float | None]:
 
 def _number(logprob: float | None) -> float | None:
     return None if logprob is None else max(logprob, _LEAST)
+
+
+def named_tokens(tokens: Seq[Token], first: int, done: Round) -> dict[str, Any]:
+    """The ids of a run that begins at `first` of its round, how many characters each adds, and which were forced."""
+    drafted = tokens[0].origin not in ITS_OWN
+    forced = [at for at in range(len(tokens)) if drafted and done.block.is_forced(first + at)]
+    named = {"token_ids": [each.token_id for each in tokens], "token_chars": [len(each.text) for each in tokens]}
+    return named | ({"forced": forced} if forced else {})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -360,19 +360,3 @@ def _num_suspect(text: str, mark: str) -> int:
     """How long an end of `text` begins `mark`."""
     longest = min(len(mark) - 1, len(text))
     return next((length for length in range(longest, 0, -1) if mark.startswith(text[-length:])), 0)
-
-
-def joined_pieces(pieces: Iterable[Piece]) -> list[Piece]:
-    """The same pieces, each as long as it can be."""
-    joined: list[Piece] = []
-    for piece in pieces:
-        last = joined[-1] if joined else None
-        if isinstance(piece, str) and isinstance(last, str):
-            joined[-1] = last + piece
-        elif isinstance(piece, ThoughtText) and isinstance(last, ThoughtText):
-            joined[-1] = ThoughtText(last.text + piece.text)
-        elif isinstance(piece, CallText) and isinstance(last, CallText) and not piece.name:
-            joined[-1] = CallText(last.arguments + piece.arguments, last.name, piece.is_last)
-        else:
-            joined.append(piece)
-    return joined

@@ -23,7 +23,8 @@ STATS = """
     num_tokens num_rounds num_escalated num_draft_tokens num_accepted_tokens acceptance_rate mean_acceptance_length
     cloud_calls_per_token target_written_per_token target_passes_per_token target_rows_per_token ttft_ms itl_ms_p50
     itl_ms_p95 tokens_per_s draft_ms target_ms overhead_ms bytes_up bytes_down shared_bytes audited_agreement
-    num_fallback_tokens num_forced_tokens draft_prefill_ms draft_encode_ms target_prefill_ms target_encode_ms
+    num_fallback_tokens num_forced_tokens num_reasoning_tokens draft_prefill_ms draft_encode_ms target_prefill_ms
+    target_encode_ms
     cached_tokens exact num_requests tokens_in tokens_hit tokens_out cost adapter audits"""
 
 
