@@ -37,6 +37,7 @@ from skydraft.evaluation.comparison import asked_of, params_of
 from skydraft.evaluation.intervals import Figure, Resamples, share
 from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import PromptEntry
+from skydraft.evaluation.report.plots import load_pyplot
 from skydraft.evaluation.tasks.sets import read_tasks
 from skydraft.evaluation.workloads import Workload
 from skydraft.learning.answering import NUM_SIDE_BY_SIDE, Answering
@@ -50,6 +51,8 @@ SETS = ("arithmetic", "zh-words", "zh-extract", "calendar", "logic")
 LEARNED = "-learned"  # at the end of a name: with the adapter
 OPTIONS = EngineOptions(context_len=1024, max_sequences=NUM_SIDE_BY_SIDE, shared_cache=True)
 _PATIENT_S = 900.0
+_AT_RANDOM = "whole answers at random"
+_BESIDE = {"edge": (6, 5), "quality": (7, -9), "auto": (-6, 3), "answers": (6, 4), "cloud": (7, 2)}  # labels, in points
 Line = dict[str, Any]  # of one answer: id, right, tokens, calls, written
 
 
@@ -196,21 +199,22 @@ def show(folder: Path, out: Path) -> None:
 
 
 def plot(found: dict[str, Any], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("svg")
-    import matplotlib.pyplot as pyplot
-
-    figure, axes = pyplot.subplots(1, len(found), figsize=(3.6 * len(found), 3.4), sharey=True, squeeze=False)
+    pyplot = load_pyplot()
+    figure, axes = pyplot.subplots(1, len(found), figsize=(1.2 + 3.4 * len(found), 3.6), sharey=True, squeeze=False)
     for axis, (name, systems) in zip(axes[0], found.items(), strict=True):
         points = {key: (value["written"]["value"], value["right"]["value"]) for key, value in systems.items()}
-        axis.plot(*zip(points["edge"], points["cloud"], strict=True), color="0.7", linestyle=":")  # answers at random
+        axis.plot(*zip(points["edge"], points["cloud"], strict=True), color="0.7", linestyle=":", label=_AT_RANDOM)
         for key, (written, right) in points.items():
             mode = key.removesuffix(LEARNED)
-            axis.plot(written, right, "o" if key == mode else "^", color="C0" if key != mode else "0.5")
-            axis.annotate(mode, (written, right), textcoords="offset points", xytext=(5, 4), fontsize=8)
-        axis.set(title=name, xlabel="written by the large model", xlim=(-0.05, 1.2))
-    axes[0][0].set(ylabel="right answers", ylim=(0, 1.02))
+            shape, color, label = ("o", "0.5", "before") if key == mode else ("^", "C0", "after")
+            axis.plot(written, right, shape, color=color, label=label)
+            x, y = _BESIDE[mode]
+            axis.annotate(mode, (written, right), textcoords="offset points", xytext=(x, y),
+                          ha="left" if x > 0 else "right", fontsize=8)  # fmt: skip
+        axis.set(title=name, xlabel="written by the large model", xlim=(-0.1, 1.25))
+    axes[0][0].set(ylabel="right answers", ylim=(0, 1.05))
+    entries = {label: line for line, label in zip(*axes[0][0].get_legend_handles_labels(), strict=True)}
+    axes[0][-1].legend(entries.values(), entries, fontsize=8, loc="lower right")
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
 
