@@ -20,7 +20,7 @@ from skydraft.edge.servers import Servers
 from skydraft.edge.session import OwnServer
 from skydraft.edge.verifier import SILENT_S, Notices, Notify, Patience, RemoteVerifier, silent, too_late
 from skydraft.engines.vocab import Vocab
-from skydraft.errors import CloudError, CloudLost, CloudTimeout, OptionError, SkydraftError
+from skydraft.errors import CloudError, CloudFailure, CloudLost, CloudTimeout, OptionError, SkydraftError
 from skydraft.protocol.values import ServerInfo
 from skydraft.types import LinkCost, Prompt
 
@@ -167,7 +167,8 @@ class Cloud:
     def meet(self, vocab: Vocab) -> CloudError | None:
         """Find out whether a cloud that was never reached can be used; returns the outage, where there is one.
 
-        Raises what waiting does not cure: wrong credentials, certificates, protocols or vocabularies.
+        Raises what waiting does not cure: wrong credentials, certificates, protocols or vocabularies, and answers
+        that make no sense.
         """
         wait_s = min(self.timeout_s, SILENT_S if self.fallback == "start" else _FIRST_S)
 
@@ -182,7 +183,7 @@ class Cloud:
                 )
                 return None
             except CloudError as error:
-                if not error.is_outage or self._is_cancelled:
+                if not error.is_outage or isinstance(error, CloudFailure) or self._is_cancelled:
                     raise
                 if is_last or isinstance(error, CloudTimeout) or self.servers.is_reached:
                     return error

@@ -93,7 +93,7 @@ def revert(name: str, model: str, cache: Path) -> bool:
             (home / FILE).unlink()
             note.unlink(missing_ok=True)
         elif note.exists():  # else a timer would learn the same again
-            note.write_text(note.read_text().replace(IN_USE, "was taken back"))
+            write_whole(note, note.read_text().replace(IN_USE, "was taken back").encode(), 0o600)
         for number in range(MAX_BEFORE):
             _move(_before(home, number + 1), _before(home, number))
     return had_one

@@ -134,7 +134,7 @@ class Rhythm(Gate):
         super().__init__(GateSpec("entropy", 1.0))
         self.num_skips, self.num_rounds = num_skips, 0
 
-    def reason(self, generated, num_seen, block, vocab):
+    def reason(self, generated, num_seen, block, vocab, place):
         self.num_rounds += 1
         return "" if self.num_rounds % (self.num_skips + 1) else "uncertain"
 

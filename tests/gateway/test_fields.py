@@ -30,7 +30,8 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 FOLLOWED: dict[str, Any] = {
     "frequency_penalty": 0.5, "logit_bias": {"5": 1}, "max_tokens": 2, "min_tokens": 1, "model": "skydraft-edge",
     "presence_penalty": 0.5, "repetition_penalty": 1.1, "seed": 4, "stop": ["x"], "stop_token_ids": [5],
-    "stream": False, "stream_options": {"include_usage": True}, "temperature": 0.5, "top_k": 3, "top_p": 0.5,
+    "reasoning_effort": None,
+    "thinking_token_budget": None, "stream": False, "stream_options": {"include_usage": True}, "temperature": 0.5, "top_k": 3, "top_p": 0.5,
     "min_p": 0.1, "cache_salt": "a", "chat_template_kwargs": {"enable_thinking": False},
 }  # fmt: skip
 FOLLOWED_IN: dict[str, dict[str, Any]] = {
@@ -53,10 +54,10 @@ FOLLOWED_IN: dict[str, dict[str, Any]] = {
 # Hints, names and figures, of any value: no word of the answer depends on them, or what they ask for is done anyway.
 HARMLESS = """
     access_programs add_generation_prompt background_options context_management image max_tool_calls metadata
-    moderation prediction prompt_cache_key prompt_cache_options prompt_cache_retention reasoning_effort reasoning
+    moderation prediction prompt_cache_key prompt_cache_options prompt_cache_retention reasoning
     safety_identifier service_tier store user verbosity cache_control inference_geo output_config thinking betas
     include_reasoning kv_transfer_params length_penalty mm_processor_kwargs priority request_id rid session_id
-    separate_reasoning spaces_between_special_tokens stream_interval thinking_token_budget truncation_side
+    separate_reasoning spaces_between_special_tokens stream_interval truncation_side
     vllm_xargs cache_prompt dry_base dry_allowed_length dynatemp_exponent id_slot mirostat_eta mirostat_tau
     n_discard n_keep parse_tool_calls reasoning_format repeat_last_n return_progress timings_per_token verbose
     xtc_threshold keep_alive options provider client_metadata
