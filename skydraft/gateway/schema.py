@@ -200,7 +200,7 @@ class AnyRequest(Checked):
     def unmet(self, vocab: Vocab) -> list[str]:
         """What was hinted at, and this model cannot do."""
         wanted = self.wanted_thinking
-        is_unmet = wanted.is_hint and (wanted.think == "on" or wanted.budget)
+        is_unmet = wanted.think == "on" or (wanted.is_hint and wanted.budget)  # gateways forward an effort to any model
         return ["thinking"] if is_unmet and not template_of(vocab.chat_template).thinks else []
 
     @property

@@ -54,9 +54,6 @@ def arranged(
     settings = {name: value for name, value in kwargs.items() if name in template.names}
     think, budget = wanted.think if wanted.think != "auto" else default, wanted.budget
     if not template.thinks:
-        if wanted.think == "on" and not wanted.is_hint:
-            message = "reasoning_effort: This model's chat template knows no thinking."
-            raise Refusal(400, message, param="reasoning_effort")
         return default, settings, 0 if wanted.is_hint else budget
     if wanted.effort and "reasoning_effort" in template.names:
         settings = {"reasoning_effort": wanted.effort, **settings}

@@ -30,7 +30,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 FOLLOWED: dict[str, Any] = {
     "frequency_penalty": 0.5, "logit_bias": {"5": 1}, "max_tokens": 2, "min_tokens": 1, "model": "skydraft-edge",
     "presence_penalty": 0.5, "repetition_penalty": 1.1, "seed": 4, "stop": ["x"], "stop_token_ids": [5],
-    "reasoning_effort": None, "thinking_token_budget": None, "stream": False,
+    "reasoning_effort": "low", "thinking_token_budget": None, "stream": False,
     "stream_options": {"include_usage": True}, "temperature": 0.5, "top_k": 3, "top_p": 0.5,
     "min_p": 0.1, "cache_salt": "a", "chat_template_kwargs": {"enable_thinking": False},
 }  # fmt: skip

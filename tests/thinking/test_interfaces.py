@@ -187,8 +187,8 @@ def test_budgets_and_levels_reach_the_model_and_what_cannot_is_refused(served: R
 def test_a_model_that_does_not_think_refuses_what_is_meant_and_passes_over_what_agents_always_send() -> None:
     with gateway() as running:
         for asked in (
-            {"reasoning_effort": "high"}, {"chat_template_kwargs": {"enable_thinking": True}},
-            {"thinking_token_budget": 5}, {"skydraft": {"think": "on"}}, {"skydraft": {"think_gate": "end"}},
+            {"chat_template_kwargs": {"enable_thinking": True}}, {"thinking_token_budget": 5},
+            {"skydraft": {"think": "on"}}, {"skydraft": {"think_gate": "end"}},
         ):  # fmt: skip
             answer = running.chat(**asked)
             assert answer.status_code == 400 and "think" in answer.json()["error"]["message"], asked
@@ -203,6 +203,7 @@ def test_a_model_that_does_not_think_refuses_what_is_meant_and_passes_over_what_
             assert answer.status_code == 200, answer.text
         assert answer.json()["skydraft"]["left_out"] == ["thinking"]
         assert running.chat(reasoning_effort="none").status_code == 200
+        assert running.chat(reasoning_effort="high").json()["skydraft"]["left_out"] == ["thinking"]
 
 
 def test_what_was_thought_comes_back_to_the_template() -> None:
