@@ -27,6 +27,8 @@ VARIABLE = "SKYDRAFT_LLAMA_LIBRARY"
 TOKEN_ATTR_UNUSED = 1 << 1
 Progress = ctypes.CFUNCTYPE(c_bool, c_float, c_void_p)
 _Log = ctypes.CFUNCTYPE(None, ctypes.c_int, c_char_p, c_void_p)
+# A function that does nothing and is not Python's: in a callback of Python's a signal would be taken, and lost.
+_SILENT = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, _Log)
 _WAIT_POLICY, _SPINS = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"
 _STAT = Path("/proc/stat")
 _NUM_LOOKS, _LOOK_S, _BUSY_SHARE = 5, 0.01, 0.75
@@ -136,9 +138,8 @@ class Library:
             found.restype, found.argtypes = result, arguments
             setattr(self, function, found)
         self._check_layout()
-        self._quiet = _Log(lambda level, text, data: None)  # a callback must outlive the library that holds it
         self.backend_init()
-        self.log_set(self._quiet, None)
+        self.log_set(_SILENT, None)
 
     def __getattr__(self, function: str) -> Any:
         raise AttributeError(f"{self.name} has no function llama_{function}")

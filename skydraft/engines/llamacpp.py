@@ -35,19 +35,20 @@ _TYPE_F16, _TYPE_BF16 = 1, 30
 def interrupts_kept() -> Iterator[list[int]]:
     """Have Ctrl-C raise KeyboardInterrupt at the end of the block; yields a list that notes Ctrl-C at once.
 
-    llama.cpp calls Python meanwhile, and an exception in such a call is lost. Does nothing where Ctrl-C would not
-    raise KeyboardInterrupt: outside of the main thread, or with another handler.
+    llama.cpp calls Python meanwhile, and an exception in such a call is lost. SIGTERM is treated alike where it raises
+    KeyboardInterrupt, as in servers. Nothing is done outside of the main thread, or to another handler.
     """
     seen: list[int] = []
     in_main = threading.current_thread() is threading.main_thread()
-    if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield seen
-        return
-    signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
+    ends = (signal.SIGINT, signal.SIGTERM) if in_main else ()
+    raising = [number for number in ends if signal.getsignal(number) is signal.default_int_handler]
+    for number in raising:
+        signal.signal(number, lambda number, frame: seen.append(number))
     try:
         yield seen
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in raising:
+            signal.signal(number, signal.default_int_handler)
         if seen:
             raise KeyboardInterrupt
 

@@ -22,8 +22,8 @@ NUM_TENSORS = 20
 class FakeLibrary:
     """Loads in `NUM_TENSORS` steps, logs each, and asks after each whether to go on. Ctrl-C comes during one step."""
 
-    def __init__(self, interrupted_at: int | None) -> None:
-        self.interrupted_at = interrupted_at
+    def __init__(self, interrupted_at: int | None, number: signal.Signals = signal.SIGINT) -> None:
+        self.interrupted_at, self.number = interrupted_at, number
         self.log = LOG(lambda level, text, data: None)
         self.num_loaded, self.freed = 0, list[int]()
 
@@ -33,7 +33,7 @@ class FakeLibrary:
     def model_load_from_file(self, path: bytes, params: Any) -> int | None:
         for step in range(NUM_TENSORS):
             if step == self.interrupted_at:
-                ctypes.CDLL(None)["raise"](signal.SIGINT)  # seen by Python in whatever of its code runs next
+                ctypes.CDLL(None)["raise"](self.number)  # seen by Python in whatever of its code runs next
             self.log(1, b"tensor", None)
             self.num_loaded += 1
             if step < NUM_TENSORS - 1 and not params.progress_callback(step / NUM_TENSORS, None):
@@ -63,6 +63,16 @@ def test_it_ends_the_loading_at_once_and_frees_a_model_that_is_there_by_then(ste
         load(library)
     assert step <= library.num_loaded <= step + 1  # the handler may run before the step is counted
     assert library.freed == freed
+
+
+def test_a_server_that_is_told_to_end_while_it_loads_ends() -> None:
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            load(FakeLibrary(7, signal.SIGTERM))
+        assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_without_it_or_in_another_thread_nothing_is_changed() -> None:
