@@ -68,8 +68,10 @@ def test_it_ends_the_loading_at_once_and_frees_a_model_that_is_there_by_then(ste
 def test_a_server_that_is_told_to_end_while_it_loads_ends() -> None:
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
+        library = FakeLibrary(NUM_TENSORS - 1, signal.SIGTERM)
         with pytest.raises(KeyboardInterrupt):
-            load(FakeLibrary(7, signal.SIGTERM))
+            load(library)
+        assert library.freed == [4711]
         assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGTERM, before)
