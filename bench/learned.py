@@ -35,7 +35,7 @@ from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
 from skydraft.evaluation.comparison import asked_of, params_of
 from skydraft.evaluation.intervals import Figure, Resamples, share
-from skydraft.evaluation.modes import Mode
+from skydraft.evaluation.modes import Mode, parse_mode
 from skydraft.evaluation.records import PromptEntry
 from skydraft.evaluation.report.plots import load_pyplot
 from skydraft.evaluation.tasks.sets import read_tasks
@@ -113,7 +113,8 @@ def write_mode(mode: str, tasks: Workload, edge: Engine, cloud: Cloud, adapter: 
     done = {line["id"] for line in read(path)}
 
     def answer(prompt: PromptEntry) -> None:
-        request = replace(request_of(prompt), plan=make_plan(mode), adapter=adapter)
+        plan = parse_mode(mode, lambda style: DecodingParams()).plan
+        request = replace(request_of(prompt), plan=plan, adapter=adapter)
         with skydraft.start(request, edge=edge, cloud=cloud) as generation:
             text, stats = generation.run().text, generation.stats
         written = round((stats.target_written_per_token or 0.0) * stats.num_tokens)
@@ -134,7 +135,7 @@ def learned(name: str, edge: Engine, weights: str, home: Path) -> Path:
     adapter = home / "adapter.gguf"
     if not adapter.exists():
         task = prepare(Store(home / "dev"), edge, weights, ())
-        result = train(task, TrainSettings(epochs=3), ("cpu", 0), home / "training", lambda *given: None)
+        result = train(task, TrainSettings(), ("cpu", 0), home / "training", lambda *given: None)
         result.write(adapter)
         numbers = {"trained": len(task.trained), "held_out": len(task.held_out), "agreement": str(result.held_out)}
         (home / "training.json").write_text(json.dumps(numbers, ensure_ascii=False))
@@ -205,7 +206,8 @@ def plot(found: dict[str, Any], path: Path) -> None:
         points = {key: (value["written"]["value"], value["right"]["value"]) for key, value in systems.items()}
         axis.plot(*zip(points["edge"], points["cloud"], strict=True), color="0.7", linestyle=":", label=_AT_RANDOM)
         for key, (written, right) in points.items():
-            mode = key.removesuffix(LEARNED)
+            if (mode := key.removesuffix(LEARNED)) not in _BESIDE:
+                continue  # a mode with other options stands in the figures alone
             shape, color, label = ("o", "0.5", "before") if key == mode else ("^", "C0", "after")
             axis.plot(written, right, shape, color=color, label=label)
             x, y = _BESIDE[mode]
@@ -225,7 +227,7 @@ def main() -> None:
     parser.add_argument("--sets", default=",".join(SETS))
     parser.add_argument("--learn", type=int, default=180, help="answers of the target, a sixth of them held out")
     parser.add_argument("--test", type=int, default=150, help="tasks that each model answers alone")
-    parser.add_argument("--modes", default="quality,auto,answers")
+    parser.add_argument("--modes", default="quality,auto,answers", help="as compare takes them")
     parser.add_argument("--limit", type=int, default=60, help="tasks that are answered in each mode")
     parser.add_argument("--show", type=Path, metavar="OUT", help="run nothing, write figures and plot of DIR")
     given = parser.parse_args()

@@ -109,6 +109,7 @@ class How:
     yes: bool
 
 
+_DEFAULTS = training.TrainSettings()
 _how_section = Section("how", "Training", lambda everything, yes, **given: How(
     training.TrainSettings(**given), everything, yes
 ), [
@@ -118,9 +119,9 @@ _how_section = Section("how", "Training", lambda everything, yes, **given: How(
     option("--everything", None, "Use it for all texts, not only those that begin as these do. Then it is kept only if "
            "general prompts do not suffer.", is_flag=True),
     option("--layers num_layers", "N", "Upper layers that learn (default: 12; below 80 answers 4).", type=int),
-    option("--epochs", "N", "Most passes over the answers.", default=3),
-    option("--rank", "N", "Rank of the changes.", default=16),
-    option("--rate", "X", "Learning rate at the beginning.", default=1.5e-4),
+    option("--epochs", "N", "Most passes over the answers.", default=_DEFAULTS.epochs),
+    option("--rank", "N", "Rank of the changes.", default=_DEFAULTS.rank),
+    option("--rate", "X", "Learning rate at the beginning.", default=_DEFAULTS.rate),
 ])  # fmt: skip
 
 

@@ -34,7 +34,7 @@ _MAX_NORM = 1.0
 _MANY, _FEW_LAYERS, _MANY_LAYERS = 80, 4, 12
 _NUM_RESAMPLES, _LEVEL = 2000, 0.95
 _SAVE_EVERY = 4  # steps
-_BATCH, _SMOOTHING = 8, 0.05
+_BATCH, _SMOOTHING = 4, 0.05
 
 T = TypeVar("T")
 Counts: TypeAlias = Sequence[tuple[int, int]]  # of each lesson: (right, known)
@@ -49,8 +49,8 @@ class TrainSettings:
 
     rank: int = 16
     num_layers: int | None = None
-    epochs: int = 4
-    rate: float = 1.5e-4
+    epochs: int = 3
+    rate: float = 5e-4
     seed: int = 0
     minutes: float = 0.0
 
