@@ -20,13 +20,16 @@ from skydraft.cli.sections import Command, Section, option
 from skydraft.cli.terminal import counted
 from skydraft.config import Execution
 from skydraft.decoding.plan import make_plan
+from skydraft.decoding.prices import Prices, parse_prices
 from skydraft.edge.cloud import Cloud
-from skydraft.errors import OptionError
+from skydraft.errors import OptionError, RecordsError
+from skydraft.evaluation.bill import LONG, bills
 from skydraft.evaluation.comparison import LINK_PROMPTS, ComparisonRequest, LoadedPair
 from skydraft.evaluation.comparison import compare as run_comparison
 from skydraft.evaluation.delayed_link import DelayedLink
+from skydraft.evaluation.findings import Findings
 from skydraft.evaluation.modes import parse_modes
-from skydraft.evaluation.records import read_records
+from skydraft.evaluation.records import Records, read_records
 from skydraft.evaluation.report.page import write_report
 from skydraft.evaluation.report.plots import load_pyplot
 from skydraft.evaluation.runner import alone_in
@@ -45,6 +48,8 @@ _STOCK_MODES = _MODES.replace("lossless;k=5,", "")  # a server without skydraft 
 _MAX_NEW_TOKENS = 64
 _NUMBER = click.IntRange(min=1)
 _SHOWN = (0.85, 0.9, 0.95, 0.98)
+_DAY = 200  # questions
+_BILLED = ("server read", "from its cache", "wrote", "draft wrote", "calls", "cost", "/ streaming")
 
 
 def _workload(path: Path | None, tasks: str | None, limit: int | None) -> Workload:
@@ -148,7 +153,7 @@ def compare(
         assert edge and target  # as no plan does without one
         pair = LoadedPair(edge, target, models.options, behind)
         records = run_comparison(request, pair, chosen.out, lambda line: click.echo(line, err=True), counted)
-        _write_report(chosen.out, records)
+        _write_report(chosen.out, records, pair.server and pair.server.prices)
 
 
 def _behind(cloud: CloudChoice) -> Callable[[float], AbstractContextManager[Cloud]]:
@@ -170,20 +175,29 @@ def _behind(cloud: CloudChoice) -> Callable[[float], AbstractContextManager[Clou
     return behind
 
 
+_price_section = Section("prices", "Money", lambda price: parse_prices(price) if price else None, [
+    option("--price", "HIT,MISS,OUT", "Prices of a million tokens of its server: cached, read, written. Also prints the "
+           "bill."),
+])  # fmt: skip
+
+
 @click.command(cls=Command)
 @click.argument("folder", type=Path)
-def report(folder: Path) -> None:
+@_price_section
+def report(folder: Path, prices: Prices | None) -> None:
     """Make summary.json and report.html in FOLDER again, from its records.jsonl. Needs no model."""
-    _write_report(folder, folder / "records.jsonl")
+    _write_report(folder, folder / "records.jsonl", prices)
 
 
-def _write_report(out: Path, path: Path) -> None:
+def _write_report(out: Path, path: Path, prices: Prices | None) -> None:
     records = read_records(path)
     if unjudged := len(records.unjudged()):
         what = f"Answers without a verdict of this version, which do not count: {unjudged}."
         click.echo(f"{what} To judge them, run the same skydraft compare again.", err=True)
     page = write_report(records, out)
     _show_table(json.loads((out / "summary.json").read_bytes())["settings"])
+    if prices:
+        _show_bill(records, prices)
     click.echo(f"Report: {page}", err=True)
 
 
@@ -201,6 +215,32 @@ def _show_table(settings: list[dict[str, Any]]) -> None:
         click.echo(
             f"{each['mode']:<{width}}  {link:>7}" + "".join(f"{'' if v is None else f'{v:.3f}':>15}" for v in values)
         )
+
+
+def _show_bill(records: Records, prices: Prices) -> None:
+    """A day of such questions, by mode and by model. Raises RecordsError where no tokens could be paid for."""
+    found = list(bills(Findings(records), prices))
+    if not any(bill.link.tokens_in for bill in found):
+        hint = "Compare with --cloud http://HOST:PORT/v1."
+        raise RecordsError("There is no bill: no server without skydraft was asked.", hint=hint)
+    kinds = {False: f"prompts of up to {LONG} tokens", True: f"prompts of more than {LONG} tokens"}
+    each = f"{prices.hit:g}, {prices.miss:g} and {prices.out:g}"
+    click.echo(f"\nA day of {_DAY} such questions; a million tokens cached, read and written cost {each}:")
+    for bill in found:
+        if bill.over_stream and bill.over_stream > 1:
+            click.echo(f"Dearer than streaming: {bill.mode}, {kinds[bill.is_long]}: {bill.over_stream:.2f} times.")
+    width = max(len(bill.mode) for bill in found)
+    for is_long, kind in kinds.items():
+        mine = [bill for bill in found if bill.is_long == is_long]
+        if mine:
+            click.echo(f"\n{kind} ({mine[0].num_questions // records.run.repetitions} here)")
+            click.echo(" " * width + "".join(f"{name:>14}" for name in _BILLED))
+        for bill in mine:
+            link, scale = bill.link, _DAY / bill.num_questions
+            counts = link.tokens_in - link.tokens_hit, link.tokens_hit, link.tokens_out, bill.num_drafted, bill.num_calls
+            cells = "".join(f"{round(count * scale):>14,}" for count in counts)
+            over = "" if bill.over_stream is None else f"{bill.over_stream:.2f}"
+            click.echo(f"{bill.mode:<{width}}{cells}{bill.cost * scale:>14.4g}{over:>14}")
 
 
 _fitted_section = Section("workload", "Prompts", _together, [

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from skydraft.engines.toy import open_toy
+from skydraft.evaluation.bill import LONG
 from skydraft.evaluation.runner import alone_in
 
 from ..comparing import PROMPTS, TOYS, compare_args, compared, generations, read_lines, write_prompts
@@ -225,3 +226,31 @@ def test_a_target_on_a_server_is_compared_over_its_link(
             spent = sum(entry["record"]["link"]["bytes_up"] for entry in line["rounds"])
             assert (spent > 0) == (line["mode"] == "cloud")
     assert (tmp_path / "out" / "report.html").exists()
+
+
+def test_the_bill_is_what_the_server_counted_with_each_prompt_read_once(tmp_path: Path, invoke: Invoke) -> None:
+    """A day of questions by mode and by length of prompt; made again from the records alone, at the prices given."""
+    write_prompts(tmp_path, [PROMPTS[0], {"prompt": "一" * (LONG + 1)}])
+    with fake("vllm") as server:
+        args = compare_args(tmp_path, "--cloud", server.url, "--price", "1,2,3", modes="edge,cloud,quality")
+        status, stdout, _ = invoke(*args)
+    bill = stdout[stdout.index("A day of 200") :]
+    assert status == 0 and ": quality, prompts of more than 256 tokens: " not in bill
+    rows = [line.split() for line in bill.splitlines() if line.startswith(("edge", "cloud", "quality"))]
+    lines = sorted(generations(tmp_path / "out"), key=lambda line: line["num_prompt_tokens"])
+    assert [row[0] for row in rows] == [line["mode"] for line in lines] == ["edge", "cloud", "quality"] * 2
+    for row, line, stream in zip(rows, lines, [*[lines[1]] * 3, *[lines[4]] * 3], strict=True):
+        read, cached, wrote, drafted, calls = (int(cell.replace(",", "")) / 200 for cell in row[1:6])
+        links = [entry["record"]["link"] for entry in line["rounds"]]
+        assert read + cached == sum(link["tokens_in"] for link in links)
+        assert wrote == sum(link["tokens_out"] for link in links)
+        assert read >= (line["num_prompt_tokens"] if calls else 0)
+        assert float(row[6]) == pytest.approx((cached + 2 * read + 3 * wrote) * 200 / 1e6, rel=1e-3)
+        assert drafted == sum(origin in ("accepted", "skipped", "edge") for origin in line["origins"])
+    assert invoke("report", str(tmp_path / "out"), "--price", "1,2,3")[1].endswith(bill)
+    assert "quality, prompts of up to 256 tokens" in invoke("report", str(tmp_path / "out"), "--price", "9,9,0")[1]
+
+
+def test_without_a_priced_server_there_is_no_bill(out: Path, invoke: Invoke) -> None:
+    status, _, err = invoke("report", str(out), "--price", "1,2,3")
+    assert status == 2 and err.splitlines()[-1].startswith("skydraft: There is no bill: no server without skydraft")

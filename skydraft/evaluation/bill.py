@@ -1,0 +1,55 @@
+"""What the questions of a comparison cost at a server that wants money for its tokens, by mode and by model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from skydraft.decoding.prices import Prices
+from skydraft.evaluation.findings import Findings, Setting
+from skydraft.evaluation.measures import Case
+from skydraft.types import LinkCost
+
+LONG = 256  # tokens; longer prompts are a table of their own
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """The answers of one mode to prompts that are long, or are not: what the server read and wrote in `num_calls`, and
+    the tokens of the answers that the draft model wrote. `over_stream` is the cost in units of that of mode cloud."""
+
+    mode: str
+    is_long: bool
+    num_questions: int
+    num_calls: int
+    num_drafted: int
+    link: LinkCost
+    cost: float
+    over_stream: float | None = None
+
+
+def bills(findings: Findings, prices: Prices) -> Iterator[Bill]:
+    """By length of prompts, those of the real link. Raises nothing; there is none without a server."""
+    for is_long in (False, True):
+        found = [_bill(setting, is_long, prices) for setting in findings.settings if setting.link_ms is None]
+        stream = next((bill.cost for bill in found if bill.mode == "cloud"), 0.0)
+        for bill in found:
+            if bill.num_questions:
+                yield replace(bill, over_stream=bill.cost / stream if stream else None)
+
+
+def _bill(setting: Setting, is_long: bool, prices: Prices) -> Bill:
+    cases = [case for case in setting.all_cases if (case.generation.num_prompt_tokens > LONG) == is_long]
+    link = sum(map(_asked_once, cases), LinkCost())
+    records = [record for case in cases for record in case.generation.records]
+    num_drafted = sum(record.num_committed - record.num_written for record in records)
+    num_calls = sum(len(case.verified) for case in cases)
+    return Bill(setting.mode.name, is_long, len(cases), num_calls, num_drafted, link, prices.of(link))
+
+
+def _asked_once(case: Case) -> LinkCost:
+    """As if no mode had asked the question before: each text's prompt is read anew once, though a mode that ran before
+    had left it in the server's cache."""
+    link = sum((record.link for record in case.generation.records), LinkCost())
+    again = max(link.tokens_in - case.generation.num_prompt_tokens, 0)
+    return replace(link, tokens_hit=min(link.tokens_hit, again))
