@@ -49,7 +49,7 @@ _MAX_NEW_TOKENS = 64
 _NUMBER = click.IntRange(min=1)
 _SHOWN = (0.85, 0.9, 0.95, 0.98)
 _DAY = 200  # questions
-_BILLED = ("server read", "from its cache", "wrote", "draft wrote", "calls", "cost", "/ streaming")
+_BILLED = ("read anew", "cached", "written", "by the draft", "requests", "cost", "/ streaming")
 
 
 def _workload(path: Path | None, tasks: str | None, limit: int | None) -> Workload:
@@ -153,7 +153,7 @@ def compare(
         assert edge and target  # as no plan does without one
         pair = LoadedPair(edge, target, models.options, behind)
         records = run_comparison(request, pair, chosen.out, lambda line: click.echo(line, err=True), counted)
-        _write_report(chosen.out, records, pair.server and pair.server.prices)
+        _write_report(chosen.out, records, pair.server.prices if pair.server else None)
 
 
 def _behind(cloud: CloudChoice) -> Callable[[float], AbstractContextManager[Cloud]]:
@@ -176,8 +176,7 @@ def _behind(cloud: CloudChoice) -> Callable[[float], AbstractContextManager[Clou
 
 
 _price_section = Section("prices", "Money", lambda price: parse_prices(price) if price else None, [
-    option("--price", "HIT,MISS,OUT", "Prices of a million tokens of its server: cached, read, written. Also prints the "
-           "bill."),
+    option("--price", "HIT,MISS,OUT", "Also show the bill: prices of a million tokens cached, read, written."),
 ])  # fmt: skip
 
 
@@ -237,8 +236,8 @@ def _show_bill(records: Records, prices: Prices) -> None:
             click.echo(" " * width + "".join(f"{name:>14}" for name in _BILLED))
         for bill in mine:
             link, scale = bill.link, _DAY / bill.num_questions
-            counts = link.tokens_in - link.tokens_hit, link.tokens_hit, link.tokens_out, bill.num_drafted, bill.num_calls
-            cells = "".join(f"{round(count * scale):>14,}" for count in counts)
+            counts = link.tokens_in - link.tokens_hit, link.tokens_hit, link.tokens_out, bill.num_drafted
+            cells = "".join(f"{round(count * scale):>14,}" for count in (*counts, link.num_requests))
             over = "" if bill.over_stream is None else f"{bill.over_stream:.2f}"
             click.echo(f"{bill.mode:<{width}}{cells}{bill.cost * scale:>14.4g}{over:>14}")
 

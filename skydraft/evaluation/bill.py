@@ -15,13 +15,12 @@ LONG = 256  # tokens; longer prompts are a table of their own
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """The answers of one mode to prompts that are long, or are not: what the server read and wrote in `num_calls`, and
-    the tokens of the answers that the draft model wrote. `over_stream` is the cost in units of that of mode cloud."""
+    """The answers of one mode to prompts that are long, or are not: what the server read and wrote, and the tokens of
+    the answers that the draft model wrote. `over_stream` is the cost in units of that of mode cloud."""
 
     mode: str
     is_long: bool
     num_questions: int
-    num_calls: int
     num_drafted: int
     link: LinkCost
     cost: float
@@ -29,7 +28,7 @@ class Bill:
 
 
 def bills(findings: Findings, prices: Prices) -> Iterator[Bill]:
-    """By length of prompts, those of the real link. Raises nothing; there is none without a server."""
+    """Of each mode, short prompts first; over the real link alone."""
     for is_long in (False, True):
         found = [_bill(setting, is_long, prices) for setting in findings.settings if setting.link_ms is None]
         stream = next((bill.cost for bill in found if bill.mode == "cloud"), 0.0)
@@ -43,8 +42,7 @@ def _bill(setting: Setting, is_long: bool, prices: Prices) -> Bill:
     link = sum(map(_asked_once, cases), LinkCost())
     records = [record for case in cases for record in case.generation.records]
     num_drafted = sum(record.num_committed - record.num_written for record in records)
-    num_calls = sum(len(case.verified) for case in cases)
-    return Bill(setting.mode.name, is_long, len(cases), num_calls, num_drafted, link, prices.of(link))
+    return Bill(setting.mode.name, is_long, len(cases), num_drafted, link, prices.of(link))
 
 
 def _asked_once(case: Case) -> LinkCost:

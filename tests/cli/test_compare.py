@@ -239,12 +239,13 @@ def test_the_bill_is_what_the_server_counted_with_each_prompt_read_once(tmp_path
     rows = [line.split() for line in bill.splitlines() if line.startswith(("edge", "cloud", "quality"))]
     lines = sorted(generations(tmp_path / "out"), key=lambda line: line["num_prompt_tokens"])
     assert [row[0] for row in rows] == [line["mode"] for line in lines] == ["edge", "cloud", "quality"] * 2
-    for row, line, stream in zip(rows, lines, [*[lines[1]] * 3, *[lines[4]] * 3], strict=True):
-        read, cached, wrote, drafted, calls = (int(cell.replace(",", "")) / 200 for cell in row[1:6])
+    for row, line in zip(rows, lines, strict=True):
+        read, cached, wrote, drafted, requests = (int(cell.replace(",", "")) / 200 for cell in row[1:6])
         links = [entry["record"]["link"] for entry in line["rounds"]]
         assert read + cached == sum(link["tokens_in"] for link in links)
         assert wrote == sum(link["tokens_out"] for link in links)
-        assert read >= (line["num_prompt_tokens"] if calls else 0)
+        assert requests == sum(link["num_requests"] for link in links)
+        assert read >= (line["num_prompt_tokens"] if requests else 0)
         assert float(row[6]) == pytest.approx((cached + 2 * read + 3 * wrote) * 200 / 1e6, rel=1e-3)
         assert drafted == sum(origin in ("accepted", "skipped", "edge") for origin in line["origins"])
     assert invoke("report", str(tmp_path / "out"), "--price", "1,2,3")[1].endswith(bill)
