@@ -2,14 +2,15 @@
 
     python -m bench.figures     puts what the files say into the tables of the pages
 
-`SENTENCES` are those of the pages that name such a figure; tests/docs/test_figures.py holds both to the files, and lets
+`sentences` are those of the pages that name such a figure; tests/docs/test_figures.py holds both to the files, and lets
 no page have a figure beside them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,23 @@ def read(name: str) -> Any:
 SUMMARY, LINK, TASKS, LONG = (
     read(f"{name}.json") for name in ("report-zh-dev/summary", "figures/link", "figures/tasks", "figures/long")
 )
-BILLS = {
-    price: list(bills(Findings(read_records(DOCS / "figures/bill/records.jsonl")), parse_prices(price)))
-    for price in PRICES
-}
+MORE_TOKENS = 2000  # of a prompt with a document in it
+
+
+@cache
+def findings(more_tokens: int) -> Findings:
+    """The committed answers, as they are or after so many more tokens of prompt."""
+    records = read_records(DOCS / "report-zh-dev/records.jsonl")
+    lines = (
+        line.model_copy(update={"num_prompt_tokens": line.num_prompt_tokens + more_tokens})
+        for line in records.generations
+    )
+    return Findings(records.model_copy(update={"generations": tuple(lines)}))
+
+
+@cache
+def days(price: str, more_tokens: int) -> dict[str, Bill]:
+    return {bill.mode: bill for bill in bills(findings(more_tokens), parse_prices(price))}
 
 
 def setting(mode: str) -> dict[str, Any]:
@@ -180,34 +194,54 @@ def right_in_short() -> list[str]:
 
 def a_day() -> list[str]:
     rows = []
-    for bill in BILLS[PRICES[0]]:
-        link, scale = bill.link, 200 / bill.num_questions
-        counts = (link.tokens_in - link.tokens_hit, link.tokens_hit, link.tokens_out, bill.num_drafted)
-        costs = [
-            [each for each in BILLS[price] if (each.mode, each.is_long) == (bill.mode, bill.is_long)]
-            for price in PRICES
-        ]
-        cells = [f"{round(count * scale):,}" for count in counts]
-        rows.append(
-            ["long" if bill.is_long else "short", code(bill.mode), *cells, *(_cost(each, scale) for (each,) in costs)]
-        )
-    head = (
-        "prompts",
-        "`--mode`",
-        "read anew",
-        "cached",
-        "written",
-        "by the draft model",
-        *(f"cost at {price}" for price in PRICES),
+    for more in (0, MORE_TOKENS):
+        for mode in ("cloud", "fluency", "quality", "auto", "auto;k=12;hand-back=0"):
+            mine = [days(price, more)[mode] for price in PRICES]
+            link, scale = mine[0].link, 200 / mine[0].num_questions
+            counts = (link.tokens_in - link.tokens_hit, link.tokens_hit, link.tokens_out, mine[0].num_drafted)
+            cells = [f"{round(count * scale):,}" for count in counts]
+            costs = [f"{bill.cost * scale:.3f} ({bill.over_stream:.2f})" for bill in mine]
+            rows.append(["long" if more else "short", code(mode), *cells, *costs])
+    head = ("read anew", "cached", "written", "by the draft model", *(f"cost at {price}" for price in PRICES))
+    return table(("prompts", "`--mode`", *head), rows)
+
+
+def sentences() -> Iterator[tuple[str, str]]:
+    """Page and words of each figure that stands outside of tables."""
+    written, agreement = kept("quality", "target_written_per_token"), kept("quality", "target_agreement")
+    yield "README.md", f"it wrote {100 * written:.0f} % of the tokens, and {100 * agreement:.0f} % of all tokens were"
+    yield "README.md", f"some {100 - 100 * agreement:.0f} % of the tokens may differ"
+    page, lossless = "docs/measuring.md", setting("lossless")["speed_over"]["cloud"]
+    yield page, f"That it has {lossless['value']:.2f} on one machine"
+    yield page, f"the interval is {lossless['low']:.2f} to {lossless['high']:.2f}."
+    rows = {mode: LONG[mode]["rows"]["value"] for mode in LONG if mode.startswith("auto")}
+    best = {
+        least: min((m for m in rows if LONG[m]["agreement"]["value"] >= least), key=rows.__getitem__)
+        for least in (0.95, 0.9)
+    }
+    yield (
+        page,
+        (
+            f"{code(best[0.95])} computes fewest rows at an agreement of at least 0.95 ({rows[best[0.95]]:.2f} of the "
+            f"stream's), and {code(best[0.9])} at least 0.9 ({rows[best[0.9]]:.2f})."
+        ),
     )
-    return table(head, rows)
+    gated = [mode for mode in ORDER if mode not in ("edge", "cloud", "lossless", "lossless;k=5")]
+    assert max(kept(mode, "target_agreement") for mode in gated) < 0.95
+    short = min(
+        (mode for mode in gated if kept(mode, "target_agreement") >= 0.9),
+        key=lambda mode: kept(mode, "target_rows_per_token"),
+    )
+    yield (
+        page,
+        (
+            f"no gated mode keeps 0.95 (`auto` has {kept('auto', 'target_agreement'):.3f}), and {code(short)} computes "
+            f"fewest rows of those that keep 0.9 ({kept(short, 'target_rows_per_token'):.2f})."
+        ),
+    )
 
 
-def _cost(bill: Bill, scale: float) -> str:
-    return f"{bill.cost * scale:.3f} ({bill.over_stream:.2f})"
-
-
-TABLES = {
+TABLES: dict[str, tuple[Callable[[], list[str]], ...]] = {
     "README.md": (in_short, right_in_short),
     "docs/measuring.md": (what_a_mode_keeps, what_it_keeps_of_long_texts, how_fast, right_answers),
     "docs/servers.md": (a_day,),

@@ -22,8 +22,8 @@ from skydraft.config import Execution
 from skydraft.decoding.plan import make_plan
 from skydraft.decoding.prices import Prices, parse_prices
 from skydraft.edge.cloud import Cloud
-from skydraft.errors import OptionError, RecordsError
-from skydraft.evaluation.bill import LONG, bills
+from skydraft.errors import OptionError
+from skydraft.evaluation.bill import LONG, bills, is_counted
 from skydraft.evaluation.comparison import LINK_PROMPTS, ComparisonRequest, LoadedPair
 from skydraft.evaluation.comparison import compare as run_comparison
 from skydraft.evaluation.delayed_link import DelayedLink
@@ -217,14 +217,13 @@ def _show_table(settings: list[dict[str, Any]]) -> None:
 
 
 def _show_bill(records: Records, prices: Prices) -> None:
-    """A day of such questions, by mode and by model. Raises RecordsError where no tokens could be paid for."""
-    found = list(bills(Findings(records), prices))
-    if not any(bill.link.tokens_in for bill in found):
-        hint = "Compare with --cloud http://HOST:PORT/v1."
-        raise RecordsError("There is no bill: no server without skydraft was asked.", hint=hint)
+    """A day of such questions, by mode and by model."""
+    findings = Findings(records)
+    found = list(bills(findings, prices))
     kinds = {False: f"prompts of up to {LONG} tokens", True: f"prompts of more than {LONG} tokens"}
     each = f"{prices.hit:g}, {prices.miss:g} and {prices.out:g}"
-    click.echo(f"\nA day of {_DAY} such questions; a million tokens cached, read and written cost {each}:")
+    how = "as counted" if is_counted(findings) else "computed: what a server without skydraft would read and write"
+    click.echo(f"\nA day of {_DAY} such questions, {how}. A million tokens cached, read and written cost {each}.")
     for bill in found:
         if bill.over_stream and bill.over_stream > 1:
             click.echo(f"Dearer than streaming: {bill.mode}, {kinds[bill.is_long]}: {bill.over_stream:.2f} times.")

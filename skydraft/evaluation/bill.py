@@ -39,15 +39,36 @@ def bills(findings: Findings, prices: Prices) -> Iterator[Bill]:
 
 def _bill(setting: Setting, is_long: bool, prices: Prices) -> Bill:
     cases = [case for case in setting.all_cases if (case.generation.num_prompt_tokens > LONG) == is_long]
-    link = sum(map(_asked_once, cases), LinkCost())
+    link = sum(map(_asked, cases), LinkCost())
     records = [record for case in cases for record in case.generation.records]
     num_drafted = sum(record.num_committed - record.num_written for record in records)
     return Bill(setting.mode.name, is_long, len(cases), num_drafted, link, prices.of(link))
 
 
-def _asked_once(case: Case) -> LinkCost:
+def is_counted(findings: Findings) -> bool:
+    """Whether a server counted the tokens; else they are those that one without skydraft would have been asked for."""
+    lines = (case.generation for setting in findings.settings for case in setting.all_cases)
+    return any(record.link.tokens_in for line in lines for record in line.records)
+
+
+def _asked(case: Case) -> LinkCost:
     """As if no mode had asked the question before: each text's prompt is read anew once, though a mode that ran before
     had left it in the server's cache."""
     link = sum((record.link for record in case.generation.records), LinkCost())
+    if not link.tokens_in:
+        return _would_be_asked(case)
     again = max(link.tokens_in - case.generation.num_prompt_tokens, 0)
     return replace(link, tokens_hit=min(link.tokens_hit, again))
+
+
+def _would_be_asked(case: Case) -> LinkCost:
+    """Each call sends the text so far, of which the server has what it read and wrote before. It checks by writing."""
+    num_prompt, link, known = case.generation.num_prompt_tokens, LinkCost(), 0
+    for record in case.generation.records:
+        if record.outcome == "verified":
+            length = num_prompt + record.base
+            link += LinkCost(num_requests=1, tokens_in=length, tokens_hit=min(known, length))
+        if record.outcome in ("verified", "written"):
+            link += LinkCost(tokens_out=record.num_committed)
+            known = num_prompt + record.base + record.num_committed
+    return link

@@ -252,6 +252,20 @@ def test_the_bill_is_what_the_server_counted_with_each_prompt_read_once(tmp_path
     assert "quality, prompts of up to 256 tokens" in invoke("report", str(tmp_path / "out"), "--price", "9,9,0")[1]
 
 
-def test_without_a_priced_server_there_is_no_bill(out: Path, invoke: Invoke) -> None:
-    status, _, err = invoke("report", str(out), "--price", "1,2,3")
-    assert status == 2 and err.splitlines()[-1].startswith("skydraft: There is no bill: no server without skydraft")
+def test_without_a_server_the_bill_is_what_one_would_have_counted(tmp_path: Path, invoke: Invoke) -> None:
+    """It writes some tokens before it hears that it is to stop, and tells of its cache in whole blocks."""
+    write_prompts(tmp_path, PROMPTS[:3])
+    found = []
+    with fake("vllm") as server:
+        for name, cloud in (("counted", ["--cloud", server.url]), ("computed", [])):
+            args = compare_args(tmp_path, *cloud, "--out", str(tmp_path / name), modes="cloud,quality;hand-back=0")
+            assert invoke(*args)[0] == 0
+            bill = invoke("report", str(tmp_path / name), "--price", "1,2,3")[1]
+            assert (name == "computed") == ("computed: what a server" in bill)
+            rows = [line.replace(",", "").split() for line in bill.splitlines()[-2:]]
+            found.append([[int(cell) for cell in row[1:6]] for row in rows])
+    for counted, computed in zip(*found, strict=True):
+        read, cached, written, drafted, requests = zip(counted, computed, strict=True)
+        assert sum(read) and read[0] + cached[0] == pytest.approx(read[1] + cached[1], abs=2)
+        assert requests[0] == requests[1] and drafted[0] == drafted[1]
+        assert written[1] <= written[0] <= written[1] + 2 * requests[1]
