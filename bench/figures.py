@@ -60,8 +60,8 @@ def findings(more_tokens: int) -> Findings:
 
 
 @cache
-def days(price: str, more_tokens: int) -> dict[str, Bill]:
-    return {bill.mode: bill for bill in bills(findings(more_tokens), parse_prices(price))}
+def day(more_tokens: int) -> dict[str, Bill]:
+    return bills(findings(more_tokens), is_long=more_tokens > 0)
 
 
 def setting(mode: str) -> dict[str, Any]:
@@ -196,11 +196,14 @@ def a_day() -> list[str]:
     rows = []
     for more in (0, MORE_TOKENS):
         for mode in ("cloud", "fluency", "quality", "auto", "auto;k=12;hand-back=0"):
-            mine = [days(price, more)[mode] for price in PRICES]
-            link, scale = mine[0].link, 200 / mine[0].num_questions
-            counts = (link.tokens_in - link.tokens_hit, link.tokens_hit, link.tokens_out, mine[0].num_drafted)
+            bill, stream = day(more)[mode], day(more)["cloud"].link
+            link, scale = bill.link, 200 / bill.num_questions
+            counts = (link.tokens_in - link.tokens_hit, link.tokens_hit, link.tokens_out, bill.num_drafted)
             cells = [f"{round(count * scale):,}" for count in counts]
-            costs = [f"{bill.cost * scale:.3f} ({bill.over_stream:.2f})" for bill in mine]
+            costs = [
+                f"{price.of(link) * scale:.3f} ({price.of(link) / price.of(stream):.2f})"
+                for price in map(parse_prices, PRICES)
+            ]
             rows.append(["long" if more else "short", code(mode), *cells, *costs])
     head = ("read anew", "cached", "written", "by the draft model", *(f"cost at {price}" for price in PRICES))
     return table(("prompts", "`--mode`", *head), rows)

@@ -253,8 +253,8 @@ def main() -> None:
                 show(points[-1])
             if asked.out:
                 command = f"python -m bench.link {shlex.join(sys.argv[1:])}"
-                found = {"command": command, "machine": machine(), "points": points}
-                asked.out.write_text(json.dumps(found, indent=1) + "\n")
+                content = {"command": command, "machine": machine(), "points": points}
+                asked.out.write_text(json.dumps(content, indent=1) + "\n")
     if asked.plot:
         draw(points, asked.plot)
 

@@ -23,13 +23,13 @@ from skydraft.decoding.plan import make_plan
 from skydraft.decoding.prices import Prices, parse_prices
 from skydraft.edge.cloud import Cloud
 from skydraft.errors import OptionError
-from skydraft.evaluation.bill import LONG, bills, is_counted
+from skydraft.evaluation.bill import LONG, bills
 from skydraft.evaluation.comparison import LINK_PROMPTS, ComparisonRequest, LoadedPair
 from skydraft.evaluation.comparison import compare as run_comparison
 from skydraft.evaluation.delayed_link import DelayedLink
 from skydraft.evaluation.findings import Findings
 from skydraft.evaluation.modes import parse_modes
-from skydraft.evaluation.records import Records, read_records
+from skydraft.evaluation.records import read_records
 from skydraft.evaluation.report.page import write_report
 from skydraft.evaluation.report.plots import load_pyplot
 from skydraft.evaluation.runner import alone_in
@@ -48,7 +48,7 @@ _STOCK_MODES = _MODES.replace("lossless;k=5,", "")  # a server without skydraft 
 _MAX_NEW_TOKENS = 64
 _NUMBER = click.IntRange(min=1)
 _SHOWN = (0.85, 0.9, 0.95, 0.98)
-_DAY = 200  # questions
+_DAY, _WIDTH = 200, 24  # questions, characters of a mode
 _BILLED = ("read anew", "cached", "written", "by the draft", "requests", "cost", "/ streaming")
 
 
@@ -196,7 +196,7 @@ def _write_report(out: Path, path: Path, prices: Prices | None) -> None:
     page = write_report(records, out)
     _show_table(json.loads((out / "summary.json").read_bytes())["settings"])
     if prices:
-        _show_bill(records, prices)
+        _show_bill(Findings(records), prices)
     click.echo(f"Report: {page}", err=True)
 
 
@@ -216,29 +216,23 @@ def _show_table(settings: list[dict[str, Any]]) -> None:
         )
 
 
-def _show_bill(records: Records, prices: Prices) -> None:
-    """A day of such questions, by mode and by model."""
-    findings = Findings(records)
-    found = list(bills(findings, prices))
-    kinds = {False: f"prompts of up to {LONG} tokens", True: f"prompts of more than {LONG} tokens"}
+def _show_bill(findings: Findings, prices: Prices) -> None:
+    """A day of such questions, by mode and by model; what is dearer than streaming first."""
     each = f"{prices.hit:g}, {prices.miss:g} and {prices.out:g}"
-    how = "as counted" if is_counted(findings) else "computed: what a server without skydraft would read and write"
-    click.echo(f"\nA day of {_DAY} such questions, {how}. A million tokens cached, read and written cost {each}.")
-    for bill in found:
-        if bill.over_stream and bill.over_stream > 1:
-            click.echo(f"Dearer than streaming: {bill.mode}, {kinds[bill.is_long]}: {bill.over_stream:.2f} times.")
-    width = max(len(bill.mode) for bill in found)
-    for is_long, kind in kinds.items():
-        mine = [bill for bill in found if bill.is_long == is_long]
-        if mine:
-            click.echo(f"\n{kind} ({mine[0].num_questions // records.run.repetitions} here)")
-            click.echo(" " * width + "".join(f"{name:>14}" for name in _BILLED))
-        for bill in mine:
+    click.echo(f"\nA day of {_DAY} such questions; a million tokens cached, read and written cost {each}.")
+    for is_long, kind in ((False, "up to"), (True, "more than")):
+        costs = {bill: prices.of(bill.link) for bill in bills(findings, is_long=is_long).values()}
+        stream = sum(cost for bill, cost in costs.items() if bill.mode == "cloud")
+        dearer = [f"{bill.mode} ({cost / stream:.2f})" for bill, cost in costs.items() if 0 < stream < cost]
+        for index, (bill, cost) in enumerate(costs.items()):
+            if not index:
+                click.echo(f"\nPrompts of {kind} {LONG} tokens. Dearer than streaming: {', '.join(dearer) or 'none'}.")
+                click.echo(f"{'':<{_WIDTH}}" + "".join(f"{name:>14}" for name in _BILLED))
             link, scale = bill.link, _DAY / bill.num_questions
             counts = link.tokens_in - link.tokens_hit, link.tokens_hit, link.tokens_out, bill.num_drafted
             cells = "".join(f"{round(count * scale):>14,}" for count in (*counts, link.num_requests))
-            over = "" if bill.over_stream is None else f"{bill.over_stream:.2f}"
-            click.echo(f"{bill.mode:<{width}}{cells}{bill.cost * scale:>14.4g}{over:>14}")
+            over = f"{cost / stream:.2f}" if stream else ""
+            click.echo(f"{bill.mode:<{_WIDTH}}{cells}{cost * scale:>14.4g}{over:>14}")
 
 
 _fitted_section = Section("workload", "Prompts", _together, [
