@@ -61,6 +61,11 @@ def test_a_page_has_the_figures_of_the_files_and_no_others(page: str) -> None:
     assert faults(page, text_of(page)) == []
 
 
+@pytest.mark.parametrize("page", sorted(set(PAGES) - HELD_ELSEWHERE))
+def test_lines_of_prose_wrap(page: str) -> None:
+    assert [line for line in text_of(page).splitlines() if len(line) > 120 and line[0] not in "| "] == []
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/measuring.md", "docs/servers.md"])
 def test_a_figure_that_is_edited_alone_is_found(page: str) -> None:
     """Each of the page in turn: those of tables, and of prose."""
