@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import statistics
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -250,7 +252,9 @@ def main() -> None:
                 )  # fmt: skip
                 show(points[-1])
             if asked.out:
-                asked.out.write_text(json.dumps({"machine": machine(), "points": points}, indent=1) + "\n")
+                command = f"python -m bench.link {shlex.join(sys.argv[1:])}"
+                content = {"command": command, "machine": machine(), "points": points}
+                asked.out.write_text(json.dumps(content, indent=1) + "\n")
     if asked.plot:
         draw(points, asked.plot)
 

@@ -20,11 +20,14 @@ from skydraft.cli.sections import Command, Section, option
 from skydraft.cli.terminal import counted
 from skydraft.config import Execution
 from skydraft.decoding.plan import make_plan
+from skydraft.decoding.prices import Prices, parse_prices
 from skydraft.edge.cloud import Cloud
 from skydraft.errors import OptionError
+from skydraft.evaluation.bill import LONG, bills
 from skydraft.evaluation.comparison import LINK_PROMPTS, ComparisonRequest, LoadedPair
 from skydraft.evaluation.comparison import compare as run_comparison
 from skydraft.evaluation.delayed_link import DelayedLink
+from skydraft.evaluation.findings import Findings
 from skydraft.evaluation.modes import parse_modes
 from skydraft.evaluation.records import read_records
 from skydraft.evaluation.report.page import write_report
@@ -45,6 +48,8 @@ _STOCK_MODES = _MODES.replace("lossless;k=5,", "")  # a server without skydraft 
 _MAX_NEW_TOKENS = 64
 _NUMBER = click.IntRange(min=1)
 _SHOWN = (0.85, 0.9, 0.95, 0.98)
+_DAY, _WIDTH = 200, 24  # questions, characters of a mode
+_BILLED = ("read anew", "cached", "written", "by the draft", "requests", "cost", "/ streaming")
 
 
 def _workload(path: Path | None, tasks: str | None, limit: int | None) -> Workload:
@@ -148,7 +153,7 @@ def compare(
         assert edge and target  # as no plan does without one
         pair = LoadedPair(edge, target, models.options, behind)
         records = run_comparison(request, pair, chosen.out, lambda line: click.echo(line, err=True), counted)
-        _write_report(chosen.out, records)
+        _write_report(chosen.out, records, pair.server.prices if pair.server else None)
 
 
 def _behind(cloud: CloudChoice) -> Callable[[float], AbstractContextManager[Cloud]]:
@@ -170,20 +175,28 @@ def _behind(cloud: CloudChoice) -> Callable[[float], AbstractContextManager[Clou
     return behind
 
 
+_price_section = Section("prices", "Money", lambda price: parse_prices(price) if price else None, [
+    option("--price", "HIT,MISS,OUT", "Also show the bill: prices of a million tokens cached, read, written."),
+])  # fmt: skip
+
+
 @click.command(cls=Command)
 @click.argument("folder", type=Path)
-def report(folder: Path) -> None:
+@_price_section
+def report(folder: Path, prices: Prices | None) -> None:
     """Make summary.json and report.html in FOLDER again, from its records.jsonl. Needs no model."""
-    _write_report(folder, folder / "records.jsonl")
+    _write_report(folder, folder / "records.jsonl", prices)
 
 
-def _write_report(out: Path, path: Path) -> None:
+def _write_report(out: Path, path: Path, prices: Prices | None) -> None:
     records = read_records(path)
     if unjudged := len(records.unjudged()):
         what = f"Answers without a verdict of this version, which do not count: {unjudged}."
         click.echo(f"{what} To judge them, run the same skydraft compare again.", err=True)
     page = write_report(records, out)
     _show_table(json.loads((out / "summary.json").read_bytes())["settings"])
+    if prices:
+        _show_bill(Findings(records), prices)
     click.echo(f"Report: {page}", err=True)
 
 
@@ -201,6 +214,25 @@ def _show_table(settings: list[dict[str, Any]]) -> None:
         click.echo(
             f"{each['mode']:<{width}}  {link:>7}" + "".join(f"{'' if v is None else f'{v:.3f}':>15}" for v in values)
         )
+
+
+def _show_bill(findings: Findings, prices: Prices) -> None:
+    """A day of such questions, by mode and by model; what is dearer than streaming first."""
+    each = f"{prices.hit:g}, {prices.miss:g} and {prices.out:g}"
+    click.echo(f"\nA day of {_DAY} such questions; a million tokens cached, read and written cost {each}.")
+    for is_long, kind in ((False, "up to"), (True, "more than")):
+        costs = {bill: prices.of(bill.link) for bill in bills(findings, is_long=is_long).values()}
+        stream = sum(cost for bill, cost in costs.items() if bill.mode == "cloud")
+        dearer = [f"{bill.mode} ({cost / stream:.2f})" for bill, cost in costs.items() if 0 < stream < cost]
+        for index, (bill, cost) in enumerate(costs.items()):
+            if not index:
+                click.echo(f"\nPrompts of {kind} {LONG} tokens. Dearer than streaming: {', '.join(dearer) or 'none'}.")
+                click.echo(f"{'':<{_WIDTH}}" + "".join(f"{name:>14}" for name in _BILLED))
+            link, scale = bill.link, _DAY / bill.num_questions
+            counts = link.tokens_in - link.tokens_hit, link.tokens_hit, link.tokens_out, bill.num_drafted
+            cells = "".join(f"{round(count * scale):>14,}" for count in (*counts, link.num_requests))
+            over = f"{cost / stream:.2f}" if stream else ""
+            click.echo(f"{bill.mode:<{_WIDTH}}{cells}{cost * scale:>14.4g}{over:>14}")
 
 
 _fitted_section = Section("workload", "Prompts", _together, [

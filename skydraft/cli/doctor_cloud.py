@@ -27,7 +27,8 @@ from skydraft.types import StepRecord
 
 _LOOK_S = 3.0  # for the first sign of life
 _NUM_WRITTEN = 16  # tokens that a server without skydraft writes to show what it can
-_MODES = "cloud,lossless,lossless;k=5,quality,auto"  # of devices
+_MODES = "cloud,lossless,lossless;k=5,quality,auto,auto;gate=calibrated:0.9"  # of devices
+_ASKED = (0.95, 0.9)  # agreements
 _PARAMS = DecodingParams(max_new_tokens=32)
 _BUSY = 0.8  # of a core; Python uses no more than one
 
@@ -211,7 +212,8 @@ def _measure_devices(
         "             Real: the server, the link, and each device's connection, requests and waits.\n"
         f"             Recorded: what the draft model says; a step takes {edge.profile.forward_ms[0]:.1f} ms, as on "
         "this machine.\n"
-        f"             {'mode':<14}{'tokens/s':>9}{'of each':>9}{'wait p50':>12}{'p95':>12}{'/ streaming':>13}"
+        f"             {'mode':<26}{'agreement':>9}{'tokens/s':>10}{'of each':>9}{'wait p50':>12}{'p95':>12}"
+        f"{'/ streaming':>13}"
     )
     with closing(KeptRows(edge)) as kept:
         for mode in parse_modes(_MODES, lambda _: _PARAMS):
@@ -225,8 +227,9 @@ def _measure_devices(
                 yield f"the devices were not measured to the end: {error.line}"
                 break
             loads.append(load)
+            agreement = "" if load.agreement is None else f"{load.agreement:.3f}"
             console.print(
-                f"             {mode.name:<14}{load.tokens_per_s:>9.1f}{load.tokens_per_s / num:>9.1f}"
+                f"             {mode.name:<26}{agreement:>9}{load.tokens_per_s:>10.1f}{load.tokens_per_s / num:>9.1f}"
                 f"{load.wait_ms:>9.1f} ms{load.late_ms:>9.1f} ms{_ratio(load, loads[0]):>14}"
             )
     for remark in _remarks(loads):
@@ -234,6 +237,10 @@ def _measure_devices(
 
 
 def _remarks(loads: Seq[Load]) -> Iterator[str]:
+    for asked in _ASKED:
+        if keeping := [load for load in loads if (load.agreement or 0) >= asked]:
+            best = max(keeping, key=lambda load: load.tokens_per_s)
+            yield f"At an agreement of {asked:g} or more it carries most in mode {best.mode}."
     if not all(load.tokens_per_s for load in loads):
         yield "Where nothing came, the time was too short: give more with --seconds."
     if any(load.busy > _BUSY for load in loads):

@@ -16,7 +16,7 @@ from skydraft.errors import OptionError
 from skydraft.gating.fitting import agreement
 from skydraft.learning.calibrating import calibrate_lessons, read_lessons, write_calibration
 from skydraft.learning.dataset import MIN_GENERATIONS, choose
-from skydraft.learning.lessons import AGREED, KNOWN, OPINIONS, WRONG, Store, summaries
+from skydraft.learning.lessons import AGREED, KNOWN, OPINIONS, UNJUDGED, WRONG, Store, summaries
 from skydraft.models import adapters, cache_dir
 from skydraft.types import short_weights
 
@@ -55,11 +55,12 @@ def _line(target: str, draft: str, number: int, marks: Counter[str]) -> str:
     drafted = f"draft model {short_weights(draft)}" if draft else "no draft model"
     num_known, num_opinions = (sum(marks[mark] for mark in wanted) for wanted in (KNOWN, OPINIONS))
     line = (
-        f"{number} {'answer' if number == 1 else 'answers'} ({drafted}, target {one_line(short_weights(target))}): "
-        f"{marks.total()} tokens. The target's choice is known for {num_known}; {marks[WRONG]} differ from it."
+        f"{number} {'answer' if number == 1 else 'answers'} of {marks.total()} tokens ({drafted}, target "
+        f"{one_line(short_weights(target))}).\n  The target wrote or confirmed {num_known} of the tokens, would have "
+        f"written {marks[WRONG]} otherwise, and has not seen {marks[UNJUDGED]}."
     )
     if num_opinions:
-        line += f" Both models agree on {marks[AGREED] / num_opinions:.0%} of {num_opinions} tokens."
+        line += f"\n  The draft model would have written {marks[AGREED] / num_opinions:.0%} as the target does."
     return line
 
 

@@ -17,7 +17,7 @@ from skydraft import grammars
 from skydraft.characters import from_json, one_line
 from skydraft.cli.sections import Section, option, with_default
 from skydraft.cli.terminal import TERMINAL
-from skydraft.config import CAPTION_PROMPT, DEFAULT_MODE, STYLES, DecodingParams, Execution, decoding_params
+from skydraft.config import CAPTION_PROMPT, DEFAULT_MODE, MODES, STYLES, DecodingParams, Execution, decoding_params
 from skydraft.decoding.audits import Auditor
 from skydraft.decoding.generation import Observer
 from skydraft.decoding.plan import Plan, make_plan
@@ -203,7 +203,8 @@ gate_section = Section("gate", "Gate", _gate, [
            "edge: the small model alone. cloud: the large one alone. lossless: the text of cloud, drafted where that "
            "is faster. fluency, quality, auto: the large one checks where the small one is unsure. answers: also how a "
            "text begins, numbers and JSON; for questions that have a right answer "
-           f"(default: {DEFAULT_MODE}, or just the gate if one is given)."),
+           f"(default: {DEFAULT_MODE}, or just the gate if one is given).",
+           shell_complete=lambda context, param, begun: [mode for mode in MODES if mode.startswith(begun)]),
     option("--gate", "G", "Which blocks the target checks: always, never, or by a threshold, for example "
            f"{', '.join(f'{kind}:{known.example}' for kind, known in SIGNALS.items())}. Append +start, "
            "+digits, +dates or +values (of JSON) to check these, too."),

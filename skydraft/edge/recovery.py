@@ -24,7 +24,7 @@ class Situation:
     `falls_back`: the text may continue without the target. `has_others`: there is a server that was not tried yet.
     `num_tries` counts the failed tries before this one, `num_reopened` those after which the text was begun again,
     `num_failures` those with an internal error of the server. `waited_s` counts from the first try, `silent_s` from
-    the last sign of life of a server. `tried` are addresses.
+    the last sign of life of a server. `tried` are addresses, `faults` what each server said last.
     """
 
     timeout_s: float
@@ -37,6 +37,7 @@ class Situation:
     silent_s: float = 0.0
     began: float = 0.0
     tried: set[str] = field(default_factory=set)
+    faults: dict[str, SkydraftError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

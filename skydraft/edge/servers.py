@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any, TypeVar
 
@@ -18,6 +18,15 @@ from skydraft.protocol.values import TargetId
 T = TypeVar("T")
 _AVOID_S = 5.0  # a lost server is tried last for this long
 _CLOSE_S = 1.0  # time for the open closes of sessions
+
+
+def of_each(faults: Mapping[str, SkydraftError]) -> SkydraftError:
+    """One of the servers' faults, by address, which says them all: one that waiting does not cure, or the last."""
+    *_, last = faults.values()
+    error = next((each for each in faults.values() if not getattr(each, "is_outage", False)), last)
+    if len(faults) > 1:
+        error.args = (" ".join(f"{address}: {each.args[0]}" for address, each in faults.items()),)
+    return error
 
 
 class Servers:
@@ -80,21 +89,19 @@ class Servers:
         self.met(server, server.runs)
 
     async def ask(self, key: float, ask: Callable[[Server], Awaitable[T]]) -> T:
-        """The answer of the first server that gives one, in order. Raises the error of the last server."""
-        *others, last = self.in_order(key)
-        for server in others:
+        """The answer of the first server that gives one, in order. Raises what all of them said."""
+        faults = dict[str, SkydraftError]()
+        for server in self.in_order(key):
             try:
                 return await ask(server)
-            except TargetChanged:
-                self.changed(server)
-            except SkydraftError:
+            except TargetChanged as error:
+                faults[server.address] = error
+                if self.changed(server):
+                    return await ask(server)
+            except SkydraftError as error:
+                faults[server.address] = error
                 self.lost(server)
-        try:
-            return await ask(last)
-        except TargetChanged:
-            if not self.changed(last):
-                raise
-            return await ask(last)
+        raise of_each(faults)
 
     async def learn(self, server: Server, timeout_s: float) -> TargetFacts:
         facts = await server.learn(timeout_s)

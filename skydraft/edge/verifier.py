@@ -18,7 +18,7 @@ from skydraft.decoding.request import GenerateRequest
 from skydraft.edge.channel import Awaited, Waiting, shared_loop
 from skydraft.edge.recovery import Recovery, Situation, recover
 from skydraft.edge.server import Server
-from skydraft.edge.servers import Servers
+from skydraft.edge.servers import Servers, of_each
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import CloudError, CloudFailure, CloudLost, CloudTimeout, SkydraftError
 from skydraft.types import Cost, DraftBlock, LinkCost, Prompt, Verdict
@@ -193,6 +193,7 @@ class RemoteVerifier:
 
     async def _mend(self, error: SkydraftError, tries: Situation) -> None:
         tries.tried.add(self._server.address)
+        tries.faults[self._server.address] = error
         if isinstance(error, CloudLost):
             self._servers.lost(self._server)
         has_changed = isinstance(error, errors.TargetChanged) and self._servers.changed(self._server)
@@ -206,7 +207,7 @@ class RemoteVerifier:
         recovery = recover(error, tries)
         match recovery.step:
             case "give up" | "alone":
-                self._end_tries(error, recovery, tries.waited_s)
+                self._end_tries(error, recovery, tries)
             case "elsewhere":
                 self._move(others[0])
             case "open again":
@@ -230,9 +231,10 @@ class RemoteVerifier:
             self._says_that_it_waits = True
             self._notices.tell(f"{self._gone(error)}; waiting up to {self._patience.timeout_s:g} s for it.")
 
-    def _end_tries(self, error: SkydraftError, recovery: Recovery, waited_s: float) -> NoReturn:
+    def _end_tries(self, error: SkydraftError, recovery: Recovery, tries: Situation) -> NoReturn:
         if recovery.step == "give up":
-            raise too_late(self._servers.name, error, waited_s) if recovery.is_late else error
+            error = of_each(tries.faults)
+            raise too_late(self._servers.name, error, tries.waited_s) if recovery.is_late else error
         gone = error if isinstance(error, CloudError) else CloudFailure(str(error))
         self._go_alone(gone, is_final=recovery.is_final)
         raise gone

@@ -187,6 +187,16 @@ class Load:
     late_ms: float  # 95th percentile
     busy: float  # how much of a processor core the clients took
     num_computed: int  # rows that were not recorded
+    agreement: float | None = None
+
+
+def agreement_of(records: Seq[StepRecord]) -> float | None:
+    """The share of tokens that are the target's own choice; None where skipped ones are, and none was audited."""
+    skipped = sum(record.num_committed for record in records if record.outcome == "skipped")
+    audited, agreed = sum(record.num_audited for record in records), sum(record.num_agreed for record in records)
+    if not audited:
+        return None if skipped else 1.0
+    return 1 - skipped * (1 - agreed / audited) / sum(record.num_committed for record in records)
 
 
 def measure_load(
@@ -201,7 +211,8 @@ def measure_load(
     spent_s = time.process_time() - spent_s
     with closing(connect()) as cloud:
         cloud.ping(_LOOK_S)  # clients may have waited at the end for a server that was lost
-    waits = [record.link.rtt_ms for client in clients for record in client.records if record.link.rtt_ms]
+    records = [record for client in clients for record in client.records]
+    waits = [record.link.rtt_ms for record in records if record.link.rtt_ms]
     return Load(
         mode.name,
         sum(client.num_tokens for client in clients) / seconds,
@@ -209,4 +220,5 @@ def measure_load(
         percentile(waits, 95) or 0.0,
         spent_s / seconds,
         kept.num_computed - num_computed,
+        agreement_of(records),
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from skydraft.cli.doctor_cloud import _MODES
 from skydraft.engines.toy import open_toy
 
 from ..evaluation import pairs
@@ -16,7 +17,7 @@ from ..stock.fakes import fake
 from .conftest import Invoke
 
 EDGE = ["--edge-model", "toy:drift=0.3"]
-ROW = re.compile(r"^ +(\S+) +([\d.]+) +([\d.]+) +([\d.]+) ms +([\d.]+) ms +([\d.]+)$", re.MULTILINE)
+ROW = re.compile(r"^ +(\S+) +(0\.\d+|1\.000)? +([\d.]+) +([\d.]+) +([\d.]+) ms +([\d.]+) ms(?: +([\d.]+))? *$", re.M)
 
 
 @pytest.fixture(scope="module", params=["own", "vllm"])
@@ -40,11 +41,16 @@ def test_each_mode_is_measured_with_so_many_devices(
     status, out, err = invoke("doctor", "--cloud", address, *EDGE, "--devices", "3", "--seconds", "0.4")
     assert status == 0, err
     assert "devices      3 at once, 0.4 s in each mode" in out and "Real: " in out and "Recorded: " in out
-    rows = {name: [float(figure) for figure in figures] for name, *figures in ROW.findall(out)}
+    rows = {name: [float(figure or 0) for figure in figures] for name, _, *figures in ROW.findall(out)}
+    kept = {name: float(agreement) for name, agreement, *_ in ROW.findall(out) if agreement}
+    assert kept["cloud"] == kept["lossless"] == 1
+    for asked, best in re.findall(r"agreement of ([\d.]+) or more it carries most in mode (\S+)\.$", out, re.M):
+        assert rows[best][0] == max(rows[name][0] for name in kept if kept[name] >= float(asked))
     first, *others = rows
     refused = set(re.findall(r"not measured: mode (\S+): ", out))
-    assert first == "cloud" and {*others, *refused} == {"lossless", "lossless;k=5", "quality", "auto"}
+    assert first == "cloud" and {*others, *refused} == set(_MODES.split(",")) - {"cloud"}
     assert refused == ({"lossless;k=5"} if address.startswith("http") else set())  # it does not draft losslessly
     for speed, each, wait_ms, late_ms, ratio in rows.values():
         assert each == pytest.approx(speed / 3, abs=0.06) and 0 <= wait_ms <= late_ms
-        assert ratio == pytest.approx(speed / rows["cloud"][0], abs=0.01, rel=0.01)
+        if streams := rows["cloud"][0]:  # on a busy machine nothing may have come
+            assert ratio == pytest.approx(speed / streams, abs=0.05, rel=0.05)

@@ -88,8 +88,16 @@ def test_the_help_and_the_version(invoke: Invoke, short: str, long: str, says: s
     assert (status, err) == (0, "") and out.startswith(says) and invoke(*long.split()) == (0, out, "")
 
 
-@pytest.mark.parametrize(("words", "expected"), [("skydraft gen", "generate"), ("skydraft generate --mo", "--mode")])
-def test_a_shell_completes_commands_and_options(
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("skydraft gen", "generate"),
+        ("skydraft generate --mo", "--mode"),
+        ("skydraft generate --mode l", "lossless"),
+        ("skydraft chat -m ans", "answers"),
+    ],
+)
+def test_a_shell_completes_commands_options_and_modes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, expected: str
 ) -> None:
     """With the line for the start file of a shell that docs/try.md has."""

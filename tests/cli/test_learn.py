@@ -44,7 +44,9 @@ def test_status_counts_and_forget_deletes(invoke: Invoke, tmp_path: Path) -> Non
     with (folder / "lessons-00000001.jsonl").open("a") as file:
         file.write("poison\n")
     _, out, _ = invoke("learn", "status", str(folder))
-    assert "3 answers" in out and "36 tokens" in out and "21 more answers are needed" in out
+    assert (
+        "3 answers of 36 tokens" in out and "confirmed 36 of the tokens" in out and "21 more answers are needed" in out
+    )
     assert "1 lines are cut or damaged" in out
     assert len(invoke("learn", "export", str(folder), *TOYS[:2])[1].splitlines()) == 3
     assert "1 file deleted" in invoke("learn", "forget", str(folder))[1]

@@ -56,7 +56,7 @@ NOT_RUN_BLOCKS = {
 }
 # What a reader has done before: (page, first line of a block) -> commands.
 BEFORE = {
-    ("docs/modes.md", 'skydraft generate "请用一句话描述海边日落的景色。" --mode auto'): (
+    ("docs/modes.md", 'skydraft generate "什么是边缘计算？请用两三句话说明。" --mode auto'): (
         # The demo pair's calibration comes along, the toys' does not.
         "skydraft calibrate --prompts data/prompts_zh_fit.jsonl",
     ),

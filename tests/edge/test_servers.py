@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -249,6 +250,26 @@ def test_a_server_that_refuses_the_token_is_left_out_and_all_of_them_are_an_erro
         for plan in (LOSSLESS, GATED):
             with pytest.raises(NotAuthorized):
                 begin(cloud, plan).run()
+
+
+@pytest.mark.parametrize("plan", [LOSSLESS, GATED], ids=["lossless", "gated"])
+def test_of_a_wrong_token_and_a_dead_server_both_are_said(
+    start: Start, tmp_path: Path, plan: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In whatever order they are tried: the token is the fault that waiting does not cure."""
+    (tmp_path / "theirs").write_text("other another-token-of-24-chars\n")
+    wrong, dead = start(token_file=tmp_path / "theirs").address, f"127.0.0.1:{free_port()}"
+    token = TOKENS.split()[1]
+    for first in (wrong, dead):
+        in_order = partial(sorted, key=lambda each, first=first: each.address != first)
+        monkeypatch.setattr(Servers, "in_order", lambda self, key, in_order=in_order: in_order(self.all))
+        with (
+            closing(skydraft.connect([wrong, dead], token=token, timeout_s=PATIENCE_S)) as cloud,
+            pytest.raises(NotAuthorized) as found,
+        ):
+            begin(cloud, plan).run()
+        said = found.value.message
+        assert f"{dead}: " in said and f"{wrong}: " in said and "refused" in said and said.count(dead) < 3, said
 
 
 # --- Processes that are killed, stopped, drained and started again: `bench.clouds`, small

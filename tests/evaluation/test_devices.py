@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import closing
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import skydraft
 from skydraft.config import DecodingParams
 from skydraft.engines.toy import open_toy
 from skydraft.errors import CloudError, OptionError
-from skydraft.evaluation.devices import KeptRows, RecordedDraft, drive, measure_load, turned, write_row
+from skydraft.evaluation.devices import KeptRows, RecordedDraft, agreement_of, drive, measure_load, turned, write_row
 from skydraft.evaluation.modes import Mode, parse_mode
 from skydraft.gating.gates import measure
 
@@ -109,6 +110,15 @@ def test_speeds_and_waits_are_those_of_the_server() -> None:
     assert together.tokens_per_s > alone.tokens_per_s  # rows of several share a forward
     assert drafted.wait_ms >= 1e3 * FORWARD_S and all(0 < each.wait_ms <= each.late_ms for each in found)
     assert all(each.num_computed == 0 < each.busy for each in found)
+
+
+def test_the_agreement_is_that_of_the_audited_part_of_what_was_skipped() -> None:
+    def record(outcome: str, committed: int, audited: int = 0, agreed: int = 0) -> Any:
+        return SimpleNamespace(outcome=outcome, num_committed=committed, num_audited=audited, num_agreed=agreed)
+
+    seen = [record("skipped", 10), record("verified", 6), record("written", 4)]
+    assert agreement_of([*seen[:2], record("written", 4, 4, 3)]) == pytest.approx(1 - 10 * 0.25 / 20)
+    assert agreement_of(seen) is None and agreement_of(seen[1:]) == 1
 
 
 def test_a_mode_that_cannot_be_is_refused_and_a_server_that_is_lost_is_no_figure(server: Serving) -> None:

@@ -50,7 +50,7 @@ const en = {
   'pair.edge': '{edge} writes on this device, without a cloud.',
   'example.1': 'Explain in two sentences why the sky is blue.',
   'example.2': 'Write a Python function that reverses a linked list.',
-  'example.3': 'Describe a sunset by the sea in one sentence.',
+  'example.3': 'Suggest three dishes for a weekend dinner.',
 
   question: 'Your question',
   'question.hint': 'Ask something',
@@ -279,7 +279,7 @@ const zh = {
   'pair.edge': '{edge} 在本设备上独自写作，没有云端。',
   'example.1': '用两句话解释天空为什么是蓝色的。',
   'example.2': '用 Python 写一个反转链表的函数。',
-  'example.3': '请用一句话描述海边日落的景色。',
+  'example.3': '推荐三道适合周末做的家常菜。',
 
   question: '你的问题',
   'question.hint': '输入问题',

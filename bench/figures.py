@@ -1,0 +1,275 @@
+"""The tables of figures in README.md and docs/, each out of the file that its command wrote.
+
+    python -m bench.figures     puts what the files say into the tables of the pages
+
+`sentences` are those of the pages that name such a figure; tests/docs/test_figures.py holds both to the files, and lets
+no page have a figure beside them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from skydraft.decoding.prices import parse_prices
+from skydraft.evaluation.bill import Bill, bills
+from skydraft.evaluation.findings import Findings
+from skydraft.evaluation.records import read_records
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+STREAMS = ("cloud", "lossless")  # modes whose text is one call
+NAMES = {
+    "auto;gate=calibrated:0.9": "auto --gate calibrated:0.9", "auto;k=12;hand-back=0": "auto --k 12 --hand-back 0",
+    "lossless;k=5": "lossless --k 5",
+}  # fmt: skip
+ORDER = ("edge", "fluency", "quality", "auto", *NAMES, "lossless", "cloud")
+WAYS = {
+    "quality": "quality",
+    "auto": "auto",
+    "auto;k=12;hand-back=0": "auto, 0",
+    "lossless": "k auto",
+    "cloud": "streaming",
+}
+KINDS = ("text", "code", "copying")
+PRICES = ("0.02,1,4", "0.5,1,4")  # cached, read anew, written
+
+
+def read(name: str) -> Any:
+    return json.loads((DOCS / name).read_text(encoding="utf-8"))
+
+
+SUMMARY, LINK, TASKS, LONG = (
+    read(f"{name}.json") for name in ("report-zh-dev/summary", "figures/link", "figures/tasks", "figures/long")
+)
+MORE_TOKENS = 2000  # of a prompt with a document in it
+
+
+@cache
+def findings(more_tokens: int) -> Findings:
+    """The committed answers, as they are or after so many more tokens of prompt."""
+    records = read_records(DOCS / "report-zh-dev/records.jsonl")
+    lines = (
+        line.model_copy(update={"num_prompt_tokens": line.num_prompt_tokens + more_tokens})
+        for line in records.generations
+    )
+    return Findings(records.model_copy(update={"generations": tuple(lines)}))
+
+
+@cache
+def day(more_tokens: int) -> dict[str, Bill]:
+    return bills(findings(more_tokens), is_long=more_tokens > 0)
+
+
+def setting(mode: str) -> dict[str, Any]:
+    """What one process measured."""
+    (found,) = (each for each in SUMMARY["settings"] if each["mode"] == mode and each["link_ms"] is None)
+    return dict(found)
+
+
+def kept(mode: str, measure: str) -> float:
+    return float(setting(mode)["measures"][measure]["value"])
+
+
+def here(mode: str) -> float:
+    return float(setting(mode)["speed_over"]["cloud"]["value"])
+
+
+def far(mode: str, rtt_ms: float, kind: str) -> float | None:
+    """Tokens a second in units of the stream's, with the target on a machine of its own."""
+    for point in LINK["points"]:
+        if (point["rtt_ms"], point["kind"]) == (rtt_ms, kind) and WAYS.get(mode) in point["ways"]:
+            ways = point["ways"]
+            return float(ways[WAYS[mode]]["tokens_per_s"] / ways["streaming"]["tokens_per_s"])
+    return None
+
+
+def far_cell(mode: str, rtt_ms: float, kinds: Iterable[str] = KINDS) -> str:
+    found = [far(mode, rtt_ms, kind) for kind in kinds]
+    return " · ".join(f"{each:.2f}" for each in found if each is not None) or "–"
+
+
+def of_task(task_set: str, mode: str, name: str) -> float:
+    return float(TASKS[task_set][mode][name]["value"])
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    lines = [list(head), *map(list, rows)]
+    lines.insert(1, ["---"] * len(lines[0]))
+    return [f"| {' | '.join(cells)} |".replace(" --- ", "---").replace("| ---", "|---") for cells in lines]
+
+
+def code(mode: str) -> str:
+    return f"`{NAMES.get(mode, mode)}`"
+
+
+def calls(mode: str, value: float) -> str:
+    return "one a text" if mode in STREAMS else f"{value:.3f}"
+
+
+def what_a_mode_keeps() -> list[str]:
+    names = ("target_agreement", "cloud_calls_per_token", "target_written_per_token", "target_rows_per_token")
+    rows = []
+    for mode in ORDER:
+        agreement, asked, written, num_rows = (kept(mode, name) for name in names)
+        rows.append([code(mode), f"{agreement:.3f}", calls(mode, asked), f"{written:.3f}", f"{num_rows:.2f}"])
+    return table(("62 short prompts", "agreement", "calls a token", "written by the target", "rows a token"), rows)
+
+
+def what_it_keeps_of_long_texts() -> list[str]:
+    rows = []
+    for mode in ("auto", "auto;gate=calibrated:0.9", "auto;k=12;hand-back=0"):
+        found = [LONG[mode][name]["value"] for name in ("agreement", "calls", "written", "rows")]
+        rows.append([code(mode), *(f"{value:.3f}" for value in found[:3]), f"{found[3]:.2f}"])
+    return table(("40 long texts", "agreement", "calls a token", "written by the target", "rows a token"), rows)
+
+
+def how_fast() -> list[str]:
+    rows = ([code(mode), f"{here(mode):.2f}", *(far_cell(mode, rtt_ms) for rtt_ms in (20, 80, 150))] for mode in ORDER)
+    return table(("speed, `cloud` = 1", "both on one machine", "20 ms", "80 ms", "150 ms"), rows)
+
+
+def right_answers() -> list[str]:
+    rows = []
+    for task_set, name in (("arithmetic", "arithmetic"), ("zh-extract", "extraction")):
+        for mode, found in TASKS[task_set].items():
+            closed = f"{found['closed']['value']:.2f}"
+            if "low" in found["closed"]:
+                closed += f" [{found['closed']['low']:.2f}, {found['closed']['high']:.2f}]"
+            rows.append(
+                [
+                    name,
+                    code(mode),
+                    f"{found['right']['value']:.2f}",
+                    closed,
+                    calls(mode, found["calls"]["value"]),
+                    f"{found['written']['value']:.2f}",
+                ]
+            )
+    return table(("150 tasks each", "`--mode`", "right", "gap closed", "calls a token", "written by the target"), rows)
+
+
+def in_short() -> list[str]:
+    rows = []
+    for mode in (mode for mode in ORDER if mode not in NAMES):
+        speed = "needs no link" if mode == "edge" else far_cell(mode, 80, KINDS[:2])
+        share = (f"{kept(mode, name):.2f}" for name in ("target_agreement", "target_written_per_token"))
+        rows.append([code(mode), *share, calls(mode, kept(mode, "cloud_calls_per_token")), f"{here(mode):.2f}", speed])
+    return table(
+        (
+            "`--mode`",
+            "agreement",
+            "written by the large model",
+            "calls a token",
+            "speed on one machine",
+            "speed over 80 ms: text, code",
+        ),
+        rows,
+    )
+
+
+def right_in_short() -> list[str]:
+    rows = []
+    for task_set, name in (
+        ("arithmetic", "arithmetic (150 tasks)"),
+        ("zh-extract", "facts of Chinese notes as JSON (150)"),
+    ):
+        right = (f"{of_task(task_set, mode, 'right'):.2f}" for mode in ("edge", "auto", "answers", "cloud"))
+        rows.append([name, *right, f"{of_task(task_set, 'answers', 'written'):.2f}"])
+    return table(
+        (
+            "share of right answers",
+            "`edge`",
+            "`auto`",
+            "`answers`",
+            "`cloud`",
+            "written by the large model in `answers`",
+        ),
+        rows,
+    )
+
+
+def a_day() -> list[str]:
+    rows = []
+    for more in (0, MORE_TOKENS):
+        for mode in ("cloud", "fluency", "quality", "auto", "auto;k=12;hand-back=0"):
+            bill, stream = day(more)[mode], day(more)["cloud"].link
+            link, scale = bill.link, 200 / bill.num_questions
+            counts = (link.tokens_in - link.tokens_hit, link.tokens_hit, link.tokens_out, bill.num_drafted)
+            cells = [f"{round(count * scale):,}" for count in counts]
+            costs = [
+                f"{price.of(link) * scale:.3f} ({price.of(link) / price.of(stream):.2f})"
+                for price in map(parse_prices, PRICES)
+            ]
+            rows.append(["long" if more else "short", code(mode), *cells, *costs])
+    head = ("read anew", "cached", "written", "by the draft model", *(f"cost at {price}" for price in PRICES))
+    return table(("prompts", "`--mode`", *head), rows)
+
+
+def sentences() -> Iterator[tuple[str, str]]:
+    """Page and words of each figure that stands outside of tables."""
+    written, agreement = kept("quality", "target_written_per_token"), kept("quality", "target_agreement")
+    yield "README.md", f"it wrote {100 * written:.0f} % of the tokens, and {100 * agreement:.0f} % of all tokens were"
+    yield "README.md", f"some {100 - 100 * agreement:.0f} % of the tokens may differ"
+    page, lossless = "docs/measuring.md", setting("lossless")["speed_over"]["cloud"]
+    yield page, f"That it has {lossless['value']:.2f} on one machine"
+    yield page, f"the interval is {lossless['low']:.2f} to {lossless['high']:.2f}."
+    rows = {mode: LONG[mode]["rows"]["value"] for mode in LONG if mode.startswith("auto")}
+    best = {
+        least: min((m for m in rows if LONG[m]["agreement"]["value"] >= least), key=rows.__getitem__)
+        for least in (0.95, 0.9)
+    }
+    yield (
+        page,
+        (
+            f"{code(best[0.95])} computes fewest rows at an agreement of at least 0.95 ({rows[best[0.95]]:.2f} of the "
+            f"stream's), and {code(best[0.9])} at least 0.9 ({rows[best[0.9]]:.2f})."
+        ),
+    )
+    gated = [mode for mode in ORDER if mode not in ("edge", "cloud", "lossless", "lossless;k=5")]
+    assert max(kept(mode, "target_agreement") for mode in gated) < 0.95
+    short = min(
+        (mode for mode in gated if kept(mode, "target_agreement") >= 0.9),
+        key=lambda mode: kept(mode, "target_rows_per_token"),
+    )
+    yield (
+        page,
+        (
+            f"no gated mode keeps 0.95 (`auto` has {kept('auto', 'target_agreement'):.3f}), and {code(short)} computes "
+            f"fewest rows of those that keep 0.9 ({kept(short, 'target_rows_per_token'):.2f})."
+        ),
+    )
+
+
+TABLES: dict[str, tuple[Callable[[], list[str]], ...]] = {
+    "README.md": (in_short, right_in_short),
+    "docs/measuring.md": (what_a_mode_keeps, what_it_keeps_of_long_texts, how_fast, right_answers),
+    "docs/servers.md": (a_day,),
+}
+
+
+def tables(page: str) -> Iterator[list[str]]:
+    for make in TABLES.get(page, ()):
+        yield make()
+
+
+def with_tables(page: str, text: str) -> str:
+    """The text of a page with its tables as the files have them; a table is found by its head. Raises ValueError."""
+    for lines in tables(page):
+        begin = text.index(lines[0] + "\n")
+        end = text.index("\n\n", begin)
+        text = text[:begin] + "\n".join(lines) + text[end:]
+    return text
+
+
+def main() -> None:
+    for page in TABLES:
+        path = ROOT / page
+        path.write_text(with_tables(page, path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
