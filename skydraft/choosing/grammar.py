@@ -243,12 +243,6 @@ class GrammarAlong(Follower):
             self._mask = self._find()
         return self._mask
 
-    def forced(self, prefix: TokenIds) -> int | None:
-        return only_one(self.allowed(prefix))
-
-    def masked(self, row: npt.NDArray[Any], prefix: TokenIds) -> npt.NDArray[Any]:
-        return masked(row, self.allowed(prefix))
-
     @property
     def was_left(self) -> bool:
         return self._num_matched < len(self._read)

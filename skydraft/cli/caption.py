@@ -19,9 +19,10 @@ from skydraft import api
 from skydraft.characters import json_line
 from skydraft.cli.options import DecodingChoice, GateChoice, KeepChoice, decoding_section, gate_section, traces_section
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, cloud_section, models_section
+from skydraft.cli.progress import counted
 from skydraft.cli.sections import Command, Section, option
 from skydraft.cli.speech_options import STYLE, SpeechChoice, speech_section
-from skydraft.cli.terminal import TERMINAL, counted
+from skydraft.cli.terminal import TERMINAL
 from skydraft.config import CAPTION_PROMPT
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.request import GenerateRequest

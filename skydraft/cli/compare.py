@@ -16,8 +16,8 @@ import click
 
 from skydraft.cli.options import DecodingChoice, decoding_section
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, models_section, server_section
+from skydraft.cli.progress import counted
 from skydraft.cli.sections import Command, Section, option
-from skydraft.cli.terminal import counted
 from skydraft.config import Execution
 from skydraft.decoding.plan import make_plan
 from skydraft.edge.cloud import Cloud

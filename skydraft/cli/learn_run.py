@@ -18,7 +18,7 @@ from skydraft.cli.learn import learn
 from skydraft.cli.learned import MAX_PROMPTS, Numbers, Question, numbers_by_mode, numbers_of, show_table
 from skydraft.cli.options import DecodingChoice, as_text, decoding_section
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, models_section, server_section
-from skydraft.cli.progress import counting, showing
+from skydraft.cli.progress import counted, showing
 from skydraft.cli.sections import Command, Section, option
 from skydraft.cli.terminal import TERMINAL
 from skydraft.decoding.plan import make_plan
@@ -235,7 +235,7 @@ class _Run:
         if found := training.trained_before(self._trial, key):
             return found
         self._judged.unlink(missing_ok=True)  # with another adapter
-        with showing("training") as progress:
+        with showing() as progress:
             run_on = (self._models.options.device, self._models.options.num_threads)
             made = training.train(task, self._how.settings, run_on, self._state, progress.show, self._deadline)
         made.write(self._trial, key)
@@ -284,7 +284,7 @@ class _Run:
     @contextmanager
     def _counting(self, total: int, what: str, kept: str) -> Iterator[Callable[..., None]]:
         """Yields a function to call after each of `total` units. It raises TimeoutError when time is over."""
-        with counting(total, what) as done:
+        with counted(total, what) as done:
 
             def on_done(*_: object) -> None:
                 done()

@@ -13,6 +13,7 @@ import click
 
 from skydraft import api
 from skydraft.cli.options import GateChoice
+from skydraft.cli.progress import downloads
 from skydraft.cli.sections import Section, option
 from skydraft.cli.terminal import TERMINAL
 from skydraft.decoding.plan import Plan
@@ -21,7 +22,7 @@ from skydraft.engines.options import EngineOptions
 from skydraft.engines.vocab import check_same
 from skydraft.errors import OptionError
 from skydraft.files import read_file, warn_if_shared
-from skydraft.models import SourceName, default_pair, progress_on
+from skydraft.models import SourceName, default_pair
 from skydraft.protocol.address import is_url
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class ModelChoice:
         """With a context that fits so many sequences of these models, where none was given; a line says which."""
         if not self.fits_context or self.options.gpu_layers:  # then the KV is in the memory of a GPU
             return self
-        with progress_on() as progress:
+        with downloads() as progress:
             found = api.fitting_context(
                 names, num_sequences, offline=self.offline or self.local_only, source=self.source, progress=progress
             )
@@ -81,7 +82,7 @@ class ModelChoice:
     def load(self, name: str, adapter: str = "none") -> Engine:
         """Open a model. A terminal shows a state meanwhile; any stderr shows the download's progress."""
         options = self.options if self.is_quiet else replace(self.options, notify=TERMINAL.say)
-        with TERMINAL.state(f"Loading {name}…", quiet=self.is_quiet) as clear, progress_on() as progress:
+        with TERMINAL.state(f"Loading {name}…", quiet=self.is_quiet) as clear, downloads() as progress:
 
             def told(done_bytes: int, total_bytes: int, label: str) -> None:
                 clear()

@@ -19,6 +19,7 @@ from skydraft.engines.vocab import Vocab
 from skydraft.gateway.desk import Began, Ended, Event, Wrote
 from skydraft.gateway.logprobs import both_logprobs, cut, named_tokens, token_logprobs
 from skydraft.gateway.refusals import Refusal
+from skydraft.gateway.requests import Order
 from skydraft.gateway.schema import ChatRequest, Sent, TextRequest
 from skydraft.prompts.tool_calls import CallText, Piece, ThoughtText
 from skydraft.types import FinishReason, Score, StepRecord
@@ -102,9 +103,10 @@ class Answer(ABC):
     reads: ClassVar[type[Sent]]
     tells_length_in_stream: ClassVar[bool] = False  # that a prompt is too long; else by the status
 
-    def __init__(self, own: Any, body: ChatRequest | TextRequest, requests: Seq[GenerateRequest], vocab: Vocab) -> None:
+    def __init__(self, own: Any, body: ChatRequest | TextRequest, order: Order, vocab: Vocab) -> None:
         self._own, self._body, self._vocab = own, body, vocab
-        self.choices = [Choice(_echoed(request, vocab)) for request in requests]
+        self._left_out = {"left_out": order.left_out} if order.left_out else {}
+        self.choices = [Choice(_echoed(request, vocab)) for request in order.requests]
 
     @property
     def is_complete(self) -> bool:
@@ -211,11 +213,6 @@ class Answer(ABC):
         name = f"event: {chunk['type']}\n" if "type" in chunk else ""
         return f"{name}data: {text}\n\n".encode()
 
-    @property
-    def _left_out(self) -> dict[str, Any]:
-        left_out = self._body.left_out + self._body.unmet(self._vocab)
-        return {"left_out": left_out} if left_out else {}
-
     def _ours(self, choice: Choice) -> dict[str, Any]:
         ours = self._left_out | {
             "origins": choice.origins,
@@ -239,7 +236,6 @@ class ItemsAnswer(Answer):
         choice = self.choices[index]
         for piece in run.pieces:
             if isinstance(piece, str):
-                choice.text += piece
                 yield from self._say(piece)
             elif isinstance(piece, ThoughtText):
                 yield from self._think(piece.text)
@@ -342,14 +338,10 @@ def _echoed(request: GenerateRequest, vocab: Vocab) -> str:
 
 def _delta(choice: Choice, run: Run) -> dict[str, Any]:
     """The run is added to its choice."""
-    text, thought, calls = "", "", list[dict[str, Any]]()
-    for piece in run.pieces:
-        if isinstance(piece, str):
-            text += piece
-            continue
-        if isinstance(piece, ThoughtText):
-            thought += piece.text
-            continue
+    text = "".join(piece for piece in run.pieces if isinstance(piece, str))
+    thought = "".join(piece.text for piece in run.pieces if isinstance(piece, ThoughtText))
+    calls = list[dict[str, Any]]()
+    for piece in (piece for piece in run.pieces if isinstance(piece, CallText)):
         call = choice.take(piece)
         more = {"function": {"arguments": piece.arguments}}
         calls.append({"index": len(choice.calls) - 1, **(_as_chats(call) if piece.name else more)})

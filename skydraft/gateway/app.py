@@ -174,7 +174,7 @@ class Gateway:
         own, label = await self._body(request, kind.reads), request.state.visit.label
         with in_words_of(own.names):
             body, order = await self._order(request, own)
-            answer = kind(own, body, order.requests, self.pair.edge.vocab)
+            answer = kind(own, body, order, self.pair.edge.vocab)
             tickets, events = self.desk.submit(order, label, streams=bool(own.stream))
             extra: dict[str, Any] = {"model": body.model, "label": label, "choices": len(order.requests)}
             if self._options.logs_prompts:

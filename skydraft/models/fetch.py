@@ -16,8 +16,7 @@ from typing import get_args
 from skydraft.errors import HashMismatch, ModelFilesError, NetworkUnavailable, NotEnoughDisk, OptionError, UnknownModel
 from skydraft.models.cache import adopt, disk_errors_named, locked, model_path, present, settle, sha256_of
 from skydraft.models.manifest import KNOWN, KnownModel, Part, known_model
-from skydraft.models.progress import Progress, no_progress
-from skydraft.models.sources import PUBLIC_SOURCES, SourceName, Sources
+from skydraft.models.sources import PUBLIC_SOURCES, Progress, SourceName, Sources, no_progress
 
 DISK_MARGIN_BYTES = 64 << 20
 _CHUNK_BYTES = 1 << 22

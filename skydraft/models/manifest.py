@@ -59,10 +59,6 @@ _MANIFEST = _Manifest.model_validate_json((files(__package__) / "known_models.js
 KNOWN: Mapping[str, KnownModel] = MappingProxyType(dict(_MANIFEST.models))
 
 
-def known_models() -> Mapping[str, KnownModel]:
-    return KNOWN
-
-
 def known_model(name: str, models: Mapping[str, KnownModel] = KNOWN) -> KnownModel:
     """The model of that name. Raises UnknownModel, which lists the names and the nearest one."""
     if name not in models:

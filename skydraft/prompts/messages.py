@@ -10,12 +10,8 @@ from skydraft.errors import PromptError
 from skydraft.prompts.audio import Audio
 
 Role = Literal["system", "user", "assistant", "tool"]
-_KEYS = (
-    "tool_calls",
-    "tool_call_id",
-    "name",
-    "reasoning_content",
-)  # further fields of OpenAI's messages, for templates
+# Further fields of OpenAI's messages, for templates.
+_KEYS = ("tool_calls", "tool_call_id", "name", "reasoning_content")
 
 
 @dataclass(frozen=True, slots=True)

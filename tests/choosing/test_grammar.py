@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from skydraft import DecodingParams, decoding_params
 from skydraft.choosing.chooser import Chooser
-from skydraft.choosing.grammar import GrammarAlong, compile_grammar
+from skydraft.choosing.grammar import GrammarAlong, compile_grammar, only_one
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import GrammarRefused, MissingDependency
 from skydraft.grammars import json_schema
@@ -64,15 +64,15 @@ def test_going_back_and_on_is_as_beginning_anew(grammar: str, walk: Any) -> None
             may = np.flatnonzero(mask)
             assert np.array_equal(mask, along(grammar, BYTES).allowed(array(generated))), generated
             assert len(may) and (mask[list(ENDS)].all() or not mask[list(ENDS)].any())
-            assert follower.forced(array(generated)) == (may[0] if len(may) == 1 else None)
+            assert only_one(follower.allowed(array(generated))) == (may[0] if len(may) == 1 else None)
             generated.append(int(may[choice % len(may)]) if choice >= 0 else len(generated) * 7 % BYTES.size)
 
 
 def test_a_name_that_must_come_is_gone_in_the_tokens_of_the_tokenizer() -> None:
     follower = along(JSONS[1], BYTES)
-    assert follower.forced(array(spelled('{"'))) == spelled("name")[0]
-    assert follower.forced(array(spelled('{"n'))) == spelled("ame")[0]  # however it was begun
-    assert follower.forced(array(spelled('{"name": "'))) is None
+    assert only_one(follower.allowed(array(spelled('{"')))) == spelled("name")[0]
+    assert only_one(follower.allowed(array(spelled('{"n')))) == spelled("ame")[0]  # however it was begun
+    assert only_one(follower.allowed(array(spelled('{"name": "')))) is None
 
 
 @pytest.mark.parametrize("parallel", [False, True])
