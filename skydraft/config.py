@@ -1,7 +1,5 @@
 """The options of a request: parsed once, checked once, frozen. All defaults of the project are in this file."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 import inspect

@@ -9,8 +9,6 @@ A child process first finds out whether a grammar compiles: llguidance bounds mo
 of patterns take minutes, and deep ones can end the process.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """`skydraft compare`, `report` and `calibrate`: measure modes on a file of prompts, and fit the calibrated gate."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shlex

@@ -1,7 +1,5 @@
 """`skydraft doctor`: installed packages, models here and their speed, and the steps to repair the rest."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform

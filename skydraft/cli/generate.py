@@ -1,7 +1,5 @@
 """`skydraft generate`: one prompt, streamed and coloured by origin, or as one JSON object."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import select

@@ -1,7 +1,5 @@
 """`skydraft learn`: what was collected, what was learned from it, and taking both back."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

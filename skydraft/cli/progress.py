@@ -1,7 +1,5 @@
 """Progress of long work in several steps: bars on a terminal, and a line now and then in a file."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 import time

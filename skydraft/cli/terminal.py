@@ -1,7 +1,5 @@
 """The terminal: notices and answers on one screen, tokens coloured by origin, and figures."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Sequence

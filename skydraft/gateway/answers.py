@@ -1,7 +1,5 @@
 """Answers from the events of a desk, whole or as server-sent events; and those of OpenAI's chats."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import time

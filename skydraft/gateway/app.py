@@ -1,7 +1,5 @@
 """The routes of the gateway: requests go to the desk, and its events become answers."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import logging

@@ -1,7 +1,5 @@
 """Errors as OpenAI's error bodies with a status. A client never sees a path or a traceback."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import time

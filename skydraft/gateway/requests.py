@@ -1,7 +1,5 @@
 """Client requests to GenerateRequests: one for each choice of the answer."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import codecs

@@ -1,7 +1,5 @@
 """OpenAI's `/v1/responses` over chat completions: nothing is kept between requests."""
 
-from __future__ import annotations
-
 import itertools
 import time
 import uuid

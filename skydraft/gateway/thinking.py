@@ -1,7 +1,5 @@
 """What clients say about thinking, each in its own words; and what that means for a chat template."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple, get_args

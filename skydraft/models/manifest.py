@@ -1,7 +1,5 @@
 """The models that skydraft knows by name, read from `known_models.json` beside this file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib.resources import files

@@ -1,7 +1,5 @@
 """Turns a model argument, such as that of `--edge-model`, into files on this disk."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The sources of model files outside our cache. Tests put other callables into `Sources`."""
 
-from __future__ import annotations
-
 import errno
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """Messages, the parts of a prompt: each has one role."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args

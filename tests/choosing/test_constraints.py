@@ -1,7 +1,5 @@
 """Constraints with the semantics of transformers and OpenAI (F4, F5), and the order of the steps (F7)."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,8 +1,6 @@
 """A grammar is a function of the prefix: a matcher that goes back and forth allows what a fresh one does, and an oracle
 that shares nothing with it."""
 
-from __future__ import annotations
-
 import re
 import sys
 from typing import Any

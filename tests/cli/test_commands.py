@@ -1,7 +1,5 @@
 """`skydraft models`, `skydraft doctor` and the top level."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The interfaces of the gateway, so that one test asks all of them: how each writes a request and says an answer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq

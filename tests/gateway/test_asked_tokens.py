@@ -1,7 +1,5 @@
 """A token that is asked: log-probabilities of both models, and a branch that begins with tokens that are given."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

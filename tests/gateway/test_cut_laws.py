@@ -3,8 +3,6 @@
 Without models: the law is of what was written, and not of how.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterator

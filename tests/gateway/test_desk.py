@@ -1,7 +1,5 @@
 """Many clients at once: who hangs up, floods or waits disturbs nobody, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

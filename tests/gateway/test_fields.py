@@ -1,7 +1,5 @@
 """Fields of the requests of OpenAI, Anthropic, vLLM, SGLang and llama-server: followed, refused by name or harmless."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from typing import Any, get_type_hints

@@ -1,7 +1,5 @@
 """OpenAI's own SDK against a running gateway: what it parses is what we said."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx2 as httpx

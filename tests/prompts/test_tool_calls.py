@@ -1,7 +1,5 @@
 """Calls of tools in a text: what comes out does not depend on how the text came, and nothing is lost."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import time

@@ -1,7 +1,5 @@
 """Thinking in the three interfaces: whole is streamed, tools and schemas come after it, and what clients ask for."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any
