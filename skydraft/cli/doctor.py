@@ -18,9 +18,9 @@ from skydraft.cli.doctor_cloud import CheckChoice, examine_cloud, show_turns
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, models_section, server_section
 from skydraft.cli.sections import Command, Section, option
 from skydraft.cli.terminal import TERMINAL, console_for
+from skydraft.config import free_bytes
 from skydraft.decoding.cost_model import CostModel
 from skydraft.engines.base import Engine
-from skydraft.engines.fitting import free_bytes
 from skydraft.engines.vocab import check_same
 from skydraft.errors import OptionError, SkydraftError
 from skydraft.models import KNOWN, cache_dir, present

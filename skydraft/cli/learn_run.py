@@ -1,7 +1,5 @@
 """`skydraft learn run`: the target answers prompts, the draft model learns from that, is judged, and used."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections import Counter
@@ -9,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -24,7 +21,9 @@ from skydraft.cli.terminal import TERMINAL
 from skydraft.decoding.plan import make_plan
 from skydraft.decoding.prices import parse_prices
 from skydraft.decoding.request import GenerateRequest
+from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
+from skydraft.engines.vocab import Vocab
 from skydraft.errors import OptionError, PromptError, RecordsError
 from skydraft.evaluation.comparison import asked_of, params_of
 from skydraft.evaluation.modes import Mode
@@ -40,10 +39,6 @@ from skydraft.learning.lessons import Lesson, Store
 from skydraft.learning.training import Gain
 from skydraft.models import adapters, cache_dir
 from skydraft.models.cache import disk_errors_named, locked
-
-if TYPE_CHECKING:
-    from skydraft.edge.cloud import Cloud
-    from skydraft.engines.vocab import Vocab
 
 _PATIENT_S = 600.0  # this machine may be slow, but it does not go away
 _TYPICAL = 100  # tokens of an answer, before the first one is known

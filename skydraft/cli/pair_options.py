@@ -1,13 +1,11 @@
 """The sections for the models, their settings in this process, and the cloud servers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Self
 
 import click
 
@@ -17,6 +15,7 @@ from skydraft.cli.progress import downloads
 from skydraft.cli.sections import Section, option
 from skydraft.cli.terminal import TERMINAL
 from skydraft.decoding.plan import Plan
+from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.vocab import check_same
@@ -24,10 +23,6 @@ from skydraft.errors import OptionError
 from skydraft.files import read_file, warn_if_shared
 from skydraft.models import SourceName, default_pair
 from skydraft.protocol.address import is_url
-
-if TYPE_CHECKING:
-    from skydraft.edge.cloud import Cloud
-
 
 _PAIR = default_pair()
 Fallback = Literal["lost", "start"]
@@ -56,7 +51,7 @@ class ModelChoice:
     def target_name(self) -> str:
         return self.cloud_model or _PAIR.target
 
-    def fitted(self, names: Seq[str], num_sequences: int) -> ModelChoice:
+    def fitted(self, names: Seq[str], num_sequences: int) -> Self:
         """With a context that fits so many sequences of these models, where none was given; a line says which."""
         if not self.fits_context or self.options.gpu_layers:  # then the KV is in the memory of a GPU
             return self
@@ -147,8 +142,8 @@ class CloudChoice:
     address: str | None = None
     given: Mapping[str, Any] = field(default_factory=dict)
 
-    def but(self, address: str | None = None, **given: Any) -> CloudChoice:
-        return CloudChoice(address or self.address, {**self.given, **given})
+    def but(self, address: str | None = None, **given: Any) -> Self:
+        return replace(self, address=address or self.address, given={**self.given, **given})
 
     def check(self, models: ModelChoice, gate: GateChoice | None = None, *, audits: bool = False) -> None:
         """Raise OptionError for an option that misleads about what leaves this machine, or what checks."""

@@ -40,7 +40,9 @@ class Progress:
         if step != self._step:
             self._step, self._began, self._first, self._due = step, now, done, now + self._quiet_s
             self._bars.start()  # only now: until then others may use the terminal
-            self._task = self._bars.add_task(step)
+            for before in self._bars.tasks:
+                self._bars.update(before.id, visible=before.finished)
+            self._task = self._bars.add_task(step, total=total or None)
         self._bars.update(self._task, description=f"{step} {note}".strip(), completed=done, total=total or None)
         if self._bars.disable and total and now >= self._due:
             self._due = now + _LINE_EVERY_S

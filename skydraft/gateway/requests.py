@@ -274,7 +274,8 @@ def _text_order(body: TextRequest, edge: Engine, names: ModelNames, defaults: De
         )
         for prompt in body.prompt
     ]
-    return Order([choice for request in requests for choice in _choices(request, body.n or 1)])
+    left_out = ["thinking"] if body.reasoning_effort not in (None, "none") else []  # a text has no chat template
+    return Order([choice for request in requests for choice in _choices(request, body.n or 1)], left_out=left_out)
 
 
 def _choices(request: GenerateRequest, num_choices: int) -> list[GenerateRequest]:

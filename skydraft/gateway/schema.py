@@ -3,8 +3,6 @@
 A field whose effect would be missed is refused by its name (`refusals`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias

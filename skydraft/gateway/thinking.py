@@ -32,8 +32,8 @@ def arranged(body: ChatRequest, vocab: Vocab, default: Think) -> Arranged:
     settings = {name: value for name, value in kwargs.items() if name in template.names}
     hints = [each for each in (body.reasoning, body.thinking) if isinstance(each, dict)]
     hint = {name: value for each in hints for name, value in each.items()}
-    levels: tuple[str, ...] = get_args(Effort)
-    effort = body.reasoning_effort or next((each for each in levels if each == hint.get("effort")), "")
+    effort: str = body.reasoning_effort or ""
+    effort = effort or next((each for each in get_args(Effort) if each == hint.get("effort")), "")
     by_effort: Think = "off" if effort == "none" else "on" if effort else "auto"
     wanted, asked = _TYPES.get(str(hint.get("type")), by_effort), max(body.thinking_token_budget or 0, 0)
     budget = asked or _budget(hint.get("budget_tokens")) or _budget(hint.get("max_tokens"))

@@ -5,8 +5,6 @@
 </tool_call>
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping
@@ -198,6 +196,29 @@ class Reader:
         return []
 
 
+class _Object:
+    """One that is being read, from `start` to `at`. `closing` ends the marks or the fence around it."""
+
+    def __init__(self, start: int, closing: str) -> None:
+        self.start = self.at = start
+        self.closing = closing
+        self._depth = 0
+        self._is_quoted = False
+
+    def ends(self, text: str) -> bool:
+        """Read on in `text`; returns whether the object ends at `at`."""
+        while self.at < len(text):
+            char = text[self.at]
+            self.at += 2 if char == "\\" and self._is_quoted else 1
+            if char == '"':
+                self._is_quoted = not self._is_quoted
+            elif char in "{}" and not self._is_quoted:
+                self._depth += 1 if char == "{" else -1
+                if not self._depth:
+                    return True
+        return False
+
+
 class CallReader(Reader):
     """Reads calls of the tools `names` in a text that need not have any.
 
@@ -280,29 +301,6 @@ class CallReader(Reader):
             said.append(CallText(*call, is_last=True))
             self._num_calls += 1
         return True
-
-
-class _Object:
-    """One that is being read, from `start` to `at`. `closing` ends the marks or the fence around it."""
-
-    def __init__(self, start: int, closing: str) -> None:
-        self.start = self.at = start
-        self.closing = closing
-        self._depth = 0
-        self._is_quoted = False
-
-    def ends(self, text: str) -> bool:
-        """Read on in `text`; returns whether the object ends at `at`."""
-        while self.at < len(text):
-            char = text[self.at]
-            self.at += 2 if char == "\\" and self._is_quoted else 1
-            if char == '"':
-                self._is_quoted = not self._is_quoted
-            elif char in "{}" and not self._is_quoted:
-                self._depth += 1 if char == "{" else -1
-                if not self._depth:
-                    return True
-        return False
 
 
 def _call_of(text: str, names: Seq[str]) -> tuple[str, str] | None:

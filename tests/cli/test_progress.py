@@ -34,5 +34,8 @@ def test_a_terminal_gets_a_bar_for_each_step(monkeypatch: pytest.MonkeyPatch) ->
         show(1_000_000, 2_000_000, "downloading tiny")
         show(2_000_000, 2_000_000, "downloading tiny")
         show(1_000_000, 4_000_000, "joining tiny")
-    for said in ("downloading tiny", "joining tiny", "2.0/2.0 MB", "1.0/4.0 MB"):
+    with progress.showing() as bars:
+        bars.show("loading", 0, 0)
+        bars.show("training", 1, 3)
+    for said in ("downloading tiny", "joining tiny", "2.0/2.0 MB", "1.0/4.0 MB", "0/?", "1/3"):
         assert said in stream.getvalue()

@@ -142,6 +142,8 @@ def test_budgets_and_levels_reach_the_model_and_what_cannot_is_refused(served: R
             assert running.chat("快", thinking=hint, reasoning=hint).status_code == 200, hint
         asked = running.post("completions", model="skydraft-lossless", prompt="a", skydraft={"think": "on"})
         assert asked.status_code == 400 and "think" in asked.text
+        asked = running.post("completions", model="skydraft-lossless", prompt="a", reasoning_effort="low")
+        assert asked.json()["skydraft"]["left_out"] == ["thinking"]
         assert running.chat("快", chat_template_kwargs={"messages": []}).status_code == 400
 
 
