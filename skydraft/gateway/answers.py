@@ -100,6 +100,7 @@ class Answer(ABC):
     ending = b""
     reads: ClassVar[type[Sent]]
     tells_length_in_stream: ClassVar[bool] = False  # that a prompt is too long; else by the status
+    scores_thoughts: ClassVar[bool] = True  # log-probabilities of what is thought, too
 
     def __init__(self, own: Any, body: ChatRequest | TextRequest, order: Order, vocab: Vocab) -> None:
         self._own, self._body, self._vocab = own, body, vocab
@@ -153,6 +154,8 @@ class Answer(ABC):
         for _, run in itertools.groupby(both, key=lambda each: each[0].origin):
             tokens, pieces = zip(*run, strict=True)
             scored = self._wanted(itertools.islice(scores, len(tokens)))
+            if not self.scores_thoughts:
+                scored = scored[max(event.done.record.num_reasoning - first, 0) :]
             begins = {"begins": choice.begins} if choice.begins and not choice.token_ids else {}
             choice.scores += scored
             choice.token_ids += [token.token_id for token in tokens]

@@ -118,6 +118,7 @@ class ResponsesRequest(Translated):
 class ResponsesAnswer(ItemsAnswer):
     reads = ResponsesRequest
     tells_length_in_stream = True  # Codex makes room for itself only then
+    scores_thoughts = False
 
     def __init__(self, own: ResponsesRequest, *given: Any) -> None:
         super().__init__(own, *given)

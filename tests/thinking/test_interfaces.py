@@ -59,6 +59,15 @@ def test_what_an_answer_begins_with_is_told_apart_and_not_counted(served: Runnin
             assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] <= max(12 - length, 0)
 
 
+@pytest.mark.parametrize("mode", ["lossless", "cloud"])
+def test_log_probabilities_of_a_response_are_those_of_its_text_alone(served: Running, mode: str) -> None:
+    asked = {"model": f"skydraft-{mode}", "input": "快", "include": ["message.output_text.logprobs"]}
+    (part,) = served.post("responses", **asked).json()["output"][-1]["content"]
+    events = events_of(served.post("responses", **asked, stream=True).text)
+    streamed = [each for event in events if event["type"].endswith("text.delta") for each in event.get("logprobs", ())]
+    assert "".join(each["token"] for each in streamed) == part["text"] == "It is 4." and streamed == part["logprobs"]
+
+
 def test_events_are_those_that_the_sdks_know(served: Running) -> None:
     told = events_of(served.post("responses", model="skydraft-lossless", input="快", stream=True).text)
     kinds = [event["type"].removeprefix("response.") for event in told]
