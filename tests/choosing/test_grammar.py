@@ -19,7 +19,7 @@ from skydraft.grammars import json_schema
 from skydraft.prompts.tool_calls import calling_grammar
 from tests import grammars, toys
 from tests.grammars import BYTES, ENDS, GRAMMARS, JSONS, spelled
-from tests.toys import EOS, VOCAB, law
+from tests.toys import EOS, VOCAB, array, law
 
 pytest.importorskip("llguidance")
 
@@ -30,10 +30,6 @@ walks = st.lists(st.tuples(st.integers(0, 24), steps), min_size=1, max_size=5)
 
 def along(grammar: str, vocab: Vocab, prompt_len: int = 0) -> GrammarAlong:
     return GrammarAlong(compile_grammar(grammar, vocab), vocab, prompt_len)
-
-
-def array(token_ids: Any) -> Any:
-    return np.array(token_ids, np.int32)
 
 
 @law(30)

@@ -20,7 +20,6 @@ texts = later("openai.types.completion_create_params")
 responses = later("openai.types.responses.response_create_params")
 
 CHAT = "chat/completions"
-CHAT = "chat/completions"
 ASKED = [{"role": "user", "content": "语速"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 

@@ -110,10 +110,6 @@ def test_calls_and_schemas_come_after_the_thinking(stream: bool) -> None:
         assert message["reasoning"] == "ab" and json.loads(message["content"]) == {"a": 1}
 
 
-def prompt_of(running: Running, path: str, **body: Any) -> int:
-    return int(running.post(path, **body).json()["usage"]["prompt_tokens"])
-
-
 OFF: list[tuple[str, dict[str, Any]]] = [
     ("chat/completions", {"chat_template_kwargs": {"enable_thinking": False}}),
     ("chat/completions", {"reasoning_effort": "none"}), ("responses", {"reasoning": {"effort": "none"}}),
