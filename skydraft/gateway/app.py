@@ -20,7 +20,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from skydraft.decoding.builder import prompted
-from skydraft.errors import ContextExceeded, GrammarRefused
+from skydraft.errors import ContextExceeded, GrammarRefused, OptionError
 from skydraft.gateway.answers import Answer, ChatAnswer
 from skydraft.gateway.completions import TextAnswer
 from skydraft.gateway.desk import Desk, Event, Events, GatewayMetrics, Ticket
@@ -32,6 +32,7 @@ from skydraft.gateway.requests import Defaults, Order, check_sent, in_words_of, 
 from skydraft.gateway.responses import ResponsesAnswer
 from skydraft.gateway.schema import ChatRequest, Sent, TextRequest, Translated
 from skydraft.gateway.tokens import DetokenizeRequest, TokenizeRequest
+from skydraft.prompts.thinking import template_of
 from skydraft.tracing import HEADER as TRACE_HEADER
 from skydraft.tracing import is_traceparent
 
@@ -67,7 +68,10 @@ class GatewayOptions:
 
 
 class Gateway:
-    """`app` is the ASGI application. With `authorize` there are keys, of several owners if `has_several` says so."""
+    """`app` is the ASGI application. With `authorize` there are keys, of several owners if `has_several` says so.
+
+    Raises OptionError for defaults that no chat could follow.
+    """
 
     def __init__(
         self, pair: Pair, defaults: Defaults, options: GatewayOptions, authorize: Authorize | None = None,
@@ -75,6 +79,9 @@ class Gateway:
     ) -> None:  # fmt: skip
         self._is_shared = has_several if authorize else lambda: False
         self.pair, self._defaults, self._options = pair, defaults, options
+        wants_thinking = defaults.think == "on" or defaults.params.think_budget > 0
+        if wants_thinking and not template_of(pair.edge.vocab.chat_template).thinks:
+            raise OptionError("--think and --think-budget do not apply: this model's chat template knows no thinking.")
         self.names = ModelNames(pair)
         self._cloud = CloudHealth(pair)
         self.desk = Desk(pair, options.max_running, options.max_waiting, has_keys=authorize is not None)

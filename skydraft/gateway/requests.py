@@ -258,6 +258,7 @@ def _text_order(body: TextRequest, edge: Engine, names: ModelNames, defaults: De
         raise Refusal(400, "Put them into the prompt.", param="skydraft.continue_ids")
     plan = names.plan_of(body.model, body.choice)
     params = _params(body, defaults, body.max_tokens or defaults.max_new_tokens(_TEXT_TOKENS))
+    params = replace(params, think_budget=body.choice.think_budget or 0)  # the operator's is for chats
     requests = [
         GenerateRequest(
             (Message("user", prompt),) if isinstance(prompt, str) else (),
@@ -302,7 +303,8 @@ def _params(
     chosen = {name: value for name, value in given.items() if value is not None}
     if body.choice.style is not None:
         return decoding_params(body.choice.style, **chosen)
-    return decoding_params(None, **{**asdict(defaults.params), **chosen})
+    by_default = asdict(defaults.params) | ({"sentences": 0} if "grammar" in chosen else {})  # which says where it ends
+    return decoding_params(None, **by_default | chosen)
 
 
 def _messages(given: list[ChatMessage]) -> list[Message]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from skydraft.config import DecodingParams
+from skydraft.errors import OptionError
 from skydraft.gateway.pair import Pair
 from skydraft.gateway.requests import Defaults
 
@@ -216,3 +217,10 @@ def test_a_gateway_has_a_default() -> None:
         assert off["prompt_tokens"] - on["prompt_tokens"] == 6
     with written_by(SWITCHED) as running:
         assert running.chat("快").status_code == 200
+    budget = Defaults(DecodingParams(think_budget=3))
+    with gateway(Pair(*pair_of(SCRIPT)), defaults=budget) as running:
+        assert said("chat/completions", running.chat("快", max_tokens=64).json())[0] == "h"
+        assert running.post("completions", model="skydraft", prompt="a").status_code == 200  # a text has no thinking
+    for cannot in (budget, Defaults(DecodingParams(), think="on")):
+        with pytest.raises(OptionError, match="knows no thinking"), gateway(defaults=cannot):
+            pass
