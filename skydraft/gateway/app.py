@@ -20,7 +20,8 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from skydraft.decoding.builder import prompted
-from skydraft.errors import ContextExceeded, GrammarRefused, OptionError
+from skydraft.decoding.request import GenerateRequest
+from skydraft.errors import ContextExceeded, GrammarRefused
 from skydraft.gateway.answers import Answer, ChatAnswer
 from skydraft.gateway.completions import TextAnswer
 from skydraft.gateway.desk import Desk, Event, Events, GatewayMetrics, Ticket
@@ -32,7 +33,7 @@ from skydraft.gateway.requests import Defaults, Order, check_sent, in_words_of, 
 from skydraft.gateway.responses import ResponsesAnswer
 from skydraft.gateway.schema import ChatRequest, Sent, TextRequest, Translated
 from skydraft.gateway.tokens import DetokenizeRequest, TokenizeRequest
-from skydraft.prompts.thinking import template_of
+from skydraft.prompts.messages import asked
 from skydraft.tracing import HEADER as TRACE_HEADER
 from skydraft.tracing import is_traceparent
 
@@ -79,9 +80,8 @@ class Gateway:
     ) -> None:  # fmt: skip
         self._is_shared = has_several if authorize else lambda: False
         self.pair, self._defaults, self._options = pair, defaults, options
-        wants_thinking = defaults.think == "on" or defaults.params.think_budget > 0
-        if wants_thinking and not template_of(pair.edge.vocab.chat_template).thinks:
-            raise OptionError("--think and --think-budget do not apply: this model's chat template knows no thinking.")
+        if defaults.think != "auto" or defaults.params.think_budget:  # as every chat would be refused
+            prompted(GenerateRequest(asked("a"), params=defaults.params, think=defaults.think), pair.edge)
         self.names = ModelNames(pair)
         self._cloud = CloudHealth(pair)
         self.desk = Desk(pair, options.max_running, options.max_waiting, has_keys=authorize is not None)

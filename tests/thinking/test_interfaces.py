@@ -13,7 +13,7 @@ from skydraft.gateway.requests import Defaults
 
 from ..gateway.interfaces import ALL_WHOLE, ask, call_text, events_of
 from ..gateway.running import Running, gateway, written_by
-from .scripts import LEVELLED, SWITCHED, pair_of
+from .scripts import LEVELLED, OPENED, SWITCHED, pair_of
 
 SCRIPT = "<think>\nhm, 2?\n</think>\n\nIt is 4."
 ASKED = [{"role": "user", "content": "快"}]
@@ -221,6 +221,8 @@ def test_a_gateway_has_a_default() -> None:
     with gateway(Pair(*pair_of(SCRIPT)), defaults=budget) as running:
         assert said("chat/completions", running.chat("快", max_tokens=64).json())[0] == "h"
         assert running.post("completions", model="skydraft", prompt="a").status_code == 200  # a text has no thinking
-    for cannot in (budget, Defaults(DecodingParams(), think="on")):
-        with pytest.raises(OptionError, match="knows no thinking"), gateway(defaults=cannot):
+    opened = Pair(*pair_of("a</think>b", OPENED))
+    for pair, cannot in ((None, budget), (None, Defaults(DecodingParams(), think="on")),
+                         (opened, Defaults(DecodingParams(), think="off"))):  # fmt: skip
+        with pytest.raises(OptionError, match="thinking"), gateway(pair, defaults=cannot):
             pass
