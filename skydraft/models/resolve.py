@@ -29,16 +29,9 @@ class ResolvedModel:
 
 
 def resolve(
-    spec: str,
-    cache: Path,
-    *,
-    engine_names: Collection[str] = (),
-    offline: bool = False,
-    source: SourceName = "auto",
-    progress: Progress = no_progress,
-    sources: Sources = PUBLIC_SOURCES,
-    models: Mapping[str, KnownModel] = KNOWN,
-) -> ResolvedModel:
+    spec: str, cache: Path, *, engine_names: Collection[str] = (), offline: bool = False, source: SourceName = "auto",
+    progress: Progress = no_progress, sources: Sources = PUBLIC_SOURCES, models: Mapping[str, KnownModel] = KNOWN,
+) -> ResolvedModel:  # fmt: skip
     """Find the model of `spec`, and download it if needed; afterwards its path exists.
 
     In this order: NAME or NAME:REST with the NAME of an engine; `ollama:NAME[:TAG]`; an embedded model; a known name; a
