@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from skydraft.errors import PromptError
 from skydraft.grammars import with_ascii_refs
 from skydraft.prompts.messages import Message
+from skydraft.thinking import num_suspect
 
 MAX_CALLS = 8  # in one answer that must call
 _BEGIN, _END = "<tool_call>", "</tool_call>"
@@ -248,7 +249,7 @@ class CallReader(Reader):
     def _read_text(self, said: list[Piece]) -> bool:
         at = self._held.find(_BEGIN)
         self._may_call = at >= 0
-        text = self._held[: at if self._may_call else len(self._held) - _num_suspect(self._held, _BEGIN)]
+        text = self._held[: at if self._may_call else len(self._held) - num_suspect(self._held, _BEGIN)]
         num_breaks = len(text) - len(text.rstrip("\n"))  # a call begins on a line of its own
         self._release(len(text) - min(num_breaks, _MAX_BREAKS), said)
         return self._may_call
@@ -352,9 +353,3 @@ class EnforcedReader(Reader):
         if is_last:
             self._arguments, self._num_calls = None, self._num_calls + 1
         return is_last
-
-
-def _num_suspect(text: str, mark: str) -> int:
-    """How long an end of `text` begins `mark`."""
-    longest = min(len(mark) - 1, len(text))
-    return next((length for length in range(longest, 0, -1) if mark.startswith(text[-length:])), 0)
