@@ -7,19 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import click
+from rich import progress as rich
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    ProgressColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
-from rich.progress import Progress as Bars
 
 from skydraft import models
 
@@ -29,9 +18,9 @@ _LINE_EVERY_S = 20.0
 class Progress:
     """Shows one step after another: a bar for each, or a line every 20 seconds, the first after `quiet_s`."""
 
-    def __init__(self, bars: Bars, quiet_s: float) -> None:
+    def __init__(self, bars: rich.Progress, quiet_s: float) -> None:
         self._bars, self._quiet_s = bars, quiet_s
-        self._step, self._task, self._began, self._due = "", TaskID(0), 0.0, 0.0
+        self._step, self._task, self._began, self._due = "", rich.TaskID(0), 0.0, 0.0
         self._first = 0  # units that were done when the step began
 
     def show(self, step: str, done: int, total: int, note: str = "", *, num_a_unit: int = 1, unit: str = "") -> None:
@@ -57,11 +46,11 @@ class Progress:
 
 
 @contextmanager
-def showing(*columns: ProgressColumn, quiet_s: float = 0.0) -> Iterator[Progress]:
+def showing(*columns: rich.ProgressColumn, quiet_s: float = 0.0) -> Iterator[Progress]:
     """Bars with these columns, by default those of counted units."""
-    counts = MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
-    begin = TextColumn("{task.description}"), BarColumn()
-    bars = Bars(*begin, *(columns or counts), console=Console(stderr=True), disable=not sys.stderr.isatty())
+    counts = rich.MofNCompleteColumn(), rich.TimeElapsedColumn(), rich.TextColumn("left"), rich.TimeRemainingColumn()
+    begin = rich.TextColumn("{task.description}"), rich.BarColumn()
+    bars = rich.Progress(*begin, *(columns or counts), console=Console(stderr=True), disable=not sys.stderr.isatty())
     try:
         yield Progress(bars, quiet_s)
     finally:
@@ -80,5 +69,5 @@ def counted(total: int, what: str, done: int = 0) -> Iterator[Callable[[], None]
 
 @contextmanager
 def downloads() -> Iterator[models.Progress]:
-    with showing(DownloadColumn(), TransferSpeedColumn()) as progress:
+    with showing(rich.DownloadColumn(), rich.TransferSpeedColumn()) as progress:
         yield lambda done, total, label: progress.show(label, done, total, num_a_unit=10**6, unit=" MB")
