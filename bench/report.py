@@ -16,7 +16,7 @@ import skydraft
 from bench.server import ServerProcess
 from bench.workload import PROMPTS_FILE
 from skydraft import decoding_params
-from skydraft.cli.terminal import counted
+from skydraft.cli.progress import counted
 from skydraft.edge.cloud import Cloud
 from skydraft.engines.options import EngineOptions
 from skydraft.evaluation.comparison import ComparisonRequest, LoadedPair, compare

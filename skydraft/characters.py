@@ -4,8 +4,6 @@ Width variants belong to one class: `，` and `,` are both comma-like. All funct
 text, never at token ids (field report F11).
 """
 
-from __future__ import annotations
-
 import json
 import unicodedata
 from typing import Any

@@ -1,7 +1,5 @@
 """The options of a request: parsed once, checked once, frozen. All defaults of the project are in this file."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 import inspect
@@ -240,3 +238,19 @@ def num_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
             quota, period = (int(word) for file in files for word in (cgroup / file).read_text().split())
             return max(1, min(cores, math.ceil(quota / period))) if quota > 0 else cores
     return cores
+
+
+def free_bytes(proc: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Memory that this process may still use; a container often has less than the machine. None if nothing says it."""
+    free = None
+    with suppress(OSError, ValueError, IndexError):
+        free = int(proc.read_text().partition("MemAvailable:")[2].split()[0]) * 1024
+    if free is None:  # not Linux: half of what the machine has
+        with suppress(OSError, ValueError, AttributeError):
+            free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    with suppress(OSError, ValueError):  # no container, or no limit
+        most, used = (int((cgroup / name).read_text()) for name in ("memory.max", "memory.current"))
+        with suppress(OSError, ValueError, IndexError):  # files that it gives up when it needs the room
+            used -= int((cgroup / "memory.stat").read_text().partition("\ninactive_file ")[2].split()[0])
+        free = max(min(most - used, most if free is None else free), 0)
+    return free

@@ -41,8 +41,6 @@ Every message is one line; `hint` is the next thing to do. The code that raises 
 command line (--temperature). `line` keeps the flags; `message`, `hint` and `str` have Python's names (temperature).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

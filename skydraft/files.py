@@ -1,7 +1,5 @@
 """Files: small ones are read without waiting, state files are written whole, and damaged ones are set aside."""
 
-from __future__ import annotations
-
 import errno
 import io
 import logging

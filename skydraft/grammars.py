@@ -8,8 +8,6 @@
 What is checked here needs no library; `choosing.grammar` compiles it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """What each origin of a token means and looks like: for the terminal and the report; a test compares the chat page."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from skydraft.types import Origin

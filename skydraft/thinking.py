@@ -67,9 +67,7 @@ class Thought:
             thought = text[:at].rstrip(BLANK)
             after, _, answer = Thought(self.tags, "gap").then(text[at + len(self.tags.end) :])
             return after, thought, answer
-        end = self.tags.end
-        length = next((n for n in range(min(len(end) - 1, len(text)), 0, -1) if end.startswith(text[-n:])), 0)
-        kept = len(text[: len(text) - length].rstrip(BLANK))
+        kept = len(text[: len(text) - num_suspect(text, self.tags.end)].rstrip(BLANK))
         return Thought(self.tags, "thinking", text[kept:], self.has_said or kept > 0), text[:kept], ""
 
     @property
@@ -80,8 +78,7 @@ class Thought:
     @property
     def missing(self) -> str:
         """What is missing of the end tag."""
-        end, held = self.tags.end, self.held
-        return next((end[n:] for n in range(min(len(end) - 1, len(held)), 0, -1) if held.endswith(end[:n])), end)
+        return self.tags.end[num_suspect(self.held, self.tags.end) :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +101,11 @@ class Place:
     @property
     def thinks(self) -> bool:
         return self.thought.phase == "thinking"
+
+
+def num_suspect(text: str, mark: str) -> int:
+    """How long an end of `text` begins `mark`, and is not all of it."""
+    return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0)
 
 
 def split(text: str, tags: Tags) -> tuple[str, str]:

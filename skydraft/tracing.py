@@ -4,8 +4,6 @@ The W3C header `traceparent` says which trace something belongs to; to a server 
 call or stream. A trace holds names, numbers and times, never a text or a token.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re

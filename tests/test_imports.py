@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "gating": _CONTRACT,
     "prompts": _CONTRACT,
     "protocol": _LEAVES,
-    "models": {"errors", "files"},
+    "models": {"characters", "errors", "files"},
     "access": {"errors", "config", "files"},
     "decoding": _CONTRACT | {"choosing", "gating", "prompts"},
     "edge": _CONTRACT | {"choosing", "decoding", "protocol"},

@@ -1,7 +1,5 @@
 """Keys: bearer tokens from a file, each with a label, by which its owner is known."""
 
-from __future__ import annotations
-
 import hmac
 import logging
 import re

@@ -1,7 +1,5 @@
 """Limits of one server: in total, for each session and for each token."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 An owner is the client of a token or key. Servers, gateways and their queues all decide by these two classes.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TypeVar

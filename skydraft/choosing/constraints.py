@@ -9,8 +9,6 @@ second character (F10), and penalties that drive a model from one punctuation ma
 A row costs its new tokens (`incremental`); a penalty also its distinct tokens, an n-gram ban the length of its n-gram.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, TypeAlias

@@ -9,8 +9,6 @@ A child process first finds out whether a grammar compiles: llguidance bounds mo
 of patterns take minutes, and deep ones can end the process.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import signal
@@ -242,12 +240,6 @@ class GrammarAlong(Follower):
         if self._mask is None:
             self._mask = self._find()
         return self._mask
-
-    def forced(self, prefix: TokenIds) -> int | None:
-        return only_one(self.allowed(prefix))
-
-    def masked(self, row: npt.NDArray[Any], prefix: TokenIds) -> npt.NDArray[Any]:
-        return masked(row, self.allowed(prefix))
 
     @property
     def was_left(self) -> bool:

@@ -5,8 +5,6 @@ is a pure hash of (seed, position, token id), so that draft and target share it 
 (Gumbel coupling, arXiv 2408.07978). The hash is SplitMix64 (public domain).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """When a generation ends: a pure question about its tokens, asked after each one (F13); and where sentences end."""
 
-from __future__ import annotations
-
 import codecs
 import re
 import string
@@ -54,7 +52,7 @@ class Said:
     def has(self, sentences: int) -> bool:
         return self.ends_sentence and self.num_sentences >= sentences
 
-    def then(self, piece: bytes) -> Said:
+    def then(self, piece: bytes) -> "Said":
         """The same of the text with `piece` at its end. Costs its length, and a bounded look back for each dot."""
         new, used = codecs.utf_8_decode(self._pending + piece, "replace", False)
         pending = (self._pending + piece)[used:]

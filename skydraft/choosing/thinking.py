@@ -1,7 +1,5 @@
 """Where thinking ends along the tokens of a text, and what holds only after it or ends it."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import numpy as np

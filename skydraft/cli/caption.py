@@ -1,7 +1,5 @@
 """`skydraft caption`: a sentence about the speaker of each of many recordings, as JSON lines or CSV."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import io
@@ -19,9 +17,10 @@ from skydraft import api
 from skydraft.characters import json_line
 from skydraft.cli.options import DecodingChoice, GateChoice, KeepChoice, decoding_section, gate_section, traces_section
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, cloud_section, models_section
+from skydraft.cli.progress import counted
 from skydraft.cli.sections import Command, Section, option
 from skydraft.cli.speech_options import STYLE, SpeechChoice, speech_section
-from skydraft.cli.terminal import TERMINAL, counted
+from skydraft.cli.terminal import TERMINAL
 from skydraft.config import CAPTION_PROMPT
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.request import GenerateRequest
@@ -38,34 +37,6 @@ _ENDINGS = {".csv", ".jsonl", ".ndjson", ".json", ""}
 _BOM = "\ufeff"  # without it Excel takes UTF-8 for the system's old encoding
 _FIRST = '{"file":'  # the beginning of a row of JSON
 _FORMULA = tuple("=+-@\t\r\n")
-
-
-@dataclass(frozen=True, slots=True)
-class TableChoice:
-    """The file of the rows, stdout by default; its suffix is that of their format. Raises OptionError."""
-
-    out: Path | None
-
-    def __post_init__(self) -> None:
-        if self.out is not None and self.out.suffix.lower() not in _ENDINGS:
-            ending = f"--out {self.out} ends in {self.out.suffix}, but captions are written as .csv or .jsonl."
-            raise OptionError(ending, hint="Use one of these suffixes.")
-
-    @contextmanager
-    def open(self) -> Iterator[CaptionTable]:
-        """Open the table; existing rows of the file stay. Raises OptionError for a file of another kind."""
-        out = self.out
-        is_csv = out is not None and out.suffix.lower() == ".csv"
-        try:
-            names = _keep_rows(out, is_csv) if out and out.is_file() else set()
-            opened = out.open("a", encoding="utf-8", newline="") if out else nullcontext(sys.stdout)
-        except OSError as error:
-            raise OptionError(f"{out} cannot be written: {error.strerror}.", hint="Choose another file.") from error
-        with opened as file:
-            table = CaptionTable(file, is_csv, names)
-            if out and not out.stat().st_size:
-                table.begin()
-            yield table
 
 
 class CaptionTable:
@@ -143,6 +114,34 @@ def _json_rows(text: str) -> list[Row] | None:
         return None
     is_ours = all(isinstance(row, dict) and "file" in row and ("text" in row or "error" in row) for row in rows)
     return rows if is_ours and (rows or _FIRST.startswith(text[: len(_FIRST)])) else None
+
+
+@dataclass(frozen=True, slots=True)
+class TableChoice:
+    """The file of the rows, stdout by default; its suffix is that of their format. Raises OptionError."""
+
+    out: Path | None
+
+    def __post_init__(self) -> None:
+        if self.out is not None and self.out.suffix.lower() not in _ENDINGS:
+            ending = f"--out {self.out} ends in {self.out.suffix}, but captions are written as .csv or .jsonl."
+            raise OptionError(ending, hint="Use one of these suffixes.")
+
+    @contextmanager
+    def open(self) -> Iterator[CaptionTable]:
+        """Open the table; existing rows of the file stay. Raises OptionError for a file of another kind."""
+        out = self.out
+        is_csv = out is not None and out.suffix.lower() == ".csv"
+        try:
+            names = _keep_rows(out, is_csv) if out and out.is_file() else set()
+            opened = out.open("a", encoding="utf-8", newline="") if out else nullcontext(sys.stdout)
+        except OSError as error:
+            raise OptionError(f"{out} cannot be written: {error.strerror}.", hint="Choose another file.") from error
+        with opened as file:
+            table = CaptionTable(file, is_csv, names)
+            if out and not out.stat().st_size:
+                table.begin()
+            yield table
 
 
 table_section = Section("table", "Output", TableChoice, [

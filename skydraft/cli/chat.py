@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import io
 import json
 import sys
@@ -12,20 +10,8 @@ from typing import Any
 import click
 
 from skydraft import api
+from skydraft.cli import options
 from skydraft.cli.generate import caught_interrupt
-from skydraft.cli.options import (
-    Color,
-    DecodingChoice,
-    GateChoice,
-    KeepChoice,
-    OutputChoice,
-    as_text,
-    decoding_section,
-    gate_section,
-    keep_section,
-    open_for_writing,
-    read_messages,
-)
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, cloud_section, models_section
 from skydraft.cli.sections import Command, Section, option
 from skydraft.cli.terminal import TERMINAL, console_for, harmless, show_summary, show_tokens
@@ -52,10 +38,10 @@ one wrote it; magenta, the cloud was gone, so nobody checked it."""
 
 
 _system_section = Section("system", "Chat", lambda system: system, [
-    option("-s --system", "TEXT", "System prompt.", callback=as_text),
+    option("-s --system", "TEXT", "System prompt.", callback=options.as_text),
 ])  # fmt: skip
-_output_section = Section("output", "Chat", OutputChoice, [
-    option("--color", None, "Colour each token by its origin.", type=Color, default="auto"),
+_output_section = Section("output", "Chat", options.OutputChoice, [
+    option("--color", None, "Colour each token by its origin.", type=options.Color, default="auto"),
     option("-q --quiet", None, "Do not print the line of figures after each answer.", is_flag=True),
 ])  # fmt: skip
 
@@ -75,16 +61,16 @@ class Talk:
 
 
 @click.command(cls=Command)
-@gate_section
+@options.gate_section
 @_system_section
 @_output_section
-@decoding_section
+@options.decoding_section
 @cloud_section
 @models_section
-@keep_section
+@options.keep_section
 def chat(
-    system: str | None, output: OutputChoice, decoding: DecodingChoice, gate: GateChoice, cloud: CloudChoice,
-    models: ModelChoice, keep: KeepChoice,
+    system: str | None, output: options.OutputChoice, decoding: options.DecodingChoice, gate: options.GateChoice,
+    cloud: CloudChoice, models: ModelChoice, keep: options.KeepChoice,
 ) -> None:  # fmt: skip
     """Talk to the pair. The conversation stays in both models' caches, so that later answers begin sooner.
 
@@ -149,13 +135,13 @@ def _do(line: str, talk: Talk, *, is_fenced: bool) -> bool:
 
 def _save(talk: Talk, name: str) -> None:
     turns = [{"role": turn.role, "content": turn.content, **dict(turn.more)} for turn in talk.messages]
-    with open_for_writing(Path(name)) as file:
+    with options.open_for_writing(Path(name)) as file:
         json.dump(turns, file, ensure_ascii=False, indent=1)
     TERMINAL.say(f"{len(turns)} messages written to {name}.")
 
 
 def _load(talk: Talk, name: str) -> None:
-    messages = read_messages(name, None, None)
+    messages = options.read_messages(name, None, None)
     is_system = bool(messages) and messages[0].role == "system"
     talk.system = messages[0].content if is_system else None
     talk.turns = list(messages[is_system:])
@@ -172,7 +158,9 @@ def _take_back_answer(talk: Talk) -> None:
         TERMINAL.say("at temperature 0 only another mode or system prompt changes an answer; --temperature 0.8 varies.")
 
 
-def _answer(talk: Talk, gate: GateChoice, sides: tuple[Any, Any], output: OutputChoice, keep: KeepChoice) -> None:
+def _answer(
+    talk: Talk, gate: options.GateChoice, sides: tuple[Any, Any], output: options.OutputChoice, keep: options.KeepChoice
+) -> None:
     """Write the next answer. Ctrl-C ends it after the current round, or during the prefill."""
     seed = (talk.params.seed + talk.num_retries) % 2**64
     request = GenerateRequest(

@@ -1,7 +1,5 @@
 """`skydraft compare`, `report` and `calibrate`: measure modes on a file of prompts, and fit the calibrated gate."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shlex
@@ -16,8 +14,8 @@ import click
 
 from skydraft.cli.options import DecodingChoice, decoding_section
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, models_section, server_section
+from skydraft.cli.progress import counted
 from skydraft.cli.sections import Command, Section, option
-from skydraft.cli.terminal import counted
 from skydraft.config import Execution
 from skydraft.decoding.plan import make_plan
 from skydraft.decoding.prices import Prices, parse_prices

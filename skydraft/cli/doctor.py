@@ -1,7 +1,5 @@
 """`skydraft doctor`: installed packages, models here and their speed, and the steps to repair the rest."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform
@@ -10,7 +8,6 @@ import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import click
 from packaging.requirements import Requirement
@@ -21,11 +18,13 @@ from skydraft.cli.doctor_cloud import CheckChoice, examine_cloud, show_turns
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, models_section, server_section
 from skydraft.cli.sections import Command, Section, option
 from skydraft.cli.terminal import TERMINAL, console_for
+from skydraft.config import free_bytes
 from skydraft.decoding.cost_model import CostModel
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import check_same
 from skydraft.errors import OptionError, SkydraftError
-from skydraft.models import cache_dir, known_models, present, verify
+from skydraft.models import KNOWN, cache_dir, present
+from skydraft.models.fetch import verify
 from skydraft.models.found import OURS, StoredModel, models_here, pairs_of, places
 
 # The purpose of `pip install 'skydraft[NAME]'`. The metadata of skydraft names the packages of each extra.
@@ -38,7 +37,6 @@ PURPOSES = {
     "tasks": "sets of tasks of compare", "conformance": "tests with other people's clients",
     "dev": "working on skydraft",
 }  # fmt: skip
-_MEMORY = Path("/proc/meminfo")
 _MEMORY_SHARE = 1.5  # of the weights: KV and buffers too
 _EXTRA = re.compile(r"([\w.-]+).*; extra == \W(\w+)\W")
 
@@ -128,12 +126,12 @@ def _system(console: Console) -> Iterator[str]:
     console.print(f"python       {platform.python_version()} on {platform.system()} {platform.machine()}")
     console.print(f"processor    {os.cpu_count()} cores, {memory:.1f} GB of memory")
     console.print(f"cache        {cache} ({free:.1f} GB free)")
-    if free < 4 and not all(present(model, cache) for model in known_models().values()):
+    if free < 4 and not all(present(model, cache) for model in KNOWN.values()):
         yield "less than 4 GB of disk are free; set SKYDRAFT_HOME to a folder with more room"
 
 
 def _models(console: Console) -> Iterator[str]:
-    for model in known_models().values():
+    for model in KNOWN.values():
         path = present(model, cache_dir())
         console.print(f"{model.name:<20} {model.bytes / 1e6:>6.0f} MB  {path or 'not here'}")
         if not path:
@@ -151,24 +149,17 @@ def _propose(console: Console, here: list[StoredModel]) -> None:
     pairs = [pair for pair in pairs_of(here) if (pair.draft.owner, pair.target.owner) != (OURS, OURS)]
     if num_usable := sum(each.owner != OURS and not each.card.unfit for each in here):
         console.print(f"\nother programs have {num_usable} usable models here; more: skydraft models list")
-    free = _free_bytes()
+    free = free_bytes()
     for pair in pairs:
         need = _MEMORY_SHARE * (pair.draft.bytes + pair.target.bytes)
-        if need <= free:
+        if free is None or need <= free:
+            room = "" if free is None else f" of {free / 1e9:.1f}"
             models = f"--edge-model {shlex.quote(pair.draft.spec)} --cloud-model {shlex.quote(pair.target.spec)}"
-            console.print(f"  a pair that takes {need / 1e9:.1f} of {free / 1e9:.1f} GB: skydraft chat {models}")
+            console.print(f"  a pair that takes {need / 1e9:.1f}{room} GB: skydraft chat {models}")
             return
     if num_usable:
         why = "the memory is too small" if pairs else "no two share a tokenizer, one twice as large as the other"
         console.print(f"  they make no pair: {why}")
-
-
-def _free_bytes() -> float:
-    """Of memory; without end where the system does not say."""
-    try:
-        return 1024.0 * int(_MEMORY.read_text().partition("MemAvailable:")[2].split()[0])
-    except (OSError, ValueError, IndexError):
-        return float("inf")
 
 
 def _measure(console: Console, models: ModelChoice) -> list[str]:

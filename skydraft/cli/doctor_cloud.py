@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import closing
@@ -10,7 +8,8 @@ from rich.console import Console
 from skydraft import api
 from skydraft.characters import one_line
 from skydraft.cli.pair_options import CloudChoice, ModelChoice
-from skydraft.cli.terminal import TERMINAL, counted
+from skydraft.cli.progress import counted
+from skydraft.cli.terminal import TERMINAL
 from skydraft.config import DecodingParams
 from skydraft.decoding.cost_model import CostModel
 from skydraft.decoding.generation import Generation

@@ -1,7 +1,5 @@
 """`skydraft generate`: one prompt, streamed and coloured by origin, or as one JSON object."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import select
@@ -16,20 +14,7 @@ import click
 
 from skydraft import api
 from skydraft.characters import json_line
-from skydraft.cli.options import (
-    DecodingChoice,
-    GateChoice,
-    KeepChoice,
-    OutputChoice,
-    PromptChoice,
-    as_text,
-    decoding_section,
-    gate_section,
-    keep_section,
-    open_for_writing,
-    output_section,
-    prompt_section,
-)
+from skydraft.cli import options
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, cloud_section, models_section
 from skydraft.cli.sections import Command
 from skydraft.cli.speech_options import STYLE, SpeechChoice, audio_line, audio_section
@@ -45,18 +30,19 @@ _SILENT_S = 2.0  # how long to wait for the first byte of a pipe
 
 
 @click.command(cls=Command)
-@click.argument("prompt", required=False, callback=as_text)
-@gate_section
-@prompt_section
-@decoding_section
-@output_section
+@click.argument("prompt", required=False, callback=options.as_text)
+@options.gate_section
+@options.prompt_section
+@options.decoding_section
+@options.output_section
 @cloud_section
 @models_section
-@keep_section
+@options.keep_section
 @audio_section
 def generate(
-    prompt: str | None, writing: PromptChoice, speech: SpeechChoice, decoding: DecodingChoice, gate: GateChoice,
-    cloud: CloudChoice, models: ModelChoice, output: OutputChoice, keep: KeepChoice,
+    prompt: str | None, writing: options.PromptChoice, speech: SpeechChoice, decoding: options.DecodingChoice,
+    gate: options.GateChoice, cloud: CloudChoice, models: ModelChoice, output: options.OutputChoice,
+    keep: options.KeepChoice,
 ) -> int:  # fmt: skip
     """Answer PROMPT; - reads it from stdin. Piped text goes before any other PROMPT.
 
@@ -82,7 +68,7 @@ def generate(
         calibration=gate.calibration,
         with_signals=output.trace is not None,
     )
-    tracing = open_for_writing(output.trace) if output.trace else nullcontext()
+    tracing = options.open_for_writing(output.trace) if output.trace else nullcontext()
     with (
         tracing as trace,
         cloud.sides(models, gate.plan, audits=keep.audit_share > 0) as (edge, target),
@@ -97,7 +83,7 @@ def generate(
     return _INTERRUPTED if generation.finish_reason == "interrupted" else 0
 
 
-def _show(generation: Generation, output: OutputChoice, trace: TextIO | None) -> None:
+def _show(generation: Generation, output: options.OutputChoice, trace: TextIO | None) -> None:
     console = None if output.json else console_for(output.color)
     with caught_interrupt() as interrupted:
         for done, tokens in generation.rounds():
@@ -127,7 +113,7 @@ def caught_interrupt(then: Callable[[], None] = lambda: None) -> Iterator[list[i
 
 
 def _finish(
-    generation: Generation, audio: dict[str, Any] | None, output: OutputChoice, auditor: Auditor | None
+    generation: Generation, audio: dict[str, Any] | None, output: options.OutputChoice, auditor: Auditor | None
 ) -> None:
     if output.json:
         names = ("text", "token_ids", "origins", "finish_reason")

@@ -1,7 +1,5 @@
 """`skydraft learn`: what was collected, what was learned from it, and taking both back."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 
@@ -10,8 +8,9 @@ import click
 from skydraft.characters import json_line, one_line
 from skydraft.cli.compare import show_limits
 from skydraft.cli.pair_options import ModelChoice, models_section
+from skydraft.cli.progress import counted
 from skydraft.cli.sections import Command
-from skydraft.cli.terminal import TERMINAL, counted
+from skydraft.cli.terminal import TERMINAL
 from skydraft.errors import OptionError
 from skydraft.gating.fitting import agreement
 from skydraft.learning.calibrating import calibrate_lessons, read_lessons, write_calibration

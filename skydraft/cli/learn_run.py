@@ -1,7 +1,5 @@
 """`skydraft learn run`: the target answers prompts, the draft model learns from that, is judged, and used."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections import Counter
@@ -9,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -18,13 +15,15 @@ from skydraft.cli.learn import learn
 from skydraft.cli.learned import MAX_PROMPTS, Numbers, Question, numbers_by_mode, numbers_of, show_table
 from skydraft.cli.options import DecodingChoice, as_text, decoding_section
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, models_section, server_section
-from skydraft.cli.progress import counting, showing
+from skydraft.cli.progress import counted, showing
 from skydraft.cli.sections import Command, Section, option
 from skydraft.cli.terminal import TERMINAL
 from skydraft.decoding.plan import make_plan
 from skydraft.decoding.prices import parse_prices
 from skydraft.decoding.request import GenerateRequest
+from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
+from skydraft.engines.vocab import Vocab
 from skydraft.errors import OptionError, PromptError, RecordsError
 from skydraft.evaluation.comparison import asked_of, params_of
 from skydraft.evaluation.modes import Mode
@@ -40,10 +39,6 @@ from skydraft.learning.lessons import Lesson, Store
 from skydraft.learning.training import Gain
 from skydraft.models import adapters, cache_dir
 from skydraft.models.cache import disk_errors_named, locked
-
-if TYPE_CHECKING:
-    from skydraft.edge.cloud import Cloud
-    from skydraft.engines.vocab import Vocab
 
 _PATIENT_S = 600.0  # this machine may be slow, but it does not go away
 _TYPICAL = 100  # tokens of an answer, before the first one is known
@@ -236,7 +231,7 @@ class _Run:
         if found := training.trained_before(self._trial, key):
             return found
         self._judged.unlink(missing_ok=True)  # with another adapter
-        with showing("training") as progress:
+        with showing() as progress:
             run_on = (self._models.options.device, self._models.options.num_threads)
             made = training.train(task, self._how.settings, run_on, self._state, progress.show, self._deadline)
         made.write(self._trial, key)
@@ -285,7 +280,7 @@ class _Run:
     @contextmanager
     def _counting(self, total: int, what: str, kept: str) -> Iterator[Callable[..., None]]:
         """Yields a function to call after each of `total` units. It raises TimeoutError when time is over."""
-        with counting(total, what) as done:
+        with counted(total, what) as done:
 
             def on_done(*_: object) -> None:
                 done()

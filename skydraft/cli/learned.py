@@ -1,7 +1,5 @@
 """What was learned, measured: held-out prompts in each mode, before and after, many texts side by side."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections import Counter

@@ -1,7 +1,5 @@
 """`skydraft`: the entry point, and the one place where errors become a line on stderr and an exit status."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os

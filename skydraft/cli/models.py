@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Any
@@ -8,24 +6,16 @@ import click
 
 from skydraft.characters import json_line
 from skydraft.cli.pair_options import SOURCE_OPTION
+from skydraft.cli.progress import downloads
 from skydraft.cli.sections import Command, Section, option
 from skydraft.cli.terminal import console_for
 from skydraft.errors import UnknownModel
-from skydraft.models import (
-    EMBEDDED,
-    cache_dir,
-    embedded_path,
-    fetch_model,
-    known_models,
-    present,
-    present_path,
-    progress_on,
-    remove,
-    verify,
-)
 from skydraft.models.adapters import all_adapters, merged_copies, remove_merged
+from skydraft.models.cache import cache_dir, present
+from skydraft.models.fetch import fetch_model, present_path, remove, verify
 from skydraft.models.found import OURS, StoredModel, models_here, pairs_of, places
-from skydraft.models.manifest import known_model
+from skydraft.models.manifest import KNOWN, known_model
+from skydraft.models.resolve import EMBEDDED, embedded_path
 
 _MAX_PAIRS, _MAX_NAME = 12, 40  # that are shown; for which others make room
 
@@ -94,7 +84,7 @@ def _rows(here: list[StoredModel]) -> list[dict[str, Any]]:
         about = {"name": name, "bytes": size, "license": license, "path": str(path) if path else None, "kind": kind}
         return about | {"adapters": adapters.get(name, [])}
 
-    known = known_models().values()
+    known = KNOWN.values()
     rows = [row(each.name, each.bytes, each.license, present(each, cache_dir()), "known") for each in known]
     for name in EMBEDDED:
         rows.append(row(name, _bytes_in(embedded_path(name)), "Apache-2.0", embedded_path(name), "included"))
@@ -131,7 +121,7 @@ def _bytes_in(place: Path) -> int:
 def fetch_models(names: tuple[str, ...], where: dict[str, Any]) -> None:
     """Download known models and check them against their published hashes. A model that is here is only checked."""
     wanted = [known_model(name) for name in names]
-    with progress_on() as progress:
+    with downloads() as progress:
         paths = [fetch_model(model, cache_dir(), progress=progress, **where) for model in wanted]
     for model, path in zip(wanted, paths, strict=True):
         verify(model, path)

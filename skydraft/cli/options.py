@@ -1,7 +1,5 @@
 """The sections that several commands share: prompt, decoding, gate, output, and observers."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -9,7 +7,7 @@ from contextlib import closing, contextmanager
 from dataclasses import Field, dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import Any, Literal, TextIO
 
 import click
 
@@ -23,19 +21,17 @@ from skydraft.decoding.generation import Observer
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.target import target_of
 from skydraft.decoding.traced import TraceObserver
+from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.errors import OptionError, PromptError
 from skydraft.files import open_named, read_file
 from skydraft.gating.calibration import Calibration, read_calibration
 from skydraft.gating.gates import SIGNALS
+from skydraft.learning.collect import Collector
 from skydraft.prompts.audio import load_audio
 from skydraft.prompts.messages import Message, asked, conversation
 from skydraft.prompts.thinking import Think
 from skydraft.tracing import Tracing
-
-if TYPE_CHECKING:
-    from skydraft.edge.cloud import Cloud
-    from skydraft.learning.collect import Collector
 
 Color = Literal["auto", "always", "never"]
 
@@ -269,7 +265,7 @@ class KeepChoice:
             )
 
     @contextmanager
-    def watching(self, edge: Engine | None, target: Engine | Cloud | None) -> Iterator[KeepChoice]:
+    def watching(self, edge: Engine | None, target: Engine | Cloud | None) -> Iterator["KeepChoice"]:
         """With an auditor as the last observer, if there are audits. Raises OptionError."""
         if not self.audit_share:
             yield self
@@ -295,8 +291,6 @@ def _keep(learn: Path | None, otlp: str | None, audit_share: float | None = None
         parent = "" if context.info_name == "gateway" else os.environ.get("TRACEPARENT", "")
         observers.append(TraceObserver(tracing, parent))
     if learn:
-        from skydraft.learning.collect import Collector
-
         observers.append(collector := Collector(learn, notify=TERMINAL.say))
         context.call_on_close(collector.close)
         TERMINAL.say(

@@ -1,32 +1,28 @@
 """The sections for the models, their settings in this process, and the cloud servers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Self
 
 import click
 
 from skydraft import api
 from skydraft.cli.options import GateChoice
+from skydraft.cli.progress import downloads
 from skydraft.cli.sections import Section, option
 from skydraft.cli.terminal import TERMINAL
 from skydraft.decoding.plan import Plan
+from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.vocab import check_same
 from skydraft.errors import OptionError
 from skydraft.files import read_file, warn_if_shared
-from skydraft.models import SourceName, default_pair, progress_on
+from skydraft.models import SourceName, default_pair
 from skydraft.protocol.address import is_url
-
-if TYPE_CHECKING:
-    from skydraft.edge.cloud import Cloud
-
 
 _PAIR = default_pair()
 Fallback = Literal["lost", "start"]
@@ -55,11 +51,11 @@ class ModelChoice:
     def target_name(self) -> str:
         return self.cloud_model or _PAIR.target
 
-    def fitted(self, names: Seq[str], num_sequences: int) -> ModelChoice:
+    def fitted(self, names: Seq[str], num_sequences: int) -> Self:
         """With a context that fits so many sequences of these models, where none was given; a line says which."""
         if not self.fits_context or self.options.gpu_layers:  # then the KV is in the memory of a GPU
             return self
-        with progress_on() as progress:
+        with downloads() as progress:
             found = api.fitting_context(
                 names, num_sequences, offline=self.offline or self.local_only, source=self.source, progress=progress
             )
@@ -81,7 +77,7 @@ class ModelChoice:
     def load(self, name: str, adapter: str = "none") -> Engine:
         """Open a model. A terminal shows a state meanwhile; any stderr shows the download's progress."""
         options = self.options if self.is_quiet else replace(self.options, notify=TERMINAL.say)
-        with TERMINAL.state(f"Loading {name}…", quiet=self.is_quiet) as clear, progress_on() as progress:
+        with TERMINAL.state(f"Loading {name}…", quiet=self.is_quiet) as clear, downloads() as progress:
 
             def told(done_bytes: int, total_bytes: int, label: str) -> None:
                 clear()
@@ -146,8 +142,8 @@ class CloudChoice:
     address: str | None = None
     given: Mapping[str, Any] = field(default_factory=dict)
 
-    def but(self, address: str | None = None, **given: Any) -> CloudChoice:
-        return CloudChoice(address or self.address, {**self.given, **given})
+    def but(self, address: str | None = None, **given: Any) -> Self:
+        return replace(self, address=address or self.address, given={**self.given, **given})
 
     def check(self, models: ModelChoice, gate: GateChoice | None = None, *, audits: bool = False) -> None:
         """Raise OptionError for an option that misleads about what leaves this machine, or what checks."""

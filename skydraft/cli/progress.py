@@ -1,6 +1,4 @@
-"""Progress of long work in several steps: a bar on a terminal, and a line now and then in a file."""
-
-from __future__ import annotations
+"""Progress of long work in several steps: bars on a terminal, and a line now and then in a file."""
 
 import itertools
 import sys
@@ -9,31 +7,36 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import click
-from rich.progress import TextColumn, TimeRemainingColumn
+from rich import progress as rich
+from rich.console import Console
 
-from skydraft.cli.terminal import bar
+from skydraft import models
 
 _LINE_EVERY_S = 20.0
 
 
 class Progress:
-    """Shows one step after another. In a file, a line at the beginning of each step and every 20 seconds."""
+    """Shows one step after another: a bar for each, or a line every 20 seconds, the first after `quiet_s`."""
 
-    def __init__(self, update: Callable[..., None]) -> None:
-        self._update = update
-        self._step, self._began, self._told = "", 0.0, 0.0
+    def __init__(self, bars: rich.Progress, quiet_s: float) -> None:
+        self._bars, self._quiet_s = bars, quiet_s
+        self._step, self._task, self._began, self._due = "", rich.TaskID(0), 0.0, 0.0
         self._first = 0  # units that were done when the step began
 
-    def show(self, step: str, done: int, total: int, note: str = "") -> None:
-        """`done` of `total` units of a step; a total of 0 is not known."""
+    def show(self, step: str, done: int, total: int, note: str = "", *, num_a_unit: int = 1, unit: str = "") -> None:
+        """`done` of `total` units of a step; a total of 0 is not known. A line says it in larger units."""
         now = time.monotonic()
-        is_new = step != self._step
-        if is_new:
-            self._step, self._began, self._first, self._told = step, now, done, 0.0
-        self._update(description=f"{step} {note}".strip(), completed=done, total=total or None)
-        if not sys.stderr.isatty() and total and now - self._told >= _LINE_EVERY_S:
-            self._told = now
-            click.echo(f"{step}: {done} of {total}{self._left(done, total, now)}{note and f', {note}'}", err=True)
+        if step != self._step:
+            self._step, self._began, self._first, self._due = step, now, done, now + self._quiet_s
+            self._bars.start()  # only now: until then others may use the terminal
+            for before in self._bars.tasks:
+                self._bars.update(before.id, visible=before.finished)
+            self._task = self._bars.add_task(step, total=total or None)
+        self._bars.update(self._task, description=f"{step} {note}".strip(), completed=done, total=total or None)
+        if self._bars.disable and total and now >= self._due:
+            self._due = now + _LINE_EVERY_S
+            much = f"{done // num_a_unit} of {total // num_a_unit}{unit}"
+            click.echo(f"{step}: {much}{self._left(done, total, now)}{note and f', {note}'}", err=True)
 
     def _left(self, done: int, total: int, now: float) -> str:
         if done <= self._first:
@@ -43,15 +46,28 @@ class Progress:
 
 
 @contextmanager
-def showing(what: str) -> Iterator[Progress]:
-    with bar(what, None, TextColumn("left"), TimeRemainingColumn()) as update:
-        yield Progress(update)
+def showing(*columns: rich.ProgressColumn, quiet_s: float = 0.0) -> Iterator[Progress]:
+    """Bars with these columns, by default those of counted units."""
+    counts = rich.MofNCompleteColumn(), rich.TimeElapsedColumn(), rich.TextColumn("left"), rich.TimeRemainingColumn()
+    begin = rich.TextColumn("{task.description}"), rich.BarColumn()
+    bars = rich.Progress(*begin, *(columns or counts), console=Console(stderr=True), disable=not sys.stderr.isatty())
+    try:
+        yield Progress(bars, quiet_s)
+    finally:
+        if bars.live.is_started:  # otherwise it would write an empty line
+            bars.stop()
 
 
 @contextmanager
-def counting(total: int, what: str, done: int = 0) -> Iterator[Callable[[], None]]:
+def counted(total: int, what: str, done: int = 0) -> Iterator[Callable[[], None]]:
     """Yields a function to call after each of `total` units; `done` units were done before."""
     units = itertools.count(done)
-    with showing(what) as progress:
+    with showing(quiet_s=_LINE_EVERY_S) as progress:
         progress.show(what, next(units), total)
         yield lambda: progress.show(what, next(units), total)
+
+
+@contextmanager
+def downloads() -> Iterator[models.Progress]:
+    with showing(rich.DownloadColumn(), rich.TransferSpeedColumn()) as progress:
+        yield lambda done, total, label: progress.show(label, done, total, num_a_unit=10**6, unit=" MB")

@@ -1,7 +1,5 @@
 """Options in sections: each section of a command's help becomes one frozen value, which is passed to the command."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Callable, Sequence

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -82,7 +80,7 @@ def serve(server: ServeOptions, log_level: str, limits: Limits, models: ModelCho
     click.echo("skydraft: stopped.", err=True)
 
 
-def _announcement(worker: Worker, options: ServeOptions, port: int) -> str:
+def _announcement(worker: "Worker", options: ServeOptions, port: int) -> str:
     lock = "TLS" if options.tls_cert else "plaintext"
     door = "a token is required" if options.token_file else "open to everybody who reaches it"
     engine, execution = worker.served.engine, worker.served.execution

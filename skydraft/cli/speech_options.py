@@ -1,7 +1,5 @@
 """The sections about speech, and the figures of a recording: its length, and the bytes that left the device."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from pathlib import Path

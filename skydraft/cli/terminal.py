@@ -1,27 +1,15 @@
-"""The terminal: notices and answers on one screen, tokens coloured by origin, figures and bars."""
-
-from __future__ import annotations
+"""The terminal: notices and answers on one screen, tokens coloured by origin, and figures."""
 
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import click
 from rich.cells import set_cell_size
 from rich.color import ColorSystem
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.style import Style
 from rich.text import Text
 
@@ -86,22 +74,6 @@ def _nothing() -> None:
 
 
 TERMINAL = Terminal()
-
-
-@contextmanager
-def bar(what: str, total: int | None = None, *more: ProgressColumn) -> Iterator[Callable[..., None]]:
-    """Show a bar with `more` columns on a terminal. Yields `rich.progress.Progress.update`, but for the task."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), *more)
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
-        yield partial(progress.update, progress.add_task(what, total=total))
-
-
-@contextmanager
-def counted(total: int, what: str, done: int = 0) -> Iterator[Callable[[], None]]:
-    """Show a bar. Yields a function to call after each of `total` units; `done` units were done before."""
-    with bar(what, total, TextColumn("left"), TimeRemainingColumn()) as update:
-        update(completed=done)
-        yield lambda: update(advance=1)
 
 
 def console_for(color: str, *, stderr: bool = False) -> Console:

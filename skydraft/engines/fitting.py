@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence as Seq
-from contextlib import suppress
 from pathlib import Path
 
+from skydraft.config import free_bytes
 from skydraft.engines.llama_library import kv_facts, load_library
 
 LEAST, ENOUGH = 4096, 32_768  # tokens: of every program, and for coding agents
@@ -26,19 +25,3 @@ def fitting_context(models: Seq[Path], num_sequences: int) -> tuple[int, str]:
     why = why if length in (trained, ENOUGH) else "what half of the free memory holds"
     more = "" if length == trained else f"; --context makes it longer, up to {trained}"
     return length, f"context: {length} tokens, {why} ({length * token_bytes / 1e9:.1f} GB for all conversations){more}."
-
-
-def free_bytes(proc: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Memory that this process may still use; a container often has less than the machine. None if nothing says it."""
-    free = None
-    with suppress(OSError, ValueError, IndexError):
-        free = int(proc.read_text().partition("MemAvailable:")[2].split()[0]) * 1024
-    if free is None:  # not Linux: half of what the machine has
-        with suppress(OSError, ValueError, AttributeError):
-            free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    with suppress(OSError, ValueError):  # no container, or no limit
-        most, used = (int((cgroup / name).read_text()) for name in ("memory.max", "memory.current"))
-        with suppress(OSError, ValueError, IndexError):  # files that it gives up when it needs the room
-            used -= int((cgroup / "memory.stat").read_text().partition("\ninactive_file ")[2].split()[0])
-        free = max(min(most - used, most if free is None else free), 0)
-    return free

@@ -1,7 +1,5 @@
 """Answers from the events of a desk, whole or as server-sent events; and those of OpenAI's chats."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import time
@@ -19,6 +17,7 @@ from skydraft.engines.vocab import Vocab
 from skydraft.gateway.desk import Began, Ended, Event, Wrote
 from skydraft.gateway.logprobs import both_logprobs, cut, named_tokens, token_logprobs
 from skydraft.gateway.refusals import Refusal
+from skydraft.gateway.requests import Order
 from skydraft.gateway.schema import ChatRequest, Sent, TextRequest
 from skydraft.prompts.tool_calls import CallText, Piece, ThoughtText
 from skydraft.types import FinishReason, Score, StepRecord
@@ -101,10 +100,12 @@ class Answer(ABC):
     ending = b""
     reads: ClassVar[type[Sent]]
     tells_length_in_stream: ClassVar[bool] = False  # that a prompt is too long; else by the status
+    scores_thoughts: ClassVar[bool] = True  # log-probabilities of what is thought, too
 
-    def __init__(self, own: Any, body: ChatRequest | TextRequest, requests: Seq[GenerateRequest], vocab: Vocab) -> None:
+    def __init__(self, own: Any, body: ChatRequest | TextRequest, order: Order, vocab: Vocab) -> None:
         self._own, self._body, self._vocab = own, body, vocab
-        self.choices = [Choice(_echoed(request, vocab)) for request in requests]
+        self._left_out = {"left_out": order.left_out} if order.left_out else {}
+        self.choices = [Choice(_echoed(request, vocab)) for request in order.requests]
 
     @property
     def is_complete(self) -> bool:
@@ -153,6 +154,8 @@ class Answer(ABC):
         for _, run in itertools.groupby(both, key=lambda each: each[0].origin):
             tokens, pieces = zip(*run, strict=True)
             scored = self._wanted(itertools.islice(scores, len(tokens)))
+            if not self.scores_thoughts:
+                scored = scored[max(event.done.record.num_reasoning - first, 0) :]
             begins = {"begins": choice.begins} if choice.begins and not choice.token_ids else {}
             choice.scores += scored
             choice.token_ids += [token.token_id for token in tokens]
@@ -211,11 +214,6 @@ class Answer(ABC):
         name = f"event: {chunk['type']}\n" if "type" in chunk else ""
         return f"{name}data: {text}\n\n".encode()
 
-    @property
-    def _left_out(self) -> dict[str, Any]:
-        left_out = self._body.left_out + self._body.unmet(self._vocab)
-        return {"left_out": left_out} if left_out else {}
-
     def _ours(self, choice: Choice) -> dict[str, Any]:
         ours = self._left_out | {
             "origins": choice.origins,
@@ -239,7 +237,6 @@ class ItemsAnswer(Answer):
         choice = self.choices[index]
         for piece in run.pieces:
             if isinstance(piece, str):
-                choice.text += piece
                 yield from self._say(piece)
             elif isinstance(piece, ThoughtText):
                 yield from self._think(piece.text)
@@ -342,14 +339,10 @@ def _echoed(request: GenerateRequest, vocab: Vocab) -> str:
 
 def _delta(choice: Choice, run: Run) -> dict[str, Any]:
     """The run is added to its choice."""
-    text, thought, calls = "", "", list[dict[str, Any]]()
-    for piece in run.pieces:
-        if isinstance(piece, str):
-            text += piece
-            continue
-        if isinstance(piece, ThoughtText):
-            thought += piece.text
-            continue
+    text = "".join(piece for piece in run.pieces if isinstance(piece, str))
+    thought = "".join(piece.text for piece in run.pieces if isinstance(piece, ThoughtText))
+    calls = list[dict[str, Any]]()
+    for piece in (piece for piece in run.pieces if isinstance(piece, CallText)):
         call = choice.take(piece)
         more = {"function": {"arguments": piece.arguments}}
         calls.append({"index": len(choice.calls) - 1, **(_as_chats(call) if piece.name else more)})

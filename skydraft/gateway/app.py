@@ -1,7 +1,5 @@
 """The routes of the gateway: requests go to the desk, and its events become answers."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import logging
@@ -22,6 +20,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from skydraft.decoding.builder import prompted
+from skydraft.decoding.request import GenerateRequest
 from skydraft.errors import ContextExceeded, GrammarRefused
 from skydraft.gateway.answers import Answer, ChatAnswer
 from skydraft.gateway.completions import TextAnswer
@@ -34,6 +33,7 @@ from skydraft.gateway.requests import Defaults, Order, check_sent, in_words_of, 
 from skydraft.gateway.responses import ResponsesAnswer
 from skydraft.gateway.schema import ChatRequest, Sent, TextRequest, Translated
 from skydraft.gateway.tokens import DetokenizeRequest, TokenizeRequest
+from skydraft.prompts.messages import asked
 from skydraft.tracing import HEADER as TRACE_HEADER
 from skydraft.tracing import is_traceparent
 
@@ -69,7 +69,10 @@ class GatewayOptions:
 
 
 class Gateway:
-    """`app` is the ASGI application. With `authorize` there are keys, of several owners if `has_several` says so."""
+    """`app` is the ASGI application. With `authorize` there are keys, of several owners if `has_several` says so.
+
+    Raises OptionError for defaults that no chat could follow.
+    """
 
     def __init__(
         self, pair: Pair, defaults: Defaults, options: GatewayOptions, authorize: Authorize | None = None,
@@ -77,6 +80,8 @@ class Gateway:
     ) -> None:  # fmt: skip
         self._is_shared = has_several if authorize else lambda: False
         self.pair, self._defaults, self._options = pair, defaults, options
+        if defaults.think != "auto" or defaults.params.think_budget:  # as every chat would be refused
+            prompted(GenerateRequest(asked("a"), params=defaults.params, think=defaults.think), pair.edge)
         self.names = ModelNames(pair)
         self._cloud = CloudHealth(pair)
         self.desk = Desk(pair, options.max_running, options.max_waiting, has_keys=authorize is not None)
@@ -174,7 +179,7 @@ class Gateway:
         own, label = await self._body(request, kind.reads), request.state.visit.label
         with in_words_of(own.names):
             body, order = await self._order(request, own)
-            answer = kind(own, body, order.requests, self.pair.edge.vocab)
+            answer = kind(own, body, order, self.pair.edge.vocab)
             tickets, events = self.desk.submit(order, label, streams=bool(own.stream))
             extra: dict[str, Any] = {"model": body.model, "label": label, "choices": len(order.requests)}
             if self._options.logs_prompts:

@@ -1,7 +1,5 @@
 """Answers to OpenAI's completions, whole or as server-sent events."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from typing import Any

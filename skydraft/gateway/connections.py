@@ -1,7 +1,5 @@
 """The connections of the gateway. They are counted from the first byte on, and the oldest idle one makes room."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import socket

@@ -4,8 +4,6 @@ Rounds take turns on the engines (`Engine.floor`), so a short answer does not wa
 its place, its sequence and its seat in the cloud are freed; other clients notice nothing.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterable, Iterator
@@ -15,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile, zip_longest
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -25,15 +23,13 @@ from skydraft.decoding.generation import Generation
 from skydraft.decoding.receipt import Receipt
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.stats import Stats
+from skydraft.edge.cloud import Cloud
 from skydraft.errors import CloudLost, SkydraftError
 from skydraft.gateway.pair import Pair
 from skydraft.gateway.refusals import RETRY_AFTER_S, Refusal
 from skydraft.gateway.requests import Order
 from skydraft.prompts.tool_calls import Piece, Reader, ThoughtText
 from skydraft.types import FinishReason, Round, Score, Token
-
-if TYPE_CHECKING:
-    from skydraft.edge.cloud import Cloud
 
 _FIRST_TOKEN_S = 0.05  # at most, so a slow reader delays no other answer
 _TTFT_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)

@@ -1,7 +1,5 @@
 """Keys, origins and limits on bodies, checked before all other handling of a request."""
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 from collections.abc import Callable, Collection

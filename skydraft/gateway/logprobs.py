@@ -1,7 +1,5 @@
 """Log-probabilities in OpenAI's shapes, for chats and for texts."""
 
-from __future__ import annotations
-
 import codecs
 import itertools
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Anthropic's `/v1/messages` over chat completions: text and tools."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from collections.abc import Iterable, Iterator, Mapping

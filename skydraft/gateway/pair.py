@@ -1,11 +1,9 @@
 """The pair behind the gateway: its two models, the names for clients, and the cloud's health."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 from skydraft import api
 from skydraft.config import DEFAULT_MODE, MODES
@@ -13,12 +11,10 @@ from skydraft.decoding.audits import Auditor
 from skydraft.decoding.generation import Generation, Observer
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.request import GenerateRequest
+from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.errors import CloudError, TargetChanged
 from skydraft.gateway.refusals import Refusal
-
-if TYPE_CHECKING:
-    from skydraft.edge.cloud import Cloud
 
 PREFIX = "skydraft"
 _LOOK_AGAIN_S = 2.0  # how long the last answer of a cloud stays valid
@@ -53,7 +49,7 @@ class Pair:
         here = [side.prefixes.progress for side in (self.edge, self.cloud) if isinstance(side, Engine)]
         return sum(done for done, _ in here), sum(of for _, of in here)
 
-    def telling(self, notify: Callable[[str], None]) -> Pair:
+    def telling(self, notify: Callable[[str], None]) -> Self:
         """For one generation, during which `notify` gets lines about the cloud."""
         far = self.far
         return replace(self, cloud=far.telling(notify)) if far else self

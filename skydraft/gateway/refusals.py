@@ -1,7 +1,5 @@
 """Errors as OpenAI's error bodies with a status. A client never sees a path or a traceback."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import time
@@ -9,16 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from skydraft.errors import (
-    BudgetSpent,
-    CloudError,
-    CloudTimeout,
-    ContextExceeded,
-    LimitExceeded,
-    RateLimited,
-    SkydraftError,
-    UsageError,
-)
+from skydraft import errors
 
 log = logging.getLogger("skydraft.gateway")
 RETRY_AFTER_S = 2
@@ -54,23 +43,23 @@ def refusal_of(error: Exception) -> Refusal:
         return error
     if isinstance(error, ValidationError):
         return _invalid(error)
-    if isinstance(error, ContextExceeded):
+    if isinstance(error, errors.ContextExceeded):
         # LangChain and LiteLLM recognise this error by these words, and Claude Code compacts by the two numbers.
         said = f"the prompt is too long: {error.num_tokens} tokens > {error.most} maximum"
         message = f"This model's maximum context length is exceeded: {said}. {error.message}"
         return Refusal(400, message, param="messages", code=TOO_LONG)
-    if isinstance(error, LimitExceeded):
+    if isinstance(error, errors.LimitExceeded):
         return Refusal(400, error.message, param="messages", code=TOO_LONG)
-    if isinstance(error, UsageError):
+    if isinstance(error, errors.UsageError):
         return Refusal(400, error.message)  # its hint is for the command line
-    if isinstance(error, BudgetSpent):
+    if isinstance(error, errors.BudgetSpent):
         wait_s = 86400 - int(time.time()) % 86400  # until the next day (UTC)
         return Refusal(429, error.message, code="insufficient_quota", retry_after_s=wait_s)
-    if isinstance(error, CloudError):
-        code = "cloud_timeout" if isinstance(error, CloudTimeout) else "cloud_lost"
-        wait_s = round(error.retry_after_s + 0.5) if isinstance(error, RateLimited) else RETRY_AFTER_S
+    if isinstance(error, errors.CloudError):
+        code = "cloud_timeout" if isinstance(error, errors.CloudTimeout) else "cloud_lost"
+        wait_s = round(error.retry_after_s + 0.5) if isinstance(error, errors.RateLimited) else RETRY_AFTER_S
         return Refusal(503, error.message, code=code, retry_after_s=max(wait_s, 1))
-    if isinstance(error, SkydraftError):
+    if isinstance(error, errors.SkydraftError):
         log.error("a request failed: %s", error)
         return Refusal(500, "The model failed; the gateway's log says why.", code="engine_error")
     log.error("a request failed", exc_info=error)
@@ -128,8 +117,8 @@ OWN_FIELDS = {
 
 def _invalid(error: ValidationError) -> Refusal:
     # The client probably meant the alternative of a union whose error lies deepest, or that has the value's type.
-    errors = error.errors(include_url=False, include_input=False)
-    first = max(errors, key=lambda each: (len(each["loc"]), not each["type"].endswith("_type")))
+    found = error.errors(include_url=False, include_input=False)
+    first = max(found, key=lambda each: (len(each["loc"]), not each["type"].endswith("_type")))
     if first["type"] == "json_invalid":
         return Refusal(400, f"The body is not valid JSON: {first['ctx']['error']}.")
     # The location of an error also holds names of alternatives, which are not fields.

@@ -1,7 +1,5 @@
 """Client requests to GenerateRequests: one for each choice of the answer."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import codecs
@@ -25,25 +23,14 @@ from skydraft.gateway.pair import ModelNames
 from skydraft.gateway.refusals import TOO_LONG, Refusal, refusal_of
 from skydraft.gateway.schema import ChatMessage, ChatRequest, TextRequest
 from skydraft.gateway.thinking import arranged
-from skydraft.gateway.tools import AudioPart
+from skydraft.gateway.tools import AudioPart, OtherTool
 from skydraft.grammars import json_schema
+from skydraft.prompts import tool_calls
 from skydraft.prompts.audio import Audio, audio_from_bytes
 from skydraft.prompts.messages import Message
 from skydraft.prompts.pair import ShareAudio
 from skydraft.prompts.systems import readable
 from skydraft.prompts.thinking import REASONING, Think
-from skydraft.prompts.tool_calls import (
-    Called,
-    CallReader,
-    EnforcedReader,
-    Reader,
-    answered_calls,
-    as_objects,
-    calling_grammar,
-    may_answer,
-    results_before_questions,
-    writes_calls,
-)
 
 B = TypeVar("B", bound=BaseModel)
 T = TypeVar("T")
@@ -87,8 +74,9 @@ class Order:
 
     requests: list[GenerateRequest]  # one for each choice
     # Makes what finds the calls in one choice, if it can have any.
-    reader: Callable[[], Reader | None] = lambda: None
+    reader: Callable[[], tool_calls.Reader | None] = lambda: None
     anew: Seq[GenerateRequest] = ()  # one for each choice, or none at all
+    left_out: Seq[str] = ()  # what was asked for and is not done: kinds of tools, thinking
 
 
 def read_body(data: bytes | bytearray, kind: type[B]) -> B:
@@ -159,7 +147,7 @@ def order_of(body: ChatRequest | TextRequest, edge: Engine, names: ModelNames, d
 def _check_chat(body: ChatRequest, edge: Engine) -> None:
     if body.recordings and not edge.takes_audio:
         raise Refusal(400, f"The model {edge.name} takes no audio.", param="messages")
-    if body.callable_tools and not writes_calls(edge.vocab.chat_template):
+    if body.callable_tools and not tool_calls.writes_calls(edge.vocab.chat_template):
         message = "This model's chat template does not write calls as <tool_call>, so it cannot use tools."
         raise Refusal(400, message, param="tools")
 
@@ -175,15 +163,14 @@ def _chat_order(body: ChatRequest, edge: Engine, names: ModelNames, defaults: De
     max_tokens = body.max_completion_tokens or body.max_tokens or defaults.max_new_tokens(edge.context_len)
     max_tokens = min(max_tokens + (0 if is_prompt else len(begun)), 2**31 - 1)
     has_results = any(message.role == "tool" for message in messages)
-    if has_results and not body.callable_tools and writes_calls(edge.vocab.chat_template):
-        messages = results_before_questions(messages)
+    if has_results and not body.callable_tools and tool_calls.writes_calls(edge.vocab.chat_template):
+        messages = tool_calls.results_before_questions(messages)
     params = _params(body, defaults, max_tokens, _grammar(body))
-    wanted, kwargs = body.wanted_thinking, body.chat_template_kwargs or {}
-    think, settings, budget = arranged(edge.vocab, wanted, kwargs, defaults.think)
-    params = replace(params, think_budget=body.choice.think_budget or budget or params.think_budget)
+    thinking = arranged(body, edge.vocab, defaults.think)
+    params = replace(params, think_budget=body.choice.think_budget or thinking.budget or params.think_budget)
     plan = names.plan_of(body.model, body.choice)
     if messages and body.callable_tools and not params.grammar:
-        messages = may_answer(messages)
+        messages = tool_calls.may_answer(messages)
         if body.choice.min_call_prob is None:
             params = replace(params, min_call_prob=MIN_CALL_PROB)
         # A call is an act, and a text begins as one or does not: the draft model alone never decides it.
@@ -196,8 +183,8 @@ def _chat_order(body: ChatRequest, edge: Engine, names: ModelNames, defaults: De
         plan=plan,
         params=params,
         tools=tuple(tools) if body.callable_tools else (),
-        think=body.choice.think or think,
-        settings=tuple(settings.items()),
+        think=body.choice.think or thinking.think,
+        settings=tuple(thinking.settings.items()),
         share_audio=defaults.share_audio if any(message.audio for message in messages) else "features",
         num_best=_num_best(body),
         begun=begun,
@@ -205,11 +192,12 @@ def _chat_order(body: ChatRequest, edge: Engine, names: ModelNames, defaults: De
         local_only=body.choice.local_only,
         adapter=names.adapter_of(body.model),
     )
-    requests, answered = _choices(request, body.n or 1), frozenset[Called]()
+    requests, answered = _choices(request, body.n or 1), frozenset[tool_calls.Called]()
     if body.callable_tools and not body.must_call and not body.choice.repeat_calls:
-        answered = answered_calls(messages)
+        answered = tool_calls.answered_calls(messages)
     anew = [_without_tools(body, each) for each in requests if answered]
-    return Order(requests, partial(reader_of, body, answered), anew)
+    left_out = sorted({tool.type for tool in body.tools or () if isinstance(tool, OtherTool)})
+    return Order(requests, partial(reader_of, body, answered), anew, left_out + ["thinking"] * thinking.is_unmet)
 
 
 def _begun(body: ChatRequest, edge: Engine) -> tuple[int, ...]:
@@ -227,21 +215,22 @@ def _num_best(body: ChatRequest | TextRequest) -> int | None:
     return max((each for each in (body.num_best, body.choice.logprobs) if each is not None), default=None)
 
 
-def reader_of(body: ChatRequest, answered: frozenset[Called]) -> Reader | None:
+def reader_of(body: ChatRequest, answered: frozenset[tool_calls.Called]) -> tool_calls.Reader | None:
     """What finds the calls in one choice; calls that are `answered` are left out. None if it can have none."""
     if not body.callable_tools:
         return None
     single, is_certain = not body.calls_in_parallel, body.must_call or body.schema_of_answer is not None
     # A call that may have to be left out is read whole, in a text of a grammar too.
     if is_certain and not answered:
-        return EnforcedReader(single=single)
-    return CallReader([tool.name for tool in body.callable_tools], answered, single=single)
+        return tool_calls.EnforcedReader(single=single)
+    return tool_calls.CallReader([tool.name for tool in body.callable_tools], answered, single=single)
 
 
 def _without_tools(body: ChatRequest, request: GenerateRequest) -> GenerateRequest:
     grammar = _grammar(body, may_call=False) or body.choice.grammar or ""
     params = replace(request.params, grammar=grammar, min_call_prob=0.0)
-    return replace(request, tools=(), params=params, messages=tuple(results_before_questions(request.messages)))
+    messages = tool_calls.results_before_questions(request.messages)
+    return replace(request, tools=(), params=params, messages=tuple(messages))
 
 
 def _grammar(body: ChatRequest, *, may_call: bool = True) -> str:
@@ -249,7 +238,8 @@ def _grammar(body: ChatRequest, *, may_call: bool = True) -> str:
     if functions and (body.must_call or schema is not None):
         tools = [function.model_dump() for function in functions]
         answer = None if body.must_call else json.dumps(schema, ensure_ascii=False)
-        return _named("tools", lambda: calling_grammar(tools, parallel=body.calls_in_parallel, answer=answer))
+        parallel = body.calls_in_parallel
+        return _named("tools", lambda: tool_calls.calling_grammar(tools, parallel=parallel, answer=answer))
     return "" if schema is None else _named("response_format", lambda: json_schema(schema))
 
 
@@ -268,6 +258,7 @@ def _text_order(body: TextRequest, edge: Engine, names: ModelNames, defaults: De
         raise Refusal(400, "Put them into the prompt.", param="skydraft.continue_ids")
     plan = names.plan_of(body.model, body.choice)
     params = _params(body, defaults, body.max_tokens or defaults.max_new_tokens(_TEXT_TOKENS))
+    params = replace(params, think_budget=body.choice.think_budget or 0)  # the operator's is for chats
     requests = [
         GenerateRequest(
             (Message("user", prompt),) if isinstance(prompt, str) else (),
@@ -284,7 +275,8 @@ def _text_order(body: TextRequest, edge: Engine, names: ModelNames, defaults: De
         )
         for prompt in body.prompt
     ]
-    return Order([choice for request in requests for choice in _choices(request, body.n or 1)])
+    left_out = ["thinking"] if body.reasoning_effort not in (None, "none") else []  # a text has no chat template
+    return Order([choice for request in requests for choice in _choices(request, body.n or 1)], left_out=left_out)
 
 
 def _choices(request: GenerateRequest, num_choices: int) -> list[GenerateRequest]:
@@ -311,7 +303,8 @@ def _params(
     chosen = {name: value for name, value in given.items() if value is not None}
     if body.choice.style is not None:
         return decoding_params(body.choice.style, **chosen)
-    return decoding_params(None, **{**asdict(defaults.params), **chosen})
+    by_default = asdict(defaults.params) | ({"sentences": 0} if "grammar" in chosen else {})  # which says where it ends
+    return decoding_params(None, **by_default | chosen)
 
 
 def _messages(given: list[ChatMessage]) -> list[Message]:
@@ -329,7 +322,7 @@ def _messages(given: list[ChatMessage]) -> list[Message]:
                 raise Refusal(400, f"All recordings together last more than {_MAX_SPEECH_S:g} s.", param="messages")
         if message.role == "system" and not text.strip():
             continue  # some clients always send an empty one
-        calls = message.tool_calls and as_objects([call.model_dump() for call in message.tool_calls])
+        calls = message.tool_calls and tool_calls.as_objects([call.model_dump() for call in message.tool_calls])
         more = {"tool_calls": calls, "tool_call_id": message.tool_call_id, "name": message.name}
         more |= {REASONING: message.thought if message.role == "assistant" else None}
         kept = tuple((key, value) for key, value in more.items() if value is not None)

@@ -1,7 +1,5 @@
 """OpenAI's `/v1/responses` over chat completions: nothing is kept between requests."""
 
-from __future__ import annotations
-
 import itertools
 import time
 import uuid
@@ -10,19 +8,8 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, Field
 
+from skydraft.gateway import items
 from skydraft.gateway.answers import ItemsAnswer, Run, WrittenCall
-from skydraft.gateway.items import (
-    ActItem,
-    AnyTool,
-    CallItem,
-    FunctionTool,
-    Item,
-    MessageItem,
-    Namespace,
-    ResultItem,
-    SkippedItem,
-    as_json,
-)
 from skydraft.gateway.logprobs import token_logprobs
 from skydraft.gateway.refusals import NOT_SERVED, TOO_LONG, Refusal
 from skydraft.gateway.schema import MAX_LOGPROBS, MaxTokens, Translated
@@ -48,10 +35,10 @@ class ResponsesRequest(Translated):
         "messages": "input", "response_format.json_schema": "text.format", "response_format": "text.format",
     }  # fmt: skip
 
-    input: str | Annotated[Some[Item], Field(min_length=1, max_length=4096)]
+    input: str | Annotated[Some[items.Item], Field(min_length=1, max_length=4096)]
     instructions: str | None = None
     max_output_tokens: MaxTokens = None
-    tools: Annotated[Some[AnyTool], Field(max_length=128)] | None = None
+    tools: Annotated[Some[items.AnyTool], Field(max_length=128)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: _TextOptions | None = None
@@ -74,18 +61,18 @@ class ResponsesRequest(Translated):
             "top_logprobs": self.top_logprobs if scored else None,
         }
 
-    def functions(self) -> dict[str, tuple[str | None, FunctionTool]]:
+    def functions(self) -> dict[str, tuple[str | None, items.FunctionTool]]:
         """Each function and its namespace by the name that the model reads: its own, or both where that is taken."""
-        known: dict[str, tuple[str | None, FunctionTool]] = {}
+        known: dict[str, tuple[str | None, items.FunctionTool]] = {}
         for space in self.tools or ():
-            for tool in space.tools if isinstance(space, Namespace) else [space]:
-                if isinstance(tool, FunctionTool):
-                    namespace = space.name if isinstance(space, Namespace) else None
+            for tool in space.tools if isinstance(space, items.Namespace) else [space]:
+                if isinstance(tool, items.FunctionTool):
+                    namespace = space.name if isinstance(space, items.Namespace) else None
                     known[f"{namespace}.{tool.name}" if tool.name in known else tool.name] = namespace, tool
         return known
 
     def _tools(self) -> list[dict[str, Any]]:
-        spaces = [space.tools for space in self.tools or () if isinstance(space, Namespace)]
+        spaces = [space.tools for space in self.tools or () if isinstance(space, items.Namespace)]
         others = [tool for tools in (self.tools or (), *spaces) for tool in tools if isinstance(tool, OtherTool)]
         functions = [
             {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_unset=True) | {"name": name}}
@@ -93,7 +80,7 @@ class ResponsesRequest(Translated):
         ]
         return [*functions, *({"type": tool.type} for tool in others)]
 
-    def _known_as(self, call: CallItem) -> str:
+    def _known_as(self, call: items.CallItem) -> str:
         wanted = call.namespace, call.name
         own = (name for name, (space, tool) in self.functions().items() if (space, tool.name) == wanted)
         return next(own, call.name)
@@ -107,23 +94,23 @@ class ResponsesRequest(Translated):
             return [*messages, {"role": "user", "content": self.input}]
         thought = ""
         for item in self.input:
-            if isinstance(item, SkippedItem):
+            if isinstance(item, items.SkippedItem):
                 thought = item.thought or thought
-            elif isinstance(item, MessageItem):
+            elif isinstance(item, items.MessageItem):
                 messages.append({"role": item.role, "content": item.content})
-            elif isinstance(item, CallItem | ActItem):
+            elif isinstance(item, items.CallItem | items.ActItem):
                 if not messages or messages[-1]["role"] != "assistant":
                     messages.append({"role": "assistant", "content": None})
-                if isinstance(item, CallItem):
+                if isinstance(item, items.CallItem):
                     function = {"name": self._known_as(item), "arguments": item.arguments}
                 else:
-                    function = {"name": item.type.removesuffix("_call"), "arguments": as_json(item.acts)}
+                    function = {"name": item.type.removesuffix("_call"), "arguments": items.as_json(item.acts)}
                 messages[-1].setdefault("tool_calls", []).append({"id": item.call_id, "function": function})
-            if thought and isinstance(item, MessageItem | CallItem | ActItem):
+            if thought and isinstance(item, items.MessageItem | items.CallItem | items.ActItem):
                 if messages[-1]["role"] == "assistant":
                     messages[-1].setdefault("reasoning_content", thought)
                 thought = ""
-            if isinstance(item, ResultItem | CallItem) and item.output is not None:
+            if isinstance(item, items.ResultItem | items.CallItem) and item.output is not None:
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.output})
         return messages
 
@@ -131,6 +118,7 @@ class ResponsesRequest(Translated):
 class ResponsesAnswer(ItemsAnswer):
     reads = ResponsesRequest
     tells_length_in_stream = True  # Codex makes room for itself only then
+    scores_thoughts = False
 
     def __init__(self, own: ResponsesRequest, *given: Any) -> None:
         super().__init__(own, *given)

@@ -3,8 +3,6 @@
 A field whose effect would be missed is refused by its name (`refusals`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
@@ -12,9 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, create_model, field_validator, model_validator
 
 from skydraft.config import MAX_K, STYLES, DecodingParams
-from skydraft.engines.vocab import Vocab
 from skydraft.gateway.refusals import NEUTRAL, NOT_SERVED, OWN_FIELDS, Refusal
-from skydraft.gateway.thinking import Effort, WantedThinking, wanted_thinking
 from skydraft.gateway.tools import (
     AllowedTools,
     AnyTool,
@@ -23,14 +19,13 @@ from skydraft.gateway.tools import (
     Content,
     Function,
     NamedTool,
-    OtherTool,
     Some,
     Tool,
     ToolCall,
     ToolChoice,
 )
 from skydraft.prompts.messages import Role
-from skydraft.prompts.thinking import Think, template_of
+from skydraft.prompts.thinking import Think
 
 MAX_CHOICES = 8
 MAX_STOPS = 16
@@ -40,6 +35,7 @@ MAX_LOGPROBS = 20  # of one place
 Stop = Annotated[str, Field(max_length=256)]
 TokenId = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 def at_most(num_items: int) -> BeforeValidator:
@@ -193,17 +189,6 @@ class AnyRequest(Checked):
         return self.skydraft or Extension()
 
     @property
-    def wanted_thinking(self) -> WantedThinking:
-        budget = max(self.thinking_token_budget or 0, 0)
-        return wanted_thinking(self.reasoning_effort, budget, self.reasoning, self.thinking)
-
-    def unmet(self, vocab: Vocab) -> list[str]:
-        """What was hinted at, and this model cannot do."""
-        wanted = self.wanted_thinking
-        is_unmet = wanted.think == "on" or (wanted.is_hint and wanted.budget)  # gateways forward an effort to any model
-        return ["thinking"] if is_unmet and not template_of(vocab.chat_template).thinks else []
-
-    @property
     def wants_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
@@ -241,10 +226,6 @@ class ChatRequest(AnyRequest):
     @property
     def num_best(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
-
-    @property
-    def left_out(self) -> list[str]:
-        return sorted({tool.type for tool in self.tools or () if isinstance(tool, OtherTool)})
 
     @property
     def described_tools(self) -> list[Tool]:
@@ -291,7 +272,6 @@ class TextRequest(AnyRequest):
     names: ClassVar[Mapping[str, str]] = {"messages": "prompt"}
     # What only chats have.
     recordings: ClassVar[list[AudioPart]] = []
-    left_out: ClassVar[list[str]] = []
     grammar_field: ClassVar[str] = "skydraft.grammar"
 
     prompt: Annotated[Some[Annotated[str, Field(strict=True)] | TokenIds], Field(min_length=1, max_length=MAX_CHOICES)]

@@ -1,7 +1,5 @@
 """The gateway as a process: uvicorn around the application, with limits for slow clients."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import socket

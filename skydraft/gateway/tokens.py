@@ -1,7 +1,5 @@
 """`/tokenize` and `/detokenize`: text to tokens and back, in the words of llama.cpp and of vLLM."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pydantic import AliasChoices, BaseModel, Field

@@ -1,7 +1,5 @@
 """Parts of messages, tools, the calls of earlier turns, and which tools an answer may call."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag

@@ -3,8 +3,6 @@
 Earlier versions merged what was learned into a copy of the model, in `adapted`; nothing uses these any more.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -3,8 +3,6 @@
 It is written or linked under a `.partial` name, hashed, and renamed. So later checks compare only its size.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

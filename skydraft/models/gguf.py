@@ -1,7 +1,5 @@
 """What the header of a GGUF file says of a model; the weights after it are never read."""
 
-from __future__ import annotations
-
 import hashlib
 import struct
 from collections.abc import Callable

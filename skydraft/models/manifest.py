@@ -1,7 +1,5 @@
 """The models that skydraft knows by name, read from `known_models.json` beside this file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib.resources import files
@@ -57,10 +55,6 @@ class _Manifest(_Record):
 
 _MANIFEST = _Manifest.model_validate_json((files(__package__) / "known_models.json").read_bytes())
 KNOWN: Mapping[str, KnownModel] = MappingProxyType(dict(_MANIFEST.models))
-
-
-def known_models() -> Mapping[str, KnownModel]:
-    return KNOWN
 
 
 def known_model(name: str, models: Mapping[str, KnownModel] = KNOWN) -> KnownModel:

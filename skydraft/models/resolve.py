@@ -1,7 +1,5 @@
 """Turns a model argument, such as that of `--edge-model`, into files on this disk."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -12,8 +10,7 @@ from skydraft.models.fetch import fetch_model
 from skydraft.models.found import OLLAMA
 from skydraft.models.gguf import GGUF_MAGIC
 from skydraft.models.manifest import KNOWN, KnownModel, name_hint
-from skydraft.models.progress import Progress, no_progress
-from skydraft.models.sources import PUBLIC_SOURCES, SourceName, Sources
+from skydraft.models.sources import PUBLIC_SOURCES, Progress, SourceName, Sources, no_progress
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 HUB_FILE = re.compile(rf"({HUB_ID.pattern})/([\w.-]+(?:/[\w.-]+)*\.gguf)")
@@ -32,16 +29,9 @@ class ResolvedModel:
 
 
 def resolve(
-    spec: str,
-    cache: Path,
-    *,
-    engine_names: Collection[str] = (),
-    offline: bool = False,
-    source: SourceName = "auto",
-    progress: Progress = no_progress,
-    sources: Sources = PUBLIC_SOURCES,
-    models: Mapping[str, KnownModel] = KNOWN,
-) -> ResolvedModel:
+    spec: str, cache: Path, *, engine_names: Collection[str] = (), offline: bool = False, source: SourceName = "auto",
+    progress: Progress = no_progress, sources: Sources = PUBLIC_SOURCES, models: Mapping[str, KnownModel] = KNOWN,
+) -> ResolvedModel:  # fmt: skip
     """Find the model of `spec`, and download it if needed; afterwards its path exists.
 
     In this order: NAME or NAME:REST with the NAME of an engine; `ollama:NAME[:TAG]`; an embedded model; a known name; a

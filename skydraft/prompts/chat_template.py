@@ -6,8 +6,6 @@ filters and output are counted, so that it ends in any thread, without a signal 
 step on nested values is not counted.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -110,7 +108,7 @@ def _compiled(template: str) -> Template:
     return _environment().from_string(template.replace(f"{{{_SLIP}}}", _SLIP))
 
 
-def _environment() -> BoundedEnvironment:
+def _environment() -> "BoundedEnvironment":
     environment = BoundedEnvironment(
         {"tojson": _json}, trim_blocks=True, lstrip_blocks=True,
         extensions=[_GenerationTag, "jinja2.ext.loopcontrols"],

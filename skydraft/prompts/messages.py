@@ -1,7 +1,5 @@
 """Messages, the parts of a prompt: each has one role."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -10,12 +8,8 @@ from skydraft.errors import PromptError
 from skydraft.prompts.audio import Audio
 
 Role = Literal["system", "user", "assistant", "tool"]
-_KEYS = (
-    "tool_calls",
-    "tool_call_id",
-    "name",
-    "reasoning_content",
-)  # further fields of OpenAI's messages, for templates
+# Further fields of OpenAI's messages, for templates.
+_KEYS = ("tool_calls", "tool_call_id", "name", "reasoning_content")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,6 @@ tokenizer reads the name of a special token as that token wherever it stands. So
 cut after its first character before the chat template places it, and what stands between two cuts is encoded apart.
 """
 
-from __future__ import annotations
-
 import re
 import secrets
 import time
@@ -17,7 +15,7 @@ from datetime import datetime
 from functools import cache, lru_cache, partial
 from itertools import islice, product, takewhile
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -46,7 +44,7 @@ class PromptPair:
     target: Prompt
     features_ms: float = field(default=0.0, compare=False)  # time to make the features of the speech
 
-    def then(self, token_ids: tuple[int, ...]) -> PromptPair:
+    def then(self, token_ids: tuple[int, ...]) -> Self:
         edge, target = (replace(each, token_ids=each.token_ids + token_ids) for each in (self.edge, self.target))
         return replace(self, edge=edge, target=target)
 

@@ -1,7 +1,5 @@
 """System messages where a chat template reads them: some take only the first message as one, some take none."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import lru_cache

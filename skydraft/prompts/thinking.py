@@ -1,7 +1,5 @@
 """How a chat template lets its model think: its tags, what turns it on and off, and what the history keeps of it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq

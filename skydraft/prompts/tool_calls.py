@@ -5,8 +5,6 @@
 </tool_call>
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping
@@ -17,6 +15,7 @@ from typing import Any, TypeAlias
 from skydraft.errors import PromptError
 from skydraft.grammars import with_ascii_refs
 from skydraft.prompts.messages import Message
+from skydraft.thinking import num_suspect
 
 MAX_CALLS = 8  # in one answer that must call
 _BEGIN, _END = "<tool_call>", "</tool_call>"
@@ -198,6 +197,29 @@ class Reader:
         return []
 
 
+class _Object:
+    """One that is being read, from `start` to `at`. `closing` ends the marks or the fence around it."""
+
+    def __init__(self, start: int, closing: str) -> None:
+        self.start = self.at = start
+        self.closing = closing
+        self._depth = 0
+        self._is_quoted = False
+
+    def ends(self, text: str) -> bool:
+        """Read on in `text`; returns whether the object ends at `at`."""
+        while self.at < len(text):
+            char = text[self.at]
+            self.at += 2 if char == "\\" and self._is_quoted else 1
+            if char == '"':
+                self._is_quoted = not self._is_quoted
+            elif char in "{}" and not self._is_quoted:
+                self._depth += 1 if char == "{" else -1
+                if not self._depth:
+                    return True
+        return False
+
+
 class CallReader(Reader):
     """Reads calls of the tools `names` in a text that need not have any.
 
@@ -227,7 +249,7 @@ class CallReader(Reader):
     def _read_text(self, said: list[Piece]) -> bool:
         at = self._held.find(_BEGIN)
         self._may_call = at >= 0
-        text = self._held[: at if self._may_call else len(self._held) - _num_suspect(self._held, _BEGIN)]
+        text = self._held[: at if self._may_call else len(self._held) - num_suspect(self._held, _BEGIN)]
         num_breaks = len(text) - len(text.rstrip("\n"))  # a call begins on a line of its own
         self._release(len(text) - min(num_breaks, _MAX_BREAKS), said)
         return self._may_call
@@ -282,29 +304,6 @@ class CallReader(Reader):
         return True
 
 
-class _Object:
-    """One that is being read, from `start` to `at`. `closing` ends the marks or the fence around it."""
-
-    def __init__(self, start: int, closing: str) -> None:
-        self.start = self.at = start
-        self.closing = closing
-        self._depth = 0
-        self._is_quoted = False
-
-    def ends(self, text: str) -> bool:
-        """Read on in `text`; returns whether the object ends at `at`."""
-        while self.at < len(text):
-            char = text[self.at]
-            self.at += 2 if char == "\\" and self._is_quoted else 1
-            if char == '"':
-                self._is_quoted = not self._is_quoted
-            elif char in "{}" and not self._is_quoted:
-                self._depth += 1 if char == "{" else -1
-                if not self._depth:
-                    return True
-        return False
-
-
 def _call_of(text: str, names: Seq[str]) -> tuple[str, str] | None:
     """The arguments, as JSON, and the name of a call; None if `text` describes a tool, or calls none of `names`."""
     try:
@@ -354,9 +353,3 @@ class EnforcedReader(Reader):
         if is_last:
             self._arguments, self._num_calls = None, self._num_calls + 1
         return is_last
-
-
-def _num_suspect(text: str, mark: str) -> int:
-    """How long an end of `text` begins `mark`."""
-    longest = min(len(mark) - 1, len(text))
-    return next((length for length in range(longest, 0, -1) if mark.startswith(text[-length:])), 0)

@@ -1,7 +1,5 @@
 """Who may ask: the file of tokens as it is read and read again."""
 
-from __future__ import annotations
-
 import logging
 import os
 from pathlib import Path

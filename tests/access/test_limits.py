@@ -1,7 +1,5 @@
 """What each token may use up, and limits that nobody could keep."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

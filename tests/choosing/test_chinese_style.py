@@ -1,7 +1,5 @@
 """The Chinese styles: repeats, commas and full stops (F9, F10, F11, F12), with merged tokens and byte fragments."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

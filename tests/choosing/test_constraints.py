@@ -1,7 +1,5 @@
 """Constraints with the semantics of transformers and OpenAI (F4, F5), and the order of the steps (F7)."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -33,27 +31,6 @@ def test_the_edited_row_is_what_the_rules_say_word_by_word(seed, prefix, prompt_
     assert np.array_equal(row, row_before) and token_ids.tolist() == prefix
     token_ids.flags.writeable = False
     assert np.array_equal(chooser.constrain(row, token_ids), edited)
-
-
-def edited(row, prefix, prompt_len=1, **options):
-    full = np.full(VOCAB.size, -50.0, np.float32)
-    full[: len(row)] = row
-    chooser = Chooser(DecodingParams(**options), VOCAB, prompt_len)
-    return chooser.constrain(full, toys.array(prefix))[: len(row)].tolist()
-
-
-@pytest.mark.parametrize(
-    ("row", "prefix", "options", "expected"),
-    [
-        ([2, -2, 1], [0, 1], {"repetition_penalty": 2.0}, [1, -4, 1]),  # F4: a negative logit goes down, too
-        ([2, -2, 1], [0, 0, 0], {"repetition_penalty": 2.0}, [1, -2, 1]),  # once per distinct id
-        ([2, -2, 1, 0], [1, 2, 3, 1], {"no_repeat_ngram_size": 2}, [2, -2, -np.inf, 0]),  # F5: not only A A
-        ([2, -2, 1], [2, 1, 1], {"frequency_penalty": 1, "presence_penalty": 0.5}, [2, -4.5, 1]),  # not the prompt's
-        ([2, -2, 1], [0], {"logit_bias": ((1, 3.0),)}, [2, 1, 1]),
-    ],
-)
-def test_penalties_and_bans(row, prefix, options, expected):
-    assert edited(row, prefix, **options) == expected
 
 
 def test_rank_counts_what_the_edited_row_puts_before_a_token():

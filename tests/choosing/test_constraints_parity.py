@@ -1,7 +1,5 @@
 """Repetition penalty, n-gram ban and minimum length equal transformers' logits processors, bit for bit."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ A row has as many logits as that of a real model. Most rules cost what the last 
 text once for each token of its n-gram, 4 bytes a token: a few microseconds beside a row's hundred.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ Each test counts over seeds 0 to NUM_SEEDS - 1, so its outcome never changes; SI
 right sampler would have been rejected when the seeds were chosen.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,8 +1,6 @@
 """A grammar is a function of the prefix: a matcher that goes back and forth allows what a fresh one does, and an oracle
 that shares nothing with it."""
 
-from __future__ import annotations
-
 import re
 import sys
 from typing import Any
@@ -14,14 +12,14 @@ from hypothesis import strategies as st
 
 from skydraft import DecodingParams, decoding_params
 from skydraft.choosing.chooser import Chooser
-from skydraft.choosing.grammar import GrammarAlong, compile_grammar
+from skydraft.choosing.grammar import GrammarAlong, compile_grammar, only_one
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import GrammarRefused, MissingDependency
 from skydraft.grammars import json_schema
 from skydraft.prompts.tool_calls import calling_grammar
 from tests import grammars, toys
 from tests.grammars import BYTES, ENDS, GRAMMARS, JSONS, spelled
-from tests.toys import EOS, VOCAB, law
+from tests.toys import EOS, VOCAB, array, law
 
 pytest.importorskip("llguidance")
 
@@ -32,10 +30,6 @@ walks = st.lists(st.tuples(st.integers(0, 24), steps), min_size=1, max_size=5)
 
 def along(grammar: str, vocab: Vocab, prompt_len: int = 0) -> GrammarAlong:
     return GrammarAlong(compile_grammar(grammar, vocab), vocab, prompt_len)
-
-
-def array(token_ids: Any) -> Any:
-    return np.array(token_ids, np.int32)
 
 
 @law(30)
@@ -64,15 +58,15 @@ def test_going_back_and_on_is_as_beginning_anew(grammar: str, walk: Any) -> None
             may = np.flatnonzero(mask)
             assert np.array_equal(mask, along(grammar, BYTES).allowed(array(generated))), generated
             assert len(may) and (mask[list(ENDS)].all() or not mask[list(ENDS)].any())
-            assert follower.forced(array(generated)) == (may[0] if len(may) == 1 else None)
+            assert only_one(follower.allowed(array(generated))) == (may[0] if len(may) == 1 else None)
             generated.append(int(may[choice % len(may)]) if choice >= 0 else len(generated) * 7 % BYTES.size)
 
 
 def test_a_name_that_must_come_is_gone_in_the_tokens_of_the_tokenizer() -> None:
     follower = along(JSONS[1], BYTES)
-    assert follower.forced(array(spelled('{"'))) == spelled("name")[0]
-    assert follower.forced(array(spelled('{"n'))) == spelled("ame")[0]  # however it was begun
-    assert follower.forced(array(spelled('{"name": "'))) is None
+    assert only_one(follower.allowed(array(spelled('{"')))) == spelled("name")[0]
+    assert only_one(follower.allowed(array(spelled('{"n')))) == spelled("ame")[0]  # however it was begun
+    assert only_one(follower.allowed(array(spelled('{"name": "')))) is None
 
 
 @pytest.mark.parametrize("parallel", [False, True])

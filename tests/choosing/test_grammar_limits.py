@@ -1,7 +1,5 @@
 """A grammar may come from anybody: what would take long, much memory or the process itself is refused soon."""
 
-from __future__ import annotations
-
 import json
 import resource
 import time

@@ -1,7 +1,5 @@
 """What is kept from one prefix to the next is a cache: each answer is that of a whole text read anew."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Sampling only looks at what could win, and still gives what masking the whole vocabulary gives."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """When a generation ends (F13): sentence ends, stop strings, end tokens and the length, after every single token."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

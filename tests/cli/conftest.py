@@ -1,7 +1,5 @@
 """What tests of commands share: the command line in this process, and what it printed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A command on a terminal: what it writes to the screen, byte for byte."""
 
-from __future__ import annotations
-
 import io
 import os
 import pty

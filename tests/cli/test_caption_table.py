@@ -1,7 +1,5 @@
 """The table of captions: what it is called, how it goes on, and what a spreadsheet makes of it."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`skydraft chat`: what is said, what is remembered, and what Ctrl-C ends."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """`skydraft serve`, `generate --cloud` and `doctor --cloud` as a newcomer runs them: what they print, how they exit."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """`skydraft models`, `skydraft doctor` and the top level."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -15,7 +13,7 @@ import pytest
 
 from skydraft.cli.doctor import PURPOSES
 from skydraft.errors import NetworkUnavailable
-from skydraft.models import cache_dir, known_models
+from skydraft.models import KNOWN, cache_dir
 from skydraft.models.adapters import keep
 from skydraft.models.cache import model_path
 
@@ -30,7 +28,7 @@ def test_a_model_is_listed_named_by_its_path_and_removed(invoke: Invoke) -> None
     status, out, err = invoke("models", "path", SMALL)
     assert (status, out) == (2, "") and f"skydraft models fetch {SMALL}" in err
     assert invoke("models", "path") == (0, f"{cache_dir()}\n", "")
-    path = model_path(known_models()[SMALL], cache_dir())
+    path = model_path(KNOWN[SMALL], cache_dir())
     path.parent.mkdir(parents=True)
     path.write_bytes(bytes(3_000_000))
     status, out, _ = invoke("models", "list")
@@ -38,7 +36,7 @@ def test_a_model_is_listed_named_by_its_path_and_removed(invoke: Invoke) -> None
     assert f"are in {cache_dir()}, 3 MB; SKYDRAFT_HOME" in out.replace("\n", "")
     assert "1117 MB" in out and re.search(r"tiny-omni-edge \d+\.\d MB", " ".join(out.split()))
     with path.open("wb") as file:
-        file.truncate(known_models()[SMALL].bytes)  # a hole of the right size
+        file.truncate(KNOWN[SMALL].bytes)  # a hole of the right size
     status, out, _ = invoke("models", "path", SMALL, "tiny-omni-edge")
     assert status == 0 and out.splitlines()[0] == str(path) and Path(out.splitlines()[1], "config.json").is_file()
     assert invoke("models", "remove", SMALL) == (0, f"Removed {path}\n", "") and not path.exists()
@@ -181,8 +179,7 @@ def test_models_of_other_programs_are_listed_with_their_pairs_and_doctor_names_o
     assert said["pairs"] == [{"draft": str(small), "target": "ollama:large:7b", "ratio": 5.0}]
     command = f"skydraft chat --edge-model {shlex.quote(str(small))} --cloud-model ollama:large:7b"
     for kilobytes, says in ((40, command), (10, "they make no pair: the memory is too small")):
-        (tmp_path / "meminfo").write_text(f"MemTotal: 99 kB\nMemAvailable:   {kilobytes} kB\n")
-        monkeypatch.setattr("skydraft.cli.doctor._MEMORY", tmp_path / "meminfo")
+        monkeypatch.setattr("skydraft.cli.doctor.free_bytes", lambda free=1024 * kilobytes: free)
         assert says in invoke("doctor", "--no-measure")[1]
     small.unlink()
     assert "they make no pair: no two share a tokenizer" in invoke("doctor", "--no-measure")[1]

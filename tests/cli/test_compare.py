@@ -1,7 +1,5 @@
 """`skydraft compare` on the toy pair: what it writes, how it goes on after an interruption, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`skydraft doctor --devices`: what so many devices get from a server, measured."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

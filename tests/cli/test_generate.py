@@ -1,7 +1,5 @@
 """`skydraft generate` on the toy pair: what it prints, where, and with which exit status."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

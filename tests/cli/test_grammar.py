@@ -1,7 +1,5 @@
 """--json-schema, --regex and --grammar: the text follows them, and what is wrong is one line."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The help: every option in a named section, the page docs/cli.md made of it, and short flags."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`skydraft learn` and --learn on the toy pair: what is kept, what is said, what is forgotten."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The table of `learn run`: what its figures count, and which mode it names."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

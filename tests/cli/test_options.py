@@ -1,7 +1,5 @@
 """Options become one frozen value in sections; what was given goes before variables and defaults."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

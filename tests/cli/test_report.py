@@ -1,7 +1,5 @@
 """Every figure of a report, counted again from its records by other code: in summary.json and on the page."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

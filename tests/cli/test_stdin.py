@@ -1,7 +1,5 @@
 """`skydraft generate` beside a pipe: what comes through it is read, and what never comes is not waited for."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """What a terminal shows: colours where they are wanted, whole lines, nothing that moves the cursor."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

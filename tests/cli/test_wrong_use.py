@@ -1,7 +1,5 @@
 """Wrong use of every command is one line on stderr that says what is wrong, nothing on stdout, and exit status 2."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the clients are asked, over which pair, and what the Python interface answers to the same."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from skydraft import DecodingParams, api, make_plan

@@ -1,7 +1,5 @@
 """One gateway for all clients."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

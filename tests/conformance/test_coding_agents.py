@@ -4,8 +4,6 @@ The target is a toy that writes what a model would, so the agent's loop, its req
 words are not. Left out where npm has not installed the agents (`make test-conformance` does).
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """LangChain (langchain-openai) against a running gateway."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """LiteLLM against a running gateway."""
 
-from __future__ import annotations
-
 import json
 import os
 from typing import Any

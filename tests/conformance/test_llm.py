@@ -1,7 +1,5 @@
 """llm, the command and its Python interface, against a running gateway that stands in its extra-openai-models.yaml."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """openai-agents out of the box: it speaks to `/v1/responses`, and its loops call tools."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """trustedrouter-provider-check, a suite for whoever offers models behind OpenAI's interface, against a gateway."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterator

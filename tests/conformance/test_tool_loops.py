@@ -4,8 +4,6 @@ Each loop is the client's own and ends by itself, in a sentence with what the to
 environment of `make setup`, since the clients pin packages that ours are newer than.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import operator

@@ -13,7 +13,7 @@ from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.transformers_omni import OmniEngine
 from skydraft.engines.transformers_text import TransformersEngine
-from skydraft.models import cache_dir, default_pair, known_models
+from skydraft.models import KNOWN, cache_dir, default_pair
 from skydraft.models.cache import model_path
 
 from .tiny_checkpoint import OPTIONS, save_model
@@ -62,7 +62,7 @@ def thinker(omni_folder: Path) -> Any:
 def gguf_path(home: Path) -> Path:
     """The demo pair's draft model, where it is on this machine."""
     pytest.importorskip("llama_cpp")
-    path = model_path(known_models()[default_pair().draft], cache_dir())
+    path = model_path(KNOWN[default_pair().draft], cache_dir())
     if not path.is_file():
         pytest.skip(f"no model: {path} is missing")
     return path

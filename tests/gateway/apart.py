@@ -1,7 +1,5 @@
 """A gateway in a process of its own over the toy pair, watched from outside: answers, times and memory."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import re

@@ -1,7 +1,5 @@
 """One gateway for all tests that leave it as it was, and OpenAI's client of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

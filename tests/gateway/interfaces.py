@@ -1,7 +1,5 @@
 """The interfaces of the gateway, so that one test asks all of them: how each writes a request and says an answer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
@@ -55,6 +53,7 @@ class Told:
     parts: tuple[str | tuple[str, str, bool], ...]
     is_for_calls: bool
     ending: Any
+    thought: str = ""
 
     @property
     def calls(self) -> list[tuple[str, str, bool]]:
@@ -75,15 +74,18 @@ def is_object(arguments: str) -> bool:
 def of_chat(message: Mapping[str, Any], finish: str) -> Told:
     calls = [(each["function"]["name"], each["function"]["arguments"]) for each in message.get("tool_calls") or ()]
     told = [(*each, is_object(each[1])) for each in calls]
-    return Told(tuple([message["content"]] if message["content"] else []) + tuple(told), finish == "tool_calls", finish)
+    parts, thought = [message["content"]] if message["content"] else [], message.get("reasoning_content", "")
+    assert thought == message.get("reasoning", "")
+    return Told((*parts, *told), finish == "tool_calls", finish, thought)
 
 
 def of_chat_stream(chunks: Seq[Mapping[str, Any]]) -> Told:
-    message: dict[str, Any] = {"content": "", "tool_calls": []}
+    message: dict[str, Any] = {"content": "", "tool_calls": [], "reasoning_content": "", "reasoning": ""}
     for chunk in chunks:
         for choice in chunk["choices"]:
             delta, finish = choice["delta"], choice["finish_reason"]
-            message["content"] += delta.get("content") or ""
+            for name in ("content", "reasoning_content", "reasoning"):
+                message[name] += delta.get(name) or ""
             for call in delta.get("tool_calls", ()):
                 if "id" in call:
                     assert call["index"] == len(message["tool_calls"]) and call["function"]["arguments"]
@@ -94,12 +96,16 @@ def of_chat_stream(chunks: Seq[Mapping[str, Any]]) -> Told:
 
 
 def of_messages(content: Seq[Mapping[str, Any]], ending: Mapping[str, Any]) -> Told:
-    parts: list[Any] = []
+    parts, thought = list[Any](), ""
     for block in content:
-        is_text = block["type"] == "text"
-        parts.append(block["text"] if is_text else (block["name"], json.dumps(block["input"]), True))
+        if block["type"] == "thinking":
+            assert block["signature"]
+            thought += block["thinking"]
+        else:
+            is_text = block["type"] == "text"
+            parts.append(block["text"] if is_text else (block["name"], json.dumps(block["input"]), True))
     reason = ending["stop_reason"]
-    return Told(tuple(parts), reason == "tool_use", (reason, ending["stop_sequence"]))
+    return Told(tuple(parts), reason == "tool_use", (reason, ending["stop_sequence"]), thought)
 
 
 def of_messages_stream(events: Seq[Mapping[str, Any]]) -> Told:
@@ -109,7 +115,7 @@ def of_messages_stream(events: Seq[Mapping[str, Any]]) -> Told:
             assert event["index"] == len(content)
             content.append({**event["content_block"], "partial_json": ""})
         elif event["type"] == "content_block_delta":
-            key = "text" if "text" in event["delta"] else "partial_json"
+            (key,) = event["delta"].keys() - {"type"}
             content[event["index"]][key] += event["delta"][key]
         elif event["type"] == "content_block_stop" and (given := content[event["index"]]["partial_json"]):
             content[event["index"]]["input"] = json.loads(given)
@@ -119,15 +125,18 @@ def of_messages_stream(events: Seq[Mapping[str, Any]]) -> Told:
 
 
 def of_response(response: Mapping[str, Any]) -> Told:
-    parts: list[Any] = []
+    parts, thought = list[Any](), ""
     for item in response["output"]:
-        if item["type"] == "message":
+        if item["type"] == "reasoning":
+            thought += item["content"][0]["text"]
+        elif item["type"] == "message":
             parts += [item["content"][0]["text"]] if item["content"][0]["text"] else []
         else:
             parts.append((item["name"], item["arguments"], item["status"] == "completed"))
     calls = [part for part in parts if not isinstance(part, str)]
     is_for_calls = response["status"] == "completed" and bool(calls) and calls[-1][2]
-    return Told(tuple(parts), is_for_calls, (response["status"], (response["incomplete_details"] or {}).get("reason")))
+    ending = response["status"], (response["incomplete_details"] or {}).get("reason")
+    return Told(tuple(parts), is_for_calls, ending, thought)
 
 
 def of_response_stream(events: Seq[Mapping[str, Any]]) -> Told:

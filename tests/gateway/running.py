@@ -1,7 +1,5 @@
 """A gateway in this process, on a free port of loopback, over a toy pair."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A pair that writes what a test says, as a model with tools would: an agent's loop is real, its words are not."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence as Seq

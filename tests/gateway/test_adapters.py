@@ -1,7 +1,5 @@
 """What the draft model has learned, by the names that clients ask for."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Coding agents: what they sent is answered, too long a prompt is told as they understand it, and waiting is shown."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading

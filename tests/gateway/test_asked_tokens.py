@@ -1,7 +1,5 @@
 """A token that is asked: log-probabilities of both models, and a branch that begins with tokens that are given."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,9 +38,8 @@ def asked(request: pytest.FixtureRequest) -> Iterator[Running]:
 
 def chat(served: Running, mode: str, temperature: float = 0, most: int = NUM_TOKENS, **ours: Any) -> dict[str, Any]:
     options: dict[str, Any] = {"model": f"skydraft-{mode}", "temperature": temperature, "seed": 7, "max_tokens": most}
-    reply = served.chat(
-        **options, skydraft={"token_ids": True, "k": 4} | ours if mode == "lossless" else ours | {"token_ids": True}
-    )
+    fixed = {"lossless": {"k": 4}, "quality": {"hand_back": 0}}.get(mode, {})  # else times decide, over a link
+    reply = served.chat(**options, skydraft={"token_ids": True} | fixed | ours)
     assert reply.status_code == 200, reply.text
     return dict(reply.json())
 

@@ -1,7 +1,5 @@
 """What clients, operators and the chat page see of audits."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Bodies that are small to send and dear to read: none keeps other clients waiting, or takes much memory."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Iterator

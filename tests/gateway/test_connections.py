@@ -1,7 +1,5 @@
 """Strangers who connect and ask nothing: others are served, files and memory are bounded, and little is logged."""
 
-from __future__ import annotations
-
 import resource
 import socket
 import time

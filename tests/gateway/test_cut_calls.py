@@ -1,7 +1,5 @@
 """A call that was cut is none: an agent finds nothing to run, and all interfaces say the same, whole and streamed."""
 
-from __future__ import annotations
-
 import json
 
 import httpx2 as httpx

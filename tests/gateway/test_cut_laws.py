@@ -3,8 +3,6 @@
 Without models: the law is of what was written, and not of how.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterator
@@ -18,7 +16,7 @@ from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.stats import stats_of
 from skydraft.engines.toy import open_toy
 from skydraft.gateway.desk import Began, Ended, Event, Wrote
-from skydraft.gateway.requests import reader_of
+from skydraft.gateway.requests import Order, reader_of
 from skydraft.gateway.schema import ChatRequest, TextRequest, Translated
 from skydraft.prompts.messages import asked
 from skydraft.prompts.tool_calls import Piece, Reader
@@ -84,7 +82,7 @@ def told_of(path: str, body: dict[str, Any], pieces: Seq[str], finish: FinishRea
     answer: Any = KINDS[path]
     given: Any = answer.reads.model_validate(body)
     chat = given.as_chat() if isinstance(given, Translated) else given
-    whole, streamed = (answer(given, chat, [GenerateRequest(asked("a"))], VOCAB) for _ in range(2))
+    whole, streamed = (answer(given, chat, Order([GenerateRequest(asked("a"))]), VOCAB) for _ in range(2))
     events = list(written(chat, pieces, finish))
     for event in events:
         list(whole.take(0, event))

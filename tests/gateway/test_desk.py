@@ -1,7 +1,5 @@
 """Many clients at once: who hangs up, floods or waits disturbs nobody, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -16,7 +14,6 @@ import httpx2 as httpx
 import pytest
 
 import skydraft
-from skydraft import DecodingParams
 from skydraft.engines.toy import ToyEngine, open_toy
 from skydraft.gateway.pair import Pair
 
@@ -24,6 +21,7 @@ from ..serving import Unhurried, serving
 from .interfaces import ask
 from .running import PATIENCE_S, Running, gateway, toy_pair
 from .test_endings import client
+from .test_openai_sdk import expected
 
 ASKED = [{"role": "user", "content": "语速"}]
 
@@ -108,13 +106,7 @@ def ids_of(reply: httpx.Response) -> list[int]:
 @pytest.mark.parametrize("where", ["here", "served"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_lossless_is_that_of_the_command_line_in_company_and_as_a_third_turn(where: str, temperature: float) -> None:
-    options = {"temperature": temperature, "seed": 9, "max_tokens": 24}
-    params = DecodingParams(temperature=temperature, seed=9, max_new_tokens=24)
-
-    def expected(messages: list[dict[str, str]]) -> skydraft.Generation:
-        edge, cloud = open_toy("toy:drift=0.2"), open_toy("toy")
-        return skydraft.generate(messages=messages, edge=edge, cloud=cloud, params=params).run()
-
+    options = {"temperature": temperature, "seed": 9}
     with (
         serving(open_toy("toy", 4096, 12), max_sessions=12) as server,
         closing(skydraft.connect(server.address)) as cloud,
@@ -132,9 +124,9 @@ def test_lossless_is_that_of_the_command_line_in_company_and_as_a_third_turn(whe
                 talk: list[dict[str, str]] = []
                 for question in ("语速" * 300, "情绪", "音调"):
                     talk.append({"role": "user", "content": question})
-                    want = expected(talk)
+                    want = expected("lossless", talk, max_new_tokens=24, **options)
                     ours = {"token_ids": True}
-                    got = running.chat(talk, model="skydraft-lossless", skydraft=ours, **options)
+                    got = running.chat(talk, model="skydraft-lossless", skydraft=ours, max_tokens=24, **options)
                     assert ids_of(got) == list(want.token_ids)
                     talk.append({"role": "assistant", "content": want.text})
                 stop.set()

@@ -1,7 +1,5 @@
 """Who may come in, and what broken, slow and endless requests get."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Clients that hang up, and a gateway that is told to stop: both take effect at once, whatever is under way."""
 
-from __future__ import annotations
-
 import json
 import logging
 import signal

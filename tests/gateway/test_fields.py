@@ -1,7 +1,5 @@
 """Fields of the requests of OpenAI, Anthropic, vLLM, SGLang and llama-server: followed, refused by name or harmless."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from typing import Any, get_type_hints
@@ -21,7 +19,6 @@ chats = later("openai.types.chat.completion_create_params")
 texts = later("openai.types.completion_create_params")
 responses = later("openai.types.responses.response_create_params")
 
-CHAT = "chat/completions"
 CHAT = "chat/completions"
 ASKED = [{"role": "user", "content": "语速"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}

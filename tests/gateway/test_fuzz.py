@@ -1,7 +1,5 @@
 """Requests that nobody wrote by hand: the gateway answers all of them, stays quick and small, and logs no traceback."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import math

@@ -1,7 +1,5 @@
 """Clients of the gateway that take and do not read, and keys that would have it for themselves."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading

@@ -1,7 +1,5 @@
 """What all interfaces of the gateway answer, whole and streamed; and what each of them has for itself."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whatever interface a text comes by and whatever server checks it, what clients say is characters to the models."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing

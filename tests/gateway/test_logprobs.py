@@ -1,7 +1,5 @@
 """Log-probabilities, token ids and tokens, as the clients of OpenAI, llama.cpp and vLLM ask for them."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

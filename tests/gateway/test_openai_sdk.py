@@ -1,7 +1,5 @@
 """OpenAI's own SDK against a running gateway: what it parses is what we said."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx2 as httpx
@@ -147,6 +145,8 @@ def test_what_the_gateway_was_started_with_holds_where_a_client_says_nothing() -
         said = httpx.post(f"{running.v1}/chat/completions", json=body).json()
         want = expected("lossless", body["messages"], max_new_tokens=9, seed=6, temperature=0.4)
         assert said["choices"][0]["message"]["content"] == want.text
+        schema = body | {"response_format": {"type": "json_object"}, "skydraft": {}}  # which decides where it ends
+        assert httpx.post(f"{running.v1}/chat/completions", json=schema).status_code == 200
         body["skydraft"] = {"style": "zh-short"}  # a style stands for itself
         said = httpx.post(f"{running.v1}/chat/completions", json=body).json()
         params = decoding_params("zh-short", max_new_tokens=9, seed=6, temperature=0.4)

@@ -1,7 +1,5 @@
 """Tools that are not functions: what agents send beside theirs is left out and said, and never refuses a request."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Where a tool may be called and need not: an answer begins as a call only if that is likely enough, and a call that a
 tool has answered is not given out again: the answer is written anew, and all of it counts."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import closing

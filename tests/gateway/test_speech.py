@@ -1,7 +1,5 @@
 """Speech in a chat: heard with the turn that holds it, refused where nobody hears."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Iterator
 from contextlib import closing

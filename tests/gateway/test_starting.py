@@ -1,7 +1,5 @@
 """The gateway listens before its models are loaded, and says so; who connects meanwhile stays connected."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Answers that follow a schema, and calls of tools, through OpenAI's own SDK."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """How many modules a chat completion enters, from its route to the JSON answer, besides those of decoding rounds."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import threading

@@ -1,7 +1,5 @@
 """A server behind either wire, with a connection: both are spoilt, killed and replaced in the same words."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager

@@ -1,7 +1,5 @@
 """`skydraft serve` behind a relay that spoils what it says."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, repeat

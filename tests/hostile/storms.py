@@ -1,7 +1,5 @@
 """What servers do, over our wire and over HTTP."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from skydraft.errors import (

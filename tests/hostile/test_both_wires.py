@@ -4,8 +4,6 @@ A gated text goes on alone within a second or so, any other ends with one clear 
 up; and a server that is back is used again. What only one wire has is tested with it: `tests/edge`, `tests/stock`.
 """
 
-from __future__ import annotations
-
 import random
 import threading
 import time

@@ -1,7 +1,5 @@
 """A pair of toys, a text by them, and what must hold of it whatever a server did."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import skydraft

@@ -1,7 +1,5 @@
 """A tiny published model: real zip wheels, their manifest, and sources that count what they are asked."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import zipfile

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 
 import platformdirs
@@ -7,9 +5,9 @@ import pytest
 from filelock import FileLock
 
 from skydraft.errors import HashMismatch, ModelFilesError, UnknownModel
-from skydraft.models import cache_dir, present, verify
+from skydraft.models import cache_dir, present
 from skydraft.models.cache import model_path
-from skydraft.models.fetch import remove
+from skydraft.models.fetch import remove, verify
 
 from .published import FakeWorld, publish
 

@@ -1,7 +1,5 @@
 """Models of other programs, in folders laid out as these programs lay them, and as nobody should."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

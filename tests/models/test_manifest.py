@@ -1,16 +1,14 @@
-from __future__ import annotations
-
 import pytest
 from pydantic import ValidationError
 
-from skydraft.models import default_pair, known_models
+from skydraft.models import KNOWN, default_pair
 from skydraft.models.manifest import KnownModel, Part
 
 from .published import publish
 
 
 def test_the_packaged_models_are_whole() -> None:
-    models, pair = known_models(), default_pair()
+    models, pair = KNOWN, default_pair()
     assert list(models) == ["qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"] == [pair.draft, pair.target]
     assert models[pair.draft].bytes < models[pair.target].bytes
     wheels = [part.wheel for model in models.values() for part in model.parts]

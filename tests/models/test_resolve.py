@@ -1,12 +1,10 @@
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
 import pytest
 
 from skydraft.errors import BrokenModel, NetworkUnavailable, OptionError, SkydraftError, UnknownModel
-from skydraft.models import ResolvedModel, resolve
+from skydraft.models.resolve import ResolvedModel, resolve
 
 from .published import FakeWorld
 

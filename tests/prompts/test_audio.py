@@ -1,7 +1,5 @@
 """Recordings as they come: any rate, any channels, and everything that is no recording."""
 
-from __future__ import annotations
-
 import sys
 import tracemalloc
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A chat template is code that came with the model: whatever it does ends soon, in any thread, with one line."""
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """Chat templates: rendered as transformers renders them, and one clear line where they cannot be."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from datetime import datetime

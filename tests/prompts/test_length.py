@@ -1,7 +1,5 @@
 """A prompt that is far too long is refused by its beginning: reading all of it takes seconds, which nothing can end."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

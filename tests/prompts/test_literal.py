@@ -1,7 +1,5 @@
 """What a conversation says is read as characters: only the template's own marks are special tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """System messages anywhere in a conversation: every template reads them, in their order, or a word says why not."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Calls of tools in a text: what comes out does not depend on how the text came, and nothing is lost."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import time
@@ -16,6 +14,7 @@ from skydraft.errors import PromptError
 from skydraft.prompts import tool_calls
 from skydraft.prompts.messages import Message
 from skydraft.prompts.tool_calls import CallReader, CallText, EnforcedReader
+from tests.gateway.interfaces import call_text, is_object
 from tests.toys import law
 
 NAMES = ["get_weather", "天气"]
@@ -42,21 +41,8 @@ def read(texts: Seq[str], *, certain: bool = False) -> Read:
             calls.append((piece.name, ""))
         name, before = calls[-1]
         calls[-1] = name, before + piece.arguments
-        assert piece.is_last == is_whole(calls[-1][1])
+        assert piece.is_last == is_object(calls[-1][1])
     return said, calls
-
-
-def is_whole(arguments: str) -> bool:
-    try:
-        return isinstance(json.loads(arguments), dict)
-    except ValueError:
-        return False
-
-
-def call(name: str, given: Any) -> str:
-    """As the template writes it."""
-    body = json.dumps({"name": name, "arguments": given}, ensure_ascii=False)
-    return f"<tool_call>\n{body}\n</tool_call>"
 
 
 def cut(text: str, places: Seq[int]) -> list[str]:
@@ -88,7 +74,7 @@ def test_calls_are_found_in_marks_and_where_they_begin_an_answer_bare_and_in_fen
 ) -> None:
     if form in ("marks", "enforced"):
         said = said if form == "marks" else ""
-        text, expected = "\n".join([*([said] if said else []), *(call(*each) for each in calls)]), said
+        text, expected = "\n".join([*([said] if said else []), *(call_text(*each) for each in calls)]), said
     else:
         fence, closing = ("```json\n", "\n```") if form == "one fence" else (form, space + "`" * form.count("`"))
         objects = [
@@ -106,16 +92,16 @@ NO_ARGUMENTS, ONE = ("天气", "{}"), ("天气", '{"a": 1}')
 @pytest.mark.parametrize(
     ("text", "said", "found"),
     [
-        (call("天气", {"a": 1}).removesuffix("\n</tool_call>"), "", ONE),
-        (call("天气", {"a": "</tool_call>"}), "", ("天气", '{"a": "</tool_call>"}')),
-        (call("天气", {}) + "\n\n", "", NO_ARGUMENTS),
-        (call("天气", {}) + "\n好", "\n好", NO_ARGUMENTS),
-        ("<tool_call>\nx</tool_call>\n" + call("天气", {}), "<tool_call>\nx</tool_call>", NO_ARGUMENTS),
+        (call_text("天气", {"a": 1}).removesuffix("\n</tool_call>"), "", ONE),
+        (call_text("天气", {"a": "</tool_call>"}), "", ("天气", '{"a": "</tool_call>"}')),
+        (call_text("天气", {}) + "\n\n", "", NO_ARGUMENTS),
+        (call_text("天气", {}) + "\n好", "\n好", NO_ARGUMENTS),
+        ("<tool_call>\nx</tool_call>\n" + call_text("天气", {}), "<tool_call>\nx</tool_call>", NO_ARGUMENTS),
         ('{"name": "天气", "parameters": {"a": 1}}', "", ONE),
         ('{"name": "天气", "arguments": "{\\"a\\": 1}"}', "", ONE),
         ('{"name": "天气"}', "", NO_ARGUMENTS),
         # Bare breaks in strings, as small models write code.
-        (call("天气", {"code": "a\nb\tc"}).replace("\\n", "\n"), "", ("天气", '{"code": "a\\nb\\tc"}')),
+        (call_text("天气", {"code": "a\nb\tc"}).replace("\\n", "\n"), "", ("天气", '{"code": "a\\nb\\tc"}')),
     ],
 )
 def test_a_call_in_another_form_is_one(text: str, said: str, found: tuple[str, str]) -> None:
@@ -136,7 +122,7 @@ def test_a_call_in_another_form_is_one(text: str, said: str, found: tuple[str, s
         '{"name": "天气", "arguments": {"a": NaN}}',
         '说明：\n```json\n{"name": "天气", "arguments": {}}\n```',
         '```json\n{"city": "上海"}\n```\n```json\n{"name": "天气", "arguments": {}}\n```',
-        call("rm", {"path": "/"}),  # no tool of ours
+        call_text("rm", {"path": "/"}),  # no tool of ours
         "<tool_call>\n{'name': 'get_weather'}\n</tool_call>",
         '说：<tool_call>\n{"name": "get_weather", "arguments": "上海"}\n</tool_call>',
         '<tool_call>\n{"name": "get_weather", "arguments": {"city": "上',
@@ -162,7 +148,7 @@ def test_answered_calls_are_left_out_and_the_others_are_not(
     turn = {"id": "a", "function": {"name": again[0], "arguments": dict(reversed(again[1].items()))}}
     known = tool_calls.answered_calls([Message("assistant", "", (("tool_calls", [turn]),)), result("a", "晴")])
     reader = CallReader(NAMES, known)
-    text = "\n".join([*([said] if said else []), call(*again), *(call(*other) for other in others)]) + rest
+    text = "\n".join([*([said] if said else []), call_text(*again), *(call_text(*other) for other in others)]) + rest
     pieces = [piece for part in cut(text, places) for piece in reader.push(part)] + reader.finish()
     assert "".join(piece for piece in pieces if isinstance(piece, str)) == said
     found = [(piece.name, json.loads(piece.arguments)) for piece in pieces if isinstance(piece, CallText)]
@@ -218,7 +204,7 @@ def test_a_model_that_repeats_itself_costs_no_time(word: str) -> None:
 
 
 def test_arguments_that_a_grammar_enforces_come_as_they_are_written_and_its_marks_are_never_text() -> None:
-    text, reader = call("get_weather", {"city": "上海", "days": 3}), EnforcedReader()
+    text, reader = call_text("get_weather", {"city": "上海", "days": 3}), EnforcedReader()
     pieces = [(index, piece) for index, char in enumerate(text) for piece in reader.push(char)]
     assert len(pieces) > 15 and pieces[8][0] < text.index("上海") < pieces[15][0] < text.index("days") + 4
     assert pieces[0][1] == CallText("{", "get_weather") and pieces[-1][1] == CallText("}", is_last=True)

@@ -1,7 +1,5 @@
 """A toy that hears: its logits depend on the features of a recording, and it counts how often it encoded one."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Sequence as Seq
 

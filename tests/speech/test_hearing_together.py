@@ -1,7 +1,5 @@
 """Speech through the whole system on toys that hear: what is drafted, judged and shared."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The embedded pair on held-out clips: real architecture, trained weights, no download."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import skydraft
 from skydraft import DecodingParams, Generation, make_plan
-from skydraft.choosing.grammar import GrammarAlong, compile_grammar
+from skydraft.choosing.grammar import GrammarAlong, compile_grammar, only_one
 from skydraft.edge.stock.chat import HOSTS
 from skydraft.edge.stock.choices import Choices
 from skydraft.edge.stock.dialect import Row
@@ -154,7 +154,7 @@ def test_a_stream_takes_no_more_calls_than_choices_that_the_server_does_not_writ
     assert done.token_ids == near.token_ids
     along, num_streams, is_streaming = GrammarAlong(compile_grammar(grammar, TARGET.vocab), TARGET.vocab, 0), 0, False
     for at, (token_id, own) in enumerate(zip(done.token_ids, choices(TARGET, done.token_ids), strict=True)):
-        forced = along.forced(np.array(done.token_ids[:at], np.int32)) is not None
+        forced = only_one(along.allowed(np.array(done.token_ids[:at], np.int32))) is not None
         if not is_streaming and not forced:
             num_streams, is_streaming = num_streams + 1, True
         is_streaming = is_streaming and token_id == own

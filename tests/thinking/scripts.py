@@ -1,7 +1,5 @@
 """Models that think what a test says, and minimal templates that behave as those of published models do."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from typing import Any
 

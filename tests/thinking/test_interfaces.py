@@ -1,7 +1,5 @@
 """Thinking in the three interfaces: whole is streamed, tools and schemas come after it, and what clients ask for."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -9,12 +7,13 @@ from typing import Any
 import pytest
 
 from skydraft.config import DecodingParams
+from skydraft.errors import OptionError
 from skydraft.gateway.pair import Pair
 from skydraft.gateway.requests import Defaults
 
-from ..gateway.interfaces import call_text
+from ..gateway.interfaces import ALL_WHOLE, ask, call_text, events_of
 from ..gateway.running import Running, gateway, written_by
-from .scripts import LEVELLED, SWITCHED, pair_of
+from .scripts import LEVELLED, OPENED, SWITCHED, pair_of
 
 SCRIPT = "<think>\nhm, 2?\n</think>\n\nIt is 4."
 ASKED = [{"role": "user", "content": "快"}]
@@ -32,58 +31,21 @@ def served() -> Iterator[Running]:
         yield running
 
 
-def events(text: str) -> list[dict[str, Any]]:
-    lines = [line[6:] for line in text.splitlines() if line.startswith("data: ") and line != "data: [DONE]"]
-    return [json.loads(line) for line in lines]
-
-
-def whole(path: str, body: dict[str, Any]) -> tuple[str, str]:
+def said(path: str, body: dict[str, Any]) -> tuple[str, str]:
     """Thinking and text of a whole answer."""
-    if path == "chat/completions":
-        message = body["choices"][0]["message"]
-        assert message.get("reasoning") == message.get("reasoning_content")
-        return message.get("reasoning", ""), message["content"]
-    items = body["output" if path == "responses" else "content"]
-    thought = [each for each in items if each["type"] in ("reasoning", "thinking")]
-    said = [each for each in items if each["type"] in ("message", "text")]
-    if path == "messages":
-        assert all(each["signature"] for each in thought)
-        return "".join(each["thinking"] for each in thought), "".join(each["text"] for each in said)
-    texts = [["".join(part["text"] for part in item["content"]) for item in some] for some in (thought, said)]
-    return "".join(texts[0]), "".join(texts[1])
-
-
-def streamed(path: str, told: list[dict[str, Any]]) -> tuple[str, str]:
-    if path == "chat/completions":
-        deltas = [chunk["choices"][0]["delta"] for chunk in told if chunk["choices"]]
-        return tuple("".join(d.get(name) or "" for d in deltas) for name in ("reasoning", "content"))  # type: ignore
-    if path == "responses":
-        kinds = ("response.reasoning_text.delta", "response.output_text.delta")
-        return tuple("".join(e["delta"] for e in told if e["type"] == kind) for kind in kinds)  # type: ignore
-    deltas = [event["delta"] for event in told if event["type"] == "content_block_delta"]
-    return tuple("".join(delta.get(name, "") for delta in deltas) for name in ("thinking", "text"))  # type: ignore
+    told = ALL_WHOLE[path](body)
+    return told.thought, told.text
 
 
 @pytest.mark.parametrize("limit", [2, 6, 14, 15, 64])
 @pytest.mark.parametrize("path", BODIES)
 def test_whole_is_streamed(served: Running, path: str, limit: int) -> None:
     body = {"model": "skydraft-lossless", **BODIES[path], LIMITS[path]: limit}
-    answer = served.post(path, **body).json()
-    told = events(served.post(path, **body, stream=True).text)
-    thought, text = whole(path, answer)
-    assert streamed(path, told) == (thought, text)
-    assert "hm, 2?\n".startswith(thought) and "It is 4.".startswith(text)
-    assert (limit < 64) or (thought, text) == ("hm, 2?", "It is 4.")
-    usage = answer["usage"]
-    if path != "messages":
-        details = usage["completion_tokens_details" if path[0] == "c" else "output_tokens_details"]
-        assert details["reasoning_tokens"] == (12 if limit > 12 else min(limit, 12)) == usage_of(told, path)
-
-
-def usage_of(told: list[dict[str, Any]], path: str) -> int:
-    if path == "responses":
-        return int(told[-1]["response"]["usage"]["output_tokens_details"]["reasoning_tokens"])
-    return int(next(c["skydraft"]["stats"] for c in told if "stats" in c.get("skydraft", {}))["num_reasoning_tokens"])
+    told = ask(served, path, body)
+    assert "hm, 2?\n".startswith(told.thought) and "It is 4.".startswith(told.text)
+    assert (limit < 64) or (told.thought, told.text) == ("hm, 2?", "It is 4.")
+    for stream in (False, True) if path != "messages" else ():
+        assert f'reasoning_tokens":{min(limit, 12)}' in served.post(path, **body, stream=stream).text
 
 
 def test_what_an_answer_begins_with_is_told_apart_and_not_counted(served: Running) -> None:
@@ -93,13 +55,22 @@ def test_what_an_answer_begins_with_is_told_apart_and_not_counted(served: Runnin
         for as_prompt in (False, True):
             given = {"continue_ids": ids[:length], "continue_as_prompt": as_prompt}
             answer = served.chat("快", **asked, skydraft=given).json()
-            told = whole("chat/completions", answer)
+            told = said("chat/completions", answer)
             assert told[0] == thought and told[1].endswith(text)
             assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] <= max(12 - length, 0)
 
 
+@pytest.mark.parametrize("mode", ["lossless", "cloud"])
+def test_log_probabilities_of_a_response_are_those_of_its_text_alone(served: Running, mode: str) -> None:
+    asked = {"model": f"skydraft-{mode}", "input": "快", "include": ["message.output_text.logprobs"]}
+    (part,) = served.post("responses", **asked).json()["output"][-1]["content"]
+    events = events_of(served.post("responses", **asked, stream=True).text)
+    streamed = [each for event in events if event["type"].endswith("text.delta") for each in event.get("logprobs", ())]
+    assert "".join(each["token"] for each in streamed) == part["text"] == "It is 4." and streamed == part["logprobs"]
+
+
 def test_events_are_those_that_the_sdks_know(served: Running) -> None:
-    told = events(served.post("responses", model="skydraft-lossless", input="快", stream=True).text)
+    told = events_of(served.post("responses", model="skydraft-lossless", input="快", stream=True).text)
     kinds = [event["type"].removeprefix("response.") for event in told]
     joined = " ".join(kind for at, kind in enumerate(kinds) if not at or kinds[at - 1] != kind)
     assert joined == (
@@ -111,7 +82,7 @@ def test_events_are_those_that_the_sdks_know(served: Running) -> None:
     adapter = pytest.importorskip("pydantic").TypeAdapter(types.ResponseStreamEvent)
     for event in told:
         adapter.validate_python(event, strict=False)
-    told = events(served.post("messages", model="skydraft-lossless", **BODIES["messages"], stream=True).text)
+    told = events_of(served.post("messages", model="skydraft-lossless", **BODIES["messages"], stream=True).text)
     kinds = [event.get("delta", {}).get("type") or event["type"] for event in told]
     joined = " ".join(kind for at, kind in enumerate(kinds) if not at or kinds[at - 1] != kind)
     assert joined == (
@@ -140,10 +111,6 @@ def test_calls_and_schemas_come_after_the_thinking(stream: bool) -> None:
         assert message["reasoning"] == "ab" and json.loads(message["content"]) == {"a": 1}
 
 
-def prompt_of(running: Running, path: str, **body: Any) -> int:
-    return int(running.post(path, **body).json()["usage"]["prompt_tokens"])
-
-
 OFF: list[tuple[str, dict[str, Any]]] = [
     ("chat/completions", {"chat_template_kwargs": {"enable_thinking": False}}),
     ("chat/completions", {"reasoning_effort": "none"}), ("responses", {"reasoning": {"effort": "none"}}),
@@ -155,7 +122,7 @@ OFF: list[tuple[str, dict[str, Any]]] = [
 def test_thinking_is_turned_off_as_each_client_says_it(path: str, asked: dict[str, Any]) -> None:
     with gateway(Pair(*pair_of("<think>\n\n</think>\n\nabc"))) as running:
         answer = running.post(path, **{"model": "skydraft-lossless"} | BODIES[path] | asked)
-        assert answer.status_code == 200 and whole(path, answer.json()) == ("", "abc"), answer.text
+        assert answer.status_code == 200 and said(path, answer.json()) == ("", "abc"), answer.text
         num_on = running.post(path, **{"model": "skydraft-lossless"} | BODIES[path]).json()["usage"]
         num_off = answer.json()["usage"]
         name = "prompt_tokens" if path[0] == "c" else "input_tokens"
@@ -169,7 +136,7 @@ def test_budgets_and_levels_reach_the_model_and_what_cannot_is_refused(served: R
     ]  # fmt: skip
     for path, asked in given:
         answer = served.post(path, **{"model": "skydraft-lossless"} | BODIES[path] | asked).json()
-        assert whole(path, answer)[0] == "h", path
+        assert said(path, answer)[0] == "h", path
     with gateway(Pair(*pair_of("ab</think>c", LEVELLED))) as running:
         levels = [running.chat("快", reasoning_effort=level, max_tokens=64).json() for level in ("low", "high")]
         assert levels[1]["usage"]["prompt_tokens"] == levels[0]["usage"]["prompt_tokens"] + 1
@@ -181,6 +148,8 @@ def test_budgets_and_levels_reach_the_model_and_what_cannot_is_refused(served: R
             assert running.chat("快", thinking=hint, reasoning=hint).status_code == 200, hint
         asked = running.post("completions", model="skydraft-lossless", prompt="a", skydraft={"think": "on"})
         assert asked.status_code == 400 and "think" in asked.text
+        asked = running.post("completions", model="skydraft-lossless", prompt="a", reasoning_effort="low")
+        assert asked.json()["skydraft"]["left_out"] == ["thinking"]
         assert running.chat("快", chat_template_kwargs={"messages": []}).status_code == 400
 
 
@@ -248,3 +217,13 @@ def test_a_gateway_has_a_default() -> None:
         assert off["prompt_tokens"] - on["prompt_tokens"] == 6
     with written_by(SWITCHED) as running:
         assert running.chat("快").status_code == 200
+    budget = Defaults(DecodingParams(think_budget=3))
+    with gateway(Pair(*pair_of(SCRIPT)), defaults=budget) as running:
+        answer = running.chat("快", model="skydraft-lossless", max_tokens=64).json()
+        assert said("chat/completions", answer)[0] == "h"
+        assert running.post("completions", model="skydraft", prompt="a").status_code == 200  # a text has no thinking
+    opened = Pair(*pair_of("a</think>b", OPENED))
+    for pair, cannot in ((None, budget), (None, Defaults(DecodingParams(), think="on")),
+                         (opened, Defaults(DecodingParams(), think="off"))):  # fmt: skip
+        with pytest.raises(OptionError, match="thinking"), gateway(pair, defaults=cannot):
+            pass

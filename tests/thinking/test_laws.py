@@ -1,7 +1,5 @@
 """Thinking changes no law: whole = streamed, speculative = plain, remote = local, resumed = uncut."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from dataclasses import replace
 

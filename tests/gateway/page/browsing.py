@@ -3,8 +3,6 @@
 Import these fixtures into another conftest and give a `gateway` of your own to try the same page elsewhere.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The fake gateway as the place where the page is."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

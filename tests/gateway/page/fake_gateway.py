@@ -4,8 +4,6 @@ A reply is a list of steps: a dict is an event, a number a pause in seconds, a t
 CUT a connection that breaks. `Refusal` is an answer without a stream.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

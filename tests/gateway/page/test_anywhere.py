@@ -1,7 +1,5 @@
 """What holds of the page before any gateway that answers: it asks only for `gateway`, its address."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A token that is asked, and the branch that begins at another one: over toys, by the keyboard alone."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

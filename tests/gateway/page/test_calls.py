@@ -1,7 +1,5 @@
 """Calls of tools on the page: shown as calls, answered with results, and sent back as messages."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Conversation, origins, modes, settings, figures: what is sent, and what is shown of the answer; and the words."""
 
-from __future__ import annotations
-
 import re
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The cloud dies, the gateway refuses, the connection breaks, the user stops: what is shown, what is kept."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Conversations that the browser keeps: reload, list, rename, export, delete; and questions that are edited."""
 
-from __future__ import annotations
-
 import json
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Markdown in answers: what it becomes, that each letter keeps its origin, and that hostile text does nothing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

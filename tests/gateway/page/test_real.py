@@ -1,7 +1,5 @@
 """The page at a real gateway: what holds anywhere, before a pair of toys."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Speech: shown only where the gateway takes it; files by drop or choice, recordings as WAV."""
 
-from __future__ import annotations
-
 import base64
 import io
 import wave
