@@ -25,10 +25,8 @@ log = logging.getLogger("skydraft.cloud")
 
 
 class Worker:
-    """Serves the jobs of a docket on one engine. Any thread may call `post`.
-
-    A forward holds at most `engine.invariant_rows` rows for exact execution, `engine.max_output_rows` for throughput.
-    """
+    """Serves the jobs of a docket on one engine. Any thread may call `post`. A forward holds at most
+    `engine.invariant_rows` rows for exact execution, `engine.max_output_rows` for throughput."""
 
     def __init__(
         self,
@@ -93,10 +91,8 @@ class Worker:
             self.docket.make_ready(job)
 
     def _forward(self, batch: Batch) -> list[Job]:
-        """Judge the rows of all jobs in one forward, or, if it fails, of each alone; returns the jobs that are done.
-
-        A failed forward leaves every sequence as it was.
-        """
+        """Judge the rows of all jobs in one forward, or, if it fails, of each alone; returns the jobs that are done. A
+        failed forward leaves every sequence as it was."""
         if not batch:
             return []
         began = self.clock()

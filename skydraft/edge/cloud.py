@@ -72,9 +72,7 @@ class Cloud:
 
     def in_background(self) -> Cloud:
         """For audits, which no user waits for: each may take long, says nothing, and ends soon where the cloud is gone.
-
-        Raises OptionError for a server without skydraft.
-        """
+        Raises OptionError for a server without skydraft."""
         if self.is_stock:
             raise OptionError(
                 "--audit-share does not apply to a server without skydraft: it cannot read a finished answer.",

@@ -51,10 +51,8 @@ _THINKING_TEMPLATE = (
 
 
 def character_vocab(characters: Iterable[str]) -> Vocab:
-    """A token per distinct character, one per byte, so that any text can be encoded, and `<eos>` as the last id.
-
-    Longer words among the characters are tokens, too.
-    """
+    """A token per distinct character, one per byte, so that any text can be encoded, and `<eos>` as the last id. Longer
+    words among the characters are tokens, too."""
     distinct = list(dict.fromkeys(characters))
     parts = re.compile("|".join([*(re.escape(word) for word in distinct if len(word) > 1), "(?s:.)"]))
     pieces = [char.encode() for char in distinct] + [bytes([byte]) for byte in range(256)] + [b"<eos>"]

@@ -130,10 +130,8 @@ class LoadedPair:
 def compare(
     request: ComparisonRequest, pair: LoadedPair, out: Path, tell: Callable[[str], None], counted: Counted
 ) -> Path:
-    """Run what is missing of a comparison in the folder `out`; returns the path of its records.
-
-    `tell` gets lines to show to the user. Raises UsageError before anything is run.
-    """
+    """Run what is missing of a comparison in the folder `out`; returns the path of its records. `tell` gets lines to
+    show to the user. Raises UsageError before anything is run."""
     target = pair.target
     calibration = _calibration(request, pair, target)
     run = _describe(request, pair, target, calibration)

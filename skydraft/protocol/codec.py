@@ -296,9 +296,7 @@ def encode_verdict(verdict: Verdict, target: TargetId | None = None, *, is_last:
 @reading("SessionReply")
 def decode_verdict(data: bytes, num_audited: int, sent_ids: Sequence[int] = ()) -> tuple[Verdict, bool]:
     """(verdict, whether it is marked as the last reply), in answer to a block with `num_audited` catch-up ids.
-
-    `sent_ids`, those and the draft's, are needed where scores may come.
-    """
+    `sent_ids`, those and the draft's, are needed where scores may come."""
     message = pb.SessionReply.FromString(data)
     bits = np.unpackbits(np.frombuffer(message.audit, np.uint8)).astype(bool)
     if len(message.audit) != -(-num_audited // 8) or bits[num_audited:].any():

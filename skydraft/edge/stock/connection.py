@@ -121,10 +121,8 @@ class _Known:
 
 
 class StockConnection:
-    """The connection, shared by all generations. Once `budget` is spent, texts go on without the server.
-
-    The server tells neither the weights of its model nor what its forwards take.
-    """
+    """The connection, shared by all generations. Once `budget` is spent, texts go on without the server. The server
+    tells neither the weights of its model nor what its forwards take."""
 
     is_exact = False  # rows may differ from batch to batch
     runs: TargetId | None = None
