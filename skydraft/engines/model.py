@@ -247,8 +247,8 @@ class Model(ABC):
         """How many tokens the cache itself says it holds."""
 
     def allocate_beginning(self) -> Any:
-        """A handle for the KV of the beginning of prompts, None where there is none; one that gives it `can_copy`."""
-        return None
+        """A handle for the KV of the beginning of prompts; None where there is none."""
+        return self.allocate() if self.can_copy else None
 
     def copy(self, source: Sequence, target: Sequence, length: int) -> None:  # noqa: B027
         """Give `target`, which is empty, the KV of the first `length` tokens of `source`, to the bit."""

@@ -148,10 +148,6 @@ class StockConnection:
     def kind(self) -> str:
         return self._known.info.dialect.name if self._known.info else self._options.api
 
-    @property
-    def gives_text(self) -> bool:
-        return self.kind in ("completions", "chat")
-
     def forget(self) -> None:
         self._known = _Known()
 
