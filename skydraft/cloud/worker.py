@@ -29,13 +29,9 @@ class Worker:
     `engine.invariant_rows` rows for exact execution, `engine.max_output_rows` for throughput."""
 
     def __init__(
-        self,
-        engine: Engine,
-        limits: Limits,
-        *,
-        execution: Execution = "exact",
+        self, engine: Engine, limits: Limits, *, execution: Execution = "exact",
         clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.served = ServedModel(engine, execution)
         self.max_rows = engine.max_rows(execution)
         self.docket = Docket(self.served, limits, clock)
