@@ -16,7 +16,6 @@ import numpy as np
 
 from skydraft.characters import one_line
 from skydraft.decoding.context import Context
-from skydraft.decoding.prices import Prices
 from skydraft.decoding.receipt import Sent
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
@@ -260,7 +259,6 @@ class OwnServer(Channel):
     """`Server` over gRPC. `budget` bounds the calls of all its texts."""
 
     kind = OURS
-    prices: Prices | None = None
 
     def __init__(self, options: ServerOptions, budget: Budget | None = None) -> None:
         super().__init__(options)

@@ -107,7 +107,10 @@ def _opening_message(opening: Opening) -> pb.Opening:
             top=opening.top,
             cache_scope=opening.cache_scope,
             target=_target_message(opening.target),
-            media=map(_media_message, opening.prompt.media),
+            media=[
+                pb.Media(num_mels=len(each.features), features=each.features.astype("<f2").tobytes())
+                for each in opening.prompt.media
+            ],
             num_best=opening.num_best,
         )
     except (ValueError, TypeError) as error:
@@ -125,10 +128,6 @@ def _target_message(target: TargetId | None) -> pb.TargetId | None:
 def _read_target(message: Any) -> TargetId | None:
     target = message.target
     return TargetId(target.weights.hex(), target.context_len) if message.HasField("target") else None
-
-
-def _media_message(media: Media) -> pb.Media:
-    return pb.Media(num_mels=len(media.features), features=media.features.astype("<f2").tobytes())
 
 
 def media_bytes(opening: Opening) -> int:

@@ -131,7 +131,6 @@ class StockConnection:
         self.address = options.address
         self.uses_tls = options.uses_tls
         self.budget = budget or Budget()
-        self.prices = self.budget.prices
         self.rtt_ms = 0.0  # the shortest seen
         self._options = options
         self._pool = Pool(self.address, options.key, options.tls_ca, is_here=options.is_here)
