@@ -24,6 +24,7 @@ from skydraft.cloud.worker import Worker
 from skydraft.engines.base import Engine, Sequence
 from skydraft.engines.options import EngineOptions, RowProfile
 from skydraft.engines.rows import Rows
+from skydraft.engines.toy import ListEngine
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.models import default_pair
 
@@ -51,8 +52,10 @@ def record(engine: Engine, table: Table) -> None:
     engine.forward = noted  # type: ignore[method-assign]
 
 
-class RecordedModel(Engine):
+class RecordedModel(ListEngine):
     """An engine over a table. A slot is the list of its tokens."""
+
+    has_kernels = True  # as the engine that it stands for
 
     def __init__(
         self, vocab: Vocab, fingerprint: str, table: Table, forward_ms: float, real: Engine | None = None
@@ -68,9 +71,6 @@ class RecordedModel(Engine):
         self._reading: Sequence | None = None
         self._forward_s = forward_ms / 1e3
         self.profile = RowProfile(invariant_rows=MAX_ROWS, forward_ms=(forward_ms,) * MAX_ROWS)
-
-    def allocate(self) -> list[int]:
-        return []
 
     def forward(self, feeds: Seq[tuple[Sequence, Seq[int] | TokenIds]], *, want_logits: bool) -> list[Rows]:
         until = time.perf_counter() + self._forward_s
@@ -109,15 +109,6 @@ class RecordedModel(Engine):
         for start in range(self._reading.length, len(whole), self._real.invariant_rows):
             rows = self._reading.extend(whole[start : start + self._real.invariant_rows])
         return int(np.argmax(rows[-1]))
-
-    def roll_back(self, sequence: Sequence, length: int) -> None:
-        del sequence.slot[length:]
-
-    def release(self, sequence: Sequence) -> None:
-        sequence.slot.clear()
-
-    def kv_length(self, sequence: Sequence) -> int:
-        return len(sequence.slot)
 
 
 class RecordedServer:

@@ -11,12 +11,14 @@ cycle. What is without the style, and all other prompts, is shown beside it what
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 from pathlib import Path
 
 from bench.workload import PROMPTS_FILE
-from skydraft.characters import punctuation_density
+from skydraft.characters import is_cjk, punctuation_density
+from skydraft.choosing.stopping import ends_sentence
 from skydraft.cli.main import run
 from skydraft.decoding.stats import percentile
 from skydraft.evaluation.findings import Findings, Setting
@@ -29,18 +31,40 @@ BARRED = ("describe", "scene")
 OTHERS = ("edge", *(f"{mode};style=zh-short" for mode in ("edge", "cloud", "fluency", "quality")))
 
 
+DOUBLES = Path(__file__).with_name("data") / "lexical_doubles.txt"
+
+
+def num_adjacent(text: str) -> int:
+    """CJK characters that equal the one just before; words such as 慢慢 apart."""
+    lines = DOUBLES.read_text(encoding="utf-8").splitlines()
+    doubles = {word for line in lines if not line.startswith("#") for word in line.split()}
+    return sum(a == b and is_cjk(a) and a + b not in doubles for a, b in itertools.pairwise(text))
+
+
+def repeat_rate(texts: list[str], n: int) -> float:
+    """N-grams of CJK ideographs, letters and digits that occurred before in the same text / n-grams."""
+    contents = [[char for char in text if is_cjk(char) or char.isalnum()] for text in texts]
+    grams = [[tuple(content[at : at + n]) for at in range(len(content) - n + 1)] for content in contents]
+    return sum(len(each) - len(set(each)) for each in grams) / max(sum(map(len, grams)), 1)
+
+
+def texts_of(setting: Setting) -> list[str]:
+    return [case.generation.text for case in setting.all_cases]
+
+
 def show(title: str, findings: Findings) -> None:
     """A row each mode."""
     print(f"\n{title}, {len(findings.settings[0].cases)} prompts")
     print(f"{'mode':<26}{'density p50':>12}{'max':>7}{'adjacent':>10}{'2-gram':>8}{'3-gram':>8}{'ends':>6}{'cycles':>8}"
           f"{'tokens':>8}")  # fmt: skip
     for setting in findings.settings:
-        densities = [punctuation_density(case.generation.text) for case in setting.all_cases]
-        num_adjacent = sum(case.indicators.num_adjacent for case in setting.all_cases)
-        num_tokens = sum(case.num_tokens for case in setting.all_cases) / len(setting.all_cases)
-        print(f"{setting.mode.name:<26}{percentile(densities, 50):>12.3f}{max(densities):>7.3f}{num_adjacent:>10}"
-              f"{setting.value('repeat_rate_2') or 0:>8.4f}{setting.value('repeat_rate_3') or 0:>8.4f}"
-              f"{setting.value('ends_sentence'):>6.2f}{setting.value('cycles'):>8.2f}{num_tokens:>8.1f}")  # fmt: skip
+        texts = texts_of(setting)
+        densities = list(map(punctuation_density, texts))
+        num_tokens = sum(case.num_tokens for case in setting.all_cases) / len(texts)
+        print(f"{setting.mode.name:<26}{percentile(densities, 50):>12.3f}{max(densities):>7.3f}"
+              f"{sum(map(num_adjacent, texts)):>10}{repeat_rate(texts, 2):>8.4f}{repeat_rate(texts, 3):>8.4f}"
+              f"{sum(map(ends_sentence, texts)) / len(texts):>6.2f}{setting.value('cycles'):>8.2f}"
+              f"{num_tokens:>8.1f}")  # fmt: skip
 
 
 def failures(findings: Findings) -> list[str]:
@@ -55,17 +79,18 @@ def failures(findings: Findings) -> list[str]:
 
 
 def _reasons(setting: Setting, target: Setting) -> list[str]:
-    densities = [punctuation_density(case.generation.text) for case in setting.all_cases]
+    texts = texts_of(setting)
+    densities = list(map(punctuation_density, texts))
     median = percentile(densities, 50) or 0
     met = {
         f"median density {median:.3f} outside 0.05 to 0.25": 0.05 <= median <= 0.25,
         f"a text of density {max(densities):.3f}": max(densities) <= 0.40,
-        "adjacent repeats": not any(case.indicators.num_adjacent for case in setting.all_cases),
-        "a text that does not end at a sentence end": all(case.indicators.ends_sentence for case in setting.all_cases),
-        "a repeated cycle": not any(case.indicators.num_cycles for case in setting.all_cases),
+        "adjacent repeats": not any(map(num_adjacent, texts)),
+        "a text that does not end at a sentence end": all(map(ends_sentence, texts)),
+        "a repeated cycle": not setting.value("cycles"),
     }
     for n in (2, 3):
-        ours, theirs = (side.value(f"repeat_rate_{n}") or 0.0 for side in (setting, target))
+        ours, theirs = repeat_rate(texts, n), repeat_rate(texts_of(target), n)
         met[f"{n}-gram repeat rate {ours:.4f} above the target's {theirs:.4f}"] = ours <= theirs
     return [reason for reason, is_met in met.items() if not is_met]
 

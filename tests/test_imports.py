@@ -38,7 +38,10 @@ ALLOWED: dict[str, set[str]] = {
     "edge": _CONTRACT | {"choosing", "decoding", "protocol"},
     "cloud": _CONTRACT | {"access", "choosing", "decoding", "protocol", "__version__"},
     "api": _CONTRACT | _QUESTIONS | _MACHINERY | {"engines.fitting", "engines.probe", "engines.registry"},
-    "evaluation": _CONTRACT | _QUESTIONS | _MACHINERY | {"api", "engines.probe", "origins", "__version__"},
+    "evaluation": _CONTRACT
+    | _QUESTIONS
+    | _MACHINERY
+    | {"api", "engines.probe", "engines.toy", "origins", "__version__"},
     "gateway": _CONTRACT | _QUESTIONS | _MACHINERY | {"access", "api"},
     "learning": _CONTRACT | _QUESTIONS | _MACHINERY | {"api", "engines.adapter", "engines.trainable"},
     "cli": _CONTRACT

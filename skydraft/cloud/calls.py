@@ -32,10 +32,8 @@ class _Handler:
 
 
 class Calls(grpc.GenericRpcHandler):
-    """The calls of a server, by the paths of its methods; until it has some, each is told that the model loads.
-
-    gRPC keeps the calls that nobody has looked at yet apart by these paths: floods of one method delay no other.
-    """
+    """The calls of a server, by the paths of its methods; until it has some, each is told that the model loads. gRPC
+    keeps the calls that nobody has looked at yet apart by these paths: floods of one method delay no other."""
 
     def __init__(self) -> None:
         self._handlers: dict[str, Any] = {path: _Handler(self._refuse) for path in (SESSION, GET_INFO, HEALTH)}

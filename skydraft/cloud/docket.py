@@ -242,10 +242,8 @@ class Docket:
         return True
 
     def _make_way(self, job: Job) -> None:
-        """End a text that is written, and so holds its seat for long, of an owner with more seats than the job's.
-
-        Its client opens it again without losing tokens.
-        """
+        """End a text that is written, and so holds its seat for long, of an owner with more seats than the job's. Its
+        client opens it again without losing tokens."""
         shares = self.sessions.shares
         for other in sorted(self._active, key=self._order, reverse=True):
             if other.has_verdict and other.owner != job.owner and shares.gives_way(other.owner, job.owner, 2):

@@ -15,9 +15,7 @@ from skydraft.tracing import check_collector
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
     """`port` 0 takes a free port; `metrics_port` 0 serves no metrics. Plaintext beyond this machine needs `insecure`.
-
-    At the end, open requests have `grace_s` seconds to finish. `otlp` is the URL of a collector that gets traces.
-    """
+    At the end, open requests have `grace_s` seconds to finish. `otlp` is the URL of a collector that gets traces."""
 
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import wait
 from contextlib import closing, contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeAlias
 
 from skydraft import __version__
 from skydraft.cloud.listening import Listener
@@ -23,7 +23,7 @@ from skydraft.protocol.values import ServerInfo
 from skydraft.tracing import Tracing
 
 log = logging.getLogger("skydraft.cloud")
-T = TypeVar("T")
+Run: TypeAlias = Callable[[Coroutine[Any, Any, Any]], Any]
 _LOOK_S = 0.5
 
 
@@ -101,29 +101,41 @@ class CloudServer:
 
 
 @contextmanager
-def running(worker: Worker, options: ServeOptions) -> Iterator[int]:
-    """Serve a worker meanwhile, from a thread; yields the port."""
+def _loop_in_thread() -> Iterator[tuple[asyncio.AbstractEventLoop, Run]]:
+    """An event loop in a thread of its own, and what runs work there and waits for it."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="serving", daemon=True)
+
+    def run(work: Coroutine[Any, Any, Any]) -> Any:
+        done = asyncio.run_coroutine_threadsafe(work, loop)
+        # A signal that comes just before a wait without end is seen only after it.
+        while not wait([done], timeout=_LOOK_S).done:
+            pass
+        return done.result()
+
     thread.start()
-
-    def run(work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, loop).result()
-
-    async def begin() -> tuple[CloudServer, int]:
-        server = CloudServer(worker, options)
-        return server, await server.start()
-
     try:
-        server, port = run(begin())
-        try:
-            yield port
-        finally:
-            run(server.stop(0.0))
+        yield loop, run
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+
+async def _started(worker: Worker, options: ServeOptions, listener: Listener | None = None) -> tuple[CloudServer, int]:
+    server = CloudServer(worker, options, listener)
+    return server, await server.start()
+
+
+@contextmanager
+def running(worker: Worker, options: ServeOptions) -> Iterator[int]:
+    """Serve a worker meanwhile, from a thread; yields the port."""
+    with _loop_in_thread() as (_, run):
+        server, port = run(_started(worker, options))
+        try:
+            yield port
+        finally:
+            run(server.stop(0.0))
 
 
 def _metrics(model: str, options: ServeOptions) -> Any:
@@ -149,41 +161,24 @@ def serve(
     `on_ready` gets the port. Who connects while the model loads stays connected. Raises OptionError for a port that is
     taken, before the model is loaded. A model that certainly takes no audio lets messages be bounded from the start.
     """
-    listener = Listener(options, takes_audio=may_take_audio)
-    loop = asyncio.new_event_loop()  # in a thread of its own: loading takes the main thread, where Ctrl-C ends it
-    thread = threading.Thread(target=loop.run_forever, name="serving", daemon=True)
-    stop = asyncio.Event()
-
-    def run(work: Coroutine[Any, Any, T]) -> T:
-        done = asyncio.run_coroutine_threadsafe(work, loop)
-        # A signal that comes just before a wait without end is seen only after it.
-        while not wait([done], timeout=_LOOK_S).done:
-            pass
-        return done.result()
-
-    async def begin(worker: Worker) -> tuple[CloudServer, int]:
-        server = CloudServer(worker, options, listener)
-        return server, await server.start()
-
-    def request_stop(*_: object) -> None:
-        loop.call_soon_threadsafe(stop.set)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)  # the next one ends the process
-
+    listener, stop = Listener(options, takes_audio=may_take_audio), asyncio.Event()
     # The first process of a container ends at no signal without a handler.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    thread.start()
-    try:
-        run(listener.start())
-        worker = load()
-        with closing(worker.served.engine):
-            server, port = run(begin(worker))
+    with _loop_in_thread() as (loop, run):  # loading takes the main thread, where Ctrl-C ends it
+
+        def request_stop(*_: object) -> None:
+            loop.call_soon_threadsafe(stop.set)
             for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, request_stop)
-            on_ready(worker, port)
-            run(server.run(stop))
-    finally:
-        run(listener.stop(0.0))
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+                signal.signal(number, signal.SIG_DFL)  # the next one ends the process
+
+        try:
+            run(listener.start())
+            worker = load()
+            with closing(worker.served.engine):
+                server, port = run(_started(worker, options, listener))
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    signal.signal(number, request_stop)
+                on_ready(worker, port)
+                run(server.run(stop))
+        finally:
+            run(listener.stop(0.0))

@@ -89,10 +89,8 @@ class VerifierService:
             raise errors.CloudLost("The stream was idle for too long.") from error
 
     async def _read(self, stream: Stream, context: RpcContext) -> None:
-        """Put the requests of a stream into its queue, one ahead of the answers at most, and None at the end.
-
-        A stop of the verify under way, or a further request, ends the target's writing; another stop came too late.
-        """
+        """Put the requests of a stream into its queue, one ahead of the answers at most, and None at the end. A stop of
+        the verify under way, or a further request, ends the target's writing; another stop came too late."""
         try:
             while isinstance(data := await context.read(), bytes):
                 base, job = codec.stopped_base(data), stream.job
@@ -186,10 +184,8 @@ class VerifierService:
         self._places.take(owner)
 
     async def _compile(self, opening: Opening | None, owner: str) -> Any:
-        """The grammar of an opening, if any. While somebody holds it, the worker need not compile it.
-
-        A slow grammar delays only other grammars of its owner. Raises GrammarRefused.
-        """
+        """The grammar of an opening, if any. While somebody holds it, the worker need not compile it. A slow grammar
+        delays only other grammars of its owner. Raises GrammarRefused."""
         if opening is None or not opening.params.grammar:
             return None
         self._take_place(owner)

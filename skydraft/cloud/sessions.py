@@ -93,9 +93,7 @@ class Sessions:
 
     def admit(self, call: OpenCall | VerifyCall, owner: str, busy: Collection[int]) -> CloudSession | None:
         """A call's session, opened if the call has an opening; None while no seat is free. None of `busy` is evicted.
-
-        Raises SessionNotFound, SessionTaken, or UsageError for an opening that this server does not accept.
-        """
+        Raises SessionNotFound, SessionTaken, or UsageError for an opening that this server does not accept."""
         session = self._table.get(call.session)
         opening = call.opening
         if opening is None:

@@ -25,19 +25,13 @@ log = logging.getLogger("skydraft.cloud")
 
 
 class Worker:
-    """Serves the jobs of a docket on one engine. Any thread may call `post`.
-
-    A forward holds at most `engine.invariant_rows` rows for exact execution, `engine.max_output_rows` for throughput.
-    """
+    """Serves the jobs of a docket on one engine. Any thread may call `post`. A forward holds at most
+    `engine.invariant_rows` rows for exact execution, `engine.max_output_rows` for throughput."""
 
     def __init__(
-        self,
-        engine: Engine,
-        limits: Limits,
-        *,
-        execution: Execution = "exact",
+        self, engine: Engine, limits: Limits, *, execution: Execution = "exact",
         clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.served = ServedModel(engine, execution)
         self.max_rows = engine.max_rows(execution)
         self.docket = Docket(self.served, limits, clock)
@@ -93,10 +87,8 @@ class Worker:
             self.docket.make_ready(job)
 
     def _forward(self, batch: Batch) -> list[Job]:
-        """Judge the rows of all jobs in one forward, or, if it fails, of each alone; returns the jobs that are done.
-
-        A failed forward leaves every sequence as it was.
-        """
+        """Judge the rows of all jobs in one forward, or, if it fails, of each alone; returns the jobs that are done. A
+        failed forward leaves every sequence as it was."""
         if not batch:
             return []
         began = self.clock()

@@ -122,13 +122,19 @@ class Auditor:
     def ended(self, request: GenerateRequest, generation: Generation | None, error: BaseException | None) -> None:
         if generation is None or not request.is_audited:
             return
-        if not (error or self._is_closed) and generation.finish_reason and generation.token_ids:
-            with suppress(queue.Full):
-                self._waiting.put_nowait(generation)
-                return
-            with self._lock:
+        is_whole = not error and generation.finish_reason and generation.token_ids
+        if not (is_whole and self._takes(generation)):
+            self._kept(generation, ())
+
+    def _takes(self, generation: Generation) -> bool:
+        """Let it be read; False where too many wait, or nothing is read any more."""
+        with self._lock:  # `close` comes before this or after it: else it would be neither read nor kept
+            if not self._is_closed:
+                with suppress(queue.Full):
+                    self._waiting.put_nowait(generation)
+                    return True
                 self.counts["dropped"] += 1
-        self._kept(generation, ())
+        return False
 
     def _work(self) -> None:
         for generation in iter(self._waiting.get, None):
@@ -201,7 +207,8 @@ class Auditor:
 
     def close(self) -> None:
         """End the reading; what waits is not read."""
-        self._is_closed = True
+        with self._lock:
+            self._is_closed = True
         for waits in (self._target, self._verifier):  # a target in this process is never waited for
             if cancel := getattr(waits, "cancel", None):
                 cancel()

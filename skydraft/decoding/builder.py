@@ -142,10 +142,8 @@ def _drafting(
     request: GenerateRequest, edge: Engine, prompt: Prompt, facts: TargetFacts | None,
     calibrations: Iterable[Path],
 ) -> tuple[Engine, Gate]:  # fmt: skip
-    """The draft model, with the adapter for this prompt, and the gate for both.
-
-    An adapter that nobody named is left out where the gate needs a calibration and has none for it.
-    """
+    """The draft model, with the adapter for this prompt, and the gate for both. An adapter that nobody named is left
+    out where the gate needs a calibration and has none for it."""
     adapted = edge.adapters.choose(request.adapter, prompt.token_ids)
     try:
         return adapted, _gate(request.plan, adapted, facts, request.calibration, calibrations)

@@ -60,8 +60,6 @@ class CostModel:
         return max(range(min_k, max_k + 1), key=lambda k: self.tokens_per_s(alpha, k))
 
     def break_even_ms(self, alpha: float, k: int) -> float:
-        """The round trip below which blocks of k beat streaming: E·t_v(1) − t_v(k + 1) − k·t_d. May be negative.
-
-        If more rows cost no time, t_v(k + 1) = t_v(1), this is (E − 1)·t_v(1) − k·t_d.
-        """
+        """The round trip below which blocks of k beat streaming: E·t_v(1) − t_v(k + 1) − k·t_d. May be negative. If
+        more rows cost no time, t_v(k + 1) = t_v(1), this is (E − 1)·t_v(1) − k·t_d."""
         return expected_tokens(alpha, k) * self.pass_ms(1) - self.verify_ms(alpha, k) - k * self.draft_ms

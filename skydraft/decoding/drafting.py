@@ -38,18 +38,10 @@ class Drafter:
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        prompt: Prompt,
-        params: DecodingParams,
-        max_new_tokens: int,
-        *,
-        ends_blocks: Callable[[Seq[Signals]], bool] | None = None,
-        with_signals: bool = False,
-        longest: int = MAX_K,
-        reuse: Reuse | None = None,
-        scores: Scores | None = None,
-    ) -> None:
+        self, engine: Engine, prompt: Prompt, params: DecodingParams, max_new_tokens: int, *,
+        ends_blocks: Callable[[Seq[Signals]], bool] | None = None, with_signals: bool = False, longest: int = MAX_K,
+        reuse: Reuse | None = None, scores: Scores | None = None,
+    ) -> None:  # fmt: skip
         self._engine = engine
         self._longest = longest
         self._reuse = reuse

@@ -32,10 +32,8 @@ class Observer(Protocol):
         """Return the request to generate, changed or not. Called before anything is computed."""
 
     def ended(self, request: GenerateRequest, generation: Generation | None, error: BaseException | None) -> None:
-        """Called once for each request that began, as all observers made it.
-
-        `generation` is None if none could be started, `error` if it is complete, was cancelled, or was closed.
-        """
+        """Called once for each request that began, as all observers made it. `generation` is None if none could be
+        started, `error` if it is complete, was cancelled, or was closed."""
 
 
 class Watch:
@@ -156,10 +154,8 @@ class Generation:
         return self._texts[-1]
 
     def cancel(self) -> None:
-        """Make `rounds` end after the current round, or during a prefill; it may raise a SkydraftError then.
-
-        Any thread may call this; everything else of a generation belongs to one thread.
-        """
+        """Make `rounds` end after the current round, or during a prefill; it may raise a SkydraftError then. Any thread
+        may call this; everything else of a generation belongs to one thread."""
         self._loop.cancel()
 
     def run(self) -> Generation:

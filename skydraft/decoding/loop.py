@@ -43,10 +43,8 @@ class SpeculativeLoop:
     _is_cancelled: bool = field(default=False, init=False)
 
     def rounds(self) -> Iterator[Round]:
-        """Rounds until the context is finished, each once it is committed; another call continues with the next one.
-
-        It first waits for its turn, where the models have no free sequence. Raises EngineBusy.
-        """
+        """Rounds until the context is finished, each once it is committed; another call continues with the next one. It
+        first waits for its turn, where the models have no free sequence. Raises EngineBusy."""
         if not self.seats.take():
             return
         if not self._num_rounds:
@@ -109,10 +107,8 @@ class SpeculativeLoop:
     def _commit(
         self, block: DraftBlock, verdict: Verdict | None, outcome: Outcome, reason: Reason, began: float
     ) -> Round:
-        """Commit what a verdict says, or the block as drafted, and close the round.
-
-        Drafting ends a block at the first stop, so only its last token can finish the text.
-        """
+        """Commit what a verdict says, or the block as drafted, and close the round. Drafting ends a block at the first
+        stop, so only its last token can finish the text."""
         num_thinking = self._count_thinking()
         if verdict:
             token_ids, origins = self.context.commit_verdict(block, verdict), _origins(block, verdict)

@@ -83,18 +83,11 @@ class Plan:
 
 @named
 def make_plan(
-    mode: str | None = None,
-    gate: str | None = None,
-    k: int | str | None = None,
-    accept: str | None = None,
-    eager: bool = False,
-    hand_back: str | int | None = None,
-    think_gate: str | None = None,
-) -> Plan:
+    mode: str | None = None, gate: str | None = None, k: int | str | None = None, accept: str | None = None,
+    eager: bool = False, hand_back: str | int | None = None, think_gate: str | None = None,
+) -> Plan:  # fmt: skip
     """The plan of a mode, or of what overrides its own. No mode means `lossless`, or just the gate if one is given.
-
-    Raises OptionError for an unknown name, a value out of range, and an option that cannot apply.
-    """
+    Raises OptionError for an unknown name, a value out of range, and an option that cannot apply."""
     name = mode or ("lossless" if gate is None else "")
     top = parse_accept(accept) if accept is not None else 0
     given_k = parse_k(k) if k is not None else DEFAULT_K

@@ -12,9 +12,7 @@ ITS_OWN: tuple[Origin, ...] = ("recovered", "bonus", "cloud")  # tokens that the
 @dataclass(slots=True)
 class Sent:
     """What was sent of one text, or may have been; `blocks` are tokens of the text or of drafts, each with its place.
-
-    Only the session of the text changes it; other threads may read it.
-    """
+    Only the session of the text changes it; other threads may read it."""
 
     servers: list[str] = field(default_factory=list)
     num_prompt_tokens: int = 0

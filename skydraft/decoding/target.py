@@ -52,20 +52,16 @@ class Target(Protocol):
     def prices(self) -> Prices | None: ...
 
     def facts(self, wait_s: float | None) -> TargetFacts | None:
-        """Facts about the target; None if it does not answer within `wait_s` seconds.
-
-        With `wait_s` None this waits as long as an answer may take; with 0 it sends nothing. Raises CloudError.
-        """
+        """Facts about the target; None if it does not answer within `wait_s` seconds. With `wait_s` None this waits as
+        long as an answer may take; with 0 it sends nothing. Raises CloudError."""
 
     def falls_back(self, plan: Plan) -> bool: ...
 
     def verifier(
         self, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest, *, drafts_first: bool = True
     ) -> Verifier:
-        """The verifier of one generation with the committed tokens `context`, for the target's `prompt`.
-
-        Ids belong to `vocab`. Without `drafts_first` the first round asks for a token of the target.
-        """
+        """The verifier of one generation with the committed tokens `context`, for the target's `prompt`. Ids belong to
+        `vocab`. Without `drafts_first` the first round asks for a token of the target."""
 
 
 class LocalTarget:
@@ -102,10 +98,8 @@ def target_of(cloud: Engine | Target, execution: Execution = "exact") -> Target:
 
 
 class LocalVerifier(TargetSession):
-    """Verifies with an engine in this process; its sequence is opened at the first verification.
-
-    `max_rows` bounds the rows of one forward: `engine.invariant_rows`, the default, makes every verdict bit-exact.
-    """
+    """Verifies with an engine in this process; its sequence is opened at the first verification. `max_rows` bounds the
+    rows of one forward: `engine.invariant_rows`, the default, makes every verdict bit-exact."""
 
     def __init__(
         self, engine: Engine, prompt: Prompt, params: DecodingParams, *, max_rows: int | None = None, top: int = 0,

@@ -9,10 +9,8 @@ from skydraft.types import Round
 
 
 class Turns:
-    """Blocks of at most `k` tokens; after a correction the target writes on as `hand_back` says.
-
-    `length`, if given, learns from the rounds where blocks should end.
-    """
+    """Blocks of at most `k` tokens; after a correction the target writes on as `hand_back` says. `length`, if given,
+    learns from the rounds where blocks should end."""
 
     def __init__(self, k: int, hand_back: HandBack, length: Turns | None = None) -> None:
         self._k = k
@@ -65,10 +63,8 @@ class Turns:
 
 
 def run_of(agrees: Seq[bool | None], before: int) -> int:
-    """Length of the run of agreements at the end, if `before` agreements preceded these.
-
-    A token that the grammar forces (None) says nothing about the model: it neither extends nor breaks a run.
-    """
+    """Length of the run of agreements at the end, if `before` agreements preceded these. A token that the grammar
+    forces (None) says nothing about the model: it neither extends nor breaks a run."""
     for each in agrees:
         before = before if each is None else before + 1 if each else 0
     return before

@@ -21,10 +21,8 @@ from skydraft.types import Cost, DraftBlock, FinishReason, LinkCost, Prompt, Sco
 
 
 class Verifier(Protocol):
-    """The interface between the loop on the edge and the target.
-
-    `sent` is what left this device of the text, and `link` what that cost in all.
-    """
+    """The interface between the loop on the edge and the target. `sent` is what left this device of the text, and
+    `link` what that cost in all."""
 
     called: bool  # whether the last `verify` called the target, and did not only take a token that it had written
 
@@ -103,10 +101,8 @@ class Verification:
         return None if self._done else self._extended[self._fed_len : self._fed_len + max_rows]
 
     def absorb(self, rows: Rows) -> None:
-        """Judge by the logits [len(feed), vocab] of the tokens that `next_feed` gave.
-
-        Raises EngineError for a row of which a choice is needed and that is not numbers.
-        """
+        """Judge by the logits [len(feed), vocab] of the tokens that `next_feed` gave. Raises EngineError for a row of
+        which a choice is needed and that is not numbers."""
         first, self._fed_len = self._fed_len + 1, self._fed_len + len(rows)
         for length, row in enumerate(rows, first):
             if length >= self._seen_len and not self._done:
@@ -223,10 +219,8 @@ class TargetSession:
             raise LimitExceeded(f"This generation has ended, at {self.base} tokens.")
 
     def commit(self, done: Verification, cost: Cost) -> Verdict:
-        """Commit the judged block and return its verdict.
-
-        Raises BaseMismatch, and changes nothing, if other tokens were committed meanwhile.
-        """
+        """Commit the judged block and return its verdict. Raises BaseMismatch, and changes nothing, if other tokens
+        were committed meanwhile."""
         self.check(done.block, done.catch_up)
         verdict = done.verdict(cost)
         self._tokens.extend((*done.catch_up, *verdict.commits(done.block)))

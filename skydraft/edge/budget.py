@@ -41,10 +41,8 @@ class DaySum:
     server: str
 
     def add(self, day: int, costs: Mapping[str, float]) -> tuple[int, dict[str, float]]:
-        """The day by the file's and this clock, and the sums on it by owner, these costs included. Raises OSError.
-
-        A clock that stepped back begins no new day. One that was far ahead delays the next one by a day.
-        """
+        """The day by the file's and this clock, and the sums on it by owner, these costs included. Raises OSError. A
+        clock that stepped back begins no new day. One that was far ahead delays the next one by a day."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{self.path}.lock", timeout=LOCK_S):  # its Timeout is an OSError
             known = self._known()

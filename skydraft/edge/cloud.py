@@ -60,7 +60,7 @@ class Cloud:
             raise OptionError(f"--cloud-timeout must be a number of seconds above 0, not {self.timeout_s:g}.")
         if self.fallback not in get_args(Fallback) or (self.require and self.fallback == "start"):
             raise OptionError("--fallback is lost or start, and start does not go with --require-cloud.")
-        self.name, self.prices = self.servers.name, self.servers.all[0].prices
+        self.name, self.prices = self.servers.name, self.servers.all[0].budget.prices
         self.uses_tls = all(server.uses_tls for server in self.servers.all)
         self._notices = Notices(self.notify)
         self._key = random.random()  # orders the servers for what belongs to no text
@@ -72,9 +72,7 @@ class Cloud:
 
     def in_background(self) -> Cloud:
         """For audits, which no user waits for: each may take long, says nothing, and ends soon where the cloud is gone.
-
-        Raises OptionError for a server without skydraft.
-        """
+        Raises OptionError for a server without skydraft."""
         if self.is_stock:
             raise OptionError(
                 "--audit-share does not apply to a server without skydraft: it cannot read a finished answer.",

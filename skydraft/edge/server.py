@@ -6,7 +6,6 @@ from collections.abc import Coroutine
 from typing import Any, Protocol
 
 from skydraft.decoding.context import Context
-from skydraft.decoding.prices import Prices
 from skydraft.decoding.receipt import Sent
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
@@ -22,16 +21,15 @@ OURS = "skydraft"
 class Server(Protocol):
     """One server. Its asynchronous methods run on the event loop, and raise a SkydraftError.
 
-    `kind` is OURS, or what else it runs as far as that is known; `prices` are those of its tokens, if they are sold.
-    `heard_at` is the time of its last answer by the loop's clock, 0 before the first. `runs` is its target, if it says
-    which one; the tokens of one that `is_exact` do not depend on what else it computes. `budget` has what was spent.
+    `kind` is OURS, or what else it runs as far as that is known. `heard_at` is the time of its last answer by the
+    loop's clock, 0 before the first. `runs` is its target, if it says which one; the tokens of one that `is_exact` do
+    not depend on what else it computes. `budget` has what was spent, and the prices, if its tokens are sold.
     """
 
     address: str
     uses_tls: bool
     is_exact: bool
     runs: TargetId | None
-    prices: Prices | None
     budget: Budget
 
     @property

@@ -16,7 +16,6 @@ import numpy as np
 
 from skydraft.characters import one_line
 from skydraft.decoding.context import Context
-from skydraft.decoding.prices import Prices
 from skydraft.decoding.receipt import Sent
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
@@ -26,19 +25,8 @@ from skydraft.edge.server import OURS
 from skydraft.edge.tls import ServerOptions
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import CloudFailure, Diverged, OptionError, ProtocolError, SkydraftError, VocabularyMismatch
-from skydraft.protocol import codec
-from skydraft.protocol.values import (
-    MAX_SESSION,
-    SERVICE,
-    OpenCall,
-    Opened,
-    Opening,
-    ServerInfo,
-    StopCall,
-    TargetId,
-    VerifyCall,
-    Written,
-)
+from skydraft.protocol import codec, values
+from skydraft.protocol.values import SERVICE, Opening, ServerInfo, TargetId, Written
 from skydraft.types import Cost, DraftBlock, LinkCost, Prompt, Verdict
 
 T = TypeVar("T")
@@ -106,13 +94,13 @@ class OwnText:
             await self._last.renew()
 
     def open(self, waiting: Waiting) -> Coroutine[Any, Any, None]:
-        return self._open(codec.encode_open(OpenCall(self.number, self.epoch, self._opening_now())), waiting)
+        return self._open(codec.encode_open(values.OpenCall(self.number, self.epoch, self._opening_now())), waiting)
 
     async def _open(self, message: bytes, waiting: Waiting) -> None:
         if self._server.budget.bounds_calls:
             self._server.budget.check()
         reply = await self._exchange(self._stream_now(), message, waiting, self._opening)
-        opened: Opened = self._read(codec.decode_opened, reply)
+        opened: values.Opened = self._read(codec.decode_opened, reply)
         self._note_opened(reply)
         self._cost = opened.cost
         self._count(tokens_hit=opened.cost.num_cached)
@@ -123,7 +111,7 @@ class OwnText:
         stream = self._stream_now()
         sent_ids = (*catch_up, *block.token_ids)
         number = 0 if self._is_named else self.number  # a stream is about one session, which its first message names
-        call = VerifyCall(number, self.epoch, block.base, catch_up, block.token_ids, checksum, opening, write)
+        call = values.VerifyCall(number, self.epoch, block.base, catch_up, block.token_ids, checksum, opening, write)
         reply = await self._exchange(stream, codec.encode_verify(call), waiting, opening, call)
         verdict, is_last = self._read(lambda data: codec.decode_verdict(data, len(catch_up), sent_ids), reply)
         self._check(verdict, block)
@@ -155,7 +143,7 @@ class OwnText:
 
     def stop(self) -> None:
         if self._writing is not None and self._stream is not None:
-            message = codec.encode_stop(StopCall(self._writing[0]))
+            message = codec.encode_stop(values.StopCall(self._writing[0]))
             self._count(bytes_up=len(message))
             self._stream.send(message)
 
@@ -181,7 +169,7 @@ class OwnText:
 
     async def _exchange(
         self, stream: SessionStream, message: bytes, waiting: Waiting, opening: Opening | None,
-        call: VerifyCall | None = None,
+        call: values.VerifyCall | None = None,
     ) -> bytes:  # fmt: skip
         budget = self._server.budget
         day = budget.take() if budget.bounds_calls and call is not None else None
@@ -204,7 +192,7 @@ class OwnText:
         self._count(bytes_down=len(reply))
         return reply
 
-    def _note_sent(self, opening: Opening | None, call: VerifyCall | None) -> None:
+    def _note_sent(self, opening: Opening | None, call: values.VerifyCall | None) -> None:
         sent = self.sent
         if opening is not None:
             sent.servers.append(self._server.address)
@@ -271,7 +259,6 @@ class OwnServer(Channel):
     """`Server` over gRPC. `budget` bounds the calls of all its texts."""
 
     kind = OURS
-    prices: Prices | None = None
 
     def __init__(self, options: ServerOptions, budget: Budget | None = None) -> None:
         super().__init__(options)
@@ -308,4 +295,4 @@ class OwnServer(Channel):
 
 
 def new_number() -> int:
-    return random.SystemRandom().randint(1, MAX_SESSION)
+    return random.SystemRandom().randint(1, values.MAX_SESSION)

@@ -32,11 +32,8 @@ _SIDES = ("lora_a", "lora_b")
 
 
 class AdapterCard(BaseModel):
-    """The models and the prompts that an adapter was made from.
-
-    All these prompts have the first `beginning_len` tokens in common, of which `beginning` is the digest; 0 if they
-    share nothing of their own.
-    """
+    """The models and the prompts that an adapter was made from. All these prompts have the first `beginning_len` tokens
+    in common, of which `beginning` is the digest; 0 if they share nothing of their own."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -193,10 +190,8 @@ class AdaptedModel:
         self._active = label
 
     def add(self, path: Path, name: str) -> tuple[str, str]:
-        """Add an adapter; returns its label, and what the model is called with it.
-
-        Raises OptionError for another base than this model, `name`, and what `read_adapter` raises.
-        """
+        """Add an adapter; returns its label, and what the model is called with it. Raises OptionError for another base
+        than this model, `name`, and what `read_adapter` raises."""
         import torch
 
         adapter = read_adapter(path)

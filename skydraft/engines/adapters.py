@@ -79,7 +79,8 @@ class Adapters:
     def trained_on(self, name: str | None) -> frozenset[str]:
         """Digests of the prompts that a named adapter was trained on; none for "auto" and "none"."""
         wanted = self.default if name is None else name
-        return frozenset(() if wanted in (AUTO, NONE) else self._named(wanted).card.trained_on)
+        with self._lock:
+            return frozenset(() if wanted in (AUTO, NONE) else self._named(wanted).card.trained_on)
 
     def _fitting(self, prompt: Seq[int] | TokenIds) -> _Known | None:
         found = list[_Known]()

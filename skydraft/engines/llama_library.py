@@ -226,9 +226,7 @@ def _files(package: str, project: str, pattern: str) -> list[tuple[Path, str]]:
 
 def check_gguf(lib: Library, path: Path) -> None:
     """Raise BrokenModel for a file that is not GGUF, or whose header llama.cpp would not survive when it loads or runs.
-
-    Its own reader of headers, which is safe, says so.
-    """
+    Its own reader of headers, which is safe, says so."""
     header = lib.gguf_init_from_file(os.fsencode(path), GgufParams(no_alloc=True))
     try:
         fault = _fault(lib, header) if header else "its header cannot be read"
@@ -240,9 +238,7 @@ def check_gguf(lib: Library, path: Path) -> None:
 
 def kv_facts(lib: Library, path: Path) -> tuple[int, int]:
     """The context that a model was trained with, and bytes of KV for each token at 16 bits; 0 where it is not said.
-
-    Layers that keep less, of a window for example, are counted as if they kept all. Raises BrokenModel.
-    """
+    Layers that keep less, of a window for example, are counted as if they kept all. Raises BrokenModel."""
     check_gguf(lib, path)
     header = lib.gguf_init_from_file(os.fsencode(path), GgufParams(no_alloc=True))
     try:

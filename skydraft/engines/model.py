@@ -25,9 +25,7 @@ _PROBED_LEN = 255  # tokens; the probe stands for shorter texts
 
 class Floor:
     """The lock of one engine, for `with`. Threads get it in the order in which they asked; its owner may take it again.
-
-    While a thread has it no other can overwrite rows. Once it is closed, `with` raises EngineError.
-    """
+    While a thread has it no other can overwrite rows. Once it is closed, `with` raises EngineError."""
 
     def __init__(self, name: str) -> None:
         self.is_closed = False  # only `close` changes it
@@ -167,10 +165,8 @@ class Sequence:
                 self._assert_kv()
 
     def align(self, token_ids: TokenIds) -> None:
-        """Cut to the longest prefix shared with `token_ids`, but leave at least one of these to feed.
-
-        It compares the KV cache with the true text, so no rejection has to be remembered (F1 to F3).
-        """
+        """Cut to the longest prefix shared with `token_ids`, but leave at least one of these to feed. It compares the
+        KV cache with the true text, so no rejection has to be remembered (F1 to F3)."""
         shared = min(self.length, len(token_ids) - 1)
         differs = np.flatnonzero(self.token_ids[:shared] != token_ids[:shared])
         self.truncate(int(differs[0]) if len(differs) else shared)
@@ -251,8 +247,8 @@ class Model(ABC):
         """How many tokens the cache itself says it holds."""
 
     def allocate_beginning(self) -> Any:
-        """A handle for the KV of the beginning of prompts, None where there is none; one that gives it `can_copy`."""
-        return None
+        """A handle for the KV of the beginning of prompts; None where there is none."""
+        return self.allocate() if self.can_copy else None
 
     def copy(self, source: Sequence, target: Sequence, length: int) -> None:  # noqa: B027
         """Give `target`, which is empty, the KV of the first `length` tokens of `source`, to the bit."""
@@ -302,10 +298,8 @@ class Model(ABC):
         return self.invariant_rows if execution == "exact" else self.max_output_rows
 
     def extend_batch(self, feeds: Feeds) -> list[Rows]:
-        """Feed several sequences in one forward: the same as one by one while all rows fit in `invariant_rows`.
-
-        Each sequence may occur once. Returns logits [len(token_ids), vocab.size] per feed, in order.
-        """
+        """Feed several sequences in one forward: the same as one by one while all rows fit in `invariant_rows`. Each
+        sequence may occur once. Returns logits [len(token_ids), vocab.size] per feed, in order."""
         with self.floor:
             if len({id(sequence) for sequence, _ in feeds}) < len(feeds):
                 raise EngineError("A sequence may occur only once in a batch.")

@@ -13,11 +13,8 @@ from skydraft.errors import OptionError
 
 @dataclass(frozen=True, slots=True)
 class RowProfile:
-    """Measured on this machine.
-
-    `invariant_rows`: how many rows one forward may hold and still be bit-identical to one row at a time.
-    `forward_ms[n - 1]`: best time of a forward of n rows.
-    """
+    """Measured on this machine. `invariant_rows`: how many rows one forward may hold and still be bit-identical to one
+    row at a time. `forward_ms[n - 1]`: best time of a forward of n rows."""
 
     invariant_rows: int
     forward_ms: tuple[float, ...]

@@ -70,10 +70,8 @@ def _shared_len(held: Kept | Sequence, prompt: TokenIds, media: Recordings, reus
 
 
 class PrefixCache:
-    """Closed sequences of one engine, kept while there is room, and how many are open.
-
-    `files` keep long fixed beginnings, if they are given. `drop`, `write` and `progress` need no floor.
-    """
+    """Closed sequences of one engine, kept while there is room, and how many are open. `files` keep long fixed
+    beginnings, if they are given. `drop`, `write` and `progress` need no floor."""
 
     def __init__(self) -> None:
         self.files: Beginnings | None = None

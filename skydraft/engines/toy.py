@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -51,10 +51,8 @@ _THINKING_TEMPLATE = (
 
 
 def character_vocab(characters: Iterable[str]) -> Vocab:
-    """A token per distinct character, one per byte, so that any text can be encoded, and `<eos>` as the last id.
-
-    Longer words among the characters are tokens, too.
-    """
+    """A token per distinct character, one per byte, so that any text can be encoded, and `<eos>` as the last id. Longer
+    words among the characters are tokens, too."""
     distinct = list(dict.fromkeys(characters))
     parts = re.compile("|".join([*(re.escape(word) for word in distinct if len(word) > 1), "(?s:.)"]))
     pieces = [char.encode() for char in distinct] + [bytes([byte]) for byte in range(256)] + [b"<eos>"]
@@ -70,14 +68,31 @@ def character_vocab(characters: Iterable[str]) -> Vocab:
     return Vocab(pieces, encode, special_ids=[eos], end_ids=[eos], chat_template=_TOY_TEMPLATE, eos_text="<eos>")
 
 
-class ToyEngine(Engine):
+class ListEngine(Engine):
+    """An engine in Python: a slot is a list with an entry for each token."""
+
+    has_kernels = False
+
+    def allocate(self) -> list[Any]:
+        return []
+
+    def roll_back(self, sequence: Sequence, length: int) -> None:
+        del sequence.slot[length:]
+
+    def release(self, sequence: Sequence) -> None:
+        sequence.slot.clear()
+
+    def kv_length(self, sequence: Sequence) -> int:
+        return len(sequence.slot)
+
+
+class ToyEngine(ListEngine):
     """Table model over `vocab`.
 
     `by_last` and `by_previous` are [vocab.size, vocab.size] logits for the last and the last but one token,
     `by_position` is [period, vocab.size]; a row is their sum. A slot is a list of (token, position), the KV cache.
     """
 
-    has_kernels = False
     can_copy = True
     profile = RowProfile(invariant_rows=64, forward_ms=(0.01,))
 
@@ -94,9 +109,6 @@ class ToyEngine(Engine):
         tables = (self._by_last, self._by_previous, self._by_position)
         self.fingerprint = hashlib.sha256(b"".join(table.tobytes() for table in tables)).hexdigest()[:32]
         self.kv_kind = self.fingerprint
-
-    def allocate(self) -> list[tuple[int, int]]:
-        return []
 
     def forward(self, feeds: Feeds, *, want_logits: bool) -> list[Rows]:
         all_rows: list[Rows] = []
@@ -115,9 +127,6 @@ class ToyEngine(Engine):
         row: Table = self._by_last[last] + self._by_previous[previous] + self._by_position[at]
         return row
 
-    def allocate_beginning(self) -> list[tuple[int, int]]:
-        return self.allocate()
-
     def copy(self, source: Sequence, target: Sequence, length: int) -> None:
         target.slot[:] = source.slot[:length]
 
@@ -126,15 +135,6 @@ class ToyEngine(Engine):
 
     def restore(self, sequence: Sequence, kv: memoryview) -> None:
         sequence.slot[:] = map(tuple, np.frombuffer(kv, np.int32).reshape(-1, 2).tolist())
-
-    def roll_back(self, sequence: Sequence, length: int) -> None:
-        del sequence.slot[length:]
-
-    def release(self, sequence: Sequence) -> None:
-        sequence.slot.clear()
-
-    def kv_length(self, sequence: Sequence) -> int:
-        return len(sequence.slot)
 
 
 class ThinkingToy(ToyEngine):

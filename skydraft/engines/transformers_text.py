@@ -40,6 +40,7 @@ class Slot:
 class TransformersEngine(Engine):
     """Feeds run one after another. `num_threads` other than 0 sets the threads of torch for the whole process."""
 
+    can_copy = True
     _model_class: ClassVar[str] = "AutoModelForCausalLM"
     _unused: ClassVar[tuple[str, ...]] = ()  # parts of the model to drop after loading
 
@@ -140,9 +141,6 @@ class TransformersEngine(Engine):
 
     def _position_ids(self, base: int, num_rows: int) -> Any:
         return self._torch.arange(base, base + num_rows, device=self._device)[None]
-
-    def allocate_beginning(self) -> Slot:
-        return self.allocate()
 
     def copy(self, source: Sequence, target: Sequence, length: int) -> None:
         cache = self._new_cache()

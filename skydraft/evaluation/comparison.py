@@ -130,10 +130,8 @@ class LoadedPair:
 def compare(
     request: ComparisonRequest, pair: LoadedPair, out: Path, tell: Callable[[str], None], counted: Counted
 ) -> Path:
-    """Run what is missing of a comparison in the folder `out`; returns the path of its records.
-
-    `tell` gets lines to show to the user. Raises UsageError before anything is run.
-    """
+    """Run what is missing of a comparison in the folder `out`; returns the path of its records. `tell` gets lines to
+    show to the user. Raises UsageError before anything is run."""
     target = pair.target
     calibration = _calibration(request, pair, target)
     run = _describe(request, pair, target, calibration)
@@ -191,8 +189,9 @@ class _Stage:
 
     def _request_of(self, trial: Trial) -> GenerateRequest:
         mode, request = trial.mode, self._request
+        audio = request.recordings[trial.prompt.audio] if trial.prompt.audio else None
         return GenerateRequest(
-            self._asked(trial.prompt),
+            asked_of(trial.prompt, audio=audio),
             mode.plan,
             params_of(mode, trial.prompt),
             tools=trial.prompt.task.tools if trial.prompt.task else (),
@@ -208,9 +207,6 @@ class _Stage:
             for prompt, mode, token_ids in todo:
                 request, read = prompted(self._request_of(Trial(prompt, mode, 0, None)), self._pair.edge)
                 yield scorer.score(prompt.id, read, token_ids, request.params, mode.style)
-
-    def _asked(self, prompt: PromptEntry) -> tuple[Message, ...]:
-        return asked_of(prompt, audio=self._request.recordings[prompt.audio] if prompt.audio else None)
 
 
 def asked_of(prompt: PromptEntry, system: str | None = None, audio: Audio | None = None) -> tuple[Message, ...]:

@@ -26,6 +26,7 @@ from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine, Sequence
 from skydraft.engines.options import RowProfile
 from skydraft.engines.rows import Rows
+from skydraft.engines.toy import ListEngine
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import SkydraftError
 from skydraft.evaluation.modes import Mode
@@ -71,10 +72,8 @@ class KeptRows:
             self._sequence = None
 
 
-class RecordedDraft(Engine):
+class RecordedDraft(ListEngine):
     """The draft model of one device: what was recorded, with `step_ms` for each forward, a prompt's too."""
-
-    has_kernels = False
 
     def __init__(self, kept: KeptRows, step_ms: float) -> None:
         real = kept.real
@@ -82,10 +81,6 @@ class RecordedDraft(Engine):
         self.vocab, self.context_len, self.fingerprint = real.vocab, real.context_len, real.fingerprint
         self._kept, self._step_s = kept, step_ms / 1e3
         self.profile = RowProfile(invariant_rows=real.invariant_rows, forward_ms=(step_ms,))
-
-    def allocate(self) -> list[int]:
-        """A slot is the list of its tokens."""
-        return []
 
     def forward(self, feeds: Seq[tuple[Sequence, Seq[int] | TokenIds]], *, want_logits: bool) -> list[Rows]:
         until, found = time.perf_counter() + self._step_s, list[Rows]()
@@ -98,15 +93,6 @@ class RecordedDraft(Engine):
             found.append(rows)
         time.sleep(max(until - time.perf_counter(), 0.0))
         return found
-
-    def roll_back(self, sequence: Sequence, length: int) -> None:
-        del sequence.slot[length:]
-
-    def release(self, sequence: Sequence) -> None:
-        sequence.slot.clear()
-
-    def kv_length(self, sequence: Sequence) -> int:
-        return len(sequence.slot)
 
 
 def write_row(row: Rows, best: int, signals: Signals) -> None:

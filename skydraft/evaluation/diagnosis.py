@@ -32,9 +32,7 @@ PROMPTS = (
 
 def drafts_after(costs: CostModel) -> int | None:
     """How many tokens in a row the draft model must have written as the target did before lossless with k auto drafts.
-
-    0: it drafts from the start of a text; None: never. Nothing is known of the text yet but this run.
-    """
+    0: it drafts from the start of a text; None: never. Nothing is known of the text yet but this run."""
     policy = AutoTurns(costs)
     for run in range(_LONGEST_RUN + 1):
         if policy.longest():

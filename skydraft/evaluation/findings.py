@@ -12,7 +12,6 @@ from skydraft.evaluation.intervals import Sides
 from skydraft.evaluation.measures import BY_NAME, Case
 from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import GenerationLine, PromptEntry, Records
-from skydraft.evaluation.texts import indicators
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,6 @@ class Findings:
                 prompt,
                 line,
                 self._scores.get((line.prompt, mode.style, line.token_ids)),
-                indicators(line.text, line.token_ids),
                 cloud[0].token_ids if cloud else None,
                 self._verdicts.get((line.prompt, line.token_ids)),
             )

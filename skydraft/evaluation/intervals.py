@@ -35,10 +35,8 @@ def cell(figure: Figure | None, digits: int) -> tuple[str, str]:
 
 
 class Resamples:
-    """Draws of prompts with replacement, the same for every figure and mode, so that differences are paired.
-
-    Intervals are None where each draw divides by 0.
-    """
+    """Draws of prompts with replacement, the same for every figure and mode, so that differences are paired. Intervals
+    are None where each draw divides by 0."""
 
     def __init__(self, num_prompts: int, seed: int = 0) -> None:
         draws = np.random.default_rng(seed).integers(num_prompts, size=(NUM_RESAMPLES, num_prompts))

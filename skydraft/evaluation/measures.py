@@ -10,19 +10,18 @@ from dataclasses import dataclass
 
 from skydraft.decoding.stats import token_gaps
 from skydraft.evaluation.records import GenerationLine, PromptEntry, ScoreLine, VerdictLine
-from skydraft.evaluation.texts import TextIndicators
+from skydraft.gating.gates import num_cycles
 from skydraft.types import StepRecord
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One generation with its score and the indicators of its text. `cloud_ids` are the target's own tokens for the
-    same prompt and style, where `cloud` was run."""
+    """One generation with its score. `cloud_ids` are the target's own tokens for the same prompt and style, where
+    `cloud` was run."""
 
     prompt: PromptEntry
     generation: GenerationLine
     score: ScoreLine | None
-    indicators: TextIndicators
     cloud_ids: tuple[int, ...] | None
     verdict: VerdictLine | None = None
 
@@ -87,14 +86,6 @@ def _bytes(case: Case) -> Fraction:
     return (0, 0) if case.generation.link_ms is None else both_ways(case)
 
 
-def _of_text(part: str, whole: str) -> Callable[[Case], Fraction]:
-    return lambda case: (getattr(case.indicators, part), getattr(case.indicators, whole))
-
-
-def _repeats(n: int) -> Callable[[Case], Fraction]:
-    return lambda case: (case.indicators.num_repeats[n], case.indicators.num_ngrams[n])
-
-
 MEASURES = (
     Measure("target_agreement", "agreement with the target", "",
             "share of generated tokens equal to the target's own greedy choice after the same prefix, under the same "
@@ -140,16 +131,8 @@ MEASURES = (
             _share(lambda r: r.overhead_ms, lambda r: 1, verified=False), 2),
     Measure("bytes_per_token", "payload", "bytes/token",
             "messages of the protocol, both ways, openings included; only where there is a link", _bytes, 1),
-    Measure("punctuation_density", "punctuation", "", "punctuation characters / characters, all texts together",
-            _of_text("num_punctuation", "num_chars")),
-    Measure("repeat_rate_2", "repeated 2-grams", "", "n-grams of content characters that occurred before in the same "
-            "text / n-grams", _repeats(2)),
-    Measure("repeat_rate_3", "repeated 3-grams", "", "likewise, n = 3", _repeats(3)),
-    Measure("adjacent_repeat", "adjacent repeats", "", "adjacent equal CJK characters / characters; lexical doubles "
-            "such as 慢慢 apart", _of_text("num_adjacent", "num_chars"), 4),
-    Measure("ends_sentence", "ends at a sentence end", "", "share of texts",
-            lambda case: (case.indicators.ends_sentence, 1), 2),
     Measure("cycles", "repeated cycles", "/text", "cycles of 1 to 8 tokens that went round at least twice, few "
-            "distinct ones; a single token from four in a row", lambda case: (case.indicators.num_cycles, 1), 2),
+            "distinct ones; a single token from four in a row",
+            lambda case: (num_cycles(case.generation.token_ids), 1), 2),
 )  # fmt: skip
 BY_NAME = {measure.name: measure for measure in MEASURES}

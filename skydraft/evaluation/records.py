@@ -8,6 +8,7 @@ while it is being written.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Sized
 from pathlib import Path
 from typing import Annotated, Any, Literal, TextIO
@@ -263,9 +264,8 @@ def write_line(file: TextIO, line: BaseModel) -> None:
 
 
 def drop_cut_line(path: Path) -> None:
-    content = path.read_bytes()
-    if content and not content.endswith(b"\n"):
-        path.write_bytes(content[: content.rfind(b"\n") + 1])
+    """In place: a file that is written again could be lost half-way, and hours of work with it."""
+    os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 
 def keys(generations: Iterable[GenerationLine]) -> set[tuple[str, str, int, float | None]]:

@@ -90,9 +90,7 @@ def measure(trial: Trial, start: Start) -> GenerationLine:
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
     """Lock `folder`, which is made if missing and removed if it stays empty, until the process ends at the latest.
-
-    Raises OptionError if another process holds the lock, or the folder cannot be written.
-    """
+    Raises OptionError if another process holds the lock, or the folder cannot be written."""
     lock = FileLock(folder / _LOCK)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -34,10 +34,8 @@ class Workload:
 
 
 def read_prompts(path: Path, *, limit: int | None = None) -> Workload:
-    """At most `limit` prompts of a .jsonl file, or of a text file's lines.
-
-    A line has a prompt, and optionally id, category and audio (a path beside the file). Raises PromptError.
-    """
+    """At most `limit` prompts of a .jsonl file, or of a text file's lines. A line has a prompt, and optionally id,
+    category and audio (a path beside the file). Raises PromptError."""
     content, lines = read_lines(path, "prompt file")
     if path.suffix in (".jsonl", ".json"):
         prompts = [_read_json(path, number, line) for number, line in lines]

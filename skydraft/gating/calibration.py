@@ -67,10 +67,8 @@ class Curve(_Value):
         return self
 
     def limit(self, agreement: float) -> float | None:
-        """The loosest limit that keeps this agreement; None if no limit keeps it.
-
-        If the draft model alone reaches the agreement, it is the limit at which no call was made.
-        """
+        """The loosest limit that keeps this agreement; None if no limit keeps it. If the draft model alone reaches the
+        agreement, it is the limit at which no call was made."""
         if agreement <= self.points[-1].agreement:
             return self.points[-1].limit
         if not agreement <= self.points[0].agreement:  # also refuses NaN
@@ -159,10 +157,8 @@ def read_calibration(path: Path) -> Calibration:
 def find_calibration(
     folders: Iterable[Path], draft: str, target: str | None, names: str, given: Calibration | None = None
 ) -> Calibration:
-    """The calibration of a pair called `names`: the `given` one, else from `folders` or shipped.
-
-    One that was made with exactly this target goes before one that only has its name. Raises OptionError if none fits.
-    """
+    """The calibration of a pair called `names`: the `given` one, else from `folders` or shipped. One that was made with
+    exactly this target goes before one that only has its name. Raises OptionError if none fits."""
     if given and given.fits(draft, target):
         return given
     if given:
@@ -203,10 +199,8 @@ def risks_of(risks: Sequence[float], signals: Iterable[Signals]) -> list[float]:
 
 
 class BinShares:
-    """The share of tokens of which something holds, in bins: `priors` at first, which stand for `weight` tokens.
-
-    Of more than `memory` tokens in a bin older ones fade, since a text may change its kind.
-    """
+    """The share of tokens of which something holds, in bins: `priors` at first, which stand for `weight` tokens. Of
+    more than `memory` tokens in a bin older ones fade, since a text may change its kind."""
 
     def __init__(self, priors: Sequence[float], weight: float, memory: float = math.inf) -> None:
         self._nums = [weight] * len(priors)

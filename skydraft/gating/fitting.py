@@ -49,10 +49,8 @@ class LabelledText:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a gate gives along a text: tokens, disagreements left in it, and calls.
-
-    The target wrote `num_written` tokens itself, bonus tokens too, and computed `num_rows` after those of the prompt.
-    """
+    """What a gate gives along a text: tokens, disagreements left in it, and calls. The target wrote `num_written`
+    tokens itself, bonus tokens too, and computed `num_rows` after those of the prompt."""
 
     num_tokens: int
     num_wrong: int
@@ -66,10 +64,8 @@ def walk(
     risks: Sequence[float], disagrees: Sequence[bool], limit: float, max_block: int = MAX_BLOCK,
     hand_back: HandBack = _NONE, *, ends: bool = True,
 ) -> Replay:  # fmt: skip
-    """Replay a calibrated gate along a recorded text, which a real run leaves after a disagreement that was skipped.
-
-    A block ends where its risks add up to more than the limit, or, unless it `ends`, at its full length.
-    """
+    """Replay a calibrated gate along a recorded text, which a real run leaves after a disagreement that was skipped. A
+    block ends where its risks add up to more than the limit, or, unless it `ends`, at its full length."""
     base = num_wrong = num_calls = num_drafted = num_written = num_rows = 0
     while base < len(risks):
         total, length = 0.0, 0

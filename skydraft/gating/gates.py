@@ -74,10 +74,8 @@ _LOOKBACK = 64  # tokens; longer than what a content rule matches, but for long 
 
 @dataclass(frozen=True, slots=True)
 class GateSpec:
-    """`always`, `never`, `end`, or the name of a signal and a threshold; and the content rules added to it.
-
-    Raises OptionError for a kind or rule that does not exist, a threshold out of range, and rules without effect.
-    """
+    """`always`, `never`, `end`, or the name of a signal and a threshold; and the content rules added to it. Raises
+    OptionError for a kind or rule that does not exist, a threshold out of range, and rules without effect."""
 
     kind: str
     threshold: float = 0.0
@@ -135,10 +133,8 @@ def _bad_threshold(kind: str, value: str) -> OptionError:
 
 
 class Gate:
-    """The gate of a spec; `together` tests the tokens of a block where its kind does not test each of them.
-
-    `thinking` is the gate of what is thought before an answer, None: the same one.
-    """
+    """The gate of a spec; `together` tests the tokens of a block where its kind does not test each of them. `thinking`
+    is the gate of what is thought before an answer, None: the same one."""
 
     def __init__(
         self, spec: GateSpec, together: Callable[[Sequence[Signals]], bool] | None = None, thinking: Gate | None = None

@@ -41,10 +41,8 @@ def side_by_side(work: Callable[[T], None], items: Sequence[T], num_threads: int
 
 
 class Answering:
-    """Answers of the target `cloud` to requests, each once: what `store` has is not asked again.
-
-    `weights` names the target. `edge` reads the prompts, and writes nothing.
-    """
+    """Answers of the target `cloud` to requests, each once: what `store` has is not asked again. `weights` names the
+    target. `edge` reads the prompts, and writes nothing."""
 
     def __init__(
         self, requests: Sequence[GenerateRequest], edge: Engine, cloud: Cloud, weights: str, store: Store

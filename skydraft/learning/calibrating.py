@@ -41,9 +41,7 @@ def _read(
 
 def labelled(edge: Engine, lesson: Lesson) -> LabelledText:
     """Read a lesson with a draft model, not always the one that drafted, and label the tokens that the target judged.
-
-    It chooses with the lesson's parameters. At a token that the target would not have written it counts as wrong.
-    """
+    It chooses with the lesson's parameters. At a token that the target would not have written it counts as wrong."""
     choices = _read(edge, Prompt(lesson.prompt_ids), lesson.token_ids, lesson.decoding)
     judged = [index for index, mark in enumerate(lesson.marks) if mark in KNOWN or mark == WRONG]
     disagrees = (lesson.marks[index] == WRONG or choices[index][0] != lesson.token_ids[index] for index in judged)
@@ -109,9 +107,7 @@ def gain_over(
     used: Engine, lessons: Sequence[Lesson], texts: Sequence[LabelledText], seen: frozenset[str]
 ) -> Gain | None:
     """How α on the newest lessons would change from the draft model `used` to the one that read the `texts` of all.
-
-    `seen` are digests of the prompts that `used` was trained on, which say nothing; None where there are no others.
-    """
+    `seen` are digests of the prompts that `used` was trained on, which say nothing; None where there are no others."""
     pairs = zip(lessons, texts, strict=True)
     newest = [each for each in pairs if prompt_digest(each[0]) not in seen][-_NEWEST:]
     if not newest:
@@ -122,10 +118,8 @@ def gain_over(
 
 
 def write_calibration(made: Calibration, cache: Path, out: Path | None = None) -> Path:
-    """Write a calibration to `out`, or into `cache`, where it replaces an earlier one of the same pair.
-
-    Returns its file. Raises OptionError.
-    """
+    """Write a calibration to `out`, or into `cache`, where it replaces an earlier one of the same pair. Returns its
+    file. Raises OptionError."""
     pair = hashlib.sha256(f"{made.draft.fingerprint} {made.target.fingerprint}".encode()).hexdigest()[:8]
     folder, names = cache / "calibrations", re.sub(r"[^\w.-]", "_", f"{made.draft.name}--{made.target.name}")[:100]
     out = out or next(folder.glob(f"*-{pair}.json"), folder / f"{names}-{pair}.json")

@@ -180,10 +180,8 @@ def weights_of(cloud: Engine | Cloud) -> str:
 
 
 def beginning_of(lessons: Sequence[Lesson], template: Sequence[int]) -> tuple[int, ...]:
-    """The tokens that all prompts begin with; empty if that is no more than what the `template` begins with.
-
-    A prompt itself is not its beginning, even if there is one prompt alone.
-    """
+    """The tokens that all prompts begin with; empty if that is no more than what the `template` begins with. A prompt
+    itself is not its beginning, even if there is one prompt alone."""
     shared = np.array(lessons[0].prompt_ids[:-1])
     for lesson in lessons:
         shared = shared[: num_shared(shared, np.array(lesson.prompt_ids[:-1]))]

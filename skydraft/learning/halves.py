@@ -29,10 +29,8 @@ class _Stop(Exception):
 
 
 class Halves:
-    """The layers below and from `num_upper` before the end. Rows are in float32, on the model's device.
-
-    `vocab_size` is the length of the tokenizer: rows of the head beyond it are padding.
-    """
+    """The layers below and from `num_upper` before the end. Rows are in float32, on the model's device. `vocab_size` is
+    the length of the tokenizer: rows of the head beyond it are padding."""
 
     def __init__(self, trainable: TrainableModel, num_upper: int, vocab_size: int) -> None:
         import torch

@@ -141,10 +141,8 @@ class Store:
             pass
 
     def add(self, lesson: Lesson) -> None:
-        """Append a lesson whole, or nothing.
-
-        Raises OptionError, NotEnoughDisk; RecordsError if the folder is in use or the lesson is too long.
-        """
+        """Append a lesson whole, or nothing. Raises OptionError, NotEnoughDisk; RecordsError if the folder is in use or
+        the lesson is too long."""
         line = encode(lesson)
         with self._locked():
             path = self._file_for(len(line))
@@ -169,10 +167,8 @@ class Store:
                 path.unlink()
 
     def lessons(self, skipped: Counter[str]) -> Iterator[Lesson]:
-        """Read all lessons, the oldest first, one at a time. Raises OptionError.
-
-        `skipped` counts the lines that hold no lesson, by what they are.
-        """
+        """Read all lessons, the oldest first, one at a time. Raises OptionError. `skipped` counts the lines that hold
+        no lesson, by what they are."""
         for path in self.files():
             with _errors_named(self.folder):
                 try:

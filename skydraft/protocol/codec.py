@@ -107,7 +107,10 @@ def _opening_message(opening: Opening) -> pb.Opening:
             top=opening.top,
             cache_scope=opening.cache_scope,
             target=_target_message(opening.target),
-            media=map(_media_message, opening.prompt.media),
+            media=[
+                pb.Media(num_mels=len(each.features), features=each.features.astype("<f2").tobytes())
+                for each in opening.prompt.media
+            ],
             num_best=opening.num_best,
         )
     except (ValueError, TypeError) as error:
@@ -125,10 +128,6 @@ def _target_message(target: TargetId | None) -> pb.TargetId | None:
 def _read_target(message: Any) -> TargetId | None:
     target = message.target
     return TargetId(target.weights.hex(), target.context_len) if message.HasField("target") else None
-
-
-def _media_message(media: Media) -> pb.Media:
-    return pb.Media(num_mels=len(media.features), features=media.features.astype("<f2").tobytes())
 
 
 def media_bytes(opening: Opening) -> int:
@@ -296,9 +295,7 @@ def encode_verdict(verdict: Verdict, target: TargetId | None = None, *, is_last:
 @reading("SessionReply")
 def decode_verdict(data: bytes, num_audited: int, sent_ids: Sequence[int] = ()) -> tuple[Verdict, bool]:
     """(verdict, whether it is marked as the last reply), in answer to a block with `num_audited` catch-up ids.
-
-    `sent_ids`, those and the draft's, are needed where scores may come.
-    """
+    `sent_ids`, those and the draft's, are needed where scores may come."""
     message = pb.SessionReply.FromString(data)
     bits = np.unpackbits(np.frombuffer(message.audit, np.uint8)).astype(bool)
     if len(message.audit) != -(-num_audited // 8) or bits[num_audited:].any():

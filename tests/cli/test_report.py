@@ -21,7 +21,6 @@ MODES = (
     "edge,cloud,lossless;k=5,quality,gate=entropy:1.5;k=4;eager,cloud;style=zh-short,gate=entropy:2;k=3;style=zh-short"
 )
 NOT_HERE = {"bytes_per_token", "task_score"}  # no link, and no tasks
-LOOPING = "员在员在 慢慢，慢慢走走，，员员员。Ab ab 12"
 
 
 def doctored(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -30,7 +29,6 @@ def doctored(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for line in lines:
         if line["kind"] == "generation" and line["mode"] == "edge":
             size, key = len(line["token_ids"]), (line["prompt"], tuple(line["token_ids"]))
-            line["pieces"] = [LOOPING[at % len(LOOPING)] for at in range(size)]
             line["token_ids"] = changed[key] = ([5, 5, 5, 5, 8, 1, 2, 1, 2, 1, 2, 9, 1, 2, 3, 1, 2, 3] * size)[:size]
     scores = [line for line in lines if line["kind"] == "score" and line["style"] is None]
     news = [(line, changed.get((line["prompt"], tuple(line["token_ids"])))) for line in scores]

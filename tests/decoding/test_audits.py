@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import socket
 import threading
 from collections.abc import Iterator
@@ -272,6 +273,22 @@ def test_closing_breaks_off_what_is_read_and_keeps_every_answer() -> None:
     watching.close()
     assert watching.auditor.counts["read"] == 0 and [audit for _, audit in watching.kept] == [()] * 5
     assert watching.write().text and len(watching.kept) == 6  # one that ends later
+
+
+def test_an_answer_that_ends_while_the_auditor_closes_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    edge, target = toys.toy(1, 0.7), toys.toy(1)
+    watching, put = Watching(edge, target), queue.Queue.put_nowait
+
+    def late(waiting: Any, answer: Any) -> None:
+        closing_now = threading.Thread(target=watching.close)
+        closing_now.start()
+        closing_now.join(0.3)
+        put(waiting, answer)
+
+    monkeypatch.setattr(queue.Queue, "put_nowait", late)
+    skydraft.start(REQUEST, edge=edge, cloud=target, observers=[watching.auditor]).run()
+    watching.close()
+    assert len(watching.kept) == 1
 
 
 def test_closing_ends_the_wait_for_a_server_that_says_nothing() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -32,40 +31,6 @@ def test_ten_percent_of_chunks_cut_the_connection(seed: int) -> None:
             num_cut = link.num_cut
             assert begin(cloud, plan).run().token_ids == undisturbed(plan)
             assert link.num_cut > num_cut or not plan.drafts
-
-
-@pytest.mark.parametrize("fault", ["stall", "down", "black hole"])
-def test_a_gated_run_falls_back_within_its_patience_whatever_the_link_died_of(fault: str, unhurried: None) -> None:
-    noticed = threading.Event()
-
-    def stall_on() -> None:
-        while fault == "stall" and not noticed.wait(0.2):
-            link.stall(1.0)
-
-    stalling = threading.Thread(target=stall_on, daemon=True)
-    lines: list[str] = []
-    with (
-        serving(open_toy("toy")) as server,
-        EmulatedLink(("127.0.0.1", server.port)) as link,
-        closing(skydraft.connect(link.address, timeout_s=PATIENCE_S, notify=lines.append)) as cloud,
-    ):
-        generation = begin(cloud, GATED)
-        for number, (done, _) in enumerate(generation.rounds()):
-            if number == 5:
-                if fault == "down":
-                    link.down()
-                else:
-                    link.stall(3600 if fault == "black hole" else 1.0)
-                    stalling.start()
-            if fault == "stall" and done.record.outcome == "fallback":
-                noticed.set()
-                time.sleep(0.25)
-    fallback = [record for record in generation.records if record.outcome == "fallback"]
-    assert fallback and max(record.wall_ms for record in fallback) < PATIENCE_S * 1e3 / 3
-    # Only the first round without the cloud waits for it.
-    assert [record.link.rtt_ms > 0 for record in fallback] == [True] + [False] * (len(fallback) - 1)
-    assert len(lines) == (2 if fault == "stall" else 1)
-    assert len(generation.token_ids) == 80
 
 
 def written(server: Serving, plan: Any) -> tuple[int, ...]:

@@ -39,29 +39,6 @@ AGREE = st.sampled_from(["agree:1", "agree:2", "agree:4"])
 @law(200)
 @given(
     st.sampled_from(SEEDS), st.sampled_from(toys.DRAFTERS), toys.params(), gates, st.integers(1, 12), st.booleans(),
-    st.sampled_from(["0", "1", "2", "7", "text"]),
-)  # fmt: skip
-def test_where_no_stop_crosses_a_round_over_a_link_is_that_in_one_process(
-    clouds: dict[int, Any], seed: int, drafter: tuple[float, int], params: DecodingParams, gate: str, k: int,
-    eager: bool, hand_back: str,
-) -> None:  # fmt: skip
-    plan = make_plan(gate=gate, k=k, eager=eager and gate != "always", hand_back=hand_back)
-    edge = toys.toy(seed, drafter[0], sign=drafter[1])
-    far, near = decode(plan, params, edge, clouds[seed]), decode(plan, params, edge, toys.toy(seed))
-    assert (far.token_ids, far.origins, far.finish_reason) == (near.token_ids, near.origins, near.finish_reason)
-    for one, other in zip(far.rounds_so_far, near.rounds_so_far, strict=True):
-        assert one.block == other.block and one.audit == other.audit
-        for name in ("base", "outcome", "reason", "num_draft", "num_accepted", "num_committed", "num_forced"):
-            assert getattr(one.record, name) == getattr(other.record, name)
-        assert one.record.draft.num_rows == other.record.draft.num_rows
-        assert one.record.link.bytes_up == 0 or one.record.outcome == "verified"  # nothing is stopped
-    rows = [sum(record.target.num_rows for record in done.records) for done in (far, near)]
-    assert rows[0] == rows[1]
-
-
-@law(200)
-@given(
-    st.sampled_from(SEEDS), st.sampled_from(toys.DRAFTERS), toys.params(), gates, st.integers(1, 12), st.booleans(),
     AGREE,
 )  # fmt: skip
 def test_where_a_stop_crosses_every_token_is_still_the_choice_of_the_model_that_it_is_said_to_be(

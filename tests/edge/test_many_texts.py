@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -14,11 +15,18 @@ from skydraft import DecodingParams, make_plan
 from skydraft.edge.channel import Channel
 from skydraft.engines.toy import open_toy
 
-from ..serving import PATIENCE_S, serving
-from .test_session_streams import Slow
+from ..serving import PATIENCE_S, serving, waiting
 
 GATED = make_plan(gate="entropy:0.3", k=4)
 HEALTH = "/grpc.health.v1.Health/Check"
+
+
+class Slow:
+    """`engine` waits with each forward until it may go on."""
+
+    def __init__(self) -> None:
+        self.may_go_on = threading.Event()
+        self.engine = waiting(open_toy("toy"), lambda: self.may_go_on.wait(PATIENCE_S))
 
 
 def test_waiting_texts_of_one_device_share_one_ping_and_stay_with_the_cloud(

@@ -30,25 +30,32 @@ def decode(plan: Any, params: DecodingParams, edge: Any, cloud: Any) -> Generati
 
 
 def assert_same(remote: Generation, local: Generation) -> None:
-    assert remote.token_ids == local.token_ids
-    assert remote.origins == local.origins
-    assert (remote.finish_reason, remote.text) == (local.finish_reason, local.text)
-    for far, near in zip(remote.records, local.records, strict=True):
-        for name in ("base", "num_draft", "num_accepted", "reason", "num_audited", "num_agreed"):
-            assert getattr(far, name) == getattr(near, name)
-        for one, other in ((far.target, near.target), (far.draft, near.draft)):
-            assert (one.num_passes, one.num_rows) == (other.num_passes, other.num_rows)
-        is_verified = far.outcome == "verified"
-        assert (far.link.bytes_up > 0) == (far.link.bytes_down > 0) == (far.link.rtt_ms > 0) == is_verified
-        assert near.link == LinkCost() and far.link.shared_bytes == 0
+    """Round by round; the rows of what the target writes on only in all."""
+    assert (remote.token_ids, remote.origins, remote.text) == (local.token_ids, local.origins, local.text)
+    assert remote.finish_reason == local.finish_reason
+    names = (
+        "base", "outcome", "reason", "num_draft", "num_accepted", "num_committed", "num_forced", "num_audited",
+        "num_agreed",
+    )  # fmt: skip
+    for far, near in zip(remote.rounds_so_far, local.rounds_so_far, strict=True):
+        assert far.block == near.block and far.audit == near.audit
+        for name in names:
+            assert getattr(far.record, name) == getattr(near.record, name)
+        assert far.record.draft.num_rows == near.record.draft.num_rows
+        link, is_verified = far.record.link, far.record.outcome == "verified"
+        assert (link.bytes_up > 0) == is_verified <= (link.bytes_down > 0)  # no stop is sent
+        assert near.record.link == LinkCost() and link.shared_bytes == 0
+    far_rows, near_rows = (sum(record.target.num_rows for record in done.records) for done in (remote, local))
+    assert far_rows == near_rows
 
 
 plans = st.builds(
-    lambda gate, k, eager: make_plan(gate=gate, k=k, eager=eager and gate != "always"),
-    gates,
-    st.integers(1, 12),
-    st.booleans(),
-)
+    lambda gate, k, eager, accept, hand_back: make_plan(
+        gate=gate, k=k, eager=eager and gate != "always", accept=accept, hand_back=hand_back
+    ),
+    gates, st.integers(1, 12), st.booleans(), st.sampled_from(["exact", "exact", "exact", "top:1", "top:4"]),
+    st.sampled_from(["0", "0", "1", "2", "7", "text"]),
+)  # fmt: skip
 
 
 @law(250)
@@ -57,28 +64,6 @@ def test_remote_is_local(
     clouds: dict[int, Any], seed: int, drafter: tuple[float, int], params: DecodingParams, plan: Any
 ) -> None:
     edge = toys.toy(seed, drafter[0], sign=drafter[1])
-    assert_same(decode(plan, params, edge, clouds[seed]), decode(plan, params, edge, toys.toy(seed)))
-
-
-@law(100)
-@given(st.sampled_from(SEEDS), st.sampled_from(toys.DRAFTERS), toys.params(), st.integers(1, 12))
-def test_remote_lossless_and_the_remote_target_alone_are_the_target(
-    clouds: dict[int, Any], seed: int, drafter: tuple[float, int], params: DecodingParams, k: int
-) -> None:
-    edge = toys.toy(seed, drafter[0], sign=drafter[1])
-    expected = reference.plain(toys.toy(seed), PROMPT_IDS, params)
-    for plan in (make_plan("lossless", k=k), make_plan("cloud")):
-        generation = decode(plan, params, edge, clouds[seed])
-        assert (generation.token_ids, generation.finish_reason) == expected
-
-
-@law(30)
-@given(st.sampled_from(SEEDS), toys.params(), st.integers(1, 5), st.integers(1, 8))
-def test_remote_acceptance_by_rank_is_local(
-    clouds: dict[int, Any], seed: int, params: DecodingParams, top: int, k: int
-) -> None:
-    plan = make_plan(gate="entropy:0.5", k=k, accept=f"top:{top}")
-    edge = toys.toy(seed, 0.7)
     assert_same(decode(plan, params, edge, clouds[seed]), decode(plan, params, edge, toys.toy(seed)))
 
 

@@ -124,6 +124,21 @@ class TestContract:
         assert num_cached == [0, 0, 8, 0, 16, 0]
         engine.forget_kept()
 
+    def test_what_two_open_conversations_share_is_copied_to_the_bit(
+        self, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(engine, "max_batch_rows", 8)
+        monkeypatch.setattr(engine, "max_sequences", 3)
+        monkeypatch.setattr(engine, "prefixes", PrefixCache())
+        text, found = some_text(engine, 20), []
+        with closing(engine.open(text[:12], (), Reuse("mine"))):
+            for reuse, num_cached in ((Reuse("mine"), 8), (None, 0)):
+                with closing(engine.open(text, (), reuse)) as sequence:
+                    assert sequence.take_prefill_cost().num_cached == num_cached
+                    found.append(rows_after(sequence, text[-1]))
+        assert np.array_equal(*found)
+        engine.forget_kept()
+
     def test_what_is_refused_changes_nothing(self, engine: Engine) -> None:
         size, most, (one, two, three) = engine.vocab.size, engine.context_len, some_text(engine, 3)
         with closing(engine.open([one, two, three])) as sequence:

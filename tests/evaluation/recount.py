@@ -9,15 +9,11 @@ import html
 import json
 import math
 import re
-import unicodedata
 from collections import defaultdict
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from skydraft.choosing.stopping import ends_sentence
 
 Line = dict[str, Any]
 Pair = tuple[float, float]
@@ -50,7 +46,6 @@ class Recount:
         self.scores = {
             (line["prompt"], line["style"], tuple(line["token_ids"])): line for line in lines if line["kind"] == "score"
         }
-        self.doubles = _doubles()
         found: dict[str, dict[str, dict[str, list[Pair]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
         for line in self.generations:
             for measure, pair in self.counts(line).items():
@@ -86,7 +81,7 @@ class Recount:
         return float(low), float(high)
 
     def counts(self, line: Line) -> dict[str, Pair]:
-        return self._of_models(line) | self._of_rounds(line) | self._of_text(line)
+        return self._of_models(line) | self._of_rounds(line)
 
     def _of_models(self, line: Line) -> dict[str, Pair]:
         tokens, score = line["token_ids"], self.score(line)
@@ -101,6 +96,7 @@ class Recount:
             "target_agreement": (agreed, scored),
             "target_nll": (math.fsum(score["nll"]) if score else 0, scored),
             "same_as_cloud": (tokens == cloud[0], 1) if cloud else (0, 0),
+            "cycles": (sum(_cycles(tokens, period) for period in range(1, 9)), 1),
         }
 
     def _of_rounds(self, line: Line) -> dict[str, Pair]:
@@ -134,30 +130,6 @@ class Recount:
             "bytes_per_token": (0, 0) if line["link_ms"] is None
             else (total("link.bytes_up") + total("link.bytes_down"), num_tokens),
         }  # fmt: skip
-
-    def _of_text(self, line: Line) -> dict[str, Pair]:
-        text = "".join(line["pieces"])
-        content = [char for char in text if unicodedata.category(char)[0] in "LN"]
-        twice = [a for a, b in pairwise(text) if a == b and "\u4e00" <= a <= "\u9fff"]
-        doubled = [char for char in twice if char * 2 in self.doubles]
-        found: dict[str, Pair] = {
-            "punctuation_density": (sum(unicodedata.category(char)[0] == "P" for char in text), len(text)),
-            "adjacent_repeat": (len(twice) - len(doubled), len(text)),
-            "ends_sentence": (ends_sentence(text), 1),
-            "cycles": (sum(_cycles(line["token_ids"], period) for period in range(1, 9)), 1),
-        }
-        for n in (2, 3):
-            grams = [tuple(content[at : at + n]) for at in range(len(content) - n + 1)]
-            found[f"repeat_rate_{n}"] = (sum(gram in grams[:at] for at, gram in enumerate(grams)), len(grams))
-        return found
-
-
-def _doubles() -> set[str]:
-    import skydraft.evaluation
-
-    path = Path(skydraft.evaluation.__file__).with_name("lexical_doubles.txt")
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return {word for line in lines if not line.startswith("#") for word in line.split()}
 
 
 def _cycles(tokens: list[int], period: int) -> int:

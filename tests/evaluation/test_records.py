@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,19 @@ def test_a_file_cut_anywhere_has_the_lines_that_were_whole(
     kept = path.read_bytes()
     assert content.startswith(kept) and kept.endswith(b"\n") and kept.count(b"\n") == num_whole + 1
     assert read_records(path).generations == tuple(made[:num_whole])
+
+
+def test_a_disk_that_takes_no_more_costs_no_line_that_was_whole(tmp_path: Path) -> None:
+    path = lines.write(tmp_path, lines.run_line(), lines.generation())
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"kind":"gene')
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
+    try:
+        drop_cut_line(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert path.read_bytes() == whole
 
 
 def broken(content: str, *more: BaseModel) -> str:

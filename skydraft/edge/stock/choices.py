@@ -130,14 +130,7 @@ class Choices:
     def chooser(self) -> Chooser:
         """What the rules of a verification choose with."""
         kind = Chooser if self.drawing.num_best else _Told
-        return kind(self._target_params, self.vocab, self.prompt_len)
-
-    @cached_property
-    def _target_params(self) -> DecodingParams:
-        return replace(self.params, min_call_prob=0.0)
-
-    def forced(self, prefix: TokenIds) -> int | None:
-        return self.chooser.forced(prefix)
+        return kind(replace(self.params, min_call_prob=0.0), self.vocab, self.prompt_len)
 
     def allowed(self, prefix: TokenIds) -> Mask | None:
         """The tokens that text may go on with, [vocab]; None if that may be any."""

@@ -121,10 +121,8 @@ class _Known:
 
 
 class StockConnection:
-    """The connection, shared by all generations. Once `budget` is spent, texts go on without the server.
-
-    The server tells neither the weights of its model nor what its forwards take.
-    """
+    """The connection, shared by all generations. Once `budget` is spent, texts go on without the server. The server
+    tells neither the weights of its model nor what its forwards take."""
 
     is_exact = False  # rows may differ from batch to batch
     runs: TargetId | None = None
@@ -133,7 +131,6 @@ class StockConnection:
         self.address = options.address
         self.uses_tls = options.uses_tls
         self.budget = budget or Budget()
-        self.prices = self.budget.prices
         self.rtt_ms = 0.0  # the shortest seen
         self._options = options
         self._pool = Pool(self.address, options.key, options.tls_ca, is_here=options.is_here)
@@ -149,10 +146,6 @@ class StockConnection:
     @property
     def kind(self) -> str:
         return self._known.info.dialect.name if self._known.info else self._options.api
-
-    @property
-    def gives_text(self) -> bool:
-        return self.kind in ("completions", "chat")
 
     def forget(self) -> None:
         self._known = _Known()

@@ -207,10 +207,8 @@ def count(value: Any, *names: str) -> int:
 
 
 def openai_usage(answer: Any) -> Usage:
-    """The counts of an answer, an event or a choice at an interface of OpenAI's kind.
-
-    xAI and Gemini count thoughts, which nobody sees and which are paid, in the total alone.
-    """
+    """The counts of an answer, an event or a choice at an interface of OpenAI's kind. xAI and Gemini count thoughts,
+    which nobody sees and which are paid, in the total alone."""
     usage = answer.get("usage")
     num_read, num_written = count(usage, "prompt_tokens"), count(usage, "completion_tokens")
     num_others = count(usage, "total_tokens") - num_read if num_read else 0

@@ -7,18 +7,9 @@ import ssl
 from collections.abc import Mapping
 from typing import Any
 
+from skydraft import errors
 from skydraft.characters import one_line
-from skydraft.errors import (
-    CloudFailure,
-    CloudLost,
-    CloudTimeout,
-    ContentFiltered,
-    LimitExceeded,
-    NotAuthorized,
-    RateLimited,
-    SkydraftError,
-    TlsFailure,
-)
+from skydraft.errors import SkydraftError
 
 # Codes, kinds and words of hosts that refuse a text for what it says: Azure, Moonshot, LiteLLM, DashScope, DeepSeek.
 _FILTERED = (
@@ -39,18 +30,18 @@ def refusal(status: int, headers: Mapping[str, str], start: bytes) -> SkydraftEr
     why = f"The server {why}{f': {says}' if says else '.'}"
     words = f"{code} {error.get('type')} {says}".lower()
     if status < 429 and (code == _ZHIPU_FILTERED or any(word in words for word in _FILTERED)):
-        return ContentFiltered(why)
+        return errors.ContentFiltered(why)
     if status in (401, 403):
-        return NotAuthorized(why, hint="Give its key with --cloud-key-file FILE.")
+        return errors.NotAuthorized(why, hint="Give its key with --cloud-key-file FILE.")
     if status == 429:
-        return RateLimited(why, retry_after_s=_seconds(headers.get("retry-after", "")))
+        return errors.RateLimited(why, retry_after_s=_seconds(headers.get("retry-after", "")))
     if status in (400, 413, 422) and any(part in says.lower() for part in _TOO_LONG):
-        return LimitExceeded(why)
+        return errors.LimitExceeded(why)
     if status in (408, 504):
-        return CloudTimeout(why)
+        return errors.CloudTimeout(why)
     if status == 503:  # it loads its model, or a router has no server: as good as gone
-        return CloudLost(why)
-    return CloudFailure(why)
+        return errors.CloudLost(why)
+    return errors.CloudFailure(why)
 
 
 def _error(start: bytes) -> tuple[Mapping[str, Any], str]:
@@ -78,10 +69,10 @@ def no_connection(error: Exception) -> SkydraftError:
     text = str(error)
     if "CERTIFICATE" in text or "SSL" in text or isinstance(error, ssl.SSLError):
         hint = "Give the certificate that signs its own with --tls-ca, or http:// where it does not encrypt."
-        return TlsFailure(f"There is no encrypted connection to the server ({one_line(text)[:200]}).", hint=hint)
+        return errors.TlsFailure(f"There is no encrypted connection to the server ({one_line(text)[:200]}).", hint=hint)
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ConnectionRefusedError):
-            return CloudLost("no connection (Connection refused).")
+            return errors.CloudLost("no connection (Connection refused).")
         cause = cause.exceptions[0] if isinstance(cause, BaseExceptionGroup) else cause.__cause__ or cause.__context__
-    return CloudLost(f"no connection ({one_line(text)[:200]}).")
+    return errors.CloudLost(f"no connection ({one_line(text)[:200]}).")

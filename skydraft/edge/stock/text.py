@@ -231,7 +231,7 @@ class StockText:
         self, text: TokenIds, num_tokens: int, waiting: Waiting, drafted: int | None = None
     ) -> tuple[npt.NDArray[Any], Row]:
         """What a verification takes after a text, and what the server said of it: nothing where one token is forced."""
-        choices, forced = self._choices, self._choices.forced(text)
+        choices, forced = self._choices, self._choices.chooser.forced(text)
         is_written = self._writing is not None and self._writing.continues(text)
         if forced is not None and (not is_written or forced in self._vocab.end_ids):
             return choices.only(forced), Row(forced)

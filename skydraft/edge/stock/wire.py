@@ -110,12 +110,9 @@ class Wire:
 
     async def ask(self, path: str, timeout_s: float, body: Mapping[str, Any] | None = None) -> Any:
         """The JSON answer to what costs nothing. Raises a SkydraftError."""
-        return await self.answer(self.request(path, body), timeout_s)
-
-    async def answer(self, request: Request, timeout_s: float) -> Any:
         try:
             async with asyncio.timeout(timeout_s):
-                return await self.whole(request)
+                return await self.whole(self.request(path, body))
         except TimeoutError as error:
             raise CloudTimeout(f"no answer in {timeout_s:g} s.") from error
 

@@ -30,11 +30,7 @@ LINKED = (
     "cloud_calls_per_token", "target_written_per_token", "mean_acceptance_length", "bytes_per_token", "tokens_per_s",
     "ttft_ms", "itl_ms", "same_as_cloud",
 )  # fmt: skip
-TEXTS = (
-    "punctuation_density", "repeat_rate_2", "repeat_rate_3", "adjacent_repeat", "ends_sentence", "cycles",
-    "same_as_cloud",
-)  # fmt: skip
-MORE = tuple(measure.name for measure in MEASURES if measure.name not in HEADLINE + TEXTS + LINKED)
+MORE = tuple(measure.name for measure in MEASURES if measure.name not in HEADLINE)
 SPEED = "speed, cloud = 1"
 _NUM_TASKS = 6  # whose texts are shown
 _ORIGIN_MARKS = {
@@ -80,7 +76,6 @@ def render(findings: Findings, summary: Summary) -> str:
         tables=[
             ("What it is worth", "worth", _table(here, HEADLINE, with_speed=True)),
             ("Over the link", "link", _table(linked, LINKED, with_speed=True)),
-            ("What the texts look like", "texts", _table(here, TEXTS)),
             ("Where the time goes, and the rest", "rest", _table(here, MORE)),
         ],
         plane=_plane(here),

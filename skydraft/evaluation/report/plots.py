@@ -31,10 +31,8 @@ def load_pyplot() -> Any:
 
 
 def against_cost(what: str, modes: Mapping[str, Sequence[Figure]]) -> str:
-    """An <svg>: `what` the modes reach, against calls a token and against tokens written a token.
-
-    Each mode has its figures of these three.
-    """
+    """An <svg>: `what` the modes reach, against calls a token and against tokens written a token. Each mode has its
+    figures of these three."""
     pyplot = load_pyplot()
     figure, panels = pyplot.subplots(1, 2, figsize=(9.4, 4.2), layout="constrained", sharey=True)
     for at, axes in enumerate(panels):

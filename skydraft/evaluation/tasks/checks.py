@@ -182,10 +182,8 @@ class Call(_Check):
 
 
 class Fields(_Check):
-    """Each field of `answer` is what the text says of it; the score is the share of right fields.
-
-    `patterns` has the values of each field, each with a regular expression; the first to be found in the text counts.
-    """
+    """Each field of `answer` is what the text says of it; the score is the share of right fields. `patterns` has the
+    values of each field, each with a regular expression; the first to be found in the text counts."""
 
     kind: Literal["fields"]
     answer: dict[str, str]

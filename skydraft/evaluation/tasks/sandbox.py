@@ -34,9 +34,7 @@ class Outcome:
 
 def run(program: str, seconds: int = SECONDS) -> Outcome:
     """Run a Python program, with the standard library alone. Raises OptionError where this machine cannot isolate it.
-
-    An outcome is passed only if the last statement was reached, so that an early exit fails whatever its status.
-    """
+    An outcome is passed only if the last statement was reached, so that an early exit fails whatever its status."""
     word = secrets.token_hex(16)
     found = _start(f"{program}\nprint('\\n{word}')\n", seconds)
     if "failed" in found:

@@ -87,10 +87,8 @@ SETS: dict[str, Callable[[bool], Lines]] = {
 
 
 def read_tasks(names: str, *, limit: int | None = None) -> Workload:
-    """The first `limit` tasks of each of the sets or files in `names`, which commas separate.
-
-    NAME is the held-out half of a generated set, NAME:dev the other. Raises UsageError or MissingDependency.
-    """
+    """The first `limit` tasks of each of the sets or files in `names`, which commas separate. NAME is the held-out half
+    of a generated set, NAME:dev the other. Raises UsageError or MissingDependency."""
     chosen = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
     entries = [entry for name in chosen for entry in _set(name)[:limit]]
     if not entries:
