@@ -177,6 +177,9 @@ class AnyRequest(Checked):
     reasoning_effort: Effort | None = None
     reasoning: Any = None
     thinking: Any = None
+    enable_thinking: bool | None = None  # as hosts of Qwen call it, and with `thinking_budget`
+    think: bool | Effort | None = None  # as Ollama does
+    thinking_budget: Any = None
     thinking_token_budget: int | None = Field(None, ge=-1, le=2**31 - 1)  # -1 is none
     skydraft: Annotated[Extension | None, at_most(64)] = None  # type: ignore[valid-type]
 
@@ -194,8 +197,10 @@ class AnyRequest(Checked):
 
     @property
     def wanted_thinking(self) -> WantedThinking:
-        budget = max(self.thinking_token_budget or 0, 0)
-        return wanted_thinking(self.reasoning_effort, budget, self.reasoning, self.thinking)
+        budget = None if self.thinking_token_budget == -1 else self.thinking_token_budget
+        switch = self.think if self.enable_thinking is None else self.enable_thinking
+        hosts = {"effort" if isinstance(switch, str) else "enabled": switch, "max_tokens": self.thinking_budget}
+        return wanted_thinking(self.reasoning_effort, budget, self.reasoning, self.thinking, hosts)
 
     def unmet(self, vocab: Vocab) -> list[str]:
         """What was hinted at, and this model cannot do."""

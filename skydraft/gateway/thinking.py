@@ -11,7 +11,7 @@ from skydraft.engines.vocab import Vocab
 from skydraft.gateway.refusals import Refusal
 from skydraft.prompts.thinking import Think, template_of
 
-_TYPES: dict[Any, Think] = {"enabled": "on", "disabled": "off"}
+_TYPES: dict[Any, Think] = {"enabled": "on", "disabled": "off", "True": "on", "False": "off"}
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -25,15 +25,17 @@ class WantedThinking:
     is_hint: bool = False
 
 
-def wanted_thinking(effort: str | None, budget: int, *hints: Any) -> WantedThinking:
-    """From OpenAI's `reasoning_effort` and vLLM's budget; `reasoning` of OpenAI and OpenRouter, Anthropic's `thinking`
-    are hints."""
-    hint = {name: value for each in hints if isinstance(each, dict) for name, value in each.items()}
+def wanted_thinking(effort: str | None, budget: int | None, *hints: Any) -> WantedThinking:
+    """From OpenAI's `reasoning_effort` and vLLM's budget, where 0 is none at all; `reasoning` of OpenAI and OpenRouter,
+    Anthropic's `thinking` and what hosts of open models call it are hints."""
+    given = (each for each in hints if isinstance(each, dict))
+    hint = {name: value for each in given for name, value in each.items() if value is not None}
+    effort = "none" if budget == 0 and not effort else effort
     level = effort or next((each for each in get_args(Effort) if each == hint.get("effort")), "")
     by_level: Think = "off" if level == "none" else "on" if level else "auto"
-    think = _TYPES.get(str(hint.get("type")), by_level)
+    think = _TYPES.get(str(hint.get("type", hint.get("enabled"))), by_level)
     size = budget or _budget(hint.get("budget_tokens")) or _budget(hint.get("max_tokens"))
-    return WantedThinking(think, level, size, is_hint=not (effort or budget))
+    return WantedThinking(think, level, size, is_hint=not effort and not budget)
 
 
 def _budget(value: Any) -> int:

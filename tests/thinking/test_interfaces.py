@@ -148,6 +148,9 @@ OFF: list[tuple[str, dict[str, Any]]] = [
     ("chat/completions", {"chat_template_kwargs": {"enable_thinking": False}}),
     ("chat/completions", {"reasoning_effort": "none"}), ("responses", {"reasoning": {"effort": "none"}}),
     ("messages", {"thinking": {"type": "disabled"}}), ("chat/completions", {"skydraft": {"think": "off"}}),
+    ("chat/completions", {"enable_thinking": False}), ("chat/completions", {"think": False}),
+    ("chat/completions", {"thinking_token_budget": 0}), ("chat/completions", {"reasoning": {"enabled": False}}),
+    ("chat/completions", {"think": "none", "thinking_budget": None, "reasoning": {"exclude": True}}),
 ]  # fmt: skip
 
 
@@ -166,6 +169,7 @@ def test_budgets_and_levels_reach_the_model_and_what_cannot_is_refused(served: R
     given: list[tuple[str, dict[str, Any]]] = [
         ("messages", {"thinking": {"type": "enabled", "budget_tokens": 3}}),
         ("chat/completions", {"thinking_token_budget": 3}), ("chat/completions", {"skydraft": {"think_budget": 3}}),
+        ("chat/completions", {"enable_thinking": True, "thinking_budget": 3}),
     ]  # fmt: skip
     for path, asked in given:
         answer = served.post(path, **{"model": "skydraft-lossless"} | BODIES[path] | asked).json()
