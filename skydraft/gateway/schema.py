@@ -204,9 +204,11 @@ class AnyRequest(Checked):
 
     def unmet(self, vocab: Vocab) -> list[str]:
         """What was hinted at, and this model cannot do."""
-        wanted = self.wanted_thinking
-        is_unmet = wanted.think == "on" or (wanted.is_hint and wanted.budget)  # gateways forward an effort to any model
-        return ["thinking"] if is_unmet and not template_of(vocab.chat_template).thinks else []
+        wanted, template = self.wanted_thinking, template_of(vocab.chat_template)
+        has_level = bool(wanted.effort) and "reasoning_effort" in template.names
+        cannot_stop = wanted.think == "off" and not (template.switch or has_level)
+        asks = wanted.think == "on" or (wanted.is_hint and wanted.budget)  # gateways forward an effort to any model
+        return ["thinking"] if (cannot_stop if template.thinks else asks) else []
 
     @property
     def wants_usage(self) -> bool:

@@ -180,7 +180,8 @@ def test_budgets_and_levels_reach_the_model_and_what_cannot_is_refused(served: R
         levels = [running.chat("快", reasoning_effort=level, max_tokens=64).json() for level in ("low", "high")]
         assert levels[1]["usage"]["prompt_tokens"] == levels[0]["usage"]["prompt_tokens"] + 1
         assert running.chat("快", reasoning_effort="none").status_code == 400
-        assert running.chat("快", thinking={"type": "disabled"}).status_code == 200
+        told = running.chat("快", thinking={"type": "disabled"})
+        assert told.status_code == 200 and told.json()["skydraft"]["left_out"] == ["thinking"]
         for nonsense in ({"reasoning_effort": "ultra"}, {"reasoning_effort": 5}, {"thinking_token_budget": 10**30}):
             assert running.chat("快", **nonsense).status_code == 400, nonsense
         for hint in ({"effort": [1], "max_tokens": True}, {"type": {}}, "on"):
