@@ -35,7 +35,7 @@ def wanted_thinking(effort: str | None, budget: int | None, *hints: Any) -> Want
     by_level: Think = "off" if level == "none" else "on" if level else "auto"
     think = _TYPES.get(str(hint.get("type", hint.get("enabled"))), by_level)
     size = budget or _budget(hint.get("budget_tokens")) or _budget(hint.get("max_tokens"))
-    return WantedThinking(think, level, size, is_hint=not effort and not budget)
+    return WantedThinking(think, level, size, is_hint=not budget and effort != "none")
 
 
 def _budget(value: Any) -> int:
