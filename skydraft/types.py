@@ -173,9 +173,9 @@ _FIGURES = operator.attrgetter(*(each.name for each in fields(LinkCost)))
 class DraftBlock:
     """The drafted tokens of one round, after `base` generated tokens.
 
-    `signals` and `forced` (the grammar allowed no other) have one entry per token, or none if not measured. `finish` is
-    why the last token would end the text. `read` has one entry for each of the last tokens before `base` that the draft
-    model has just read along: whether it would have written it, or None if it was forced.
+    `signals` and `forced` (a grammar or a budget of thinking allowed no other) have one entry per token, or none if not
+    measured. `finish` is why the last token would end the text. `read` has one entry for each of the last tokens before
+    `base` that the draft model has just read along: whether it would have written it, or None if it was forced.
     """
 
     base: int

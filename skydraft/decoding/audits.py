@@ -217,7 +217,8 @@ class Auditor:
 
 
 def _checks(plan: Plan) -> str:
-    return f"{plan.gate} top:{plan.top}" if plan.top else str(plan.gate)
+    accepts = f" top:{plan.top}" if plan.top else ""
+    return f"{plan.gate}{accepts}" + (f" think:{plan.think_gate}" if plan.think_gate else "")
 
 
 def _stricter(plan: Plan) -> Plan:

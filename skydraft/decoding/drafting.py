@@ -79,6 +79,7 @@ class Drafter:
                     break
                 steps.append(step)
                 ended_by = self._ended_by(steps)
+        forced = tuple(step.is_forced for step in steps)
         return DraftBlock(
             context.base,
             tuple(step.token_id for step in steps),
@@ -86,7 +87,7 @@ class Drafter:
             ended_by,
             steps[-1].finish if steps else None,
             sum((step.cost for step in steps), cost),
-            tuple(step.is_forced for step in steps) if self._chooser.has_grammar else (),
+            forced if self._chooser.has_grammar or any(forced) else (),  # a budget of thinking forces its end tag
         )
 
     def _ended_by(self, steps: list[_Step]) -> EndedBy:

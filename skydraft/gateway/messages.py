@@ -201,10 +201,11 @@ class MessagesAnswer(ItemsAnswer):
         stops = choice.finish == "stop_string" and reason == "end_turn"
         return {"stop_reason": "stop_sequence" if stops else reason, "stop_sequence": choice.stop if stops else None}
 
-    def _used(self) -> dict[str, int]:
+    def _used(self) -> dict[str, Any]:
         num_read, cached, written = self.usage
         read = {"input_tokens": num_read - cached, "cache_read_input_tokens": cached}
-        return read | {"cache_creation_input_tokens": 0, "output_tokens": written}
+        details = {"output_tokens_details": {"thinking_tokens": self.num_reasoning}}
+        return read | {"cache_creation_input_tokens": 0, "output_tokens": written} | details
 
     def whole(self) -> dict[str, Any]:
         *_, _ = self.last()

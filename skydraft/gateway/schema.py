@@ -173,6 +173,9 @@ class AnyRequest(Checked):
     reasoning_effort: Effort | None = None
     reasoning: Any = None
     thinking: Any = None
+    enable_thinking: bool | None = None  # as hosts of Qwen call it, and with `thinking_budget`
+    think: bool | Effort | None = None  # as Ollama does
+    thinking_budget: Any = None
     thinking_token_budget: int | None = Field(None, ge=-1, le=2**31 - 1)  # -1 is none
     skydraft: Annotated[Extension | None, at_most(64)] = None  # type: ignore[valid-type]
 

@@ -9,7 +9,7 @@ from skydraft.gateway.refusals import Refusal
 from skydraft.gateway.schema import ChatRequest, Effort
 from skydraft.prompts.thinking import Template, Think, template_of
 
-_TYPES: dict[Any, Think] = {"enabled": "on", "disabled": "off"}
+_TYPES: dict[Any, Think] = {"enabled": "on", "disabled": "off", "True": "on", "False": "off"}
 
 
 class Arranged(NamedTuple):
@@ -22,29 +22,39 @@ class Arranged(NamedTuple):
 
 
 def arranged(body: ChatRequest, vocab: Vocab, default: Think) -> Arranged:
-    """From OpenAI's `reasoning_effort` and vLLM's budget. Raises Refusal for what cannot apply.
-
-    `reasoning` of OpenAI and OpenRouter and Anthropic's `thinking` are hints: agents send them in every request,
-    whatever the model is, so it is no error where it cannot be.
-    """
+    """What a client says, in its own words, as this model can follow it. Raises Refusal for what cannot apply."""
     template, kwargs = template_of(vocab.chat_template), body.chat_template_kwargs or {}
     _check_kwargs(kwargs, template, vocab.chat_template or "")
     settings = {name: value for name, value in kwargs.items() if name in template.names}
-    hints = [each for each in (body.reasoning, body.thinking) if isinstance(each, dict)]
-    hint = {name: value for each in hints for name, value in each.items()}
-    effort: str = body.reasoning_effort or ""
-    effort = effort or next((each for each in get_args(Effort) if each == hint.get("effort")), "")
-    by_effort: Think = "off" if effort == "none" else "on" if effort else "auto"
-    wanted, asked = _TYPES.get(str(hint.get("type")), by_effort), max(body.thinking_token_budget or 0, 0)
-    budget = asked or _budget(hint.get("budget_tokens")) or _budget(hint.get("max_tokens"))
-    is_hint = not (body.reasoning_effort or asked)
+    wanted, effort, budget, is_hint = _wanted(body)
     if not template.thinks:
         is_unmet = wanted == "on" or (is_hint and budget > 0)  # gateways forward an effort to any model
         return Arranged(default, settings, 0 if is_hint else budget, is_unmet)
-    if effort and "reasoning_effort" in template.names:
+    has_level = bool(effort) and "reasoning_effort" in template.names
+    if has_level:
         settings = {"reasoning_effort": effort, **settings}
     cannot_choose = not template.switch and (wanted == "on" or is_hint)
-    return Arranged(default if wanted == "auto" or cannot_choose else wanted, settings, budget)
+    is_unmet = wanted == "off" and not (template.switch or has_level)
+    return Arranged(default if wanted == "auto" or cannot_choose else wanted, settings, budget, is_unmet)
+
+
+def _wanted(body: ChatRequest) -> tuple[Think, str, int, bool]:
+    """From OpenAI's `reasoning_effort` and vLLM's budget, where 0 is none at all: (think, effort, budget, is a hint).
+
+    `reasoning` of OpenAI and OpenRouter, Anthropic's `thinking` and what hosts of open models call it are hints: they
+    are sent in every request, whatever the model is, so it is no error where it cannot be.
+    """
+    asked = None if body.thinking_token_budget == -1 else body.thinking_token_budget
+    switch = body.think if body.enable_thinking is None else body.enable_thinking
+    hosts = {"effort" if isinstance(switch, str) else "enabled": switch, "max_tokens": body.thinking_budget}
+    given = [each for each in (body.reasoning, body.thinking, hosts) if isinstance(each, dict)]
+    hint = {name: value for each in given for name, value in each.items() if value is not None}
+    own = body.reasoning_effort or ("none" if asked == 0 else None)
+    effort: str = own or next((each for each in get_args(Effort) if each == hint.get("effort")), "")
+    by_effort: Think = "off" if effort == "none" else "on" if effort else "auto"
+    wanted = _TYPES.get(str(hint.get("type", hint.get("enabled"))), by_effort)
+    budget = asked or _budget(hint.get("budget_tokens")) or _budget(hint.get("max_tokens"))
+    return wanted, effort, budget, not asked and own != "none"
 
 
 def _check_kwargs(kwargs: Mapping[str, Any], template: Template, text: str) -> None:

@@ -18,6 +18,8 @@ from .running import Running, gateway, toy_pair
 from .scripted import scripted_pair
 
 RECORDED = sorted((Path(__file__).parent / "agents").glob("*.json"))
+TELLS = {"/v1/messages": '"thinking":"hm', "/v1/responses": '"reasoning_text"',
+         "/v1/chat/completions": '"reasoning_content":"hm'}  # fmt: skip
 MARK = "x-anthropic-billing-header: cc_version=2.1.197.bcb; cc_entrypoint=cli; cch="
 
 
@@ -37,14 +39,15 @@ def recorded(path: Path) -> list[dict[str, Any]]:
     return asked
 
 
+@pytest.mark.parametrize("thought", ["", "hm, <tool_call>?"], ids=["plain", "thinking"])
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
-def test_what_agents_sent_is_answered(path: Path) -> None:
+def test_what_agents_sent_is_answered(path: Path, thought: str) -> None:
     """The first request and one with the results of tools, as they came, and whole where a stream was wanted."""
     asked = recorded(path)
     tools = asked[0]["body"].get("tools") or []
     name = next((tool.get("name") or tool["function"]["name"] for tool in tools), "")
     steps = [call_text(name, {"a": "é"}), "done"] if name else ["done"]
-    with gateway(scripted_pair(steps, 400_000)) as served:
+    with gateway(scripted_pair(steps, 400_000, thought)) as served:
         for number, each in enumerate(asked):
             for stream in (True, False):
                 answer = served.client.post(
@@ -53,6 +56,8 @@ def test_what_agents_sent_is_answered(path: Path) -> None:
                 assert answer.status_code == 200, answer.text
                 wanted = (f'"name":"{name}"', "é") if name and not number else ("done",)
                 assert all(word in answer.text for word in wanted), answer.text[-2000:]
+                is_thought = TELLS[each["path"].partition("?")[0]] in answer.text and "<tool_call>?" in answer.text
+                assert is_thought == bool(thought) and "</think>" not in answer.text, answer.text[-2000:]
 
 
 def test_the_line_for_the_makers_bill_is_not_read(served: Running) -> None:

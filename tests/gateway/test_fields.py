@@ -30,6 +30,7 @@ FOLLOWED: dict[str, Any] = {
     "reasoning_effort": "low", "thinking_token_budget": None, "stream": False,
     "stream_options": {"include_usage": True}, "temperature": 0.5, "top_k": 3, "top_p": 0.5,
     "min_p": 0.1, "cache_salt": "a", "chat_template_kwargs": {"enable_thinking": False},
+    "enable_thinking": False, "think": False, "thinking_budget": 3,
 }  # fmt: skip
 FOLLOWED_IN: dict[str, dict[str, Any]] = {
     "chat/completions": {

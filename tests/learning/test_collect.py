@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import skydraft
 from skydraft.choosing.chooser import Chooser
 from skydraft.config import DecodingParams
+from skydraft.decoding.audits import Audit
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.engines.base import Engine
@@ -48,31 +49,34 @@ def answered(pair: tuple[Engine, Engine], plan: Plan, params: DecodingParams) ->
     return skydraft.generate(PROMPT, edge=pair[0], cloud=pair[1], plan=plan, params=params, raw=True).run()
 
 
-def assert_marks_are_true(done: Generation, pair: tuple[Engine, Engine], params: DecodingParams) -> None:
+def assert_marks_are_true(done: Generation, pair: tuple[Engine, Engine], audit: Audit = ()) -> None:
     """Each mark is what the two models say at that prefix, and all that was judged is said."""
-    found, top = lesson_of(done, "d", "t", "v"), done.request.plan.top
+    found, top, params = lesson_of(done, "d", "t", "v", audit), done.request.plan.top, done.request.params
+    prompt = list(done.prompts.edge.token_ids)
     judged = {i for i, origin in enumerate(done.origins) if origin not in ("skipped", "edge", "edge-fallback")}
     if found is None:
         assert not judged or top or params.grammar  # what is forced is no label
         return
-    prefix, last = list(PROMPT_IDS), max(judged)
+    prefix, last = [*prompt], len(audit) - 1 if audit else max(judged)
     for index, (token_id, mark) in enumerate(zip(found.token_ids, found.marks, strict=True)):
-        mine, theirs = (reference.next_token(model, prefix, len(PROMPT_IDS), params) for model in pair)
+        mine, theirs = (reference.next_token(model, prefix, len(prompt), params) for model in pair)
         says = {
             "a": mine == theirs == token_id,
             "c": mine != theirs == token_id,
             "t": theirs == token_id,
             "w": mine == token_id != theirs,
-            "-": index > last or (top > 0 and done.origins[index] == "accepted") or is_forced(pair[0], prefix, params),
+            "-": index > last
+            or (top > 0 and done.origins[index] == "accepted")
+            or is_forced(pair[0], prefix, len(prompt), params),
         }
         assert says[mark], (index, mark)
-        assert mark in "t-" or not is_forced(pair[0], prefix, params)
+        assert mark in "t-" or not is_forced(pair[0], prefix, len(prompt), params)
         prefix.append(token_id)
 
 
-def is_forced(model: Engine, prefix: list[int], params: DecodingParams) -> bool:
-    """Whether the grammar allows one token only, so that no model has a say."""
-    return Chooser(params, model.vocab, len(PROMPT_IDS)).forced(toys.array(prefix)) is not None
+def is_forced(model: Engine, prefix: list[int], prompt_len: int, params: DecodingParams) -> bool:
+    """Whether the grammar allows one token only, or a budget of thinking, so that no model has a say."""
+    return Chooser(params, model.vocab, prompt_len).forced(toys.array(prefix)) is not None
 
 
 @toys.law(80)
@@ -81,7 +85,7 @@ def test_every_mark_is_what_the_two_models_say_at_that_prefix(
     pair: tuple[ToyEngine, ToyEngine], params: DecodingParams, plan: Plan
 ) -> None:
     done = answered(pair, plan, params)
-    assert_marks_are_true(done, pair, params)
+    assert_marks_are_true(done, pair)
     if plan.hand_back and plan.hand_back.reads:
         marks = marks_of(done.rounds_so_far, top=plan.top)
         written = [mark for mark, origin in zip(marks, done.origins, strict=True) if origin == "cloud"]
@@ -163,7 +167,7 @@ def test_what_a_server_says_is_kept_like_what_is_said_here(tmp_path: Path, hand_
         for side, folder in ((cloud, "here"), (remote, "there")):
             done = skydraft.generate(PROMPT, edge=edge, cloud=side, plan=plan, params=params, raw=True).run()
             assert Collector(tmp_path / folder).keep(done)
-            assert_marks_are_true(done, (edge, cloud), params)
+            assert_marks_are_true(done, (edge, cloud))
     if hand_back != "agree:2":  # there a server has written more before it can be stopped
         assert read(tmp_path / "here") == read(tmp_path / "there")
 

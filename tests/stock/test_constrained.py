@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 import skydraft
 from skydraft import DecodingParams, Generation, make_plan
+from skydraft.choosing.chooser import Chooser
 from skydraft.choosing.grammar import GrammarAlong, compile_grammar, only_one
 from skydraft.edge.stock.chat import HOSTS
 from skydraft.edge.stock.choices import Choices
@@ -22,9 +24,9 @@ from skydraft.edge.stock.dialect import Row
 from skydraft.engines.toy import open_toy
 from skydraft.errors import OptionError
 from skydraft.grammars import json_schema, regex
-from tests.hostile.texts import TARGET, TEXT, choices
+from tests.hostile.texts import DRAFT, TARGET, TEXT, choices
 
-from .. import toys
+from .. import reference, toys
 from ..grammars import PERSON
 from ..toys import PROMPT, law
 from . import faults
@@ -73,6 +75,48 @@ def test_a_constrained_text_is_local(
         return  # the server has drawn one of these, with numbers of its own
     assert far.token_ids == near.token_ids
     assert (far.origins, far.finish_reason, far.text) == (near.origins, near.finish_reason, near.text)
+
+
+RULED = [{}, {"grammar": regex("[^大一]{4,20}。")}, {"presence_penalty": 0.6}]
+VALUE = re.compile(r'(?<=:) ?("[^"]*"?|\d+)')
+
+
+def assert_answers(far: Generation, edge: Any, target: Any, is_ruled: Callable[[int], Any]) -> None:
+    """Each token is the constrained choice of the model that it comes from; the target has judged how the text begins
+    and what `is_ruled`, if the grammar left a choice."""
+    params, prompt = far.request.params, far.prompts.edge.token_ids
+    chooser, text = Chooser(params, target.vocab, len(prompt)), [*prompt, *far.token_ids]
+    for at, origin in enumerate(far.origins):
+        before, is_checked = text[: len(prompt) + at], origin not in ("skipped", "edge-fallback")
+        row, before = reference.row_after(target if is_checked else edge, before), toys.array(before)
+        chosen = chooser.choose(row, before)
+        assert far.token_ids[at] == chosen, (at, origin)
+        assert is_checked or not is_ruled(at) or chooser.forced(before) is not None, (at, origin)
+
+
+@law(24)
+@given(st.sampled_from(DIALECTS), st.sampled_from(toys.DRAFTERS), st.sampled_from(RULED), st.integers(1, 24))
+def test_what_answers_checks_is_plain_decoding_and_the_rest_is_local(
+    clouds: dict[str, Any], dialect: str, drafter: tuple[float, int], given: dict[str, Any], length: int
+) -> None:
+    params, plan = DecodingParams(max_new_tokens=length, **given), make_plan("answers")
+    edge, target = toys.toy(SEED, drafter[0], sign=drafter[1]), toys.toy(SEED)
+    far, near = (decode(plan, params, edge, each) for each in (clouds[dialect][1], target))
+    assert (far.token_ids, far.origins, far.finish_reason) == (near.token_ids, near.origins, near.finish_reason)
+    digits = toys.ids("3", "5")
+    assert_answers(far, edge, target, lambda at: not at or far.token_ids[at] in digits)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_answers_checks_what_json_says(dialect: str) -> None:
+    grammar = regex(r'[a-z]{20}\{"n": "(快慢|轻重)[a-z]{2}", [a-z]{3}: [0-9]{2}\}[a-z]{9}')
+    with fake(dialect, TARGET) as server, closing(skydraft.connect(server.url, require=True)) as cloud:
+        params = DecodingParams(max_new_tokens=80, grammar=grammar)
+        plan = make_plan("answers", k=3, hand_back="0")
+        done = skydraft.generate(TEXT, edge=DRAFT, cloud=cloud, plan=plan, params=params, raw=True).run()
+    values = [range(*found.span()) for found in VALUE.finditer(done.text)]
+    assert len(values) == 2 and len(done.token_ids) == len(done.text) + 1 and "skipped" in done.origins
+    assert_answers(done, DRAFT, TARGET, lambda at: not at or any(at in each for each in values))
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

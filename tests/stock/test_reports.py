@@ -4,23 +4,31 @@ many requests."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Callable
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+import skydraft
 from skydraft.edge.channel import Waiting
-from skydraft.edge.stock.chat import Chat
+from skydraft.edge.stock.chat import HOSTS, Chat
 from skydraft.edge.stock.dialect import Read
 from skydraft.edge.stock.ids import LlamaServer, Sglang, Vllm
 from skydraft.edge.stock.writing import TextWriting
+from skydraft.engines.toy import open_toy
 from skydraft.errors import CloudFailure, LimitExceeded, RateLimited, SkydraftError
+from skydraft.gateway.pair import Pair
+from tests.gateway.interfaces import QUESTION, WHOLE, body_of
+from tests.gateway.running import gateway
 from tests.hostile.texts import ALONE, TARGET
 from tests.stock import faults
 from tests.stock.conftest import Spoilt
+from tests.stock.fakes import fake
 from tests.stock.faults import Fault
 
 SAFE = {"hate": {"filtered": False, "severity": "safe"}}
@@ -146,3 +154,33 @@ def test_an_error_within_a_stream_says_what_it_is(kind: Any, event: Any, error: 
     with pytest.raises(error, match=says) as told:
         kind.written(event)
     assert type(told.value) is error and "\n" not in str(told.value)
+
+
+CALLED = [
+    {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "get_weather", "arguments": "{}"}}]},
+    {"role": "tool", "tool_call_id": "1", "content": "x"},
+]
+SAYS = "does not apply to a chat server, which puts messages into a template of its own; mode edge takes it."
+
+
+def test_what_a_chat_server_has_no_place_for_is_refused_at_once_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each interface, whole and streamed, also where the draft model would first write alone; a name has a place."""
+    monkeypatch.setitem(HOSTS, "127.0.0.1", HOSTS["deepseek.com"])
+    with (
+        fake("deepseek") as server,
+        closing(skydraft.connect(server.url, api="chat", model="toy")) as cloud,
+        gateway(Pair(open_toy("toy:drift=0.2"), cloud)) as served,
+    ):
+        asked = [body_of(path, choice) | {"path": path} for path in WHOLE for choice in ("auto", "required")]
+        talk = {"path": "chat/completions", "model": "skydraft-quality", "max_tokens": 8}
+        open_end = [*QUESTION, {"role": "assistant", "content": "a"}]
+        asked += [talk | {"messages": open_end, "continue_final_message": True}]
+        asked += [talk | {"path": "completions", "prompt": "a"}]
+        for body, stream, mode in itertools.product(asked, (False, True), ("quality", "cloud")):
+            answer = served.post(**body | {"stream": stream, "model": f"skydraft-{mode}"})
+            assert answer.status_code == 400 and answer.json()["error"]["message"].endswith(SAYS), answer.text
+        assert "语速" not in str(server.model.asked)
+        named = [{**QUESTION[0], "name": "ann"}]
+        for messages in (named, [*QUESTION, *CALLED]):  # results without tools are words of the user
+            assert served.post(**talk | {"messages": messages, "model": "skydraft-cloud"}).status_code == 200
+    assert server.model.asked[-2].body["messages"] == named

@@ -44,8 +44,9 @@ def test_whole_is_streamed(served: Running, path: str, limit: int) -> None:
     told = ask(served, path, body)
     assert "hm, 2?\n".startswith(told.thought) and "It is 4.".startswith(told.text)
     assert (limit < 64) or (told.thought, told.text) == ("hm, 2?", "It is 4.")
-    for stream in (False, True) if path != "messages" else ():
-        assert f'reasoning_tokens":{min(limit, 12)}' in served.post(path, **body, stream=stream).text
+    name = "thinking" if path == "messages" else "reasoning"
+    for stream in (False, True):
+        assert f'{name}_tokens":{min(limit, 12)}' in served.post(path, **body, stream=stream).text
 
 
 def test_what_an_answer_begins_with_is_told_apart_and_not_counted(served: Running) -> None:
@@ -115,6 +116,9 @@ OFF: list[tuple[str, dict[str, Any]]] = [
     ("chat/completions", {"chat_template_kwargs": {"enable_thinking": False}}),
     ("chat/completions", {"reasoning_effort": "none"}), ("responses", {"reasoning": {"effort": "none"}}),
     ("messages", {"thinking": {"type": "disabled"}}), ("chat/completions", {"skydraft": {"think": "off"}}),
+    ("chat/completions", {"enable_thinking": False}), ("chat/completions", {"think": False}),
+    ("chat/completions", {"thinking_token_budget": 0}), ("chat/completions", {"reasoning": {"enabled": False}}),
+    ("chat/completions", {"think": "none", "thinking_budget": None, "reasoning": {"exclude": True}}),
 ]  # fmt: skip
 
 
@@ -133,6 +137,7 @@ def test_budgets_and_levels_reach_the_model_and_what_cannot_is_refused(served: R
     given: list[tuple[str, dict[str, Any]]] = [
         ("messages", {"thinking": {"type": "enabled", "budget_tokens": 3}}),
         ("chat/completions", {"thinking_token_budget": 3}), ("chat/completions", {"skydraft": {"think_budget": 3}}),
+        ("chat/completions", {"enable_thinking": True, "thinking_budget": 3}),
     ]  # fmt: skip
     for path, asked in given:
         answer = served.post(path, **{"model": "skydraft-lossless"} | BODIES[path] | asked).json()
@@ -141,7 +146,8 @@ def test_budgets_and_levels_reach_the_model_and_what_cannot_is_refused(served: R
         levels = [running.chat("快", reasoning_effort=level, max_tokens=64).json() for level in ("low", "high")]
         assert levels[1]["usage"]["prompt_tokens"] == levels[0]["usage"]["prompt_tokens"] + 1
         assert running.chat("快", reasoning_effort="none").status_code == 400
-        assert running.chat("快", thinking={"type": "disabled"}).status_code == 200
+        told = running.chat("快", thinking={"type": "disabled"})
+        assert told.status_code == 200 and told.json()["skydraft"]["left_out"] == ["thinking"]
         for nonsense in ({"reasoning_effort": "ultra"}, {"reasoning_effort": 5}, {"thinking_token_budget": 10**30}):
             assert running.chat("快", **nonsense).status_code == 400, nonsense
         for hint in ({"effort": [1], "max_tokens": True}, {"type": {}}, "on"):

@@ -103,8 +103,6 @@ class Chat(TextDialect):
         self._mark, self._more, self.echoes = next(known, _VLLM)
 
     def going_on(self, model: str, so_far: SoFar, num_tokens: int, params: DecodingParams) -> tuple[str, Body]:
-        if any(message.keys() != {"role", "content"} for message in so_far.messages):
-            raise OptionError("A chat server without skydraft gets no tools and no calls of tools.")
         body, messages = _body(model, num_tokens, params), list(so_far.messages)
         if so_far.text and "prefix" in self._more:
             body["prefix"] = so_far.text

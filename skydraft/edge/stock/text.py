@@ -49,6 +49,8 @@ class StockText:
             )
         if prompt.media:
             raise OptionError("A server without skydraft takes no recordings.", hint="Add --share-audio none.")
+        if server.kind == Chat.name:
+            _check_chat(request)
         self._server = server
         self._context = context
         self._prompt = np.array(prompt.token_ids, np.int32)
@@ -196,16 +198,8 @@ class StockText:
         not those of the beginning."""
         if self._info is not None and self._writing is not None and self._writing.continues(text):
             return self._info
-        info, request, what = await self._server.info_for(self._vocab, waiting, self._wire), self._given, ""
-        self._ledger.tells_cached = info.dialect.separates or not request.shares_target
-        if isinstance(info.dialect, Chat):
-            what = "--raw" if request.raw else "A list of tools" if request.tools else ""
-            what = "Continuing a message" if any(message.is_open for message in request.messages) else what
-        if what:
-            raise OptionError(
-                f"{what} does not apply to a chat server, which puts messages into a template of its own.",
-                hint="Use --cloud-api completions, or a server that takes token ids.",
-            )
+        info = await self._server.info_for(self._vocab, waiting, self._wire)
+        self._ledger.tells_cached = info.dialect.separates or not self._given.shares_target
         if self._choices.kind != info.dialect.name:
             self._choices = self._choose_at(info.dialect.name)
         known = self._info
@@ -342,6 +336,20 @@ class StockText:
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.close()
+
+
+def _check_chat(request: GenerateRequest) -> None:
+    """Raise OptionError, before anything is written, for what has no place in the messages of a chat."""
+    calls = {"tool_calls", "tool_call_id"} & {name for each in request.messages for name, _ in each.more}
+    given = {
+        "A prompt without a template (--raw)": request.raw or not request.messages, "A list of tools": request.tools,
+        "A call of a tool": calls, "Continuing a message": any(message.is_open for message in request.messages),
+    }  # fmt: skip
+    if unfit := [what for what, is_given in given.items() if is_given]:
+        raise OptionError(
+            f"{unfit[0]} does not apply to a chat server, which puts messages into a template of its own; mode edge "
+            "takes it.", hint="Use --cloud-api completions, or a server that takes token ids.",
+        )  # fmt: skip
 
 
 class StockServer(StockConnection):

@@ -1,0 +1,69 @@
+"""Anthropic's SDK against a gateway whose pair thinks and calls a tool: whole is streamed, and every event is valid."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pydantic
+import pytest
+
+from tests.gateway.interfaces import call_text
+from tests.gateway.running import Running, gateway
+from tests.gateway.scripted import scripted_pair
+
+anthropic: Any = pytest.importorskip("anthropic", reason="anthropic is not installed")
+
+pytestmark = [pytest.mark.conformance, pytest.mark.filterwarnings("default")]
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+ASKED: Any = [{"role": "user", "content": "weather?"}]
+GIVEN: Any = {
+    "tools": [{"name": "weather", "input_schema": SCHEMA}],
+    "thinking": {"type": "enabled", "budget_tokens": 1024},
+}
+
+
+@pytest.fixture(scope="module")
+def thinking() -> Iterator[Running]:
+    with gateway(
+        scripted_pair([call_text("weather", {"city": "巴黎"}), "It is 天."], 20_000, "hm <tool_call>?")
+    ) as served:
+        yield served
+
+
+@pytest.mark.parametrize("mode", ["lossless", "quality"])
+def test_thinking_and_calls_come_whole_and_streamed_and_go_back(thinking: Running, mode: str) -> None:
+    client = anthropic.Anthropic(base_url=thinking.url, api_key="none", max_retries=0)
+    told, asked = [], {"model": f"skydraft-{mode}", "max_tokens": 2048, **GIVEN}
+    for messages in (client.messages, client.beta.messages):
+        answer = messages.create(messages=ASKED, **asked)
+        with messages.stream(messages=ASKED, **asked) as stream:
+            final = stream.get_final_message()
+        results = [{"type": "tool_result", "tool_use_id": final.content[-1].id, "content": "sunny"}]
+        turns = [*ASKED, {"role": "assistant", "content": final.content}, {"role": "user", "content": results}]
+        then = messages.create(messages=turns, **asked)
+        told += [
+            [
+                (part.type, getattr(part, "thinking", getattr(part, "text", getattr(part, "input", None))))
+                for part in each
+            ]
+            for each in (answer.content, final.content, then.content)
+        ]
+        assert [each.stop_reason for each in (answer, final, then)] == ["tool_use", "tool_use", "end_turn"]
+        assert (
+            answer.usage.output_tokens_details.thinking_tokens == final.usage.output_tokens_details.thinking_tokens == 2
+        )
+        given = {name: value for name, value in asked.items() if name != "max_tokens"}
+        assert messages.count_tokens(messages=turns, **given).input_tokens == then.usage.input_tokens
+    first, last = ("thinking", "hm <tool_call>?"), [("tool_use", {"city": "巴黎"}), ("text", "It is 天.")]
+    assert told == [[first, last[0]], [first, last[0]], [first, last[1]]] * 2
+
+
+def test_every_part_is_one_of_the_schema(thinking: Running) -> None:
+    body = {"model": "skydraft-lossless", "max_tokens": 2048, "messages": ASKED, **GIVEN}
+    anthropic.types.Message.model_validate(thinking.post("messages", **body).json())
+    event = pydantic.TypeAdapter(anthropic.types.RawMessageStreamEvent)
+    for line in thinking.post("messages", **body, stream=True).text.splitlines():
+        if line.startswith("data: "):
+            event.validate_python(json.loads(line.removeprefix("data: ")))
