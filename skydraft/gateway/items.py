@@ -42,7 +42,8 @@ class ResultItem(BaseModel):
     @classmethod
     def _as_text(cls, output: Any) -> Any:
         """What is neither text nor parts of a message, as JSON."""
-        is_words = isinstance(output, str) or all(isinstance(part, dict) and "type" in part for part in output or "?")
+        parts = output if isinstance(output, list) and output else [None]
+        is_words = isinstance(output, str) or all(isinstance(part, dict) and "type" in part for part in parts)
         return output if is_words else as_json(output)
 
 

@@ -130,6 +130,7 @@ def test_a_refused_call_gives_the_floor_back() -> None:
 
 def test_ctrl_c_in_a_waiting_thread_leaves_the_floor_to_others() -> None:
     floor, main = Floor("toy"), threading.get_ident()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell begins without it
     with ThreadPoolExecutor(1) as pool:
         pool.submit(floor.acquire).result(20)
 
