@@ -192,7 +192,7 @@ def show(folder: Path, out: Path) -> None:
             path.stem: {"tasks": len(read(path)), **{k: v and v.model_dump() for k, v in figures(read(path)).items()}}
             for path in sorted(home.glob("*.jsonl"))
         }
-        for home in sorted(path.parent for path in folder.glob("*/training.json"))
+        for home in sorted(path.parent for path in folder.glob("*/cloud.jsonl"))
     }
     out.mkdir(parents=True, exist_ok=True)
     (out / "figures.json").write_text(json.dumps(found, indent=1) + "\n")

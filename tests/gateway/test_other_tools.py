@@ -217,3 +217,13 @@ def test_a_function_in_the_shape_of_chats_is_taken(served: Running) -> None:
     """Many clients send chat completions' tools to `/v1/responses`."""
     function = {key: SPAWN[key] for key in SPAWN if key != "type"}
     assert num_tokens(served, tools=[{"type": "function", "function": function}]) == num_tokens(served, tools=[SPAWN])
+
+
+@pytest.mark.parametrize("result", [1, 1.5, True, {"a": 1}, [1]])
+def test_a_result_that_is_no_text_is_read_as_json(served: Running, result: Any) -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    given, text = (
+        [{"role": "user", "content": "语速"}, call, {"type": "function_call_output", "call_id": "c", "output": output}]
+        for output in (result, json.dumps(result))
+    )
+    assert num_tokens(served, input=given) == num_tokens(served, input=text)
