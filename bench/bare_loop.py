@@ -3,8 +3,6 @@
 What `edge` is compared with, both for its tokens (F14) and for its speed.
 """
 
-from __future__ import annotations
-
 import ctypes
 import time
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ Each generation runs as `skydraft compare` runs and times it, next to a bare lla
 prompt; ratios are medians over prompts of pairs.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 

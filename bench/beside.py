@@ -10,8 +10,6 @@ process of its own. Ratios are of the medians of two texts with the same seed; b
 With --pair the demo pair writes 32 tokens after dev prompts, in one process: ratios of tokens a second, above 1 faster.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

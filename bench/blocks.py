@@ -6,8 +6,6 @@ Along the target's own texts of a comparison, as a calibrated gate adds up risks
 agreement, and what it takes per token. Replayed, not run.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

@@ -7,8 +7,6 @@ prompts. faults: kill, cuts, a stall and an outage on the real pair, against the
 overhead of a round and the bytes on the socket.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import threading

@@ -8,8 +8,6 @@ the undisturbed one, token by token, and so is one of `quality` that never went 
 Toys, since what is tried is the protocol.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import re

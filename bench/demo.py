@@ -3,8 +3,6 @@
 python -m bench.demo
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

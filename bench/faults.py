@@ -5,8 +5,6 @@
 Toys, since what is tried is the protocol: nothing here depends on the size of a model.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from contextlib import closing

@@ -6,8 +6,6 @@
 no page have a figure beside them.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache

@@ -9,8 +9,6 @@ Compared runs take turns. `identity` asks each prompt at T = 0 and 0.8, alone, t
 while four other requests run.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

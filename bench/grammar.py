@@ -7,8 +7,6 @@ without the check, and followed along an example that fits it. No model runs: th
 used. Times of tokens are processor times; of compiling both are given, that of the check's process included.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import resource

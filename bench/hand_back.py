@@ -10,8 +10,6 @@ prompts resampled. A run that was killed goes on. With --part I/N every Nth prom
 thread each share a machine.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections import defaultdict

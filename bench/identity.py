@@ -7,8 +7,6 @@ repetition penalty and n-gram ban, with zh-short, and in a grammar; and one prom
 llama.cpp may use other kernels.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

@@ -6,8 +6,6 @@ Along the target's own texts of a comparison, with the draft model's signals the
 after a disagreement that was skipped.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -8,8 +8,6 @@ the target, by the draft model alone, and in each mode. Texts are written side b
 that computes many of them in one forward, so it is measured what was answered and at what cost, and no speed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import time

@@ -7,8 +7,6 @@ best fixed k, and of `--k auto`, over round trips. Simulated: a draft step and a
 is stated; nothing is run.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Callable, Iterable

@@ -9,8 +9,6 @@ text, code, copying) has as many. The theory beside fixed blocks is the cost mod
 draft step.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shlex

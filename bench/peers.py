@@ -8,8 +8,6 @@ engines say nothing and texts may differ at near ties. Ratios are within an engi
 our `cloud`, and of assisted generation with 5 drafts a round to plain generation.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections.abc import Callable, Sequence

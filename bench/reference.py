@@ -3,8 +3,6 @@
 python -m bench.reference
 """
 
-from __future__ import annotations
-
 import argparse
 import textwrap
 from collections import Counter

@@ -5,8 +5,6 @@
 The server at the other end of the link is a process of its own with a second copy of the target.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 from contextlib import closing, contextmanager

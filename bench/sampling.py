@@ -6,8 +6,6 @@ Rows are those of the draft model of the demo pair along dev prompts, and normal
 Times are means over the rows of medians; each checkout has a process of its own, and their tokens are compared.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

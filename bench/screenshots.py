@@ -5,8 +5,6 @@
 Wants Debian's packages chromium and fonts-noto-cjk.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 python -m bench.side_by_side [--threads N]        with OMP_WAIT_POLICY=passive: with passive threads
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 

@@ -7,8 +7,6 @@ synthetic test bed (recipes/tiny_omni/MODEL_CARD.md): figures say whether drafti
 about real voices.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

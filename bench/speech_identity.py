@@ -3,8 +3,6 @@
 python -m bench.speech_identity [--limit N]
 """
 
-from __future__ import annotations
-
 import argparse
 
 import torch

@@ -7,8 +7,6 @@ t_v(n), edge and cloud against a bare llama_decode loop, overhead per round, acc
 beside theory, and --k auto against cloud.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 from collections import defaultdict

@@ -10,8 +10,6 @@ the server are held against its own choices, asked for one by one. Calls, writte
 the server's own stream, and the margin of the two there in logits of the target here.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from contextlib import closing

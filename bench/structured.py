@@ -13,8 +13,6 @@ process. What FILE has is not run again, so that parts can be run in turn; any b
 `--unseen` takes 48 calls and 60 questions on which nothing was chosen.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

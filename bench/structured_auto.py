@@ -1,7 +1,5 @@
 """Tools with `tool_choice` `auto`: whether a call is made where one is right, and none where none is wanted."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable

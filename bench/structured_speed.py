@@ -1,7 +1,5 @@
 """What a grammar costs in tokens a second, in pairs, by processor time: with one thread what a free machine shows."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections import defaultdict

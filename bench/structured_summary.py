@@ -1,7 +1,5 @@
 """The figures of what `bench.structured` has kept."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any

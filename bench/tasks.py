@@ -5,8 +5,6 @@
 `skydraft compare --tasks` reads them; `make tasks` does both.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

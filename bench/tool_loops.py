@@ -7,8 +7,6 @@ Each of the questions has a tool of its own. A loop sends `tool_choice: auto` ea
 most six turns, as agents do. What FILE has is not run again.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

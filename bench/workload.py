@@ -1,7 +1,5 @@
 """The prompts and the pair that every measurement here uses."""
 
-from __future__ import annotations
-
 import json
 import platform
 from pathlib import Path

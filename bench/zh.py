@@ -8,8 +8,6 @@ style; with it the target repeats itself less still, see the table); every text 
 cycle. What is without the style, and all other prompts, is shown beside it whatever it is.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

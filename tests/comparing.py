@@ -1,7 +1,5 @@
 """Comparisons of the toy pair through the command line, and their records as plain objects."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ By itself `lossless` streams the target where drafting would be slower, as it is
 checking would then hold of itself: its module uses `fixed_k`, with which `lossless` drafts blocks of five.
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 from collections.abc import Iterator

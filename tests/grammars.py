@@ -1,7 +1,5 @@
 """Regular grammars over bytes, followed by derivatives (Brzozowski 1964): an oracle that is not llguidance."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from functools import lru_cache
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """Imports of libraries that take seconds: collecting a file does not import them, running its tests does."""
 
-from __future__ import annotations
-
 import importlib
 from importlib.util import find_spec
 from typing import Any

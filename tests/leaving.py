@@ -4,8 +4,6 @@ All that this process and its children send to another machine goes through one 
 what gRPC's C code, a resolver or a program sends. No connection comes about, but each try is counted.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

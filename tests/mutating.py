@@ -1,7 +1,5 @@
 """Bytes and JSON that somebody damaged, or wrote to do harm: the same ones for the same seed."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """A toy whose KV depends on how it was fed, so that a wrong reuse of KV changes tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from typing import Any
 

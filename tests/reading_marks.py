@@ -1,7 +1,5 @@
 """A vocabulary of bytes and of marks that are read wherever they stand in a text, as real tokenizers read them."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

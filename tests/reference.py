@@ -1,7 +1,5 @@
 """The slow and obvious way: every rule again, on whole rows and whole texts, with nothing kept between steps."""
 
-from __future__ import annotations
-
 import codecs
 import math
 import re

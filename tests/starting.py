@@ -5,8 +5,6 @@ arguments, streams, folder and environment that `skydraft` would take, passes si
 of the start itself use `sys.executable`.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import marshal

@@ -1,7 +1,5 @@
 """Every measurement can be started: it finds what it imports, and says how it is called."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 

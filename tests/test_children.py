@@ -1,7 +1,5 @@
 """Code that lies in the working folder, where anybody's download may be, is never run by a child process."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable

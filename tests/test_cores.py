@@ -1,7 +1,5 @@
 """How many cores a process may use: a container's share of time counts as well as its cores."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

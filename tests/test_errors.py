@@ -1,7 +1,5 @@
 """The error tree is complete, and each class says how to exit, what to answer and whether to retry."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 import re

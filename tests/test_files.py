@@ -1,7 +1,5 @@
 """Small state files: whole or not there at all, whoever writes at the same time and wherever a process ends."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

@@ -1,7 +1,5 @@
 """Files that somebody damaged or wrote to do harm: a fine result or one clear error, soon and in little memory."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Imports point one way, and heavy libraries stay in their rooms."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

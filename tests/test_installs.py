@@ -4,8 +4,6 @@
 out; its torch is that of the lock, as a newer one may bring CUDA.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

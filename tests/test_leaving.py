@@ -1,7 +1,5 @@
 """What leaves this device: with --local-only not one byte, by the counters of the only network device."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Observers see each generation end once, from the thread that used it, and can end none of them."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from dataclasses import replace

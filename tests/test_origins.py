@@ -1,7 +1,5 @@
 """One vocabulary and one colour code for origins: JSON, terminal, report and chat page say and show the same."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import get_args

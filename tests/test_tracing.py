@@ -1,7 +1,5 @@
 """Traces: one across the device, the server and whoever asked; no text in it; nothing of it unless asked for."""
 
-from __future__ import annotations
-
 import dataclasses
 import http.server
 import socket

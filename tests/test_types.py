@@ -1,7 +1,5 @@
 """Values that are valid by construction."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 import numpy as np

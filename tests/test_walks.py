@@ -1,7 +1,5 @@
 """The walks in docs/architecture.md are what a tracer finds: the modules that one token, and one Verify, enter."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The wheel, as a user gets it: built from a copy of the source, used where the source is not."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

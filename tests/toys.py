@@ -1,7 +1,5 @@
 """Toy models with all that a real vocabulary does to a decoder: merged tokens, byte fragments, special tokens."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq

@@ -3,8 +3,6 @@
 Prints two lists as JSON: the modules at the edge, and those at the server.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import threading

@@ -4,8 +4,6 @@ python -m recipes.tiny_omni clips --count 100 --seed 7 --out out/clips
 python -m recipes.tiny_omni train --only edge
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

@@ -1,7 +1,5 @@
 """What a caption says about a clip: five attributes with known classes."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, fields
 
 import numpy as np

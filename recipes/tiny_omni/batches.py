@@ -1,7 +1,5 @@
 """From clips to what the thinker is fed. The format of training is the format of use."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any

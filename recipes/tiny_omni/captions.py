@@ -1,7 +1,5 @@
 """One fluent Chinese sentence about a speaker, from the attributes of a clip; and back from sentence to attributes."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The model card, written from what training and evaluation measured: one source for three copies."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ to the voice (its 0 to 99 setting), so a high man is not a low woman; loudness i
 part; `many` pauses are breaks between all words, `few` are none. Ranges of neighbouring classes do not touch.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """How often a model's greedy caption states the right class, and how unsure it is where the class is decided."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Sizes of the two models, as configurations of the Qwen2.5-Omni thinker."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is said in the clips: made-up everyday sentences, cut into words so that a speaker can pause between them."""
 
-from __future__ import annotations
-
 import zlib
 
 import numpy as np

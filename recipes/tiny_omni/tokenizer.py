@@ -1,7 +1,5 @@
 """The tokenizer that both models share: byte-level BPE of the Qwen2 kind, nearly one token per Chinese character."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

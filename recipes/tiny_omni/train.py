@@ -1,7 +1,5 @@
 """Training: next-token loss on captions, whose wording is drawn anew every time that a clip is seen."""
 
-from __future__ import annotations
-
 import math
 import random
 import time

@@ -5,8 +5,6 @@ one token, and the entropy there is that of the choice of words plus that of the
 choice of words alone is just under 3 nats, and doubt about the class lifts it over 3.25.
 """
 
-from __future__ import annotations
-
 # Clauses about an attribute; a wording goes into the braces.
 FRAMES: dict[str, tuple[str, ...]] = {
     "speaker": ("这段录音里说话的是一位{}", "录音中是一位{}在讲述", "开口的人是一位{}", "听上去是一位{}在发言"),

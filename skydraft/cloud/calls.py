@@ -1,7 +1,5 @@
 """The calls of a server: which methods there are, and how a call ends with an error."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping

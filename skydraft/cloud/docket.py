@@ -3,8 +3,6 @@
 Only the worker's thread uses it: it calls `expire`, `admit` and `commit` around its own work.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace

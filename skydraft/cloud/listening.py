@@ -1,7 +1,5 @@
 """Where a server listens: its address, its certificate, and its port, which is open while the model loads."""
 
-from __future__ import annotations
-
 import errno
 import resource
 import socket

@@ -1,7 +1,5 @@
 """Logs: one JSON object a line, with session and round; prompts and texts only on request."""
 
-from __future__ import annotations
-
 import logging
 from datetime import UTC, datetime
 

@@ -1,7 +1,5 @@
 """Prometheus metrics; the speculation counters have vLLM's names with our prefix."""
 
-from __future__ import annotations
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from skydraft.config import MAX_K

@@ -1,7 +1,5 @@
 """Options of a server."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Anybody can begin such a call and send nothing, so each has a time limit.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """`skydraft serve`: the gRPC server around a worker, from the first bind to the last answer."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import signal

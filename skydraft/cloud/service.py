@@ -1,7 +1,5 @@
 """The service: bytes to jobs, answers to bytes. It checks tokens and limits; the worker computes the answers."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import defaultdict

@@ -3,8 +3,6 @@
 An evicted or expired session costs its owner time, never tokens: the client opens it again with all committed tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass

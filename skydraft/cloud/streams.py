@@ -3,8 +3,6 @@
 The server may end an idle stream at any time: the session stays, and the client opens another stream for it.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

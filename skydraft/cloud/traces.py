@@ -1,7 +1,5 @@
 """The server's part of traces: a span for each request, in the trace that the client names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Audits: the target reads a share of the finished answers, and says which of their tokens it would have written."""
 
-from __future__ import annotations
-
 import logging
 import queue
 import random

@@ -6,8 +6,6 @@ tokens otherwise, by the tokens per millisecond of the rounds so far, or of the 
 the draft model would have written as the target did, the likelier is the next one.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect
 from collections.abc import Callable

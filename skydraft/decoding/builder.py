@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import replace

@@ -4,8 +4,6 @@ Notation of the field: alpha acceptance per judged token, k drafted tokens, t_d 
 of n rows, R the round trip, E(k) tokens a round. All times in milliseconds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

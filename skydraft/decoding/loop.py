@@ -1,7 +1,5 @@
 """The loop. draft → gate → (skip | verify) → commit → stop? → yield, the same for every mode."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack

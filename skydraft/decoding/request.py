@@ -1,7 +1,5 @@
 """The request for one generation, frozen and checked once. It does not hold the models."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

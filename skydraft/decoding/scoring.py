@@ -1,7 +1,5 @@
 """Scores: log-probabilities of tokens by a model, from its raw logits at temperature 1."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import closing

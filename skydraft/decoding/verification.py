@@ -1,7 +1,5 @@
 """The target accepts the drafted tokens that it would have written itself, and adds one: by the prefix alone."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol

@@ -1,7 +1,5 @@
 """The reaction of a text to a server's error, as a pure function."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

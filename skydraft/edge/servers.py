@@ -1,7 +1,5 @@
 """The servers of a list, of ours or not: the order of tries, who is lost, who runs another target, and facts."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

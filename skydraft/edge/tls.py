@@ -1,7 +1,5 @@
 """Where a server is, and whether the connection to it is encrypted."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import socket

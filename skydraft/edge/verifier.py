@@ -1,7 +1,5 @@
 """The verifier at the other end of a link. It blocks the thread of one generation; the work is on the event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

@@ -5,8 +5,6 @@ and `NAME.lora_b` [out, rank], in float32; the change is alpha / rank · B · A.
 Its field `skydraft.card` says in JSON what it was trained for.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import threading

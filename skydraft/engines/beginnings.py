@@ -4,8 +4,6 @@ A file is named by its owner and by a digest of all that its bits depend on: own
 no text, and is read only where its own digest is right.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import logging

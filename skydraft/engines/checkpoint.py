@@ -1,7 +1,5 @@
 """The files of models: which weights they hold, and reading a checkpoint's folder as the Hugging Face hub has it."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import inspect

@@ -1,7 +1,5 @@
 """How long a context may be: what models were trained with, and what the free memory holds. Nothing is loaded."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from pathlib import Path
 

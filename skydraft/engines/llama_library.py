@@ -5,8 +5,6 @@ A build with kernels for AMX is passed over unless it is named: on some machines
 process there (llama.cpp #20824).
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.metadata
 import importlib.util

@@ -1,7 +1,5 @@
 """Options for running a model, and the measured profile of its forwards."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from numbers import Integral, Real

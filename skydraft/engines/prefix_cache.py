@@ -6,8 +6,6 @@ template's text before the first user text is a part too, fed once and copied in
 What conversations of one owner have in common beyond it is copied too, and kept in files where it is long and fixed.
 """
 
-from __future__ import annotations
-
 import time
 import weakref
 from collections.abc import Callable

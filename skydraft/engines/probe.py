@@ -1,7 +1,5 @@
 """Measures what forwards of n rows give and cost on this machine, with a short text, and keeps it beside the models."""
 
-from __future__ import annotations
-
 import math
 import os
 import time

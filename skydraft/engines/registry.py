@@ -4,8 +4,6 @@ A plug-in is a package with an Engine, an EngineKind for it, and a line for that
 are written NAME:REST, where NAME is that of the entry point; files and folders may be its own too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from importlib.metadata import EntryPoint, entry_points

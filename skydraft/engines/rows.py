@@ -1,7 +1,5 @@
 """Rows of logits, as every engine gives them: numpy in host memory."""
 
-from __future__ import annotations
-
 from typing import TypeAlias
 
 import numpy as np

@@ -4,8 +4,6 @@ Logits depend on the last two tokens and on the position, all read back from the
 is advanced twice, not rolled back, or at wrong positions gives other logits, as in a real model.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterable

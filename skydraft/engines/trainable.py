@@ -1,7 +1,5 @@
 """Models to be trained: a checkpoint's folder, or a GGUF file dequantised to float32, as torch has it."""
 
-from __future__ import annotations
-
 import io
 from contextlib import redirect_stderr
 from dataclasses import dataclass

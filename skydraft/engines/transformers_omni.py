@@ -1,7 +1,5 @@
 """The thinker of Qwen2.5-Omni: speech and text in, text out. Talker, token2wav and the eyes are left on the disk."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field

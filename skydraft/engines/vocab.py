@@ -1,7 +1,5 @@
 """A vocabulary: what each token id stands for. Engines that share a tokenizer have the same one."""
 
-from __future__ import annotations
-
 import codecs
 import hashlib
 import re

@@ -1,7 +1,5 @@
 """What the questions of a comparison take of each model, where the target is a server that sells its tokens."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from skydraft.evaluation.findings import Findings

@@ -1,7 +1,5 @@
 """A whole comparison: its request, its engines and links, and its records."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

@@ -4,8 +4,6 @@ The server, the link and all requests are real. A draft model computes each of i
 they are measured; later a step only takes the time that it takes. So one machine can stand for many devices.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import threading

@@ -1,7 +1,5 @@
 """Measurements of `skydraft doctor`: when drafting pays, here and over a link."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Records sorted into settings: the generations of each mode over each link, all from the same prompts."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

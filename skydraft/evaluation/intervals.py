@@ -1,7 +1,5 @@
 """Figures with intervals: a paired bootstrap over prompts, and Wilson's interval of a share."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

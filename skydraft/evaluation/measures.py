@@ -3,8 +3,6 @@
 Each measure carries its definition, which the report prints.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

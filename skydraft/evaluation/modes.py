@@ -1,7 +1,5 @@
 """Modes of a comparison: presets and plans, resolved into full plans, so that records keep their meaning."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

@@ -4,8 +4,6 @@ Runs are warm, and each finished generation becomes a line of records.jsonl at o
 it stopped. Texts are judged and scored after all runs, so that this is in no measured time.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress

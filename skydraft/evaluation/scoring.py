@@ -1,7 +1,5 @@
 """Scores of finished texts: one pass of each model over a text, after the runs and outside their times."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The figures of a comparison: summary.json, which the page shows."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, Literal
 

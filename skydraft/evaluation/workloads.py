@@ -1,7 +1,5 @@
 """Prompt files: one JSON object a line, or plain lines of text."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Fits a calibration: from labelled texts to the chance of disagreement, and from that to limits."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

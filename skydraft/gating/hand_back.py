@@ -1,7 +1,5 @@
 """How long the target writes on after it has corrected a draft: each token is its own choice after that prefix."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from skydraft.config import is_number

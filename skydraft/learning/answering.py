@@ -1,7 +1,5 @@
 """Lets the target answer many prompts side by side, and keeps each answer as a lesson as soon as it is whole."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence

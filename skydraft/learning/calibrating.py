@@ -1,7 +1,5 @@
 """Calibrates the gate to a pair of models, from texts that both write here or from lessons."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Keeps what a finished generation says about the draft model as a lesson, where the user asked for it."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Splits the draft model into lower layers, which run once a text, and upper layers, which are trained."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

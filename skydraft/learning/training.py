@@ -6,8 +6,6 @@ the model look unsure to every gate. The lower layers' activations are computed 
 of model, lessons and settings, even after a stop.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

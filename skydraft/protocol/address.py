@@ -1,7 +1,5 @@
 """Addresses of servers, and whether an address is on this machine."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 

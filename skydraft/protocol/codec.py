@@ -1,7 +1,5 @@
 """Values to bytes and back. Decoding encoded bytes gives the same value; malformed bytes raise ProtocolError."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import zlib

@@ -1,7 +1,5 @@
 """Errors across the wire: each class of the tree has one gRPC status, which decodes to the same class."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What tests of servers share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import grpc

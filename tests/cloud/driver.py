@@ -1,7 +1,5 @@
 """Drives a worker by hand or a server over its streams, by clients that know what has to be answered."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import threading

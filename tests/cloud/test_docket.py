@@ -1,7 +1,5 @@
 """Who goes next: the order of a forward, one answer to each job, and nobody who waits for ever."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest.mock import patch
 

@@ -1,7 +1,5 @@
 """One owner's flood leaves places, seats and turns to the other owners, and hostile orders stop nobody."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 

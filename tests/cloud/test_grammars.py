@@ -1,7 +1,5 @@
 """A grammar on a server: refused where it does not compile or takes too much, and nobody else waits for it."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

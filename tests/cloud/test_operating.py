@@ -1,7 +1,5 @@
 """What whoever runs a server sets and sees: tokens, certificates, addresses, health, metrics and logs."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

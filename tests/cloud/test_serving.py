@@ -1,7 +1,5 @@
 """What a server answers to nonsense and to everybody at once: a clean status, and service for others."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """Sessions: what is refused changes nothing, who has to make room, and what is remembered of those that are gone."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

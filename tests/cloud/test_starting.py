@@ -1,7 +1,5 @@
 """A server listens before its model is loaded: who connects is never cut off."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """What somebody without a token may do to a server: nothing that lasts."""
 
-from __future__ import annotations
-
 import select
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Sessions as streams, from the server's side: what a client may send there, and which streams the server ends."""
 
-from __future__ import annotations
-
 import logging
 import random
 import time

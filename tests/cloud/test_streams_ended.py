@@ -1,7 +1,5 @@
 """Which streams a server ends by itself: to make room, when a budget or a token is gone, and when it stops."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -1,7 +1,5 @@
 """Laws of the worker, driven by hand: in any company, order and failure, a verdict is the target's own."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

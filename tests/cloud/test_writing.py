@@ -1,7 +1,5 @@
 """What the target writes after a verdict: its own tokens, until it is told to stop, in a session that goes on."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Anthropic's SDK against a gateway whose pair thinks and calls a tool: whole is streamed, and every event is valid."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

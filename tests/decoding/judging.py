@@ -1,7 +1,5 @@
 """What a verdict has to be, from its definition, and a session of the target that judges step by step."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from hypothesis import strategies as st

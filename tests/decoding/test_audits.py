@@ -1,7 +1,5 @@
 """Audits: what the target says of a finished answer, and when that is too little."""
 
-from __future__ import annotations
-
 import queue
 import socket
 import threading

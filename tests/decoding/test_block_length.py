@@ -1,7 +1,5 @@
 """AutoTurns ends a block where one more draft is not worth its time, and follows what rounds really took and gave."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The context only grows, only from where it ends, and never shows a way to change it."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

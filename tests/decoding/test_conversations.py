@@ -1,7 +1,5 @@
 """Conversations: a later turn with KV reused is the same messages sent to fresh engines, token for token."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from contextlib import ExitStack, closing

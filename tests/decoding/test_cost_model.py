@@ -1,7 +1,5 @@
 """The arithmetic of speculation against sums over every outcome, and trying every round trip."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

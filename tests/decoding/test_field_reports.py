@@ -5,8 +5,6 @@ tests/choosing/test_chinese_style.py, F11 in tests/gating/test_gates.py too; F13
 F14 in test_hand_back.py (whoever wrote a token chose it) and on the real pair;
 F16 in tests/engines/test_omni.py."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

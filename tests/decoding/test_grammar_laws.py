@@ -3,8 +3,6 @@
 The vocabulary has all bytes, so that names of fields are forced; `test_laws` draws grammars where nothing is.
 """
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

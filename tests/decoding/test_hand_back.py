@@ -1,7 +1,5 @@
 """After a correction the target writes on: every token is still the choice of the model that it is said to be."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

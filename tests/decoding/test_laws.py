@@ -1,7 +1,5 @@
 """The laws of the one idea: decoding is a pure function of the prefix, so speculation changes nothing but the cost."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import astuple, replace
 

@@ -1,7 +1,5 @@
 """Plans: modes, overrides, and options that cannot apply."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Requests: checked once, before anything is computed, and where a request meets who takes part."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

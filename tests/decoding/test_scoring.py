@@ -1,7 +1,5 @@
 """Scores: each is the log-softmax of the raw row of the model whose token it is, whatever the mode and the choice."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A generation waits its turn where a model has no free sequence: in order, and never for ever."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Figures of a generation, from records written out by hand."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 
 import numpy as np

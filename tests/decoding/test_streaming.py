@@ -1,7 +1,5 @@
 """Text as it comes: whole characters, nothing of a stop string; and iterating once, again, in part, two at a time."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 

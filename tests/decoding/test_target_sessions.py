@@ -1,7 +1,5 @@
 """The target's side of one generation: a session and its sequence, what it refuses, and several that judge together."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

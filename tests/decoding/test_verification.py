@@ -1,7 +1,5 @@
 """Laws of the two sides: any block, any catch-up, any failure, and the verdict is still the target's own."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """The files for containers name what there is: commands, options, extras and metrics. Nothing is built here."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

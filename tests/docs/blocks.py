@@ -1,7 +1,5 @@
 """What a page shows in blocks: fenced ones, and indented ones after an empty line; and the commands of a block."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Iterator

@@ -9,8 +9,6 @@ Replaced, so that no model is downloaded and nothing leaves this machine:
 - `data/*.jsonl` are the first three lines of ours.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

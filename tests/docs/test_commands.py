@@ -1,7 +1,5 @@
 """Every block of the pages that a user follows is run as it is printed, or is listed here with the reason why not."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections import defaultdict

@@ -4,8 +4,6 @@
 and without code, has no figure but SETTINGS. docs/learning.md has a file and a test of its own.
 """
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """The service of docs/python.md, as it is printed, with toys of one sequence for the demo pair."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

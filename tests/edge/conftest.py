@@ -1,7 +1,5 @@
 """What tests of the edge share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from typing import Any

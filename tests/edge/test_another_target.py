@@ -1,7 +1,5 @@
 """Another model behind the same port must not go on with a text that the first one began."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any

@@ -1,7 +1,5 @@
 """How generations end that are cancelled, left or forgotten, and what many of them take at once."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

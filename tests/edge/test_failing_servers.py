@@ -1,8 +1,6 @@
 """Servers that are gone, silent, forgetful or wrong about themselves: the edge says so soon and keeps nothing. And what
 it asks a server of itself: once, not for each text."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import time

@@ -1,7 +1,5 @@
 """Faults of links and servers, with real sockets and a real process: nothing lost, nothing doubled, nobody stuck."""
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing

@@ -1,7 +1,5 @@
 """A process that was forked after a cloud was used: the threads of its connections stayed behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,8 +1,6 @@
 """Hand-back over a link: what the target writes after a correction is what it writes in one process, whatever happens
 meanwhile."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace

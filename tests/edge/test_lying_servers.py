@@ -1,8 +1,6 @@
 """A server that is made of lies: nothing of it is committed, and the edge ends with an error of its own, soon and
 small. What servers behind either wire do is in `tests/hostile`."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

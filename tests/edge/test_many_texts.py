@@ -1,7 +1,5 @@
 """Many texts that wait over one connection share a ping, and none goes on alone."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter

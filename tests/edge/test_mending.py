@@ -1,7 +1,5 @@
 """What is slow, far, busy, limited or broken for a moment is not gone, and nothing is left behind."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A receipt says what left this device, to the token: it is recomputed here from what a server got."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What an error of a server means for a text: `recover`, as a table."""
 
-from __future__ import annotations
-
 import pytest
 
 from skydraft import errors

@@ -1,7 +1,5 @@
 """Remote equals local: whatever a generation does over a link, it does in one process, and the other way round."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

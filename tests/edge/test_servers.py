@@ -1,7 +1,5 @@
 """A list of servers: who goes where, who is left out, and that no text tells the difference."""
 
-from __future__ import annotations
-
 import random
 import re
 import signal

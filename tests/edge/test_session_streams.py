@@ -1,7 +1,5 @@
 """A session's stream meets what streams meet: cuts, silence, another server. No token is the worse."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from typing import Any, cast

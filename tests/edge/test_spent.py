@@ -1,7 +1,5 @@
 """What a round says it cost on the link: every message of it, answered or not, once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An edge that was itself stopped, as by Ctrl-Z or with its machine: time that nobody watched is no silence."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """A text over a link goes between drafting and streaming, in blocks of any length, and costs no more and differs in
 nothing."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Iterable, Iterator

@@ -4,8 +4,6 @@ The streams below lose requests, lose replies after the server has acted on them
 again later: everything that a network between two programs can do.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from contextlib import closing

@@ -1,7 +1,5 @@
 """One text to ask servers for, and a list of servers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Adapters made up."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from skydraft.engines.adapter import Adapter, AdapterCard

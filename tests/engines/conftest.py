@@ -1,7 +1,5 @@
 """An engine of each kind, and a target and a draft model for transformers, made once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The law of every KV cache, for engines that keep it and for those that break it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence as Seq
 from contextlib import closing

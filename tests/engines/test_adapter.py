@@ -1,7 +1,5 @@
 """Adapters: a model with one is the model whose weights were changed, in both engines; and what is none is refused."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Long fixed beginnings: read once, shared by conversations, and kept in files; the tokens are those without."""
 
-from __future__ import annotations
-
 import logging
 import os
 import random as randoms

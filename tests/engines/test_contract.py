@@ -1,7 +1,5 @@
 """The contract of every engine, run over all kinds of them."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Rows have the bits of one row at a time at every length, also where an engine's kernels give others further on."""
 
-from __future__ import annotations
-
 import logging
 from contextlib import closing
 from typing import Any

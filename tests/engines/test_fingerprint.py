@@ -1,7 +1,5 @@
 """A fingerprint names weights by what the files hold, wherever they lie."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

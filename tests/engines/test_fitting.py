@@ -1,7 +1,5 @@
 """The context that a gateway chooses by itself."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

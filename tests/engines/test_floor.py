@@ -1,7 +1,5 @@
 """One thread at a time uses an engine, in the order in which they asked, and none once it is closed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

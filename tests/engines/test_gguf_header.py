@@ -1,7 +1,5 @@
 """GGUF files that would end the process in llama.cpp are refused by their header, and no header ends it."""
 
-from __future__ import annotations
-
 import random
 import struct
 from pathlib import Path

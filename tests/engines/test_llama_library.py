@@ -1,7 +1,5 @@
 """One binding over several builds of llama.cpp: which one is taken, and what is said where none fits."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

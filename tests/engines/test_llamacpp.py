@@ -1,7 +1,5 @@
 """The engine of GGUF files on the demo pair's draft model, where it is on this machine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

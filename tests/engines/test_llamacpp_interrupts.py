@@ -1,7 +1,5 @@
 """Ctrl-C while a GGUF file loads: llama.cpp calls Python meanwhile, where an exception would be lost."""
 
-from __future__ import annotations
-
 import ctypes
 import signal
 from collections.abc import Iterator

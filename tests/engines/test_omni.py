@@ -1,7 +1,5 @@
 """The thinker of Qwen2.5-Omni on random weights: one audio encoding, explicit positions, no state on the model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

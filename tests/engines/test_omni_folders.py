@@ -1,7 +1,5 @@
 """Folders that hold a thinker: of its own, in a whole checkpoint, in the published configuration, or broken."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

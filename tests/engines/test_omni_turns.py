@@ -1,7 +1,5 @@
 """Prompts with recordings: one in each turn of a conversation, some that do not fit, and models without ears."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Reuse of KV, of earlier prompts or of the beginning of all, may change how soon a token comes, never which."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Probes: rows that are bit-equal near the beginning only, busy moments, and what is remembered."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace

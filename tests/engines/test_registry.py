@@ -1,7 +1,5 @@
 """Which engine opens a model: ours by file and folder, plug-ins by name or because they claim it, whole or broken."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Proof that the law of every KV cache notices engines that break it (F1, F2, F3, F8), and what the toy adds to it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

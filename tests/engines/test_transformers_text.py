@@ -1,7 +1,5 @@
 """The transformers engine on random models of two layers, made on the spot."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The vocabulary that the transformers engine reads out of a tokenizer."""
 
-from __future__ import annotations
-
 import json
 import unicodedata
 from pathlib import Path

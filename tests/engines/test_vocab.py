@@ -1,7 +1,5 @@
 """Vocabularies: bytes, classes from characters (F11), fingerprints, and which pairs may work together."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

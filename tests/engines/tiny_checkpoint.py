@@ -1,7 +1,5 @@
 """Checkpoints small enough to be made on the spot: random weights, a tokenizer trained on a few lines."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

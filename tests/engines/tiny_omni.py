@@ -1,7 +1,5 @@
 """Thinkers of Qwen2.5-Omni small enough to be made on the spot, and clips to play to them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A toy of a few tokens, whole or broken on purpose."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

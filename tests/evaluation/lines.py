@@ -1,7 +1,5 @@
 """Lines of records made by hand, small and valid, to be broken by tests."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

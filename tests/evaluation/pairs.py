@@ -1,7 +1,5 @@
 """Toy pairs with prompts to compare them on, and the calibration fitted to them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache

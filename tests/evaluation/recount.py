@@ -3,8 +3,6 @@
 `tables_of` reads the tables of a page, so that what is printed can be compared too.
 """
 
-from __future__ import annotations
-
 import html
 import json
 import math

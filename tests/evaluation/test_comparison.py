@@ -1,7 +1,5 @@
 """Whole comparisons of toys from Python: what is refused before anything runs, and what a mode means while it runs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The emulated links: bytes arrive in order and unchanged, as late and as slowly as asked for, until they are cut."""
 
-from __future__ import annotations
-
 import socket
 import socketserver
 import threading

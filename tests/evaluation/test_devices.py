@@ -1,7 +1,5 @@
 """Many devices on one server: what they write is what one writes, and what they get is measured."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import closing
 from functools import partial

@@ -1,7 +1,5 @@
 """What doctor says of a pair and a link."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

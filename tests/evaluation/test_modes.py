@@ -1,7 +1,5 @@
 """Names of modes: what each plans, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from skydraft.config import MODES, decoding_params

@@ -1,7 +1,5 @@
 """The page as a browser sees it: no error, no request, every prompt, and room for a phone."""
 
-from __future__ import annotations
-
 import html
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The report under docs/ says what the records beside it say, and its first words follow from the figures."""
 
-from __future__ import annotations
-
 import copy
 import html
 import json

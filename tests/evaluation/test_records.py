@@ -1,7 +1,5 @@
 """Records: what is written is what is read, an interruption costs one line, and a broken file is one clear line."""
 
-from __future__ import annotations
-
 import json
 import math
 import resource

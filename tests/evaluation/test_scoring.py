@@ -1,7 +1,5 @@
 """Scores: choices, drafts, signals and likelihoods are those of a model that reads each prefix afresh."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Intervals: paired, and none where there is nothing to divide by; tests/cli/test_report.py counts them again."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The figures of the Chinese regression run, by hand and by a slow count."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

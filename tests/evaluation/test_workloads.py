@@ -1,7 +1,5 @@
 """Prompt files: what is read from them, which prompts are chosen, and what is refused in one line."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The calibrated gate: risks add up, and a text keeps the agreement that was asked for."""
 
-from __future__ import annotations
-
 from itertools import accumulate
 
 import pytest

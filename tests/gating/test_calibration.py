@@ -1,7 +1,5 @@
 """Calibrations: a limit follows the curve, and another pair's file is refused in one line."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from importlib import resources

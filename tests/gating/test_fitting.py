@@ -1,7 +1,5 @@
 """Fitting: AUROC against counted pairs, replays against a slow one, and limits that keep what they promised."""
 
-from __future__ import annotations
-
 import math
 from datetime import UTC, date, datetime, timedelta
 from itertools import pairwise, product

@@ -1,7 +1,5 @@
 """Gates: which blocks are escalated, and for which reason."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Repetition (F6): confident cycles that no gate on uncertainty sees, at any block boundary, reported once."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

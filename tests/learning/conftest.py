@@ -1,7 +1,5 @@
 """A tiny pair whose draft model differs from its target in the last layer, and what the target taught it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs a command again and again, each time in a new process that ends at some moment. As a script: see `main`."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import importlib

@@ -1,7 +1,5 @@
 """Lessons made up, and folders of lessons from toys."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from skydraft.learning.lessons import Lesson

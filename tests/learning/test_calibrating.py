@@ -1,7 +1,5 @@
 """Labels: what a draft model says along a text against what the target says there."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import astuple
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is collected: labels equal what the models would say at that prefix, and what nobody judged is no label."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing

@@ -1,7 +1,5 @@
 """A run that dies or finds no room at any of its steps goes on with the same command, to the same adapter."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

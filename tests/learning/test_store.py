@@ -1,7 +1,5 @@
 """The folder of lessons: whole lines or none, bounded, read as a stream; and what is trained with of it."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import stat

@@ -1,7 +1,5 @@
 """Training on tiny checkpoints: it learns, it can be stopped, and it says so where it has learned nothing."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """From prompts, or from --learn, to an adapter in use, through the commands, on tiny checkpoints."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter

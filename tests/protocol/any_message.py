@@ -1,7 +1,5 @@
 """Strategies for whatever crosses the wire: any parameters, call, verdict or reply, and the bounds of their numbers."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

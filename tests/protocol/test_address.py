@@ -1,7 +1,5 @@
 """Addresses of a server: what is one, and which of them never leave this machine."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Laws of the codec: what was encoded comes back, the digest tells texts apart, and no message grows unnoticed."""
 
-from __future__ import annotations
-
 import dataclasses
 import zlib
 from typing import Any

@@ -1,7 +1,5 @@
 """What the codec makes of any bytes: a value that keeps every invariant, or a ProtocolError that says why not."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """Errors across the wire: every class has one status, and comes back as itself, whatever the trailers hold."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable
 from types import SimpleNamespace

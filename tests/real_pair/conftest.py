@@ -3,8 +3,6 @@
 All are long but those of `_SHORT`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

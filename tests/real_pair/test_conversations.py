@@ -1,7 +1,5 @@
 """Conversations on the real pair: KV is reused, and the text is that of a prompt read anew."""
 
-from __future__ import annotations
-
 import pytest
 
 import skydraft

@@ -1,7 +1,5 @@
 """The laws on the real pair: a sample of what `make bench-identity` runs in full, and the engine's promises."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The real target behind a server: same tokens over a link, in company, and after its sessions were lost."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing

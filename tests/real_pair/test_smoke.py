@@ -4,8 +4,6 @@ marked long: make test-long.
 Where the pair was not probed before, forwards have one row, which is exact on every machine.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Captions say what they are asked to say, in fluent Chinese, and can be read back."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Clips come out the same every time, and the held-out set is what it says."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

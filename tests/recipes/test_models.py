@@ -1,7 +1,5 @@
 """The embedded pair: it loads without missing weights, is small, and its tokenizer can write any text."""
 
-from __future__ import annotations
-
 import json
 import unicodedata
 from functools import cache

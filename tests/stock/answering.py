@@ -1,7 +1,5 @@
 """What the dialects share: reading a request, running the model for it, and answering whole or as a stream."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """One server of each kind for all tests that leave it as it was."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from functools import cache

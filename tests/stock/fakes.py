@@ -6,8 +6,6 @@ with fake("vllm") as server:
     server.kill(); server.start()     # on the same port
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading

@@ -1,8 +1,6 @@
 """What a server can do wrong, one request at a time. A fault lies about tokens and answers, or answers in the server's
 place, bytes and all."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

@@ -8,8 +8,6 @@ Runs in an environment that has xllamacpp and nothing of ours. It ends when its 
 outlives the tests that started it.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

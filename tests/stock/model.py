@@ -1,7 +1,5 @@
 """What all fake servers share: a toy engine that writes, and a memory of what it was asked."""
 
-from __future__ import annotations
-
 import codecs
 from collections import deque
 from collections.abc import Iterator

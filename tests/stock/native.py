@@ -1,7 +1,5 @@
 """Servers with a way of speaking of their own: llama-server, and SGLang's `/generate`."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, ClassVar

@@ -5,8 +5,6 @@ vLLM 0.32.0 and llama-server (xllamacpp 2026.10) were asked and read; what they 
 sources, srt/entrypoints/http_server.py and srt/managers/{io_struct,tokenizer_manager}.py.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, ClassVar, TypeAlias

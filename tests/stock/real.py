@@ -4,8 +4,6 @@ Each has an environment of its own, which `make stock` sets up; LLAMA_SERVER and
 absent its tests are skipped. Nothing of ours is in them while they serve.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import time

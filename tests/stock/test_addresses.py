@@ -1,7 +1,5 @@
 """Addresses of servers without skydraft: what is one, and that a connection is as safe as its address says."""
 
-from __future__ import annotations
-
 import pytest
 
 import skydraft

@@ -1,7 +1,5 @@
 """What changes the target's choices holds at a server without skydraft, too: the text is that of the target here."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable, Iterator

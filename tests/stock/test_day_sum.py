@@ -1,7 +1,5 @@
 """The sum of a day holds what came to the server, however a process ends and whatever becomes of clocks and locks."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import json

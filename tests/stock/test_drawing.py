@@ -1,7 +1,5 @@
 """At a temperature above 0 a server without skydraft gives tokens of the target's own distribution."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Iterator

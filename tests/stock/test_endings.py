@@ -1,8 +1,6 @@
 """How a text ends that a server does not end well: by its filter, by an error, by a break, in one burst with text or
 without any. What was written is kept."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,8 +1,6 @@
 """What only servers without skydraft can do wrong: with text in place of ids, and in the handshake. All else is in
 `tests/hostile`, with the same promises."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What each key of a gateway has spent, and may spend in a day: nothing of the sum is lost between keys, or doubled."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A server without skydraft gives what its model gives in this process, whatever the gate, the draft and the seed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from typing import Any

@@ -1,7 +1,5 @@
 """Answers that are small to send and much to keep, or that no Python number, terminal or header can carry."""
 
-from __future__ import annotations
-
 import asyncio
 import resource
 import sys

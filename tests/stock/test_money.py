@@ -1,7 +1,5 @@
 """What is told of requests, bytes and money is never less than what came to the server, whatever goes wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Iterator

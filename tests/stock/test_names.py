@@ -1,7 +1,5 @@
 """What is learned at a server without skydraft belongs to the model that this server names."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Texts of one process share a server: what fails for one of them costs the others nothing."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import closing
 from typing import Any

@@ -1,7 +1,5 @@
 """Behind a server without skydraft the keys of a gateway share its prefix cache: none learns what another asked."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The commands of docs/servers.md, with toys and imitations in place of the models and servers that they name."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Servers of other people, where `make stock` put them: what the fakes say is what these say."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A real llama-server behind a front that counts: money, owners, and texts beside each other."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path

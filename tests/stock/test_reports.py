@@ -1,8 +1,6 @@
 """Streams that broke other clients of OpenAI's interface, by public reports. Ours read the same text from them, with as
 many requests."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Servers that answer without an end, and what a receipt says of what they were asked."""
 
-from __future__ import annotations
-
 from contextlib import closing
 
 import pytest

@@ -1,7 +1,5 @@
 """Audits and lessons of texts that think: what is judged and kept is what was written, tags and all."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack, closing
 from pathlib import Path
 

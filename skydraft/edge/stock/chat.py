@@ -2,8 +2,6 @@
 None of the hosts was run by us but against imitations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

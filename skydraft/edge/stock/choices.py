@@ -6,8 +6,6 @@ lowest logit of those that it told, has a bound after it. Where the best allowed
 target's own constrained choice. Else one more request says which tokens may come.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any

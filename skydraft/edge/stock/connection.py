@@ -1,7 +1,5 @@
 """The connection to one server without skydraft: which kind it is, and which model it runs."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 A dialect only makes requests and reads answers; `text` decides what to ask, and `wire` carries it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace

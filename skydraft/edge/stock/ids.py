@@ -2,8 +2,6 @@
 llama-server of llama.cpp.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from typing import Any

@@ -1,7 +1,5 @@
 """What the errors of a server without skydraft mean: by its status, its words, and those of the connection."""
 
-from __future__ import annotations
-
 import json
 import ssl
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ request then writes on. Where top-k keeps no more than the server tells, the edg
 log-probabilities of the best tokens, with the noise of the text; else the server draws by itself.
 """
 
-from __future__ import annotations
-
 import codecs
 import time
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The tokens that a server writes after a prefix, as they come: as ids, or as text that is cut into tokens here."""
 
-from __future__ import annotations
-
 from collections import deque
 from contextlib import suppress
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The conclusion at the top of the report, from the summary: which mode, and what it costs here and over each link."""
 
-from __future__ import annotations
-
 from skydraft.evaluation.records import RunLine
 from skydraft.evaluation.summary import SettingFigures, Summary
 

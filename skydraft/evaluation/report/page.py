@@ -1,7 +1,5 @@
 """report.html: figures, plots and texts on one page that needs no network and no model."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The plots of the report, as SVG for the page. Modes differ by mark as well as by colour."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The part of the page about a set of tasks: what the set says, its table and its plot."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from skydraft.evaluation.intervals import cell

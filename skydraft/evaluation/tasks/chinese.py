@@ -1,7 +1,5 @@
 """Chinese tasks with one right answer, made from seeds: word problems, and extraction into a schema."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

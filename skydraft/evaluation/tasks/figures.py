@@ -3,8 +3,6 @@
 The recovered gap is RouteLLM's PGR (Ong et al. 2024): (mode - edge) / (cloud - edge).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

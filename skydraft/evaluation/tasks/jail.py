@@ -7,8 +7,6 @@ New namespaces take away the network, all other processes and all files: the pro
 everything that the program started dies. It prints a line of JSON: the exit status and the end of the output.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import json

@@ -6,8 +6,6 @@ is empty. Without one it is what the text calls correct, else the last in the te
 wrong") is no answer, and two answers in one breath ("A or B") are none.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ It keeps the machine from harm. It does not keep a program from cheating: one th
 that says that all tests were passed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

@@ -1,7 +1,5 @@
 """Sets of tasks: by name, or from a file with one task a line."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A task: a prompt, and the check that judges its answer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field

@@ -1,7 +1,5 @@
 """What each check reads out of a text, and what it takes for right."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

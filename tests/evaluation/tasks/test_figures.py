@@ -1,7 +1,5 @@
 """The figures of a set of tasks, against the records counted once more."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

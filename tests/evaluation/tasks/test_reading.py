@@ -1,7 +1,5 @@
 """Answers are read out of texts as real models write them. "" means that the text gives none."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

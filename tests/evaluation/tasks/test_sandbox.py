@@ -1,7 +1,5 @@
 """Hostile programs: nothing happens outside, and each is a failed task."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

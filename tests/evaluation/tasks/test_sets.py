@@ -1,7 +1,5 @@
 """Sets by name and from files: each task can be done right, and halves share nothing."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

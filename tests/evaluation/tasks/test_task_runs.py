@@ -1,7 +1,5 @@
 """Tasks through whole comparisons of toys: verdicts, the same after a kill, and what the page says."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
