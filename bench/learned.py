@@ -49,6 +49,7 @@ SETS = ("arithmetic", "zh-words", "zh-extract", "calendar", "logic")
 LEARNED = "-learned"  # at the end of a name: with the adapter
 OPTIONS = EngineOptions(context_len=1024, max_sequences=NUM_SIDE_BY_SIDE, shared_cache=True)
 _PATIENT_S = 900.0
+_ACROSS = 3  # plots beside each other
 _AT_RANDOM = "whole answers at random"
 _BESIDE = {"edge": (6, 5), "quality": (7, -9), "auto": (-6, 3), "answers": (6, 4), "cloud": (7, 2)}  # labels, in points
 Line = dict[str, Any]  # of one answer: id, right, tokens, calls, written
@@ -199,8 +200,12 @@ def show(folder: Path, out: Path) -> None:
 
 def plot(found: dict[str, Any], path: Path) -> None:
     pyplot = load_pyplot()
-    figure, axes = pyplot.subplots(1, len(found), figsize=(1.2 + 3.4 * len(found), 3.6), sharey=True, squeeze=False)
-    for axis, (name, systems) in zip(axes[0], found.items(), strict=True):
+    across = min(len(found), _ACROSS)
+    down = -(-len(found) // across)
+    figure, axes = pyplot.subplots(down, across, figsize=(1.2 + 3.4 * across, 3.6 * down), sharey=True, squeeze=False)
+    for axis in axes.flat[len(found) :]:
+        axis.axis("off")
+    for axis, (name, systems) in zip(axes.flat, found.items(), strict=False):
         points = {key: (value["written"]["value"], value["right"]["value"]) for key, value in systems.items()}
         axis.plot(*zip(points["edge"], points["cloud"], strict=True), color="0.7", linestyle=":", label=_AT_RANDOM)
         for key, (written, right) in points.items():
@@ -212,9 +217,11 @@ def plot(found: dict[str, Any], path: Path) -> None:
             axis.annotate(mode, (written, right), textcoords="offset points", xytext=(x, y),
                           ha="left" if x > 0 else "right", fontsize=8)  # fmt: skip
         axis.set(title=name, xlabel="written by the large model", xlim=(-0.1, 1.25))
-    axes[0][0].set(ylabel="right answers", ylim=(0, 1.05))
+    axes[0][0].set(ylim=(0, 1.05))
+    for row in axes:
+        row[0].set(ylabel="right answers")
     entries = {label: line for line, label in zip(*axes[0][0].get_legend_handles_labels(), strict=True)}
-    axes[0][-1].legend(entries.values(), entries, fontsize=8, loc="lower right")
+    axes.flat[-1].legend(entries.values(), entries, fontsize=8, loc="lower right")
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
 

@@ -8,6 +8,7 @@ import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import click
 from packaging.requirements import Requirement
@@ -18,11 +19,12 @@ from skydraft.cli.doctor_cloud import CheckChoice, examine_cloud, show_turns
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, models_section, server_section
 from skydraft.cli.sections import Command, Section, option
 from skydraft.cli.terminal import TERMINAL, console_for
-from skydraft.config import free_bytes
+from skydraft.config import DecodingParams, free_bytes
 from skydraft.decoding.cost_model import CostModel
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import check_same
 from skydraft.errors import OptionError, SkydraftError
+from skydraft.evaluation.tasks.sets import read_tasks
 from skydraft.models import KNOWN, cache_dir, present
 from skydraft.models.fetch import verify
 from skydraft.models.found import OURS, StoredModel, models_here, pairs_of, places
@@ -37,6 +39,7 @@ PURPOSES = {
     "tasks": "sets of tasks of compare", "conformance": "tests with other people's clients",
     "dev": "working on skydraft",
 }  # fmt: skip
+_NUM_TASKS = 8  # of each set
 _MEMORY_SHARE = 1.5  # of the weights: KV and buffers too
 _EXTRA = re.compile(r"([\w.-]+).*; extra == \W(\w+)\W")
 
@@ -79,7 +82,16 @@ def _version(package: str) -> str | None:
         return None
 
 
-_check_section = Section("checks", "What to check", CheckChoice, [
+def _checks(tasks: str | None, **given: Any) -> CheckChoice:
+    if tasks is None:
+        return CheckChoice(**given)
+    if not given["devices"]:
+        raise OptionError("--tasks needs --devices.", hint="To answer tasks, use: skydraft compare --tasks.")
+    found = read_tasks(tasks, limit=_NUM_TASKS).prompts
+    return CheckChoice(**given, prompts=[each.prompt for each in found], max_new_tokens=DecodingParams().max_new_tokens)
+
+
+_check_section = Section("checks", "What to check", _checks, [
     option("--no-measure", None, "Do not load and time models; with --cloud, only ask whether it answers.",
            is_flag=True),
     option("--probe-again", None, "Measure forwards again instead of using stored times.", is_flag=True),
@@ -87,6 +99,8 @@ _check_section = Section("checks", "What to check", CheckChoice, [
            type=click.IntRange(1, 256)),
     option("--seconds", "S", "With --devices: measure each mode for S seconds.", default=5.0,
            type=click.FloatRange(min=0, max=3600, min_open=True)),
+    option("--tasks", "A,B,…", "With --devices: write whole answers to the first 8 tasks of each of these sets or "
+           "files (as for compare), not short ones to five prompts."),
 ])  # fmt: skip
 
 

@@ -28,18 +28,20 @@ _LOOK_S = 3.0  # for the first sign of life
 _NUM_WRITTEN = 16  # tokens that a server without skydraft writes to show what it can
 _MODES = "cloud,lossless,lossless;k=5,quality,auto,auto;gate=calibrated:0.9"  # of devices
 _ASKED = (0.95, 0.9)  # agreements
-_PARAMS = DecodingParams(max_new_tokens=32)
 _BUSY = 0.8  # of a core; Python uses no more than one
 
 
 @dataclass(frozen=True, slots=True)
 class CheckChoice:
-    """What to measure: nothing, which loads no model, or also what `devices` get in `seconds` of each mode."""
+    """What to measure: nothing, which loads no model, or also what `devices` get in `seconds` of each mode. They write
+    answers to `prompts`, of up to `max_new_tokens`."""
 
     no_measure: bool
     probe_again: bool
     devices: int | None
     seconds: float
+    prompts: Seq[str] = PROMPTS
+    max_new_tokens: int = 32
 
 
 def examine_cloud(console: Console, choice: CloudChoice, models: ModelChoice, checks: CheckChoice) -> Iterator[str]:
@@ -207,7 +209,8 @@ def _measure_devices(
         return device.connect(model).telling(lambda line: None)
 
     console.print(
-        f"\ndevices      {num} at once, {checks.seconds:g} s in each mode, text after text of {len(PROMPTS)} prompts\n"
+        f"\ndevices      {num} at once, {checks.seconds:g} s in each mode, "
+        f"text after text of {len(checks.prompts)} prompts\n"
         "             Real: the server, the link, and each device's connection, requests and waits.\n"
         f"             Recorded: what the draft model says; a step takes {edge.profile.forward_ms[0]:.1f} ms, as on "
         "this machine.\n"
@@ -215,10 +218,11 @@ def _measure_devices(
         f"{'/ streaming':>13}"
     )
     with closing(KeptRows(edge)) as kept:
-        for mode in parse_modes(_MODES, lambda _: _PARAMS):
+        params = DecodingParams(max_new_tokens=checks.max_new_tokens)
+        for mode in parse_modes(_MODES, lambda _: params):
             try:
                 with TERMINAL.state(f"{num} devices in mode {mode.name}…"):
-                    load = measure_load(connect, kept, mode, PROMPTS, num, checks.seconds)
+                    load = measure_load(connect, kept, mode, checks.prompts, num, checks.seconds)
             except OptionError as error:
                 console.print(f"             not measured: mode {mode.name}: {error.message}")
                 continue

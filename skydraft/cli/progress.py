@@ -13,6 +13,7 @@ from rich.console import Console
 from skydraft import models
 
 _LINE_EVERY_S = 20.0
+_FEW = 16  # units, which may be under way at a time: after the first of them nothing is known yet
 
 
 class Progress:
@@ -39,7 +40,7 @@ class Progress:
             click.echo(f"{step}: {much}{self._left(done, total, now)}{note and f', {note}'}", err=True)
 
     def _left(self, done: int, total: int, now: float) -> str:
-        if done <= self._first:
+        if done <= self._first or done - self._first < min(_FEW, total / 10):
             return ""
         left_s = (now - self._began) / (done - self._first) * (total - done)
         return f", {left_s / 60:.0f} minutes left" if left_s >= 90 else f", {left_s:.0f} s left"

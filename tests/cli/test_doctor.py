@@ -1,5 +1,6 @@
 """`skydraft doctor --devices`: what so many devices get from a server, measured."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,16 +29,17 @@ def address(request: pytest.FixtureRequest) -> Iterator[str]:
             yield f"{stock.url}/v1"
 
 
-def test_each_mode_is_measured_with_so_many_devices(
-    address: str, invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_mode_is_measured_with_so_many_devices(address: str, invoke: Invoke, tmp_path: Path) -> None:
     """Also with more devices than the server has seats. Modes that this server does not take are named."""
-    monkeypatch.setattr("skydraft.cli.doctor_cloud.PROMPTS", ("语速" * 40,))
+    task = {"id": "long", "prompt": "语速" * 40, "check": {"kind": "exact", "answer": "快"}}
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(task), encoding="utf-8")
     (tmp_path / "home" / "calibrations").mkdir(parents=True)
     made = pairs.calibration(0.3).model_dump_json(by_alias=True)
     (tmp_path / "home" / "calibrations" / "toy.json").write_text(made, encoding="utf-8")
-    status, out, err = invoke("doctor", "--cloud", address, *EDGE, "--devices", "3", "--seconds", "0.4")
+    tasks = ("--tasks", str(tmp_path / "tasks.jsonl"))
+    status, out, err = invoke("doctor", "--cloud", address, *EDGE, "--devices", "3", "--seconds", "0.4", *tasks)
     assert status == 0, err
+    assert "text after text of 1 prompts" in out
     assert "devices      3 at once, 0.4 s in each mode" in out and "Real: " in out and "Recorded: " in out
     rows = {name: [float(figure or 0) for figure in figures] for name, _, *figures in ROW.findall(out)}
     kept = {name: float(agreement) for name, agreement, *_ in ROW.findall(out) if agreement}

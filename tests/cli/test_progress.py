@@ -27,6 +27,21 @@ def test_a_pipe_gets_a_line_at_once_and_one_now_and_then_without_escapes(
     assert capsys.readouterr() == ("", "")  # it did not take long
 
 
+def test_the_time_left_is_said_once_enough_is_done_to_know_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """16 answers are written at a time, so after the first one it would be 16 times too long."""
+    now = iter(range(0, 1000, 25))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(now))
+    with progress.showing() as shown:
+        for done in (0, 1, 15, 30):
+            shown.show("answers", done, 150)
+    assert capsys.readouterr().err.splitlines() == [
+        "answers: 0 of 150", "answers: 1 of 150", "answers: 15 of 150, 8 minutes left",
+        "answers: 30 of 150, 5 minutes left",
+    ]  # fmt: skip
+
+
 def test_a_terminal_gets_a_bar_for_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", stream := Stream(True))
     with progress.downloads() as show:

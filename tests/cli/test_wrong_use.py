@@ -61,6 +61,7 @@ WRONG = {
     f"chat {TOYS} --mode best": "no mode 'best'",
     "doctor --cloud localhost:1 --cloud-model toy": "choose one",
     "doctor --devices 4": "--devices needs a server",
+    "doctor --cloud localhost:1 --tasks arithmetic": "--tasks needs --devices",
     "doctor --devices 257 --cloud localhost:1": "1<=x<=256",
     # audits
     f"{GENERATE} --audit-share 0": "above 0",
