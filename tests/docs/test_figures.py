@@ -114,7 +114,7 @@ def test_the_notes_have_the_gates_of_the_summary() -> None:
 def test_what_learning_brings_is_as_measured() -> None:
     page = (ROOT / "docs/learning.md").read_text(encoding="utf-8")
     for name, found in json.loads((ROOT / "docs/learned/figures.json").read_text(encoding="utf-8")).items():
-        for mode in ("edge", "quality", "auto"):
+        for mode in ("edge", "quality", "auto", "answers"):
             if mode not in found:  # not measured before learning
                 continue
             before, after = found[mode], found[f"{mode}-learned"]
@@ -122,7 +122,7 @@ def test_what_learning_brings_is_as_measured() -> None:
             cells = [str(before["tasks"])]
             for column, digits in (("right", 2), ("calls", 3), ("written", 2)):
                 old, new = (f"{each[column]['value']:.{digits}f}" for each in (before, after))
-                cells.append(f"{old} → {new}" if float(new) else "0")
+                cells.append(f"{old} → {new}" if float(old) or float(new) else "0")
             assert f"| `{name}` | `{mode}` | {' | '.join(cells)} |" in page
         cloud = found["cloud"]
         assert f"| `{name}` | `cloud` | {cloud['tasks']} | {cloud['right']['value']:.2f} |" in page
