@@ -142,7 +142,7 @@ class Gateway:
     async def _order(self, request: Request, own: Sent) -> tuple[ChatRequest | TextRequest, Order]:
         """What a body is as one of OpenAI's completions, and what it asks for. Raises Refusal or UsageError."""
         visit: Visit = request.state.visit
-        body = own.as_chat() if isinstance(own, Translated) else own
+        body = await self._reading(visit.is_long, own.as_chat) if isinstance(own, Translated) else own
         await self._reading(visit.is_long, check_sent, visit.body, body)
         is_long, visit.body = visit.is_long or bool(body.recordings), bytearray()
         order = await self._reading(is_long, order_of, body, self.pair.edge, self.names, self._defaults)

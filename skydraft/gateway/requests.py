@@ -203,12 +203,16 @@ def _chat_order(body: ChatRequest, edge: Engine, names: ModelNames, defaults: De
 def _begun(body: ChatRequest, edge: Engine) -> tuple[int, ...]:
     """The tokens that the answer begins with. Raises Refusal."""
     token_ids, param = tuple(body.choice.continue_ids or ()), "skydraft.continue_ids"
-    if any(token_id >= edge.vocab.size for token_id in token_ids):
-        raise Refusal(400, f"{param}: An id is outside the vocabulary of {edge.vocab.size} tokens.", param=param)
+    _check_ids(token_ids, edge, param)
     if token_ids and (body.callable_tools or body.continue_final_message):
         what = "tools that may be called" if body.callable_tools else "continue_final_message"
         raise Refusal(400, f"{param}: It does not apply with {what}.", param=param)
     return token_ids
+
+
+def _check_ids(token_ids: Seq[int], edge: Engine, param: str) -> None:
+    if max(token_ids, default=0) >= edge.vocab.size:
+        raise Refusal(400, f"{param}: An id is outside the vocabulary of {edge.vocab.size} tokens.", param=param)
 
 
 def _num_best(body: ChatRequest | TextRequest) -> int | None:
@@ -256,6 +260,8 @@ def _text_order(body: TextRequest, edge: Engine, names: ModelNames, defaults: De
         raise Refusal(400, "prompt: It is empty.", param="prompt")
     if body.choice.continue_ids:
         raise Refusal(400, "Put them into the prompt.", param="skydraft.continue_ids")
+    for prompt in body.prompt:
+        _check_ids(() if isinstance(prompt, str) else prompt, edge, "prompt")
     plan = names.plan_of(body.model, body.choice)
     params = _params(body, defaults, body.max_tokens or defaults.max_new_tokens(_TEXT_TOKENS))
     params = replace(params, think_budget=body.choice.think_budget or 0)  # the operator's is for chats
