@@ -27,7 +27,7 @@ from skydraft.gateway.tools import AudioPart, OtherTool
 from skydraft.grammars import json_schema
 from skydraft.prompts import tool_calls
 from skydraft.prompts.audio import Audio, audio_from_bytes
-from skydraft.prompts.messages import Message
+from skydraft.prompts.messages import Message, as_objects
 from skydraft.prompts.pair import ShareAudio
 from skydraft.prompts.systems import readable
 from skydraft.prompts.thinking import REASONING, Think
@@ -328,8 +328,8 @@ def _messages(given: list[ChatMessage]) -> list[Message]:
                 raise Refusal(400, f"All recordings together last more than {_MAX_SPEECH_S:g} s.", param="messages")
         if message.role == "system" and not text.strip():
             continue  # some clients always send an empty one
-        calls = message.tool_calls and tool_calls.as_objects([call.model_dump() for call in message.tool_calls])
-        more = {"tool_calls": calls, "tool_call_id": message.tool_call_id, "name": message.name}
+        calls = as_objects(call.model_dump() for call in message.tool_calls or ())
+        more = {"tool_calls": calls or None, "tool_call_id": message.tool_call_id, "name": message.name}
         more |= {REASONING: message.thought if message.role == "assistant" else None}
         kept = tuple((key, value) for key, value in more.items() if value is not None)
         messages.append(Message(message.role, text, kept, tuple(recordings)))

@@ -59,20 +59,6 @@ def writes_calls(chat_template: str | None) -> bool:
     return chat_template is not None and "tools" in chat_template and _BEGIN in chat_template
 
 
-def as_objects(tool_calls: Seq[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """With arguments as objects, which templates write as JSON; a string that is no JSON of whole characters stays."""
-    return [{**call, "function": _with_object(call["function"])} for call in tool_calls]
-
-
-def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        arguments = json.loads(function["arguments"])
-        json.dumps(arguments, ensure_ascii=False).encode()
-    except (TypeError, ValueError, RecursionError):
-        arguments = None
-    return {**function, "arguments": arguments if isinstance(arguments, dict) else function["arguments"]}
-
-
 def answered_calls(messages: Seq[Message]) -> frozenset[Called]:
     """The calls since the last question to which tools have given results."""
     last = max((number for number, message in enumerate(messages) if message.role == "user"), default=-1)
@@ -185,9 +171,12 @@ class Reader:
             pass
         return said
 
-    def finish(self) -> list[Piece]:
+    def finish(self, thought: str = "") -> list[Piece]:
+        """Returns the last pieces. Of a `thought` in which a text ended, before it said anything, the calls count."""
         held, self._held = self._held, ""
-        return self._rest(held) if held and not self.is_done else []
+        left = self._rest(held) if held and not self.is_done else []
+        calls = self.push(thought[thought.index(_BEGIN) :]) if _BEGIN in thought else ()
+        return left + [each for each in calls if isinstance(each, CallText)]
 
     def _read_on(self, said: list[Piece]) -> bool:
         """Add to `said` what is certain; returns whether there is more to read."""

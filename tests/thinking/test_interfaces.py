@@ -112,6 +112,23 @@ def test_calls_and_schemas_come_after_the_thinking(stream: bool) -> None:
         assert message["reasoning"] == "ab" and json.loads(message["content"]) == {"a": 1}
 
 
+@pytest.mark.parametrize("path", BODIES)
+def test_calls_in_thinking_that_never_ends_are_calls(path: str) -> None:
+    """Models of Qwen's call so now and then, and agents stopped: nothing was said, and nothing was called."""
+    flat, theirs = {"type": "function", **CALL}, {"name": "f", "input_schema": CALL["parameters"]}
+    tool = {"messages": theirs, "responses": flat}.get(path, {"type": "function", "function": CALL})
+    body = {"model": "skydraft-lossless", **BODIES[path], LIMITS[path]: 200, "tools": [tool]}
+    call = call_text("f", {"a": "b"})
+    for script, calls in (
+        (f"<think>\nhm, <tool_call>?\n{call}", 1), (f"<think>\n{call}\n{call}", 2), ("<think>\n<tool_call>?", 0),
+        (f"<think>\n{call}\n</think>\n\nno", 0),
+    ):  # fmt: skip
+        with gateway(Pair(*pair_of(script))) as running:
+            told = ask(running, path, body)
+            assert told.calls == [("f", '{"a": "b"}', True)] * calls and told.is_for_calls == bool(calls)
+            assert told.thought == script.removeprefix("<think>\n").partition("\n</think>")[0]
+
+
 OFF: list[tuple[str, dict[str, Any]]] = [
     ("chat/completions", {"chat_template_kwargs": {"enable_thinking": False}}),
     ("chat/completions", {"reasoning_effort": "none"}), ("responses", {"reasoning": {"effort": "none"}}),
