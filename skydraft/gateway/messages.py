@@ -77,6 +77,8 @@ class MessagesRequest(Translated):
         "max_completion_tokens": "Use max_tokens instead.",
         "response_format": _FORMAT,
         "output_format": _FORMAT,
+        "logprobs": _NO_PLACE,
+        "top_logprobs": _NO_PLACE,
     }
     names: ClassVar[Mapping[str, str]] = {"stop": "stop_sequences", "reasoning_effort": "output_config.effort"}
 

@@ -279,7 +279,9 @@ class ChatRequest(AnyRequest):
 
 
 class TextRequest(AnyRequest):
-    not_served: ClassVar[Mapping[str, str]] = NOT_SERVED | {"response_format": "Use skydraft.grammar instead."}
+    not_served: ClassVar[Mapping[str, str]] = NOT_SERVED | {
+        "response_format": "Use skydraft.grammar instead.", "top_logprobs": "Use logprobs instead.",
+    }  # fmt: skip
     names: ClassVar[Mapping[str, str]] = {"messages": "prompt"}
     # What only chats have.
     recordings: ClassVar[list[AudioPart]] = []

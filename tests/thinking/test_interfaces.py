@@ -163,6 +163,10 @@ def test_budgets_and_levels_reach_the_model_and_what_cannot_is_refused(served: R
         levels = [running.chat("快", reasoning_effort=level, max_tokens=64).json() for level in ("low", "high")]
         assert levels[1]["usage"]["prompt_tokens"] == levels[0]["usage"]["prompt_tokens"] + 1
         assert running.chat("快", reasoning_effort="none").status_code == 400
+        asked = BODIES["messages"] | {"model": "skydraft-lossless"}
+        for effort, thinking in (("high", {"type": "adaptive"}), ("low", {"type": "adaptive"}), ("low", None)):
+            told = running.post("messages", **asked, output_config={"effort": effort}, thinking=thinking)
+            assert told.json()["usage"]["input_tokens"] == levels[effort == "high"]["usage"]["prompt_tokens"]
         told = running.chat("快", thinking={"type": "disabled"})
         assert told.status_code == 200 and told.json()["skydraft"]["left_out"] == ["thinking"]
         for nonsense in ({"reasoning_effort": "ultra"}, {"reasoning_effort": 5}, {"thinking_token_budget": 10**30}):
@@ -238,6 +242,12 @@ def test_a_gateway_has_a_default() -> None:
         off = running.chat("快", max_tokens=64).json()["usage"]
         on = running.chat("快", max_tokens=64, reasoning_effort="high").json()["usage"]
         assert off["prompt_tokens"] - on["prompt_tokens"] == 6
+        adaptive = {
+            "thinking": {"type": "adaptive"},
+            "output_config": {"effort": "high"},
+        }  # of every request of Claude Code
+        told = running.post("messages", model="skydraft", **BODIES["messages"], **adaptive).json()["usage"]
+        assert told["input_tokens"] + told["cache_read_input_tokens"] == off["prompt_tokens"]
     with written_by(SWITCHED) as running:
         assert running.chat("快").status_code == 200
     budget = Defaults(DecodingParams(think_budget=3))
@@ -250,3 +260,10 @@ def test_a_gateway_has_a_default() -> None:
                          (opened, Defaults(DecodingParams(), think="off"))):  # fmt: skip
         with pytest.raises(OptionError, match="thinking"), gateway(pair, defaults=cannot):
             pass
+
+
+def test_a_level_reaches_a_template_without_tags() -> None:
+    with written_by("{{ reasoning_effort }}{% for m in messages %}{{ m.content }}{% endfor %}") as running:
+        low, high = (running.chat("快", reasoning_effort=level).json() for level in ("low", "high"))
+        assert high["usage"]["prompt_tokens"] == low["usage"]["prompt_tokens"] + 1
+        assert "left_out" not in low["skydraft"]
