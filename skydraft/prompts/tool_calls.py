@@ -27,7 +27,7 @@ _MAY_ANSWER = (
     "If none does, answer from your own knowledge."
 )
 _ARGUMENTS = {"arguments", "parameters"}
-_MAX_HELD, _MAX_BREAKS = 256, 64  # characters of an opening, of which a name has 64; line breaks before it
+_MAX_HELD, _MAX_BREAKS = 256, 64  # characters of an opening, of which a name has 128; line breaks before it
 _HOLDING = {"$ref", "allOf", "anyOf", "oneOf", "enum", "const", "minProperties"}  # these say what an object holds
 # As `tojson` writes arguments into the next turn of the conversation, and as models saw them in training.
 _STYLE = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
