@@ -50,7 +50,7 @@ def refusal_of(error: Exception) -> Refusal:
         return Refusal(400, message, param="messages", code=TOO_LONG)
     if isinstance(error, errors.LimitExceeded):
         return Refusal(400, error.message, param="messages", code=TOO_LONG)
-    if isinstance(error, errors.UsageError):
+    if isinstance(error, errors.UsageError) and not isinstance(error, errors.RecordsError):  # of the operator's files
         return Refusal(400, error.message)  # its hint is for the command line
     if isinstance(error, errors.BudgetSpent):
         wait_s = 86400 - int(time.time()) % 86400  # until the next day (UTC)
