@@ -39,7 +39,7 @@ Content = str | Annotated[Some[Part], Field(max_length=256)]
 
 class CalledFunction(Checked):
     name: str
-    arguments: str | dict[str, Any] = ""  # JSON; some clients send an object
+    arguments: str | dict[str, Any] | None = None  # JSON; some clients send an object, or null for none
 
 
 class ToolCall(Checked):

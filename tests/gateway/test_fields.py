@@ -209,6 +209,17 @@ def test_an_answer_without_calls_has_none_for_the_template(calls: Any) -> None:
         assert served.chat(messages).status_code == 200
 
 
+def test_a_call_without_arguments_may_be_written_in_any_way(served: Running) -> None:
+    def count(**arguments: Any) -> int:
+        call = {"id": "1", "type": "function", "function": {"name": "f", **arguments}}
+        turns = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "1", "content": "a"}]
+        body = {"messages": [*ASKED, *turns], "tools": [TOOL]}
+        answer = served.post("chat/completions/input_tokens", model="skydraft", **body)
+        return int(answer.json()["input_tokens"])
+
+    assert count() == count(arguments=None) == count(arguments="") == count(arguments="{}") == count(arguments={})
+
+
 def test_numbers_that_are_no_json_do_not_lose_an_answer(served: Running) -> None:
     """Python's clients write NaN, as the default of a parameter for example, and a response repeats its tools."""
     tool = {"type": "function", "name": "f", "parameters": {"properties": {"a": {"default": float("nan")}}}}
