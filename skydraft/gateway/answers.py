@@ -82,16 +82,17 @@ class Choice:
         return "tool_calls" if self.calls and self.calls[-1].is_whole else "stop"
 
     @property
-    def usage(self) -> dict[str, Any] | None:
-        """By model, once it has ended: which of the tokens it wrote; what servers read and wrote for all; the cost."""
-        if (stats := self.stats) is None:
-            return None
+    def figures(self) -> dict[str, Any]:
+        """What it took, once it has ended. By model: which tokens it wrote, what servers read and wrote, the cost."""
+        stats, receipt = self.stats, self.receipt
+        assert stats and receipt
         num_cloud = sum(origin in ITS_OWN for origin in self.origins)
         read = {"tokens_in": stats.tokens_in, "tokens_hit": stats.tokens_hit, "tokens_out": stats.tokens_out}
-        return {
+        usage = {
             "edge": {"completion_tokens": len(self.origins) - num_cloud, "cost": 0.0},
             "cloud": {"completion_tokens": num_cloud, **read, "cost": stats.cost},
         }
+        return {"stats": asdict(stats), "receipt": asdict(receipt), "usage": usage} | self.both
 
 
 class Answer(ABC):
@@ -135,7 +136,7 @@ class Answer(ABC):
                 choice.both = {"logprobs": both_logprobs(self._vocab, event.scores, num_tokens, num_best)}
             if event.pieces:
                 yield from self._write(index, Run(event.pieces))
-            yield from self._ended(index, event)
+            yield from self._ended(index)
 
     def _began(self, index: int, event: Began) -> Iterator[dict[str, Any]]:
         return iter(())
@@ -144,7 +145,7 @@ class Answer(ABC):
     def _write(self, index: int, run: Run) -> Iterator[dict[str, Any]]:
         """Add a run to its choice; returns its chunks, in the order of its pieces."""
 
-    def _ended(self, index: int, event: Ended) -> Iterator[dict[str, Any]]:
+    def _ended(self, index: int) -> Iterator[dict[str, Any]]:
         return iter(())
 
     def _runs(self, choice: Choice, event: Wrote) -> Iterator[Run]:
@@ -215,15 +216,9 @@ class Answer(ABC):
         return f"{name}data: {text}\n\n".encode()
 
     def _ours(self, choice: Choice) -> dict[str, Any]:
-        ours = self._left_out | {
-            "origins": choice.origins,
-            "finish_reason": choice.finish,
-            "stats": asdict(choice.stats) if choice.stats else None,
-            "receipt": asdict(choice.receipt) if choice.receipt else None,
-            "usage": choice.usage,
-        }
+        ours = self._left_out | {"origins": choice.origins, "finish_reason": choice.finish} | choice.figures
         ours |= {"begins": choice.begins} if choice.begins else {}
-        return ours | choice.both | ({"token_ids": choice.token_ids} if self._body.choice.token_ids else {})
+        return ours | ({"token_ids": choice.token_ids} if self._body.choice.token_ids else {})
 
 
 class ItemsAnswer(Answer):
@@ -276,10 +271,9 @@ class ChatAnswer(Answer):
         logprobs = self._logprobs(run.scores, len(choice.prefix) + len(choice.text)) if run.ours else None
         yield self._chunk(index, _delta(choice, run), None, run.ours, logprobs)
 
-    def _ended(self, index: int, event: Ended) -> Iterator[dict[str, Any]]:
+    def _ended(self, index: int) -> Iterator[dict[str, Any]]:
         choice = self.choices[index]
-        figures = {"stats": asdict(event.stats), "receipt": asdict(event.receipt), "usage": choice.usage}
-        yield self._chunk(index, {}, choice.finish_reason, figures | self._left_out | choice.both)
+        yield self._chunk(index, {}, choice.finish_reason, choice.figures | self._left_out)
 
     def _logprobs(self, scores: Seq[Score], offset: int) -> dict[str, Any] | None:
         """The log-probabilities of tokens after `offset` characters of text and prompt; None if they are not wanted."""
