@@ -172,7 +172,7 @@ def _layers(manifest: Path, blobs: Path) -> Any:
     if "manifests" not in given:
         return given["layers"] or ()
     by_runner = {each.get("runner"): each for each in given["manifests"]}
-    child = next((by_runner[runner] for runner in _RUNNERS if runner in by_runner), {"layers": ()})
+    child: Any = next((by_runner[runner] for runner in _RUNNERS if runner in by_runner), {"layers": ()})
     if "layers" in child:
         return child["layers"]
     return _layers(blobs / f"sha256-{_SHA256.findall(child['digest'])[0]}", blobs)
