@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench.workload import PROMPTS_FILE
 from skydraft.characters import is_cjk, punctuation_density
-from skydraft.choosing.stopping import ends_sentence
+from skydraft.choosing.stopping import Said
 from skydraft.cli.main import run
 from skydraft.decoding.stats import percentile
 from skydraft.evaluation.findings import Findings, Setting
@@ -46,6 +46,10 @@ def repeat_rate(texts: list[str], n: int) -> float:
     return sum(len(each) - len(set(each)) for each in grams) / max(sum(map(len, grams)), 1)
 
 
+def is_ended(text: str) -> bool:
+    return Said().then(text.encode()).ends_sentence
+
+
 def texts_of(setting: Setting) -> list[str]:
     return [case.generation.text for case in setting.all_cases]
 
@@ -61,7 +65,7 @@ def show(title: str, findings: Findings) -> None:
         num_tokens = sum(case.num_tokens for case in setting.all_cases) / len(texts)
         print(f"{setting.mode.name:<26}{percentile(densities, 50):>12.3f}{max(densities):>7.3f}"
               f"{sum(map(num_adjacent, texts)):>10}{repeat_rate(texts, 2):>8.4f}{repeat_rate(texts, 3):>8.4f}"
-              f"{sum(map(ends_sentence, texts)) / len(texts):>6.2f}{setting.value('cycles'):>8.2f}"
+              f"{sum(map(is_ended, texts)) / len(texts):>6.2f}{setting.value('cycles'):>8.2f}"
               f"{num_tokens:>8.1f}")  # fmt: skip
 
 
@@ -84,7 +88,7 @@ def _reasons(setting: Setting, target: Setting) -> list[str]:
         f"median density {median:.3f} outside 0.05 to 0.25": 0.05 <= median <= 0.25,
         f"a text of density {max(densities):.3f}": max(densities) <= 0.40,
         "adjacent repeats": not any(map(num_adjacent, texts)),
-        "a text that does not end at a sentence end": all(map(ends_sentence, texts)),
+        "a text that does not end at a sentence end": all(map(is_ended, texts)),
         "a repeated cycle": not setting.value("cycles"),
     }
     for n in (2, 3):

@@ -86,10 +86,6 @@ def said_along(vocab: Vocab) -> Along[Said]:
     return Along(Said(), lambda said, token_id: said.then(vocab.token_bytes(token_id)))
 
 
-def ends_sentence(text: str) -> bool:
-    return Said().then(text.encode()).ends_sentence
-
-
 def _is_sentence_end(text: str, index: int, has_words_before: bool) -> bool:
     """Whether text[index] ends a sentence; `has_words_before` tells whether words came before `text`.
 

@@ -137,7 +137,8 @@ def _save(talk: Talk, name: str) -> None:
     turns = [{"role": turn.role, "content": turn.content, **dict(turn.more)} for turn in talk.messages]
     with options.open_for_writing(Path(name)) as file:
         json.dump(turns, file, ensure_ascii=False, indent=1)
-    TERMINAL.say(f"{len(turns)} messages written to {name}.")
+    without = ", without their recordings" if any(turn.audio for turn in talk.turns) else ""
+    TERMINAL.say(f"{len(turns)} messages written to {name}{without}.")
 
 
 def _load(talk: Talk, name: str) -> None:

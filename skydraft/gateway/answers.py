@@ -1,4 +1,4 @@
-"""Answers from the events of a desk, whole or as server-sent events; and those of OpenAI's chats."""
+"""Answers from the events of a desk, whole or as server-sent events; and those of OpenAI's chats and completions."""
 
 import itertools
 import json
@@ -15,11 +15,11 @@ from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.stats import Stats
 from skydraft.engines.vocab import Vocab
 from skydraft.gateway.desk import Began, Ended, Event, Wrote
-from skydraft.gateway.logprobs import both_logprobs, cut, named_tokens, token_logprobs
+from skydraft.gateway.logprobs import both_logprobs, cut, named_tokens, text_logprobs, token_logprobs
 from skydraft.gateway.refusals import Refusal
 from skydraft.gateway.requests import Order
 from skydraft.gateway.schema import ChatRequest, Sent, TextRequest
-from skydraft.prompts.tool_calls import CallText, Piece, ThoughtText
+from skydraft.prompts.tool_calls import CallText, Piece, ThoughtText, joined
 from skydraft.types import FinishReason, Score, StepRecord
 
 _LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}  # where some clients cut lines
@@ -82,16 +82,17 @@ class Choice:
         return "tool_calls" if self.calls and self.calls[-1].is_whole else "stop"
 
     @property
-    def usage(self) -> dict[str, Any] | None:
-        """By model, once it has ended: which of the tokens it wrote; what servers read and wrote for all; the cost."""
-        if (stats := self.stats) is None:
-            return None
+    def figures(self) -> dict[str, Any]:
+        """What it took, once it has ended. By model: which tokens it wrote, what servers read and wrote, the cost."""
+        stats, receipt = self.stats, self.receipt
+        assert stats and receipt
         num_cloud = sum(origin in ITS_OWN for origin in self.origins)
         read = {"tokens_in": stats.tokens_in, "tokens_hit": stats.tokens_hit, "tokens_out": stats.tokens_out}
-        return {
+        usage = {
             "edge": {"completion_tokens": len(self.origins) - num_cloud, "cost": 0.0},
             "cloud": {"completion_tokens": num_cloud, **read, "cost": stats.cost},
         }
+        return {"stats": asdict(stats), "receipt": asdict(receipt), "usage": usage} | self.both
 
 
 class Answer(ABC):
@@ -135,7 +136,7 @@ class Answer(ABC):
                 choice.both = {"logprobs": both_logprobs(self._vocab, event.scores, num_tokens, num_best)}
             if event.pieces:
                 yield from self._write(index, Run(event.pieces))
-            yield from self._ended(index, event)
+            yield from self._ended(index)
 
     def _began(self, index: int, event: Began) -> Iterator[dict[str, Any]]:
         return iter(())
@@ -144,7 +145,7 @@ class Answer(ABC):
     def _write(self, index: int, run: Run) -> Iterator[dict[str, Any]]:
         """Add a run to its choice; returns its chunks, in the order of its pieces."""
 
-    def _ended(self, index: int, event: Ended) -> Iterator[dict[str, Any]]:
+    def _ended(self, index: int) -> Iterator[dict[str, Any]]:
         return iter(())
 
     def _runs(self, choice: Choice, event: Wrote) -> Iterator[Run]:
@@ -167,10 +168,10 @@ class Answer(ABC):
             if tokens[-1] is event.tokens[-1]:
                 ours["record"] = _shown(event.done.record)
                 ours |= {"notice": event.notices} if event.notices else {}
-            joined = _joined(itertools.chain(*pieces))
+            together = joined(itertools.chain(*pieces))
             text = "".join(token.text for token in tokens)
-            ours |= {"text": text} if text != "".join(piece for piece in joined if isinstance(piece, str)) else {}
-            yield Run(joined, scored, ours)
+            ours |= {"text": text} if text != "".join(piece for piece in together if isinstance(piece, str)) else {}
+            yield Run(together, scored, ours)
 
     def _wanted(self, scores: Iterable[Score]) -> list[Score]:
         """With as many of the best tokens as the client's own field asks for; none if it asks for none."""
@@ -215,15 +216,9 @@ class Answer(ABC):
         return f"{name}data: {text}\n\n".encode()
 
     def _ours(self, choice: Choice) -> dict[str, Any]:
-        ours = self._left_out | {
-            "origins": choice.origins,
-            "finish_reason": choice.finish,
-            "stats": asdict(choice.stats) if choice.stats else None,
-            "receipt": asdict(choice.receipt) if choice.receipt else None,
-            "usage": choice.usage,
-        }
+        ours = self._left_out | {"origins": choice.origins, "finish_reason": choice.finish} | choice.figures
         ours |= {"begins": choice.begins} if choice.begins else {}
-        return ours | choice.both | ({"token_ids": choice.token_ids} if self._body.choice.token_ids else {})
+        return ours | ({"token_ids": choice.token_ids} if self._body.choice.token_ids else {})
 
 
 class ItemsAnswer(Answer):
@@ -276,10 +271,9 @@ class ChatAnswer(Answer):
         logprobs = self._logprobs(run.scores, len(choice.prefix) + len(choice.text)) if run.ours else None
         yield self._chunk(index, _delta(choice, run), None, run.ours, logprobs)
 
-    def _ended(self, index: int, event: Ended) -> Iterator[dict[str, Any]]:
+    def _ended(self, index: int) -> Iterator[dict[str, Any]]:
         choice = self.choices[index]
-        figures = {"stats": asdict(event.stats), "receipt": asdict(event.receipt), "usage": choice.usage}
-        yield self._chunk(index, {}, choice.finish_reason, figures | self._left_out | choice.both)
+        yield self._chunk(index, {}, choice.finish_reason, choice.figures | self._left_out)
 
     def _logprobs(self, scores: Seq[Score], offset: int) -> dict[str, Any] | None:
         """The log-probabilities of tokens after `offset` characters of text and prompt; None if they are not wanted."""
@@ -331,6 +325,31 @@ class ChatAnswer(Answer):
         return {"message": message | ({"tool_calls": list(map(_as_chats, choice.calls))} if choice.calls else {})}
 
 
+class TextAnswer(ChatAnswer):
+    reads = TextRequest
+    kinds = "text_completion", "text_completion", "cmpl"
+
+    def first(self) -> Iterator[dict[str, Any]]:
+        """The echoed prompt. With log-probabilities it comes when it was read."""
+        for index, choice in enumerate(self.choices):
+            if choice.prefix and self._body.num_best is None:
+                yield self._chunk(index, {"content": choice.prefix})
+
+    def _began(self, index: int, event: Began) -> Iterator[dict[str, Any]]:
+        if event.prompt_scores:
+            logprobs = self._logprobs(event.prompt_scores, 0)
+            yield self._chunk(index, {"content": self.choices[index].prefix}, logprobs=logprobs)
+
+    def _logprobs(self, scores: Seq[Score], offset: int) -> dict[str, Any] | None:
+        return None if self._body.num_best is None else text_logprobs(self._vocab, scores, offset)
+
+    def _part(self, delta: dict[str, Any], logprobs: dict[str, Any] | None) -> dict[str, Any]:
+        return {"text": delta.get("content", ""), "logprobs": logprobs}
+
+    def _text(self, choice: Choice) -> dict[str, Any]:
+        return {"text": choice.prefix + choice.text}
+
+
 def _echoed(request: GenerateRequest, vocab: Vocab) -> str:
     if not request.scores_prompt:
         return ""
@@ -366,19 +385,3 @@ def _shown(record: StepRecord) -> dict[str, Any]:
     link = record.link
     spent = {"bytes_up": link.bytes_up, "bytes_down": link.bytes_down} if link.bytes_up or link.bytes_down else {}
     return {name: getattr(record, name) for name in _RECORD} | {"rtt_ms": link.rtt_ms} | spent
-
-
-def _joined(pieces: Iterable[Piece]) -> list[Piece]:
-    """The same pieces, each as long as it can be."""
-    joined: list[Piece] = []
-    for piece in pieces:
-        last = joined[-1] if joined else None
-        if isinstance(piece, str) and isinstance(last, str):
-            joined[-1] = last + piece
-        elif isinstance(piece, ThoughtText) and isinstance(last, ThoughtText):
-            joined[-1] = ThoughtText(last.text + piece.text)
-        elif isinstance(piece, CallText) and isinstance(last, CallText) and not piece.name:
-            joined[-1] = CallText(last.arguments + piece.arguments, last.name, piece.is_last)
-        else:
-            joined.append(piece)
-    return joined

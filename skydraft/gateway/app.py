@@ -22,8 +22,7 @@ from starlette.staticfiles import StaticFiles
 from skydraft.decoding.builder import prompted
 from skydraft.decoding.request import GenerateRequest
 from skydraft.errors import ContextExceeded, GrammarRefused
-from skydraft.gateway.answers import Answer, ChatAnswer
-from skydraft.gateway.completions import TextAnswer
+from skydraft.gateway.answers import Answer, ChatAnswer, TextAnswer
 from skydraft.gateway.desk import Desk, Event, Events, GatewayMetrics, Ticket
 from skydraft.gateway.doorkeeper import Authorize, Doorkeeper, Visit
 from skydraft.gateway.messages import MessagesAnswer
@@ -142,7 +141,7 @@ class Gateway:
     async def _order(self, request: Request, own: Sent) -> tuple[ChatRequest | TextRequest, Order]:
         """What a body is as one of OpenAI's completions, and what it asks for. Raises Refusal or UsageError."""
         visit: Visit = request.state.visit
-        body = own.as_chat() if isinstance(own, Translated) else own
+        body = await self._reading(visit.is_long, own.as_chat) if isinstance(own, Translated) else own
         await self._reading(visit.is_long, check_sent, visit.body, body)
         is_long, visit.body = visit.is_long or bool(body.recordings), bytearray()
         order = await self._reading(is_long, order_of, body, self.pair.edge, self.names, self._defaults)

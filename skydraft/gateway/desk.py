@@ -232,8 +232,12 @@ class Desk:
         return generation
 
     def _finish(self, ticket: Ticket, generation: Generation) -> None:
-        finish = generation.finish_reason
-        if finish is None or (ticket.is_unfit and ticket.num_left(generation)):
+        finish, left = generation.finish_reason, list[Piece]()
+        if finish is None:
+            return
+        if ticket.reader:
+            left = ticket.reader.finish("" if generation.text or finish != "eos" else generation.reasoning)
+        if ticket.is_unfit and ticket.num_left(generation):
             return
         if ticket.is_unfit:
             finish = "length"
@@ -245,7 +249,6 @@ class Desk:
             receipt = receipt.after(first.receipt, len(first.token_ids), len(first.text))
         if auditor := self._pair.auditor:
             stats = replace(stats, audits=auditor.figures_of(generation))
-        left = ticket.reader.finish() if ticket.reader else ()
         ticket.tell(Ended(finish, left, generation.stop_string, stats, receipt, generation.scores_of_both()))
 
     def cancel_all(self) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator
 
-from skydraft.gateway.tools import Content, OtherTool, Some, ToolName, is_other
+from skydraft.gateway.tools import MAX_TOOLS, Content, OtherTool, Some, ToolName, is_other
 
 
 class MessageItem(BaseModel):
@@ -105,7 +105,7 @@ class Namespace(BaseModel):
 
     type: Literal["namespace"]
     name: str
-    tools: Annotated[Some[AnyTool], Field(max_length=128)]
+    tools: Annotated[Some[AnyTool], Field(max_length=MAX_TOOLS)]
 
 
 def _tool_kind(tool: Any) -> str:

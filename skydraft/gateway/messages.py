@@ -2,7 +2,7 @@
 
 import json
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag
@@ -10,7 +10,7 @@ from pydantic import BaseModel, Discriminator, Field, Tag
 from skydraft.gateway.answers import ItemsAnswer, WrittenCall
 from skydraft.gateway.refusals import NOT_SERVED, Refusal
 from skydraft.gateway.schema import MAX_STOPS, Translated, check_served
-from skydraft.gateway.tools import OtherTool, Some, TextPart, ToolName, is_other
+from skydraft.gateway.tools import MAX_TOOLS, Content, OtherTool, Some, TextPart, ToolName, is_other
 from skydraft.prompts.tool_calls import CallText
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
@@ -32,7 +32,7 @@ class _Use(BaseModel):
 class _Result(BaseModel):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | Annotated[Some[TextPart], Field(max_length=256)] | None = None
+    content: Content | None = None
 
 
 class _Thought(BaseModel):
@@ -77,20 +77,22 @@ class MessagesRequest(Translated):
         "max_completion_tokens": "Use max_tokens instead.",
         "response_format": _FORMAT,
         "output_format": _FORMAT,
+        "logprobs": _NO_PLACE,
+        "top_logprobs": _NO_PLACE,
     }
-    names: ClassVar[Mapping[str, str]] = {"stop": "stop_sequences"}
+    names: ClassVar[Mapping[str, str]] = {"stop": "stop_sequences", "reasoning_effort": "output_config.effort"}
 
     messages: Annotated[Some[_Message], Field(min_length=1, max_length=4096)]
     system: str | Annotated[Some[TextPart], Field(max_length=256)] | None = None
     stop_sequences: Annotated[Some[str], Field(max_length=MAX_STOPS)] | None = None
-    tools: Annotated[Some[_AnyTool], Field(max_length=128)] | None = None
+    tools: Annotated[Some[_AnyTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: _Choice | None = None
     output_config: dict[str, Any] | None = None
 
     def chat_fields(self) -> dict[str, Any]:
         ours = {f"skydraft.{name}": getattr(self.choice, name) for name in ("logprobs", "token_ids")}
-        output = {f"output_config.{name}": value for name, value in (self.output_config or {}).items()}
-        check_served(ours | output, _OUTPUT)
+        output = self.output_config or {}
+        check_served(ours | {f"output_config.{name}": value for name, value in output.items()}, _OUTPUT)
         chosen = self.tool_choice or _Choice(type="auto")
         choice = {"any": "required", "tool": {"type": "function", "function": {"name": chosen.name}}}
         turns: list[dict[str, Any]] = []
@@ -100,14 +102,14 @@ class MessagesRequest(Translated):
             turns.insert(len(turns) - is_after, each)
         is_begun = bool(turns) and turns[-1]["role"] == "assistant" and not turns[-1]["tool_calls"]
         goes_on = is_begun if self.continue_final_message is None else self.continue_final_message
-        told = self.system if isinstance(self.system, str) else _words(filter(_is_read, self.system or ()))
-        system = [{"role": "system", "content": told}] if told else []
+        told = self.system if isinstance(self.system, str) else list(filter(_is_read, self.system or ()))
         return {
-            "messages": [*system, *turns],
+            "messages": [{"role": "system", "content": told}, *turns] if told else turns,
+            "reasoning_effort": self.reasoning_effort or output.get("effort"),
             "continue_final_message": goes_on,
             "stop": self.stop_sequences,
             "tools": self.tools and [_as_chats(tool) for tool in self.tools],
-            "tool_choice": choice.get(chosen.type, chosen.type) if self.tools else None,
+            "tool_choice": choice.get(chosen.type, chosen.type),
             "parallel_tool_calls": not chosen.disable_parallel_tool_use,
         }
 
@@ -124,22 +126,18 @@ def _is_read(part: TextPart) -> bool:
     return not part.text.startswith("x-anthropic-billing-header:")
 
 
-def _words(content: str | Iterable[TextPart]) -> str:
-    return content if isinstance(content, str) else "\n".join(part.text for part in content)
-
-
 def _turns(message: _Message) -> Iterator[dict[str, Any]]:
     """One of Anthropic's messages as OpenAI's: results are messages of their own, before the words."""
     blocks = [TextPart(type="text", text=message.content)] if isinstance(message.content, str) else message.content
     for result in (block for block in blocks if isinstance(block, _Result)):
-        yield {"role": "tool", "tool_call_id": result.tool_use_id, "content": _words(result.content or "")}
+        yield {"role": "tool", "tool_call_id": result.tool_use_id, "content": result.content}
     texts = [block for block in blocks if isinstance(block, TextPart)]
     uses = [block for block in blocks if isinstance(block, _Use)]
     calls = [{"id": use.id, "function": {"name": use.name, "arguments": use.input}} for use in uses]
     thought = "\n".join(block.thinking for block in blocks if isinstance(block, _Thought)) or None
     if texts or calls or (thought and message.role == "assistant"):
         yield {
-            "role": message.role, "content": _words(texts), "tool_calls": calls or None, "reasoning_content": thought,
+            "role": message.role, "content": texts, "tool_calls": calls or None, "reasoning_content": thought,
         }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from skydraft import errors
 
 log = logging.getLogger("skydraft.gateway")
 RETRY_AFTER_S = 2
-TOO_LONG = "context_length_exceeded"
+TOO_LONG, SPENT = "context_length_exceeded", "insufficient_quota"
 _MOST_CHARS = 1000
 
 
@@ -33,7 +33,7 @@ class Refusal(Exception):
     @property
     def headers(self) -> dict[str, str]:
         headers = {"Retry-After": str(self.retry_after_s)} if self.retry_after_s else {}
-        headers |= {"x-should-retry": "false"} if self.code == "insufficient_quota" else {}  # which SDKs ask for
+        headers |= {"x-should-retry": "false"} if self.code == SPENT else {}  # which SDKs ask for
         return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
 
@@ -50,11 +50,11 @@ def refusal_of(error: Exception) -> Refusal:
         return Refusal(400, message, param="messages", code=TOO_LONG)
     if isinstance(error, errors.LimitExceeded):
         return Refusal(400, error.message, param="messages", code=TOO_LONG)
-    if isinstance(error, errors.UsageError):
+    if isinstance(error, errors.UsageError) and not isinstance(error, errors.RecordsError):  # of the operator's files
         return Refusal(400, error.message)  # its hint is for the command line
     if isinstance(error, errors.BudgetSpent):
         wait_s = 86400 - int(time.time()) % 86400  # until the next day (UTC)
-        return Refusal(429, error.message, code="insufficient_quota", retry_after_s=wait_s)
+        return Refusal(429, error.message, code=SPENT, retry_after_s=wait_s)
     if isinstance(error, errors.CloudError):
         code = "cloud_timeout" if isinstance(error, errors.CloudTimeout) else "cloud_lost"
         wait_s = round(error.retry_after_s + 0.5) if isinstance(error, errors.RateLimited) else RETRY_AFTER_S

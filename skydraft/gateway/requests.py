@@ -27,7 +27,7 @@ from skydraft.gateway.tools import AudioPart, OtherTool
 from skydraft.grammars import json_schema
 from skydraft.prompts import tool_calls
 from skydraft.prompts.audio import Audio, audio_from_bytes
-from skydraft.prompts.messages import Message
+from skydraft.prompts.messages import Message, as_objects
 from skydraft.prompts.pair import ShareAudio
 from skydraft.prompts.systems import readable
 from skydraft.prompts.thinking import REASONING, Think
@@ -203,12 +203,16 @@ def _chat_order(body: ChatRequest, edge: Engine, names: ModelNames, defaults: De
 def _begun(body: ChatRequest, edge: Engine) -> tuple[int, ...]:
     """The tokens that the answer begins with. Raises Refusal."""
     token_ids, param = tuple(body.choice.continue_ids or ()), "skydraft.continue_ids"
-    if any(token_id >= edge.vocab.size for token_id in token_ids):
-        raise Refusal(400, f"{param}: An id is outside the vocabulary of {edge.vocab.size} tokens.", param=param)
+    _check_ids(token_ids, edge, param)
     if token_ids and (body.callable_tools or body.continue_final_message):
         what = "tools that may be called" if body.callable_tools else "continue_final_message"
         raise Refusal(400, f"{param}: It does not apply with {what}.", param=param)
     return token_ids
+
+
+def _check_ids(token_ids: Seq[int], edge: Engine, param: str) -> None:
+    if max(token_ids, default=0) >= edge.vocab.size:
+        raise Refusal(400, f"{param}: An id is outside the vocabulary of {edge.vocab.size} tokens.", param=param)
 
 
 def _num_best(body: ChatRequest | TextRequest) -> int | None:
@@ -256,6 +260,8 @@ def _text_order(body: TextRequest, edge: Engine, names: ModelNames, defaults: De
         raise Refusal(400, "prompt: It is empty.", param="prompt")
     if body.choice.continue_ids:
         raise Refusal(400, "Put them into the prompt.", param="skydraft.continue_ids")
+    for prompt in body.prompt:
+        _check_ids(() if isinstance(prompt, str) else prompt, edge, "prompt")
     plan = names.plan_of(body.model, body.choice)
     params = _params(body, defaults, body.max_tokens or defaults.max_new_tokens(_TEXT_TOKENS))
     params = replace(params, think_budget=body.choice.think_budget or 0)  # the operator's is for chats
@@ -322,8 +328,8 @@ def _messages(given: list[ChatMessage]) -> list[Message]:
                 raise Refusal(400, f"All recordings together last more than {_MAX_SPEECH_S:g} s.", param="messages")
         if message.role == "system" and not text.strip():
             continue  # some clients always send an empty one
-        calls = message.tool_calls and tool_calls.as_objects([call.model_dump() for call in message.tool_calls])
-        more = {"tool_calls": calls, "tool_call_id": message.tool_call_id, "name": message.name}
+        calls = as_objects(call.model_dump() for call in message.tool_calls or ())
+        more = {"tool_calls": calls or None, "tool_call_id": message.tool_call_id, "name": message.name}
         more |= {REASONING: message.thought if message.role == "assistant" else None}
         kept = tuple((key, value) for key, value in more.items() if value is not None)
         messages.append(Message(message.role, text, kept, tuple(recordings)))

@@ -11,9 +11,9 @@ from pydantic import BaseModel, Field
 from skydraft.gateway import items
 from skydraft.gateway.answers import ItemsAnswer, Run, WrittenCall
 from skydraft.gateway.logprobs import token_logprobs
-from skydraft.gateway.refusals import NOT_SERVED, TOO_LONG, Refusal
+from skydraft.gateway.refusals import NOT_SERVED, SPENT, TOO_LONG, Refusal
 from skydraft.gateway.schema import MAX_LOGPROBS, MaxTokens, Translated
-from skydraft.gateway.tools import OtherTool, Some
+from skydraft.gateway.tools import MAX_TOOLS, OtherTool, Some
 from skydraft.prompts.tool_calls import CallText
 
 _INCOMPLETE: dict[str | None, str] = {"length": "max_output_tokens", "content_filter": "content_filter"}
@@ -38,7 +38,7 @@ class ResponsesRequest(Translated):
     input: str | Annotated[Some[items.Item], Field(min_length=1, max_length=4096)]
     instructions: str | None = None
     max_output_tokens: MaxTokens = None
-    tools: Annotated[Some[items.AnyTool], Field(max_length=128)] | None = None
+    tools: Annotated[Some[items.AnyTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: _TextOptions | None = None
@@ -56,7 +56,7 @@ class ResponsesRequest(Translated):
             "tools": self.tools and self._tools(),
             "tool_choice": {"type": kind, str(kind): choice} if isinstance(choice, dict) else choice,
             "parallel_tool_calls": self.parallel_tool_calls,
-            "response_format": form and {"type": form.get("type"), "json_schema": form},
+            "response_format": form and {**form, "json_schema": form},
             "logprobs": scored,
             "top_logprobs": self.top_logprobs if scored else None,
         }
@@ -80,11 +80,6 @@ class ResponsesRequest(Translated):
         ]
         return [*functions, *({"type": tool.type} for tool in others)]
 
-    def _known_as(self, call: items.CallItem) -> str:
-        wanted = call.namespace, call.name
-        own = (name for name, (space, tool) in self.functions().items() if (space, tool.name) == wanted)
-        return next(own, call.name)
-
     def _messages(self) -> list[dict[str, Any]]:
         """Calls belong to the assistant's message before them."""
         messages: list[dict[str, Any]] = []
@@ -92,7 +87,7 @@ class ResponsesRequest(Translated):
             messages.append({"role": "system", "content": self.instructions})
         if isinstance(self.input, str):
             return [*messages, {"role": "user", "content": self.input}]
-        thought = ""
+        thought, known_as = "", {(space, tool.name): name for name, (space, tool) in self.functions().items()}
         for item in self.input:
             if isinstance(item, items.SkippedItem):
                 thought = item.thought or thought
@@ -102,7 +97,8 @@ class ResponsesRequest(Translated):
                 if not messages or messages[-1]["role"] != "assistant":
                     messages.append({"role": "assistant", "content": None})
                 if isinstance(item, items.CallItem):
-                    function = {"name": self._known_as(item), "arguments": item.arguments}
+                    name = known_as.get((item.namespace, item.name), item.name)
+                    function = {"name": name, "arguments": item.arguments}
                 else:
                     function = {"name": item.type.removesuffix("_call"), "arguments": items.as_json(item.acts)}
                 messages[-1].setdefault("tool_calls", []).append({"id": item.call_id, "function": function})
@@ -219,15 +215,14 @@ class ResponsesAnswer(ItemsAnswer):
     def failed(self, refusal: Refusal) -> dict[str, Any]:
         code = "server_error" if refusal.status >= 500 else "invalid_prompt"
         code = "rate_limit_exceeded" if refusal.status == 429 else code
-        code = refusal.code if refusal.code == TOO_LONG else code
+        code = refusal.code if refusal.code in (TOO_LONG, SPENT) else code  # after which Codex does not try again
         error = {"code": code, "message": refusal.message}
         return self._event("failed", response=self._response("failed") | {"error": error})
 
     def _response(self, status: str) -> dict[str, Any]:
         copied = ("model", "instructions", "max_output_tokens", "temperature", "top_p")
-        body = self._own.model_dump(
-            include={*copied, "text", "tools", "tool_choice", "parallel_tool_calls", "metadata"}
-        )
+        told = {*copied, "text", "tools", "tool_choice", "parallel_tool_calls", "metadata"}
+        body = self._own.model_dump(include=told, mode="json")  # NaN, which some clients send, is no JSON
         num_read, cached, written = self.usage
         is_over = status in ("completed", "incomplete")
         used = {

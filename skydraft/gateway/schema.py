@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, create_
 from skydraft.config import MAX_K, STYLES, DecodingParams
 from skydraft.gateway.refusals import NEUTRAL, NOT_SERVED, OWN_FIELDS, Refusal
 from skydraft.gateway.tools import (
+    MAX_TOOLS,
     AllowedTools,
     AnyTool,
     AudioPart,
@@ -199,13 +200,20 @@ class AnyRequest(Checked):
 class ChatRequest(AnyRequest):
     messages: Annotated[Some[ChatMessage], Field(min_length=1, max_length=4096)]
     max_completion_tokens: MaxTokens = None
-    tools: Annotated[Some[AnyTool], Field(max_length=128)] | None = None
+    tools: Annotated[Some[AnyTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     continue_final_message: bool | None = None
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _check_logprobs(cls, num: int | None, info: ValidationInfo) -> int | None:
+        if num and not info.data.get("logprobs"):
+            raise ValueError("it needs logprobs: true")
+        return num
 
     @field_validator("tool_choice")
     @classmethod
@@ -271,7 +279,9 @@ class ChatRequest(AnyRequest):
 
 
 class TextRequest(AnyRequest):
-    not_served: ClassVar[Mapping[str, str]] = NOT_SERVED | {"response_format": "Use skydraft.grammar instead."}
+    not_served: ClassVar[Mapping[str, str]] = NOT_SERVED | {
+        "response_format": "Use skydraft.grammar instead.", "top_logprobs": "Use logprobs instead.",
+    }  # fmt: skip
     names: ClassVar[Mapping[str, str]] = {"messages": "prompt"}
     # What only chats have.
     recordings: ClassVar[list[AudioPart]] = []

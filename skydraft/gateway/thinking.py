@@ -9,7 +9,7 @@ from skydraft.gateway.refusals import Refusal
 from skydraft.gateway.schema import ChatRequest, Effort
 from skydraft.prompts.thinking import Template, Think, template_of
 
-_TYPES: dict[Any, Think] = {"enabled": "on", "disabled": "off", "True": "on", "False": "off"}
+_TYPES: dict[Any, Think] = {"enabled": "on", "disabled": "off", "adaptive": "auto", "True": "on", "False": "off"}
 
 
 class Arranged(NamedTuple):
@@ -27,12 +27,12 @@ def arranged(body: ChatRequest, vocab: Vocab, default: Think) -> Arranged:
     _check_kwargs(kwargs, template, vocab.chat_template or "")
     settings = {name: value for name, value in kwargs.items() if name in template.names}
     wanted, effort, budget, is_hint = _wanted(body)
-    if not template.thinks:
-        is_unmet = wanted == "on" or (is_hint and budget > 0)  # gateways forward an effort to any model
-        return Arranged(default, settings, 0 if is_hint else budget, is_unmet)
     has_level = bool(effort) and "reasoning_effort" in template.names
     if has_level:
         settings = {"reasoning_effort": effort, **settings}
+    if not template.thinks:
+        is_unmet = (wanted == "on" and not has_level) or (is_hint and budget > 0)  # an effort is sent to any model
+        return Arranged(default, settings, 0 if is_hint else budget, is_unmet)
     cannot_choose = not template.switch and (wanted == "on" or is_hint)
     is_unmet = wanted == "off" and not (template.switch or has_level)
     return Arranged(default if wanted == "auto" or cannot_choose else wanted, settings, budget, is_unmet)

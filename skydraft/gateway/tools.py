@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 T = TypeVar("T")
+MAX_TOOLS = 512  # agents with many servers of tools have more than the 128 that OpenAI takes
 Some = Annotated[list[T], Field(fail_fast=True)]  # an error takes a kilobyte: a list ends with its first one
 
 
@@ -38,7 +39,7 @@ Content = str | Annotated[Some[Part], Field(max_length=256)]
 
 class CalledFunction(Checked):
     name: str
-    arguments: str | dict[str, Any] = ""  # JSON; some clients send an object
+    arguments: str | dict[str, Any] | None = None  # JSON; some clients send an object, or null for none
 
 
 class ToolCall(Checked):
@@ -47,7 +48,7 @@ class ToolCall(Checked):
     function: CalledFunction
 
 
-ToolName = Annotated[str, Field(pattern=r"^[\w.:/-]{1,64}$")]
+ToolName = Annotated[str, Field(pattern=r"^[\w.:/-]{1,128}$")]
 
 
 class Function(Checked):
@@ -89,7 +90,7 @@ class NamedTool(Checked):
 
 class Allowed(Checked):
     mode: Literal["auto", "required"]
-    tools: Annotated[Some[dict[str, Any]], Field(max_length=128)]  # those that are no functions are passed over
+    tools: Annotated[Some[dict[str, Any]], Field(max_length=MAX_TOOLS)]  # those that are no functions are passed over
 
     def names(self) -> list[str]:
         functions = [tool for tool in self.tools if tool.get("type") == "function"]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from huggingface_hub import constants
 from platformdirs import user_cache_dir
@@ -24,20 +24,23 @@ from skydraft.models.manifest import KNOWN
 OURS, OLLAMA = "skydraft", "ollama:"
 # Folders and patterns of files in them, by program.
 Places = Mapping[str, Seq[tuple[Path, str]]]
-_MANIFESTS, _SNAPSHOTS = "manifests/*/*/*/*", ("models--*/snapshots/*/*.gguf", "models--*/snapshots/*/*/*.gguf")
+_MANIFESTS = "manifests*/*/*/*/*"  # manifests-v2 since Ollama 0.40, which counts where both have a name
+_SNAPSHOTS = "models--*/snapshots/*/*.gguf", "models--*/snapshots/*/*/*.gguf"
 _LATER_PART = re.compile(r"-(?!0*1-)\d+-of-\d+\.gguf$")
 _SHA256 = re.compile(r"[0-9a-f]{64}$")
 _MAX_MANIFEST = 1 << 20
+_RUNNERS = ("llamacpp", "ggml", "ollama")  # of a manifest for each, by whose file llama.cpp reads best
+_SHADOW = re.compile(r"llamacpp:[0-9a-f]{64}")  # names that Ollama 0.40 leaves for earlier versions
 _LEAST_RATIO, _BEST_RATIO = 2.0, 10.0  # of the sizes of target and draft
 
 
 def places() -> Places:
     """Of this user. It reads the environment: call it in the outermost layer alone."""
     home, given = Path.home(), os.environ.get("OLLAMA_MODELS", "").strip(" \"'")
-    service = Path("/usr/share/ollama/.ollama/models")  # where Linux runs it as a user of its own
+    services = Path("/usr/share/ollama/.ollama/models"), Path("/var/lib/ollama")  # of users of their own, on Linux
     hub, llama_cpp = Path(constants.HF_HUB_CACHE), Path(os.environ.get("LLAMA_CACHE") or user_cache_dir("llama.cpp"))
     return {
-        "Ollama": [(each, _MANIFESTS) for each in ([Path(given)] if given else [home / ".ollama/models", service])],
+        "Ollama": [(each, _MANIFESTS) for each in ([Path(given)] if given else [home / ".ollama/models", *services])],
         "LM Studio": [(home / each, "*/*/*.gguf") for each in (".lmstudio/models", ".cache/lm-studio/models")],
         "llama.cpp": [(llama_cpp, each) for each in ("*.gguf", *_SNAPSHOTS)],
         "Hugging Face": [(hub, each) for each in _SNAPSHOTS],
@@ -68,7 +71,8 @@ def models_here(cache: Path, where: Places) -> list[StoredModel]:
     for owner, root, pattern in ((owner, *place) for owner, folders in where.items() for place in folders):
         if fault := _fault_of(root):
             found.append(StoredModel(f"{root}", owner, root, 0, Card(fault)))
-        found += map(_in_ollama, _manifests(root)) if pattern == _MANIFESTS else _in_folder(owner, root, pattern)
+        in_ollama = map(_in_ollama, _manifests(root).values())
+        found += in_ollama if pattern == _MANIFESTS else _in_folder(owner, root, pattern)
     once: dict[str, StoredModel] = {}
     for each in found:
         real = os.path.realpath(each.path)
@@ -95,7 +99,7 @@ def ollama_file(name: str, where: Places) -> Path:
     """
     wanted = _short(name if name.rfind(":") > name.rfind("/") else f"{name}:latest").lower()
     roots = [root for root, _ in where["Ollama"]]
-    manifests = {_name_of(path): path for root in reversed(roots) for path in _manifests(root)}
+    manifests = {name: path for root in reversed(roots) for name, path in _manifests(root).items()}
     if path := next((path for each, path in manifests.items() if each.lower() == wanted), None):
         found = _in_ollama(path)
         if unfit := found.card.unfit:
@@ -116,18 +120,24 @@ def _fault_of(root: Path) -> str:
     return ""
 
 
-def _manifests(root: Path) -> list[Path]:
-    found = [] if _fault_of(root) else sorted(root.glob(_MANIFESTS))
-    return [path for path in found if all(re.fullmatch(r"\w[\w.:-]*", part, re.ASCII) for part in path.parts[-4:])]
+def _manifests(root: Path) -> dict[str, Path]:
+    """By the names of their models."""
+    found = [] if _fault_of(root) else sorted(root.glob(_MANIFESTS), key=lambda path: path.parts)
+    named = {
+        _name_of(path): path
+        for path in found
+        if path.exists() and all(re.fullmatch(r"\w[\w.:%-]*", part, re.ASCII) for part in path.parts[-4:])
+    }
+    return {name: path for name, path in named.items() if not _SHADOW.fullmatch(name)}
 
 
 def _name_of(manifest: Path) -> str:
-    return _short(f"{'/'.join(manifest.parts[-4:-1])}:{manifest.name}")
+    return _short(f"{'/'.join(manifest.parts[-4:-1]).replace('%3A', ':')}:{manifest.name}")
 
 
 def _short(name: str) -> str:
     """As Ollama shows it: without its own host and library."""
-    return name.removeprefix("registry.ollama.ai/").removeprefix("library/")
+    return re.sub(r"^(registry\.ollama\.ai/|ollama\.com/)?(library/)?", "", name)
 
 
 def _in_ollama(manifest: Path) -> StoredModel:
@@ -135,10 +145,7 @@ def _in_ollama(manifest: Path) -> StoredModel:
     spec, again = f"{OLLAMA}{name}", f"; get it again: ollama pull {name}"
     fault = f"its manifest is damaged{again}"
     try:
-        if manifest.stat().st_size > _MAX_MANIFEST:
-            raise ValueError
-        given = json.loads(read_file(manifest))["layers"] or ()
-        layers = {each["mediaType"].rpartition(".")[2]: each for each in given}
+        layers = {each["mediaType"].rpartition(".")[2]: each for each in _layers(manifest, root / "blobs")}
         model = layers.get("model", {"digest": "0" * 64, "size": 0})
         sha256, size = _SHA256.findall(model["digest"])[0], model["size"]
         fault = (
@@ -150,11 +157,25 @@ def _in_ollama(manifest: Path) -> StoredModel:
         pass
     if fault:
         return StoredModel(spec, "Ollama", manifest, 0, Card(fault))
-    path = root / "blobs" / f"sha256-{sha256}"  # nothing else of the manifest becomes a path
+    path = root / "blobs" / f"sha256-{sha256}"  # nothing but hashes of a manifest becomes a path
     card, num_bytes = read_card(path), _bytes_of(path)
     if card == MISSING or (num_bytes and num_bytes != size):
         card = Card(f"its file is {'incomplete' if num_bytes else 'missing'}{again}")
     return StoredModel(spec, "Ollama", path, num_bytes, card)
+
+
+def _layers(manifest: Path, blobs: Path) -> Any:
+    """What a manifest says that a model is made of. Raises OSError, and any other error for what is no manifest."""
+    if manifest.stat().st_size > _MAX_MANIFEST:
+        raise ValueError
+    given = json.loads(read_file(manifest))
+    if "manifests" not in given:
+        return given["layers"] or ()
+    by_runner = {each.get("runner"): each for each in given["manifests"]}
+    child: Any = next((by_runner[runner] for runner in _RUNNERS if runner in by_runner), {"layers": ()})
+    if "layers" in child:
+        return child["layers"]
+    return _layers(blobs / f"sha256-{_SHA256.findall(child['digest'])[0]}", blobs)
 
 
 def _in_folder(owner: str, root: Path, pattern: str) -> Iterator[StoredModel]:

@@ -1,5 +1,6 @@
 """Messages, the parts of a prompt: each has one role."""
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -76,5 +77,25 @@ def _message(number: int, given: Any) -> Message:
         raise PromptError(
             f"The audio of message {number} must come from load_audio.", hint="Call skydraft.load_audio(FILE) first."
         )
-    more = tuple((key, given[key]) for key in _KEYS if given.get(key) is not None)
+    try:
+        kept = {**given, "tool_calls": as_objects(given.get("tool_calls") or ())}
+    except (TypeError, KeyError, AttributeError) as error:
+        call = '{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}'
+        raise PromptError(f"The tool_calls of message {number} are no calls.", hint=f"Write [{call}].") from error
+    more = tuple((key, kept[key]) for key in _KEYS if kept.get(key) not in (None, []))
     return Message(given["role"], content, more, (audio,) if audio else ())
+
+
+def as_objects(tool_calls: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """With arguments as objects, which templates write as JSON; a string that is no JSON of whole characters stays."""
+    return [{**call, "function": _with_object(call["function"])} for call in tool_calls]
+
+
+def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
+    given = function.get("arguments") or "{}"  # some clients write none as ""
+    try:
+        arguments = json.loads(given)
+        json.dumps(arguments, ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError):
+        arguments = None
+    return {"name": function["name"], **function, "arguments": arguments if isinstance(arguments, dict) else given}

@@ -24,7 +24,7 @@ from skydraft.engines.vocab import Vocab, num_shared
 from skydraft.errors import ContextExceeded, PromptError, SkydraftError
 from skydraft.prompts.chat_template import render
 from skydraft.prompts.messages import Message
-from skydraft.prompts.thinking import REASONING, apart, resumed, template_of
+from skydraft.prompts.thinking import REASONING, apart, has_thought, resumed, template_of
 from skydraft.types import Prompt
 
 ShareAudio = Literal["features", "none"]
@@ -67,12 +67,11 @@ def prompt_ids(
         replace(message, content="".join(map(vocab.written, islice(ids, len(message.audio)))) + message.content)
         for message in said
     ]
-    thought = dict(heard[-1].more).get(REASONING) if heard and heard[-1].is_open else None
     if raw:
         text = vocab.bos_text + heard[-1].content
-    elif thought and template_of(vocab.chat_template).thinks:
-        asked = render(vocab, heard[:-1], tools, settings=settings)
-        text = resumed(vocab, asked, thought, heard[-1].content)
+    elif messages and (has_ended := has_thought(vocab, messages[-1])) is not None:
+        asked, thought = render(vocab, heard[:-1], tools, settings=settings), dict(heard[-1].more)[REASONING]
+        text = resumed(vocab, asked, thought, heard[-1].content, has_ended=has_ended)
     else:
         text = render(vocab, heard, tools, settings=settings)
     if most is not None:

@@ -58,14 +58,15 @@ def settings(vocab: Vocab, think: Think, given: Mapping[str, Any]) -> dict[str, 
 
 def tags_after(vocab: Vocab, messages: Seq[Message], prompt_ids: Seq[int], think: Think = "auto") -> Tags:
     """The tags of the text that follows a prompt. Raises OptionError where the template does not do as `think` says."""
-    template, told = template_of(vocab.chat_template), apart(vocab, messages)
+    template = template_of(vocab.chat_template)
     if not template.thinks:
         return Tags()
     tail = vocab.written(prompt_ids[-_NUM_TAIL:]).rstrip(BLANK)
     is_open = tail.endswith(template.tags.start)
-    if told and told[-1].is_open:
-        is_closed = bool(told[-1].content)
-        is_open = not is_closed and (is_open or REASONING in dict(told[-1].more))
+    if messages and messages[-1].is_open:
+        has_ended = has_thought(vocab, messages[-1])
+        is_closed = bool(messages[-1].content) if has_ended is None else has_ended
+        is_open = not is_closed and (is_open or has_ended is not None)
     else:
         is_closed = tail.endswith(template.tags.end)
         if not template.switch and {"on": not is_open, "off": not is_closed}.get(think):
@@ -91,9 +92,21 @@ def apart(vocab: Vocab, messages: Seq[Message]) -> list[Message]:
     return [taken(message) for message in messages]
 
 
-def resumed(vocab: Vocab, asked: str, thought: str, content: str) -> str:
+def has_thought(vocab: Vocab, message: Message) -> bool | None:
+    """Whether the thinking of an open message has ended, by its tags or since it says something.
+
+    None if it has none; a start tag alone is one.
+    """
+    (told,), end = apart(vocab, [message]), template_of(vocab.chat_template).tags.end
+    has_tags = told is not message
+    if not (end and message.is_open and (has_tags or dict(told.more).get(REASONING))):
+        return None
+    return bool(told.content) or (has_tags and end in message.content)
+
+
+def resumed(vocab: Vocab, asked: str, thought: str, content: str, *, has_ended: bool) -> str:
     """A prompt that goes on from what was thought and said after `asked`, which asks for an answer."""
     tags = template_of(vocab.chat_template).tags
     bare = asked.rstrip(BLANK)
     text = asked if bare.endswith(tags.start) else f"{asked}{tags.start}\n"
-    return f"{text}{thought}" + (f"\n{tags.end}\n\n{content}" if content else "")
+    return f"{text}{thought}" + (f"\n{tags.end}\n\n{content}" if has_ended else "")

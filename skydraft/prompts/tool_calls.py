@@ -7,7 +7,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -27,7 +27,7 @@ _MAY_ANSWER = (
     "If none does, answer from your own knowledge."
 )
 _ARGUMENTS = {"arguments", "parameters"}
-_MAX_HELD, _MAX_BREAKS = 256, 64  # characters of an opening, of which a name has 64; line breaks before it
+_MAX_HELD, _MAX_BREAKS = 256, 64  # characters of an opening, of which a name has 128; line breaks before it
 _HOLDING = {"$ref", "allOf", "anyOf", "oneOf", "enum", "const", "minProperties"}  # these say what an object holds
 # As `tojson` writes arguments into the next turn of the conversation, and as models saw them in training.
 _STYLE = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
@@ -54,23 +54,25 @@ Piece: TypeAlias = str | ThoughtText | CallText
 Called: TypeAlias = tuple[str, str]  # a name, and arguments as JSON with sorted keys
 
 
+def joined(pieces: Iterable[Piece]) -> list[Piece]:
+    """The same pieces, each as long as it can be."""
+    found: list[Piece] = []
+    for piece in pieces:
+        last = found[-1] if found else None
+        if isinstance(piece, str) and isinstance(last, str):
+            found[-1] = last + piece
+        elif isinstance(piece, ThoughtText) and isinstance(last, ThoughtText):
+            found[-1] = ThoughtText(last.text + piece.text)
+        elif isinstance(piece, CallText) and isinstance(last, CallText) and not piece.name:
+            found[-1] = CallText(last.arguments + piece.arguments, last.name, piece.is_last)
+        else:
+            found.append(piece)
+    return found
+
+
 def writes_calls(chat_template: str | None) -> bool:
     """Whether a model with this template was trained to do so."""
     return chat_template is not None and "tools" in chat_template and _BEGIN in chat_template
-
-
-def as_objects(tool_calls: Seq[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """With arguments as objects, which templates write as JSON; a string that is no JSON of whole characters stays."""
-    return [{**call, "function": _with_object(call["function"])} for call in tool_calls]
-
-
-def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        arguments = json.loads(function["arguments"])
-        json.dumps(arguments, ensure_ascii=False).encode()
-    except (TypeError, ValueError, RecursionError):
-        arguments = None
-    return {**function, "arguments": arguments if isinstance(arguments, dict) else function["arguments"]}
 
 
 def answered_calls(messages: Seq[Message]) -> frozenset[Called]:
@@ -185,9 +187,12 @@ class Reader:
             pass
         return said
 
-    def finish(self) -> list[Piece]:
+    def finish(self, thought: str = "") -> list[Piece]:
+        """Returns the last pieces. Of a `thought` in which a text ended, before it said anything, the calls count."""
         held, self._held = self._held, ""
-        return self._rest(held) if held and not self.is_done else []
+        left = self._rest(held) if held and not self.is_done else []
+        calls = self.push(thought[thought.index(_BEGIN) :]) if _BEGIN in thought else ()
+        return left + [each for each in calls if isinstance(each, CallText)]
 
     def _read_on(self, said: list[Piece]) -> bool:
         """Add to `said` what is certain; returns whether there is more to read."""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skydraft import generate, make_plan
-from skydraft.choosing.stopping import Said, Stopping, ends_sentence
+from skydraft.choosing.stopping import Said, Stopping
 from skydraft.config import DecodingParams
 from skydraft.engines.toy import ToyEngine
 
@@ -42,8 +42,10 @@ def test_counting_sentences(text, num):
 
 
 def test_a_text_ends_a_sentence_if_spaces_a_closing_and_spaces_follow():
-    assert all(map(ends_sentence, ["好。", "好。 ”\n", "好。”） ", "It is so. "]))
-    assert not any(map(ends_sentence, ["“好。” 他", "好。” ”", "好。 ” ”", "好，", "e.g.", "It is 3.", ""]))
+    for text in ("好。", "好。 ”\n", "好。”） ", "It is so. "):
+        assert Said().then(text.encode()).ends_sentence
+    for text in ("“好。” 他", "好。” ”", "好。 ” ”", "好，", "e.g.", "It is 3.", ""):
+        assert not Said().then(text.encode()).ends_sentence
 
 
 @pytest.mark.parametrize(

@@ -82,3 +82,12 @@ def test_a_name_that_nobody_has_learned_is_refused(tmp_path: Path, model: str) -
     with gateway(Pair(draft_with(tmp_path), open_toy("toy", 4096, 6))) as running:
         answer: Any = running.chat(model=model)
         assert answer.status_code == 404 and "There is no model" in answer.json()["error"]["message"]
+
+
+def test_a_damaged_file_is_the_operators_and_no_client_learns_where_it_lies(tmp_path: Path) -> None:
+    edge = draft_with(tmp_path)
+    (tmp_path / "one" / "adapter.gguf").write_bytes(b"GGUF")
+    with gateway(Pair(edge, open_toy("toy", 4096, 6))) as running:
+        answer = running.chat("情绪", model="skydraft-edge:one")
+        assert answer.status_code == 500 and str(tmp_path) not in answer.text
+        assert all(running.chat("情绪", model=f"skydraft-edge{name}").status_code == 200 for name in ("", ":two"))

@@ -63,7 +63,15 @@ BODIES = {
     % many(b'{"role":"assistant","tool_calls":%s}' % many(CALL, 250), 120),
     "turns": b'{"model":"skydraft-edge","messages":%s}' % many(TURN % many(b'{"type":"text","text":"a"}', 12), 4096),
     "choices": chat(b'"%s"' % (b"a b" * (2 * MIB // 3 - 100)), b',"n":8'),
+    "calls of a namespace": b'{"model":"skydraft","input":%s,"tools":[{"type":"namespace","name":"a","tools":[%s]}]}'
+    % (
+        many(b'{"type":"function_call","call_id":"1","namespace":"a","name":"f499","arguments":"{}"}', 4096),
+        b",".join(b'{"type":"function","name":"f%d"}' % number for number in range(500)),
+    ),
+    "blocks": b'{"model":"skydraft","messages":%s}'
+    % many(b'{"role":"assistant","content":%s}' % many(b'{"type":"tool_use","id":"1","name":"a","input":{}}', 3), 4096),
 }
+PATHS = {"calls of a namespace": "/v1/responses", "blocks": "/v1/messages"}
 
 
 @pytest.mark.parametrize("name", BODIES)
@@ -72,7 +80,7 @@ def test_no_body_stops_the_others_or_fills_the_memory(gateway_apart: Apart, name
     before = gateway_apart.resident_mib
     gateway_apart.forget_peak()
     with gateway_apart.watched() as seen:
-        status, reply = gateway_apart.post(BODIES[name])
+        status, reply = gateway_apart.post(BODIES[name], PATHS.get(name, "/v1/chat/completions"))
     assert status in (400, 413) and len(reply) < 4000
     assert not seen.wrong and seen.worst_s < LATE_S and gateway_apart.peak_mib - before < MUCH_MIB
 

@@ -7,13 +7,15 @@ from typing import Any, get_type_hints
 import httpx2 as httpx
 import pytest
 
+from skydraft.engines.toy import open_toy
+from skydraft.gateway.pair import Pair
 from skydraft.gateway.refusals import NOT_SERVED, Refusal
 from skydraft.gateway.requests import read_body
 from skydraft.gateway.schema import Translated
 
 from ..later import later
 from .interfaces import ALL_WHOLE, KINDS, forced, plain
-from .running import PATIENCE_S, Running, gateway
+from .running import PATIENCE_S, Running, gateway, written_by
 
 chats = later("openai.types.chat.completion_create_params")
 texts = later("openai.types.completion_create_params")
@@ -70,13 +72,13 @@ NEUTRAL: dict[str, Any] = {  # values besides null and what is empty
 }  # fmt: skip
 REFUSED_IN: dict[str, dict[str, Any]] = {
     "chat/completions": {},
-    "completions": {"response_format": {"type": "json_object"}},
+    "completions": {"response_format": {"type": "json_object"}, "top_logprobs": 1},
     "responses": {
         "max_completion_tokens": 2, "max_tokens": 2, "prompt": {"id": "a"}, "response_format": {"type": "json_object"},
     },
     "messages": {
-        "max_completion_tokens": 2, "output_config": {"format": {"type": "json_schema"}},
-        "response_format": {"type": "json_object"}, "stop": ["a"],
+        "logprobs": True, "max_completion_tokens": 2, "output_config": {"format": {"type": "json_schema"}},
+        "response_format": {"type": "json_object"}, "stop": ["a"], "top_logprobs": 1,
     },
 }  # fmt: skip
 
@@ -185,6 +187,48 @@ def test_an_argument_that_the_chat_template_reads_is_refused_by_name(served: Run
     assert (status, param) == (400, "chat_template_kwargs.tools")
 
 
+def test_agents_with_many_tools_and_long_names_are_answered() -> None:
+    """Servers of tools add up, and Anthropic's names may have 128 characters."""
+    with gateway(Pair(open_toy("toy", 2**17, 2))) as served:
+        for path in ("chat/completions", "messages", "responses"):
+            names = [f"mcp__{number:0>123}" for number in range(300)]
+            flat: list[dict[str, Any]] = [{"type": "function", "name": name} for name in names]
+            theirs = [{"name": name, "input_schema": {}} for name in names]
+            nested = [{"type": "function", "function": {"name": name}} for name in names]
+            tools = {"messages": theirs, "responses": [{"type": "namespace", "name": "a", "tools": flat}]}
+            answer = served.post(path, **plain(path, limit=2, model="skydraft", tools=tools.get(path, nested)))
+            assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("calls", [[], None])
+def test_an_answer_without_calls_has_none_for_the_template(calls: Any) -> None:
+    """Some clients always send the list, and Llama's template refuses one that has not exactly one call."""
+    one_call = "{% for m in messages if m.tool_calls is defined %}{{ raise_exception('one call') }}{% endfor %}a"
+    with written_by(one_call) as served:
+        messages = [*ASKED, {"role": "assistant", "content": "a", "tool_calls": calls}, *ASKED]
+        assert served.chat(messages).status_code == 200
+
+
+def test_a_call_without_arguments_may_be_written_in_any_way(served: Running) -> None:
+    def count(**arguments: Any) -> int:
+        call = {"id": "1", "type": "function", "function": {"name": "f", **arguments}}
+        turns = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "1", "content": "a"}]
+        body = {"messages": [*ASKED, *turns], "tools": [TOOL]}
+        answer = served.post("chat/completions/input_tokens", model="skydraft", **body)
+        return int(answer.json()["input_tokens"])
+
+    assert count() == count(arguments=None) == count(arguments="") == count(arguments="{}") == count(arguments={})
+
+
+def test_numbers_that_are_no_json_do_not_lose_an_answer(served: Running) -> None:
+    """Python's clients write NaN, as the default of a parameter for example, and a response repeats its tools."""
+    tool = {"type": "function", "name": "f", "parameters": {"properties": {"a": {"default": float("nan")}}}}
+    for stream in (False, True):
+        body = json.dumps(plain("responses", tools=[tool], metadata={"a": float("inf")}, stream=stream))
+        answer = httpx.post(f"{served.v1}/responses", content=body, timeout=PATIENCE_S)
+        assert answer.status_code == 200 and "NaN" not in answer.text and "Infinity" not in answer.text
+
+
 def test_a_salt_or_a_key_keeps_what_was_read_apart() -> None:
     """vLLM's field against guessing what others asked: the time or `cached_tokens` would tell."""
     with gateway(authorize={"Bearer a": "ann", "Bearer b": "bob"}.__getitem__) as served:
@@ -256,7 +300,16 @@ WRONG: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "a part": (CHAT, {"messages": [{"role": "user", "content": [5]}]}, "messages.0.content.0", ""),
     "a prompt": ("completions", {"prompt": 5}, "prompt.0", ""),
     "an id beyond the vocabulary": ("completions", {"prompt": [5, 99999]}, "", ""),
+    "an id beyond the vocabulary, echoed": ("completions", {"prompt": [5, 99999], "echo": True}, "prompt", "487"),
     "no id": ("completions", {"prompt": [[1], [True]]}, "prompt", ""),
+    "the best tokens alone": (CHAT, {"top_logprobs": 2}, "top_logprobs", "logprobs"),
+    "any tool of none": ("messages", {"tool_choice": {"type": "any"}}, "tool_choice", "no tools"),
+    "an effort": ("messages", {"output_config": {"effort": "huge"}}, "output_config.effort", "low"),
+    "a picture in a result": (
+        "messages", {"messages": [{"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image", "source": {}}]},
+        ]}]}, "messages.0.content.0", "Pictures",
+    ),
     "nine prompts": ("completions", {"prompt": ["a"] * 9}, "prompt", "8"),
     "a limit of a response": ("responses", {"max_output_tokens": 0}, "max_output_tokens", "1"),
     "a name of a tool": ("responses", {"tools": [{"type": "function", "name": "a b"}]}, "tools.0.name", ""),

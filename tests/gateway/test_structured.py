@@ -14,7 +14,8 @@ from skydraft.prompts.messages import Message
 from skydraft.prompts.tool_calls import may_answer
 
 from ..later import later
-from .interfaces import Voice
+from .interfaces import PARIS, Voice, plain
+from .interfaces import ask as of
 from .running import Running, written_by
 from .test_fields import SLOW, fitting, tool
 
@@ -69,6 +70,13 @@ def test_a_json_object_is_one_and_what_is_cut_says_so(client: openai.OpenAI) -> 
         assert choice.finish_reason in ("stop", "length")
     with pytest.raises(openai.LengthFinishReasonError):
         client.chat.completions.parse(model="skydraft", messages=ASKED, response_format=Voice, max_tokens=3)
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses"])
+def test_a_json_object_may_have_a_schema(served: Running, path: str) -> None:
+    kind = {"type": "json_object", "schema": PARIS}
+    body: dict[str, Any] = {"text": {"format": kind}} if path == "responses" else {"response_format": kind}
+    assert json.loads(of(served, path, plain(path, limit=60) | body).text) == {"city": "Paris"}
 
 
 def check_calls(calls: Any) -> None:

@@ -117,6 +117,53 @@ def test_a_name_of_ollama_is_its_blob(name: str, manifest: str, home: Home, worl
     assert not world.cache.exists() and hashlib.sha256(blob.read_bytes()).hexdigest() in blob.name
 
 
+LIST = "application/vnd.ollama.manifest.list.v2+json"
+NEW = "../manifests-v2/ollama.com/library"
+
+
+def linked(home: Home, name: str, children: list[dict[str, Any]]) -> None:
+    """A name as Ollama 0.40 keeps it: a link to a blob with a manifest for each runner."""
+    data = json.dumps({"schemaVersion": 2, "mediaType": LIST, "manifests": children}).encode()
+    blob = home.put(f".ollama/models/blobs/sha256-{hashlib.sha256(data).hexdigest()}", data)
+    path = home.ollama / "manifests" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(os.path.relpath(blob, path.parent))
+
+
+def test_models_of_a_newer_ollama_are_found(home: Home) -> None:
+    """It links names to manifests among the blobs, of which one may list those of several runners."""
+    blobs = [home.pull(f"{OURS}/{name}/latest", gguf(number)) for number, name in enumerate("abc", 2)]
+    manifests = [home.ollama / "manifests" / OURS / name / "latest" for name in "abc"]
+    inline = [json.loads(path.read_text()) | {"runner": "ggml"} for path in manifests]
+    child = home.put(f".ollama/models/blobs/sha256-{hashlib.sha256(manifests[1].read_bytes()).hexdigest()}",
+                     manifests[1].read_bytes())  # fmt: skip
+    other = {"runner": "mlx", "digest": f"sha256:{'0' * 64}", "format": "safetensors"}
+    for path in manifests[1:]:
+        path.unlink()
+    home.pull(f"{NEW}/plain/1b", gguf(9))
+    linked(home, f"{NEW}/a/latest", [other, inline[2]])  # it counts, not what is left for earlier versions
+    linked(
+        home,
+        f"{NEW}/list/latest",
+        [inline[0], other, {"runner": "llamacpp", "digest": child.name.replace("-", ":", 1)}],
+    )
+    linked(home, f"{NEW}/mlx/latest", [other])
+    linked(home, "../manifests-v2/localhost%3A5000/me/own/latest", [inline[0]])
+    linked(home, f"{NEW}/lost/latest", [{"runner": "ggml", "digest": f"sha256:{'5' * 64}"}])
+    home.pull(f"{OURS}/llamacpp/{'a' * 64}", gguf(9))
+    (home.ollama / "manifests" / f"{NEW}/gone").mkdir()
+    (home.ollama / "manifests" / f"{NEW}/gone/latest").symlink_to("../nothing")
+    found = home.found()
+    assert {spec[7:]: each.path for spec, each in found.items() if not each.card.unfit} == {
+        "a:latest": blobs[2], "list:latest": blobs[1], "plain:1b": found["ollama:plain:1b"].path,
+        "localhost:5000/me/own:latest": blobs[0],
+    }  # fmt: skip
+    unfit = {spec[7:]: each.card.unfit for spec, each in found.items() if each.card.unfit}
+    assert unfit.keys() == {"mlx:latest", "lost:latest"} and "no GGUF" in unfit["mlx:latest"]
+    for name, blob in (("A", blobs[2]), ("ollama.com/library/list", blobs[1]), ("localhost:5000/me/own", blobs[0])):
+        assert ollama_file(name, places()) == blob
+
+
 @pytest.mark.parametrize(
     "name",
     ["", ":", "/", "qwen:", "../../secret", f"{OURS}/../../../secret", "qwen:../../../../../secret", "a/b/c/d/e:f", "*",
@@ -266,12 +313,12 @@ def test_a_folder_of_another_user_is_said(monkeypatch: pytest.MonkeyPatch, reque
         home.pull(f"{OURS}/closed/latest", gguf()).chmod(0)
         home.put("LM/.keep").parent.chmod(0)
         request.getfixturevalue("someone_else")
-        where: Any = {"Ollama": [(home.ollama, "manifests/*/*/*/*")], "LM Studio": [(root / "LM", "*/*/*.gguf")]}
+        where: Any = {"Ollama": [(home.ollama, "manifests*/*/*/*/*")], "LM Studio": [(root / "LM", "*/*/*.gguf")]}
         found = {each.spec: each.card.unfit for each in models_here(root / "cache", where)}
         assert found["ollama:closed:latest"] == "its file cannot be read (Permission denied)"
         assert found[str(root / "LM")].startswith("it cannot be read (Permission denied)")
         with pytest.raises(UnknownModel, match="Permission denied"):
-            ollama_file("qwen", {"Ollama": [(root / "LM", "manifests/*/*/*/*")]})
+            ollama_file("qwen", {"Ollama": [(root / "LM", "manifests*/*/*/*/*")]})
         if not os.getuid():
             os.seteuid(0)  # to remove it
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from skydraft.errors import PromptError
 from skydraft.prompts import tool_calls
-from skydraft.prompts.messages import Message
+from skydraft.prompts.messages import Message, conversation
 from skydraft.prompts.tool_calls import CallReader, CallText, EnforcedReader
 from tests.gateway.interfaces import call_text, is_object
 from tests.toys import law
@@ -217,10 +217,11 @@ def test_arguments_that_a_grammar_enforces_come_as_they_are_written_and_its_mark
 
 def test_arguments_of_earlier_turns_are_objects_and_so_are_the_parameters_of_tools() -> None:
     half = '{"a": "\\ud800"}'
-    cases = [('{"a": "上"}', {"a": "上"}), ({"a": 1}, {"a": 1}), ("[1", "[1"), (half, half)]
+    cases = [('{"a": "上"}', {"a": "上"}), ({"a": 1}, {"a": 1}), ("[1", "[1"), (half, half), ("", {})]
     for before, expected in cases:
-        (found,) = tool_calls.as_objects([{"id": "1", "function": {"name": "f", "arguments": before}}])
-        assert found == {"id": "1", "function": {"name": "f", "arguments": expected}}
+        call = {"id": "1", "function": {"name": "f", "arguments": before}}
+        (told,) = conversation([{"role": "assistant", "content": None, "tool_calls": [call]}])
+        assert dict(told.more) == {"tool_calls": [{"id": "1", "function": {"name": "f", "arguments": expected}}]}
     for parameters in ({"type": "array"}, {"type": ["array", "null"]}, [1], {"type": 1}):
         with pytest.raises(PromptError, match="'f' must be a schema of an object"):
             tool_calls.calling_grammar([{"name": "f", "parameters": parameters}], parallel=False)

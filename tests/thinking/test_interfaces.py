@@ -112,6 +112,23 @@ def test_calls_and_schemas_come_after_the_thinking(stream: bool) -> None:
         assert message["reasoning"] == "ab" and json.loads(message["content"]) == {"a": 1}
 
 
+@pytest.mark.parametrize("path", BODIES)
+def test_calls_in_thinking_that_never_ends_are_calls(path: str) -> None:
+    """Models of Qwen's call so now and then, and agents stopped: nothing was said, and nothing was called."""
+    flat, theirs = {"type": "function", **CALL}, {"name": "f", "input_schema": CALL["parameters"]}
+    tool = {"messages": theirs, "responses": flat}.get(path, {"type": "function", "function": CALL})
+    body = {"model": "skydraft-lossless", **BODIES[path], LIMITS[path]: 200, "tools": [tool]}
+    call = call_text("f", {"a": "b"})
+    for script, calls in (
+        (f"<think>\nhm, <tool_call>?\n{call}", 1), (f"<think>\n{call}\n{call}", 2), ("<think>\n<tool_call>?", 0),
+        (f"<think>\n{call}\n</think>\n\nno", 0),
+    ):  # fmt: skip
+        with gateway(Pair(*pair_of(script))) as running:
+            told = ask(running, path, body)
+            assert told.calls == [("f", '{"a": "b"}', True)] * calls and told.is_for_calls == bool(calls)
+            assert told.thought == script.removeprefix("<think>\n").partition("\n</think>")[0]
+
+
 OFF: list[tuple[str, dict[str, Any]]] = [
     ("chat/completions", {"chat_template_kwargs": {"enable_thinking": False}}),
     ("chat/completions", {"reasoning_effort": "none"}), ("responses", {"reasoning": {"effort": "none"}}),
@@ -146,6 +163,10 @@ def test_budgets_and_levels_reach_the_model_and_what_cannot_is_refused(served: R
         levels = [running.chat("快", reasoning_effort=level, max_tokens=64).json() for level in ("low", "high")]
         assert levels[1]["usage"]["prompt_tokens"] == levels[0]["usage"]["prompt_tokens"] + 1
         assert running.chat("快", reasoning_effort="none").status_code == 400
+        asked = BODIES["messages"] | {"model": "skydraft-lossless"}
+        for effort, thinking in (("high", {"type": "adaptive"}), ("low", {"type": "adaptive"}), ("low", None)):
+            told = running.post("messages", **asked, output_config={"effort": effort}, thinking=thinking)
+            assert told.json()["usage"]["input_tokens"] == levels[effort == "high"]["usage"]["prompt_tokens"]
         told = running.chat("快", thinking={"type": "disabled"})
         assert told.status_code == 200 and told.json()["skydraft"]["left_out"] == ["thinking"]
         for nonsense in ({"reasoning_effort": "ultra"}, {"reasoning_effort": 5}, {"thinking_token_budget": 10**30}):
@@ -221,6 +242,12 @@ def test_a_gateway_has_a_default() -> None:
         off = running.chat("快", max_tokens=64).json()["usage"]
         on = running.chat("快", max_tokens=64, reasoning_effort="high").json()["usage"]
         assert off["prompt_tokens"] - on["prompt_tokens"] == 6
+        adaptive = {
+            "thinking": {"type": "adaptive"},
+            "output_config": {"effort": "high"},
+        }  # of every request of Claude Code
+        told = running.post("messages", model="skydraft", **BODIES["messages"], **adaptive).json()["usage"]
+        assert told["input_tokens"] + told["cache_read_input_tokens"] == off["prompt_tokens"]
     with written_by(SWITCHED) as running:
         assert running.chat("快").status_code == 200
     budget = Defaults(DecodingParams(think_budget=3))
@@ -233,3 +260,10 @@ def test_a_gateway_has_a_default() -> None:
                          (opened, Defaults(DecodingParams(), think="off"))):  # fmt: skip
         with pytest.raises(OptionError, match="thinking"), gateway(pair, defaults=cannot):
             pass
+
+
+def test_a_level_reaches_a_template_without_tags() -> None:
+    with written_by("{{ reasoning_effort }}{% for m in messages %}{{ m.content }}{% endfor %}") as running:
+        low, high = (running.chat("快", reasoning_effort=level).json() for level in ("low", "high"))
+        assert high["usage"]["prompt_tokens"] == low["usage"]["prompt_tokens"] + 1
+        assert "left_out" not in low["skydraft"]

@@ -153,18 +153,19 @@ def test_what_is_thought_and_what_is_said(name: str, words: tuple[str, ...]) -> 
 
 @pytest.mark.parametrize("cut", range(1, len(vocab_of().encode(THOUGHT))))
 @pytest.mark.parametrize("kind", ["switched", "opened"])
-def test_a_text_that_was_cut_goes_on_as_if_it_were_not(kind: str, cut: int) -> None:
+@pytest.mark.parametrize("as_written", [False, True])
+def test_a_text_that_was_cut_goes_on_as_if_it_were_not(kind: str, cut: int, as_written: bool) -> None:
+    """From its parts, or from the text as the model wrote it, with its tags: clients prefill these, too."""
     script = THOUGHT.removeprefix("<think>\n") if kind == "opened" else THOUGHT
     if cut >= len(vocab_of().encode(script)):
         return
     pair = pair_of(script, TEMPLATES[kind], slip=4)
     first = run(pair, max_new_tokens=cut)
-    if not first.text and not first.reasoning:
-        return  # nothing to go on from
-    if not first.text and first.stats.num_reasoning_tokens and "</think>" in pair[1].vocab.written(first.token_ids):
-        return  # its end tag is in no message
-    more = (("reasoning_content", first.reasoning),) if first.reasoning else ()
-    begun = Message("assistant", first.text, more, is_open=True)
+    written = "<think>\n" * (kind == "opened") + pair[1].vocab.written(first.token_ids)
+    if not as_written and not first.text and (not first.reasoning or "</think>" in written):
+        return  # nothing to go on from, or its end tag is in no message
+    more = (("reasoning_content", first.reasoning),) if first.reasoning and not as_written else ()
+    begun = Message("assistant", written if as_written else first.text, more, is_open=True)
     then = run(pair, messages=(Message("user", "快"), begun))
     both = (first.reasoning + then.reasoning).rstrip("\n")  # a line break that is told is not taken back
     assert (both, first.text + then.text) == ("hm, 2 + 2?", "It is 4. No. Yes.")
