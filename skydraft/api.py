@@ -78,8 +78,12 @@ def load(
         engine.profile = profile_of(engine, key, options)
     engine.prefixes.share(beginning_ids(engine.vocab))
     engine.adapters.folder, engine.adapters.default = folder_of(os.fspath(model), cache), adapter
-    if adapter not in ("auto", "none"):
-        engine.adapters.choose(adapter, ())  # it is there, and it fits
+    try:
+        if adapter not in ("auto", "none"):
+            engine.adapters.choose(adapter, ())  # it is there, and it fits
+    except BaseException:
+        engine.close()
+        raise
     return engine
 
 

@@ -205,9 +205,9 @@ class PrefixCache:
             finally:
                 ms = (time.perf_counter() - began) * 1e3
                 sequence.prefill_cost += Cost(forward_ms=ms, prefill_ms=ms)
-        if has_more := sequence.length < end:
-            self._progress[id(sequence)] = sequence.length, end
-        else:
+        self._progress[id(sequence)] = sequence.length, end
+        has_more = sequence.length < end
+        if not has_more or sequence.is_closed:  # perhaps meanwhile, which `drop` has noted too early
             self._progress.pop(id(sequence), None)
         return has_more
 

@@ -84,6 +84,7 @@ def _read_params(message: pb.DecodingParams) -> DecodingParams:
         ("characters in stop strings", sum(map(len, message.stop)), 4096),
         ("biased tokens", len(message.logit_bias), 1024),
         ("stop tokens", len(message.stop_token_ids), 1024),
+        ("characters in tags of thinking", len(message.think_start) + len(message.think_end), 128),
     ):
         if size > most:
             raise LimitExceeded(f"There are {size} {what}; a server accepts up to {most}.")
