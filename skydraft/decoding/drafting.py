@@ -9,8 +9,7 @@ from skydraft.config import MAX_K, DecodingParams
 from skydraft.decoding.context import Context
 from skydraft.decoding.scoring import Scores
 from skydraft.engines.base import Engine, Sequence, TokenBuffer
-from skydraft.engines.rows import Rows
-from skydraft.engines.vocab import TokenIds
+from skydraft.engines.vocab import Rows, TokenIds
 from skydraft.errors import EngineError
 from skydraft.gating.gates import CERTAIN, measure
 from skydraft.types import Cost, DraftBlock, EndedBy, FinishReason, Prompt, Reuse, Signals

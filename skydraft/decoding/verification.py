@@ -12,8 +12,7 @@ from skydraft.config import DecodingParams
 from skydraft.decoding.receipt import Sent
 from skydraft.decoding.scoring import score
 from skydraft.engines.base import Engine, Sequence, TokenBuffer
-from skydraft.engines.rows import Rows
-from skydraft.engines.vocab import TokenIds
+from skydraft.engines.vocab import Rows, TokenIds
 from skydraft.errors import BaseMismatch, EngineError, LimitExceeded
 from skydraft.types import Cost, DraftBlock, FinishReason, LinkCost, Prompt, Score, Verdict
 

@@ -14,9 +14,8 @@ from skydraft.engines.adapters import Adapters
 from skydraft.engines.beginnings import Beginnings
 from skydraft.engines.model import Feeds, Floor, Model, Sequence, TokenBuffer
 from skydraft.engines.prefix_cache import PrefixCache
-from skydraft.engines.rows import Rows
 from skydraft.engines.seats import Seats, look_again
-from skydraft.engines.vocab import TokenIds
+from skydraft.engines.vocab import Rows, TokenIds
 from skydraft.errors import ContextExceeded, OptionError, PromptError
 from skydraft.types import Recordings, Reuse
 

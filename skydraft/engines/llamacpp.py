@@ -21,8 +21,7 @@ from skydraft.engines.llama_library import TOKEN_ATTR_UNUSED, Progress, check_gg
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.probe import cpu_model, profile_of
 from skydraft.engines.registry import EngineKind
-from skydraft.engines.rows import Rows
-from skydraft.engines.vocab import Vocab
+from skydraft.engines.vocab import Rows, Vocab
 from skydraft.errors import BrokenModel, EngineError, OptionError
 
 _MAX_OUTPUT_ROWS = 16  # a row of logits is 0.6 MB

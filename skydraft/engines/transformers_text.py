@@ -22,8 +22,7 @@ from skydraft.engines.checkpoint import (
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.probe import cpu_model, profile_of
 from skydraft.engines.registry import EngineKind
-from skydraft.engines.rows import Rows
-from skydraft.engines.vocab import TokenIds, Vocab
+from skydraft.engines.vocab import Rows, TokenIds, Vocab
 from skydraft.errors import BrokenModel, EngineError
 
 _WEIGHTS = ("*.safetensors", "*.bin", "config.json")
