@@ -100,18 +100,11 @@ def _opening_message(opening: Opening) -> pb.Opening:
     try:
         return pb.Opening(
             fingerprint=bytes.fromhex(opening.fingerprint),
-            prompt_ids=opening.prompt.token_ids,
-            committed_ids=opening.committed_ids,
+            prompt_ids=opening.prompt.token_ids, committed_ids=opening.committed_ids,
             params=_params_message(opening.params) if opening.params != DecodingParams() else None,
-            top=opening.top,
-            cache_scope=opening.cache_scope,
-            target=_target_message(opening.target),
-            media=[
-                pb.Media(num_mels=len(each.features), features=each.features.astype("<f2").tobytes())
-                for each in opening.prompt.media
-            ],
-            num_best=opening.num_best,
-        )
+            top=opening.top, num_best=opening.num_best, cache_scope=opening.cache_scope,
+            target=_target_message(opening.target), media=map(_media_message, opening.prompt.media),
+        )  # fmt: skip
     except (ValueError, TypeError) as error:
         raise ProtocolError(f"This cannot be sent: {error}") from error
 
@@ -131,6 +124,10 @@ def _read_target(message: Any) -> TargetId | None:
 
 def media_bytes(opening: Opening) -> int:
     return sum(2 * media.features.size for media in opening.prompt.media)
+
+
+def _media_message(media: Media) -> pb.Media:
+    return pb.Media(num_mels=len(media.features), features=media.features.astype("<f2").tobytes())
 
 
 def _read_media(message: pb.Media) -> Media:
@@ -198,15 +195,10 @@ def encode_open(call: OpenCall) -> bytes:
 
 def encode_verify(call: VerifyCall) -> bytes:
     return pb.SessionRequest(
-        session=call.session,
-        epoch=call.epoch,
-        base=call.base,
-        catch_up_ids=call.catch_up_ids,
-        draft_ids=call.draft_ids,
-        digest=call.digest,
+        session=call.session, epoch=call.epoch, base=call.base, catch_up_ids=call.catch_up_ids,
+        draft_ids=call.draft_ids, digest=call.digest, write=call.write,
         opening=_opening_message(call.opening) if call.opening else None,
-        write=call.write,
-    ).SerializeToString()
+    ).SerializeToString()  # fmt: skip
 
 
 def encode_stop(call: StopCall) -> bytes:
@@ -239,15 +231,10 @@ def decode_call(data: bytes, session: int, most: int = _MAX_ID) -> Call:
 
 def _read_verify(message: pb.SessionRequest, session: int, most: int) -> VerifyCall:
     call = VerifyCall(
-        session=session,
-        epoch=message.epoch,
-        base=message.base,
-        catch_up_ids=_checked(message.catch_up_ids, most),
-        draft_ids=_checked(message.draft_ids, most),
-        digest=message.digest,
+        session=session, epoch=message.epoch, base=message.base, digest=message.digest, write=message.write,
+        catch_up_ids=_checked(message.catch_up_ids, most), draft_ids=_checked(message.draft_ids, most),
         opening=_read_opening(message.opening, most) if message.HasField("opening") else None,
-        write=message.write,
-    )
+    )  # fmt: skip
     if call.base < len(call.catch_up_ids):
         raise ValueError(f"{len(call.catch_up_ids)} catch-up tokens are more than its base of {call.base}")
     if call.opening and len(call.opening.committed_ids) + len(call.catch_up_ids) != call.base:
@@ -279,16 +266,11 @@ def decode_opened(data: bytes) -> Opened:
 def encode_verdict(verdict: Verdict, target: TargetId | None = None, *, is_last: bool = False) -> bytes:
     """`target` is as in `encode_opened`. `is_last` marks a verdict after which the target might have written."""
     return pb.SessionReply(
-        base=verdict.base,
-        num_accepted=verdict.num_accepted,
-        token_id=verdict.token_id,
-        finish=f"FINISH_{verdict.finish}".upper(),
-        audit=np.packbits(np.array(verdict.audit, bool)).tobytes(),
-        cost=_cost_list(verdict.cost),
-        target=_target_message(target),
-        last=is_last,
+        base=verdict.base, num_accepted=verdict.num_accepted, token_id=verdict.token_id,
+        finish=f"FINISH_{verdict.finish}".upper(), audit=np.packbits(np.array(verdict.audit, bool)).tobytes(),
+        cost=_cost_list(verdict.cost), target=_target_message(target), last=is_last,
         scores=map(_score_message, verdict.scores),
-    ).SerializeToString()
+    ).SerializeToString()  # fmt: skip
 
 
 @reading("SessionReply")
@@ -309,13 +291,9 @@ def decode_verdict(data: bytes, num_audited: int, sent_ids: Sequence[int] = ()) 
 
 def encode_written(written: Written) -> bytes:
     return pb.SessionReply(
-        base=written.base,
-        written_ids=written.token_ids,
-        finish=f"FINISH_{written.finish}".upper(),
-        cost=_cost_list(written.cost),
-        last=written.is_last,
-        scores=map(_score_message, written.scores),
-    ).SerializeToString()
+        base=written.base, written_ids=written.token_ids, finish=f"FINISH_{written.finish}".upper(),
+        cost=_cost_list(written.cost), last=written.is_last, scores=map(_score_message, written.scores),
+    ).SerializeToString()  # fmt: skip
 
 
 @reading("SessionReply")
