@@ -136,8 +136,7 @@ class Drafter:
     def _open(self) -> Cost:
         if self._sequence is not None:
             return Cost()
-        with self._engine.floor:
-            sequence = self._sequence = self._engine.begin(self._prompt.token_ids, self._prompt.media, self._reuse)
+        sequence = self._sequence = self._engine.begin(self._prompt.token_ids, self._prompt.media, self._reuse)
         if self._is_cancelled:
             self.close()
         try:

@@ -143,7 +143,7 @@ class OwnText:
 
     def stop(self) -> None:
         if self._writing is not None and self._stream is not None:
-            message = codec.encode_stop(values.StopCall(self._writing[0]))
+            message = codec.encode_stop(self._writing[0])
             self._count(bytes_up=len(message))
             self._stream.send(message)
 

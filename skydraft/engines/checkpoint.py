@@ -1,8 +1,6 @@
 """The files of models: which weights they hold, and reading a checkpoint's folder as the Hugging Face hub has it."""
 
-import functools
 import hashlib
-import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
@@ -63,12 +61,6 @@ def failed(transformers: Any, does: str, error: Exception, kind: type[SkydraftEr
         f"transformers {transformers.__version__} {does} ({first_line(error)}); skydraft knows {_FITTING}.",
         hint=f"Run: pip install 'transformers{_FITTING}'.",
     )
-
-
-@functools.cache
-def cache_argument(model: Callable[..., Any]) -> str:
-    """What the forward of a class of models calls its KV cache, which transformers renamed in 5.24."""
-    return "cache" if "cache" in inspect.signature(getattr(model, "forward")).parameters else "past_key_values"  # noqa: B009
 
 
 def check_device(torch: Any, name: str) -> Any:

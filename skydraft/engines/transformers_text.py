@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +14,7 @@ import numpy as np
 
 from skydraft.engines.adapter import AdaptedModel
 from skydraft.engines.base import Engine, Feeds, Sequence
-from skydraft.engines.checkpoint import (
-    cache_argument,
-    failed,
-    load_checkpoint,
-    load_library,
-    read_vocab,
-    weights_fingerprint,
-)
+from skydraft.engines.checkpoint import failed, load_checkpoint, load_library, read_vocab, weights_fingerprint
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.probe import cpu_model, profile_of
 from skydraft.engines.registry import EngineKind
@@ -170,6 +166,12 @@ class TransformersEngine(Engine):
 
     def free(self) -> None:
         self._model = None
+
+
+@functools.cache
+def cache_argument(model: Callable[..., Any]) -> str:
+    """What the forward of a class of models calls its KV cache, which transformers renamed in 5.24."""
+    return "cache" if "cache" in inspect.signature(getattr(model, "forward")).parameters else "past_key_values"  # noqa: B009
 
 
 def _written(slot: Slot) -> list[Any]:

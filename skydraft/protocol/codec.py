@@ -16,18 +16,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from skydraft.config import DecodingParams, Execution
 from skydraft.errors import GrammarRefused, LimitExceeded, OptionError, ProtocolError
 from skydraft.protocol import verifier_pb2 as pb
-from skydraft.protocol.values import (
-    Call,
-    CloseCall,
-    OpenCall,
-    Opened,
-    Opening,
-    ServerInfo,
-    StopCall,
-    TargetId,
-    VerifyCall,
-    Written,
-)
+from skydraft.protocol.values import CloseCall, OpenCall, Opened, Opening, ServerInfo, TargetId, VerifyCall, Written
 from skydraft.types import Cost, FinishReason, Media, Prompt, Score, Verdict
 
 _MAX_ID = 2**31 - 1
@@ -201,8 +190,9 @@ def encode_verify(call: VerifyCall) -> bytes:
     ).SerializeToString()  # fmt: skip
 
 
-def encode_stop(call: StopCall) -> bytes:
-    return pb.SessionRequest(base=call.base, action=pb.ACTION_STOP).SerializeToString()
+def encode_stop(base: int) -> bytes:
+    """End the writing after the verify of this base."""
+    return pb.SessionRequest(base=base, action=pb.ACTION_STOP).SerializeToString()
 
 
 def encode_close(session: int) -> bytes:
@@ -211,13 +201,11 @@ def encode_close(session: int) -> bytes:
 
 
 @reading("SessionRequest")
-def decode_call(data: bytes, session: int, most: int = _MAX_ID) -> Call:
+def decode_call(data: bytes, session: int, most: int = _MAX_ID) -> OpenCall | VerifyCall | CloseCall:
     """`session` is that of the stream, 0 before its first message. Raises LimitExceeded for more than `most` tokens."""
     message = pb.SessionRequest.FromString(data)
     if session and message.session not in (0, session):
         raise ValueError(f"this stream is about session {session}, and none but that")
-    if message.action == pb.ACTION_STOP:
-        return StopCall(message.base)
     if not (number := session or message.session):
         raise ValueError("it names no session")
     if message.action == pb.ACTION_VERIFY:
