@@ -140,10 +140,8 @@ class Engine(Model):
         if len(prompt) >= self.context_len:
             raise ContextExceeded(
                 f"The prompt has {len(prompt)} tokens, the context of {self.name} holds {self.context_len}.",
-                num_tokens=len(prompt),
-                most=self.context_len,
-                hint="Shorten the prompt or raise --context.",
-            )
+                num_tokens=len(prompt), most=self.context_len, hint="Shorten the prompt or raise --context.",
+            )  # fmt: skip
         self.check_ids(prompt, PromptError)
         self.check_media(prompt, media)
 

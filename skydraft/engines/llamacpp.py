@@ -306,8 +306,6 @@ def _tokenize(lib: Any, vocab: Any, text: str) -> list[int]:
 
 
 KIND = EngineKind(
-    "a GGUF model",
-    lambda spec, path, options: LlamaCppEngine(path, options, name=spec),
-    takes=frozenset({"num_threads", "gpu_layers"}),
-    claims=Path.is_file,
-)
+    "a GGUF model", lambda spec, path, options: LlamaCppEngine(path, options, name=spec),
+    takes=frozenset({"num_threads", "gpu_layers"}), claims=Path.is_file,
+)  # fmt: skip

@@ -180,8 +180,6 @@ def _written(slot: Slot) -> list[Any]:
 
 TAKES = frozenset({"num_threads", "device", "dtype"})
 KIND = EngineKind(
-    "a transformers checkpoint",
-    lambda spec, path, options: TransformersEngine(path, options, name=spec),
-    takes=TAKES,
-    claims=Path.is_dir,
-)
+    "a transformers checkpoint", lambda spec, path, options: TransformersEngine(path, options, name=spec),
+    takes=TAKES, claims=Path.is_dir,
+)  # fmt: skip

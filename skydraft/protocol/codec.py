@@ -134,13 +134,10 @@ def _read_opening(message: pb.Opening, most: int) -> Opening:
     return Opening(
         fingerprint=message.fingerprint.hex(),
         prompt=Prompt(_checked(message.prompt_ids, most), tuple(map(_read_media, message.media))),
-        committed_ids=_checked(message.committed_ids, most),
-        params=_read_params(message.params),
-        top=message.top,
-        cache_scope=message.cache_scope,
-        target=_read_target(message),
+        committed_ids=_checked(message.committed_ids, most), params=_read_params(message.params), top=message.top,
+        cache_scope=message.cache_scope, target=_read_target(message),
         num_best=message.num_best if message.HasField("num_best") else None,
-    )
+    )  # fmt: skip
 
 
 def _score_message(score: Score) -> pb.Score:
