@@ -145,14 +145,11 @@ def read_vocab(tokenizer: Any, generation_config: Any) -> Vocab:
     ends = [*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id]
     adds_bos = backend.encode("a").ids[:1] == [tokenizer.bos_token_id]
     return Vocab(
-        pieces,
-        lambda text: list(backend.encode(text, add_special_tokens=False).ids),
-        special_ids=special | unused,
-        end_ids=(int(token_id) for token_id in ends if token_id is not None),
+        pieces, lambda text: list(backend.encode(text, add_special_tokens=False).ids),
+        special_ids=special | unused, end_ids=(int(token_id) for token_id in ends if token_id is not None),
         chat_template=template.get("default") if isinstance(template, dict) else template,
-        bos_text=tokenizer.bos_token if adds_bos else "",
-        eos_text=tokenizer.eos_token or "",
-    )
+        bos_text=tokenizer.bos_token if adds_bos else "", eos_text=tokenizer.eos_token or "",
+    )  # fmt: skip
 
 
 def _read_pieces(tokenizer: Any, backend: Any) -> list[bytes]:
