@@ -35,14 +35,11 @@ Fallback = Literal["lost", "start"]
 
 @dataclass(eq=False)
 class Cloud:
-    """One server, or several that run the same model, and the behaviour when they are slow or gone. Any number of
-    generations may use it at once, from any thread.
+    """One server, or several that run the same model, and the behaviour when they are slow or gone, as `api.connect`
+    says it. Any number of generations may use it at once, from any thread.
 
-    `timeout_s` is the time to wait for an answer, from a busy or a lost cloud. A gated plan continues alone within a
-    second of silence, unless `require`; a cloud with a round trip above half a second counts as silent there. One that
-    was never reached is an error, unless `fallback` is "start": then texts begin alone, too.
-    `engine` is None: the draft model's tokenizer encodes the requests. `open_ahead` opens each session at once instead
-    of at the first escalation. `notify` gets a line when the cloud is lost and when it is back.
+    In a gated plan a cloud with a round trip above half a second counts as silent. `engine` is None: the draft model's
+    tokenizer encodes the requests.
     """
 
     servers: Servers
