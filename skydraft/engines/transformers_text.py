@@ -165,6 +165,8 @@ class TransformersEngine(Engine):
         return lengths.pop() if lengths else 0
 
     def free(self) -> None:
+        if self._label:
+            self._adapted.remove(self._label)
         self._model = None
 
 
