@@ -93,11 +93,11 @@ class DecodingParams:
     def __post_init__(self) -> None:
         for known in fields(self):
             value, option = getattr(self, known.name), known.metadata["option"]
+            biases = [bias for _, bias in value] if known.name == "logit_bias" else []
             name = "--" + known.name.replace("_", "-")
             kind = {int: Integral, float: Real}.get(type(known.default), object)
             if not isinstance(value, kind):
                 raise OptionError(f"{name} must be a {'whole ' if kind is Integral else ''}number, not {value!r}.")
-            biases = [bias for _, bias in value] if known.name == "logit_bias" else []
             for number in [value] if isinstance(value, Real) else biases:
                 if not option.low <= number <= option.high:  # also refuses NaN
                     raise OptionError(f"{name} must be between {option.low:.12g} and {option.high:.12g}, not {number}.")
