@@ -23,9 +23,8 @@ from skydraft.cloud.server import ServeOptions, serve
 from skydraft.cloud.worker import Worker
 from skydraft.engines.base import Engine, Sequence
 from skydraft.engines.options import EngineOptions, RowProfile
-from skydraft.engines.rows import Rows
 from skydraft.engines.toy import ListEngine
-from skydraft.engines.vocab import TokenIds, Vocab
+from skydraft.engines.vocab import Rows, TokenIds, Vocab
 from skydraft.models import default_pair
 
 MAX_ROWS = 32

@@ -78,8 +78,12 @@ def load(
         engine.profile = profile_of(engine, key, options)
     engine.prefixes.share(beginning_ids(engine.vocab))
     engine.adapters.folder, engine.adapters.default = folder_of(os.fspath(model), cache), adapter
-    if adapter not in ("auto", "none"):
-        engine.adapters.choose(adapter, ())  # it is there, and it fits
+    try:
+        if adapter not in ("auto", "none"):
+            engine.adapters.choose(adapter, ())  # it is there, and it fits
+    except BaseException:
+        engine.close()
+        raise
     return engine
 
 
@@ -217,17 +221,10 @@ def generate(
     turns = () if question is None else asked(question, system)
     talk = turns if messages is None else conversation(messages)
     request = GenerateRequest(
-        messages=spoken(talk, audio),
-        plan=plan or make_plan(),
-        params=params or DecodingParams(),
-        raw=raw,
-        share_audio=share_audio,
-        execution=execution,
-        calibration=calibration,
-        with_signals=with_signals,
-        cache_scope=cache_scope,
+        spoken(talk, audio), plan or make_plan(), params or DecodingParams(), raw=raw, share_audio=share_audio,
+        execution=execution, calibration=calibration, with_signals=with_signals, cache_scope=cache_scope,
         local_only=local_only,
-    )
+    )  # fmt: skip
     return start(request, edge=edge, cloud=cloud)
 
 

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
@@ -93,9 +94,12 @@ class DecodingParams:
         for known in fields(self):
             value, option = getattr(self, known.name), known.metadata["option"]
             biases = [bias for _, bias in value] if known.name == "logit_bias" else []
-            for number in [value] if isinstance(value, int | float) else biases:
+            name = "--" + known.name.replace("_", "-")
+            kind = {int: Integral, float: Real}.get(type(known.default), object)
+            if not isinstance(value, kind):
+                raise OptionError(f"{name} must be a {'whole ' if kind is Integral else ''}number, not {value!r}.")
+            for number in [value] if isinstance(value, Real) else biases:
                 if not option.low <= number <= option.high:  # also refuses NaN
-                    name = "--" + known.name.replace("_", "-")
                     raise OptionError(f"{name} must be between {option.low:.12g} and {option.high:.12g}, not {number}.")
         if 0 < self.temperature < _LOWEST_TEMPERATURE:
             raise OptionError(f"--temperature must be 0 (not random) or at least {_LOWEST_TEMPERATURE:g}.")
@@ -156,11 +160,12 @@ def decoding_params(style: str | None = None, **given: Any) -> DecodingParams:
         raise OptionError(f"There is no style '{style}'.", hint=f"Choose one of: {', '.join(STYLES)}.")
     _check_names("decoding_params", given, [field.name for field in fields(DecodingParams)])
     chosen = {name: value for name, value in given.items() if value is not None}
-    if "stop" in chosen:
+    if "stop" in chosen and not isinstance(chosen["stop"], str):
         chosen["stop"] = tuple(chosen["stop"])
     if "stop_token_ids" in chosen:
         chosen["stop_token_ids"] = tuple(sorted(set(chosen["stop_token_ids"])))
-    if 0 < chosen.get("temperature", 0) < _LOWEST_TEMPERATURE:
+    temperature = chosen.get("temperature")
+    if isinstance(temperature, float) and 0 < temperature < _LOWEST_TEMPERATURE:
         chosen["temperature"] = 0.0
     if "logit_bias" in chosen:
         chosen["logit_bias"] = tuple(sorted((int(token_id), float(bias)) for token_id, bias in chosen["logit_bias"]))

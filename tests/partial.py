@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from skydraft.engines.rows import Rows
 from skydraft.engines.toy import ToyEngine
+from skydraft.engines.vocab import Rows
 
 PART = 4
 

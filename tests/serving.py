@@ -28,7 +28,7 @@ from skydraft.engines.base import Engine
 from skydraft.protocol import codec
 from skydraft.protocol import verifier_pb2 as pb
 from skydraft.protocol.status import from_rpc
-from skydraft.protocol.values import MAX_SESSION, SERVICE, Call, OpenCall, Opening
+from skydraft.protocol.values import MAX_SESSION, SERVICE, CloseCall, OpenCall, Opening, VerifyCall
 from skydraft.types import Prompt
 
 from .starting import Started
@@ -224,7 +224,7 @@ def serving(engine: Engine, *, port: int = 0, **options: Any) -> Iterator[Servin
         running.stop()
 
 
-def asked(request: bytes) -> Call:
+def asked(request: bytes) -> OpenCall | VerifyCall | CloseCall:
     """What a message of a session says; 1 stands for a session that it leaves out."""
     return codec.decode_call(request, pb.SessionRequest.FromString(request).session or 1)
 

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "skydraft"
 _LEAVES = {"types", "errors", "characters", "config", "files", "grammars", "thinking", "tracing"}
-_CONTRACT = _LEAVES | {"engines.base", "engines.options", "engines.rows", "engines.vocab"}
+_CONTRACT = _LEAVES | {"engines.base", "engines.options", "engines.vocab"}
 _QUESTIONS = {"choosing", "gating", "prompts", "protocol"}
 _MACHINERY = {"edge", "decoding", "models"}
 

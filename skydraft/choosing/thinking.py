@@ -8,9 +8,10 @@ from skydraft.choosing.incremental import Along
 from skydraft.config import DecodingParams
 from skydraft.engines.vocab import Mask, TokenIds, Vocab
 from skydraft.errors import OptionError
-from skydraft.thinking import Place, Tags, Thought
+from skydraft.thinking import BLANK, Place, Tags, Thought
 
 _MAX_GAP = 2  # tokens of blanks before a grammar
+_BLANK = BLANK.encode()
 
 
 def tags_of(params: DecodingParams) -> Tags:
@@ -88,5 +89,13 @@ def _longest(vocab: Vocab, tags: Tags, missing: str) -> int:
 def _not_yet(vocab: Vocab, tags: Tags, thought: Thought) -> Mask:
     """The tokens, [vocab], after which the answer has not begun: a grammar sees nothing of them."""
     pieces, thinks = tagged_pieces(vocab, tags), thought.phase == "thinking"
-    after = (thought.then(each.decode("latin-1"))[0].phase if each or thinks else "answer" for each in pieces)
-    return np.array([phase != "answer" for phase in after])
+    held, start, end = (text.encode("latin-1") for text in (thought.held, thought.tags.start, thought.tags.end))
+    if thinks:  # of most tokens a comparison says it; `then` takes a second for a vocabulary
+        unclear = [i for i, piece in enumerate(pieces) if end in held + piece]
+    else:
+        bare = {i: (held + piece).lstrip(_BLANK) for i, piece in enumerate(pieces) if piece}
+        unclear = [i for i, text in bare.items() if start.startswith(text) or (start and text.startswith(start))]
+    mask = np.full(len(pieces), thinks)
+    for i in unclear:
+        mask[i] = thought.then(pieces[i].decode("latin-1"))[0].phase != "answer"
+    return mask

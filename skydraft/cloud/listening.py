@@ -97,21 +97,14 @@ class Listener:
 
     async def start(self) -> int:
         """Bind; returns the port. Raises OptionError."""
-        self._server = server = grpc.aio.server(
-            options=[
-                ("grpc.max_receive_message_length", self._most_bytes),
-                _ONE_LISTENER,
-                *FEW_FRAMES,
-                ("grpc.keepalive_permit_without_calls", 1),
-                ("grpc.http2.min_ping_interval_without_data_ms", 1000),
-                ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),  # also for what is not even HTTP/2
-                # Of a connection without a call.
-                ("grpc.max_connection_idle_ms", int(min(self._options.limits.session_ttl_s * 1e3, _INT32_MAX))),
-                *_MOST_PENDING,
-                _MOST_CALLS,
-                ("grpc.max_allowed_incoming_connections", _most_connections()),
-            ]
-        )
+        idle_ms = int(min(self._options.limits.session_ttl_s * 1e3, _INT32_MAX))  # of a connection without a call
+        self._server = server = grpc.aio.server(options=[
+            ("grpc.max_receive_message_length", self._most_bytes), ("grpc.max_connection_idle_ms", idle_ms),
+            _ONE_LISTENER, *FEW_FRAMES, *_MOST_PENDING, _MOST_CALLS,
+            ("grpc.keepalive_permit_without_calls", 1), ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+            ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),  # also for what is not even HTTP/2
+            ("grpc.max_allowed_incoming_connections", _most_connections()),
+        ])  # fmt: skip
         self.calls.answer_at(server)
         self.port = bind(server, self._options)
         await server.start()

@@ -43,20 +43,12 @@ class CloudServer:
     def info(self) -> ServerInfo:
         engine, limits = self._worker.served.engine, self._options.limits
         return ServerInfo(
-            version=__version__,
-            model=engine.name,
-            fingerprint=short_fingerprint(engine.vocab.fingerprint),
-            vocab_size=engine.vocab.size,
-            context_len=engine.context_len,
-            execution=self._worker.served.execution,
-            max_rows=self._worker.max_rows,
-            max_block=limits.max_block,
-            max_sessions=limits.max_sessions,
-            num_sessions=self._worker.docket.num_sessions,
-            invariant_rows=engine.invariant_rows,
-            forward_ms=engine.profile.forward_ms,
-            weights=engine.fingerprint,
-        )
+            version=__version__, model=engine.name, weights=engine.fingerprint,
+            fingerprint=short_fingerprint(engine.vocab.fingerprint), vocab_size=engine.vocab.size,
+            context_len=engine.context_len, execution=self._worker.served.execution, max_rows=self._worker.max_rows,
+            invariant_rows=engine.invariant_rows, forward_ms=engine.profile.forward_ms, max_block=limits.max_block,
+            max_sessions=limits.max_sessions, num_sessions=self._worker.docket.num_sessions,
+        )  # fmt: skip
 
     async def start(self) -> int:
         """Begin to answer; returns the port, which is bound now if it was not before."""

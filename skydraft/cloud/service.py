@@ -109,7 +109,6 @@ class VerifierService:
             if isinstance(call, CloseCall):
                 self._worker.post(partial(self._docket.close, call.session, owner))
                 return False
-            assert isinstance(call, OpenCall | VerifyCall)  # stops are read elsewhere
             kind, stream.session, stream.is_busy = call.kind, call.session, True
             self._check(call)
             if self._limits.rows_per_s:

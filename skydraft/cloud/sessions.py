@@ -139,13 +139,9 @@ class Sessions:
                 hint="Begin the text again, or start the server as it was.",
             )
         return TargetSession(
-            self._engine,
-            opening.prompt,
-            opening.params,
-            top=opening.top,
-            committed=opening.committed_ids,
-            num_best=opening.num_best,
-        )
+            self._engine, opening.prompt, opening.params,
+            top=opening.top, committed=opening.committed_ids, num_best=opening.num_best,
+        )  # fmt: skip
 
     def check(self, call: OpenCall | VerifyCall) -> None:
         """Raise VocabularyMismatch if the client's vocabulary is not the target's, ProtocolError for an id outside."""

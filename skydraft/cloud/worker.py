@@ -16,7 +16,7 @@ from skydraft.cloud.docket import TICK_S, Batch, Docket, Job
 from skydraft.cloud.sessions import ServedModel
 from skydraft.config import Execution
 from skydraft.engines.base import Engine
-from skydraft.engines.rows import Rows
+from skydraft.engines.vocab import Rows
 
 if TYPE_CHECKING:
     from skydraft.cloud.metrics import Metrics

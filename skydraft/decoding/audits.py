@@ -150,10 +150,11 @@ class Auditor:
         """An ordinary verification, for which all tokens are skipped ones and the last one is the block."""
         (*before, last), prompt, edge = generation.token_ids, generation.prompts.target, generation.edge
         assert edge is not None  # it drafted
-        request = replace(generation.request, plan=_READING, cache_scope="", traceparent="", num_best=None)
         context = Context(prompt)
         context.commit_skip(DraftBlock(0, tuple(before)), None)
         try:
+            given = replace(generation.request, plan=_READING, calibration=None, num_best=None)
+            request = replace(given, cache_scope="", traceparent="")
             with closing(self._target.verifier(context, prompt, edge.vocab, request)) as self._verifier:
                 if self._is_closed:
                     self._verifier.cancel()

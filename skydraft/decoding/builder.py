@@ -182,7 +182,7 @@ def _turns(
     """Who writes when; and what decides the length of blocks, if it is not fixed and costs are known."""
     hand_back, decides = plan.hand_back or HandBack(), plan.hand_back is None
     if plan.k is not None or draft is None or facts is None:
-        return Turns(plan.k or DEFAULT_K, hand_back), None
+        return Turns(min(plan.k or DEFAULT_K, facts.max_block if facts else MAX_K), hand_back), None
     draft_ms = draft.profile.forward_ms
     costs = CostModel(draft_ms[0], facts.forward_ms, facts.max_rows, wire_ms=facts.wire_ms, streams=facts.streams)
     # Two machines read the prompt at the same time.

@@ -9,8 +9,7 @@ from skydraft.config import MAX_K, DecodingParams
 from skydraft.decoding.context import Context
 from skydraft.decoding.scoring import Scores
 from skydraft.engines.base import Engine, Sequence, TokenBuffer
-from skydraft.engines.rows import Rows
-from skydraft.engines.vocab import TokenIds
+from skydraft.engines.vocab import Rows, TokenIds
 from skydraft.errors import EngineError
 from skydraft.gating.gates import CERTAIN, measure
 from skydraft.types import Cost, DraftBlock, EndedBy, FinishReason, Prompt, Reuse, Signals
@@ -77,16 +76,11 @@ class Drafter:
                     break
                 steps.append(step)
                 ended_by = self._ended_by(steps)
-        forced = tuple(step.is_forced for step in steps)
-        return DraftBlock(
-            context.base,
-            tuple(step.token_id for step in steps),
-            tuple(step.signals for step in steps) if self._with_signals else (),
-            ended_by,
-            steps[-1].finish if steps else None,
-            sum((step.cost for step in steps), cost),
-            forced if self._chooser.has_grammar or any(forced) else (),  # a budget of thinking forces its end tag
-        )
+        token_ids, forced = tuple(step.token_id for step in steps), tuple(step.is_forced for step in steps)
+        forced = forced if self._chooser.has_grammar or any(forced) else ()  # a budget of thinking forces its end tag
+        signals = tuple(step.signals for step in steps) if self._with_signals else ()
+        cost = sum((step.cost for step in steps), cost)
+        return DraftBlock(context.base, token_ids, signals, ended_by, steps[-1].finish if steps else None, cost, forced)
 
     def _ended_by(self, steps: list[_Step]) -> EndedBy:
         if steps[-1].finish:
@@ -142,8 +136,7 @@ class Drafter:
     def _open(self) -> Cost:
         if self._sequence is not None:
             return Cost()
-        with self._engine.floor:
-            sequence = self._sequence = self._engine.begin(self._prompt.token_ids, self._prompt.media, self._reuse)
+        sequence = self._sequence = self._engine.begin(self._prompt.token_ids, self._prompt.media, self._reuse)
         if self._is_cancelled:
             self.close()
         try:

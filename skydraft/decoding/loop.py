@@ -46,7 +46,7 @@ class SpeculativeLoop:
         if not self.seats.take():
             return
         if not self._num_rounds:
-            self._started, self._num_thinking = time.perf_counter(), self._count_thinking()
+            self._started = time.perf_counter()
         while self.context.finish is None and not self._is_cancelled:
             began = time.perf_counter()
             block = self._draft()
@@ -116,23 +116,15 @@ class SpeculativeLoop:
         audit, num_accepted = (verdict.audit, verdict.num_accepted) if verdict else ((), 0)
         now = time.perf_counter()
         record = StepRecord(
-            round=self._num_rounds,
-            base=block.base,
-            num_draft=len(block.token_ids),
-            num_accepted=num_accepted,
-            num_committed=len(token_ids),
-            outcome=outcome,
-            reason=reason,
-            wall_ms=(now - began) * 1e3,
-            ended_ms=(now - self._started) * 1e3,
-            draft=block.cost,
-            target=verdict.cost if verdict else Cost(),
+            round=self._num_rounds, base=block.base, outcome=outcome, reason=reason,
+            num_draft=len(block.token_ids), num_accepted=num_accepted, num_committed=len(token_ids),
+            wall_ms=(now - began) * 1e3, ended_ms=(now - self._started) * 1e3,
+            draft=block.cost, target=verdict.cost if verdict else Cost(),
             link=self.verifier.take_cost() if self.verifier else LinkCost(),
-            num_audited=len(audit),
-            num_agreed=sum(audit),
+            num_audited=len(audit), num_agreed=sum(audit),
             num_forced=sum(block.forced[: num_accepted if verdict else None]),
             num_reasoning=self._count_thinking() - num_thinking,
-        )
+        )  # fmt: skip
         self._num_rounds += 1
         done = Round(record, block, token_ids, origins, audit)
         self.turns.observe(done)

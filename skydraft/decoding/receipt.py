@@ -66,13 +66,9 @@ class Receipt:
             earlier.prompt_tokens + self.prompt_tokens,
             (*earlier.seen, *(each.after(num_tokens, num_chars) for each in self.seen)),
             (*earlier.rejected, *(replace(each, at=each.at + num_tokens) for each in self.rejected)),
-            earlier.calls + self.calls,
-            earlier.bytes_up + self.bytes_up,
-            earlier.bytes_down + self.bytes_down,
-            earlier.shared_bytes + self.shared_bytes,
-            sum(costs) if costs else None,
-            earlier.audited or self.audited,
-        )
+            earlier.calls + self.calls, earlier.bytes_up + self.bytes_up, earlier.bytes_down + self.bytes_down,
+            earlier.shared_bytes + self.shared_bytes, sum(costs) if costs else None, earlier.audited or self.audited,
+        )  # fmt: skip
 
 
 def receipt_of(
@@ -85,16 +81,9 @@ def receipt_of(
     known = [(at, token.token_id) in told or token.origin in its_own for at, token in enumerate(tokens)]
     ends = [0, *accumulate(len(token.text) for token in tokens)]
     runs = [[at for at, _ in run] for is_seen, run in groupby(enumerate(known), lambda each: each[1]) if is_seen]
+    seen = tuple(Seen((run[0], run[-1] + 1), (ends[run[0]], ends[run[-1] + 1])) for run in runs)
+    rejected = (Rejected(at, each, pieces[each].decode(errors="replace")) for at, each in sorted(told - places))
     return Receipt(
-        tuple(dict.fromkeys(sent.servers)),
-        sent.num_prompt_tokens,
-        tuple(Seen((run[0], run[-1] + 1), (ends[run[0]], ends[run[-1] + 1])) for run in runs),
-        tuple(
-            Rejected(at, token_id, pieces[token_id].decode(errors="replace")) for at, token_id in sorted(told - places)
-        ),
-        sent.num_calls,
-        link.bytes_up,
-        link.bytes_down,
-        link.shared_bytes,
-        cost,
-    )
+        tuple(dict.fromkeys(sent.servers)), sent.num_prompt_tokens, seen, tuple(rejected),
+        sent.num_calls, link.bytes_up, link.bytes_down, link.shared_bytes, cost,
+    )  # fmt: skip

@@ -72,6 +72,8 @@ class GenerateRequest:
 
     def __post_init__(self) -> None:
         check_think(self.think)
+        if not isinstance(self.plan, Plan) or not isinstance(self.params, DecodingParams):
+            raise OptionError("The plan and the parameters of a text come from make_plan and decoding_params.")
         if not self.messages and not self.prompt_ids:
             raise PromptError("There is no prompt.", hint="Give a prompt, or --audio FILE.")
         if self.raw and len(self.messages) > 1:

@@ -96,12 +96,10 @@ def stats_of(
     gaps = token_gaps(records)
     draft, target = sum((r.draft for r in records), Cost()), sum((r.target for r in records), Cost())
     link = sum((r.link for r in records), LinkCost())
+    agreed, audited = (sum(getattr(record, name) for record in records) for name in ("num_agreed", "num_audited"))
     return Stats(
-        num_tokens=num_tokens,
-        num_rounds=len(records),
-        num_escalated=len(escalated),
-        num_draft_tokens=num_draft,
-        num_accepted_tokens=num_accepted,
+        num_tokens=num_tokens, num_rounds=len(records), num_escalated=len(escalated),
+        num_draft_tokens=num_draft, num_accepted_tokens=num_accepted,
         acceptance_rate=_ratio(num_accepted, num_draft),
         mean_acceptance_length=_ratio(sum(record.num_committed for record in escalated), len(escalated)),
         cloud_calls_per_token=_ratio(len(escalated), num_tokens),
@@ -109,34 +107,22 @@ def stats_of(
         target_passes_per_token=_ratio(target.num_passes, num_tokens),
         target_rows_per_token=_ratio(target.num_rows, num_tokens),
         ttft_ms=round(records[0].ended_ms, 3) if records else None,
-        itl_ms_p50=percentile(gaps, 50),
-        itl_ms_p95=percentile(gaps, 95),
+        itl_ms_p50=percentile(gaps, 50), itl_ms_p95=percentile(gaps, 95),
         tokens_per_s=_ratio(num_tokens * 1e3, records[-1].ended_ms) if records else None,
-        draft_ms=round(draft.forward_ms, 3),
-        target_ms=round(target.forward_ms, 3),
+        draft_ms=round(draft.forward_ms, 3), target_ms=round(target.forward_ms, 3),
         overhead_ms=round(sum(record.overhead_ms for record in records), 3),
-        bytes_up=link.bytes_up,
-        bytes_down=link.bytes_down,
-        shared_bytes=link.shared_bytes,
-        audited_agreement=_ratio(
-            sum(record.num_agreed for record in records), sum(record.num_audited for record in records)
-        ),
+        bytes_up=link.bytes_up, bytes_down=link.bytes_down, shared_bytes=link.shared_bytes,
+        audited_agreement=_ratio(agreed, audited),
         num_fallback_tokens=sum(record.num_committed for record in records if record.outcome == "fallback"),
         num_forced_tokens=sum(record.num_forced for record in records),
         num_reasoning_tokens=sum(record.num_reasoning for record in records),
-        draft_prefill_ms=round(draft.prefill_ms, 3),
-        draft_encode_ms=round(draft.encode_ms, 3),
-        target_prefill_ms=round(target.prefill_ms, 3),
-        target_encode_ms=round(target.encode_ms, 3),
+        draft_prefill_ms=round(draft.prefill_ms, 3), draft_encode_ms=round(draft.encode_ms, 3),
+        target_prefill_ms=round(target.prefill_ms, 3), target_encode_ms=round(target.encode_ms, 3),
         cached_tokens=CachedTokens(draft.num_cached, target.num_cached),
         exact=is_exact and all(record.outcome in ("verified", "written") for record in records),
-        num_requests=link.num_requests,
-        tokens_in=link.tokens_in,
-        tokens_hit=link.tokens_hit,
-        tokens_out=link.tokens_out,
-        cost=prices.of(link) if prices else None,
-        adapter=adapter,
-    )
+        num_requests=link.num_requests, tokens_in=link.tokens_in, tokens_hit=link.tokens_hit,
+        tokens_out=link.tokens_out, cost=prices.of(link) if prices else None, adapter=adapter,
+    )  # fmt: skip
 
 
 def percentile(values: Seq[float], percent: int) -> float | None:

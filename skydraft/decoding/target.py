@@ -66,13 +66,7 @@ class LocalTarget:
     prices = None
 
     def __init__(self, engine: Engine, execution: Execution = "exact") -> None:
-        self.engine = engine
-        self._execution = execution
-        self._max_rows = engine.max_rows(execution)
-
-    @property
-    def is_exact(self) -> bool:
-        return self._execution == "exact"
+        self.engine, self.is_exact, self._max_rows = engine, execution == "exact", engine.max_rows(execution)
 
     def facts(self, wait_s: float | None) -> TargetFacts:
         engine = self.engine
@@ -130,8 +124,7 @@ class LocalVerifier(TargetSession):
 
     def _open(self) -> Cost:
         """Put the prompt into the cache; returns the cost. A failure leaves the session without a sequence."""
-        with self._engine.floor:
-            sequence = self._engine.begin(self._prompt.token_ids, self._prompt.media, self._reuse)
+        sequence = self._engine.begin(self._prompt.token_ids, self._prompt.media, self._reuse)
         self.adopt(sequence)
         if self._is_closed:
             super().close()

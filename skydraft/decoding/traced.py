@@ -23,17 +23,14 @@ class TraceObserver:
     def ended(self, request: GenerateRequest, generation: Generation | None, error: BaseException | None) -> None:
         if span := self._open.pop(request.traceparent, None):  # a local text has none
             plan = request.plan
-            span.note(
-                {
-                    "gen_ai.operation.name": "text_completion" if request.raw else "chat",
-                    "gen_ai.request.temperature": request.params.temperature,
-                    "gen_ai.request.max_tokens": request.params.max_new_tokens,
-                    "skydraft.mode": plan.mode or "",
-                    "skydraft.gate": str(plan.gate),
-                    "skydraft.k": "auto" if plan.k is None else str(plan.k),
-                    "skydraft.hand_back": "auto" if plan.hand_back is None else str(plan.hand_back),
-                }
-            )
+            span.note({
+                "gen_ai.operation.name": "text_completion" if request.raw else "chat",
+                "gen_ai.request.temperature": request.params.temperature,
+                "gen_ai.request.max_tokens": request.params.max_new_tokens,
+                "skydraft.mode": plan.mode or "", "skydraft.gate": str(plan.gate),
+                "skydraft.k": "auto" if plan.k is None else str(plan.k),
+                "skydraft.hand_back": "auto" if plan.hand_back is None else str(plan.hand_back),
+            })  # fmt: skip
             if generation is not None:
                 span.note(_figures(generation))
             span.end(error)

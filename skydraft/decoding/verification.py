@@ -12,8 +12,7 @@ from skydraft.config import DecodingParams
 from skydraft.decoding.receipt import Sent
 from skydraft.decoding.scoring import score
 from skydraft.engines.base import Engine, Sequence, TokenBuffer
-from skydraft.engines.rows import Rows
-from skydraft.engines.vocab import TokenIds
+from skydraft.engines.vocab import Rows, TokenIds
 from skydraft.errors import BaseMismatch, EngineError, LimitExceeded
 from skydraft.types import Cost, DraftBlock, FinishReason, LinkCost, Prompt, Score, Verdict
 
@@ -23,6 +22,7 @@ class Verifier(Protocol):
     `link` what that cost in all."""
 
     called: bool  # whether the last `verify` called the target, and did not only take a token that it had written
+    sent: Sent
 
     def verify(self, block: DraftBlock, catch_up: Seq[int], write: int = 0) -> Verdict:
         """Judge `block`, which follows the judged tokens and `catch_up`. The target's side commits the verdict.
@@ -36,9 +36,6 @@ class Verifier(Protocol):
 
     def take_cost(self) -> LinkCost:
         """Cost of the link since the last call of this method."""
-
-    @property
-    def sent(self) -> Sent: ...
 
     @property
     def link(self) -> LinkCost: ...

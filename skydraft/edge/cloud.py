@@ -35,14 +35,11 @@ Fallback = Literal["lost", "start"]
 
 @dataclass(eq=False)
 class Cloud:
-    """One server, or several that run the same model, and the behaviour when they are slow or gone. Any number of
-    generations may use it at once, from any thread.
+    """One server, or several that run the same model, and the behaviour when they are slow or gone, as `api.connect`
+    says it. Any number of generations may use it at once, from any thread.
 
-    `timeout_s` is the time to wait for an answer, from a busy or a lost cloud. A gated plan continues alone within a
-    second of silence, unless `require`; a cloud with a round trip above half a second counts as silent there. One that
-    was never reached is an error, unless `fallback` is "start": then texts begin alone, too.
-    `engine` is None: the draft model's tokenizer encodes the requests. `open_ahead` opens each session at once instead
-    of at the first escalation. `notify` gets a line when the cloud is lost and when it is back.
+    In a gated plan a cloud with a round trip above half a second counts as silent. `engine` is None: the draft model's
+    tokenizer encodes the requests.
     """
 
     servers: Servers
@@ -188,17 +185,18 @@ class Cloud:
             self._run(self.servers.renew())
         return None
 
-    def _begin_without(self, verifier: RemoteVerifier, vocab: Vocab) -> None:
+    def _begins_without(self, verifier: RemoteVerifier, vocab: Vocab) -> bool:
         """Let a text begin alone where the cloud is not reached. Raises CloudLost unless it may."""
         gone = self.meet(vocab)
         if self.servers.is_reached or not isinstance(gone, CloudLost):
-            return  # the verification finds out
+            return False  # the verification finds out
         if self.fallback != "start":
             raise CloudLost(
                 f"The cloud at {self.name} was not reached ({gone.message.rstrip('.')}).",
                 hint="Check the address. To begin without it: --fallback start.",
             ) from gone
         verifier.go_alone(gone)
+        return True
 
     def falls_back(self, plan: Plan) -> bool:
         return plan.is_gated and not self.require
@@ -209,10 +207,9 @@ class Cloud:
         plan = request.plan
         patience = Patience(self.timeout_s, self.falls_back(plan), self.servers.has_others)
         verifier = RemoteVerifier(self.servers, context, prompt, vocab, request, patience, self._notices)
-        if plan.drafts and drafts_first and (self.open_ahead or not plan.is_gated):
+        is_alone = patience.falls_back and not self.servers.is_reached and self._begins_without(verifier, vocab)
+        if not is_alone and plan.drafts and drafts_first and (self.open_ahead or not plan.is_gated):
             verifier.open_ahead()
-        if patience.falls_back and not self.servers.is_reached:
-            self._begin_without(verifier, vocab)
         return verifier
 
     def close(self) -> None:

@@ -63,9 +63,7 @@ class RemoteText(Protocol):
     """
 
     target: TargetId | None
-
-    @property
-    def sent(self) -> Sent: ...
+    sent: Sent
 
     @property
     def is_writing(self) -> bool: ...

@@ -40,6 +40,7 @@ class OwnText:
     ) -> None:
         self.number = new_number()
         self.epoch = 0
+        self.target: TargetId | None = None
         self.sent = Sent()
         self.spent = LinkCost()  # in all
         self._context = context
@@ -58,14 +59,6 @@ class OwnText:
         self._is_named = False  # the stream has named its session
         self._writing: tuple[int, int, int] | None = None  # bases: of its verify, of the next token, of the limit
         self._cost: Cost | None = None  # of an opening ahead, for the first verdict
-
-    @property
-    def target(self) -> TargetId | None:
-        return self._opening.target
-
-    @target.setter
-    def target(self, target: TargetId | None) -> None:
-        self._opening = replace(self._opening, target=target)
 
     @property
     def is_writing(self) -> bool:
@@ -143,7 +136,7 @@ class OwnText:
 
     def stop(self) -> None:
         if self._writing is not None and self._stream is not None:
-            message = codec.encode_stop(values.StopCall(self._writing[0]))
+            message = codec.encode_stop(self._writing[0])
             self._count(bytes_up=len(message))
             self._stream.send(message)
 
@@ -157,9 +150,9 @@ class OwnText:
             await self._server.stream(self._traceparent).finish(codec.encode_close(self.number))
 
     def _opening_now(self) -> Opening:
-        self.spent += LinkCost(shared_bytes=codec.media_bytes(self._opening))
+        self._count(shared_bytes=codec.media_bytes(self._opening))
         seen = self._context.generated[: self._context.num_seen]
-        return replace(self._opening, committed_ids=tuple(seen.tolist()))
+        return replace(self._opening, target=self.target, committed_ids=tuple(seen.tolist()))
 
     def _stream_now(self) -> SessionStream:
         if self._stream is None or self._stream.is_over:

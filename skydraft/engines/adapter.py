@@ -203,8 +203,19 @@ class AdaptedModel:
                         for side, given in zip("AB", pair, strict=True):
                             values[f"{matrix}.lora_{side}.{label}.weight"].copy_(torch.from_numpy(given))
             except (KeyError, ValueError, RuntimeError) as error:
+                self.remove(label)
                 raise OptionError(f"{path} does not fit {name}.", hint="Train another.") from error
             finally:
                 self._num_added += 1
                 self._activate("")
         return label, adapter.fingerprint
+
+    def remove(self, label: str) -> None:
+        """Free an adapter that no forward uses any more."""
+        from peft.tuners.lora import LoraLayer
+
+        with self._lock:
+            self._activate("")
+            for module in self._model.modules():
+                if isinstance(module, LoraLayer):
+                    module.delete_adapter(label)

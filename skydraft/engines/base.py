@@ -14,9 +14,8 @@ from skydraft.engines.adapters import Adapters
 from skydraft.engines.beginnings import Beginnings
 from skydraft.engines.model import Feeds, Floor, Model, Sequence, TokenBuffer
 from skydraft.engines.prefix_cache import PrefixCache
-from skydraft.engines.rows import Rows
 from skydraft.engines.seats import Seats, look_again
-from skydraft.engines.vocab import TokenIds
+from skydraft.engines.vocab import Rows, TokenIds
 from skydraft.errors import ContextExceeded, OptionError, PromptError
 from skydraft.types import Recordings, Reuse
 
@@ -141,10 +140,8 @@ class Engine(Model):
         if len(prompt) >= self.context_len:
             raise ContextExceeded(
                 f"The prompt has {len(prompt)} tokens, the context of {self.name} holds {self.context_len}.",
-                num_tokens=len(prompt),
-                most=self.context_len,
-                hint="Shorten the prompt or raise --context.",
-            )
+                num_tokens=len(prompt), most=self.context_len, hint="Shorten the prompt or raise --context.",
+            )  # fmt: skip
         self.check_ids(prompt, PromptError)
         self.check_media(prompt, media)
 

@@ -1,8 +1,6 @@
 """The files of models: which weights they hold, and reading a checkpoint's folder as the Hugging Face hub has it."""
 
-import functools
 import hashlib
-import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
@@ -63,12 +61,6 @@ def failed(transformers: Any, does: str, error: Exception, kind: type[SkydraftEr
         f"transformers {transformers.__version__} {does} ({first_line(error)}); skydraft knows {_FITTING}.",
         hint=f"Run: pip install 'transformers{_FITTING}'.",
     )
-
-
-@functools.cache
-def cache_argument(model: Callable[..., Any]) -> str:
-    """What the forward of a class of models calls its KV cache, which transformers renamed in 5.24."""
-    return "cache" if "cache" in inspect.signature(getattr(model, "forward")).parameters else "past_key_values"  # noqa: B009
 
 
 def check_device(torch: Any, name: str) -> Any:
@@ -153,14 +145,11 @@ def read_vocab(tokenizer: Any, generation_config: Any) -> Vocab:
     ends = [*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id]
     adds_bos = backend.encode("a").ids[:1] == [tokenizer.bos_token_id]
     return Vocab(
-        pieces,
-        lambda text: list(backend.encode(text, add_special_tokens=False).ids),
-        special_ids=special | unused,
-        end_ids=(int(token_id) for token_id in ends if token_id is not None),
+        pieces, lambda text: list(backend.encode(text, add_special_tokens=False).ids),
+        special_ids=special | unused, end_ids=(int(token_id) for token_id in ends if token_id is not None),
         chat_template=template.get("default") if isinstance(template, dict) else template,
-        bos_text=tokenizer.bos_token if adds_bos else "",
-        eos_text=tokenizer.eos_token or "",
-    )
+        bos_text=tokenizer.bos_token if adds_bos else "", eos_text=tokenizer.eos_token or "",
+    )  # fmt: skip
 
 
 def _read_pieces(tokenizer: Any, backend: Any) -> list[bytes]:

@@ -21,8 +21,7 @@ from skydraft.engines.llama_library import TOKEN_ATTR_UNUSED, Progress, check_gg
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.probe import cpu_model, profile_of
 from skydraft.engines.registry import EngineKind
-from skydraft.engines.rows import Rows
-from skydraft.engines.vocab import Vocab
+from skydraft.engines.vocab import Rows, Vocab
 from skydraft.errors import BrokenModel, EngineError, OptionError
 
 _MAX_OUTPUT_ROWS = 16  # a row of logits is 0.6 MB
@@ -307,8 +306,6 @@ def _tokenize(lib: Any, vocab: Any, text: str) -> list[int]:
 
 
 KIND = EngineKind(
-    "a GGUF model",
-    lambda spec, path, options: LlamaCppEngine(path, options, name=spec),
-    takes=frozenset({"num_threads", "gpu_layers"}),
-    claims=Path.is_file,
-)
+    "a GGUF model", lambda spec, path, options: LlamaCppEngine(path, options, name=spec),
+    takes=frozenset({"num_threads", "gpu_layers"}), claims=Path.is_file,
+)  # fmt: skip

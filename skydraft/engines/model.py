@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from skydraft.config import Execution
 from skydraft.engines.options import NOT_PROBED, RowProfile
-from skydraft.engines.rows import Rows
-from skydraft.engines.vocab import TokenIds, Vocab
+from skydraft.engines.vocab import Rows, TokenIds, Vocab
 from skydraft.errors import EngineError, PromptError, SkydraftError
 from skydraft.types import Cost, Media, Recordings, Reuse
 

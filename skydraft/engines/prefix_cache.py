@@ -76,15 +76,11 @@ class PrefixCache:
         self._unwritten: list[tuple[str, memoryview]] = []  # for `files`
         self._sources: weakref.WeakSet[Sequence] = weakref.WeakSet()  # all that may be open
         self._progress: dict[int, tuple[int, int]] = {}  # by identity, of prompts that are being read
-        self._beginning: tuple[int, ...] = ()
+        self.beginning: tuple[int, ...] = ()  # of prompts, which all share; only `share` changes it
         self._begun: Sequence | None = None  # it holds the beginning, and nothing else
         self._dropped: list[Sequence] = []  # closed, and neither kept nor released yet
         self._kept: list[Kept] = []  # the longest kept first
         self._open: set[int] = set()  # by identity
-
-    @property
-    def beginning(self) -> tuple[int, ...]:
-        return self._beginning
 
     @property
     def num_open(self) -> int:
@@ -99,7 +95,7 @@ class PrefixCache:
 
     def share(self, beginning: Seq[int]) -> None:
         """Let all prompts that begin with these tokens share their KV. To be called before any prompt."""
-        self._beginning = tuple(beginning)
+        self.beginning = tuple(beginning)
 
     def begin(self, engine: Model, prompt: Seq[int] | TokenIds, media: Recordings, reuse: Reuse | None) -> Sequence:
         """A sequence that holds the tokens that an earlier one shares with `prompt`; an empty one where none does.
@@ -140,7 +136,7 @@ class PrefixCache:
         self, engine: Model, ids: TokenIds, media: Recordings, reuse: Reuse | None
     ) -> tuple[Kept | Sequence | None, int]:
         """What shares most with a prompt, a kept one rather than an open one, and how much; None where nothing does."""
-        parts, found = Parts(engine.max_batch_rows, self._beginning), list[Kept | Sequence](self._kept)
+        parts, found = Parts(engine.max_batch_rows, self.beginning), list[Kept | Sequence](self._kept)
         found += [each for each in self._sources if engine.can_copy and not each.is_closed]
         shared = [_shared_len(each, ids, media, reuse, parts) if reuse else 0 for each in found]
         length = max(shared, default=0)
@@ -167,11 +163,11 @@ class PrefixCache:
         """How many of its tokens are in a file, or are to be; 0 where none are."""
         if reuse is None or self.files is None or not engine.kv_kind or reuse.fixed_len < MIN_LEN:
             return 0
-        return Parts(engine.max_batch_rows, self._beginning).last_end(prompt[: min(reuse.fixed_len, len(prompt) - 1)])
+        return Parts(engine.max_batch_rows, self.beginning).last_end(prompt[: min(reuse.fixed_len, len(prompt) - 1)])
 
     def _key(self, engine: Model, token_ids: Seq[int] | TokenIds, reuse: Reuse | None) -> str:
         assert reuse is not None  # else nothing of it is in a file
-        what = f"{engine.kv_kind}|{engine.max_batch_rows}|{self._beginning}"
+        what = f"{engine.kv_kind}|{engine.max_batch_rows}|{self.beginning}"
         return Beginnings.key(reuse.scope, what, token_ids)
 
     def write(self) -> None:
@@ -182,7 +178,7 @@ class PrefixCache:
 
     def feed(self, engine: Model, sequence: Sequence, prompt: Seq[int] | TokenIds) -> bool:
         """Feed the next part; returns whether there is more. Parts end at the same places whatever was reused."""
-        parts = Parts(engine.max_batch_rows, self._beginning)
+        parts = Parts(engine.max_batch_rows, self.beginning)
         begins = parts.begins(prompt[:-1])
         if self._begun and not sequence.length and begins:
             self._copy_beginning(engine, self._begun, sequence)
@@ -196,7 +192,7 @@ class PrefixCache:
                 sequence.record(chunk)
                 if sequence.length == part_end and sequence.whole_len == start == parts.last_end(prompt[:start]):
                     sequence.whole_len = part_end
-                    if begins and not self._begun and part_end >= len(self._beginning):
+                    if begins and not self._begun and part_end >= len(self.beginning):
                         self._keep_beginning(engine, sequence)
                     if part_end == self._fixed_len(engine, prompt, sequence.reuse):
                         key = self._key(engine, prompt[:part_end], sequence.reuse)
@@ -205,15 +201,15 @@ class PrefixCache:
             finally:
                 ms = (time.perf_counter() - began) * 1e3
                 sequence.prefill_cost += Cost(forward_ms=ms, prefill_ms=ms)
-        if has_more := sequence.length < end:
-            self._progress[id(sequence)] = sequence.length, end
-        else:
+        self._progress[id(sequence)] = sequence.length, end
+        has_more = sequence.length < end
+        if not has_more or sequence.is_closed:  # perhaps meanwhile, which `drop` has noted too early
             self._progress.pop(id(sequence), None)
         return has_more
 
     def _copy_beginning(self, engine: Model, source: Sequence, target: Sequence) -> None:
-        engine.copy(source, target, len(self._beginning))
-        self._note(target, self._beginning, len(self._beginning))
+        engine.copy(source, target, len(self.beginning))
+        self._note(target, self.beginning, len(self.beginning))
 
     def _keep_beginning(self, engine: Model, sequence: Sequence) -> None:
         if (slot := engine.allocate_beginning()) is not None:

@@ -15,8 +15,7 @@ import numpy.typing as npt
 from skydraft.engines.base import Engine, Feeds, Sequence
 from skydraft.engines.options import RowProfile
 from skydraft.engines.registry import EngineKind
-from skydraft.engines.rows import Rows
-from skydraft.engines.vocab import Vocab
+from skydraft.engines.vocab import Rows, Vocab
 from skydraft.errors import OptionError
 
 Table: TypeAlias = npt.NDArray[np.float32]

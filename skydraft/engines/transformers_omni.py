@@ -163,8 +163,6 @@ def _load_extractor(path: Path) -> Any:
 
 
 KIND = EngineKind(
-    "a Qwen2.5-Omni checkpoint",
-    lambda spec, path, options: OmniEngine(path, options, name=spec),
-    takes=TAKES,
-    claims=is_omni,
-)
+    "a Qwen2.5-Omni checkpoint", lambda spec, path, options: OmniEngine(path, options, name=spec),
+    takes=TAKES, claims=is_omni,
+)  # fmt: skip

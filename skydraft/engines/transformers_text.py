@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,19 +14,11 @@ import numpy as np
 
 from skydraft.engines.adapter import AdaptedModel
 from skydraft.engines.base import Engine, Feeds, Sequence
-from skydraft.engines.checkpoint import (
-    cache_argument,
-    failed,
-    load_checkpoint,
-    load_library,
-    read_vocab,
-    weights_fingerprint,
-)
+from skydraft.engines.checkpoint import failed, load_checkpoint, load_library, read_vocab, weights_fingerprint
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.probe import cpu_model, profile_of
 from skydraft.engines.registry import EngineKind
-from skydraft.engines.rows import Rows
-from skydraft.engines.vocab import TokenIds, Vocab
+from skydraft.engines.vocab import Rows, TokenIds, Vocab
 from skydraft.errors import BrokenModel, EngineError
 
 _WEIGHTS = ("*.safetensors", "*.bin", "config.json")
@@ -170,7 +165,15 @@ class TransformersEngine(Engine):
         return lengths.pop() if lengths else 0
 
     def free(self) -> None:
+        if self._label:
+            self._adapted.remove(self._label)
         self._model = None
+
+
+@functools.cache
+def cache_argument(model: Callable[..., Any]) -> str:
+    """What the forward of a class of models calls its KV cache, which transformers renamed in 5.24."""
+    return "cache" if "cache" in inspect.signature(getattr(model, "forward")).parameters else "past_key_values"  # noqa: B009
 
 
 def _written(slot: Slot) -> list[Any]:
@@ -179,8 +182,6 @@ def _written(slot: Slot) -> list[Any]:
 
 TAKES = frozenset({"num_threads", "device", "dtype"})
 KIND = EngineKind(
-    "a transformers checkpoint",
-    lambda spec, path, options: TransformersEngine(path, options, name=spec),
-    takes=TAKES,
-    claims=Path.is_dir,
-)
+    "a transformers checkpoint", lambda spec, path, options: TransformersEngine(path, options, name=spec),
+    takes=TAKES, claims=Path.is_dir,
+)  # fmt: skip

@@ -17,6 +17,7 @@ from skydraft.errors import OptionError, VocabularyMismatch
 
 TokenIds = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
+Rows = npt.NDArray[np.float32]  # of logits, as every engine gives them: [num_rows, size]
 
 
 def num_shared(one: TokenIds, other: TokenIds) -> int:

@@ -23,9 +23,8 @@ from skydraft.decoding.stats import percentile
 from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine, Sequence
 from skydraft.engines.options import RowProfile
-from skydraft.engines.rows import Rows
 from skydraft.engines.toy import ListEngine
-from skydraft.engines.vocab import TokenIds
+from skydraft.engines.vocab import Rows, TokenIds
 from skydraft.errors import SkydraftError
 from skydraft.evaluation.modes import Mode
 from skydraft.gating.gates import measure

@@ -16,18 +16,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from skydraft.config import DecodingParams, Execution
 from skydraft.errors import GrammarRefused, LimitExceeded, OptionError, ProtocolError
 from skydraft.protocol import verifier_pb2 as pb
-from skydraft.protocol.values import (
-    Call,
-    CloseCall,
-    OpenCall,
-    Opened,
-    Opening,
-    ServerInfo,
-    StopCall,
-    TargetId,
-    VerifyCall,
-    Written,
-)
+from skydraft.protocol.values import CloseCall, OpenCall, Opened, Opening, ServerInfo, TargetId, VerifyCall, Written
 from skydraft.types import Cost, FinishReason, Media, Prompt, Score, Verdict
 
 _MAX_ID = 2**31 - 1
@@ -84,6 +73,7 @@ def _read_params(message: pb.DecodingParams) -> DecodingParams:
         ("characters in stop strings", sum(map(len, message.stop)), 4096),
         ("biased tokens", len(message.logit_bias), 1024),
         ("stop tokens", len(message.stop_token_ids), 1024),
+        ("characters in tags of thinking", len(message.think_start) + len(message.think_end), 128),
     ):
         if size > most:
             raise LimitExceeded(f"There are {size} {what}; a server accepts up to {most}.")
@@ -99,18 +89,11 @@ def _opening_message(opening: Opening) -> pb.Opening:
     try:
         return pb.Opening(
             fingerprint=bytes.fromhex(opening.fingerprint),
-            prompt_ids=opening.prompt.token_ids,
-            committed_ids=opening.committed_ids,
+            prompt_ids=opening.prompt.token_ids, committed_ids=opening.committed_ids,
             params=_params_message(opening.params) if opening.params != DecodingParams() else None,
-            top=opening.top,
-            cache_scope=opening.cache_scope,
-            target=_target_message(opening.target),
-            media=[
-                pb.Media(num_mels=len(each.features), features=each.features.astype("<f2").tobytes())
-                for each in opening.prompt.media
-            ],
-            num_best=opening.num_best,
-        )
+            top=opening.top, num_best=opening.num_best, cache_scope=opening.cache_scope,
+            target=_target_message(opening.target), media=map(_media_message, opening.prompt.media),
+        )  # fmt: skip
     except (ValueError, TypeError) as error:
         raise ProtocolError(f"This cannot be sent: {error}") from error
 
@@ -132,6 +115,10 @@ def media_bytes(opening: Opening) -> int:
     return sum(2 * media.features.size for media in opening.prompt.media)
 
 
+def _media_message(media: Media) -> pb.Media:
+    return pb.Media(num_mels=len(media.features), features=media.features.astype("<f2").tobytes())
+
+
 def _read_media(message: pb.Media) -> Media:
     values = np.frombuffer(message.features, "<f2").astype(np.float32)
     if not message.num_mels or len(values) % message.num_mels:
@@ -147,13 +134,10 @@ def _read_opening(message: pb.Opening, most: int) -> Opening:
     return Opening(
         fingerprint=message.fingerprint.hex(),
         prompt=Prompt(_checked(message.prompt_ids, most), tuple(map(_read_media, message.media))),
-        committed_ids=_checked(message.committed_ids, most),
-        params=_read_params(message.params),
-        top=message.top,
-        cache_scope=message.cache_scope,
-        target=_read_target(message),
+        committed_ids=_checked(message.committed_ids, most), params=_read_params(message.params), top=message.top,
+        cache_scope=message.cache_scope, target=_read_target(message),
         num_best=message.num_best if message.HasField("num_best") else None,
-    )
+    )  # fmt: skip
 
 
 def _score_message(score: Score) -> pb.Score:
@@ -197,19 +181,15 @@ def encode_open(call: OpenCall) -> bytes:
 
 def encode_verify(call: VerifyCall) -> bytes:
     return pb.SessionRequest(
-        session=call.session,
-        epoch=call.epoch,
-        base=call.base,
-        catch_up_ids=call.catch_up_ids,
-        draft_ids=call.draft_ids,
-        digest=call.digest,
+        session=call.session, epoch=call.epoch, base=call.base, catch_up_ids=call.catch_up_ids,
+        draft_ids=call.draft_ids, digest=call.digest, write=call.write,
         opening=_opening_message(call.opening) if call.opening else None,
-        write=call.write,
-    ).SerializeToString()
+    ).SerializeToString()  # fmt: skip
 
 
-def encode_stop(call: StopCall) -> bytes:
-    return pb.SessionRequest(base=call.base, action=pb.ACTION_STOP).SerializeToString()
+def encode_stop(base: int) -> bytes:
+    """End the writing after the verify of this base."""
+    return pb.SessionRequest(base=base, action=pb.ACTION_STOP).SerializeToString()
 
 
 def encode_close(session: int) -> bytes:
@@ -218,13 +198,11 @@ def encode_close(session: int) -> bytes:
 
 
 @reading("SessionRequest")
-def decode_call(data: bytes, session: int, most: int = _MAX_ID) -> Call:
+def decode_call(data: bytes, session: int, most: int = _MAX_ID) -> OpenCall | VerifyCall | CloseCall:
     """`session` is that of the stream, 0 before its first message. Raises LimitExceeded for more than `most` tokens."""
     message = pb.SessionRequest.FromString(data)
     if session and message.session not in (0, session):
         raise ValueError(f"this stream is about session {session}, and none but that")
-    if message.action == pb.ACTION_STOP:
-        return StopCall(message.base)
     if not (number := session or message.session):
         raise ValueError("it names no session")
     if message.action == pb.ACTION_VERIFY:
@@ -238,15 +216,10 @@ def decode_call(data: bytes, session: int, most: int = _MAX_ID) -> Call:
 
 def _read_verify(message: pb.SessionRequest, session: int, most: int) -> VerifyCall:
     call = VerifyCall(
-        session=session,
-        epoch=message.epoch,
-        base=message.base,
-        catch_up_ids=_checked(message.catch_up_ids, most),
-        draft_ids=_checked(message.draft_ids, most),
-        digest=message.digest,
+        session=session, epoch=message.epoch, base=message.base, digest=message.digest, write=message.write,
+        catch_up_ids=_checked(message.catch_up_ids, most), draft_ids=_checked(message.draft_ids, most),
         opening=_read_opening(message.opening, most) if message.HasField("opening") else None,
-        write=message.write,
-    )
+    )  # fmt: skip
     if call.base < len(call.catch_up_ids):
         raise ValueError(f"{len(call.catch_up_ids)} catch-up tokens are more than its base of {call.base}")
     if call.opening and len(call.opening.committed_ids) + len(call.catch_up_ids) != call.base:
@@ -278,16 +251,11 @@ def decode_opened(data: bytes) -> Opened:
 def encode_verdict(verdict: Verdict, target: TargetId | None = None, *, is_last: bool = False) -> bytes:
     """`target` is as in `encode_opened`. `is_last` marks a verdict after which the target might have written."""
     return pb.SessionReply(
-        base=verdict.base,
-        num_accepted=verdict.num_accepted,
-        token_id=verdict.token_id,
-        finish=f"FINISH_{verdict.finish}".upper(),
-        audit=np.packbits(np.array(verdict.audit, bool)).tobytes(),
-        cost=_cost_list(verdict.cost),
-        target=_target_message(target),
-        last=is_last,
+        base=verdict.base, num_accepted=verdict.num_accepted, token_id=verdict.token_id,
+        finish=f"FINISH_{verdict.finish}".upper(), audit=np.packbits(np.array(verdict.audit, bool)).tobytes(),
+        cost=_cost_list(verdict.cost), target=_target_message(target), last=is_last,
         scores=map(_score_message, verdict.scores),
-    ).SerializeToString()
+    ).SerializeToString()  # fmt: skip
 
 
 @reading("SessionReply")
@@ -308,13 +276,9 @@ def decode_verdict(data: bytes, num_audited: int, sent_ids: Sequence[int] = ()) 
 
 def encode_written(written: Written) -> bytes:
     return pb.SessionReply(
-        base=written.base,
-        written_ids=written.token_ids,
-        finish=f"FINISH_{written.finish}".upper(),
-        cost=_cost_list(written.cost),
-        last=written.is_last,
-        scores=map(_score_message, written.scores),
-    ).SerializeToString()
+        base=written.base, written_ids=written.token_ids, finish=f"FINISH_{written.finish}".upper(),
+        cost=_cost_list(written.cost), last=written.is_last, scores=map(_score_message, written.scores),
+    ).SerializeToString()  # fmt: skip
 
 
 @reading("SessionReply")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeAlias
+from typing import ClassVar
 
 from skydraft.config import DecodingParams, Execution
 from skydraft.types import Cost, DraftBlock, FinishReason, Prompt, Score
@@ -93,18 +93,8 @@ class VerifyCall:
 
 
 @dataclass(frozen=True, slots=True)
-class StopCall:
-    """Ends the writing after the verify of this base."""
-
-    base: int
-
-
-@dataclass(frozen=True, slots=True)
 class CloseCall:
     session: int
-
-
-Call: TypeAlias = OpenCall | VerifyCall | StopCall | CloseCall
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ WRONG_OPENINGS: list[tuple[Opening, type[errors.SkydraftError], str]] = [
     (with_params(stop=("ab",) * 65), errors.LimitExceeded, "stop strings"),
     (with_params(stop=("a" * 4097,)), errors.LimitExceeded, "characters in stop strings"),
     (with_params(logit_bias=tuple((number, 1.0) for number in range(1025))), errors.LimitExceeded, "biased tokens"),
+    (with_params(think_start="a" * 70, think_end="b" * 70), errors.LimitExceeded, "tags of thinking"),
     (opening(*MANY), errors.LimitExceeded, "do not fit"),
     (opening(*[1] * 45, committed_ids=(1,) * 4060), errors.LimitExceeded, "do not fit"),
 ]

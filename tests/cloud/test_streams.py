@@ -11,14 +11,13 @@ import pytest
 
 from skydraft.errors import BaseMismatch, ProtocolError
 from skydraft.protocol import codec
-from skydraft.protocol.values import StopCall
 
 from ..serving import RawSession, Serving, free_port, serving
 from .driver import LONG, assert_serves, later, long_text, slow_toy, text, tokens_written, verdict_of, verify_message
 
 New = Callable[[], RawSession]
 TEXT, LONG_TEXT = text(), text(type(LONG)(max_new_tokens=150, min_new_tokens=150))
-STOP = codec.encode_stop(StopCall(0))
+STOP = codec.encode_stop(0)
 
 
 @pytest.fixture
@@ -46,7 +45,7 @@ def test_a_stop_ends_the_writing_and_the_session_stays_for_the_next_block(slow: 
     server, channel = slow
     stream = RawSession(channel)
     verdict = verdict_of(stream.ask(long_text()))
-    stream.send(codec.encode_stop(StopCall(9)))  # of another verify
+    stream.send(codec.encode_stop(9))  # of another verify
     first = codec.decode_written(stream.answer())
     stream.send(STOP)
     written = (verdict.token_id, *first.token_ids, *tokens_written(stream))

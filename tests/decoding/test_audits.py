@@ -30,6 +30,7 @@ from skydraft.evaluation.scoring import Scorer
 from skydraft.learning.collect import Collector, marks_of
 from skydraft.prompts.messages import asked
 from tests import reference, toys
+from tests.gating.test_calibration import made
 from tests.learning.test_collect import read
 from tests.serving import Serving, free_port, ran_s, serving, waiting
 from tests.toys import PROMPT, PROMPT_IDS
@@ -197,6 +198,18 @@ def test_an_asked_agreement_is_that_of_the_gate(monkeypatch: pytest.MonkeyPatch)
     stricter = audits._stricter(auto)
     assert str(stricter.gate) == "calibrated:0.9+start+digits+values" and audits._stricter(stricter) == stricter
     assert audits._stricter(QUALITY) == QUALITY  # no agreement was asked for
+
+
+def test_a_text_with_a_calibration_of_its_own_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    edge, target = toys.toy(1, 0.7), toys.toy(1)
+    sides = {side: {"name": side, "fingerprint": of.fingerprint} for side, of in (("draft", edge), ("target", target))}
+    auto = replace(REQUEST, plan=make_plan("auto"), calibration=made(**sides))
+    with closing(Watching(edge, target)) as watching:
+        monkeypatch.setattr(watching.auditor, "finish", lambda: None)
+        done = watching.write(auto)
+        Serving.wait_until(lambda: bool(watching.kept))
+    ((_, audit),) = watching.kept
+    assert len(audit) == len(done.token_ids)
 
 
 def test_lessons_are_complete_where_an_answer_was_audited(tmp_path: Path) -> None:

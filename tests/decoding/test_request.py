@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from skydraft import GenerateRequest, generate, make_plan
+from skydraft import GenerateRequest, decoding_params, generate, make_plan
 from skydraft.engines.toy import open_toy
 from skydraft.errors import OptionError, PromptError, VocabularyMismatch
 from skydraft.prompts.audio import Audio
@@ -26,12 +26,27 @@ SIMPLE = GenerateRequest(asked("我"))
         ({"execution": "throughput"}, OptionError, "mode lossless is exact"),
         ({"messages": SPOKEN, "share_audio": "none", "plan": make_plan("cloud")}, OptionError, "no model would hear"),
         ({"calibration": object()}, OptionError, "no effect on the gate always"),
+        *(({name: given}, OptionError, "come from make_plan") for name, given in (("plan", "edge"), ("params", {}))),
     ],
 )
 def test_a_request_is_valid_or_not_there(parts, error, says):
     with pytest.raises(error, match=says) as raised:
         replace(SIMPLE, **parts)
     assert raised.value.exit_status == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"stop": "END"}, "tuple of texts"), ({"temperature": "0.5"}, "temperature must be a number, not '0.5'"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens must be a whole number, not 2.5"),
+        ({"top_k": "3"}, "top_k must be a whole"), ({"max_new_tokens": 0}, "must be between 1 and"),
+        ({"seed": float("nan")}, "seed must be a whole"), ({"top_p": float("nan")}, "must be between"),
+    ],
+)  # fmt: skip
+def test_a_parameter_of_another_kind_is_one_clear_error(given, says):
+    with pytest.raises(OptionError, match=says):
+        decoding_params(**given)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from skydraft.edge.channel import SessionStream, Waiting
 from skydraft.errors import CloudLost, SessionNotFound
 from skydraft.protocol import codec
 from skydraft.protocol import verifier_pb2 as pb
-from skydraft.protocol.values import StopCall, VerifyCall
+from skydraft.protocol.values import VerifyCall
 
 from .. import reference, toys
 from ..decoding.test_hand_back import turns_of
@@ -139,7 +139,7 @@ def at(moment: str, number: int, fault: Fault, leash: Leash) -> Iterator[list[st
         return reply
 
     def send(self: SessionStream, message: bytes) -> None:
-        is_stop = isinstance(asked(message), StopCall)
+        is_stop = codec.stopped_base(message) is not None
         if is_stop and is_now("at the stop"):
             fault()
         state["stopped"] = state["stopped"] or is_stop

@@ -40,7 +40,7 @@ class Liar(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types f
 
         def session(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
             for request in requests:
-                call = asked(request)
+                call = asked(request) if codec.stopped_base(request) is None else None
                 if isinstance(call, OpenCall):
                     yield codec.encode_opened(Opened(0))
                 elif isinstance(call, VerifyCall):

@@ -12,7 +12,7 @@ from skydraft.decoding.receipt import Receipt
 from skydraft.engines.toy import open_toy
 from skydraft.errors import OptionError
 from skydraft.protocol.codec import encode_stop
-from skydraft.protocol.values import OpenCall, StopCall, VerifyCall
+from skydraft.protocol.values import OpenCall, VerifyCall
 
 from ..serving import Relay, asked, free_port, serving
 from .texts import begin
@@ -22,7 +22,7 @@ PLANS = {
     "gated": make_plan(gate="entropy:2.8", k=4), "handed back": make_plan("quality"), "lossless": make_plan(k=4),
     "auto k": make_plan("lossless"), "cloud": make_plan("cloud"), "edge": make_plan("edge"),
 }  # fmt: skip
-STOP_BYTES = {len(encode_stop(StopCall(base))) for base in range(48)}
+STOP_BYTES = {len(encode_stop(base)) for base in range(48)}
 
 
 def run(cloud: Any, plan: Any, seed: int = 3) -> Generation:

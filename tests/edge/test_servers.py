@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,11 +24,11 @@ from skydraft import DecodingParams, Generation, make_plan
 from skydraft.edge.cloud import Cloud
 from skydraft.edge.server import Server
 from skydraft.edge.servers import Servers
-from skydraft.edge.session import OwnServer
+from skydraft.edge.session import OwnServer, OwnText
 from skydraft.edge.tls import ServerOptions
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import open_toy
-from skydraft.errors import CloudTimeout, NotAuthorized, OptionError, VocabularyMismatch
+from skydraft.errors import CloudLost, CloudTimeout, NotAuthorized, OptionError, VocabularyMismatch
 from skydraft.protocol.address import parse_addresses
 
 from .. import toys
@@ -141,6 +141,16 @@ def test_addresses_where_nobody_is_cost_no_token(start: Start) -> None:
         for _ in range(4):
             assert begin(cloud).run().token_ids == undisturbed()
         assert cloud.info().model == "toy"
+
+
+@pytest.mark.parametrize("fallback", ["lost", "start"])
+def test_nothing_is_opened_ahead_where_no_server_is_reached(fallback: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = list[OwnText]()
+    monkeypatch.setattr(OwnText, "open", lambda text, waiting: opened.append(text))
+    address, may_begin = f"127.0.0.1:{free_port()}", nullcontext() if fallback == "start" else pytest.raises(CloudLost)
+    with closing(skydraft.connect(address, open_ahead=True, fallback=fallback)) as cloud, may_begin:
+        begin(cloud, GATED).close()
+    assert not opened
 
 
 def test_without_any_server_a_gated_text_goes_on_alone_and_takes_the_first_that_comes(

@@ -5,6 +5,7 @@ import os
 import random as randoms
 import shutil
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -206,4 +207,15 @@ def test_progress_is_told_while_a_prompt_is_read(tmp_path: Path) -> None:
     broken = engine.begin(prompt, (), None)
     engine.prefill(broken, prompt)
     broken.close()
+    left, forward = engine.begin(prompt, (), None), engine.forward
+
+    def leaving(*given: Any, **how: Any) -> Any:
+        closing = threading.Thread(target=left.close)  # of a client that leaves while a part is read
+        closing.start()
+        closing.join()
+        return forward(*given, **how)
+
+    engine.forward = leaving
+    with pytest.raises(EngineError, match="closed"):
+        engine.fill(left, prompt)
     assert engine.prefixes.progress == (0, 0)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+import skydraft
 from skydraft.engines.llamacpp import LlamaCppEngine
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.registry import EngineKind, engine_names, open_engine
@@ -130,3 +131,11 @@ def test_a_broken_plugin_is_in_nobodys_way(
     with pytest.raises(MissingDependency) as caught:
         open_engine("bad", "bad:x", None, EngineOptions())
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_model_is_closed_again_where_the_adapter_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = open_toy("toy")
+    monkeypatch.setattr("skydraft.api.open_engine", lambda *_: toy)
+    with pytest.raises(OptionError, match="has no adapter 'nobody'"):
+        skydraft.load("toy", adapter="nobody")
+    assert toy.floor.is_closed

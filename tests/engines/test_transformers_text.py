@@ -12,9 +12,9 @@ import pytest
 
 import skydraft
 from skydraft.config import DecodingParams
-from skydraft.engines.checkpoint import cache_argument, failed
+from skydraft.engines.checkpoint import failed
 from skydraft.engines.options import EngineOptions
-from skydraft.engines.transformers_text import TransformersEngine
+from skydraft.engines.transformers_text import TransformersEngine, cache_argument
 from skydraft.errors import BrokenModel, EngineError, MissingDependency, OptionError
 
 from ..later import later

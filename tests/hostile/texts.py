@@ -5,8 +5,8 @@ from typing import Any
 import skydraft
 from skydraft import DecodingParams, Generation, make_plan
 from skydraft.engines.base import Feeds
-from skydraft.engines.rows import Rows
 from skydraft.engines.toy import ToyEngine, open_toy
+from skydraft.engines.vocab import Rows
 from skydraft.errors import SkydraftError
 
 TEXT, LENGTH = "语速", 40

@@ -8,20 +8,11 @@ from hypothesis import strategies as st
 
 from skydraft.config import DecodingParams
 from skydraft.protocol import codec
-from skydraft.protocol.values import (
-    Call,
-    CloseCall,
-    OpenCall,
-    Opening,
-    ServerInfo,
-    StopCall,
-    TargetId,
-    VerifyCall,
-    Written,
-)
+from skydraft.protocol.values import CloseCall, OpenCall, Opening, ServerInfo, TargetId, VerifyCall, Written
 from skydraft.types import Cost, Media, Prompt, Verdict
 from tests.grammars import GRAMMARS
 
+Call = OpenCall | VerifyCall | CloseCall
 UINT32 = 2**32 - 1
 MAX_ID = 2**31 - 1
 numbers = st.integers(0, UINT32)
@@ -112,7 +103,6 @@ def verify_calls(draw: st.DrawFn) -> VerifyCall:
 calls: st.SearchStrategy[Call] = st.one_of(
     st.builds(OpenCall, session=sessions, epoch=numbers, opening=openings),
     verify_calls(),
-    st.builds(StopCall, numbers),
     st.builds(CloseCall, sessions),
 )
 
@@ -123,8 +113,6 @@ def encoded(call: Call) -> bytes:
             return codec.encode_open(call)
         case VerifyCall():
             return codec.encode_verify(call)
-        case StopCall():
-            return codec.encode_stop(call)
     return codec.encode_close(call.session)
 
 

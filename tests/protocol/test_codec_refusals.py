@@ -13,7 +13,7 @@ from skydraft.errors import GrammarRefused, LimitExceeded, ProtocolError
 from skydraft.protocol import codec
 from skydraft.protocol import verifier_pb2 as pb
 from skydraft.protocol.codec import decode_info, encode_info
-from skydraft.protocol.values import OpenCall, Opened, Opening, ServerInfo, StopCall, VerifyCall, Written
+from skydraft.protocol.values import OpenCall, Opened, Opening, ServerInfo, VerifyCall, Written
 from skydraft.types import Cost, Media, Prompt, Verdict
 from tests.mutating import flipped
 from tests.protocol.any_message import UINT32, encoded
@@ -62,7 +62,7 @@ def messages() -> Iterator[bytes]:
     audit = (True, False, True, True, True, True, True, True, False, True, True)
     yield codec.encode_open(OpenCall(2_000_000, 7, opening))
     yield codec.encode_verify(VerifyCall(2_000_000, 7, 4, (8, 9), (1, 2, 3), 0xDEADBEEF, opening, 40))
-    yield codec.encode_stop(StopCall(300))
+    yield codec.encode_stop(300)
     yield codec.encode_close(2_000_000)
     yield codec.encode_verdict(Verdict(400, 3, 151_643, "sentences", audit, cost), is_last=True)
     yield codec.encode_verdict(Verdict(400, 3, None, "stop_string", cost=cost))

@@ -7,9 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from skydraft.engines.base import Sequence
-from skydraft.engines.rows import Rows
 from skydraft.engines.toy import ToyEngine
-from skydraft.engines.vocab import TokenIds
+from skydraft.engines.vocab import Rows, TokenIds
 from skydraft.errors import PromptError
 from skydraft.types import Media, Recordings, Reuse
 

@@ -173,7 +173,8 @@ def test_what_a_chat_server_has_no_place_for_is_refused_at_once_in_one_line(monk
         talk = {"path": "chat/completions", "model": "skydraft-quality", "max_tokens": 8}
         open_end = [*QUESTION, {"role": "assistant", "content": "a"}]
         asked += [talk | {"messages": open_end, "continue_final_message": True}]
-        asked += [talk | {"path": "completions", "prompt": "a"}]
+        begun = {"continue_ids": [1], "continue_as_prompt": True}  # the server's own answer would begin anew
+        asked += [talk | {"messages": QUESTION, "skydraft": begun}, talk | {"path": "completions", "prompt": "a"}]
         for body, stream, mode in itertools.product(asked, (False, True), ("quality", "cloud")):
             answer = served.post(**body | {"stream": stream, "model": f"skydraft-{mode}"})
             assert answer.status_code == 400 and answer.json()["error"]["message"].endswith(SAYS), answer.text

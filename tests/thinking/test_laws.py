@@ -238,3 +238,20 @@ def test_a_template_is_given_what_it_knows() -> None:
     done = skydraft.api.start(request, edge=pair[0], cloud=pair[1]).run()
     assert pair[0].vocab.written(done.prompts.edge.token_ids).startswith("high") and done.reasoning == "a"
     assert run(pair_of("b", SWITCHED), think="on").text == "b"
+
+
+@law(150)
+@given(st.lists(st.sampled_from(SAID), max_size=6), st.sampled_from([TAGS, Tags("", "</think>"), Tags("a", "a<")]))
+def test_the_mask_of_a_grammar_lets_those_tokens_think_that_do(said: list[str], tags: Tags) -> None:
+    params = DecodingParams(think_start=tags.start, think_end=tags.end)
+    vocab = vocab_of(words=("<think>", "</think>", " </", "a<b"))
+    ids = np.array(vocab.encode("".join(said)), np.int32)
+    along, nothing = ThinkingAlong(params, vocab), np.zeros(vocab.size, bool)
+    before = along.at(ids)
+    if before.has_ended:
+        return
+    after = [along.at(np.append(ids, np.int32(each))).thought.phase for each in range(vocab.size)]
+    thinks = [phase != "answer" and (bool(vocab.pieces[i]) or before.thinks) for i, phase in enumerate(after)]
+    may_come = along.may_come(ids, nothing, has_left=False)
+    ends = sorted(vocab.end_ids) if before.thinks else []
+    assert (np.delete(may_come, ends) == np.delete(thinks, ends)).all() and not may_come[ends].any()

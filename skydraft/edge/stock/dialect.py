@@ -163,14 +163,12 @@ def choices(answer: Any) -> list[Any]:
     return [choice for choice in items(sound(answer).get("choices") or []) if choice is not None]
 
 
-def field(value: Any, *names: str | int) -> Any:
+def field(value: Any, name: str) -> Any:
     """A value inside of JSON. Raises CloudFailure where it is missing."""
-    for name in names:
-        try:
-            value = value[name]
-        except (TypeError, KeyError, IndexError) as error:
-            raise CloudFailure(f"The server's answer lacks '{name}'.") from error
-    return value
+    try:
+        return value[name]
+    except (TypeError, KeyError) as error:
+        raise CloudFailure(f"The server's answer lacks '{name}'.") from error
 
 
 def number(value: Any) -> int:

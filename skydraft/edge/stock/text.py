@@ -341,7 +341,8 @@ def _check_chat(request: GenerateRequest) -> None:
     calls = {"tool_calls", "tool_call_id"} & {name for each in request.messages for name, _ in each.more}
     given = {
         "A prompt without a template (--raw)": request.raw or not request.messages, "A list of tools": request.tools,
-        "A call of a tool": calls, "Continuing a message": any(message.is_open for message in request.messages),
+        "A call of a tool": calls,
+        "Continuing a message": request.begun_is_prompt or any(message.is_open for message in request.messages),
     }  # fmt: skip
     if unfit := [what for what, is_given in given.items() if is_given]:
         raise OptionError(
