@@ -126,7 +126,7 @@ def calibrate(folder: Path, models: ModelChoice) -> None:
             click.echo(f"Left out: {chosen.left_out}.", err=True)
         with counted(len(chosen.lessons), "answers") as done:
             texts = read_lessons(edge, chosen.lessons, done)
-        learned_from = base.adapters.trained_on(None)
+        learned_from = base.adapters.trained_on(edge)
         calibration, unseen = calibrate_lessons(chosen.lessons, texts, edge, folder.name, learned_from)
     share, num_tokens = agreement(unseen)
     click.echo(f"On {len(unseen)} answers {calibration.draft.name} agrees on {share:.3f} of {num_tokens} tokens.")

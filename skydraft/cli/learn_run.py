@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import click
 
 from skydraft.access.limits import Limits
 from skydraft.cli.learn import learn
-from skydraft.cli.learned import MAX_PROMPTS, Numbers, Question, numbers_by_mode, numbers_of, show_table
+from skydraft.cli.learned import MAX_PROMPTS, Numbers, Question, judge, numbers_of, show_table
 from skydraft.cli.options import DecodingChoice, as_text, decoding_section
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, models_section, server_section
 from skydraft.cli.progress import counted, showing
@@ -138,6 +139,8 @@ def run(
     continues. The exit status is 0 if NAME is in use at the end, or nothing is new since the last run.
     """
     cloud.check(models)
+    if models.adapter not in ("auto", "none"):
+        raise OptionError("--adapter does not apply here: the model as it is learns.", hint="Leave it out.")
     home = adapters.home_of(name, models.edge_model, cache_dir())
     bare = replace(models, adapter="none")
     with disk_errors_named(cache_dir()):
@@ -247,8 +250,8 @@ class _Run:
             texts = read_lessons(edge, task.held_out, done)
             if used.exists() and used.read_bytes() != self._trial.read_bytes():
                 try:
-                    before, seen = base.adapters.choose(str(used), ()), base.adapters.trained_on(str(used))
-                    gained = gain_over(before, task.held_out, texts, seen)
+                    before = base.adapters.choose(str(used), ())
+                    gained = gain_over(before, task.held_out, texts, base.adapters.trained_on(before))
                     click.echo(f"Agreement on the newest, beside the one in use: {gained or 'it has learned from all'}")
                     if gained is None or gained.low <= 0:
                         return "it is not certainly better than the one in use, which stays"
@@ -266,14 +269,11 @@ class _Run:
             return
         longest = max(len(each.prompt_ids) + each.decoding.max_new_tokens for each in task.held_out) + SPARE
         models = _for_many(self._models, longest)
-        judging = self._counting(8 * len(questions), "judging", "what was judged is kept")
-        with models.load_edge() as edge, _target(self._cloud, models) as far, judging as done:
+        counting = partial(self._counting, what="judging", kept="what was judged is kept")
+        with models.load_edge() as edge, _target(self._cloud, models) as far:
             if far.is_stock and not self._requests:
                 return  # such a server is asked by messages, and lessons have tokens
-            before, after = (
-                numbers_by_mode(questions, adapter, (edge, far), self._judged, done)
-                for adapter in ("none", str(self._trial))
-            )
+            before, after = judge(questions, ("none", str(self._trial)), (edge, far), self._judged, counting)
         click.echo(f"\n{len(questions)} held-out prompts, before → after")
         show_table(before, after, (alone.before, alone.after), target)
 

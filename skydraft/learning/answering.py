@@ -46,14 +46,13 @@ class Answering:
         self, requests: Sequence[GenerateRequest], edge: Engine, cloud: Cloud, weights: str, store: Store
     ) -> None:
         self._edge, self._cloud, self._weights, self._store = edge, cloud, weights, store
-        kept = {
-            _key(lesson.prompt_ids, lesson): lesson
-            for lesson in store.lessons(Counter())
-            if (lesson.target, lesson.vocab) == (weights, edge.vocab.fingerprint)
-        }
         self._requests = [replace(each, plan=make_plan("cloud")) for each in requests]
         self._keys = [self._key_of(each) for each in self._requests]
-        self._found = {key: kept[key] for key in self._keys if key in kept}
+        self._found, wanted = dict[str, Lesson](), set(self._keys)
+        for lesson in store.lessons(Counter()) if wanted else ():  # one in memory at a time: there may be many others
+            key, of = _key(lesson.prompt_ids, lesson), (lesson.target, lesson.vocab)
+            if key in wanted and of == (weights, edge.vocab.fingerprint):
+                self._found[key] = lesson
 
     def _key_of(self, request: GenerateRequest) -> str:
         resolved, read = prompted(request, self._edge)

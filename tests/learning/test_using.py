@@ -1,6 +1,9 @@
 """From prompts, or from --learn, to an adapter in use, through the commands, on tiny checkpoints."""
 
+import errno
+import itertools
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -15,8 +18,11 @@ from filelock import FileLock
 import skydraft
 from skydraft.cli.main import run
 from skydraft.engines.adapter import digest, read_adapter, write_adapter
+from skydraft.errors import NotEnoughDisk
+from skydraft.evaluation.records import read_records
 from skydraft.evaluation.tasks.sets import read_tasks
 from skydraft.evaluation.workloads import read_prompts
+from skydraft.files import write_whole
 from skydraft.gating.calibration import read_calibration
 from skydraft.learning.dataset import beginning_of, prompt_digest
 from skydraft.learning.lessons import Store
@@ -122,6 +128,8 @@ def test_what_was_collected_teaches_too_and_one_for_everything_has_a_guard(
     status, said, err = call("learn", "run", "all", "--from", str(taught), "--everything", *TRAIN)
     assert status == 0, said + err
     assert "for all texts" in said and call(*ASK, "--mode", "edge")[1] != before
+    num_held_out = re.search(r"(\d+) held out", err)
+    assert num_held_out and call("learn", "calibrate", str(taught))[1].startswith(f"On {num_held_out[1]} answers ")
     monkeypatch.setattr("skydraft.learning.training.MAX_GUARD_LOSS", -1.0)
     status, said, _ = call("learn", "run", "more", "--from", str(taught), "--everything", *TRAIN)
     assert status == 1 and "on general prompts it is worse" in said
@@ -198,6 +206,7 @@ def test_wrong_use_is_one_line(
         (("learn", "run", "a", "--prompts", str(tmp_path / "empty.jsonl")), "holds no prompt"),
         (("learn", "run", "a", "--from", str(tmp_path / "none"), "-y"), "Nothing was collected"),
         (("learn", "forget", "nobody"), "There is nothing to forget"),
+        (("learn", "run", "a", *given, "--adapter", "b"), "--adapter does not apply here"),
         (("generate", "今天", "--adapter", "nobody"), "has no adapter 'nobody'"),
         (("generate", "今天", "--adapter", str(tmp_path / "f.gguf")), "was trained for draft"),
         (("generate", "今天", "--adapter", str(tmp_path / "noise.gguf")), "is not an adapter"),
@@ -219,6 +228,59 @@ def test_the_last_three_before_are_kept_and_come_back_in_turn(tmp_path: Path) ->
         assert (home / "adapter.gguf").read_bytes() == b"%d" % number
         assert revert("one", "org/model", tmp_path)
     assert not revert("one", "org/model", tmp_path) and not all_adapters(tmp_path)
+
+
+def test_a_full_disk_loses_none_of_those_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(5):
+        keep(b"%d" % number, "one", "m", tmp_path)
+    for fails_at in (1, 2, 3):
+        calls = itertools.count(1)
+
+        def fill(path: Path, *args: Any, calls: Any = calls, fails_at: int = fails_at) -> None:
+            if next(calls) == fails_at:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            write_whole(path, *args)
+
+        with monkeypatch.context() as patch, pytest.raises(NotEnoughDisk):
+            patch.setattr("skydraft.models.adapters.write_whole", fill)
+            keep(b"new", "one", "m", tmp_path)
+    assert keep(b"new", "one", "m", tmp_path).read_bytes() == b"new"
+    for number in (4, 3, 2):
+        assert revert("one", "m", tmp_path)
+        assert (tmp_path / "adapters" / "m" / "one" / "adapter.gguf").read_bytes() == b"%d" % number
+
+
+def test_what_is_measured_and_calibrated_is_the_draft_model_with_its_adapter(
+    call: Call, pair: tuple[Any, Any], pair_folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    asked, base, home = tmp_path / "asked.txt", pair[0].fingerprint, tmp_path / "home"
+    asked.write_text("\n".join(prompts(6)))
+    made = change(base, {"model.layers.1.self_attn.q_proj": (32, 32)})
+    write_adapter(tmp_path / "made.gguf", made)
+    keep((tmp_path / "made.gguf").read_bytes(), "one", str(pair_folders[1]), home)
+    named = ("--prompts", str(asked), "-n", "24", "--adapter", "one")
+
+    assert call("calibrate", *named)[0] == 0
+    (written,) = (home / "calibrations").glob("*.json")
+    assert read_calibration(written).draft.fingerprint == made.fingerprint
+    out = ("--out", str(tmp_path / "out"))
+    status, said, err = call("compare", *named, "--modes", "edge,cloud,auto", *out)
+    assert status == 0, said + err
+    records = read_records(tmp_path / "out" / "records.jsonl")
+    assert (records.run.draft.fingerprint, records.run.draft.name[-4:]) == (made.fingerprint, "+one")
+    alone = {line.token_ids for line in records.generations if line.mode == "edge"}
+    assert all(line.drafted == line.token_ids for line in records.scores if line.token_ids in alone)
+    assert "its draft model differs" in call("compare", *named, "--adapter", "none", "--modes", "edge,cloud", *out)[2]
+
+    # by itself: that of all prompts, or none of several
+    begun = read_prompt(pair[0], about(prompts(1)[0])).edge.token_ids[:-1]
+    card = made.card.model_copy(update={"beginning_len": len(begun), "beginning": digest(begun)})
+    write_adapter(tmp_path / "made.gguf", replace(made, card=card))
+    keep((tmp_path / "made.gguf").read_bytes(), "one", str(pair_folders[1]), home)
+    by_itself = ("compare", "--prompts", str(asked), "-n", "8", "--modes", "edge", "--no-scores")
+    assert "drafted with different adapters" in call(*by_itself, "--out", str(tmp_path / "mixed"))[2]
+    assert call(*by_itself, "--limit", "1", "--out", str(tmp_path / "one"))[0] == 0
+    assert read_records(tmp_path / "one" / "records.jsonl").run.draft.fingerprint == made.fingerprint
 
 
 def test_in_python_a_text_has_the_adapter_that_it_names(
