@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from skydraft.engines.adapter import AdapterCard, read_adapter
@@ -14,7 +15,7 @@ from skydraft.learning import training
 from skydraft.learning.dataset import TrainingTask, choose, split
 from skydraft.learning.halves import Halves
 from skydraft.learning.lessons import Store
-from skydraft.learning.training import Trained, Training, TrainSettings, trained_before
+from skydraft.learning.training import Trained, Training, TrainSettings, cross_fitted, gain, trained_before
 
 from ..later import later
 
@@ -186,6 +187,25 @@ def test_what_was_trained_is_known_again_by_its_key_alone(trained: Trained, tmp_
     for damaged in (path.with_suffix(".json"), path):
         damaged.write_bytes(damaged.read_bytes()[:-9])
         assert trained_before(path, "mine") is None
+
+
+def test_what_chooses_the_best_epoch_does_not_measure_it() -> None:
+    """Epochs that differ by chance: the best one seems to gain, and no more than chance does if it is cross-fitted."""
+    rng, prompts = np.random.default_rng(0), list(range(20))
+    found = {"best": 0.0, "fitted": 0.0}
+    for _ in range(300):
+        counts = [[(right, 100) for right in rng.binomial(100, 0.5, 20).tolist()] for _ in range(4)]
+        found["best"] += max(map(training.alpha, counts)) - 0.5
+        found["fitted"] += training.alpha(cross_fitted(counts, prompts)) - 0.5
+    assert found["best"] / 300 > 0.008 and abs(found["fitted"] / 300) < 0.002
+    twice = [[(1, 2)] * 4, [(2, 2)] * 4]
+    assert cross_fitted(twice, ["a", "b", "a", "b"]) == twice[1]
+
+
+def test_few_prompts_tell_nothing_however_many_answers_they_have() -> None:
+    few, enough = (gain([(5, 10)] * 60, [(6, 10)] * 60, [index % num for index in range(60)]) for num in (5, 6))
+    assert (few.low, few.difference, few.high) == (-1, pytest.approx(0.1), 1)
+    assert enough.low == pytest.approx(0.1) == enough.high
 
 
 def test_too_few_answers_are_said_with_the_number_that_would_do(trained: Trained) -> None:
