@@ -121,12 +121,12 @@ def calibrate(folder: Path, models: ModelChoice) -> None:
     """
     with models.load_edge() as base:
         edge = base.adapters.choose(None, ())
+        learned_from = base.adapters.trained_on(edge)
         chosen = choose(Store(folder), edge.vocab)
         if chosen.skipped:
             click.echo(f"Left out: {chosen.left_out}.", err=True)
         with counted(len(chosen.lessons), "answers") as done:
             texts = read_lessons(edge, chosen.lessons, done)
-        learned_from = base.adapters.trained_on(edge)
         calibration, unseen = calibrate_lessons(chosen.lessons, texts, edge, folder.name, learned_from)
     share, num_tokens = agreement(unseen)
     click.echo(f"On {len(unseen)} answers {calibration.draft.name} agrees on {share:.3f} of {num_tokens} tokens.")

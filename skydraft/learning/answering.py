@@ -21,7 +21,7 @@ SPARE = 32  # tokens
 T = TypeVar("T")
 
 
-def side_by_side(work: Callable[[T], None], items: Sequence[T], num_threads: int = NUM_SIDE_BY_SIDE) -> None:
+def side_by_side(work: Callable[[T], None], items: Sequence[T]) -> None:
     """Do the work for each item, many at a time. After the first error no other is begun, and it is raised."""
     is_over = threading.Event()
 
@@ -29,7 +29,7 @@ def side_by_side(work: Callable[[T], None], items: Sequence[T], num_threads: int
         if not is_over.is_set():
             work(item)
 
-    with ThreadPoolExecutor(num_threads) as pool:
+    with ThreadPoolExecutor(NUM_SIDE_BY_SIDE) as pool:
         try:
             done, _ = wait([pool.submit(do, item) for item in items], return_when=FIRST_EXCEPTION)
         finally:
@@ -69,7 +69,7 @@ class Answering:
         """How many tokens the target has to read for what is left to do."""
         return sum(len(prompted(each, self._edge)[1].target.token_ids) for each in self.todo)
 
-    def run(self, on_done: Callable[[Lesson], None], num_threads: int = NUM_SIDE_BY_SIDE) -> list[Lesson | None]:
+    def run(self, on_done: Callable[[Lesson], None]) -> list[Lesson | None]:
         """Answer what is left to do; returns the lesson of each request, None where the target wrote nothing.
 
         Calls `on_done` after each answer, from some thread; an error that it raises ends the run, and what was
@@ -87,7 +87,7 @@ class Answering:
                     self._found[self._key_of(request)] = lesson
                     on_done(lesson)
 
-        side_by_side(answer, self.todo, num_threads)
+        side_by_side(answer, self.todo)
         return [self._found.get(key) for key in self._keys]
 
 

@@ -214,6 +214,9 @@ def test_wrong_use_is_one_line(
         status, _, err = call(*args)
         lines = [line for line in err.splitlines() if line.startswith("skydraft: ")]
         assert status == 2 and says in lines[-1], (args, err)
+    with monkeypatch.context() as patch:
+        patch.setattr("skydraft.learning.dataset.MAX_LEN", 8)
+        assert "0 of the prompts have fewer than 8 tokens, and 24 are needed" in call("learn", "run", "a", *given)[2]
     monkeypatch.setitem(sys.modules, "peft", None)
     status, _, err = call("learn", "run", "a", *given, "-y")
     assert status == 1 and "needs peft, which is not installed" in err and "skydraft[learn]" in err
