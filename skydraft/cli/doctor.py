@@ -29,7 +29,7 @@ from skydraft.models.found import OURS, StoredModel, models_here, pairs_of, plac
 # The purpose of `pip install 'skydraft[NAME]'`. The metadata of skydraft names the packages of each extra.
 PURPOSES = {
     "prebuilt": "GGUF models", "llamacpp": "faster GGUF models", "transformers": "hub checkpoints",
-    "grammar": "text that follows a grammar", "learn": "learning from corrections", "omni": "models that take speech",
+    "grammar": "text that follows a grammar", "learn": "learning a task", "omni": "models that take speech",
     "service": "all that a gateway needs",
     "audio": "reading recordings", "serve": "skydraft serve", "gateway": "skydraft gateway",
     "otel": "OpenTelemetry traces", "report": "reports of compare",
