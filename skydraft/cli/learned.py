@@ -63,34 +63,30 @@ def judge(
             key, values = json.loads(line)
             found[key] = Counter(values)
 
-    def asked(adapter: str) -> dict[str, list[Question]]:
+    def modes(adapter: str) -> list[str]:
         has_auto = api.is_calibrated(edge.adapters.choose(adapter, ()), cloud)
-        modes = [mode for mode in _MODES if (mode != "auto" or has_auto) and (mode != "edge" or is_checked)]
-        plans = {mode: make_plan(mode) for mode in modes}
-        return {
-            mode: [(replace(request, plan=plan, adapter=adapter), check) for request, check in questions]
-            for mode, plan in plans.items()
-        }
+        return [mode for mode in _MODES if (mode != "auto" or has_auto) and (mode != "edge" or is_checked)]
 
-    jobs = [asked(adapter) for adapter in adapters]
-    todo = {_key(job): job for by_mode in jobs for of_mode in by_mode.values() for job in of_mode}
-    todo = {key: job for key, job in todo.items() if key not in found}
-    with counting(len(todo)) as on_done:
+    def asked(mode: str, adapter: str) -> list[Question]:
+        return [(replace(request, plan=make_plan(mode), adapter=adapter), check) for request, check in questions]
 
-        def answer(key: str) -> None:
-            request, check = todo[key]
-            with api.start(request, edge=edge, cloud=cloud) as generation:
-                made = numbers_of(generation.run().records, generation.text, check)
-            with lock:
-                _keep(kept, key, made)
-                found[key] = made
-                on_done()
+    def answer(key: str) -> None:
+        request, check = jobs[key]
+        with api.start(request, edge=edge, cloud=cloud) as generation:
+            made = numbers_of(generation.run().records, generation.text, check)
+        with lock:
+            _keep(kept, key, made)
+            found[key] = made
+            on_done()
 
-        side_by_side(answer, list(todo))
+    by_adapter = [{mode: asked(mode, adapter) for mode in modes(adapter)} for adapter in adapters]
+    jobs = {_key(job): job for by_mode in by_adapter for of_mode in by_mode.values() for job in of_mode}
+    with counting(len(jobs.keys() - found.keys())) as on_done:
+        side_by_side(answer, [key for key in jobs if key not in found])
     alone = {} if is_checked else {"edge": Counter(tokens=1, skipped=1)}
     return [
         alone | {mode: sum((found[_key(job)] for job in of_mode), Counter[str]()) for mode, of_mode in by_mode.items()}
-        for by_mode in jobs
+        for by_mode in by_adapter
     ]
 
 
