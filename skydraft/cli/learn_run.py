@@ -68,6 +68,8 @@ class Asked:
 def _asked(prompts: str | None, limit: int | None, system: str | None, folder: Path | None) -> Asked:
     if (prompts is None) == (folder is None):
         raise OptionError("Give either --prompts FILE or --from DIR.", hint="See: skydraft learn run --help.")
+    if folder and (limit or system is not None):
+        raise OptionError("--limit and --system are for --prompts: what was collected has its own.")
     return Asked(_prompts(prompts, limit) if prompts else (), system, folder)
 
 

@@ -197,6 +197,7 @@ def test_wrong_use_is_one_line(
     for args, says in (
         (("learn", "run", "a"), "Give either --prompts FILE or --from DIR"),
         (("learn", "run", "a", *given, "--from", str(taught)), "Give either"),
+        (("learn", "run", "a", "--from", str(taught), "-s", SYSTEM), "--limit and --system are for --prompts"),
         (("learn", "run", "a/b", *given), "cannot be the name of an adapter"),
         (("learn", "run", "auto", *given), "cannot be the name of an adapter"),
         (("learn", "run", "a", "--prompts", str(tmp_path / "no")), "cannot be read"),
@@ -206,6 +207,8 @@ def test_wrong_use_is_one_line(
         (("learn", "run", "a", "--prompts", str(tmp_path / "empty.jsonl")), "holds no prompt"),
         (("learn", "run", "a", "--from", str(tmp_path / "none"), "-y"), "Nothing was collected"),
         (("learn", "forget", "nobody"), "There is nothing to forget"),
+        (("learn", "export", "nowhere"), "nowhere is not there"),
+        (("learn", "calibrate", "nowhere"), "nowhere is not there"),
         (("learn", "run", "a", *given, "--adapter", "b"), "--adapter does not apply here"),
         (("generate", "今天", "--adapter", "nobody"), "has no adapter 'nobody'"),
         (("generate", "今天", "--adapter", str(tmp_path / "f.gguf")), "was trained for draft"),
@@ -349,4 +352,8 @@ def test_who_forgets_a_name_means_its_answers_though_a_folder_is_called_so(
     for folder in (lessons.parent, tmp_path / "reviews"):
         folder.mkdir(parents=True)
     lessons.write_text("noise")
+    assert call("learn", "forget", "reviews")[0] == 0 and not lessons.exists()
+    lessons.write_text("noise")
+    (tmp_path / "reviews").rmdir()
+    (tmp_path / "reviews").write_text("a file of prompts")
     assert call("learn", "forget", "reviews")[0] == 0 and not lessons.exists()
