@@ -88,9 +88,7 @@ def test_a_step_is_the_plain_log_likelihood_of_four_answers(task: TrainingTask, 
         optimizer.param_groups[0]["lr"] = SETTINGS.rate * (1 - step / 2)
         optimizer.zero_grad()
         likely = [
-            torch.log_softmax(logits(number)[:, vocab], 1)[
-                range(len(labels[number])), vocab.searchsorted(labels[number])
-            ]
+            torch.log_softmax(logits(number)[:, vocab], 1).gather(1, torch.searchsorted(vocab, labels[number])[:, None])
             for number in order[4 * step :][:4]
         ]
         (-torch.cat(likely).mean()).backward()
@@ -99,7 +97,7 @@ def test_a_step_is_the_plain_log_likelihood_of_four_answers(task: TrainingTask, 
     for name, value in lora.items():
         matrix, _, side = name.partition(".lora_")
         theirs = torch.from_numpy(made.pairs[matrix]["AB".index(side[0])])
-        assert (theirs - value).norm() < 0.02 * value.norm(), name
+        assert (theirs - value).norm() < 0.005 * value.norm(), name
 
 
 def test_it_learns_from_what_the_target_wrote_on(pair: tuple[Any, Any], written_on: Path, tmp_path: Path) -> None:
