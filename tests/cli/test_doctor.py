@@ -33,8 +33,13 @@ def address(request: pytest.FixtureRequest) -> Iterator[str]:
 
 def test_the_devices_draft_with_the_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     edge, adapted, kept = open_toy("toy"), open_toy("toy:drift=0.1"), list[object]()
+
+    def keep(engine: object) -> object:
+        kept.append(engine)
+        return nullcontext()
+
     monkeypatch.setattr(edge.adapters, "choose", lambda name, prompt: adapted)
-    monkeypatch.setattr("skydraft.cli.doctor_cloud.KeptRows", lambda engine: kept.append(engine) or nullcontext())
+    monkeypatch.setattr("skydraft.cli.doctor_cloud.KeptRows", keep)
     monkeypatch.setattr("skydraft.cli.doctor_cloud.parse_modes", lambda names, resolve: ())
     monkeypatch.setattr("skydraft.cli.doctor_cloud.closing", lambda thing: thing)
     assert not list(

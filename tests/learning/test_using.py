@@ -161,7 +161,7 @@ def test_what_is_in_use_is_replaced_only_by_what_is_better_on_the_newest(
     # of another base, or damaged: not compared, and kept as one before
     home = next(tmp_path.glob("home/adapters/*/one"))
     home.joinpath("adapter.gguf").write_bytes(b"GGUF noise")
-    status, said, err = learned("--rank", "4")
+    status, said, err = learned("--rank", "16")
     assert status == 0 and "has learned before is not compared" in err and "beside the one" not in said
     assert home.joinpath("before-1.gguf").read_bytes() == b"GGUF noise" and in_use() != good
 
