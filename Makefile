@@ -60,7 +60,7 @@ demo: $(TRYING)
 # Three processes, since tests also wait. Byte code is kept whatever the machine says: rewriting asserts takes long. What fails
 # beside the others runs once more, alone: many tests measure time, on machines with other work. A real fault fails again.
 MARKED := -m "not long and not stock and not installs"
-TESTS := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest $(MARKED)
+TESTS = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest $(MARKED)
 test: $(READY)
 	-$(BIN)/skydraft models fetch $(PAIR)
 	$(TESTS) --numprocesses 3 --dist loadfile --no-loadscope-reorder || { [ $$? = 1 ] && \

@@ -131,16 +131,16 @@ def read(path: Path) -> list[Line]:
 
 def learned(name: str, edge: Engine, weights: str, home: Path) -> Path:
     """Train on the answers to the dev half, calibrate on what was held out, and return the adapter."""
-    adapter = home / "adapter.gguf"
-    if not adapter.exists():
+    adapter, done = home / "adapter.gguf", home / "training.json"
+    if not done.exists():
         task = prepare(Store(home / "dev"), edge, weights, ())
         result = train(task, TrainSettings(), ("cpu", 0), home / "training", lambda *given: None)
         result.write(adapter)
-        numbers = {"trained": len(task.trained), "held_out": len(task.held_out), "agreement": str(result.held_out)}
-        (home / "training.json").write_text(json.dumps(numbers, ensure_ascii=False))
         adapted = edge.adapters.choose(str(adapter), ())
         texts = read_lessons(adapted, task.held_out, lambda: None)
         write_calibration(calibrate_lessons(task.held_out, texts, adapted, name)[0], cache_dir())
+        numbers = {"trained": len(task.trained), "held_out": len(task.held_out), "agreement": str(result.held_out)}
+        done.write_text(json.dumps(numbers, ensure_ascii=False))
     return adapter
 
 

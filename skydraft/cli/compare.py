@@ -258,7 +258,8 @@ def calibrate(workload: Workload, fitting: tuple[int, Path | None], models: Mode
     from skydraft.learning.calibrating import label_texts, side_of, write_calibration
 
     max_new_tokens, out = fitting
-    edge, cloud = models.load_pair()
+    base, cloud = models.load_pair()
+    edge = base.adapters.choose(None, ())
     questions = (asked(each.prompt, audio=load_audio(each.audio) if each.audio else None) for each in workload.prompts)
     with counted(len(workload.prompts), "prompts") as done:
         texts = label_texts(edge, cloud, questions, max_new_tokens, done)

@@ -3,7 +3,6 @@
 import importlib.metadata
 import os
 import platform
-import re
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -32,7 +31,7 @@ from skydraft.models.found import OURS, StoredModel, models_here, pairs_of, plac
 # The purpose of `pip install 'skydraft[NAME]'`. The metadata of skydraft names the packages of each extra.
 PURPOSES = {
     "prebuilt": "GGUF models", "llamacpp": "faster GGUF models", "transformers": "hub checkpoints",
-    "grammar": "text that follows a grammar", "learn": "learning from corrections", "omni": "models that take speech",
+    "grammar": "text that follows a grammar", "learn": "learning a task", "omni": "models that take speech",
     "service": "all that a gateway needs",
     "audio": "reading recordings", "serve": "skydraft serve", "gateway": "skydraft gateway",
     "otel": "OpenTelemetry traces", "report": "reports of compare",
@@ -41,19 +40,22 @@ PURPOSES = {
 }  # fmt: skip
 _NUM_TASKS = 8  # of each set
 _MEMORY_SHARE = 1.5  # of the weights: KV and buffers too
-_EXTRA = re.compile(r"([\w.-]+).*; extra == \W(\w+)\W")
 
 
 def _packages(console: Console) -> Iterator[str]:
     console.print("\nextras")
-    needed = [match.groups() for each in importlib.metadata.requires("skydraft") or () if (match := _EXTRA.match(each))]
+    requirements = [*map(Requirement, importlib.metadata.requires("skydraft") or ())]
     for extra, purpose in PURPOSES.items():
-        packages = {package: _version(package) for package, name in needed if name == extra}
-        yield from _unfit(extra) if extra not in ("conformance", "dev", "tasks") else ()
-        missing = [package for package, version in packages.items() if version is None]
+        needed = [each for each in requirements if each.marker and each.marker.evaluate({"extra": extra})]
+        found = {each: version for each in needed if (version := _version(each.name))}
+        for each, version in found.items() if extra not in ("conformance", "dev", "tasks") else ():
+            if not each.specifier.contains(version, prereleases=True):
+                fits = f"pip install '{each.name}{each.specifier}'"
+                yield f"{each.name} {version} does not fit skydraft[{extra}]: {fits}"
+        missing = [each.name for each in needed if each not in found]
         if not missing:
-            versions = ", ".join(f"{package} {version}" for package, version in packages.items())
-            state = versions if len(packages) < 6 else f"all {len(packages)} packages"
+            versions = ", ".join(f"{each.name} {version}" for each, version in found.items())
+            state = versions if len(found) < 6 else f"all {len(found)} packages"
             console.print(f"  {extra:<12} installed: {state}")
             continue
         lacks = ", ".join(missing) if len(missing) < 6 else f"{len(missing)} packages"
@@ -64,15 +66,6 @@ def _packages(console: Console) -> Iterator[str]:
             yield f"llama.cpp is missing, which runs {purpose}: {command}"
         console.print(f"  {extra:<12} missing {lacks}; for {purpose}: {command}")
     console.print()
-
-
-def _unfit(extra: str) -> Iterator[str]:
-    """Packages of an extra that are here in a version which it does not take."""
-    for needed in map(Requirement, importlib.metadata.requires("skydraft") or ()):
-        version = _version(needed.name) if needed.marker and needed.marker.evaluate({"extra": extra}) else None
-        if version and not needed.specifier.contains(version, prereleases=True):
-            fits = f"{needed.name}{needed.specifier}"
-            yield f"{needed.name} {version} does not fit skydraft[{extra}]: pip install '{fits}'"
 
 
 def _version(package: str) -> str | None:

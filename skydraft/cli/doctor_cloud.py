@@ -217,7 +217,7 @@ def _measure_devices(
         f"             {'mode':<26}{'agreement':>9}{'tokens/s':>10}{'of each':>9}{'wait p50':>12}{'p95':>12}"
         f"{'/ streaming':>13}"
     )
-    with closing(KeptRows(edge)) as kept:
+    with closing(KeptRows(edge.adapters.choose(None, ()))) as kept:
         params = DecodingParams(max_new_tokens=checks.max_new_tokens)
         for mode in parse_modes(_MODES, lambda _: params):
             try:

@@ -35,9 +35,7 @@ def learn() -> None:
 @folder_argument
 def status(folder: Path) -> None:
     """Show the answers collected in DIR, and how many can be used."""
-    if not folder.exists():
-        raise OptionError(f"There are no answers: {folder} is not there.", hint="Check its name.")
-    store, skipped = Store(folder), Counter[str]()
+    store, skipped = _store(folder), Counter[str]()
     (num_files, num_bytes), by_pair = store.size(), summaries(store, skipped)
     click.echo(f"{folder}: {num_bytes / 1e6:.1f} MB in {_files(num_files)}.")
     for (target, draft), taught in sorted(by_pair.items(), key=lambda item: -len(item[1])):
@@ -48,6 +46,12 @@ def status(folder: Path) -> None:
         click.echo(f"No answers yet. Collect with: skydraft generate PROMPT --learn {folder}")
     for what, number in sorted(skipped.items()):
         click.echo(f"{number} lines are {what}, and are left out.")
+
+
+def _store(folder: Path) -> Store:
+    if not folder.exists():
+        raise OptionError(f"There are no answers: {folder} is not there.", hint="Check its name.")
+    return Store(folder)
 
 
 def _line(target: str, draft: str, number: int, marks: Counter[str]) -> str:
@@ -72,8 +76,8 @@ def _files(number: int) -> str:
 @models_section
 def export(folder: Path, models: ModelChoice) -> None:
     """Print everything collected in DIR as lines of JSON, with the text of what the draft model's tokenizer reads."""
-    skipped, vocab = Counter[str](), models.load_edge().vocab
-    for lesson in Store(folder).lessons(skipped):
+    store, skipped, vocab = _store(folder), Counter[str](), models.load_edge().vocab
+    for lesson in store.lessons(skipped):
         entry = lesson.model_dump(by_alias=True, mode="json", exclude_defaults=True)
         if vocab.fingerprint == lesson.vocab:
             entry |= {"prompt": vocab.written(lesson.prompt_ids), "text": vocab.decode(lesson.token_ids)}
@@ -88,7 +92,7 @@ def export(folder: Path, models: ModelChoice) -> None:
 def forget(folder: Path, models: ModelChoice) -> None:
     """Delete everything collected in DIR, or the answers that NAME learned from. What was learned from them stays."""
     home = adapters.folder_of(models.edge_model, cache_dir()) / folder.name
-    if folder.name == str(folder) and home.is_dir() and not Store(folder).files():
+    if folder.name == str(folder) and home.is_dir() and not (folder.is_dir() and Store(folder).files()):
         folder = home
     if not folder.is_dir():
         raise OptionError(f"There is nothing to forget: {folder} is not there.", hint="Check its name.")
@@ -119,14 +123,15 @@ def calibrate(folder: Path, models: ModelChoice) -> None:
     The draft model reads the answers again, with the adapter of --adapter NAME if one is given; the target is not
     needed. The limits come only from answers that the adapter was not trained on.
     """
+    store = _store(folder)
     with models.load_edge() as base:
         edge = base.adapters.choose(None, ())
-        chosen = choose(Store(folder), edge.vocab)
+        learned_from = base.adapters.trained_on(edge)
+        chosen = choose(store, edge.vocab)
         if chosen.skipped:
             click.echo(f"Left out: {chosen.left_out}.", err=True)
         with counted(len(chosen.lessons), "answers") as done:
             texts = read_lessons(edge, chosen.lessons, done)
-        learned_from = base.adapters.trained_on(None)
         calibration, unseen = calibrate_lessons(chosen.lessons, texts, edge, folder.name, learned_from)
     share, num_tokens = agreement(unseen)
     click.echo(f"On {len(unseen)} answers {calibration.draft.name} agrees on {share:.3f} of {num_tokens} tokens.")

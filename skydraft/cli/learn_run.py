@@ -6,18 +6,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import click
 
 from skydraft.access.limits import Limits
 from skydraft.cli.learn import learn
-from skydraft.cli.learned import MAX_PROMPTS, Numbers, Question, numbers_by_mode, numbers_of, show_table
+from skydraft.cli.learned import MAX_PROMPTS, Numbers, Question, judge, numbers_of, show_table
 from skydraft.cli.options import DecodingChoice, as_text, decoding_section
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, models_section, server_section
 from skydraft.cli.progress import counted, showing
 from skydraft.cli.sections import Command, Section, option
 from skydraft.cli.terminal import TERMINAL
+from skydraft.decoding.builder import prompted
 from skydraft.decoding.plan import make_plan
 from skydraft.decoding.prices import parse_prices
 from skydraft.decoding.request import GenerateRequest
@@ -31,10 +33,9 @@ from skydraft.evaluation.records import PromptEntry
 from skydraft.evaluation.tasks.sets import SETS, read_tasks
 from skydraft.evaluation.workloads import read_lines, read_prompts
 from skydraft.files import write_whole
-from skydraft.learning import training
+from skydraft.learning import dataset, training
 from skydraft.learning.answering import NUM_SIDE_BY_SIDE, SPARE, Answering, longest_of
 from skydraft.learning.calibrating import calibrate_lessons, gain_over, read_lessons, write_calibration
-from skydraft.learning.dataset import MIN_GENERATIONS, TrainingTask, guard_requests, prepare, trainable_file, weights_of
 from skydraft.learning.lessons import Lesson, Store
 from skydraft.learning.training import Gain
 from skydraft.models import adapters, cache_dir
@@ -67,6 +68,8 @@ class Asked:
 def _asked(prompts: str | None, limit: int | None, system: str | None, folder: Path | None) -> Asked:
     if (prompts is None) == (folder is None):
         raise OptionError("Give either --prompts FILE or --from DIR.", hint="See: skydraft learn run --help.")
+    if folder and (limit or system is not None):
+        raise OptionError("--limit and --system are for --prompts: what was collected has its own.")
     return Asked(_prompts(prompts, limit) if prompts else (), system, folder)
 
 
@@ -78,9 +81,10 @@ def _prompts(prompts: str, limit: int | None) -> Sequence[PromptEntry]:
     found = (read_tasks(prompts, limit=limit) if are_tasks else read_prompts(path, limit=limit)).prompts
     if any(each.audio for each in found):
         raise OptionError(f"{prompts} has speech, and only models of text are trained.", hint="Leave it out.")
-    if (number := len({each.model_dump_json(exclude={"id"}) for each in found})) < MIN_GENERATIONS:
+    number, least = len({each.model_dump_json(exclude={"id"}) for each in found}), dataset.MIN_GENERATIONS
+    if number < least:
         raise RecordsError(
-            f"{prompts} has {number} different prompts, and {MIN_GENERATIONS} are needed; 150 are a good number.",
+            f"{prompts} has {number} different prompts, and {least} are needed; 150 are a good number.",
             hint="Add more prompts of the same kind.",
         )
     return found
@@ -138,6 +142,8 @@ def run(
     continues. The exit status is 0 if NAME is in use at the end, or nothing is new since the last run.
     """
     cloud.check(models)
+    if models.adapter not in ("auto", "none"):
+        raise OptionError("--adapter does not apply here: the model as it is learns.", hint="Leave it out.")
     home = adapters.home_of(name, models.edge_model, cache_dir())
     bare = replace(models, adapter="none")
     with disk_errors_named(cache_dir()):
@@ -186,15 +192,16 @@ class _Run:
         click.echo(f"Not kept: {objection}." if objection else _how_used(home.name, task, how))
         return 0 if (home / adapters.FILE).exists() else 1
 
-    def _answers(self) -> tuple[TrainingTask, list[Question], Numbers]:
+    def _answers(self) -> tuple[dataset.TrainingTask, list[Question], Numbers]:
         """The training's data, once the target has answered; what is to be judged, and the target's answers to it."""
         how, store = self._how, Store(self._asked.folder or self._home)
         before = Store(self._home) if self._asked.folder else None
-        guards = guard_requests()[: None if how.everything else _FEW_GUARDS]
+        guards = dataset.guard_requests()[: None if how.everything else _FEW_GUARDS]
         with self._models.load_edge() as edge:
-            trainable_file(edge)  # before the target is loaded
+            dataset.trainable_file(edge)  # before the target is loaded
+            self._check_lengths(edge)
             with _target(self._cloud, _for_many(self._models, longest_of([*self._requests, *guards], edge))) as far:
-                weights = weights_of(far)
+                weights = dataset.weights_of(far)
                 answering = Answering(self._requests, edge, far, weights, store)
                 guarding = Answering(guards, edge, far, weights, Store(cache_dir() / "guard"))
                 if not _may_begin(answering, guarding, edge, how, self._cloud):
@@ -203,14 +210,24 @@ class _Run:
                     lessons = answering.run(done)
                 with self._counting(len(guarding.todo), "general answers", "what was answered is kept") as done:
                     guard = [each for each in guarding.run(done) if each]
-            task = prepare(store, edge, weights, guard, self._deadline, for_all=how.everything, before=before)
+            task = dataset.prepare(store, edge, weights, guard, self._deadline, for_all=how.everything, before=before)
             if task.left_out:
                 TERMINAL.say(f"left out: {task.left_out}.")
             click.echo(f"{len(task.trained)} answers to learn from, {len(task.held_out)} held out.", err=True)
             return task, *self._to_judge(task, lessons, edge.vocab)
 
+    def _check_lengths(self, edge: Engine) -> None:
+        """Raise RecordsError where most answers would be written for nothing."""
+        most, least = dataset.MAX_LEN, dataset.MIN_GENERATIONS
+        num_short = sum(len(prompted(each, edge)[1].edge.token_ids) < most for each in self._requests)
+        if self._requests and num_short < least:
+            raise RecordsError(
+                f"{num_short} of the prompts have fewer than {most} tokens, and {least} are needed.",
+                hint="Longer ones are not trained with: shorten the system prompt or the prompts.",
+            )
+
     def _to_judge(
-        self, task: TrainingTask, lessons: Sequence[Lesson | None], vocab: Vocab
+        self, task: dataset.TrainingTask, lessons: Sequence[Lesson | None], vocab: Vocab
     ) -> tuple[list[Question], Numbers]:
         """Some of the prompts that are held out; and what the target wrote there, if it was asked here."""
         if not lessons:
@@ -227,7 +244,7 @@ class _Run:
                 written += numbers_of((), text, check) + Counter(tokens=num_tokens, calls=1, written=num_tokens)
         return questions, written
 
-    def _trained(self, task: TrainingTask, key: str) -> training.Trained:
+    def _trained(self, task: dataset.TrainingTask, key: str) -> training.Trained:
         if found := training.trained_before(self._trial, key):
             return found
         self._judged.unlink(missing_ok=True)  # with another adapter
@@ -237,7 +254,7 @@ class _Run:
         made.write(self._trial, key)
         return made
 
-    def _calibrated(self, task: TrainingTask) -> str:
+    def _calibrated(self, task: dataset.TrainingTask) -> str:
         """Say why what was trained should not replace what is in use, or calibrate the gate to it, and return ""."""
         used, name = self._home / adapters.FILE, self._home.name
         reading = self._counting(len(task.held_out), "reading what is held out", "what was trained is kept")
@@ -247,8 +264,8 @@ class _Run:
             texts = read_lessons(edge, task.held_out, done)
             if used.exists() and used.read_bytes() != self._trial.read_bytes():
                 try:
-                    before, seen = base.adapters.choose(str(used), ()), base.adapters.trained_on(str(used))
-                    gained = gain_over(before, task.held_out, texts, seen)
+                    before = base.adapters.choose(str(used), ())
+                    gained = gain_over(before, task.held_out, texts, base.adapters.trained_on(before))
                     click.echo(f"Agreement on the newest, beside the one in use: {gained or 'it has learned from all'}")
                     if gained is None or gained.low <= 0:
                         return "it is not certainly better than the one in use, which stays"
@@ -260,20 +277,17 @@ class _Run:
                 TERMINAL.say(f"auto has no limits of its own with {name}: {error.line}")
         return ""
 
-    def _show(self, task: TrainingTask, questions: Sequence[Question], target: Numbers, alone: Gain) -> None:
+    def _show(self, task: dataset.TrainingTask, questions: Sequence[Question], target: Numbers, alone: Gain) -> None:
         """Answer what is held out in each mode, before and after, and show the table."""
         if not questions:  # what is held out was asked before, with other prompts
             return
         longest = max(len(each.prompt_ids) + each.decoding.max_new_tokens for each in task.held_out) + SPARE
         models = _for_many(self._models, longest)
-        judging = self._counting(8 * len(questions), "judging", "what was judged is kept")
-        with models.load_edge() as edge, _target(self._cloud, models) as far, judging as done:
+        counting = partial(self._counting, what="judging", kept="what was judged is kept")
+        with models.load_edge() as edge, _target(self._cloud, models) as far:
             if far.is_stock and not self._requests:
                 return  # such a server is asked by messages, and lessons have tokens
-            before, after = (
-                numbers_by_mode(questions, adapter, (edge, far), self._judged, done)
-                for adapter in ("none", str(self._trial))
-            )
+            before, after = judge(questions, ("none", str(self._trial)), (edge, far), self._judged, counting)
         click.echo(f"\n{len(questions)} held-out prompts, before → after")
         show_table(before, after, (alone.before, alone.after), target)
 
@@ -331,7 +345,7 @@ def _may_begin(answering: Answering, guarding: Answering, edge: Engine, how: How
     return how.yes or not sys.stdin.isatty() or click.confirm("Begin?", default=True, err=True)
 
 
-def _how_used(name: str, task: TrainingTask, how: How) -> str:
+def _how_used(name: str, task: dataset.TrainingTask, how: How) -> str:
     if how.everything:
         return f"{name} is used for all texts from now on. Undo it with: skydraft learn revert {name}"
     by_name = f"Use it with --adapter {name}; in the gateway as skydraft:{name}."

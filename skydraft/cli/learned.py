@@ -1,10 +1,11 @@
 """What was learned, measured: held-out prompts in each mode, before and after, many texts side by side."""
 
+import hashlib
 import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
@@ -28,6 +29,8 @@ _ENOUGH = 100  # tokens, from which a share is known
 
 Question: TypeAlias = tuple[GenerateRequest, Check | None]
 Numbers: TypeAlias = "Counter[str]"
+# Takes how many units there are; yields a function to call after each.
+Counting: TypeAlias = Callable[[int], AbstractContextManager[Callable[..., None]]]
 
 
 def numbers_of(records: Sequence[StepRecord], text: str, check: Check | None) -> Numbers:
@@ -45,37 +48,50 @@ def numbers_of(records: Sequence[StepRecord], text: str, check: Check | None) ->
     return found
 
 
-def numbers_by_mode(
-    questions: Sequence[Question], adapter: str, pair: tuple[Engine, Cloud], kept: Path, on_done: Callable[[], None]
-) -> dict[str, Numbers]:
-    """Answer the questions in each mode that this pair has, with an adapter; `kept` has what was answered before.
+def judge(
+    questions: Sequence[Question], adapters: Sequence[str], pair: tuple[Engine, Cloud], kept: Path, counting: Counting
+) -> list[dict[str, Numbers]]:
+    """Answer the questions with each adapter, in each mode that it has; `kept` has what was answered before.
 
-    The draft model alone answers only where answers are checked. What `on_done` raises ends it.
+    The draft model alone answers only where answers are checked. An error out of `counting` ends it.
     """
     edge, cloud = pair
     weights_of(cloud)  # which waits until it answers
-    is_calibrated = api.is_calibrated(edge.adapters.choose(adapter, ()), cloud)
     is_checked, lock, found = any(check for _, check in questions), threading.Lock(), dict[str, Numbers]()
     for line in kept.read_text().splitlines() if kept.exists() else ():
         with suppress(ValueError):  # cut by a kill
             key, values = json.loads(line)
             found[key] = Counter(values)
 
+    def modes(adapter: str) -> list[str]:
+        has_auto = api.is_calibrated(edge.adapters.choose(adapter, ()), cloud)
+        return [mode for mode in _MODES if (mode != "auto" or has_auto) and (mode != "edge" or is_checked)]
+
+    def asked(mode: str, adapter: str) -> list[Question]:
+        return [(replace(request, plan=make_plan(mode), adapter=adapter), check) for request, check in questions]
+
     def answer(key: str) -> None:
-        mode, number, _ = key.split(" ", 2)
-        request, check = questions[int(number)]
-        with api.start(replace(request, plan=make_plan(mode), adapter=adapter), edge=edge, cloud=cloud) as generation:
+        request, check = jobs[key]
+        with api.start(request, edge=edge, cloud=cloud) as generation:
             made = numbers_of(generation.run().records, generation.text, check)
         with lock:
             _keep(kept, key, made)
             found[key] = made
             on_done()
 
-    modes = [mode for mode in _MODES if (mode != "auto" or is_calibrated) and (mode != "edge" or is_checked)]
-    keys = {mode: [f"{mode} {number} {Path(adapter).name}" for number in range(len(questions))] for mode in modes}
-    side_by_side(answer, [key for of_mode in keys.values() for key in of_mode if key not in found])
+    by_adapter = [{mode: asked(mode, adapter) for mode in modes(adapter)} for adapter in adapters]
+    jobs = {_key(job): job for by_mode in by_adapter for of_mode in by_mode.values() for job in of_mode}
+    with counting(len(jobs.keys() - found.keys())) as on_done:
+        side_by_side(answer, [key for key in jobs if key not in found])
     alone = {} if is_checked else {"edge": Counter(tokens=1, skipped=1)}
-    return alone | {mode: sum((found[key] for key in of_mode), Counter[str]()) for mode, of_mode in keys.items()}
+    return [
+        alone | {mode: sum((found[_key(job)] for job in of_mode), Counter[str]()) for mode, of_mode in by_mode.items()}
+        for by_mode in by_adapter
+    ]
+
+
+def _key(job: Question) -> str:
+    return hashlib.sha256(repr(job).encode()).hexdigest()
 
 
 def _keep(path: Path, key: str, made: Numbers) -> None:

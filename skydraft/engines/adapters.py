@@ -76,11 +76,11 @@ class Adapters:
                     return self._opened(known)
         return self._base
 
-    def trained_on(self, name: str | None) -> frozenset[str]:
-        """Digests of the prompts that a named adapter was trained on; none for "auto" and "none"."""
-        wanted = self.default if name is None else name
+    def trained_on(self, chosen: Engine) -> frozenset[str]:
+        """Digests of the prompts that the adapter of an engine of ours was trained on; none for the model as it is."""
         with self._lock:
-            return frozenset(() if wanted in (AUTO, NONE) else self._named(wanted).card.trained_on)
+            cards = [known.card for known in self._known.values() if known.engine is chosen]
+            return frozenset(cards[0].trained_on if cards else ())
 
     def _fitting(self, prompt: Seq[int] | TokenIds) -> _Known | None:
         found = list[_Known]()

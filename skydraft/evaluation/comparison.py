@@ -130,7 +130,7 @@ def compare(
 ) -> Path:
     """Run what is missing of a comparison in the folder `out`; returns the path of its records. `tell` gets lines to
     show to the user. Raises UsageError before anything is run."""
-    target = pair.target
+    pair, target = replace(pair, edge=_drafting(request, pair)), pair.target
     calibration = _calibration(request, pair, target)
     run = _describe(request, pair, target, calibration)
     if run.isolation:
@@ -159,6 +159,21 @@ def compare(
     return comparison.path
 
 
+def _drafting(request: ComparisonRequest, pair: LoadedPair) -> Engine:
+    """The draft model with the adapter of all prompts: records, scores and a calibration are of one draft model."""
+    adapters, stage = pair.edge.adapters, _Stage(request, pair, None)
+    if adapters.default != "auto" or not adapters.names:
+        return adapters.choose(None, ())
+    asks = (stage.request_of(Trial(prompt, request.modes[0], 0, None)) for prompt in request.workload.prompts)
+    chosen = {adapters.choose(None, prompted(each, pair.edge)[1].edge.token_ids) for each in asks}
+    if len(chosen) > 1:
+        raise OptionError(
+            "These prompts are drafted with different adapters, and a comparison has one draft model.",
+            hint="Give --adapter NAME, or --adapter none.",
+        )
+    return chosen.pop()
+
+
 def _calibration(request: ComparisonRequest, pair: LoadedPair, target: ModelEntry) -> Calibration | None:
     if not any(mode.plan.gate.kind == "calibrated" for mode in request.modes):
         return None
@@ -175,7 +190,7 @@ class _Stage:
         """Raise OptionError for a mode that the target's server does not follow, before the first one is run."""
         if self._pair.server:
             for mode in self._request.modes:
-                asks = self._request_of(Trial(self._request.workload.prompts[0], mode, 0, None))
+                asks = self.request_of(Trial(self._request.workload.prompts[0], mode, 0, None))
                 try:
                     api.fitting(asks, self._pair.server)
                 except OptionError as error:  # its hint is for generate
@@ -183,9 +198,9 @@ class _Stage:
 
     def start(self, trial: Trial) -> Generation:
         cloud = self._pair.cloud if trial.link_ms is None else self.clouds[trial.link_ms]
-        return api.start(self._request_of(trial), edge=self._pair.edge, cloud=cloud)
+        return api.start(self.request_of(trial), edge=self._pair.edge, cloud=cloud)
 
-    def _request_of(self, trial: Trial) -> GenerateRequest:
+    def request_of(self, trial: Trial) -> GenerateRequest:
         mode, request = trial.mode, self._request
         audio = request.recordings[trial.prompt.audio] if trial.prompt.audio else None
         return GenerateRequest(
@@ -194,6 +209,7 @@ class _Stage:
             params_of(mode, trial.prompt),
             tools=trial.prompt.task.tools if trial.prompt.task else (),
             think=request.think,
+            adapter="none",  # `_drafting` has chosen
             share_audio=request.share_audio,
             execution=request.execution if trial.link_ms is None and not self._pair.server else None,
             calibration=self._calibration if mode.plan.gate.kind == "calibrated" else None,
@@ -203,7 +219,7 @@ class _Stage:
         assert isinstance(self._pair.cloud, Engine)
         with closing(Scorer(self._pair.edge, self._pair.cloud)) as scorer:
             for prompt, mode, token_ids in todo:
-                request, read = prompted(self._request_of(Trial(prompt, mode, 0, None)), self._pair.edge)
+                request, read = prompted(self.request_of(Trial(prompt, mode, 0, None)), self._pair.edge)
                 yield scorer.score(prompt.id, read, token_ids, request.params, mode.style)
 
 
@@ -243,6 +259,7 @@ def _describe(
         prompts=workload.prompts,
         links=(None, *request.rtts_ms),
         link_prompts=request.link_prompts,
+        think=request.think,
         share_audio=request.share_audio if request.recordings else None,
         isolation=sandbox.isolation() if request.run_code else None,
         engine_options={name: getattr(options, name) for name in _ENGINE_OPTIONS},

@@ -19,9 +19,10 @@ from skydraft.characters import from_json, rounded
 from skydraft.config import Execution
 from skydraft.errors import OptionError, RecordsError, first_fault
 from skydraft.evaluation.modes import Mode
+from skydraft.evaluation.tasks.checks import Task
 from skydraft.evaluation.tasks.reading import READING
-from skydraft.evaluation.tasks.task import Task
 from skydraft.files import read_file
+from skydraft.prompts.thinking import Think
 from skydraft.types import EndedBy, FinishReason, Origin, Round, Signals, StepRecord
 
 _NAME_IT = "Name the folder of a comparison."
@@ -73,6 +74,7 @@ class RunLine(Line):
     workload_sha256: str
     links: tuple[float | None, ...]
     link_prompts: int
+    think: Think = "auto"
     share_audio: str | None = None
     calibration: str | None = None
     isolation: str | None = None

@@ -4,6 +4,7 @@ Runs are warm, and each finished generation becomes a line of records.jsonl at o
 it stopped. Texts are judged and scored after all runs, so that this is in no measured time.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -34,7 +35,7 @@ RECORDS = "records.jsonl"
 _LOCK = ".lock"
 # The fields, besides the models, that must be equal to continue an earlier run.
 _SAME = ("modes", "repetitions", "workload_sha256", "prompts", "links", "link_prompts", "execution",
-         "share_audio", "calibration", "engine_options", "machine")  # fmt: skip
+         "think", "share_audio", "calibration", "engine_options", "machine")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +123,10 @@ class Comparison:
             drop_cut_line(self.path)  # only now: other files stay unchanged
             self._run, done = before.run, keys(before.generations)
         else:
-            self._run, done = run, set()
-            with open_named(self.path, "w") as file:
+            self._run, done, whole = run, set(), self.path.with_suffix(".new")
+            with open_named(whole, "w") as file:
                 write_line(file, run)
+            os.replace(whole, self.path)
         self.todo = [trial for trial in trials(self._run) if trial.key not in done]
         self.num_done = len(done)
 

@@ -1,1 +1,1 @@
-"""The draft model learns from corrections. They are collected where the user asks for it, and stay on this device."""
+"""The draft model learns from the target. What people ask is kept where the user says so alone, on this device."""

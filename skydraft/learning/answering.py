@@ -21,7 +21,7 @@ SPARE = 32  # tokens
 T = TypeVar("T")
 
 
-def side_by_side(work: Callable[[T], None], items: Sequence[T], num_threads: int = NUM_SIDE_BY_SIDE) -> None:
+def side_by_side(work: Callable[[T], None], items: Sequence[T]) -> None:
     """Do the work for each item, many at a time. After the first error no other is begun, and it is raised."""
     is_over = threading.Event()
 
@@ -29,7 +29,7 @@ def side_by_side(work: Callable[[T], None], items: Sequence[T], num_threads: int
         if not is_over.is_set():
             work(item)
 
-    with ThreadPoolExecutor(num_threads) as pool:
+    with ThreadPoolExecutor(NUM_SIDE_BY_SIDE) as pool:
         try:
             done, _ = wait([pool.submit(do, item) for item in items], return_when=FIRST_EXCEPTION)
         finally:
@@ -46,14 +46,13 @@ class Answering:
         self, requests: Sequence[GenerateRequest], edge: Engine, cloud: Cloud, weights: str, store: Store
     ) -> None:
         self._edge, self._cloud, self._weights, self._store = edge, cloud, weights, store
-        kept = {
-            _key(lesson.prompt_ids, lesson): lesson
-            for lesson in store.lessons(Counter())
-            if (lesson.target, lesson.vocab) == (weights, edge.vocab.fingerprint)
-        }
         self._requests = [replace(each, plan=make_plan("cloud")) for each in requests]
         self._keys = [self._key_of(each) for each in self._requests]
-        self._found = {key: kept[key] for key in self._keys if key in kept}
+        self._found, wanted = dict[str, Lesson](), set(self._keys)
+        for lesson in store.lessons(Counter()) if wanted else ():  # one in memory at a time: there may be many others
+            key, of = _key(lesson.prompt_ids, lesson), (lesson.target, lesson.vocab)
+            if key in wanted and of == (weights, edge.vocab.fingerprint):
+                self._found[key] = lesson
 
     def _key_of(self, request: GenerateRequest) -> str:
         resolved, read = prompted(request, self._edge)
@@ -70,7 +69,7 @@ class Answering:
         """How many tokens the target has to read for what is left to do."""
         return sum(len(prompted(each, self._edge)[1].target.token_ids) for each in self.todo)
 
-    def run(self, on_done: Callable[[Lesson], None], num_threads: int = NUM_SIDE_BY_SIDE) -> list[Lesson | None]:
+    def run(self, on_done: Callable[[Lesson], None]) -> list[Lesson | None]:
         """Answer what is left to do; returns the lesson of each request, None where the target wrote nothing.
 
         Calls `on_done` after each answer, from some thread; an error that it raises ends the run, and what was
@@ -88,7 +87,7 @@ class Answering:
                     self._found[self._key_of(request)] = lesson
                     on_done(lesson)
 
-        side_by_side(answer, self.todo, num_threads)
+        side_by_side(answer, self.todo)
         return [self._found.get(key) for key in self._keys]
 
 

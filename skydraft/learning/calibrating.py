@@ -56,7 +56,7 @@ def label_texts(
     for messages in questions:
         prompts = read_prompt(edge, messages)
         for path, mode in _MODE_OF.items():
-            request = GenerateRequest(messages, make_plan(mode), params)
+            request = GenerateRequest(messages, make_plan(mode), params, adapter="none")  # than `edge` has already
             token_ids = api.start(request, edge=edge, cloud=cloud).run().token_ids
             drafted = _read(edge, prompts.edge, token_ids, params)
             wanted = token_ids

@@ -32,6 +32,7 @@ _NUM_RIVALS = 4  # the draft model's best tokens at each place, which training m
 _MAX_NORM = 1.0
 _MANY, _FEW_LAYERS, _MANY_LAYERS = 80, 4, 12
 _NUM_RESAMPLES, _LEVEL = 2000, 0.95
+_MIN_PROMPTS = 6  # of fewer the bootstrap knows too little: of one it has no width
 _SAVE_EVERY = 4  # steps
 _BATCH = 4
 
@@ -94,8 +95,11 @@ def alpha(counts: Counts) -> float:
 
 
 def gain(before: Counts, after: Counts, prompts: Sequence[object]) -> Gain:
-    """Compare two counts of the same lessons, which answer `prompts`, by a paired bootstrap over the prompts."""
-    groups = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
+    """Compare two counts of the same lessons, which answer `prompts`, by a paired bootstrap over the prompts.
+
+    Fewer than six prompts tell nothing: their interval is from -1 to 1.
+    """
+    groups = _numbered(prompts)
     sums = np.zeros((len(groups), 3))  # right before, right after, known
     for prompt, (old, known), (new, _) in zip(prompts, before, after, strict=True):
         sums[groups[prompt]] += (old, new, known)
@@ -103,7 +107,22 @@ def gain(before: Counts, after: Counts, prompts: Sequence[object]) -> Gain:
     drawn = sums[draws].sum(1)  # [num_resamples, 3]
     differences = (drawn[:, 1] - drawn[:, 0]) / np.maximum(drawn[:, 2], 1)
     low, high = np.quantile(differences, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
+    if len(groups) < _MIN_PROMPTS:
+        low, high = -1.0, 1.0
     return Gain(alpha(before), alpha(after), float(low), float(high), int(sums[:, 2].sum()))
+
+
+def cross_fitted(counts: Sequence[Counts], prompts: Sequence[object]) -> Counts:
+    """Of several counts of the same lessons, for each half of the prompts the one that is best on the other half: on
+    what chooses the best of several it looks better than it is."""
+    groups, rights = _numbered(prompts), np.array(counts)[:, :, 0]  # [len(counts), num_lessons]
+    halves = np.array([groups[prompt] % 2 for prompt in prompts])
+    best = [counts[rights[:, halves != half].sum(1).argmax()] for half in (0, 1)]
+    return [best[half][index] for index, half in enumerate(halves)]
+
+
+def _numbered(prompts: Sequence[object]) -> dict[object, int]:
+    return {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +160,12 @@ class _State:
     """The state from which a stopped training continues."""
 
     step: int = 0
-    history: list[float] = field(default_factory=list)  # α on the held-out lessons after each epoch
+    counts: list[Counts] = field(default_factory=list)  # of the held-out lessons after each epoch
     best: dict[str, Any] | None = None
-    best_alpha: float = -1.0
+
+    @property
+    def history(self) -> list[float]:
+        return list(map(alpha, self.counts))
 
 
 class Training:
@@ -169,16 +191,16 @@ class Training:
         held_out = self._lower(task.held_out, "reading what is held out")
         guard = self._lower(task.guard, "reading the guard")
         vocab = self._occurring(trained)
-        before = self._counts(held_out, "held out, before"), self._counts(guard, "guard, before")
+        before, guarded = self._counts(held_out, "held out, before"), self._counts(guard, "guard, before")
         self._lora = self._inject()
         self._optimizer = self._torch.optim.AdamW(list(self._lora.values()), lr=self._settings.rate)
         self._resume()
         self._train(trained, held_out, vocab)
         self._put(self._state.best or {})
-        after = self._counts(held_out, "held out, after"), self._counts(guard, "guard, after")
-        held_gain = gain(before[0], after[0], [lesson.prompt_ids for lesson in task.held_out])
-        guard_gain = gain(before[1], after[1], [lesson.prompt_ids for lesson in task.guard]) if guard else None
-        return Trained(self._adapter(), held_gain, guard_gain)
+        prompts, general = ([lesson.prompt_ids for lesson in lessons] for lessons in (task.held_out, task.guard))
+        gained = gain(before, cross_fitted(self._state.counts, prompts), prompts)
+        cost = gain(guarded, self._counts(guard, "guard, after"), general) if guard else None
+        return Trained(self._adapter(), gained, cost)
 
     def _each(self, items: Sequence[T], what: str) -> Iterator[T]:
         """Give the items one by one, and report progress. Raises TimeoutError when time is over."""
@@ -264,10 +286,9 @@ class Training:
         optimizer.step()
 
     def _evaluate(self, held_out: Sequence[Activations]) -> None:
-        measured = alpha(self._counts(held_out, "measuring"))
-        self._state.history.append(measured)
-        if measured > self._state.best_alpha:
-            self._state.best_alpha = measured
+        counts, before = self._counts(held_out, "measuring"), self._state.history
+        self._state.counts.append(counts)
+        if alpha(counts) > max(before, default=-1.0):
             self._state.best = {name: value.detach().clone() for name, value in self._lora.items()}
 
     def _put(self, values: dict[str, Any]) -> None:

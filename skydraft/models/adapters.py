@@ -68,14 +68,17 @@ def keep(data: bytes, name: str, model: str, cache: Path, sources: Sequence[Path
         if (home / FILE).exists() and (home / FILE).read_bytes() == data:
             return home / FILE
         with locked(home / ".lock", f"Another process is changing {home}.", _LOCK_S):
-            new = home / "new.gguf"
-            write_whole(new, data, 0o600)  # on the disk before anything moves
-            if (home / FILE).exists():
+            new, copy = home / "new.gguf", home / "copy.gguf"
+            made_from = [str(each.resolve()) for each in sources or (home,)]
+            # All that needs room comes before anything moves, and at no moment there is none in use.
+            write_whole(new, data, 0o600)
+            if is_used := (home / FILE).exists():
+                write_whole(copy, (home / FILE).read_bytes(), 0o600)
+            write_whole(home / _SOURCE, "\n".join(made_from).encode(), 0o600)
+            if is_used:
                 for number in range(MAX_BEFORE, 1, -1):
                     _move(_before(home, number - 1), _before(home, number))
-                write_whole(_before(home, 1), (home / FILE).read_bytes(), 0o600)  # at no moment there is none in use
-            made_from = [str(each.resolve()) for each in sources or (home,)]
-            write_whole(home / _SOURCE, "\n".join(made_from).encode(), 0o600)
+                os.replace(copy, _before(home, 1))
             os.replace(new, home / FILE)
     return home / FILE
 

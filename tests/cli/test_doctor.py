@@ -3,11 +3,14 @@
 import json
 import re
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from skydraft.cli.doctor_cloud import _MODES
+from skydraft.cli.doctor_cloud import _MODES, CheckChoice, _measure_devices
+from skydraft.cli.pair_options import CloudChoice
 from skydraft.engines.toy import open_toy
 
 from ..evaluation import pairs
@@ -27,6 +30,23 @@ def address(request: pytest.FixtureRequest) -> Iterator[str]:
     else:
         with fake("vllm") as stock:
             yield f"{stock.url}/v1"
+
+
+def test_the_devices_draft_with_the_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    edge, adapted, kept = open_toy("toy"), open_toy("toy:drift=0.1"), list[object]()
+
+    def keep(engine: object) -> object:
+        kept.append(engine)
+        return nullcontext()
+
+    monkeypatch.setattr(edge.adapters, "choose", lambda name, prompt: adapted)
+    monkeypatch.setattr("skydraft.cli.doctor_cloud.KeptRows", keep)
+    monkeypatch.setattr("skydraft.cli.doctor_cloud.parse_modes", lambda names, resolve: ())
+    monkeypatch.setattr("skydraft.cli.doctor_cloud.closing", lambda thing: thing)
+    assert not list(
+        _measure_devices(Console(), CloudChoice("localhost:1"), None, edge, CheckChoice(False, False, 2, 1))
+    )
+    assert kept == [adapted]
 
 
 def test_each_mode_is_measured_with_so_many_devices(address: str, invoke: Invoke, tmp_path: Path) -> None:

@@ -1,10 +1,18 @@
 """The table of `learn run`: what its figures count, and which mode it names."""
 
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from skydraft.cli.learned import figures, show_table
+from skydraft.cli.learned import figures, judge, show_table
+from skydraft.decoding.request import GenerateRequest
+from skydraft.engines.toy import open_toy
+from skydraft.evaluation.tasks.checks import Regex
+from skydraft.prompts.messages import asked
 
 
 @pytest.mark.parametrize(
@@ -36,3 +44,25 @@ def test_the_mode_that_asks_least_is_named(capsys: pytest.CaptureFixture[str], a
     assert lines[1].split() == ["edge", "0.500", "→", f"{alone:.3f}", "0.000", "→", "0.000", "0.000", "→", "0.000"]
     assert [line.split()[0] for line in lines[1:5]] == ["edge", "quality", "answers", "cloud"]
     assert lines[3].split()[1] == "–" and lines[-1].startswith(says)
+
+
+def test_what_was_judged_is_judged_again_only_for_another_prompt_check_or_adapter(tmp_path: Path) -> None:
+    pair: Any = open_toy("toy:drift=0.2"), open_toy("toy")
+    asks = [GenerateRequest(asked(prompt)) for prompt in ("一", "二")]
+    counted: list[int] = []
+
+    @contextmanager
+    def counting(total: int) -> Iterator[Callable[..., None]]:
+        done: list[object] = []
+        yield lambda *_: done.append(_)
+        assert len(done) == total
+        counted.append(total)
+
+    def right(pattern: str, number: int = 2) -> float:
+        check = Regex(kind="regex", pattern=pattern)
+        (found,) = judge([(each, check) for each in asks[:number]], ["none"], pair, tmp_path / "judged", counting)
+        assert found.keys() == {"edge", "quality", "answers"}  # no calibration of toys
+        return figures(found["edge"], 0.0)["right"]
+
+    assert (right(".", 1), right("."), right("never"), right(".")) == (1, 1, 0, 1)
+    assert counted == [3, 3, 6, 0]

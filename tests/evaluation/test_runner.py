@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 from hypothesis import given
@@ -180,6 +181,19 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, most: int, tail: str) ->
     assert found.run.started == a_run().started  # the run is the one that was begun
 
 
+def test_a_full_disk_at_the_first_line_leaves_nothing_to_remove(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(file: TextIO, line: RunLine) -> None:
+        file.write('{"kind":"ru')
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+        patch.setattr("skydraft.evaluation.runner.write_line", fill)
+        Comparison(tmp_path, a_run())
+    assert len(Comparison(tmp_path, a_run()).todo) == 40 == len(Comparison(tmp_path, a_run()).todo)
+
+
 def test_each_text_is_judged_once_however_many_wrote_it(tmp_path: Path) -> None:
     run = a_run(modes=lines.modes("edge,edge;style=zh-short,cloud"))
     comparison = Comparison(tmp_path, run)
@@ -212,6 +226,7 @@ def changed_mode(number: int = 0, **changes: Any) -> tuple[Mode, ...]:
         ({"modes": MODES[:3]}, "modes"),
         ({"machine": "another machine"}, "machine"),
         ({"calibration": "0" * 32}, "calibration"),
+        ({"think": "off"}, "think"),
         ({"engine_options": {"context_len": 64}}, "engine options"),
         ({"workload_sha256": "1" * 64}, "workload sha256"),
         ({"links": (None, 5.0)}, "links"),

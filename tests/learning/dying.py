@@ -24,7 +24,7 @@ MOMENTS = [
     ("skydraft.learning.training:write_adapter", 1, True),
     ("skydraft.learning.calibrating:labelled", 3, False),
     ("skydraft.learning.calibrating:write_whole", 1, True),
-    ("skydraft.cli.learned:_keep", 5, True),  # an answer that is judged
+    ("skydraft.cli.learned:_keep", 2, True),  # an answer that is judged; those under way beside it are kept
     ("skydraft.models.adapters:write_whole", 1, True),
     ("skydraft.cli.learn_run:write_whole", 1, True),  # what the run did
 ]
@@ -89,7 +89,7 @@ def main(homes: list[str], command: list[str]) -> list[tuple[int, str]]:
     from .conftest import prompts
 
     dataset.guard_prompts = lambda: tuple(prompts(8, seed=5))
-    dataset.GUARD_TOKENS = vars(learn_run)["MAX_PROMPTS"] = 4
+    dataset.GUARD_TOKENS = vars(learn_run)["MAX_PROMPTS"] = 6
     Trained.objection = lambda *_: ""  # type: ignore[method-assign]  # the gain of so few answers is not certain
 
     def attempt(home: str, moment: tuple[str, int, bool] | None = None, end: Callable[[], NoReturn] = die) -> Any:

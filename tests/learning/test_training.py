@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from skydraft.engines.adapter import AdapterCard, read_adapter
@@ -14,7 +15,7 @@ from skydraft.learning import training
 from skydraft.learning.dataset import TrainingTask, choose, split
 from skydraft.learning.halves import Halves
 from skydraft.learning.lessons import Store
-from skydraft.learning.training import Trained, Training, TrainSettings, trained_before
+from skydraft.learning.training import Trained, Training, TrainSettings, cross_fitted, gain, trained_before
 
 from ..later import later
 
@@ -61,6 +62,42 @@ def test_it_says_more_often_what_the_target_says(trained: Trained, tmp_path: Pat
     again = read_adapter(tmp_path / "adapter")
     assert again.fingerprint == trained.adapter.fingerprint and again.card == trained.adapter.card
     assert len(again.card.trained_on) == 60 and again.card.architecture == "qwen2"
+
+
+def test_a_step_is_the_plain_log_likelihood_of_four_answers(task: TrainingTask, tmp_path: Path) -> None:
+    """Two steps, done a second time with the whole model: no label is smoothed, and no step has more answers."""
+    import torch
+
+    task = replace(task, trained=task.trained[:8])
+    made = train(task, tmp_path / "state", replace(SETTINGS, epochs=1)).adapter
+    trainable = load_trainable(task.path)
+    labels = [torch.tensor([lesson.token_ids[index] for index in lesson.known]) for lesson in task.trained]
+
+    def logits(number: int) -> Any:  # [num_labels, vocab_size]
+        lesson = task.trained[number]
+        at = [len(lesson.prompt_ids) - 1 + index for index in lesson.known]
+        ids = torch.tensor([[*lesson.prompt_ids, *lesson.token_ids]])
+        return trainable.model(ids).logits[0, at, : task.vocab_size]
+
+    rivals = [logits(number).topk(4).indices.flatten() for number in range(8)]
+    vocab = torch.cat([*labels, *rivals]).unique()
+    again = Training(trainable, task, SETTINGS, tmp_path / "none", lambda *_: None)
+    lora, order = again._inject(), again._order(8, epoch=0)
+    optimizer = torch.optim.AdamW(lora.values())
+    for step in range(2):
+        optimizer.param_groups[0]["lr"] = SETTINGS.rate * (1 - step / 2)
+        optimizer.zero_grad()
+        likely = [
+            torch.log_softmax(logits(number)[:, vocab], 1).gather(1, torch.searchsorted(vocab, labels[number])[:, None])
+            for number in order[4 * step :][:4]
+        ]
+        (-torch.cat(likely).mean()).backward()
+        torch.nn.utils.clip_grad_norm_(lora.values(), 1.0)
+        optimizer.step()
+    for name, value in lora.items():
+        matrix, _, side = name.partition(".lora_")
+        theirs = torch.from_numpy(made.pairs[matrix]["AB".index(side[0])])
+        assert (theirs - value).norm() < 0.005 * value.norm(), name
 
 
 def test_it_learns_from_what_the_target_wrote_on(pair: tuple[Any, Any], written_on: Path, tmp_path: Path) -> None:
@@ -148,6 +185,25 @@ def test_what_was_trained_is_known_again_by_its_key_alone(trained: Trained, tmp_
     for damaged in (path.with_suffix(".json"), path):
         damaged.write_bytes(damaged.read_bytes()[:-9])
         assert trained_before(path, "mine") is None
+
+
+def test_what_chooses_the_best_epoch_does_not_measure_it() -> None:
+    """Epochs that differ by chance: the best one seems to gain, and no more than chance does if it is cross-fitted."""
+    rng, prompts = np.random.default_rng(0), list(range(20))
+    found = {"best": 0.0, "fitted": 0.0}
+    for _ in range(300):
+        counts = [[(right, 100) for right in rng.binomial(100, 0.5, 20).tolist()] for _ in range(4)]
+        found["best"] += max(map(training.alpha, counts)) - 0.5
+        found["fitted"] += training.alpha(cross_fitted(counts, prompts)) - 0.5
+    assert found["best"] / 300 > 0.008 and abs(found["fitted"] / 300) < 0.002
+    twice = [[(1, 2)] * 4, [(2, 2)] * 4]
+    assert cross_fitted(twice, ["a", "b", "a", "b"]) == twice[1]
+
+
+def test_few_prompts_tell_nothing_however_many_answers_they_have() -> None:
+    few, enough = (gain([(5, 10)] * 60, [(6, 10)] * 60, [index % num for index in range(60)]) for num in (5, 6))
+    assert (few.low, few.high) == (-1, 1) and few.difference == pytest.approx(0.1)
+    assert enough.low == pytest.approx(0.1) == enough.high
 
 
 def test_too_few_answers_are_said_with_the_number_that_would_do(trained: Trained) -> None:

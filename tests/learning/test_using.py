@@ -1,6 +1,9 @@
 """From prompts, or from --learn, to an adapter in use, through the commands, on tiny checkpoints."""
 
+import errno
+import itertools
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -15,8 +18,11 @@ from filelock import FileLock
 import skydraft
 from skydraft.cli.main import run
 from skydraft.engines.adapter import digest, read_adapter, write_adapter
+from skydraft.errors import NotEnoughDisk
+from skydraft.evaluation.records import read_records
 from skydraft.evaluation.tasks.sets import read_tasks
 from skydraft.evaluation.workloads import read_prompts
+from skydraft.files import write_whole
 from skydraft.gating.calibration import read_calibration
 from skydraft.learning.dataset import beginning_of, prompt_digest
 from skydraft.learning.lessons import Store
@@ -122,6 +128,8 @@ def test_what_was_collected_teaches_too_and_one_for_everything_has_a_guard(
     status, said, err = call("learn", "run", "all", "--from", str(taught), "--everything", *TRAIN)
     assert status == 0, said + err
     assert "for all texts" in said and call(*ASK, "--mode", "edge")[1] != before
+    num_held_out = re.search(r"(\d+) held out", err)
+    assert num_held_out and call("learn", "calibrate", str(taught))[1].startswith(f"On {num_held_out[1]} answers ")
     monkeypatch.setattr("skydraft.learning.training.MAX_GUARD_LOSS", -1.0)
     status, said, _ = call("learn", "run", "more", "--from", str(taught), "--everything", *TRAIN)
     assert status == 1 and "on general prompts it is worse" in said
@@ -153,7 +161,7 @@ def test_what_is_in_use_is_replaced_only_by_what_is_better_on_the_newest(
     # of another base, or damaged: not compared, and kept as one before
     home = next(tmp_path.glob("home/adapters/*/one"))
     home.joinpath("adapter.gguf").write_bytes(b"GGUF noise")
-    status, said, err = learned("--rank", "4")
+    status, said, err = learned("--rank", "16")
     assert status == 0 and "has learned before is not compared" in err and "beside the one" not in said
     assert home.joinpath("before-1.gguf").read_bytes() == b"GGUF noise" and in_use() != good
 
@@ -189,6 +197,7 @@ def test_wrong_use_is_one_line(
     for args, says in (
         (("learn", "run", "a"), "Give either --prompts FILE or --from DIR"),
         (("learn", "run", "a", *given, "--from", str(taught)), "Give either"),
+        (("learn", "run", "a", "--from", str(taught), "-s", SYSTEM), "--limit and --system are for --prompts"),
         (("learn", "run", "a/b", *given), "cannot be the name of an adapter"),
         (("learn", "run", "auto", *given), "cannot be the name of an adapter"),
         (("learn", "run", "a", "--prompts", str(tmp_path / "no")), "cannot be read"),
@@ -198,6 +207,9 @@ def test_wrong_use_is_one_line(
         (("learn", "run", "a", "--prompts", str(tmp_path / "empty.jsonl")), "holds no prompt"),
         (("learn", "run", "a", "--from", str(tmp_path / "none"), "-y"), "Nothing was collected"),
         (("learn", "forget", "nobody"), "There is nothing to forget"),
+        (("learn", "export", "nowhere"), "nowhere is not there"),
+        (("learn", "calibrate", "nowhere"), "nowhere is not there"),
+        (("learn", "run", "a", *given, "--adapter", "b"), "--adapter does not apply here"),
         (("generate", "今天", "--adapter", "nobody"), "has no adapter 'nobody'"),
         (("generate", "今天", "--adapter", str(tmp_path / "f.gguf")), "was trained for draft"),
         (("generate", "今天", "--adapter", str(tmp_path / "noise.gguf")), "is not an adapter"),
@@ -205,6 +217,9 @@ def test_wrong_use_is_one_line(
         status, _, err = call(*args)
         lines = [line for line in err.splitlines() if line.startswith("skydraft: ")]
         assert status == 2 and says in lines[-1], (args, err)
+    with monkeypatch.context() as patch:
+        patch.setattr("skydraft.learning.dataset.MAX_LEN", 8)
+        assert "0 of the prompts have fewer than 8 tokens, and 24 are needed" in call("learn", "run", "a", *given)[2]
     monkeypatch.setitem(sys.modules, "peft", None)
     status, _, err = call("learn", "run", "a", *given, "-y")
     assert status == 1 and "needs peft, which is not installed" in err and "skydraft[learn]" in err
@@ -219,6 +234,59 @@ def test_the_last_three_before_are_kept_and_come_back_in_turn(tmp_path: Path) ->
         assert (home / "adapter.gguf").read_bytes() == b"%d" % number
         assert revert("one", "org/model", tmp_path)
     assert not revert("one", "org/model", tmp_path) and not all_adapters(tmp_path)
+
+
+def test_a_full_disk_loses_none_of_those_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(5):
+        keep(b"%d" % number, "one", "m", tmp_path)
+    for fails_at in (1, 2, 3):
+        calls = itertools.count(1)
+
+        def fill(path: Path, *args: Any, calls: Any = calls, fails_at: int = fails_at) -> None:
+            if next(calls) == fails_at:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            write_whole(path, *args)
+
+        with monkeypatch.context() as patch, pytest.raises(NotEnoughDisk):
+            patch.setattr("skydraft.models.adapters.write_whole", fill)
+            keep(b"new", "one", "m", tmp_path)
+    assert keep(b"new", "one", "m", tmp_path).read_bytes() == b"new"
+    for number in (4, 3, 2):
+        assert revert("one", "m", tmp_path)
+        assert (tmp_path / "adapters" / "m" / "one" / "adapter.gguf").read_bytes() == b"%d" % number
+
+
+def test_what_is_measured_and_calibrated_is_the_draft_model_with_its_adapter(
+    call: Call, pair: tuple[Any, Any], pair_folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    asked, base, home = tmp_path / "asked.txt", pair[0].fingerprint, tmp_path / "home"
+    asked.write_text("\n".join(prompts(6)))
+    made = change(base, {"model.layers.1.self_attn.q_proj": (32, 32)})
+    write_adapter(tmp_path / "made.gguf", made)
+    keep((tmp_path / "made.gguf").read_bytes(), "one", str(pair_folders[1]), home)
+    named = ("--prompts", str(asked), "-n", "24", "--adapter", "one")
+
+    assert call("calibrate", *named)[0] == 0
+    (written,) = (home / "calibrations").glob("*.json")
+    assert read_calibration(written).draft.fingerprint == made.fingerprint
+    status, said, err = call("compare", *named, "--modes", "edge,cloud,auto", "--out", str(tmp_path / "out"))
+    assert status == 0, said + err
+    records = read_records(tmp_path / "out" / "records.jsonl")
+    assert (records.run.draft.fingerprint, records.run.draft.name[-4:]) == (made.fingerprint, "+one")
+    alone = {line.token_ids for line in records.generations if line.mode == "edge"}
+    assert all(line.drafted == line.token_ids for line in records.scores if line.token_ids in alone)
+
+    # by itself: that of all prompts, or none of several
+    begun = read_prompt(pair[0], about(prompts(1)[0])).edge.token_ids[:-1]
+    card = made.card.model_copy(update={"beginning_len": len(begun), "beginning": digest(begun)})
+    write_adapter(tmp_path / "made.gguf", replace(made, card=card))
+    keep((tmp_path / "made.gguf").read_bytes(), "one", str(pair_folders[1]), home)
+    by_itself = ("compare", "--prompts", str(asked), "-n", "8", "--modes", "edge", "--no-scores", "--out")
+    assert "drafted with different adapters" in call(*by_itself, str(tmp_path / "mixed"))[2]
+    first = (*by_itself, str(tmp_path / "one"), "--limit", "1")
+    assert call(*first)[0] == 0
+    assert read_records(tmp_path / "one" / "records.jsonl").run.draft.fingerprint == made.fingerprint
+    assert "its draft model differs" in call(*first, "--adapter", "none")[2]
 
 
 def test_in_python_a_text_has_the_adapter_that_it_names(
@@ -284,4 +352,8 @@ def test_who_forgets_a_name_means_its_answers_though_a_folder_is_called_so(
     for folder in (lessons.parent, tmp_path / "reviews"):
         folder.mkdir(parents=True)
     lessons.write_text("noise")
+    assert call("learn", "forget", "reviews")[0] == 0 and not lessons.exists()
+    lessons.write_text("noise")
+    (tmp_path / "reviews").rmdir()
+    (tmp_path / "reviews").write_text("a file of prompts")
     assert call("learn", "forget", "reviews")[0] == 0 and not lessons.exists()

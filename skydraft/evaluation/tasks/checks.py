@@ -256,6 +256,23 @@ Check = Annotated[
 ]
 
 
+class Task(BaseModel):
+    """What makes a prompt a task of the set `set`.
+
+    `messages` are the whole conversation, where it is more than the prompt. `grammar` and `max_new_tokens` (None: those
+    of the mode) belong to this task, `tools` are for the chat template.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    set: str
+    check: Check
+    max_new_tokens: int | None = Field(default=None, ge=1)
+    grammar: str = ""
+    messages: tuple[dict[str, Any], ...] = ()
+    tools: tuple[Any, ...] = ()
+
+
 def is_same(found: Any, wanted: Any) -> bool:
     """Whether two JSON values are the same, spaces in texts left out. True is not 1."""
     return bool(_plain(found) == _plain(wanted))

@@ -13,8 +13,7 @@ from skydraft.config import CAPTION_PROMPT
 from skydraft.errors import OptionError, PromptError, importing
 from skydraft.evaluation.records import PromptEntry
 from skydraft.evaluation.tasks import chinese
-from skydraft.evaluation.tasks.checks import load_gym
-from skydraft.evaluation.tasks.task import Task
+from skydraft.evaluation.tasks.checks import Task, load_gym
 from skydraft.evaluation.workloads import Workload, naming, read_lines
 from skydraft.grammars import check_grammar
 from skydraft.prompts.messages import conversation

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from skydraft.evaluation.findings import Findings
 from skydraft.evaluation.intervals import share
 from skydraft.evaluation.records import PromptEntry, Records, VerdictLine
+from skydraft.evaluation.tasks.checks import Task
 from skydraft.evaluation.tasks.figures import MIN_GAP, TaskMode, TaskSet, task_sets
-from skydraft.evaluation.tasks.task import Task
 
 from .. import lines
 
