@@ -133,5 +133,5 @@ def show_table(
     if kept := [mode for mode, now in found.items() if now["agreement"] >= _KEPT]:
         mode = min(kept, key=lambda mode: found[mode]["written"])
         audits = " --audit-share 0.05" if mode == "edge" else ""
-        line = f"--mode {mode}{audits} keeps an agreement of {_KEPT:g} here, and asks the target least."
+        line = f"--mode {mode}{audits} keeps an agreement of {_KEPT:g} here, and has the target write least."
     click.echo(f"\n{line}")
