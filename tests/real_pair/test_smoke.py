@@ -14,6 +14,7 @@ import pytest
 import skydraft
 from bench.workload import prompts
 from skydraft import DecodingParams, Engine, make_plan
+from skydraft.edge.cloud import Cloud
 from skydraft.engines.options import RowProfile
 from skydraft.models import default_pair
 
@@ -53,7 +54,7 @@ def test_lossless_gives_the_tokens_of_cloud_here_and_over_a_link(
     edge, cloud = pair
     params = DecodingParams(max_new_tokens=12, temperature=temperature, seed=7)
 
-    def written(mode: str, target: Engine | skydraft.Cloud) -> tuple[int, ...]:
+    def written(mode: str, target: Engine | Cloud) -> tuple[int, ...]:
         plan = make_plan(mode, k=5 if mode == "lossless" else None)
         return skydraft.generate(PROMPT, edge=edge, cloud=target, plan=plan, params=params).run().token_ids
 
