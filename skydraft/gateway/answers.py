@@ -19,7 +19,7 @@ from skydraft.gateway.logprobs import both_logprobs, cut, named_tokens, text_log
 from skydraft.gateway.refusals import Refusal
 from skydraft.gateway.requests import Order
 from skydraft.gateway.schema import ChatRequest, Sent, TextRequest
-from skydraft.prompts.tool_calls import CallText, Piece, ThoughtText, joined
+from skydraft.prompts.tool_calls import CallText, Piece, ThoughtText
 from skydraft.types import FinishReason, Score, StepRecord
 
 _LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}  # where some clients cut lines
@@ -168,10 +168,10 @@ class Answer(ABC):
             if tokens[-1] is event.tokens[-1]:
                 ours["record"] = _shown(event.done.record)
                 ours |= {"notice": event.notices} if event.notices else {}
-            together = joined(itertools.chain(*pieces))
+            joined = _joined(itertools.chain(*pieces))
             text = "".join(token.text for token in tokens)
-            ours |= {"text": text} if text != "".join(piece for piece in together if isinstance(piece, str)) else {}
-            yield Run(together, scored, ours)
+            ours |= {"text": text} if text != "".join(piece for piece in joined if isinstance(piece, str)) else {}
+            yield Run(joined, scored, ours)
 
     def _wanted(self, scores: Iterable[Score]) -> list[Score]:
         """With as many of the best tokens as the client's own field asks for; none if it asks for none."""
@@ -385,3 +385,19 @@ def _shown(record: StepRecord) -> dict[str, Any]:
     link = record.link
     spent = {"bytes_up": link.bytes_up, "bytes_down": link.bytes_down} if link.bytes_up or link.bytes_down else {}
     return {name: getattr(record, name) for name in _RECORD} | {"rtt_ms": link.rtt_ms} | spent
+
+
+def _joined(pieces: Iterable[Piece]) -> list[Piece]:
+    """The same pieces, each as long as it can be."""
+    joined: list[Piece] = []
+    for piece in pieces:
+        last = joined[-1] if joined else None
+        if isinstance(piece, str) and isinstance(last, str):
+            joined[-1] = last + piece
+        elif isinstance(piece, ThoughtText) and isinstance(last, ThoughtText):
+            joined[-1] = ThoughtText(last.text + piece.text)
+        elif isinstance(piece, CallText) and isinstance(last, CallText) and not piece.name:
+            joined[-1] = CallText(last.arguments + piece.arguments, last.name, piece.is_last)
+        else:
+            joined.append(piece)
+    return joined

@@ -7,7 +7,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -52,22 +52,6 @@ class ThoughtText:
 # Text, a piece of a thought, or of a call; a call that has no last piece was cut.
 Piece: TypeAlias = str | ThoughtText | CallText
 Called: TypeAlias = tuple[str, str]  # a name, and arguments as JSON with sorted keys
-
-
-def joined(pieces: Iterable[Piece]) -> list[Piece]:
-    """The same pieces, each as long as it can be."""
-    found: list[Piece] = []
-    for piece in pieces:
-        last = found[-1] if found else None
-        if isinstance(piece, str) and isinstance(last, str):
-            found[-1] = last + piece
-        elif isinstance(piece, ThoughtText) and isinstance(last, ThoughtText):
-            found[-1] = ThoughtText(last.text + piece.text)
-        elif isinstance(piece, CallText) and isinstance(last, CallText) and not piece.name:
-            found[-1] = CallText(last.arguments + piece.arguments, last.name, piece.is_last)
-        else:
-            found.append(piece)
-    return found
 
 
 def writes_calls(chat_template: str | None) -> bool:

@@ -69,7 +69,7 @@ BODIES = {
         b",".join(b'{"type":"function","name":"f%d"}' % number for number in range(500)),
     ),
     "blocks": b'{"model":"skydraft","messages":%s}'
-    % many(b'{"role":"assistant","content":%s}' % many(b'{"type":"tool_use","id":"1","name":"a","input":{}}', 3), 4096),
+    % many(b'{"role":"assistant","content":%s}' % many(b'{"type":"tool_use","id":"1","name":"a","input":{}}', 7), 4096),
 }
 PATHS = {"calls of a namespace": "/v1/responses", "blocks": "/v1/messages"}
 
