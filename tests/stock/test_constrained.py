@@ -97,12 +97,17 @@ def assert_answers(far: Generation, edge: Any, target: Any, is_ruled: Callable[[
 def test_what_answers_checks_is_plain_decoding_and_the_rest_is_local(
     clouds: dict[str, Any], dialect: str, drafter: tuple[float, int], given: dict[str, Any], length: int
 ) -> None:
-    params, plan = DecodingParams(max_new_tokens=length, **given), make_plan("answers")
+    params, digits = DecodingParams(max_new_tokens=length, **given), toys.ids("3", "5")
     edge, target = toys.toy(SEED, drafter[0], sign=drafter[1]), toys.toy(SEED)
-    far, near = (decode(plan, params, edge, each) for each in (clouds[dialect][1], target))
-    assert (far.token_ids, far.origins, far.finish_reason) == (near.token_ids, near.origins, near.finish_reason)
-    digits = toys.ids("3", "5")
-    assert_answers(far, edge, target, lambda at: not at or far.token_ids[at] in digits)
+    for back in (
+        None,
+        "4",
+    ):  # after how many agreements in a row it is the draft model's turn depends on when they come
+        plan = make_plan("answers", hand_back=back)
+        far, near = (decode(plan, params, edge, each) for each in (clouds[dialect][1], target))
+        if back:
+            assert (far.token_ids, far.origins, far.finish_reason) == (near.token_ids, near.origins, near.finish_reason)
+        assert_answers(far, edge, target, lambda at, ids=far.token_ids: not at or ids[at] in digits)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -15,6 +15,8 @@ from ...serving import serving
 from ..running import gateway as running_gateway
 from ..running import toy_pair
 from .browsing import Pages, answered, expect, grave, is_too_wide, settled
+from .fake_gateway import wait_for
+from .test_kept import is_all_kept
 
 pytestmark = pytest.mark.browser
 
@@ -88,6 +90,7 @@ def test_the_token_that_was_there_gives_the_same_text_and_another_gives_a_branch
     assert before[:2] == [text, text] and before[2] != text and before[2].startswith(text[:5] + shown[:1])
     expect(page.locator(".name").nth(2)).to_have_text(f"lossless, going on from {shown}")
     expect(page.locator(".is-chosen .name")).to_have_text(f"lossless, going on from {shown}")
+    wait_for(lambda: is_all_kept(page))
     page.reload()
     settled(page, 3)
     assert texts.all_inner_texts() == before
@@ -181,6 +184,7 @@ def test_after_a_thought_the_text_goes_on_with_the_same_thought(
         page.locator(".text").nth(answer).locator(".run").nth(place).click()
         page.locator("#token-target button", has_text="stands here").click()
         settled(page, count)
+    wait_for(lambda: is_all_kept(page))
     page.reload()
     settled(page, 3)
     assert thought and page.locator(".thought-text").all_text_contents() == [thought] * 3
