@@ -1,6 +1,7 @@
 """What learning a task brings: sets of tasks before and after, the draft model alone and through the modes.
 
     SKYDRAFT_HOME=DIR/home python -m bench.learned DIR --sets arithmetic,zh-words      goes on where it was stopped
+    … --tasks DIR/tests.jsonl --adapter HOME/adapters/MODEL/reviews/adapter.gguf      of what `learn run` has learned
     python -m bench.learned DIR --show docs/learned        writes figures.json and learning.svg of what DIR has
 
 The target answers the `:dev` half of each set, the draft model learns from that, and the other half is answered: by
@@ -49,7 +50,6 @@ SETS = ("arithmetic", "zh-words", "zh-extract", "calendar", "logic")
 LEARNED = "-learned"  # at the end of a name: with the adapter
 OPTIONS = EngineOptions(context_len=1024, max_sequences=NUM_SIDE_BY_SIDE, shared_cache=True)
 _PATIENT_S = 900.0
-_ACROSS = 3  # plots beside each other
 _AT_RANDOM = "whole answers at random"
 _BESIDE = {"edge": (6, 5), "quality": (7, -9), "auto": (-6, 3), "answers": (6, 4), "cloud": (7, 2)}  # labels, in points
 Line = dict[str, Any]  # of one answer: id, right, tokens, calls, written
@@ -151,24 +151,26 @@ def run(given: argparse.Namespace) -> None:
         served(target) as cloud,
     ):  # fmt: skip
         edge.adapters.default = "none"
-        for name in given.sets.split(","):
-            home: Path = given.folder / name
+        for name in [str(given.tasks)] if given.tasks else given.sets.split(","):
+            home: Path = given.folder / (given.adapter.parent.name if given.tasks else name)
             home.mkdir(parents=True, exist_ok=True)
-            answers(read_tasks(f"{name}:dev", limit=given.learn), edge, cloud, home / "dev")
-            told(name, "dev half answered")
-            adapter = learned(name, edge, weights_of(cloud), home)
-            told(name, home.joinpath("training.json").read_text())
+            adapter = given.adapter
+            if not given.tasks:
+                answers(read_tasks(f"{name}:dev", limit=given.learn), edge, cloud, home / "dev")
+                told(name, "dev half answered")
+                adapter = learned(name, edge, weights_of(cloud), home)
+                told(name, home.joinpath("training.json").read_text())
             tests, adapted = read_tasks(name, limit=given.test), edge.adapters.choose(str(adapter), ())
             for engine, which in ((adapted, f"edge{LEARNED}"), (edge, "edge"), (target, "cloud")):
                 if not (home / f"{which}.jsonl").exists():
                     with served(engine) as far:
                         write_alone(tests, edge, far, home, which)
-                told(name, which, shown(read(home / f"{which}.jsonl")))
+                told(home.name, which, shown(read(home / f"{which}.jsonl")))
             few = read_tasks(name, limit=given.limit)
             for mode in filter(None, given.modes.split(",")):
                 for which, used in ((f"{mode}{LEARNED}", str(adapter)), (mode, "none")):
                     write_mode(mode, few, edge, cloud, used, home / f"{which}.jsonl")
-                    told(name, which, shown(read(home / f"{which}.jsonl")))
+                    told(home.name, which, shown(read(home / f"{which}.jsonl")))
 
 
 def figures(lines: Sequence[Line]) -> dict[str, Figure | None]:
@@ -200,7 +202,7 @@ def show(folder: Path, out: Path) -> None:
 
 def plot(found: dict[str, Any], path: Path) -> None:
     pyplot = load_pyplot()
-    across = min(len(found), _ACROSS)
+    across = min(len(found), 2 if len(found) == 4 else 3)
     down = -(-len(found) // across)
     figure, axes = pyplot.subplots(down, across, figsize=(1.2 + 3.4 * across, 3.6 * down), sharey=True, squeeze=False)
     for axis in axes.flat[len(found) :]:
@@ -216,7 +218,7 @@ def plot(found: dict[str, Any], path: Path) -> None:
             x, y = _BESIDE[mode]
             axis.annotate(mode, (written, right), textcoords="offset points", xytext=(x, y),
                           ha="left" if x > 0 else "right", fontsize=8)  # fmt: skip
-        axis.set(title=name, xlabel="written by the large model", xlim=(-0.1, 1.25))
+        axis.set(title=name, xlabel="written by the large model", xlim=(-0.2, 1.25))
     axes[0][0].set(ylim=(0, 1.05))
     for row in axes:
         row[0].set(ylabel="right answers")
@@ -230,6 +232,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument("--sets", default=",".join(SETS))
+    parser.add_argument("--tasks", type=Path, metavar="FILE", help="other tasks instead, with --adapter")
+    parser.add_argument("--adapter", type=Path, metavar="FILE", help="what has learned them: its folder is their name")
     parser.add_argument("--learn", type=int, default=180, help="answers of the target, a sixth of them held out")
     parser.add_argument("--test", type=int, default=150, help="tasks that each model answers alone")
     parser.add_argument("--modes", default="quality,auto,answers", help="as compare takes them")

@@ -1,8 +1,9 @@
 """A task that nobody here has tuned anything on: hotel reviews in Chinese, which the large model makes up itself.
 
-    python -m bench.reviews DIR       writes DIR/reviews.jsonl and DIR/schema.json; goes on where it was stopped
+    python -m bench.reviews DIR       writes schema.json, reviews.jsonl (150) and tests.jsonl (the others); can go on
 
-    skydraft learn run reviews --prompts DIR/reviews.jsonl --limit 150 --json-schema DIR/schema.json
+    skydraft learn run reviews --prompts DIR/reviews.jsonl --json-schema DIR/schema.json
+    python -m bench.learned RUNS --tasks DIR/tests.jsonl --adapter HOME/adapters/MODEL/reviews/adapter.gguf
 
 Each line asks for a review's sentiment, its subject and the words that show it, as JSON. The check is the sentiment
 that the large model was told to write with, so a review that came out otherwise counts against every model alike.
@@ -26,6 +27,7 @@ from skydraft.prompts.messages import asked
 GUESTS = ("出差的客人", "带孩子的家庭", "一对情侣", "退休的老人", "学生", "旅行团的客人", "独自旅行的人")
 SUBJECTS = ("卫生", "服务", "早餐", "位置", "隔音", "价格", "设施", "床", "网络", "停车")
 SENTIMENTS = {"正面": "很满意", "负面": "很不满意", "中性": "觉得一般，有好有坏"}
+NUM_TO_LEARN = 150
 ASKED = (
     "判断下面的酒店评价，用 JSON 回答：sentiment 是“正面”“负面”或“中性”，subject 是评价主要谈的方面，"
     "words 是原文中表现态度的几个字。\n评价："
@@ -69,8 +71,12 @@ def main(folder: Path) -> None:
     # Every seventh first, so that any part of the file has all kinds.
     order = sorted(enumerate(tasks.items()), key=lambda each: (each[0] % 7, each[0]))
     lines = [{"id": f"review-{n}", "prompt": ASKED + text, "check": check} for n, (text, check) in order if text]
-    with (folder / "reviews.jsonl").open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    grammar = f"json_schema:{json.dumps(SCHEMA, ensure_ascii=False)}"
+    for name, some in (
+        ("reviews", lines[:NUM_TO_LEARN]), ("tests", [line | {"grammar": grammar} for line in lines[NUM_TO_LEARN:]])
+    ):  # fmt: skip
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in some)
+        (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
     (folder / "schema.json").write_text(json.dumps(SCHEMA, ensure_ascii=False), encoding="utf-8")
 
 
