@@ -1,4 +1,4 @@
-"""Answers from the events of a desk, whole or as server-sent events; and those of OpenAI's chats and completions."""
+"""Answers from the events of a desk, whole or as server-sent events; and those of OpenAI's chats."""
 
 import itertools
 import json
@@ -15,7 +15,7 @@ from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.stats import Stats
 from skydraft.engines.vocab import Vocab
 from skydraft.gateway.desk import Began, Ended, Event, Wrote
-from skydraft.gateway.logprobs import both_logprobs, cut, named_tokens, text_logprobs, token_logprobs
+from skydraft.gateway.logprobs import both_logprobs, cut, named_tokens, token_logprobs
 from skydraft.gateway.refusals import Refusal
 from skydraft.gateway.requests import Order
 from skydraft.gateway.schema import ChatRequest, Sent, TextRequest
@@ -323,31 +323,6 @@ class ChatAnswer(Answer):
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         message |= _thought(choice.thought)
         return {"message": message | ({"tool_calls": list(map(_as_chats, choice.calls))} if choice.calls else {})}
-
-
-class TextAnswer(ChatAnswer):
-    reads = TextRequest
-    kinds = "text_completion", "text_completion", "cmpl"
-
-    def first(self) -> Iterator[dict[str, Any]]:
-        """The echoed prompt. With log-probabilities it comes when it was read."""
-        for index, choice in enumerate(self.choices):
-            if choice.prefix and self._body.num_best is None:
-                yield self._chunk(index, {"content": choice.prefix})
-
-    def _began(self, index: int, event: Began) -> Iterator[dict[str, Any]]:
-        if event.prompt_scores:
-            logprobs = self._logprobs(event.prompt_scores, 0)
-            yield self._chunk(index, {"content": self.choices[index].prefix}, logprobs=logprobs)
-
-    def _logprobs(self, scores: Seq[Score], offset: int) -> dict[str, Any] | None:
-        return None if self._body.num_best is None else text_logprobs(self._vocab, scores, offset)
-
-    def _part(self, delta: dict[str, Any], logprobs: dict[str, Any] | None) -> dict[str, Any]:
-        return {"text": delta.get("content", ""), "logprobs": logprobs}
-
-    def _text(self, choice: Choice) -> dict[str, Any]:
-        return {"text": choice.prefix + choice.text}
 
 
 def _echoed(request: GenerateRequest, vocab: Vocab) -> str:

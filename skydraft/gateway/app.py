@@ -22,7 +22,8 @@ from starlette.staticfiles import StaticFiles
 from skydraft.decoding.builder import prompted
 from skydraft.decoding.request import GenerateRequest
 from skydraft.errors import ContextExceeded, GrammarRefused
-from skydraft.gateway.answers import Answer, ChatAnswer, TextAnswer
+from skydraft.gateway.answers import Answer, ChatAnswer
+from skydraft.gateway.completions import TextAnswer
 from skydraft.gateway.desk import Desk, Event, Events, GatewayMetrics, Ticket
 from skydraft.gateway.doorkeeper import Authorize, Doorkeeper, Visit
 from skydraft.gateway.messages import MessagesAnswer
