@@ -240,6 +240,8 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=60, help="tasks that are answered in each mode")
     parser.add_argument("--show", type=Path, metavar="OUT", help="run nothing, write figures and plot of DIR")
     given = parser.parse_args()
+    if bool(given.tasks) != bool(given.adapter):
+        parser.error("--tasks and --adapter belong together")
     if given.show:
         show(given.folder, given.show)
     else:
