@@ -198,10 +198,10 @@ def tasks(chosen: list[Line], to: Path, num_threads: int, ways: list[str]) -> No
         print(f"{number + 1}/{len(chosen)} {task['id']} {', '.join(said)}", flush=True)
 
 
-def stock(to: Path, num_threads: int, clouds: dict[str, str], ways: list[str], num: int | None) -> None:
+def stock(to: Path, num_threads: int, clouds: dict[str, str], ways: list[str], first: int, num: int | None) -> None:
     """Schemas, then tasks, by a draft model here and each of these servers of the target."""
     kept, edge = Kept(to), skydraft.load(default_pair().draft, EngineOptions(CONTEXT, num_threads=num_threads))
-    asked = [*all_schemas(), *all_tasks()][:num]
+    asked = [*all_schemas(), *all_tasks()][first : None if num is None else first + num]
     for (name, address), way, task in ((c, w, t) for t in asked for w in ways for c in clouds.items()):
         key = f"{task['id']} {way}, {name}"
         if kept.get(key) is None:
@@ -276,7 +276,7 @@ def main() -> None:
     if given.what == "stock":
         clouds = {name: url for name, url in (("stock", given.cloud), ("serve", given.serve)) if url}
         to = given.to or Path("structured_stock.out")
-        stock(to, given.threads, clouds, given.ways.split(";"), given.num)
+        stock(to, given.threads, clouds, given.ways.split(";"), given.first, given.num)
         show(lines_of(to), all_schemas(), all_tasks())
         return
     every = all_schemas() if given.what == "schemas" else all_tasks()

@@ -197,8 +197,8 @@ def _gate(
 gate_section = Section("gate", "Gate", _gate, [
     option("-m --mode", "M",
            "edge: the small model alone. cloud: the large one alone. lossless: the text of cloud, drafted where that "
-           "is faster. fluency, quality, auto: the large one checks where the small one is unsure. answers: also how a "
-           "text begins, numbers and JSON; for questions that have a right answer "
+           "is faster. fluency, auto: the large one checks where the small one is unsure. quality: also how the text "
+           "begins. answers: numbers and JSON as well; for questions that have a right answer "
            f"(default: {DEFAULT_MODE}, or just the gate if one is given).",
            shell_complete=lambda context, param, begun: [mode for mode in MODES if mode.startswith(begun)]),
     option("--gate", "G", "Which blocks the target checks: always, never, or by a threshold, for example "

@@ -115,7 +115,7 @@ class Auditor:
             return request
         # What was learned wrongly is certain, and no gate sees it; limits were fitted to the adapter, and are its own.
         adapter = request.adapter if request.plan.verifies else "none"
-        return replace(request, plan=plan.checking_start() if request.tools else plan, adapter=adapter)
+        return replace(request, plan=plan, adapter=adapter)
 
     def ended(self, request: GenerateRequest, generation: Generation | None, error: BaseException | None) -> None:
         if generation is None or not request.is_audited:
