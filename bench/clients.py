@@ -1,25 +1,24 @@
 """Many edges on one target: clients whose draft model says what was recorded, against a real server.
 
     python -m bench.clients [--seconds S] [--think MS] [--soak MINUTES] [--execution exact|throughput] [--beginnings]
-    python -m bench.clients --modes "cloud,auto;k=12;hand-back=0,auto" [--seconds S] [--step MS] [--execution E]
+    python -m bench.clients --modes "cloud,quality,auto" [--seconds S] [--step MS] [--execution E] [--out FILE]
 
 Drafts are recorded first, in one lossless run over 16 prompts; `skydraft.evaluation.devices` has the clients, which
-`skydraft doctor --devices` drives too. Then 1, 2, 4, 8 and 16 of them write these texts, each with a connection of
+`skydraft doctor --devices` drives too. Then 1, 4, 8 and 16 of them write these texts, each with a connection of
 its own, at once (`--think 0`) or with the time that a draft takes in each round. Beside the measured rows a second
 stands what the engine alone does in forwards of as many rows, measured before the server starts, in the share of the
 time that was not spent on prompts. Busy is the share of the time inside forwards, prompts included (from the server's
 metrics). Fairness is the slowest client's rounds over the mean. `--beginnings` instead sets a server that copies the
 template's part of a prompt beside one that feeds it each time: 8 clients, in turn, twice. `--modes` sets modes beside
-each other, in turn, twice: 8 clients on 4 Chinese texts and 4 programs, with the draft model's tokens and its
-certainty as recorded; a step of it takes --step.
+each other, in turn, twice: 1, 4, 8 and 16 clients on 8 dev prompts, then on 4 Chinese texts and 4 programs, with the
+draft model's tokens and its certainty as recorded; a step of it takes --step.
 """
-
-from __future__ import annotations
 
 import argparse
 import json
 import socket
 import statistics
+import sys
 import threading
 import time
 import urllib.request
@@ -27,6 +26,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -36,14 +36,15 @@ from bench.server import ServerProcess
 from bench.workload import machine, prompts
 from skydraft import EngineOptions, decoding_params, make_plan
 from skydraft.decoding.stats import percentile
-from skydraft.evaluation.devices import Client, KeptRows, RecordedDraft, drive, turned
+from skydraft.evaluation.devices import Client, KeptRows, RecordedDraft, agreement_of, drive, turned
 from skydraft.evaluation.modes import Mode, parse_modes
 from skydraft.models import default_pair
 from skydraft.prompts.messages import asked
 from skydraft.prompts.pair import read_prompt
 
 DATA = Path(__file__).parent.parent / "data"
-NUM_CLIENTS = (1, 2, 4, 8, 16)
+NUM_CLIENTS = (1, 4, 8, 16)
+LENGTHS = {"short": 48, "long": 128}  # tokens
 K = 5
 PARAMS = decoding_params(max_new_tokens=48)
 LOSSLESS = Mode(f"lossless;k={K}", make_plan(k=K), PARAMS)
@@ -113,6 +114,15 @@ def replay(addresses: Seq[str], found: Recorded, think_ms: float, seconds: float
     return drive(lambda: skydraft.connect(next(each), timeout_s=120), make_edge, LOSSLESS, asked_for, seconds)
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a server's metrics say so far."""
+
+    num_forwards: float
+    num_rows: float
+    forward_s: float
+
+
 def show(
     name: str, clients: list[Client], seconds: float, allowed: float, counts: tuple[Served, Served], num_strayed: int
 ) -> None:
@@ -133,15 +143,6 @@ def show(
         f"{num_strayed:>9}",
         flush=True,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """What a server's metrics say so far."""
-
-    num_forwards: float
-    num_rows: float
-    forward_s: float
 
 
 def scrape(port: int) -> Served:
@@ -205,39 +206,54 @@ def beginnings(seconds: float, think_ms: float | None, model: str) -> None:
         server.stop()
 
 
-def beside(modes: Seq[Mode], execution: str, seconds: float, step_ms: float) -> None:
-    """Tokens a second of 8 clients by mode, and what the server computes for them."""
+def texts_of(kind: str) -> list[str]:
+    """The prompts of eight devices: dev prompts, or four that ask for a Chinese text and four for a program."""
+    if kind == "short":
+        return prompts(8)
+    lines = (DATA / "prompts_long_dev.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["prompt"] for line in lines][::5]
+
+
+def carried(modes: str, execution: str, seconds: float, step_ms: float, out: Path | None) -> None:
+    """Tokens a second of so many clients by mode, what the server computes for them, and what the texts keep."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     server = ServerProcess(
-        default_pair().target, "--max-sessions", "8", "--context", "512", "--execution", execution,
+        default_pair().target, "--max-sessions", str(max(NUM_CLIENTS)), "--context", "512", "--execution", execution,
         "--metrics-port", str(port),
     )  # fmt: skip
-    lines = (DATA / "prompts_long_dev.jsonl").read_text(encoding="utf-8").splitlines()
-    asked_for = [json.loads(line)["prompt"] for line in lines][::5]
-    drafts = KeptRows(skydraft.load(default_pair().draft))
+    drafts, points = KeptRows(skydraft.load(default_pair().draft)), list[dict[str, Any]]()
     connect = partial(skydraft.connect, server.address, timeout_s=120, require=True)
     make_edge = partial(RecordedDraft, drafts, step_ms)
-    print(f"\nexecution {execution}, 8 clients, {seconds:.0f} s each, a draft step takes {step_ms:g} ms")
-    print(f"{'mode':<36}{'tokens/s':>9}{'forwards/s':>11}{'rows/s':>8}{'rows/token':>11}{'prefill':>9}{'calls':>8}"
-          f"{'written':>9}")  # fmt: skip
-    for mode in modes:  # what the draft model has to compute is not timed
-        drive(connect, make_edge, mode, [[each] for each in asked_for])
-    for mode in [*modes] * 2:
-        before = scrape(port)
-        clients = drive(connect, make_edge, mode, turned(asked_for, 8), seconds)
-        after, tokens = scrape(port), sum(client.num_tokens for client in clients)
-        records = [record for client in clients for record in client.records]
-        num_calls = sum(record.outcome == "verified" for record in records)
-        print(
-            f"{mode.name:<36}{tokens / seconds:>9.1f}{(after.num_forwards - before.num_forwards) / seconds:>11.1f}"
-            f"{(after.num_rows - before.num_rows) / seconds:>8.1f}{(after.num_rows - before.num_rows) / tokens:>11.2f}"
-            f"{prefill_share(clients, seconds):>9.2f}{num_calls / tokens:>8.3f}"
-            f"{sum(record.num_written for record in records) / tokens:>9.2f}",
-            flush=True,
-        )
+    for kind, num_tokens in LENGTHS.items():
+        params, asked_for = decoding_params(max_new_tokens=num_tokens), texts_of(kind)
+        chosen = parse_modes(modes, lambda _, params=params: params)  # type: ignore[misc]
+        for mode in chosen:  # what the draft model has to compute is not timed
+            drive(connect, make_edge, mode, [[each] for each in asked_for])
+        for num, mode in ((num, mode) for num in NUM_CLIENTS for mode in [*chosen] * 2):
+            before = scrape(port)
+            clients = drive(connect, make_edge, mode, turned(asked_for, num), seconds)
+            points.append({"texts": kind, "clients": num, "mode": mode.name, "seconds": seconds}
+                          | counted_of(clients, before, scrape(port)))  # fmt: skip
+            print(json.dumps(points[-1]), flush=True)
     server.stop()
     drafts.real.close()
+    if out:
+        how = {"command": " ".join(sys.argv[1:]), "machine": machine(), "execution": execution, "step_ms": step_ms}
+        out.write_text(json.dumps({**how, "points": points}, indent=1) + "\n", encoding="utf-8")
+
+
+def counted_of(clients: Seq[Client], before: Served, after: Served) -> dict[str, Any]:
+    records = [record for client in clients for record in client.records]
+    return {
+        "tokens": sum(client.num_tokens for client in clients),
+        "rows": after.num_rows - before.num_rows,
+        "forwards": after.num_forwards - before.num_forwards,
+        "calls": sum(record.outcome == "verified" for record in records),
+        "written": sum(record.num_written for record in records),
+        "agreement": agreement_of(records),
+        "wait_ms": percentile([record.link.rtt_ms for record in records if record.link.rtt_ms], 50),
+    }
 
 
 def soak(server: ServerProcess, found: Recorded, think_ms: float, minutes: float) -> None:
@@ -261,6 +277,7 @@ def main() -> None:
     parser.add_argument("--beginnings", action="store_true", help="what sharing the template's part brings")
     parser.add_argument("--modes", default="", help="as for skydraft compare: set them beside each other")
     parser.add_argument("--step", type=float, default=15, help="with --modes: ms of a step of the draft model")
+    parser.add_argument("--out", type=Path, help="with --modes: a file for what was measured")
     parser.add_argument("--model", default=default_pair().target, help="with --beginnings: the target")
     given = parser.parse_args()
     print(machine())
@@ -269,7 +286,7 @@ def main() -> None:
         return
     for execution in given.execution or ["exact", "throughput"]:
         if given.modes:
-            beside(parse_modes(given.modes, lambda style: PARAMS), execution, given.seconds, given.step)
+            carried(given.modes, execution, given.seconds, given.step, given.out)
             continue
         bench(execution, given.seconds, given.think, given.soak if execution == "exact" else 0)
 
