@@ -5,7 +5,7 @@ import os
 import platform
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -115,7 +115,7 @@ def doctor(checks: CheckChoice, cloud: CloudChoice, models: ModelChoice) -> int:
     if cloud.address is not None:
         problems = list(examine_cloud(console, cloud, models, checks))
     else:
-        problems = [*_system(console), *_packages(console), *_models(console)]
+        problems = [*_system(console), *_packages(console), *_models(console, (models.edge_model, models.target_name))]
         _propose(console, models_here(cache_dir(), places()))
         problems += [] if checks.no_measure else _measure(console, models)
     for problem in problems:
@@ -137,12 +137,13 @@ def _system(console: Console) -> Iterator[str]:
         yield "less than 4 GB of disk are free; set SKYDRAFT_HOME to a folder with more room"
 
 
-def _models(console: Console) -> Iterator[str]:
+def _models(console: Console, wanted: Container[str]) -> Iterator[str]:
     for model in KNOWN.values():
         path = present(model, cache_dir())
         console.print(f"{model.name:<20} {model.bytes / 1e6:>6.0f} MB  {path or 'not here'}")
         if not path:
-            yield f"get the model: skydraft models fetch {model.name}"
+            if model.name in wanted:
+                yield f"get the model: skydraft models fetch {model.name}"
             continue
         try:
             with TERMINAL.state(f"Checking {model.name}…"):

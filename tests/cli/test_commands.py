@@ -142,6 +142,7 @@ def test_doctor_knows_every_extra_and_how_to_get_it(invoke: Invoke, monkeypatch:
     ):
         assert line in out.splitlines()
     assert all(f"skydraft[{extra}]'" in out for extra in PURPOSES.keys() - {"transformers"})
+    assert "get the model" not in invoke("doctor", "--no-measure", "--edge-model", "toy", "--cloud-model", "toy")[1]
     here["transformers"] = "6.1.0"
     status, out, _ = invoke("doctor", "--no-measure")
     assert status == 1 and "To do: transformers 6.1.0 does not fit skydraft[omni]: pip install" in " ".join(out.split())

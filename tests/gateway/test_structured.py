@@ -9,6 +9,8 @@ import jsonschema
 import pytest
 
 from skydraft.engines.toy import open_toy
+from skydraft.errors import MissingDependency
+from skydraft.gateway.refusals import refusal_of
 from skydraft.prompts.chat_template import render
 from skydraft.prompts.messages import Message
 from skydraft.prompts.tool_calls import may_answer
@@ -146,6 +148,12 @@ def as_message(given: Any) -> Message:
         for call in given.get("tool_calls", ())
     ]
     return Message(given["role"], given.get("content") or "", (("tool_calls", calls),) if calls else ())
+
+
+def test_a_gateway_without_grammars_says_so() -> None:
+    error = MissingDependency("A grammar needs llguidance, which is not installed.", hint="Run: pip install …")
+    refusal = refusal_of(error)
+    assert (refusal.status, refusal.message) == (501, f"This server lacks a part: {error.message}")
 
 
 def test_tools_reach_the_template_with_all_their_keys() -> None:

@@ -277,6 +277,19 @@ def test_all_programs_are_found_each_file_once(home: Home, monkeypatch: pytest.M
     assert {each.owner for each in home.found().values()} == {"LM Studio", "llama.cpp"}
 
 
+def test_the_folder_that_lm_studio_was_given_is_found(home: Home) -> None:
+    path = home.put("disk/models/me/a/a.gguf", gguf(1))
+    settings = home.put("studio/settings.json", json.dumps({"downloadsFolder": str(path.parents[2])}).encode())
+    pointer = home.put(".lmstudio-home-pointer", f"{settings.parent}\n".encode())
+    beside = home.put("studio/models/me/b/b.gguf", gguf(2))
+    assert home.found().keys() == {str(path), str(beside)}
+    for data in (b"[]", b"{", b'{"downloadsFolder": 3}', b"\xff"):
+        settings.write_bytes(data)
+        assert home.found().keys() == {str(beside)}
+    pointer.write_bytes(b"\xff\x00")
+    assert not home.found()
+
+
 def test_pairs_share_a_tokenizer_and_differ_in_size(home: Home) -> None:
     """Tokens that only pad the vocabulary do not count, nor does the same model with other bits."""
     padded = {"tokenizer.ggml.tokens": [*TOKENS, "[PAD]"], "tokenizer.ggml.token_type": [1, 1, 3, 5]}

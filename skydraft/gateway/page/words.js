@@ -73,7 +73,7 @@ const en = {
   'about.cloud': 'The large model writes alone.',
   'about.lossless': 'The large model checks every draft.',
   'about.fluency': 'The large model is seldom asked.',
-  'about.quality': 'The large model is asked when the small one is unsure.',
+  'about.quality': 'The large model checks how the answer begins, and is asked when the small one is unsure.',
   'about.answers': 'The large model also checks how a text begins, numbers and JSON.',
   'about.auto': 'Asks the large model as often as a set agreement needs.',
 
@@ -302,7 +302,7 @@ const zh = {
   'about.cloud': '由大模型独自写作。',
   'about.lossless': '每段草稿都由大模型核对。',
   'about.fluency': '很少询问大模型。',
-  'about.quality': '小模型没有把握时询问大模型。',
+  'about.quality': '大模型检查回答的开头；小模型没有把握时询问大模型。',
   'about.answers': '大模型还会核对开头、数字和 JSON。',
   'about.auto': '按设定的一致率询问大模型。',
 
