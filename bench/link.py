@@ -3,10 +3,10 @@
     python -m bench.link [--prompts 4] [--tokens 60] [--rtt 0,20,60] [--target-ms 45] [--threads 1]
 
 The draft model drafts for real. The target is a server that says what the real one said before and waits what is stated
-for each forward, since both models on two cores would slow each other; the link is emulated. Each setting runs twice,
-and the second run counts. Rates are those after the first round, which reads the prompt. Each kind of prompt (Chinese
-text, code, copying) has as many. The theory beside fixed blocks is the cost model with the measured acceptance and
-draft step.
+for each forward, since both models on two cores would slow each other; the link is emulated. Each setting runs until a
+text came twice in a row, and the last run counts: what was never said before takes longer. Rates are those after the
+first round, which reads the prompt. Each kind of prompt (Chinese text, code, copying) has as many. The theory beside
+fixed blocks is the cost model with the measured acceptance and draft step.
 """
 
 import argparse
@@ -34,8 +34,9 @@ from skydraft.engines.options import EngineOptions
 from skydraft.models import default_pair
 
 DATA = Path(__file__).parent.parent / "data"
-ROUND_TRIPS = "0,20,80,150"
+ROUND_TRIPS = "20,80,150"
 FIXED = (2, 5)
+MAX_RUNS = 5  # of a gated text, which may be another one each time
 COPYING = (
     "把下面这段话原样再写一遍，只改正其中的一个错字：清晨的海边很安静，渔民们已经开始整理鱼网，海鸥在远处盘旋，"
     "第一缕阳光照在湿闰的沙滩上，孩子们赤着脚奔跑，笑声随着海风飘得很远。",
@@ -149,12 +150,15 @@ def measure(
         for kind, prompt in [(kind, prompt) for kind, mine in asked.items() for prompt in mine]:
             target_ids: Sequence[int] | None = None
             for way in ways:
-                for counts in (False, True):
+                before: Sequence[int] | None = None
+                for _ in range(MAX_RUNS):
                     begun = skydraft.generate(prompt, edge=edge, cloud=cloud, plan=way.plan, params=params)
                     done = write(begun, link, round_trips, params.max_new_tokens)
                     target_ids = done.token_ids if target_ids is None else target_ids
-                    if counts:
-                        found[kind][way.name].add(done, target_ids if way.is_lossless else None)
+                    if done.token_ids == before:
+                        break
+                    before = done.token_ids
+                found[kind][way.name].add(done, target_ids if way.is_lossless else None)
     return found
 
 
