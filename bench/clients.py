@@ -11,7 +11,8 @@ time that was not spent on prompts. Busy is the share of the time inside forward
 metrics). Fairness is the slowest client's rounds over the mean. `--beginnings` instead sets a server that copies the
 template's part of a prompt beside one that feeds it each time: 8 clients, in turn, twice. `--modes` sets modes beside
 each other, in turn, twice: 1, 4, 8 and 16 clients on 8 dev prompts, then on 4 Chinese texts and 4 programs, with the
-draft model's tokens and its certainty as recorded; a step of it takes --step.
+draft model's tokens and its certainty as recorded; a step of it takes --step. What all of them read at the beginning is
+in it, so take a minute or more (--seconds 60): with 10 seconds and 16 clients hardly any text was whole.
 """
 
 import argparse
