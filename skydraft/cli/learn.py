@@ -100,7 +100,7 @@ def forget(folder: Path, models: ModelChoice) -> None:
     click.echo(f"{num_bytes / 1e6:.1f} MB in {_files(num_files)} deleted.")
     for model, name in adapters.made_from(folder, cache_dir()):
         of = "" if model == models.edge_model else f" --edge-model {model}"
-        click.echo(f"{name} was learned from them, and stays. To take it back: skydraft learn revert {name}{of}")
+        click.echo(f"What {name} has learned from them stays. To take it back: skydraft learn revert {name}{of}")
 
 
 @learn.command(cls=Command)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 MIN_GENERATIONS = 24  # below, what is held out says nothing
 MAX_LEN = 1024  # tokens of a prompt and its answer; longer ones are not trained with
-MAX_GENERATIONS = 4000  # the newest; they are in memory while they are used
+MAX_GENERATIONS = 1000  # the newest; what the lower layers say of them is in memory: 4 kB a token
 _HELD_OUT = 1 / 6
 _MIN_HELD_OUT = 6
 _MIN_BEGINNING = 4  # tokens beyond the template's, by which prompts of one kind are known
@@ -49,7 +49,6 @@ class Chosen:
     """Usable lessons, the oldest first; `skipped` counts the others by what they are."""
 
     lessons: tuple[Lesson, ...]
-    target: str
     skipped: Counter[str]
 
     @property
@@ -59,13 +58,14 @@ class Chosen:
 
 
 def choose(
-    store: Store, vocab: Vocab | None = None, target: str | None = None, deadline: float = float("inf"),
-    before: Store | None = None, max_len: int | None = None,
+    store: Store, vocab: Vocab, target: str | None = None, deadline: float = float("inf"),
+    before: Store | None = None, max_len: int | None = None, last: str = "",
 ) -> Chosen:  # fmt: skip
     """Choose the newest lessons of one vocabulary and one target that have tokens of the target's, up to `max_len`.
 
-    Those of the store `before` are older. Equal lessons count once. No vocabulary means any, no target the one that
-    judged most lessons. Raises RecordsError for too few, and TimeoutError after `deadline`, by `time.monotonic`.
+    Those of the store `before` are older, and none is newer than the one whose digest is `last`. Equal lessons count
+    once. No target means the one that judged most lessons. Raises RecordsError for too few, and
+    TimeoutError after `deadline`, by `time.monotonic`.
     """
     stores = [each for each in (before, store) if each]
     if target is None:
@@ -74,9 +74,9 @@ def choose(
         target = targets.most_common(1)[0][0] if targets else ""
     skipped: Counter[str] = Counter()
     newest: deque[Lesson] = deque(maxlen=MAX_GENERATIONS)
-    seen: set[bytes] = set()
+    seen: set[str] = set()
     for lesson in _of_vocab(stores, vocab, skipped, deadline):
-        key = _digest(*lesson.prompt_ids, -1, *lesson.token_ids)
+        key = answer_digest(lesson)
         if lesson.target != target:
             skipped["of another target"] += 1
         elif not lesson.known or key in seen:
@@ -86,19 +86,19 @@ def choose(
         else:
             seen.add(key)
             newest.append(lesson)
-    chosen = Chosen(tuple(newest), target, skipped)
+            if key == last:
+                break
+    chosen = Chosen(tuple(newest), skipped)
     if len(newest) < MIN_GENERATIONS:
         raise _too_few(store, chosen)
     return chosen
 
 
-def _of_vocab(stores: Sequence[Store], vocab: Vocab | None, skipped: Counter[str], deadline: float) -> Iterator[Lesson]:
+def _of_vocab(stores: Sequence[Store], vocab: Vocab, skipped: Counter[str], deadline: float) -> Iterator[Lesson]:
     for lesson in chain.from_iterable(store.lessons(skipped) for store in stores):
         if time.monotonic() > deadline:
             raise TimeoutError("stopped at reading the answers; give more --minutes")
-        if vocab is None:
-            yield lesson
-        elif lesson.vocab != vocab.fingerprint:
+        if lesson.vocab != vocab.fingerprint:
             skipped["of another vocabulary"] += 1
         elif max(*lesson.prompt_ids, *lesson.token_ids) >= vocab.size:
             skipped["with tokens that the vocabulary does not have"] += 1
@@ -151,6 +151,11 @@ def prompt_digest(lesson: Lesson) -> str:
     return digest(lesson.prompt_ids)
 
 
+def answer_digest(lesson: Lesson) -> str:
+    """What names a lesson's prompt with its answer."""
+    return _digest(*lesson.prompt_ids, -1, *lesson.token_ids).hex()
+
+
 def _digest(*token_ids: int) -> bytes:
     return hashlib.sha256(np.array(token_ids, "<i8").tobytes()).digest()
 
@@ -194,7 +199,7 @@ class TrainingTask:
     """All that a training needs, so that both models can be closed before it begins.
 
     `path` is the draft model's file, `card` becomes its adapter's card, `vocab_size` is the length of the tokenizer.
-    `left_out` says in words which lessons are not in it.
+    `left_out` says in words which lessons are not in it, `last` is the digest of the newest one that is.
     """
 
     path: Path
@@ -204,6 +209,7 @@ class TrainingTask:
     held_out: Sequence[Lesson]
     guard: Sequence[Lesson]
     left_out: str = ""
+    last: str = ""
 
     def digest(self) -> str:
         total = hashlib.sha256()
@@ -229,16 +235,15 @@ def trainable_file(engine: Engine) -> Path:
 
 def prepare(
     store: Store, edge: Engine, weights: str, guard: Sequence[Lesson], deadline: float = float("inf"), *,
-    for_all: bool = False, before: Store | None = None,
+    for_all: bool = False, before: Store | None = None, last: str = "",
 ) -> TrainingTask:  # fmt: skip
     """Choose and split the lessons for a draft model and the target `weights`; `for_all`: it is to serve any prompt.
 
-    The lessons of the store `before` are older.
-
-    Raises a SkydraftError, and TimeoutError if the lessons are not read by `deadline`.
+    The lessons of the store `before` are older, and none is newer than `last`. Raises a SkydraftError, and TimeoutError
+    if the lessons are not read by `deadline`.
     """
     path = trainable_file(edge)
-    chosen = choose(store, edge.vocab, weights, deadline, before, MAX_LEN)
+    chosen = choose(store, edge.vocab, weights, deadline, before, MAX_LEN, last)
     trained, held_out = split(chosen.lessons)
     beginning = () if for_all else beginning_of(chosen.lessons, beginning_ids(edge.vocab))
     card = AdapterCard(
@@ -246,4 +251,5 @@ def prepare(
         beginning_len=len(beginning), beginning=digest(beginning) if beginning else "",
         for_all=for_all,
     )  # fmt: skip
-    return TrainingTask(path, card, edge.vocab.size, trained, held_out, guard, chosen.left_out)
+    last = answer_digest(chosen.lessons[-1])
+    return TrainingTask(path, card, edge.vocab.size, trained, held_out, guard, chosen.left_out, last)

@@ -47,7 +47,7 @@ def all_adapters(cache: Path) -> dict[str, list[str]]:
 
 
 def made_from(folder: Path, cache: Path) -> list[tuple[str, str]]:
-    """(model, name) of each adapter that was made from the lessons in a folder."""
+    """(model, name) of each adapter that, or one before it, was made from the lessons in a folder."""
     found = [(model, name) for model, names in all_adapters(cache).items() for name in names]
     return [each for each in found if str(folder.resolve()) in _sources_of(folder_of(each[0], cache) / each[1])]
 
@@ -74,10 +74,11 @@ def keep(data: bytes, name: str, model: str, cache: Path, sources: Sequence[Path
             write_whole(new, data, 0o600)
             if is_used := (home / FILE).exists():
                 write_whole(copy, (home / FILE).read_bytes(), 0o600)
+                made_from = [*dict.fromkeys((*_sources_of(home), *made_from))]
             write_whole(home / _SOURCE, "\n".join(made_from).encode(), 0o600)
             if is_used:
-                for number in range(MAX_BEFORE, 1, -1):
-                    _move(_before(home, number - 1), _before(home, number))
+                for number, path in reversed([*enumerate(_earlier(home)[: MAX_BEFORE - 1], 2)]):
+                    os.replace(path, _before(home, number))
                 os.replace(copy, _before(home, 1))
             os.replace(new, home / FILE)
     return home / FILE
@@ -89,15 +90,15 @@ def revert(name: str, model: str, cache: Path) -> bool:
     if not (home / FILE).exists():
         raise OptionError(f"{model} has no adapter '{name}'.", hint="See: skydraft models list.")
     with disk_errors_named(cache), locked(home / ".lock", f"Another process is changing {home}.", _LOCK_S):
-        had_one, note = _before(home, 1).exists(), home / LAST_RUN
-        if not had_one:
+        earlier, note = _earlier(home), home / LAST_RUN
+        if not earlier:
             (home / FILE).unlink()
             note.unlink(missing_ok=True)
         elif note.exists():  # else a timer would learn the same again
             write_whole(note, note.read_text().replace(IN_USE, "was taken back").encode(), 0o600)
-        for number in range(MAX_BEFORE):
-            _move(_before(home, number + 1), _before(home, number))
-    return had_one
+        for number, path in enumerate(earlier):
+            os.replace(path, _before(home, number))
+    return bool(earlier)
 
 
 def merged_copies(cache: Path) -> dict[str, Path]:
@@ -120,6 +121,6 @@ def _before(home: Path, number: int) -> Path:
     return home / (f"before-{number}.gguf" if number else FILE)
 
 
-def _move(source: Path, target: Path) -> None:
-    if source.exists():
-        os.replace(source, target)
+def _earlier(home: Path) -> list[Path]:
+    """Those before, the newest first; a kill while they move leaves a gap."""
+    return [path for number in range(1, MAX_BEFORE + 1) if (path := _before(home, number)).exists()]

@@ -4,11 +4,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from skydraft.cli.learn_run import _may_begin
 from skydraft.cli.learned import figures, judge, show_table
+from skydraft.config import DecodingParams
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.toy import open_toy
 from skydraft.evaluation.tasks.checks import Regex
@@ -44,6 +47,16 @@ def test_the_mode_that_asks_least_is_named(capsys: pytest.CaptureFixture[str], a
     assert lines[1].split() == ["edge", "0.500", "→", f"{alone:.3f}", "0.000", "→", "0.000", "0.000", "→", "0.000"]
     assert [line.split()[0] for line in lines[1:5]] == ["edge", "quality", "answers", "cloud"]
     assert lines[3].split()[1] == "–" and lines[-1].startswith(says)
+
+
+def test_the_price_has_the_answers_that_judge(capsys: pytest.CaptureFixture[str]) -> None:
+    ask = GenerateRequest(asked("一"), params=DecodingParams(max_new_tokens=10))
+    answering: Any = SimpleNamespace(todo=[ask] * 36, num_prompt_tokens=0)
+    guarding: Any = SimpleNamespace(todo=[])
+    how: Any = SimpleNamespace(yes=True)
+    cloud: Any = SimpleNamespace(given={"price": "0,0,1000000"})
+    assert _may_begin(answering, guarding, how, cloud)
+    assert "some 360 tokens, for about 7.2e+02" in capsys.readouterr().err
 
 
 def test_what_was_judged_is_judged_again_only_for_another_prompt_check_or_adapter(tmp_path: Path) -> None:
