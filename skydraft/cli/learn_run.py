@@ -221,9 +221,7 @@ class _Run:
                 with self._counting(len(guarding.todo), "general answers", "what was answered is kept") as done:
                     guard = [each for each in guarding.run(done) if each]
             last = self._begun.read_text() if before and self._begun.exists() else ""
-            task = dataset.prepare(
-                store, edge, weights, guard, self._deadline, for_all=how.everything, before=before, last=last
-            )
+            task = dataset.prepare(store, edge, weights, guard, for_all=how.everything, before=before, last=last)
             if task.left_out:
                 TERMINAL.say(f"left out: {task.left_out}.")
             click.echo(f"{len(task.trained)} answers to learn from, {len(task.held_out)} held out.", err=True)

@@ -27,6 +27,7 @@ from skydraft.gating.hand_back import HandBack, parse_hand_back
 from skydraft.types import Signals
 
 _MIN_TOKENS = 100  # below, an agreement of 0.95 is known to 0.02 at best
+_MIN_UNSEEN = 6  # texts; one tells nothing of the next
 _LIMITS = (0.0, *np.geomspace(0.02, 20.0, 50).tolist())
 _WRITES_ON = ("agree:2", "agree:4", "agree:6", "8", "text")
 _NONE = HandBack()
@@ -167,8 +168,9 @@ def fit(
     targets = [text for text in texts if text.path == "target"]
     walked = targets if unseen is None else unseen
     share, num_walked = agreement(walked)
-    if num_walked < _MIN_TOKENS or not 0 < share < (1 if unseen is None else 1.01):
-        of_what = "" if unseen is None else ", of answers that the draft model was not trained on"
+    is_few = num_walked < _MIN_TOKENS or len(walked) < _MIN_UNSEEN * (unseen is not None)
+    if is_few or not 0 < share < (1 if unseen is None else 1.01):
+        of_what = "" if unseen is None else f", of {_MIN_UNSEEN} answers that the draft model was not trained on"
         raise PromptError(
             f"{num_walked} tokens with {round(num_walked * (1 - share))} disagreements are too few to say which limit "
             "keeps which agreement.",

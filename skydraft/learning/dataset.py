@@ -6,7 +6,6 @@ The guard is general prompts that come along, so that what is learned in one fie
 from __future__ import annotations
 
 import hashlib
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -44,38 +43,22 @@ _GUARD_FILE, GUARD_TOKENS = "guard_prompts.txt", 32
 OnProgress: TypeAlias = Callable[[str, int, int, str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """Usable lessons, the oldest first; `skipped` counts the others by what they are."""
-
-    lessons: tuple[Lesson, ...]
-    skipped: Counter[str]
-
-    @property
-    def left_out(self) -> str:
-        """`skipped` in words; "" where nothing was left out."""
-        return ", ".join(f"{number} {what}" for what, number in sorted(self.skipped.items()))
-
-
 def choose(
-    store: Store, vocab: Vocab, target: str | None = None, deadline: float = float("inf"),
-    before: Store | None = None, max_len: int | None = None, last: str = "",
-) -> Chosen:  # fmt: skip
+    store: Store, vocab: Vocab, target: str | None = None, before: Store | None = None, max_len: int | None = None,
+    last: str = "",
+) -> tuple[list[Lesson], str]:  # fmt: skip
     """Choose the newest lessons of one vocabulary and one target that have tokens of the target's, up to `max_len`.
+    Returns them, the oldest first, and says in words what was left out.
 
     Those of the store `before` are older, and none is newer than the one whose digest is `last`. Equal lessons count
-    once. No target means the one that judged most lessons. Raises RecordsError for too few, and
-    TimeoutError after `deadline`, by `time.monotonic`.
+    once. No target means the one that judged most lessons. Raises RecordsError for too few.
     """
     stores = [each for each in (before, store) if each]
     if target is None:
-        found = _of_vocab(stores, vocab, Counter(), deadline)
-        targets = Counter(lesson.target for lesson in found if lesson.known)
+        targets = Counter(lesson.target for lesson in _of_vocab(stores, vocab, Counter()) if lesson.known)
         target = targets.most_common(1)[0][0] if targets else ""
-    skipped: Counter[str] = Counter()
-    newest: deque[Lesson] = deque(maxlen=MAX_GENERATIONS)
-    seen: set[str] = set()
-    for lesson in _of_vocab(stores, vocab, skipped, deadline):
+    skipped, newest, seen = Counter[str](), deque[Lesson](maxlen=MAX_GENERATIONS), set[str]()
+    for lesson in _of_vocab(stores, vocab, skipped):
         key = answer_digest(lesson)
         if lesson.target != target:
             skipped["of another target"] += 1
@@ -88,36 +71,24 @@ def choose(
             newest.append(lesson)
             if key == last:
                 break
-    chosen = Chosen(tuple(newest), skipped)
-    if len(newest) < MIN_GENERATIONS:
-        raise _too_few(store, chosen)
-    return chosen
+    left_out = ", ".join(f"{number} {what}" for what, number in sorted(skipped.items()))
+    if (missing := MIN_GENERATIONS - len(newest)) > 0:
+        raise RecordsError(
+            f"{store.folder} has {len(newest)} usable answers, and {MIN_GENERATIONS} are needed: {missing} are missing"
+            f"{left_out and f', and left out: {left_out}'}.",
+            hint=f"Go on with --learn {store.folder}; skydraft learn status {store.folder} says what is there.",
+        )
+    return list(newest), left_out
 
 
-def _of_vocab(stores: Sequence[Store], vocab: Vocab, skipped: Counter[str], deadline: float) -> Iterator[Lesson]:
+def _of_vocab(stores: Sequence[Store], vocab: Vocab, skipped: Counter[str]) -> Iterator[Lesson]:
     for lesson in chain.from_iterable(store.lessons(skipped) for store in stores):
-        if time.monotonic() > deadline:
-            raise TimeoutError("stopped at reading the answers; give more --minutes")
         if lesson.vocab != vocab.fingerprint:
             skipped["of another vocabulary"] += 1
         elif max(*lesson.prompt_ids, *lesson.token_ids) >= vocab.size:
             skipped["with tokens that the vocabulary does not have"] += 1
         else:
             yield lesson
-
-
-def _too_few(store: Store, chosen: Chosen) -> RecordsError:
-    if not store.files():
-        return RecordsError(
-            f"Nothing was collected in {store.folder}.",
-            hint=f"Collect with: skydraft generate PROMPT --learn {store.folder}",
-        )
-    number, left_out = len(chosen.lessons), chosen.left_out
-    return RecordsError(
-        f"{store.folder} has {number} usable answers, and {MIN_GENERATIONS} are needed: "
-        f"{MIN_GENERATIONS - number} are missing{left_out and f', and left out: {left_out}'}.",
-        hint=f"Go on with --learn {store.folder}; skydraft learn status {store.folder} says what is there.",
-    )
 
 
 def split(lessons: Sequence[Lesson]) -> tuple[list[Lesson], list[Lesson]]:
@@ -234,22 +205,21 @@ def trainable_file(engine: Engine) -> Path:
 
 
 def prepare(
-    store: Store, edge: Engine, weights: str, guard: Sequence[Lesson], deadline: float = float("inf"), *,
-    for_all: bool = False, before: Store | None = None, last: str = "",
+    store: Store, edge: Engine, weights: str, guard: Sequence[Lesson], *, for_all: bool = False,
+    before: Store | None = None, last: str = "",
 ) -> TrainingTask:  # fmt: skip
     """Choose and split the lessons for a draft model and the target `weights`; `for_all`: it is to serve any prompt.
 
-    The lessons of the store `before` are older, and none is newer than `last`. Raises a SkydraftError, and TimeoutError
-    if the lessons are not read by `deadline`.
+    The lessons of the store `before` are older, and none is newer than `last`. Raises a SkydraftError.
     """
     path = trainable_file(edge)
-    chosen = choose(store, edge.vocab, weights, deadline, before, MAX_LEN, last)
-    trained, held_out = split(chosen.lessons)
-    beginning = () if for_all else beginning_of(chosen.lessons, beginning_ids(edge.vocab))
+    lessons, left_out = choose(store, edge.vocab, weights, before, MAX_LEN, last)
+    trained, held_out = split(lessons)
+    beginning = () if for_all else beginning_of(lessons, beginning_ids(edge.vocab))
     card = AdapterCard(
         base=edge.fingerprint, base_name=edge.name, vocab=edge.vocab.fingerprint, target=weights,
         beginning_len=len(beginning), beginning=digest(beginning) if beginning else "",
         for_all=for_all,
     )  # fmt: skip
-    last = answer_digest(chosen.lessons[-1])
-    return TrainingTask(path, card, edge.vocab.size, trained, held_out, guard, chosen.left_out, last)
+    last = answer_digest(lessons[-1])
+    return TrainingTask(path, card, edge.vocab.size, trained, held_out, guard, left_out, last)

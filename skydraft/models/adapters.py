@@ -25,7 +25,8 @@ _TAKEN = ("auto", "none")
 
 def folder_of(model: str, cache: Path) -> Path:
     """The folder of a model's adapters, by the user's name of the model; it may not exist."""
-    return cache / "adapters" / model.replace("%", "%25").replace("/", "%2F")
+    name = model.replace("%", "%25").replace("/", "%2F")
+    return cache / "adapters" / (name if name.strip(".") else name.replace(".", "%2E"))
 
 
 def home_of(name: str, model: str, cache: Path) -> Path:

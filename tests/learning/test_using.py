@@ -238,7 +238,7 @@ def test_wrong_use_is_one_line(
         (("learn", "run", "a", "--prompts", str(tmp_path / "mixed.jsonl")), "Line 1 of"),
         (("learn", "run", "a", "--prompts", str(tmp_path / "spoken.jsonl")), "has speech"),
         (("learn", "run", "a", "--prompts", str(tmp_path / "empty.jsonl")), "holds no prompt"),
-        (("learn", "run", "a", "--from", str(tmp_path / "none"), "-y"), "Nothing was collected"),
+        (("learn", "run", "a", "--from", str(tmp_path / "none"), "-y"), "has 0 usable answers, and 24 are needed"),
         (("learn", "forget", "nobody"), "There is nothing to forget"),
         (("learn", "export", "nowhere"), "nowhere is not there"),
         (("learn", "calibrate", "nowhere"), "nowhere is not there"),
@@ -259,6 +259,8 @@ def test_wrong_use_is_one_line(
 
 
 def test_the_last_three_before_are_kept_and_come_back_in_turn(tmp_path: Path) -> None:
+    keep(b"here", "one", ".", tmp_path)
+    assert all_adapters(tmp_path) == {".": ["one"]} and not revert("one", ".", tmp_path)
     for number in range(6):
         keep(b"%d" % number, "one", "org/model", tmp_path)
     home = tmp_path / "adapters" / "org%2Fmodel" / "one"
