@@ -59,22 +59,17 @@ class Answering:
         self, requests: Sequence[GenerateRequest], edge: Engine, cloud: Cloud, weights: str, store: Store
     ) -> None:
         self._edge, self._cloud, self._weights, self._store = edge, cloud, weights, store
-        self._requests = [replace(each, plan=make_plan("cloud")) for each in requests]
-        self._keys = [self._key_of(each) for each in self._requests]
-        self._found, wanted = dict[str, Lesson](), set(self._keys)
-        for lesson in store.lessons(Counter()) if wanted else ():  # one in memory at a time: there may be many others
-            key, of = _key(lesson.prompt_ids, lesson), (lesson.target, lesson.vocab)
-            if key in wanted and of == (weights, edge.vocab.fingerprint):
-                self._found[key] = lesson
+        asks = [replace(each, plan=make_plan("cloud")) for each in requests]
+        reads = [prompted(each, edge) for each in asks]
+        self._keys = [_key(read.edge.token_ids, resolved) for resolved, read in reads]
+        self._missing, self._found = dict(zip(self._keys, asks, strict=True)), dict[str, Lesson]()
+        for lesson in store.lessons(Counter()) if asks else ():  # one in memory at a time: there may be many others
+            if (lesson.target, lesson.vocab) == (weights, edge.vocab.fingerprint):
+                self._note(_key(lesson.prompt_ids, lesson), lesson)
 
-    def _key_of(self, request: GenerateRequest) -> str:
-        resolved, read = prompted(request, self._edge)
-        return _key(read.edge.token_ids, resolved)
-
-    @property
-    def _missing(self) -> dict[str, GenerateRequest]:
-        asked = dict(zip(self._keys, self._requests, strict=True))
-        return {key: request for key, request in asked.items() if key not in self._found}
+    def _note(self, key: str, lesson: Lesson) -> None:
+        if self._missing.pop(key, None):
+            self._found[key] = lesson
 
     @property
     def todo(self) -> list[GenerateRequest]:
@@ -97,10 +92,10 @@ class Answering:
             lesson = lesson_of(answer, self._edge.fingerprint, self._weights, self._edge.vocab.fingerprint)
             if lesson is not None:
                 self._store.add(lesson)
-                self._found[key] = lesson
+                self._note(key, lesson)
                 on_done(lesson)
 
-        side_by_side(self._missing, self._edge, self._cloud, keep)
+        side_by_side(dict(self._missing), self._edge, self._cloud, keep)
         return [self._found.get(key) for key in self._keys]
 
 
