@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import compress
 from pathlib import Path
 
 import click
@@ -56,15 +55,15 @@ class Asked:
     system: str | None
     folder: Path | None
 
-    def requests(self, decoding: DecodingChoice) -> list[GenerateRequest]:
-        """As the app would ask, each with the tools and parameters of its task."""
+    def requests(self, decoding: DecodingChoice) -> list[tuple[PromptEntry, GenerateRequest]]:
+        """Each prompt as the app would ask it, with the tools and parameters of its task."""
         mode = Mode("cloud", make_plan("cloud"), decoding.params())
 
         def request(each: PromptEntry) -> GenerateRequest:
             messages, tools = asked_of(each, self.system), each.task.tools if each.task else ()
             return GenerateRequest(messages, mode.plan, params_of(mode, each), think=decoding.think, tools=tools)
 
-        return list(map(request, self.prompts))
+        return [(each, request(each)) for each in self.prompts]
 
 
 def _asked(prompts: str | None, limit: int | None, system: str | None, folder: Path | None) -> Asked:
@@ -166,8 +165,8 @@ class _Run:
     ) -> None:  # fmt: skip
         self._home, self._asked, self._how, self._cloud, self._models = home, asked, how, cloud, models
         self._deadline = time.monotonic() + (60 * how.settings.minutes or float("inf"))
-        self._requests = asked.requests(decoding)
-        self._trial, self._judged, self._state = home / "trial.gguf", home / "judged.jsonl", home / "training"
+        self._asks = asked.requests(decoding)
+        self._trial, self._judged, self._state = home / "trial.gguf", home / "judged.json", home / "training"
         self._begun = home / "begun"  # names the last lesson of a run with a folder, which may grow before its end
 
     def steps(self) -> int:
@@ -210,9 +209,10 @@ class _Run:
         with self._models.load_edge() as edge:
             dataset.trainable_file(edge)  # before the target is loaded
             self._leave_out_long(edge)
-            with _target(self._cloud, _for_many(self._models, longest_of([*self._requests, *guards], edge))) as far:
+            requests = [request for _, request in self._asks]
+            with _target(self._cloud, _for_many(self._models, longest_of([*requests, *guards], edge))) as far:
                 weights = dataset.weights_of(far)
-                answering = Answering(self._requests, edge, far, weights, store)
+                answering = Answering(requests, edge, far, weights, store)
                 guarding = Answering(guards, edge, far, weights, Store(cache_dir() / "guard"))
                 if not _may_begin(answering, guarding, how, self._cloud):
                     raise OptionError("Nothing was begun.", hint="Give --yes to begin without a question.")
@@ -230,16 +230,15 @@ class _Run:
     def _leave_out_long(self, edge: Engine) -> None:
         """Ask for nothing that is too long to be trained with. Raises RecordsError where too few are left."""
         most, least = min(dataset.MAX_LEN, edge.context_len), dataset.MIN_GENERATIONS
-        fit = [len(prompted(each, edge)[1].edge.token_ids) < most for each in self._requests]
-        if fit and sum(fit) < least:
+        fit = [each for each in self._asks if len(prompted(each[1], edge)[1].edge.token_ids) < most]
+        if self._asks and len(fit) < least:
             raise RecordsError(
-                f"{sum(fit)} of the prompts have fewer than {most} tokens, and {least} are needed.",
+                f"{len(fit)} of the prompts have fewer than {most} tokens, and {least} are needed.",
                 hint="Longer ones are not trained with: shorten the system prompt or the prompts.",
             )
-        if not all(fit):
-            TERMINAL.say(f"left out: {fit.count(False)} prompts of {most} tokens or more.")
-        self._requests = [*compress(self._requests, fit)]
-        self._asked = replace(self._asked, prompts=[*compress(self._asked.prompts, fit)])
+        if num_long := len(self._asks) - len(fit):
+            TERMINAL.say(f"left out: {num_long} prompts of {most} tokens or more.")
+        self._asks = fit
 
     def _to_judge(
         self, task: dataset.TrainingTask, lessons: Sequence[Lesson | None], vocab: Vocab
@@ -250,7 +249,7 @@ class _Run:
             requests = [GenerateRequest((), params=each.decoding, prompt_ids=each.prompt_ids) for each in newest]
             return [(request, None) for request in requests], Counter()
         held_out, questions, written = {each.prompt_ids for each in task.held_out}, list[Question](), Counter[str]()
-        for prompt, request, lesson in zip(self._asked.prompts, self._requests, lessons, strict=True):
+        for (prompt, request), lesson in zip(self._asks, lessons, strict=True):
             if lesson and lesson.prompt_ids in held_out and len(questions) < MAX_PROMPTS:
                 check = prompt.task.check if prompt.task and prompt.task.check.kind != "python" else None
                 text = vocab.decode([each for each in lesson.token_ids if each not in vocab.end_ids])
@@ -301,7 +300,7 @@ class _Run:
         models = _for_many(self._models, longest)
         counting = partial(self._counting, what="judging", kept="what was judged is kept")
         with models.load_edge() as edge, _target(self._cloud, models) as far:
-            if far.is_stock and not self._requests:
+            if far.is_stock and self._asked.folder:
                 return  # such a server is asked by messages, and lessons have tokens
             before, after = judge(questions, ("none", str(self._trial)), (edge, far), self._judged, counting)
         click.echo(f"\n{len(questions)} held-out prompts, before → after")

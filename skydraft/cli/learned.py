@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
@@ -18,6 +18,7 @@ from skydraft.decoding.request import GenerateRequest
 from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.evaluation.tasks.checks import Check
+from skydraft.files import write_whole
 from skydraft.learning.answering import side_by_side
 from skydraft.learning.dataset import weights_of
 from skydraft.types import StepRecord
@@ -57,11 +58,8 @@ def judge(
     """
     edge, cloud = pair
     weights_of(cloud)  # which waits until it answers
-    is_checked, found = any(check for _, check in questions), dict[str, Numbers]()
-    for line in kept.read_text().splitlines() if kept.exists() else ():
-        with suppress(ValueError):  # cut by a kill
-            key, values = json.loads(line)
-            found[key] = Counter(values)
+    is_checked = any(check for _, check in questions)
+    found = {key: Counter(made) for key, made in json.loads(kept.read_bytes()).items()} if kept.exists() else {}
 
     def modes(adapter: str) -> list[str]:
         has_auto = api.is_calibrated(edge.adapters.choose(adapter, ()), cloud)
@@ -71,8 +69,8 @@ def judge(
         return [(replace(request, plan=make_plan(mode), adapter=adapter), check) for request, check in questions]
 
     def keep(key: str, answer: Generation) -> None:
-        found[key] = made = numbers_of(answer.records, answer.text, jobs[key][1])
-        _keep(kept, key, made)
+        found[key] = numbers_of(answer.records, answer.text, jobs[key][1])
+        write_whole(kept, json.dumps(found).encode(), 0o600)
         on_done()
 
     by_adapter = [{mode: asked(mode, adapter) for mode in modes(adapter)} for adapter in adapters]
@@ -89,11 +87,6 @@ def judge(
 
 def _key(job: Question) -> str:
     return hashlib.sha256(repr(job).encode()).hexdigest()
-
-
-def _keep(path: Path, key: str, made: Numbers) -> None:
-    with path.open("a") as file:
-        file.write(f"\n{json.dumps((key, made))}")
 
 
 def figures(numbers: Numbers, alone: float) -> dict[str, float]:

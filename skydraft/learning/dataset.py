@@ -117,11 +117,6 @@ def split(lessons: Sequence[Lesson]) -> tuple[list[Lesson], list[Lesson]]:
     return trained, [lesson for lesson in lessons if _digest(*lesson.prompt_ids) in held]
 
 
-def prompt_digest(lesson: Lesson) -> str:
-    """16 hex digits that stand for a lesson's prompt; an adapter lists those that it was trained on."""
-    return digest(lesson.prompt_ids)
-
-
 def answer_digest(lesson: Lesson) -> str:
     """What names a lesson's prompt with its answer."""
     return _digest(*lesson.prompt_ids, -1, *lesson.token_ids).hex()

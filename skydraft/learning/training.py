@@ -18,11 +18,11 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from skydraft.engines.adapter import Adapter, inject, read_adapter, write_adapter
+from skydraft.engines.adapter import Adapter, digest, inject, read_adapter, write_adapter
 from skydraft.engines.trainable import TrainableModel, load_trainable
 from skydraft.errors import OptionError, SkydraftError
 from skydraft.files import write_whole
-from skydraft.learning.dataset import OnProgress, TrainingTask, prompt_digest
+from skydraft.learning.dataset import OnProgress, TrainingTask
 from skydraft.learning.halves import Activations, Halves
 from skydraft.learning.lessons import Lesson
 
@@ -326,7 +326,7 @@ class Training:
         card = self._task.card.model_copy(
             update={
                 "architecture": self._trainable.model.config.model_type,
-                "trained_on": tuple(sorted(set(map(prompt_digest, self._task.trained)))),
+                "trained_on": tuple(sorted({digest(lesson.prompt_ids) for lesson in self._task.trained})),
             }
         )
         pairs = {name: (low, high) for name, (low, high) in sides.items()}

@@ -27,7 +27,7 @@ from skydraft.evaluation.workloads import read_prompts
 from skydraft.files import write_whole
 from skydraft.gating.calibration import read_calibration
 from skydraft.learning.calibrating import calibrate_lessons
-from skydraft.learning.dataset import beginning_of, prompt_digest
+from skydraft.learning.dataset import beginning_of
 from skydraft.learning.lessons import Store
 from skydraft.learning.training import Training
 from skydraft.models.adapters import MAX_BEFORE, all_adapters, folder_of, keep, made_from, revert
@@ -98,7 +98,7 @@ def test_a_task_is_learned_from_prompts_alone_and_used_where_a_conversation_begi
     lessons = list(Store(home).lessons(Counter()))
     assert len(lessons) == 96 and not (home / "training").exists() and not (home / "trial.gguf").exists()
     trained_on = set(read_adapter(home / "adapter.gguf").card.trained_on)
-    assert 0 < len(trained_on) < 96 and trained_on <= {prompt_digest(lesson) for lesson in lessons}
+    assert 0 < len(trained_on) < 96 and trained_on <= {digest(lesson.prompt_ids) for lesson in lessons}
 
     # where the system prompt is the app's, and nowhere else; by name everywhere
     learned = call(*ASK, "--mode", "edge", "-s", SYSTEM)[1]
