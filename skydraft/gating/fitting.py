@@ -8,7 +8,6 @@ from operator import attrgetter
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from skydraft.errors import PromptError
 from skydraft.gating.calibration import (
@@ -140,14 +139,6 @@ def _standard_error(walked: Sequence[Replay], wrong: float) -> float:
     num_tokens = sum(outcome.num_tokens for outcome in walked)
     squares = sum((outcome.num_wrong - wrong * outcome.num_tokens) ** 2 for outcome in walked)
     return max(math.sqrt(squares), 0.5) / num_tokens
-
-
-def auroc(scores: npt.ArrayLike, disagrees: npt.ArrayLike) -> float:
-    """Chance that a disagreement scores higher than an agreement, ties counting half; NaN if one of them is missing."""
-    found, wrong = np.asarray(scores, float), np.asarray(disagrees, bool)
-    right = np.sort(found[~wrong])
-    below = np.searchsorted(right, found[wrong]) + np.searchsorted(right, found[wrong], "right")
-    return float(below.sum() / 2 / len(right) / len(below)) if len(right) and len(below) else math.nan
 
 
 def agreement(texts: Iterable[LabelledText]) -> tuple[float, int]:
