@@ -50,12 +50,19 @@ def all_adapters(cache: Path) -> dict[str, list[str]]:
 def made_from(folder: Path, cache: Path) -> list[tuple[str, str]]:
     """(model, name) of each adapter that, or one before it, was made from the lessons in a folder."""
     found = [(model, name) for model, names in all_adapters(cache).items() for name in names]
-    return [each for each in found if str(folder.resolve()) in _sources_of(folder_of(each[0], cache) / each[1])]
+    wanted = str(folder.resolve())
+    return [each for each in found if any(wanted in one for one in _sources_of(folder_of(each[0], cache) / each[1]))]
 
 
-def _sources_of(home: Path) -> list[str]:
+def _sources_of(home: Path) -> list[list[str]]:
+    """The folders of the adapter in use, and of each before it."""
     noted = home / _SOURCE
-    return noted.read_text().splitlines() if noted.exists() else [str(home.resolve())]
+    text = noted.read_text() if noted.exists() else str(home.resolve())
+    return [each.splitlines() for each in text.split("\n\n")]
+
+
+def _note_sources(home: Path, sources: Sequence[Sequence[str]]) -> None:
+    write_whole(home / _SOURCE, "\n\n".join(map("\n".join, sources)).encode(), 0o600)
 
 
 def keep(data: bytes, name: str, model: str, cache: Path, sources: Sequence[Path] = ()) -> Path:
@@ -75,8 +82,7 @@ def keep(data: bytes, name: str, model: str, cache: Path, sources: Sequence[Path
             write_whole(new, data, 0o600)
             if is_used := (home / FILE).exists():
                 write_whole(copy, (home / FILE).read_bytes(), 0o600)
-                made_from = [*dict.fromkeys((*_sources_of(home), *made_from))]
-            write_whole(home / _SOURCE, "\n".join(made_from).encode(), 0o600)
+            _note_sources(home, [made_from, *_sources_of(home)[: MAX_BEFORE * is_used]])
             if is_used:
                 for number, path in reversed([*enumerate(_earlier(home)[: MAX_BEFORE - 1], 2)]):
                     os.replace(path, _before(home, number))
@@ -99,6 +105,8 @@ def revert(name: str, model: str, cache: Path) -> bool:
             write_whole(note, note.read_text().replace(IN_USE, "was taken back").encode(), 0o600)
         for number, path in enumerate(earlier):
             os.replace(path, _before(home, number))
+        if earlier:
+            _note_sources(home, _sources_of(home)[1:] or _sources_of(home))
     return bool(earlier)
 
 

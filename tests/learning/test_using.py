@@ -281,6 +281,11 @@ def test_a_kill_while_they_move_loses_none_and_who_forgets_hears_of_all(tmp_path
     (home / "before-1.gguf").unlink()
     assert revert("one", "m", tmp_path) and (home / "adapter.gguf").read_bytes() == b"1"
     assert made_from(tmp_path / "0", tmp_path) == made_from(tmp_path / "1", tmp_path) == [("m", "one")]
+    assert revert("one", "m", tmp_path) and not made_from(tmp_path / "1", tmp_path)
+    for number in range(4):
+        assert made_from(tmp_path / "0", tmp_path) == [("m", "one")]
+        keep(b"later %d" % number, "one", "m", tmp_path, [tmp_path / "2"])
+    assert not made_from(tmp_path / "0", tmp_path)  # none of it is left
 
 
 def test_a_full_disk_loses_none_of_those_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
