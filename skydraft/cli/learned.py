@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
@@ -58,8 +58,9 @@ def judge(
     """
     edge, cloud = pair
     weights_of(cloud)  # which waits until it answers
-    is_checked = any(check for _, check in questions)
-    found = {key: Counter(made) for key, made in json.loads(kept.read_bytes()).items()} if kept.exists() else {}
+    is_checked, found = any(check for _, check in questions), dict[str, Numbers]()
+    with suppress(OSError, ValueError):  # it is not there yet, or damaged
+        found = {key: Counter(made) for key, made in json.loads(kept.read_bytes()).items()}
 
     def modes(adapter: str) -> list[str]:
         has_auto = api.is_calibrated(edge.adapters.choose(adapter, ()), cloud)

@@ -78,4 +78,5 @@ def test_what_was_judged_is_judged_again_only_for_another_prompt_check_or_adapte
         return figures(found["edge"], 0.0)["right"]
 
     assert (right(".", 1), right("."), right("never"), right(".")) == (1, 1, 0, 1)
-    assert counted == [3, 3, 6, 0]
+    (tmp_path / "judged").write_bytes(b"")
+    assert right(".", 1) == 1 and counted == [3, 3, 6, 0, 3]
