@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from skydraft import api
 from skydraft.config import DecodingParams
@@ -26,6 +26,7 @@ from skydraft.prompts.pair import read_prompt
 from skydraft.types import Prompt, Signals, short_weights
 
 _MODE_OF: dict[Literal["target", "draft"], str] = {"target": "cloud", "draft": "edge"}
+OnDone: TypeAlias = Callable[[], None]
 _NEWEST = 60  # answers, by which an adapter is compared with the one in use
 
 
@@ -47,11 +48,7 @@ def labelled(edge: Engine, lesson: Lesson) -> LabelledText:
 
 
 def label_texts(
-    edge: Engine,
-    cloud: Engine,
-    questions: Iterable[tuple[Message, ...]],
-    max_new_tokens: int,
-    on_done: Callable[[], None],
+    edge: Engine, cloud: Engine, questions: Iterable[tuple[Message, ...]], max_new_tokens: int, on_done: OnDone
 ) -> list[LabelledText]:
     """Let both models answer alone, greedily, and label what each wrote; calls `on_done` after each question."""
     params = DecodingParams(max_new_tokens=max_new_tokens)
@@ -75,7 +72,7 @@ def side_of(engine: Engine) -> PairSide:
     return PairSide(name=engine.name, fingerprint=engine.fingerprint)
 
 
-def read_lessons(edge: Engine, lessons: Sequence[Lesson], on_done: Callable[[], None]) -> list[LabelledText]:
+def read_lessons(edge: Engine, lessons: Sequence[Lesson], on_done: OnDone) -> list[LabelledText]:
     texts = []
     for lesson in lessons:
         texts.append(labelled(edge, lesson))
