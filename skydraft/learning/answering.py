@@ -41,8 +41,8 @@ def side_by_side(
             done, _ = wait([pool.submit(answer, key) for key in requests], return_when=FIRST_EXCEPTION)
         except KeyboardInterrupt:
             is_over.set()
-            for each in under_way:
-                each.cancel()
+            for generation in under_way:
+                generation.cancel()
             raise
         finally:
             is_over.set()

@@ -145,9 +145,12 @@ def test_the_first_that_fits_is_found_in_any_folder(tmp_path: Path) -> None:
 
 def test_a_file_is_read_once_until_another_takes_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reads = list[Path]()
-    monkeypatch.setattr(
-        "skydraft.gating.calibration.read_calibration", lambda path: (reads.append(path), read_calibration(path))[1]
-    )
+
+    def read(path: Path) -> Calibration:
+        reads.append(path)
+        return read_calibration(path)
+
+    monkeypatch.setattr("skydraft.gating.calibration.read_calibration", read)
     for name in "12":
         write_whole(tmp_path / "1.json", json.dumps(written(name)).encode())
         found = [find_calibration([tmp_path], "d" * 32, "e" * 32, "").fitted.workload for _ in range(3)]

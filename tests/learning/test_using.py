@@ -87,7 +87,12 @@ def test_a_task_is_learned_from_prompts_alone_and_used_where_a_conversation_begi
 ) -> None:
     before = call(*ASK, "--mode", "edge", "-s", SYSTEM)[1]
     judged = list[Any]()
-    monkeypatch.setattr("skydraft.cli.learn_run.judge", lambda asks, *rest: judge(judged.append(asks) or asks, *rest))
+
+    def spy(questions: Any, *given: Any) -> Any:
+        judged.append(questions)
+        return judge(questions, *given)
+
+    monkeypatch.setattr("skydraft.cli.learn_run.judge", spy)
     status, said, err = call("learn", "run", "task", "--prompts", str(asked), "-s", SYSTEM, *TRAIN)
     assert status == 0, said + err
     assert "left out: 1 prompts of 640 tokens or more" in err and len({each.messages for each, _ in judged[0]}) == 2
