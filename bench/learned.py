@@ -32,7 +32,6 @@ from skydraft.decoding.request import GenerateRequest
 from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
-from skydraft.engines.trainable import load_trainable
 from skydraft.evaluation.comparison import asked_of, params_of
 from skydraft.evaluation.intervals import Figure, Resamples, share
 from skydraft.evaluation.modes import Mode, parse_mode
@@ -44,7 +43,7 @@ from skydraft.learning.answering import NUM_SIDE_BY_SIDE, Answering
 from skydraft.learning.calibrating import calibrate_lessons, read_lessons, write_calibration
 from skydraft.learning.dataset import prepare, weights_of
 from skydraft.learning.lessons import Lesson, Store
-from skydraft.learning.training import Training, TrainSettings
+from skydraft.learning.training import TrainSettings, train
 from skydraft.models import cache_dir, default_pair
 
 SETS = ("arithmetic", "zh-words", "zh-extract", "calendar", "logic")
@@ -135,9 +134,7 @@ def learned(name: str, edge: Engine, weights: str, home: Path) -> Path:
     adapter, done = home / "adapter.gguf", home / "training.json"
     if not done.exists():
         task = prepare(Store(home / "dev"), edge, weights, ())
-        result = Training(
-            load_trainable(task.path), task, TrainSettings(), home / "training", lambda *given: None
-        ).run()
+        result = train(task, TrainSettings(), ("cpu", 0), home / "training", lambda *given: None)
         result.write(adapter)
         adapted = edge.adapters.choose(str(adapter), ())
         texts = read_lessons(adapted, task.held_out, lambda: None)

@@ -25,7 +25,6 @@ from skydraft.decoding.prices import parse_prices
 from skydraft.decoding.request import GenerateRequest
 from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
-from skydraft.engines.trainable import load_trainable
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import OptionError, PromptError, RecordsError
 from skydraft.evaluation.comparison import asked_of, params_of
@@ -265,10 +264,8 @@ class _Run:
             return found
         self._judged.unlink(missing_ok=True)  # with another adapter
         with showing() as progress:
-            progress.show("loading", 0, 0)
-            model = load_trainable(task.path, self._models.options.device, self._models.options.num_threads)
-            how = (self._how.settings, self._state, progress.show, self._deadline)
-            made = training.Training(model, task, *how).run()
+            run_on = (self._models.options.device, self._models.options.num_threads)
+            made = training.train(task, self._how.settings, run_on, self._state, progress.show, self._deadline)
         made.write(self._trial, key)
         return made
 

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from skydraft.engines.adapter import Adapter, digest, inject, read_adapter, write_adapter
-from skydraft.engines.trainable import TrainableModel
+from skydraft.engines.trainable import TrainableModel, load_trainable
 from skydraft.errors import OptionError, SkydraftError
 from skydraft.files import write_whole
 from skydraft.learning.dataset import OnProgress, TrainingTask
@@ -168,8 +168,7 @@ class _State:
 
 
 class Training:
-    """One training of one model, from its beginning or from the file `state` that a stopped training left, until
-    `deadline`, by `time.monotonic`."""
+    """One training of one model, from its beginning or from the file `state` that a stopped training left."""
 
     def __init__(
         self, trainable: TrainableModel, task: TrainingTask, settings: TrainSettings, state: Path,
@@ -347,3 +346,13 @@ def trained_before(path: Path, key: str) -> Trained | None:
             guard = noted["guard"] and Gain(**noted["guard"])
             return Trained(read_adapter(path), Gain(**noted["held_out"]), guard)
     return None
+
+
+def train(
+    task: TrainingTask, settings: TrainSettings, run_on: tuple[str, int], state: Path, progress: OnProgress,
+    deadline: float = float("inf"),
+) -> Trained:  # fmt: skip
+    """Load the draft model on a device, with a number of threads (0: all), and train it until `deadline`, by
+    `time.monotonic`. Raises TimeoutError if that leaves no time for a step and for measuring."""
+    progress("loading", 0, 0, "")
+    return Training(load_trainable(task.path, *run_on), task, settings, state, progress, deadline).run()
