@@ -254,7 +254,7 @@ def calibrate(workload: Workload, fitting: tuple[int, Path | None], models: Mode
     Both models answer the prompts alone, greedily, in this process. At each token the draft model's uncertainty is
     compared with the target's choice. Use prompts like your later ones.
     """
-    from skydraft.gating.fitting import agreement, auroc, fit
+    from skydraft.gating.fitting import agreement, fit
     from skydraft.learning.calibrating import label_texts, side_of, write_calibration
 
     max_new_tokens, out = fitting
@@ -267,9 +267,6 @@ def calibrate(workload: Workload, fitting: tuple[int, Path | None], models: Mode
     out = write_calibration(result, cache_dir(), out)
     share, num_tokens = agreement(text for text in texts if text.path == "draft")
     click.echo(f"{edge.name} alone agrees with {cloud.name} on {share:.3f} of {num_tokens} tokens.")
-    risks = [result.risk([token]) for text in texts for token in text.signals]
-    told = auroc(risks, [wrong for text in texts for wrong in text.disagrees])
-    click.echo(f"Its uncertainty predicts disagreement with an AUROC of {told:.3f} on these prompts.")
     show_limits(result)
     click.echo(f"Written to {out}")
 

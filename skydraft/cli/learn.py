@@ -100,7 +100,7 @@ def forget(folder: Path, models: ModelChoice) -> None:
     click.echo(f"{num_bytes / 1e6:.1f} MB in {_files(num_files)} deleted.")
     for model, name in adapters.made_from(folder, cache_dir()):
         of = "" if model == models.edge_model else f" --edge-model {model}"
-        click.echo(f"{name} was learned from them, and stays. To take it back: skydraft learn revert {name}{of}")
+        click.echo(f"What {name} has learned from them stays. To take it back: skydraft learn revert {name}{of}")
 
 
 @learn.command(cls=Command)
@@ -127,12 +127,12 @@ def calibrate(folder: Path, models: ModelChoice) -> None:
     with models.load_edge() as base:
         edge = base.adapters.choose(None, ())
         learned_from = base.adapters.trained_on(edge)
-        chosen = choose(store, edge.vocab)
-        if chosen.skipped:
-            click.echo(f"Left out: {chosen.left_out}.", err=True)
-        with counted(len(chosen.lessons), "answers") as done:
-            texts = read_lessons(edge, chosen.lessons, done)
-        calibration, unseen = calibrate_lessons(chosen.lessons, texts, edge, folder.name, learned_from)
+        lessons, left_out = choose(store, edge.vocab)
+        if left_out:
+            click.echo(f"Left out: {left_out}.", err=True)
+        with counted(len(lessons), "answers") as done:
+            texts = read_lessons(edge, lessons, done)
+        calibration, unseen = calibrate_lessons(lessons, texts, edge, folder.name, learned_from)
     share, num_tokens = agreement(unseen)
     click.echo(f"On {len(unseen)} answers {calibration.draft.name} agrees on {share:.3f} of {num_tokens} tokens.")
     out = write_calibration(calibration, cache_dir())

@@ -43,6 +43,7 @@ from skydraft.models.cache import disk_errors_named, locked
 
 _PATIENT_S = 600.0  # this machine may be slow, but it does not go away
 _TYPICAL = 100  # tokens of an answer, before the first one is known
+_NUM_JUDGED = 6 * MAX_PROMPTS  # answers in three modes, before and after; what the target reads makes up for the rest
 _FEW_GUARDS = 20  # general prompts, where they are information
 
 
@@ -54,15 +55,15 @@ class Asked:
     system: str | None
     folder: Path | None
 
-    def requests(self, decoding: DecodingChoice) -> list[GenerateRequest]:
-        """As the app would ask, each with the tools and parameters of its task."""
+    def requests(self, decoding: DecodingChoice) -> list[tuple[PromptEntry, GenerateRequest]]:
+        """Each prompt as the app would ask it, with the tools and parameters of its task."""
         mode = Mode("cloud", make_plan("cloud"), decoding.params())
 
         def request(each: PromptEntry) -> GenerateRequest:
             messages, tools = asked_of(each, self.system), each.task.tools if each.task else ()
             return GenerateRequest(messages, mode.plan, params_of(mode, each), think=decoding.think, tools=tools)
 
-        return list(map(request, self.prompts))
+        return [(each, request(each)) for each in self.prompts]
 
 
 def _asked(prompts: str | None, limit: int | None, system: str | None, folder: Path | None) -> Asked:
@@ -164,8 +165,9 @@ class _Run:
     ) -> None:  # fmt: skip
         self._home, self._asked, self._how, self._cloud, self._models = home, asked, how, cloud, models
         self._deadline = time.monotonic() + (60 * how.settings.minutes or float("inf"))
-        self._requests = asked.requests(decoding)
-        self._trial, self._judged, self._state = home / "trial.gguf", home / "judged.jsonl", home / "training"
+        self._asks = asked.requests(decoding)
+        self._trial, self._judged, self._state = home / "trial.gguf", home / "judged.json", home / "training"
+        self._begun = home / "begun"  # names the last lesson of a run with a folder, which may grow before its end
 
     def steps(self) -> int:
         """Returns the exit status. Raises TimeoutError when time is over."""
@@ -176,6 +178,8 @@ class _Run:
         if last.exists() and (before := last.read_text()).startswith(key):
             click.echo(f"Nothing is new since the last run, which {before.removeprefix(key)}.")
             return 0
+        if self._asked.folder:
+            write_whole(self._begun, task.last.encode(), 0o600)
         result = self._trained(task, key)
         click.echo(f"Agreement on held-out answers: {result.held_out}")
         if result.guard:
@@ -184,10 +188,15 @@ class _Run:
         objection = result.objection(how.everything, num_answers) or self._calibrated(task)
         if not objection:
             self._show(task, questions, written, result.held_out)
-            sources = [each for each in (home, self._asked.folder) if each and Store(each).files()]
-            adapters.keep(self._trial.read_bytes(), home.name, self._models.edge_model, cache_dir(), sources)
+            stores = [store for each in (home, self._asked.folder) if each and (store := Store(each)).files()]
+            lessons = (lesson for store in stores for lesson in store.lessons(Counter()))
+            if task.last in map(dataset.answer_digest, lessons):
+                sources = [store.folder for store in stores]
+                adapters.keep(self._trial.read_bytes(), home.name, self._models.edge_model, cache_dir(), sources)
+            else:
+                objection = "the answers that it learned from were forgotten meanwhile"
         write_whole(last, f"{key}{f'kept nothing: {objection}' if objection else adapters.IN_USE}".encode(), 0o600)
-        for path in (self._trial, self._trial.with_suffix(".json"), self._judged, self._state):
+        for path in (self._trial, self._trial.with_suffix(".json"), self._judged, self._state, self._begun):
             path.unlink(missing_ok=True)
         click.echo(f"Not kept: {objection}." if objection else _how_used(home.name, task, how))
         return 0 if (home / adapters.FILE).exists() else 1
@@ -199,32 +208,37 @@ class _Run:
         guards = dataset.guard_requests()[: None if how.everything else _FEW_GUARDS]
         with self._models.load_edge() as edge:
             dataset.trainable_file(edge)  # before the target is loaded
-            self._check_lengths(edge)
-            with _target(self._cloud, _for_many(self._models, longest_of([*self._requests, *guards], edge))) as far:
+            self._leave_out_long(edge)
+            requests = [request for _, request in self._asks]
+            with _target(self._cloud, _for_many(self._models, longest_of([*requests, *guards], edge))) as far:
                 weights = dataset.weights_of(far)
-                answering = Answering(self._requests, edge, far, weights, store)
+                answering = Answering(requests, edge, far, weights, store)
                 guarding = Answering(guards, edge, far, weights, Store(cache_dir() / "guard"))
-                if not _may_begin(answering, guarding, edge, how, self._cloud):
+                if not _may_begin(answering, guarding, how, self._cloud):
                     raise OptionError("Nothing was begun.", hint="Give --yes to begin without a question.")
                 with self._counting(len(answering.todo), "answers", "what was answered is kept") as done:
                     lessons = answering.run(done)
                 with self._counting(len(guarding.todo), "general answers", "what was answered is kept") as done:
                     guard = [each for each in guarding.run(done) if each]
-            task = dataset.prepare(store, edge, weights, guard, self._deadline, for_all=how.everything, before=before)
+            last = self._begun.read_text() if before and self._begun.exists() else ""
+            task = dataset.prepare(store, edge, weights, guard, for_all=how.everything, before=before, last=last)
             if task.left_out:
                 TERMINAL.say(f"left out: {task.left_out}.")
             click.echo(f"{len(task.trained)} answers to learn from, {len(task.held_out)} held out.", err=True)
             return task, *self._to_judge(task, lessons, edge.vocab)
 
-    def _check_lengths(self, edge: Engine) -> None:
-        """Raise RecordsError where most answers would be written for nothing."""
-        most, least = dataset.MAX_LEN, dataset.MIN_GENERATIONS
-        num_short = sum(len(prompted(each, edge)[1].edge.token_ids) < most for each in self._requests)
-        if self._requests and num_short < least:
+    def _leave_out_long(self, edge: Engine) -> None:
+        """Ask for nothing that is too long to be trained with. Raises RecordsError where too few are left."""
+        most, least = min(dataset.MAX_LEN, edge.context_len), dataset.MIN_GENERATIONS
+        fit = [each for each in self._asks if len(prompted(each[1], edge)[1].edge.token_ids) < most]
+        if self._asks and len(fit) < least:
             raise RecordsError(
-                f"{num_short} of the prompts have fewer than {most} tokens, and {least} are needed.",
+                f"{len(fit)} of the prompts have fewer than {most} tokens, and {least} are needed.",
                 hint="Longer ones are not trained with: shorten the system prompt or the prompts.",
             )
+        if num_long := len(self._asks) - len(fit):
+            TERMINAL.say(f"left out: {num_long} prompts of {most} tokens or more.")
+        self._asks = fit
 
     def _to_judge(
         self, task: dataset.TrainingTask, lessons: Sequence[Lesson | None], vocab: Vocab
@@ -235,11 +249,12 @@ class _Run:
             requests = [GenerateRequest((), params=each.decoding, prompt_ids=each.prompt_ids) for each in newest]
             return [(request, None) for request in requests], Counter()
         held_out, questions, written = {each.prompt_ids for each in task.held_out}, list[Question](), Counter[str]()
-        for prompt, request, lesson in zip(self._asked.prompts, self._requests, lessons, strict=True):
+        for (prompt, request), lesson in zip(self._asks, lessons, strict=True):
             if lesson and lesson.prompt_ids in held_out and len(questions) < MAX_PROMPTS:
                 check = prompt.task.check if prompt.task and prompt.task.check.kind != "python" else None
                 text = vocab.decode([each for each in lesson.token_ids if each not in vocab.end_ids])
                 questions.append((request, check))
+                held_out.discard(lesson.prompt_ids)  # the same prompt may come again
                 num_tokens = len(lesson.token_ids)
                 written += numbers_of((), text, check) + Counter(tokens=num_tokens, calls=1, written=num_tokens)
         return questions, written
@@ -285,7 +300,7 @@ class _Run:
         models = _for_many(self._models, longest)
         counting = partial(self._counting, what="judging", kept="what was judged is kept")
         with models.load_edge() as edge, _target(self._cloud, models) as far:
-            if far.is_stock and not self._requests:
+            if far.is_stock and self._asked.folder:
                 return  # such a server is asked by messages, and lessons have tokens
             before, after = judge(questions, ("none", str(self._trial)), (edge, far), self._judged, counting)
         click.echo(f"\n{len(questions)} held-out prompts, before → after")
@@ -332,7 +347,7 @@ def _target(cloud: CloudChoice, models: ModelChoice) -> Iterator[Cloud]:
         yield far
 
 
-def _may_begin(answering: Answering, guarding: Answering, edge: Engine, how: How, cloud: CloudChoice) -> bool:
+def _may_begin(answering: Answering, guarding: Answering, how: How, cloud: CloudChoice) -> bool:
     """Say what is to come, and ask. Nobody is asked where there is nothing to write, or no terminal."""
     num_todo = len(answering.todo)
     if not num_todo:
@@ -340,7 +355,8 @@ def _may_begin(answering: Answering, guarding: Answering, edge: Engine, how: How
     num_tokens = sum(min(each.params.max_new_tokens, _TYPICAL) for each in (*answering.todo, *guarding.todo))
     line = f"The target is to write {num_todo} answers, some {num_tokens} tokens"
     if price := cloud.given.get("price"):
-        line += f", for about {parse_prices(price).total(0, answering.num_prompt_tokens, num_tokens):.2g}"
+        cost = parse_prices(price).total(0, answering.num_prompt_tokens, num_tokens)
+        line += f", for about {cost * (1 + _NUM_JUDGED / num_todo):.2g} with those that judge"
     click.echo(f"{line}. Training then takes some minutes.", err=True)
     return how.yes or not sys.stdin.isatty() or click.confirm("Begin?", default=True, err=True)
 

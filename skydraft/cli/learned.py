@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -13,11 +12,13 @@ from typing import TypeAlias
 import click
 
 from skydraft import api
+from skydraft.decoding.generation import Generation
 from skydraft.decoding.plan import make_plan
 from skydraft.decoding.request import GenerateRequest
 from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.evaluation.tasks.checks import Check
+from skydraft.files import write_whole
 from skydraft.learning.answering import side_by_side
 from skydraft.learning.dataset import weights_of
 from skydraft.types import StepRecord
@@ -57,11 +58,9 @@ def judge(
     """
     edge, cloud = pair
     weights_of(cloud)  # which waits until it answers
-    is_checked, lock, found = any(check for _, check in questions), threading.Lock(), dict[str, Numbers]()
-    for line in kept.read_text().splitlines() if kept.exists() else ():
-        with suppress(ValueError):  # cut by a kill
-            key, values = json.loads(line)
-            found[key] = Counter(values)
+    is_checked, found = any(check for _, check in questions), dict[str, Numbers]()
+    with suppress(OSError, ValueError):  # it is not there yet, or damaged
+        found = {key: Counter(made) for key, made in json.loads(kept.read_bytes()).items()}
 
     def modes(adapter: str) -> list[str]:
         has_auto = api.is_calibrated(edge.adapters.choose(adapter, ()), cloud)
@@ -70,19 +69,16 @@ def judge(
     def asked(mode: str, adapter: str) -> list[Question]:
         return [(replace(request, plan=make_plan(mode), adapter=adapter), check) for request, check in questions]
 
-    def answer(key: str) -> None:
-        request, check = jobs[key]
-        with api.start(request, edge=edge, cloud=cloud) as generation:
-            made = numbers_of(generation.run().records, generation.text, check)
-        with lock:
-            _keep(kept, key, made)
-            found[key] = made
-            on_done()
+    def keep(key: str, answer: Generation) -> None:
+        found[key] = numbers_of(answer.records, answer.text, jobs[key][1])
+        write_whole(kept, json.dumps(found).encode(), 0o600)
+        on_done()
 
     by_adapter = [{mode: asked(mode, adapter) for mode in modes(adapter)} for adapter in adapters]
     jobs = {_key(job): job for by_mode in by_adapter for of_mode in by_mode.values() for job in of_mode}
-    with counting(len(jobs.keys() - found.keys())) as on_done:
-        side_by_side(answer, [key for key in jobs if key not in found])
+    missing = {key: request for key, (request, _) in jobs.items() if key not in found}
+    with counting(len(missing)) as on_done:
+        side_by_side(missing, edge, cloud, keep)
     alone = {} if is_checked else {"edge": Counter(tokens=1, skipped=1)}
     return [
         alone | {mode: sum((found[_key(job)] for job in of_mode), Counter[str]()) for mode, of_mode in by_mode.items()}
@@ -92,11 +88,6 @@ def judge(
 
 def _key(job: Question) -> str:
     return hashlib.sha256(repr(job).encode()).hexdigest()
-
-
-def _keep(path: Path, key: str, made: Numbers) -> None:
-    with path.open("a") as file:
-        file.write(f"\n{json.dumps((key, made))}")
 
 
 def figures(numbers: Numbers, alone: float) -> dict[str, float]:

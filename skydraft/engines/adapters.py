@@ -36,8 +36,8 @@ class _Known:
 class Adapters:
     """The adapters below `folder`, each at NAME/adapter.gguf. A file that is new or changed counts from the next text.
 
-    An engine is opened when a text first uses it. After its file has changed it is closed, when no text uses it or
-    can still wait for a seat. Any thread may ask.
+    An engine is opened when a text first uses it. After its file has changed or gone it is closed, when no text uses it
+    or can still wait for a seat. Any thread may ask.
     """
 
     def __init__(self, base: Engine) -> None:
@@ -127,6 +127,10 @@ class Adapters:
         return known.engine
 
     def _close_replaced(self) -> None:
+        for name, known in [*self._known.items()]:
+            if known.engine and not known.path.exists():  # it was taken back
+                self._replaced[known.engine] = time.monotonic()
+                del self._known[name]
         for engine, since in [*self._replaced.items()]:
             if not engine.prefixes.num_open and time.monotonic() > since + engine.wait_s:
                 del self._replaced[engine]

@@ -8,7 +8,6 @@ from operator import attrgetter
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from skydraft.errors import PromptError
 from skydraft.gating.calibration import (
@@ -27,6 +26,7 @@ from skydraft.gating.hand_back import HandBack, parse_hand_back
 from skydraft.types import Signals
 
 _MIN_TOKENS = 100  # below, an agreement of 0.95 is known to 0.02 at best
+_MIN_UNSEEN = 6  # texts; one tells nothing of the next
 _LIMITS = (0.0, *np.geomspace(0.02, 20.0, 50).tolist())
 _WRITES_ON = ("agree:2", "agree:4", "agree:6", "8", "text")
 _NONE = HandBack()
@@ -141,14 +141,6 @@ def _standard_error(walked: Sequence[Replay], wrong: float) -> float:
     return max(math.sqrt(squares), 0.5) / num_tokens
 
 
-def auroc(scores: npt.ArrayLike, disagrees: npt.ArrayLike) -> float:
-    """Chance that a disagreement scores higher than an agreement, ties counting half; NaN if one of them is missing."""
-    found, wrong = np.asarray(scores, float), np.asarray(disagrees, bool)
-    right = np.sort(found[~wrong])
-    below = np.searchsorted(right, found[wrong]) + np.searchsorted(right, found[wrong], "right")
-    return float(below.sum() / 2 / len(right) / len(below)) if len(right) and len(below) else math.nan
-
-
 def agreement(texts: Iterable[LabelledText]) -> tuple[float, int]:
     """(the share of tokens on which both models agree, the number of tokens)"""
     flags = [wrong for text in texts for wrong in text.disagrees]
@@ -167,8 +159,9 @@ def fit(
     targets = [text for text in texts if text.path == "target"]
     walked = targets if unseen is None else unseen
     share, num_walked = agreement(walked)
-    if num_walked < _MIN_TOKENS or not 0 < share < (1 if unseen is None else 1.01):
-        of_what = "" if unseen is None else ", of answers that the draft model was not trained on"
+    is_few = num_walked < _MIN_TOKENS or len(walked) < _MIN_UNSEEN * (unseen is not None)
+    if is_few or not 0 < share < (1 if unseen is None else 1.01):
+        of_what = "" if unseen is None else f", of {_MIN_UNSEEN} answers that the draft model was not trained on"
         raise PromptError(
             f"{num_walked} tokens with {round(num_walked * (1 - share))} disagreements are too few to say which limit "
             "keeps which agreement.",

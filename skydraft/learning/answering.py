@@ -2,13 +2,14 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import TypeVar
 
 from skydraft import api
 from skydraft.decoding.builder import prompted
+from skydraft.decoding.generation import Generation
 from skydraft.decoding.plan import make_plan
 from skydraft.decoding.request import GenerateRequest
 from skydraft.edge.cloud import Cloud
@@ -18,22 +19,34 @@ from skydraft.learning.lessons import Lesson, Store, params_entry
 
 NUM_SIDE_BY_SIDE = 16  # texts that the target writes at a time
 SPARE = 32  # tokens
-T = TypeVar("T")
+K = TypeVar("K")
 
 
-def side_by_side(work: Callable[[T], None], items: Sequence[T]) -> None:
-    """Do the work for each item, many at a time. After the first error no other is begun, and it is raised."""
-    is_over = threading.Event()
+def side_by_side(
+    requests: Mapping[K, GenerateRequest], edge: Engine, cloud: Cloud, on_done: Callable[[K, Generation], None]
+) -> None:
+    """Answer requests, many at a time, and call `on_done` with each answer, from some thread, one at a time. After the
+    first error no other is begun, and it is raised. Ctrl-C ends those under way, too."""
+    is_over, lock, under_way = threading.Event(), threading.Lock(), list[Generation]()
 
-    def do(item: T) -> None:
-        if not is_over.is_set():
-            work(item)
+    def answer(key: K) -> None:
+        with api.start(requests[key], edge=edge, cloud=cloud) as generation:
+            under_way.append(generation)
+            if not is_over.is_set() and generation.run().finish_reason:
+                with lock:
+                    on_done(key, generation)
 
     with ThreadPoolExecutor(NUM_SIDE_BY_SIDE) as pool:
         try:
-            done, _ = wait([pool.submit(do, item) for item in items], return_when=FIRST_EXCEPTION)
+            done, _ = wait([pool.submit(answer, key) for key in requests], return_when=FIRST_EXCEPTION)
+        except KeyboardInterrupt:
+            is_over.set()
+            for generation in under_way:
+                generation.cancel()
+            raise
         finally:
             is_over.set()
+            pool.shutdown(wait=False, cancel_futures=True)
         for each in done:
             each.result()
 
@@ -46,23 +59,22 @@ class Answering:
         self, requests: Sequence[GenerateRequest], edge: Engine, cloud: Cloud, weights: str, store: Store
     ) -> None:
         self._edge, self._cloud, self._weights, self._store = edge, cloud, weights, store
-        self._requests = [replace(each, plan=make_plan("cloud")) for each in requests]
-        self._keys = [self._key_of(each) for each in self._requests]
-        self._found, wanted = dict[str, Lesson](), set(self._keys)
-        for lesson in store.lessons(Counter()) if wanted else ():  # one in memory at a time: there may be many others
-            key, of = _key(lesson.prompt_ids, lesson), (lesson.target, lesson.vocab)
-            if key in wanted and of == (weights, edge.vocab.fingerprint):
-                self._found[key] = lesson
+        asks = [replace(each, plan=make_plan("cloud")) for each in requests]
+        reads = [prompted(each, edge) for each in asks]
+        self._keys = [_key(read.edge.token_ids, resolved) for resolved, read in reads]
+        self._missing, self._found = dict(zip(self._keys, asks, strict=True)), dict[str, Lesson]()
+        for lesson in store.lessons(Counter()) if asks else ():  # one in memory at a time: there may be many others
+            if (lesson.target, lesson.vocab) == (weights, edge.vocab.fingerprint):
+                self._note(_key(lesson.prompt_ids, lesson), lesson)
 
-    def _key_of(self, request: GenerateRequest) -> str:
-        resolved, read = prompted(request, self._edge)
-        return _key(read.edge.token_ids, resolved)
+    def _note(self, key: str, lesson: Lesson) -> None:
+        if self._missing.pop(key, None):
+            self._found[key] = lesson
 
     @property
     def todo(self) -> list[GenerateRequest]:
         """The requests that have no answer yet, each once."""
-        missing = dict(zip(self._keys, self._requests, strict=True))
-        return [request for key, request in missing.items() if key not in self._found]
+        return list(self._missing.values())
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -75,19 +87,15 @@ class Answering:
         Calls `on_done` after each answer, from some thread; an error that it raises ends the run, and what was
         answered until then is kept. Raises a SkydraftError.
         """
-        lock = threading.Lock()
 
-        def answer(request: GenerateRequest) -> None:
-            with api.start(request, edge=self._edge, cloud=self._cloud) as generation:
-                vocab = self._edge.vocab.fingerprint
-                lesson = lesson_of(generation.run(), self._edge.fingerprint, self._weights, vocab)
+        def keep(key: str, answer: Generation) -> None:
+            lesson = lesson_of(answer, self._edge.fingerprint, self._weights, self._edge.vocab.fingerprint)
             if lesson is not None:
                 self._store.add(lesson)
-                with lock:
-                    self._found[self._key_of(request)] = lesson
-                    on_done(lesson)
+                self._note(key, lesson)
+                on_done(lesson)
 
-        side_by_side(answer, self.todo)
+        side_by_side(dict(self._missing), self._edge, self._cloud, keep)
         return [self._found.get(key) for key in self._keys]
 
 

@@ -12,13 +12,13 @@ from skydraft.config import DecodingParams
 from skydraft.decoding.plan import make_plan
 from skydraft.decoding.reading import TextReader
 from skydraft.decoding.request import GenerateRequest
+from skydraft.engines.adapter import digest
 from skydraft.engines.base import Engine
 from skydraft.errors import OptionError, RecordsError
 from skydraft.files import write_whole
 from skydraft.gating.calibration import Calibration, PairSide
 from skydraft.gating.fitting import LabelledText, fit
 from skydraft.gating.gates import measure
-from skydraft.learning.dataset import prompt_digest
 from skydraft.learning.lessons import KNOWN, WRONG, Lesson
 from skydraft.learning.training import Gain, gain
 from skydraft.prompts.messages import Message
@@ -90,7 +90,7 @@ def calibrate_lessons(
     prompts, which its limits come from. Raises RecordsError or PromptError for too few of them.
     """
     pairs = zip(lessons, texts, strict=True)
-    unseen = [text for lesson, text in pairs if prompt_digest(lesson) not in learned_from]
+    unseen = [text for lesson, text in pairs if digest(lesson.prompt_ids) not in learned_from]
     if not unseen:
         raise RecordsError(
             "The adapter was trained on all these answers, so none can tell how well it does on others.",
@@ -107,7 +107,7 @@ def gain_over(
     """How α on the newest lessons would change from the draft model `used` to the one that read the `texts` of all.
     `seen` are digests of the prompts that `used` was trained on, which say nothing; None where there are no others."""
     pairs = zip(lessons, texts, strict=True)
-    newest = [each for each in pairs if prompt_digest(each[0]) not in seen][-_NEWEST:]
+    newest = [each for each in pairs if digest(each[0].prompt_ids) not in seen][-_NEWEST:]
     if not newest:
         return None
     after = [(text.disagrees.count(False), len(text.disagrees)) for _, text in newest]

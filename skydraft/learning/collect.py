@@ -1,8 +1,10 @@
 """Keeps what a finished generation says about the draft model as a lesson, where the user asked for it."""
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Literal
 
 from skydraft.decoding.audits import Audit
 from skydraft.decoding.generation import Generation
@@ -68,7 +70,7 @@ def lesson_of(generation: Generation, draft: str, target: str, vocab: str, audit
 class Collector:
     """An observer that keeps lessons in a folder. From any thread.
 
-    A lesson that cannot be written is lost; generations go on. `notify` gets a line for the first one, and at the end
+    A lesson that cannot be kept is lost; generations go on. `notify` gets a line for each reason, once, and at the end
     how many were lost. Raises OptionError or NotEnoughDisk where the folder cannot be written from the start.
     """
 
@@ -77,7 +79,7 @@ class Collector:
         self.store.prepare()
         self._notify = notify
         self._lock = threading.Lock()
-        self._num_lost = 0
+        self._lost = Counter[str]()  # by why
 
     def begins(self, request: GenerateRequest) -> GenerateRequest:
         return request
@@ -95,31 +97,32 @@ class Collector:
         if target is None or reader is None or not was_judged or chosen:
             return False
         if generation.prompts.edge.media:
-            self._notify("Answers to speech are not kept: nothing is learned from them.")
-            return False
+            return self._lose("Answers to speech are not kept: nothing is learned from them.")
         try:
             facts = target.facts(_FACTS_S)
         except CloudError:
             facts = None
         if facts is None or not facts.weights:
             why = "The server does not tell which model it runs" if facts else "The cloud is gone"
-            self._notify(f"{why}, so the model that judged this answer is not known: it is not kept.")
-            return False
+            return self._lose(f"{why}, so the model that judged this answer is not known: it is not kept.")
         lesson = lesson_of(generation, edge.fingerprint if edge else "", facts.weights, reader.vocab.fingerprint, audit)
-        if lesson is not None:
-            self.add(lesson)
-        return lesson is not None
+        return lesson is not None and self.add(lesson)
 
-    def add(self, lesson: Lesson) -> None:
+    def add(self, lesson: Lesson) -> bool:
         try:
             self.store.add(lesson)
         except SkydraftError as error:
-            with self._lock:
-                self._num_lost += 1
-                is_first = self._num_lost == 1
-            if is_first:
-                self._notify(f"{error.line} Answers that cannot be written are not learned from.")
+            return self._lose(f"{error.line} Answers that cannot be written are not learned from.")
+        return True
+
+    def _lose(self, why: str) -> Literal[False]:
+        with self._lock:
+            self._lost[why] += 1
+            is_first = self._lost[why] == 1
+        if is_first:
+            self._notify(why)
+        return False
 
     def close(self) -> None:
-        if self._num_lost:
-            self._notify(f"{self._num_lost} answers could not be kept to learn from.")
+        if number := self._lost.total():
+            self._notify(f"{number} answers could not be kept to learn from.")

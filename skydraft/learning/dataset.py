@@ -6,7 +6,6 @@ The guard is general prompts that come along, so that what is learned in one fie
 from __future__ import annotations
 
 import hashlib
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 MIN_GENERATIONS = 24  # below, what is held out says nothing
 MAX_LEN = 1024  # tokens of a prompt and its answer; longer ones are not trained with
-MAX_GENERATIONS = 4000  # the newest; they are in memory while they are used
+MAX_GENERATIONS = 1000  # the newest; what the lower layers say of them is in memory: 4 kB a token
 _HELD_OUT = 1 / 6
 _MIN_HELD_OUT = 6
 _MIN_BEGINNING = 4  # tokens beyond the template's, by which prompts of one kind are known
@@ -44,39 +43,23 @@ _GUARD_FILE, GUARD_TOKENS = "guard_prompts.txt", 32
 OnProgress: TypeAlias = Callable[[str, int, int, str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """Usable lessons, the oldest first; `skipped` counts the others by what they are."""
-
-    lessons: tuple[Lesson, ...]
-    target: str
-    skipped: Counter[str]
-
-    @property
-    def left_out(self) -> str:
-        """`skipped` in words; "" where nothing was left out."""
-        return ", ".join(f"{number} {what}" for what, number in sorted(self.skipped.items()))
-
-
 def choose(
-    store: Store, vocab: Vocab | None = None, target: str | None = None, deadline: float = float("inf"),
-    before: Store | None = None, max_len: int | None = None,
-) -> Chosen:  # fmt: skip
+    store: Store, vocab: Vocab, target: str | None = None, before: Store | None = None, max_len: int | None = None,
+    last: str = "",
+) -> tuple[list[Lesson], str]:  # fmt: skip
     """Choose the newest lessons of one vocabulary and one target that have tokens of the target's, up to `max_len`.
+    Returns them, the oldest first, and says in words what was left out.
 
-    Those of the store `before` are older. Equal lessons count once. No vocabulary means any, no target the one that
-    judged most lessons. Raises RecordsError for too few, and TimeoutError after `deadline`, by `time.monotonic`.
+    Those of the store `before` are older, and none is newer than the one whose digest is `last`. Equal lessons count
+    once. No target means the one that judged most lessons. Raises RecordsError for too few.
     """
     stores = [each for each in (before, store) if each]
     if target is None:
-        found = _of_vocab(stores, vocab, Counter(), deadline)
-        targets = Counter(lesson.target for lesson in found if lesson.known)
+        targets = Counter(lesson.target for lesson in _of_vocab(stores, vocab, Counter()) if lesson.known)
         target = targets.most_common(1)[0][0] if targets else ""
-    skipped: Counter[str] = Counter()
-    newest: deque[Lesson] = deque(maxlen=MAX_GENERATIONS)
-    seen: set[bytes] = set()
-    for lesson in _of_vocab(stores, vocab, skipped, deadline):
-        key = _digest(*lesson.prompt_ids, -1, *lesson.token_ids)
+    skipped, newest, seen = Counter[str](), deque[Lesson](maxlen=MAX_GENERATIONS), set[str]()
+    for lesson in _of_vocab(stores, vocab, skipped):
+        key = answer_digest(lesson)
         if lesson.target != target:
             skipped["of another target"] += 1
         elif not lesson.known or key in seen:
@@ -86,38 +69,26 @@ def choose(
         else:
             seen.add(key)
             newest.append(lesson)
-    chosen = Chosen(tuple(newest), target, skipped)
-    if len(newest) < MIN_GENERATIONS:
-        raise _too_few(store, chosen)
-    return chosen
+            if key == last:
+                break
+    left_out = ", ".join(f"{number} {what}" for what, number in sorted(skipped.items()))
+    if (missing := MIN_GENERATIONS - len(newest)) > 0:
+        raise RecordsError(
+            f"{store.folder} has {len(newest)} usable answers, and {MIN_GENERATIONS} are needed: {missing} are missing"
+            f"{left_out and f', and left out: {left_out}'}.",
+            hint=f"Go on with --learn {store.folder}; skydraft learn status {store.folder} says what is there.",
+        )
+    return list(newest), left_out
 
 
-def _of_vocab(stores: Sequence[Store], vocab: Vocab | None, skipped: Counter[str], deadline: float) -> Iterator[Lesson]:
+def _of_vocab(stores: Sequence[Store], vocab: Vocab, skipped: Counter[str]) -> Iterator[Lesson]:
     for lesson in chain.from_iterable(store.lessons(skipped) for store in stores):
-        if time.monotonic() > deadline:
-            raise TimeoutError("stopped at reading the answers; give more --minutes")
-        if vocab is None:
-            yield lesson
-        elif lesson.vocab != vocab.fingerprint:
+        if lesson.vocab != vocab.fingerprint:
             skipped["of another vocabulary"] += 1
         elif max(*lesson.prompt_ids, *lesson.token_ids) >= vocab.size:
             skipped["with tokens that the vocabulary does not have"] += 1
         else:
             yield lesson
-
-
-def _too_few(store: Store, chosen: Chosen) -> RecordsError:
-    if not store.files():
-        return RecordsError(
-            f"Nothing was collected in {store.folder}.",
-            hint=f"Collect with: skydraft generate PROMPT --learn {store.folder}",
-        )
-    number, left_out = len(chosen.lessons), chosen.left_out
-    return RecordsError(
-        f"{store.folder} has {number} usable answers, and {MIN_GENERATIONS} are needed: "
-        f"{MIN_GENERATIONS - number} are missing{left_out and f', and left out: {left_out}'}.",
-        hint=f"Go on with --learn {store.folder}; skydraft learn status {store.folder} says what is there.",
-    )
 
 
 def split(lessons: Sequence[Lesson]) -> tuple[list[Lesson], list[Lesson]]:
@@ -146,9 +117,9 @@ def split(lessons: Sequence[Lesson]) -> tuple[list[Lesson], list[Lesson]]:
     return trained, [lesson for lesson in lessons if _digest(*lesson.prompt_ids) in held]
 
 
-def prompt_digest(lesson: Lesson) -> str:
-    """16 hex digits that stand for a lesson's prompt; an adapter lists those that it was trained on."""
-    return digest(lesson.prompt_ids)
+def answer_digest(lesson: Lesson) -> str:
+    """What names a lesson's prompt with its answer."""
+    return _digest(*lesson.prompt_ids, -1, *lesson.token_ids).hex()
 
 
 def _digest(*token_ids: int) -> bytes:
@@ -194,7 +165,7 @@ class TrainingTask:
     """All that a training needs, so that both models can be closed before it begins.
 
     `path` is the draft model's file, `card` becomes its adapter's card, `vocab_size` is the length of the tokenizer.
-    `left_out` says in words which lessons are not in it.
+    `left_out` says in words which lessons are not in it, `last` is the digest of the newest one that is.
     """
 
     path: Path
@@ -204,6 +175,7 @@ class TrainingTask:
     held_out: Sequence[Lesson]
     guard: Sequence[Lesson]
     left_out: str = ""
+    last: str = ""
 
     def digest(self) -> str:
         total = hashlib.sha256()
@@ -228,22 +200,21 @@ def trainable_file(engine: Engine) -> Path:
 
 
 def prepare(
-    store: Store, edge: Engine, weights: str, guard: Sequence[Lesson], deadline: float = float("inf"), *,
-    for_all: bool = False, before: Store | None = None,
+    store: Store, edge: Engine, weights: str, guard: Sequence[Lesson], *, for_all: bool = False,
+    before: Store | None = None, last: str = "",
 ) -> TrainingTask:  # fmt: skip
     """Choose and split the lessons for a draft model and the target `weights`; `for_all`: it is to serve any prompt.
 
-    The lessons of the store `before` are older.
-
-    Raises a SkydraftError, and TimeoutError if the lessons are not read by `deadline`.
+    The lessons of the store `before` are older, and none is newer than `last`. Raises a SkydraftError.
     """
     path = trainable_file(edge)
-    chosen = choose(store, edge.vocab, weights, deadline, before, MAX_LEN)
-    trained, held_out = split(chosen.lessons)
-    beginning = () if for_all else beginning_of(chosen.lessons, beginning_ids(edge.vocab))
+    lessons, left_out = choose(store, edge.vocab, weights, before, MAX_LEN, last)
+    trained, held_out = split(lessons)
+    beginning = () if for_all else beginning_of(lessons, beginning_ids(edge.vocab))
     card = AdapterCard(
         base=edge.fingerprint, base_name=edge.name, vocab=edge.vocab.fingerprint, target=weights,
         beginning_len=len(beginning), beginning=digest(beginning) if beginning else "",
         for_all=for_all,
     )  # fmt: skip
-    return TrainingTask(path, card, edge.vocab.size, trained, held_out, guard, chosen.left_out)
+    last = answer_digest(lessons[-1])
+    return TrainingTask(path, card, edge.vocab.size, trained, held_out, guard, left_out, last)

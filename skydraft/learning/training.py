@@ -18,11 +18,11 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from skydraft.engines.adapter import Adapter, inject, read_adapter, write_adapter
+from skydraft.engines.adapter import Adapter, digest, inject, read_adapter, write_adapter
 from skydraft.engines.trainable import TrainableModel, load_trainable
 from skydraft.errors import OptionError, SkydraftError
 from skydraft.files import write_whole
-from skydraft.learning.dataset import OnProgress, TrainingTask, prompt_digest
+from skydraft.learning.dataset import OnProgress, TrainingTask
 from skydraft.learning.halves import Activations, Halves
 from skydraft.learning.lessons import Lesson
 
@@ -51,7 +51,6 @@ class TrainSettings:
     num_layers: int | None = None
     epochs: int = 3
     rate: float = 5e-4
-    seed: int = 0
     minutes: float = 0.0
 
     def __post_init__(self) -> None:
@@ -236,7 +235,7 @@ class Training:
             if name.startswith(prefixes) and isinstance(module, torch.nn.Linear)
         ]
         with torch.random.fork_rng():
-            torch.manual_seed(self._settings.seed)
+            torch.manual_seed(0)
             return inject(self._trainable.model, matrices, self._settings.rank, _SCALE * self._settings.rank)
 
     def _train(self, texts: Sequence[Activations], held_out: Sequence[Activations], vocab: Any) -> None:
@@ -265,7 +264,7 @@ class Training:
         return len(history) > 2 and max(history[-2:]) <= max(history[:-2])
 
     def _order(self, number: int, epoch: int) -> list[int]:
-        generator = self._torch.Generator().manual_seed(self._settings.seed * 1000 + epoch)
+        generator = self._torch.Generator().manual_seed(epoch)
         return list(self._torch.randperm(number, generator=generator).tolist())
 
     def _step(self, texts: Sequence[Activations], vocab: Any, rate: float) -> None:
@@ -327,7 +326,7 @@ class Training:
         card = self._task.card.model_copy(
             update={
                 "architecture": self._trainable.model.config.model_type,
-                "trained_on": tuple(sorted(set(map(prompt_digest, self._task.trained)))),
+                "trained_on": tuple(sorted({digest(lesson.prompt_ids) for lesson in self._task.trained})),
             }
         )
         pairs = {name: (low, high) for name, (low, high) in sides.items()}
@@ -355,7 +354,5 @@ def train(
 ) -> Trained:  # fmt: skip
     """Load the draft model on a device, with a number of threads (0: all), and train it until `deadline`, by
     `time.monotonic`. Raises TimeoutError if that leaves no time for a step and for measuring."""
-    if time.monotonic() > deadline:
-        raise TimeoutError("stopped before training; give more --minutes")
     progress("loading", 0, 0, "")
     return Training(load_trainable(task.path, *run_on), task, settings, state, progress, deadline).run()

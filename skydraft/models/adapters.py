@@ -25,7 +25,8 @@ _TAKEN = ("auto", "none")
 
 def folder_of(model: str, cache: Path) -> Path:
     """The folder of a model's adapters, by the user's name of the model; it may not exist."""
-    return cache / "adapters" / model.replace("%", "%25").replace("/", "%2F")
+    name = model.replace("%", "%25").replace("/", "%2F")
+    return cache / "adapters" / (name if name.strip(".") else name.replace(".", "%2E"))
 
 
 def home_of(name: str, model: str, cache: Path) -> Path:
@@ -47,14 +48,21 @@ def all_adapters(cache: Path) -> dict[str, list[str]]:
 
 
 def made_from(folder: Path, cache: Path) -> list[tuple[str, str]]:
-    """(model, name) of each adapter that was made from the lessons in a folder."""
+    """(model, name) of each adapter that, or one before it, was made from the lessons in a folder."""
     found = [(model, name) for model, names in all_adapters(cache).items() for name in names]
-    return [each for each in found if str(folder.resolve()) in _sources_of(folder_of(each[0], cache) / each[1])]
+    wanted = str(folder.resolve())
+    return [each for each in found if any(wanted in one for one in _sources_of(folder_of(each[0], cache) / each[1]))]
 
 
-def _sources_of(home: Path) -> list[str]:
+def _sources_of(home: Path) -> list[list[str]]:
+    """The folders of the adapter in use, and of each before it."""
     noted = home / _SOURCE
-    return noted.read_text().splitlines() if noted.exists() else [str(home.resolve())]
+    text = noted.read_text() if noted.exists() else str(home.resolve())
+    return [each.splitlines() for each in text.split("\n\n")]
+
+
+def _note_sources(home: Path, sources: Sequence[Sequence[str]]) -> None:
+    write_whole(home / _SOURCE, "\n\n".join(map("\n".join, sources)).encode(), 0o600)
 
 
 def keep(data: bytes, name: str, model: str, cache: Path, sources: Sequence[Path] = ()) -> Path:
@@ -74,10 +82,10 @@ def keep(data: bytes, name: str, model: str, cache: Path, sources: Sequence[Path
             write_whole(new, data, 0o600)
             if is_used := (home / FILE).exists():
                 write_whole(copy, (home / FILE).read_bytes(), 0o600)
-            write_whole(home / _SOURCE, "\n".join(made_from).encode(), 0o600)
+            _note_sources(home, [made_from, *_sources_of(home)[: MAX_BEFORE * is_used]])
             if is_used:
-                for number in range(MAX_BEFORE, 1, -1):
-                    _move(_before(home, number - 1), _before(home, number))
+                for number, path in reversed([*enumerate(_earlier(home)[: MAX_BEFORE - 1], 2)]):
+                    os.replace(path, _before(home, number))
                 os.replace(copy, _before(home, 1))
             os.replace(new, home / FILE)
     return home / FILE
@@ -89,15 +97,17 @@ def revert(name: str, model: str, cache: Path) -> bool:
     if not (home / FILE).exists():
         raise OptionError(f"{model} has no adapter '{name}'.", hint="See: skydraft models list.")
     with disk_errors_named(cache), locked(home / ".lock", f"Another process is changing {home}.", _LOCK_S):
-        had_one, note = _before(home, 1).exists(), home / LAST_RUN
-        if not had_one:
+        earlier, note = _earlier(home), home / LAST_RUN
+        if not earlier:
             (home / FILE).unlink()
             note.unlink(missing_ok=True)
         elif note.exists():  # else a timer would learn the same again
             write_whole(note, note.read_text().replace(IN_USE, "was taken back").encode(), 0o600)
-        for number in range(MAX_BEFORE):
-            _move(_before(home, number + 1), _before(home, number))
-    return had_one
+        for number, path in enumerate(earlier):
+            os.replace(path, _before(home, number))
+        if earlier:
+            _note_sources(home, _sources_of(home)[1:] or _sources_of(home))
+    return bool(earlier)
 
 
 def merged_copies(cache: Path) -> dict[str, Path]:
@@ -120,6 +130,6 @@ def _before(home: Path, number: int) -> Path:
     return home / (f"before-{number}.gguf" if number else FILE)
 
 
-def _move(source: Path, target: Path) -> None:
-    if source.exists():
-        os.replace(source, target)
+def _earlier(home: Path) -> list[Path]:
+    """Those before, the newest first; a kill while they move leaves a gap."""
+    return [path for number in range(1, MAX_BEFORE + 1) if (path := _before(home, number)).exists()]

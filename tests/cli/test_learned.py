@@ -4,11 +4,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from skydraft.cli.learn_run import _may_begin
 from skydraft.cli.learned import figures, judge, show_table
+from skydraft.config import DecodingParams
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.toy import open_toy
 from skydraft.evaluation.tasks.checks import Regex
@@ -46,6 +49,16 @@ def test_the_mode_that_asks_least_is_named(capsys: pytest.CaptureFixture[str], a
     assert lines[3].split()[1] == "–" and lines[-1].startswith(says)
 
 
+def test_the_price_has_the_answers_that_judge(capsys: pytest.CaptureFixture[str]) -> None:
+    ask = GenerateRequest(asked("一"), params=DecodingParams(max_new_tokens=10))
+    answering: Any = SimpleNamespace(todo=[ask] * 36, num_prompt_tokens=0)
+    guarding: Any = SimpleNamespace(todo=[])
+    how: Any = SimpleNamespace(yes=True)
+    cloud: Any = SimpleNamespace(given={"price": "0,0,1000000"})
+    assert _may_begin(answering, guarding, how, cloud)
+    assert "some 360 tokens, for about 7.2e+02" in capsys.readouterr().err
+
+
 def test_what_was_judged_is_judged_again_only_for_another_prompt_check_or_adapter(tmp_path: Path) -> None:
     pair: Any = open_toy("toy:drift=0.2"), open_toy("toy")
     asks = [GenerateRequest(asked(prompt)) for prompt in ("一", "二")]
@@ -65,4 +78,5 @@ def test_what_was_judged_is_judged_again_only_for_another_prompt_check_or_adapte
         return figures(found["edge"], 0.0)["right"]
 
     assert (right(".", 1), right("."), right("never"), right(".")) == (1, 1, 0, 1)
-    assert counted == [3, 3, 6, 0]
+    (tmp_path / "judged").write_bytes(b"")
+    assert right(".", 1) == 1 and counted == [3, 3, 6, 0, 3]

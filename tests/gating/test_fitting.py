@@ -1,8 +1,8 @@
-"""Fitting: AUROC against counted pairs, replays against a slow one, and limits that keep what they promised."""
+"""Fitting: replays against a slow one, and limits that keep what they promised."""
 
 import math
 from datetime import UTC, date, datetime, timedelta
-from itertools import pairwise, product
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,26 +11,17 @@ from hypothesis import strategies as st
 
 from skydraft.errors import PromptError
 from skydraft.gating.calibration import PairSide, risks_of
-from skydraft.gating.fitting import LabelledText, Replay, agreement, auroc, count_risks, curve, fit, walk
+from skydraft.gating.fitting import LabelledText, Replay, agreement, count_risks, curve, fit, walk
 from skydraft.gating.hand_back import HandBack, parse_hand_back
 from skydraft.types import Signals
 from tests.toys import law
 
-some = st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.5, 0.9]) | st.floats(-5, 5)
 positions = st.lists(st.tuples(st.floats(0.001, 0.999), st.booleans()), min_size=1, max_size=60)
 limits = st.floats(0, 6)
 blocks = st.integers(1, 14)
 hand_backs = st.sampled_from(["0", "1", "3", "8", "agree:1", "agree:2", "agree:4", "text"]).map(parse_hand_back)
 SIDES = PairSide(name="a", fingerprint="0"), PairSide(name="b", fingerprint="1")
 NONE = HandBack()
-
-
-@law(150)
-@given(st.lists(some, max_size=30), st.lists(some, max_size=30))
-def test_auroc_is_the_share_of_pairs_in_the_right_order(right: list[float], wrong: list[float]) -> None:
-    found = auroc(right + wrong, [False] * len(right) + [True] * len(wrong))
-    pairs = [(high > low) + (high == low) / 2 for low, high in product(right, wrong)]
-    assert found == pytest.approx(sum(pairs) / len(pairs) if pairs else math.nan, nan_ok=True)
 
 
 def replayed(found: list[tuple[float, bool]], limit: float, max_block: int, ends: bool, hand_back: HandBack) -> Replay:
@@ -140,9 +131,8 @@ def test_too_little_to_fit_says_how_much_there_was(flags: tuple[bool, ...]) -> N
     with pytest.raises(PromptError, match=f"{len(flags)} tokens with {sum(flags)} disagreements are too few"):
         fit(little, *SIDES, "one", 40)
     if flags == (False,) * 300:  # what was learned whole leaves none, and is trusted as far as so many tokens tell
-        learned = fit(enough, *SIDES, "one", 40, unseen=little).curve(6, HandBack())
+        learned = fit(enough, *SIDES, "one", 40, unseen=little * 6).curve(6, HandBack())
         assert learned.limit(0.95) == learned.points[-1].limit and learned.points[-1].agreement < 1
-        return
     with pytest.raises(PromptError, match="answers that the draft model was not trained on"):
         fit(enough, *SIDES, "one", 40, unseen=little)
 
@@ -159,5 +149,5 @@ def test_limits_come_from_what_was_not_trained_on() -> None:
 def test_fewer_texts_that_were_not_trained_on_ask_more_often() -> None:
     wrong = [(False,) * 38 + (True, False), (False,) * 20 + (True,) * 4 + (False,) * 16, (False,) * 40]
     texts = [LabelledText("target", (SURE, SURE, UNSURE, SURE) * 10, flags) for flags in wrong]
-    limits = [fit(texts, *SIDES, "one", 40, unseen=texts * times).limit(0.95, 12, NONE) for times in (1, 3, 10)]
+    limits = [fit(texts, *SIDES, "one", 40, unseen=texts * times).limit(0.95, 12, NONE) for times in (2, 3, 10)]
     assert limits == sorted(limits) and limits[0] < limits[-1]

@@ -180,8 +180,11 @@ def test_a_cloud_that_is_gone_costs_a_line_and_no_more(tmp_path: Path, monkeypat
         raise CloudLost("No connection.")
 
     monkeypatch.setattr("skydraft.decoding.target.LocalTarget.facts", gone)
-    assert not Collector(tmp_path, notify=said.append).keep(done)
-    assert len(said) == 1 and "not kept" in said[0]
+    collector = Collector(tmp_path, notify=said.append)
+    assert [collector.keep(done) for _ in range(3)] == [False] * 3
+    assert len(said) == 1 and "not kept" in said[0]  # once is enough
+    collector.close()
+    assert said[1].startswith("3 answers could not be kept")
 
 
 def test_what_cannot_be_written_is_lost_and_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from skydraft.errors import OptionError, RecordsError
 from skydraft.learning import lessons as store_module
-from skydraft.learning.dataset import MIN_GENERATIONS, choose, split
+from skydraft.learning.dataset import MIN_GENERATIONS, answer_digest, choose, split
 from skydraft.learning.lessons import Lesson, Store, encode
 from tests import toys
 
@@ -196,6 +196,9 @@ def test_forgetting_takes_the_lessons_and_nothing_else(tmp_path: Path) -> None:
     assert read(tmp_path)[0] == [lesson(2)]
 
 
+VOCAB: Any = SimpleNamespace(fingerprint="v" * 32, size=1000)
+
+
 def filled(folder: Path, *lessons: Lesson) -> Store:
     store = Store(folder)
     for each in lessons:
@@ -209,16 +212,11 @@ def test_lessons_of_others_are_left_out_with_a_count(tmp_path: Path) -> None:
         tmp_path, *good, lesson(100, vocab="x" * 32), lesson(101, target="x" * 32),
         lesson(102, token_ids=(3, 4, 5, 1000)), lesson(1000), lesson(3), lesson(103, marks="www-"),
     )  # fmt: skip
-    vocab: Any = SimpleNamespace(fingerprint="v" * 32, size=1000)
-    chosen = choose(store, vocab)
-    assert chosen.lessons == tuple(good) and chosen.target == "t" * 32
-    assert chosen.skipped == {
-        "of another vocabulary": 1,
-        "of another target": 1,
-        "with tokens that the vocabulary does not have": 2,
-        "that say nothing new": 2,
-    }
-    assert "1 of another target" in chosen.left_out
+    chosen, left_out = choose(store, VOCAB)
+    assert chosen == good and left_out == (
+        "1 of another target, 1 of another vocabulary, 2 that say nothing new, "
+        "2 with tokens that the vocabulary does not have"
+    )
 
 
 def test_the_newest_are_taken_and_those_of_the_target_that_judged_most(
@@ -227,16 +225,24 @@ def test_the_newest_are_taken_and_those_of_the_target_that_judged_most(
     monkeypatch.setattr("skydraft.learning.dataset.MAX_GENERATIONS", 30)
     mine = [lesson(number, target="m" * 32) for number in range(40)]
     store = filled(tmp_path, *(lesson(number) for number in range(30)), *mine)
-    assert choose(store).lessons == tuple(mine[10:])
-    assert choose(store, target="t" * 32).target == "t" * 32
+    assert choose(store, VOCAB)[0] == mine[10:]
+    assert {each.target for each in choose(store, VOCAB, "t" * 32)[0]} == {"t" * 32}
+
+
+def test_who_goes_on_has_the_lessons_of_the_beginning_while_they_are_there(tmp_path: Path) -> None:
+    store = filled(tmp_path, *(lesson(number) for number in range(MIN_GENERATIONS)))
+    began = choose(store, VOCAB)[0]
+    store.add(lesson(100))
+    assert choose(store, VOCAB, last=answer_digest(began[-1]))[0] == began
+    assert choose(store, VOCAB, last=answer_digest(lesson(101)))[0] == [*began, lesson(100)]
 
 
 def test_too_few_say_how_many_are_missing(tmp_path: Path) -> None:
     store = filled(tmp_path, *(lesson(number) for number in range(MIN_GENERATIONS - 1)))
     with pytest.raises(RecordsError, match="1 are missing"):
-        choose(store)
+        choose(store, VOCAB)
     store.add(lesson(100))
-    assert len(choose(store).lessons) == MIN_GENERATIONS
+    assert len(choose(store, VOCAB)[0]) == MIN_GENERATIONS
 
 
 @toys.law(60)

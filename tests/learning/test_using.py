@@ -4,6 +4,7 @@ import errno
 import itertools
 import json
 import re
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import pytest
 from filelock import FileLock
 
 import skydraft
+from skydraft.cli.learned import judge
 from skydraft.cli.main import run
 from skydraft.engines.adapter import digest, read_adapter, write_adapter
 from skydraft.errors import NotEnoughDisk
@@ -24,8 +26,10 @@ from skydraft.evaluation.tasks.sets import read_tasks
 from skydraft.evaluation.workloads import read_prompts
 from skydraft.files import write_whole
 from skydraft.gating.calibration import read_calibration
-from skydraft.learning.dataset import beginning_of, prompt_digest
+from skydraft.learning.calibrating import calibrate_lessons
+from skydraft.learning.dataset import beginning_of
 from skydraft.learning.lessons import Store
+from skydraft.learning.training import Training
 from skydraft.models.adapters import MAX_BEFORE, all_adapters, folder_of, keep, made_from, revert
 from skydraft.prompts.messages import asked as about
 from skydraft.prompts.pair import beginning_ids, read_prompt
@@ -71,19 +75,27 @@ def call(bare: Call, pair_folders: tuple[Path, Path]) -> Call:
 
 @pytest.fixture
 def asked(tmp_path: Path) -> Path:
-    """A file of tasks."""
+    """A file of tasks: 96 prompts, each twice, and one that is too long."""
     check = {"kind": "regex", "pattern": "a"}
-    path = tmp_path / "asked.jsonl"
-    path.write_text("".join(json.dumps({"prompt": each, "check": check}) + "\n" for each in prompts(96)))
+    path, texts = tmp_path / "asked.jsonl", [text for each in prompts(96) for text in (each, each)]
+    path.write_text("".join(json.dumps({"prompt": each, "check": check}) + "\n" for each in (*texts, "x" * 3000)))
     return path
 
 
 def test_a_task_is_learned_from_prompts_alone_and_used_where_a_conversation_begins_so(
-    call: Call, bare: Call, asked: Path, tmp_path: Path
+    call: Call, bare: Call, asked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = call(*ASK, "--mode", "edge", "-s", SYSTEM)[1]
+    judged = list[Any]()
+
+    def spy(questions: Any, *given: Any) -> Any:
+        judged.append(questions)
+        return judge(questions, *given)
+
+    monkeypatch.setattr("skydraft.cli.learn_run.judge", spy)
     status, said, err = call("learn", "run", "task", "--prompts", str(asked), "-s", SYSTEM, *TRAIN)
     assert status == 0, said + err
+    assert "left out: 1 prompts of 640 tokens or more" in err and len({each.messages for each, _ in judged[0]}) == 2
     assert "The target is to write 96 answers" in err and "held-out prompts, before → after" in said, said + err
     rows = [line.split() for line in said.splitlines()]
     assert {row[0] for row in rows if row} >= {"edge", "quality", "auto", "answers"}, said
@@ -91,7 +103,7 @@ def test_a_task_is_learned_from_prompts_alone_and_used_where_a_conversation_begi
     lessons = list(Store(home).lessons(Counter()))
     assert len(lessons) == 96 and not (home / "training").exists() and not (home / "trial.gguf").exists()
     trained_on = set(read_adapter(home / "adapter.gguf").card.trained_on)
-    assert 0 < len(trained_on) < 96 and trained_on <= {prompt_digest(lesson) for lesson in lessons}
+    assert 0 < len(trained_on) < 96 and trained_on <= {digest(lesson.prompt_ids) for lesson in lessons}
 
     # where the system prompt is the app's, and nowhere else; by name everywhere
     learned = call(*ASK, "--mode", "edge", "-s", SYSTEM)[1]
@@ -140,6 +152,32 @@ def test_what_was_collected_teaches_too_and_one_for_everything_has_a_guard(
     status, said, _ = call("learn", "run", "nothing", "--from", str(taught), *short, "--rate", "1e-9")
     assert status == 1 and "Not kept" in said
     assert bare("models", "list")[1].count("learned: all, one") == 1
+
+
+def test_a_run_goes_on_though_its_folder_grows_and_keeps_nothing_of_what_was_forgotten(
+    call: Call, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, began = Store(shutil.copytree(taught, tmp_path / "taught")), list[int]()
+    step, calibrate = Training._step, calibrate_lessons
+
+    def count(self: Any, *given: Any) -> None:
+        began.append(self._state.step)
+        if began[-5:] == [*range(5)]:
+            raise TimeoutError("stopped")
+        step(self, *given)
+
+    def forget(*given: Any) -> Any:
+        store.forget()
+        return calibrate(*given)
+
+    monkeypatch.setattr("skydraft.learning.training.Training._step", count)
+    monkeypatch.setattr("skydraft.cli.learn_run.calibrate_lessons", forget)
+    learned = ("learn", "run", "one", "--from", str(store.folder), *TRAIN)
+    assert call(*learned)[0] == 1 and began == [*range(5)]
+    store.add(next(store.lessons(Counter())).model_copy(update={"prompt_ids": (1, 2, 3)}))
+    status, said, _ = call(*learned)
+    assert began[5] == 4 and status == 1 and "forgotten meanwhile" in said, said
+    assert not list(tmp_path.glob("home/adapters/*/one/[ab]*"))  # neither an adapter nor what was begun
 
 
 def test_what_is_in_use_is_replaced_only_by_what_is_better_on_the_newest(
@@ -205,7 +243,7 @@ def test_wrong_use_is_one_line(
         (("learn", "run", "a", "--prompts", str(tmp_path / "mixed.jsonl")), "Line 1 of"),
         (("learn", "run", "a", "--prompts", str(tmp_path / "spoken.jsonl")), "has speech"),
         (("learn", "run", "a", "--prompts", str(tmp_path / "empty.jsonl")), "holds no prompt"),
-        (("learn", "run", "a", "--from", str(tmp_path / "none"), "-y"), "Nothing was collected"),
+        (("learn", "run", "a", "--from", str(tmp_path / "none"), "-y"), "has 0 usable answers, and 24 are needed"),
         (("learn", "forget", "nobody"), "There is nothing to forget"),
         (("learn", "export", "nowhere"), "nowhere is not there"),
         (("learn", "calibrate", "nowhere"), "nowhere is not there"),
@@ -226,6 +264,8 @@ def test_wrong_use_is_one_line(
 
 
 def test_the_last_three_before_are_kept_and_come_back_in_turn(tmp_path: Path) -> None:
+    keep(b"here", "one", ".", tmp_path)
+    assert all_adapters(tmp_path) == {".": ["one"]} and not revert("one", ".", tmp_path)
     for number in range(6):
         keep(b"%d" % number, "one", "org/model", tmp_path)
     home = tmp_path / "adapters" / "org%2Fmodel" / "one"
@@ -234,6 +274,23 @@ def test_the_last_three_before_are_kept_and_come_back_in_turn(tmp_path: Path) ->
         assert (home / "adapter.gguf").read_bytes() == b"%d" % number
         assert revert("one", "org/model", tmp_path)
     assert not revert("one", "org/model", tmp_path) and not all_adapters(tmp_path)
+
+
+def test_a_kill_while_they_move_loses_none_and_who_forgets_hears_of_all(tmp_path: Path) -> None:
+    for number in range(4):
+        keep(b"%d" % number, "one", "m", tmp_path, [tmp_path / f"{number // 3}"])
+    home = tmp_path / "adapters" / "m" / "one"
+    (home / "before-1.gguf").unlink()  # it had just become the second one
+    keep(b"new", "one", "m", tmp_path)
+    assert [path.read_bytes() for path in sorted(home.glob("before-?.gguf"))] == [b"3", b"1", b"0"]
+    (home / "before-1.gguf").unlink()
+    assert revert("one", "m", tmp_path) and (home / "adapter.gguf").read_bytes() == b"1"
+    assert made_from(tmp_path / "0", tmp_path) == made_from(tmp_path / "1", tmp_path) == [("m", "one")]
+    assert revert("one", "m", tmp_path) and not made_from(tmp_path / "1", tmp_path)
+    for number in range(4):
+        assert made_from(tmp_path / "0", tmp_path) == [("m", "one")]
+        keep(b"later %d" % number, "one", "m", tmp_path, [tmp_path / "2"])
+    assert not made_from(tmp_path / "0", tmp_path)  # none of it is left
 
 
 def test_a_full_disk_loses_none_of_those_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
