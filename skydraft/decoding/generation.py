@@ -256,7 +256,7 @@ class TextStream:
     """Turns tokens into text, one at a time.
 
     Text that may be the beginning of a stop string is held back until the next tokens decide. `stopped_by` is the stop
-    string that came first, in thinking too, the shorter one of two that begin together.
+    string of the answer that came first, the shorter one of two that begin together.
     """
 
     def __init__(self, vocab: Vocab, stop: Seq[str] = (), tags: Tags = NO_TAGS, *, goes_on: bool = False) -> None:
@@ -269,13 +269,11 @@ class TextStream:
 
     def push(self, token_id: int) -> tuple[str, str]:
         """What is certain now of thinking and of the answer."""
-        if self._thought.phase == "answer":
-            return "", self._push(token_id)
-        self._thought, *parts = self._thought.then(self._push(token_id))
-        return parts[0], parts[1]
+        self._thought, thought, text = self._thought.then(self._decoder.decode(self.pieces[token_id]))
+        return thought, self._push(text)
 
-    def _push(self, token_id: int) -> str:
-        self._held += self._decoder.decode(self.pieces[token_id])
+    def _push(self, text: str) -> str:
+        self._held += text
         if self.stopped_by:
             return ""
         if found := [(at, len(text), text) for text in self._stop if (at := self._held.find(text)) >= 0]:
@@ -285,8 +283,9 @@ class TextStream:
 
     def finish(self) -> tuple[str, str]:
         """The text held back at the end, without an incomplete character."""
-        last, thought, text = self._thought.then("" if self.stopped_by else self._release(len(self._held)))
-        return thought + last.rest[0], text + last.rest[1]
+        thought, text = self._thought.rest
+        text = self._push(text)
+        return thought, text if self.stopped_by else text + self._release(len(self._held))
 
     def _release(self, num_chars: int) -> str:
         text, self._held = self._held[:num_chars], self._held[num_chars:]
