@@ -36,8 +36,8 @@ class _Known:
 class Adapters:
     """The adapters below `folder`, each at NAME/adapter.gguf. A file that is new or changed counts from the next text.
 
-    An engine is opened when a text first uses it. After its file has changed it is closed, when no text uses it or
-    can still wait for a seat. Any thread may ask.
+    An engine is opened when a text first uses it. After its file has changed or gone it is closed, when no text uses it
+    or can still wait for a seat. Any thread may ask.
     """
 
     def __init__(self, base: Engine) -> None:
@@ -68,7 +68,7 @@ class Adapters:
         if wanted == NONE:
             return self._base
         with self._lock:
-            self._close_replaced()
+            self._close_unused()
             if wanted != AUTO:
                 return self._opened(self._named(wanted))
             with suppress(SkydraftError):  # one that cannot be opened is said where it is named
@@ -126,7 +126,11 @@ class Adapters:
         known.engine.prefixes.files = self._base.prefixes.files  # which may be given after it was opened
         return known.engine
 
-    def _close_replaced(self) -> None:
+    def _close_unused(self) -> None:
+        for name, known in [*self._known.items()]:
+            if known.engine and not known.path.exists():
+                self._replaced[known.engine] = time.monotonic()
+                del self._known[name]
         for engine, since in [*self._replaced.items()]:
             if not engine.prefixes.num_open and time.monotonic() > since + engine.wait_s:
                 del self._replaced[engine]

@@ -195,6 +195,11 @@ def test_the_adapter_whose_prompts_begin_alike_is_chosen_and_a_new_file_counts(
         if kind == "folder":  # its weights are gone, and those of the others are there
             names = [name for name, _ in engine._model.named_parameters()]
             assert not [name for name in names if before._label in name] and [n for n in names if after._label in n]
+        (home / "named" / "adapter.gguf").unlink()  # one that is taken away frees its memory
+        after.wait_s = 0.0
+        assert choose("auto", TEXT).name.endswith("+long")
+        with pytest.raises(EngineError, match="is closed"):
+            after.open(TEXT)
 
 
 def test_an_engine_that_takes_none_refuses(tmp_path: Path) -> None:
