@@ -20,7 +20,7 @@ class CallItem(BaseModel):
     call_id: str = Field(validation_alias=AliasChoices("call_id", "id"))
     name: str
     namespace: str | None = None
-    arguments: str = Field(validation_alias=AliasChoices("arguments", "input"))
+    arguments: str | dict[str, Any] | None = Field(None, validation_alias=AliasChoices("arguments", "input"))
     output: str | None = None  # of a server's own tool
 
 
