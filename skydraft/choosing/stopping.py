@@ -122,7 +122,7 @@ class Stopping:
         self._stop, tags = [text.encode().decode("latin-1") for text in params.stop], tags_of(params)
         self._num_before = max(map(len, self._stop), default=1) - 1  # bytes that a token may complete to a stop string
         self._pieces = tagged_pieces(vocab, tags)
-        self._end = Along((tags.in_bytes.begin, "", 0), self._then)
+        self._end = Along((tags.in_bytes.begin, "", False), self._then)
         self._sentences, self._min_new_tokens = params.sentences, params.min_new_tokens
         self._said = said_along(vocab)
         self._thinking = ThinkingAlong(params, vocab) if params.think_end and params.sentences else None
@@ -131,7 +131,7 @@ class Stopping:
         """Why a generation whose last token is generated[-1] ends here, or None. Earlier tokens ended nothing."""
         if int(generated[-1]) in self._end_ids:
             return "eos"
-        if self._stop and self._ends_with_stop_string(generated):
+        if self._stop and self._end.at(generated)[2]:
             return "stop_string"
         if self._sentences and self._has_sentences(generated):
             return "sentences"
@@ -143,13 +143,8 @@ class Stopping:
             generated = generated[place.num_thinking :]
         return len(generated) >= self._min_new_tokens and self._said.at(generated).has(self._sentences)
 
-    def _then(self, before: tuple[Thought, str, int], token_id: int) -> tuple[Thought, str, int]:
-        """Where the thinking is, the end of the answer's bytes, and how many of these are of the last token."""
-        thought, end, _ = before
-        thought, _, new = thought.then(self._pieces[token_id].decode("latin-1"))
-        return thought, end[max(len(end) - self._num_before, 0) :] + new, len(new)
-
-    def _ends_with_stop_string(self, generated: TokenIds) -> bool:
-        _, end, num_new = self._end.at(generated)
-        earlier = len(end) - num_new + 1
-        return any(end.find(stop, max(earlier - len(stop), 0)) >= 0 for stop in self._stop)
+    def _then(self, before: tuple[Thought, str, bool], token_id: int) -> tuple[Thought, str, bool]:
+        """Where the thinking is, the end of the answer's bytes, and whether the last token completes a stop string."""
+        thought, _, new = before[0].then(self._pieces[token_id].decode("latin-1"))
+        end = before[1] + new
+        return thought, end[max(len(end) - self._num_before, 0) :], any(stop in end for stop in self._stop)

@@ -19,7 +19,7 @@ from skydraft.decoding.target import Target
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Vocab
 from skydraft.prompts.pair import PromptPair
-from skydraft.thinking import NO_TAGS, Tags
+from skydraft.thinking import NO_TAGS, Tags, num_suspect
 from skydraft.types import FinishReason, LinkCost, Origin, Round, Score, StepRecord, Token
 
 log = logging.getLogger("skydraft.decoding")
@@ -279,7 +279,8 @@ class TextStream:
         if found := [(at, len(text), text) for text in self._stop if (at := self._held.find(text)) >= 0]:
             start, _, self.stopped_by = min(found)
             return self._held[:start]
-        return self._release(len(self._held) - self._num_suspect())
+        suspect = max((num_suspect(self._held, each) for each in self._stop), default=0)
+        return self._release(len(self._held) - suspect)
 
     def finish(self) -> tuple[str, str]:
         """The text held back at the end, without an incomplete character."""
@@ -290,10 +291,3 @@ class TextStream:
     def _release(self, num_chars: int) -> str:
         text, self._held = self._held[:num_chars], self._held[num_chars:]
         return text
-
-    def _num_suspect(self) -> int:
-        longest = max((len(text) - 1 for text in self._stop), default=0)
-        for num_chars in range(min(longest, len(self._held)), 0, -1):
-            if any(text.startswith(self._held[-num_chars:]) for text in self._stop):
-                return num_chars
-        return 0

@@ -24,14 +24,11 @@ class CallItem(BaseModel):
     output: str | None = None  # of a server's own tool
 
 
-class ActItem(BaseModel):
-    type: Literal["local_shell_call", "shell_call", "apply_patch_call"]
-    call_id: str = Field(validation_alias=AliasChoices("call_id", "id"))
-    acts: dict[str, Any] = Field(validation_alias=AliasChoices("action", "operation"))
+class ActItem(CallItem):
+    """A call of a tool that has no name but its type."""
 
-
-def as_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    name: Annotated[str, BeforeValidator(lambda kind: kind.removesuffix("_call"))] = Field(validation_alias="type")
+    arguments: dict[str, Any] = Field(validation_alias=AliasChoices("action", "operation"))
 
 
 class ResultItem(BaseModel):
@@ -44,7 +41,7 @@ class ResultItem(BaseModel):
         """What is neither text nor parts of a message, as JSON."""
         parts = output if isinstance(output, list) and output else [None]
         is_words = isinstance(output, str) or all(isinstance(part, dict) and "type" in part for part in parts)
-        return output if is_words else as_json(output)
+        return output if is_words else json.dumps(output, ensure_ascii=False)
 
 
 class SkippedItem(BaseModel):

@@ -159,17 +159,11 @@ class MessagesAnswer(ItemsAnswer):
         ending = {"stop_reason": None, "stop_sequence": None}
         yield {"type": "message_start", "message": self._frame | {"content": [], **ending, "usage": usage}}
 
-    def _say(self, text: str) -> Iterator[dict[str, Any]]:
-        if not self._items or self._items[-1]["type"] != "text":
-            yield from self._open({"type": "text", "text": ""})
-        self._items[-1]["text"] += text
-        yield self._event("delta", delta={"type": "text_delta", "text": text})
-
-    def _think(self, text: str) -> Iterator[dict[str, Any]]:
-        if not self._items or self._items[-1]["type"] != "thinking":
-            yield from self._open({"type": "thinking", "thinking": "", "signature": ""})
-        self._items[-1]["thinking"] += text
-        yield self._event("delta", delta={"type": "thinking_delta", "thinking": text})
+    def _add(self, kind: Literal["text", "thinking"], text: str) -> Iterator[dict[str, Any]]:
+        if not self._items or self._items[-1]["type"] != kind:
+            yield from self._open({"type": kind, kind: ""} | ({"signature": ""} if kind == "thinking" else {}))
+        self._items[-1][kind] += text
+        yield self._event("delta", delta={"type": f"{kind}_delta", kind: text})
 
     def _call(self, call: WrittenCall, piece: CallText) -> Iterator[dict[str, Any]]:
         if not call.is_whole:  # SDKs make an object of what there is, and agents would run the call with it
