@@ -268,8 +268,8 @@ class CallReader(Reader):
         mark, fence, start = opening["mark"], opening["fence"], opening.end()
         is_call = self._is_call(mark, self._held[start:_MAX_HELD])
         if is_call:
-            is_marked = mark or self._held.startswith(_FUNCTION, start)  # perhaps by its last mark alone
-            self._object = _Object(start, _END if is_marked else fence or self._closing)
+            # A function may have its last mark alone.
+            self._object = _Object(start, _END if mark or self._held[start] == "<" else fence or self._closing)
         elif len(self._held) <= _MAX_HELD and (is_call is None or self._closing.startswith(rest)):
             return False
         else:
