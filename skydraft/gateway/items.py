@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator
 
-from skydraft.gateway.tools import MAX_TOOLS, Content, OtherTool, Some, ToolName, is_other
+from skydraft.gateway.tools import MAX_TOOLS, Content, Function, OtherTool, Some, is_other
 
 
 class MessageItem(BaseModel):
@@ -89,12 +89,8 @@ def _flat(tool: Any) -> Any:
     return {"type": tool.get("type"), **given} if isinstance(given, dict) else tool
 
 
-class FunctionTool(BaseModel):
-    model_config = ConfigDict(extra="allow", frozen=True)
-
+class FunctionTool(Function):
     type: Literal["function"]
-    name: ToolName
-    parameters: dict[str, Any] | None = None
 
 
 class Namespace(BaseModel):
