@@ -134,7 +134,7 @@ class ResponsesAnswer(ItemsAnswer):
         name, of, id_ = ("output_text", "message", "msg") if is_text else ("reasoning_text", "reasoning", "rs")
         if not self._items or self._items[-1]["type"] != of:
             part: Any = {"type": name, "text": ""} | ({"annotations": [], "logprobs": []} if is_text else {})
-            more = {"role": "assistant"} if is_text else {"summary": [], "encrypted_content": None}
+            more: Any = {"role": "assistant"} if is_text else {"summary": [], "encrypted_content": None}
             item = {"id": f"{id_}_{uuid.uuid4().hex}", "type": of, "status": "in_progress"}
             yield from self._open(item | more | {"content": []})
             self._items[-1]["content"] = [part]
