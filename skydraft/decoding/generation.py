@@ -269,7 +269,9 @@ class TextStream:
 
     def push(self, token_id: int) -> tuple[str, str]:
         """What is certain now of thinking and of the answer."""
-        self._thought, thought, text = self._thought.then(self._decoder.decode(self.pieces[token_id]))
+        thought, text = "", self._decoder.decode(self.pieces[token_id])
+        if self._thought.phase != "answer":
+            self._thought, thought, text = self._thought.then(text)
         return thought, self._push(text)
 
     def _push(self, text: str) -> str:
