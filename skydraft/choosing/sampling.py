@@ -123,12 +123,8 @@ class _Few:
         return float(values.max()), int(token_ids[values.argmax()])
 
 
-def gumbel_noise(seed: int, position: int, token_ids: npt.NDArray[Any]) -> Floats:
-    """Standard Gumbel noise of tokens at a position, [len(token_ids)]: a pure function of its arguments."""
-    return _gumbel(_words(seed, position, token_ids))
-
-
 def _gumbel(words: Words) -> Floats:
+    """Standard Gumbel noise of each word."""
     # The largest word would round up to 1 and give infinite noise.
     uniform = np.minimum(((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53, 1 - 2.0**-53)
     gumbel: Floats = -np.log(-np.log(uniform))

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 from skydraft.characters import CLOSING, FULL_STOP_LIKE
 from skydraft.choosing.incremental import Along
-from skydraft.choosing.thinking import ThinkingAlong
+from skydraft.choosing.thinking import ThinkingAlong, tagged_pieces, tags_of
 from skydraft.config import DecodingParams
 from skydraft.engines.vocab import TokenIds, Vocab
+from skydraft.thinking import Thought
 from skydraft.types import FinishReason
 
 _WIDE_STOPS = FULL_STOP_LIKE - {".", "．"}
@@ -110,18 +111,18 @@ def _is_sentence_end(text: str, index: int, has_words_before: bool) -> bool:
 
 
 class Stopping:
-    """The end conditions of one generation, in order: end token, stop string, sentences (of the answer), length.
+    """The end conditions of one generation, in order: end token, stop string, sentences (both of the answer), length.
 
     `max_new_tokens` is what was asked for, or less where a context ends before. For one thread at a time.
     """
 
     def __init__(self, params: DecodingParams, vocab: Vocab, max_new_tokens: int) -> None:
-        self._vocab = vocab
         self._end_ids = vocab.end_ids | set(params.stop_token_ids)
         self.max_new_tokens = max_new_tokens
-        self._stop = tuple(text.encode() for text in params.stop)
-        num_before = max(map(len, self._stop), default=1) - 1  # bytes that a token may complete to a stop string
-        self._end = Along(b"", lambda end, token_id: end[max(len(end) - num_before, 0) :] + vocab.token_bytes(token_id))
+        self._stop, tags = [text.encode().decode("latin-1") for text in params.stop], tags_of(params)
+        self._num_before = max(map(len, self._stop), default=1) - 1  # bytes that a token may complete to a stop string
+        self._pieces = tagged_pieces(vocab, tags)
+        self._end = Along((tags.in_bytes.begin, "", False), self._then)
         self._sentences, self._min_new_tokens = params.sentences, params.min_new_tokens
         self._said = said_along(vocab)
         self._thinking = ThinkingAlong(params, vocab) if params.think_end and params.sentences else None
@@ -130,7 +131,7 @@ class Stopping:
         """Why a generation whose last token is generated[-1] ends here, or None. Earlier tokens ended nothing."""
         if int(generated[-1]) in self._end_ids:
             return "eos"
-        if self._stop and self._ends_with_stop_string(generated):
+        if self._stop and self._end.at(generated)[2]:
             return "stop_string"
         if self._sentences and self._has_sentences(generated):
             return "sentences"
@@ -142,7 +143,8 @@ class Stopping:
             generated = generated[place.num_thinking :]
         return len(generated) >= self._min_new_tokens and self._said.at(generated).has(self._sentences)
 
-    def _ends_with_stop_string(self, generated: TokenIds) -> bool:
-        end, last = self._end.at(generated), self._vocab.token_bytes(int(generated[-1]))
-        earlier = len(end) - len(last) + 1
-        return any(end.find(stop, max(earlier - len(stop), 0)) >= 0 for stop in self._stop)
+    def _then(self, before: tuple[Thought, str, bool], token_id: int) -> tuple[Thought, str, bool]:
+        """Where the thinking is, the end of the answer's bytes, and whether the last token completes a stop string."""
+        thought, _, new = before[0].then(self._pieces[token_id].decode("latin-1"))
+        end = before[1] + new
+        return thought, end[max(len(end) - self._num_before, 0) :], any(stop in end for stop in self._stop)

@@ -19,7 +19,7 @@ from skydraft.decoding.target import Target
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Vocab
 from skydraft.prompts.pair import PromptPair
-from skydraft.thinking import NO_TAGS, Tags
+from skydraft.thinking import NO_TAGS, Tags, num_suspect
 from skydraft.types import FinishReason, LinkCost, Origin, Round, Score, StepRecord, Token
 
 log = logging.getLogger("skydraft.decoding")
@@ -256,7 +256,7 @@ class TextStream:
     """Turns tokens into text, one at a time.
 
     Text that may be the beginning of a stop string is held back until the next tokens decide. `stopped_by` is the stop
-    string that came first, in thinking too, the shorter one of two that begin together.
+    string of the answer that came first, the shorter one of two that begin together.
     """
 
     def __init__(self, vocab: Vocab, stop: Seq[str] = (), tags: Tags = NO_TAGS, *, goes_on: bool = False) -> None:
@@ -269,32 +269,27 @@ class TextStream:
 
     def push(self, token_id: int) -> tuple[str, str]:
         """What is certain now of thinking and of the answer."""
-        if self._thought.phase == "answer":
-            return "", self._push(token_id)
-        self._thought, *parts = self._thought.then(self._push(token_id))
-        return parts[0], parts[1]
+        thought, text = "", self._decoder.decode(self.pieces[token_id])
+        if self._thought.phase != "answer":
+            self._thought, thought, text = self._thought.then(text)
+        return thought, self._push(text)
 
-    def _push(self, token_id: int) -> str:
-        self._held += self._decoder.decode(self.pieces[token_id])
+    def _push(self, text: str) -> str:
+        self._held += text
         if self.stopped_by:
             return ""
         if found := [(at, len(text), text) for text in self._stop if (at := self._held.find(text)) >= 0]:
             start, _, self.stopped_by = min(found)
             return self._held[:start]
-        return self._release(len(self._held) - self._num_suspect())
+        suspect = max((num_suspect(self._held, each) for each in self._stop), default=0)
+        return self._release(len(self._held) - suspect)
 
     def finish(self) -> tuple[str, str]:
         """The text held back at the end, without an incomplete character."""
-        last, thought, text = self._thought.then("" if self.stopped_by else self._release(len(self._held)))
-        return thought + last.rest[0], text + last.rest[1]
+        thought, text = self._thought.rest
+        text = self._push(text)
+        return thought, text if self.stopped_by else text + self._release(len(self._held))
 
     def _release(self, num_chars: int) -> str:
         text, self._held = self._held[:num_chars], self._held[num_chars:]
         return text
-
-    def _num_suspect(self) -> int:
-        longest = max((len(text) - 1 for text in self._stop), default=0)
-        for num_chars in range(min(longest, len(self._held)), 0, -1):
-            if any(text.startswith(self._held[-num_chars:]) for text in self._stop):
-                return num_chars
-        return 0

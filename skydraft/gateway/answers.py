@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from skydraft.decoding.receipt import ITS_OWN, Receipt
 from skydraft.decoding.request import GenerateRequest
@@ -231,18 +231,13 @@ class ItemsAnswer(Answer):
     def _write(self, index: int, run: Run) -> Iterator[dict[str, Any]]:
         choice = self.choices[index]
         for piece in run.pieces:
-            if isinstance(piece, str):
-                yield from self._say(piece)
-            elif isinstance(piece, ThoughtText):
-                yield from self._think(piece.text)
-            else:
+            if isinstance(piece, CallText):
                 yield from self._call(choice.take(piece), piece)
+            else:
+                yield from self._add("text", piece) if isinstance(piece, str) else self._add("thinking", piece.text)
 
     @abstractmethod
-    def _say(self, text: str) -> Iterator[dict[str, Any]]: ...
-
-    @abstractmethod
-    def _think(self, text: str) -> Iterator[dict[str, Any]]: ...
+    def _add(self, kind: Literal["text", "thinking"], text: str) -> Iterator[dict[str, Any]]: ...
 
     @abstractmethod
     def _call(self, call: WrittenCall, piece: CallText) -> Iterator[dict[str, Any]]: ...

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator
 
-from skydraft.gateway.tools import MAX_TOOLS, Content, OtherTool, Some, ToolName, is_other
+from skydraft.gateway.tools import MAX_TOOLS, Content, Function, OtherTool, Some, is_other
 
 
 class MessageItem(BaseModel):
@@ -20,18 +20,15 @@ class CallItem(BaseModel):
     call_id: str = Field(validation_alias=AliasChoices("call_id", "id"))
     name: str
     namespace: str | None = None
-    arguments: str = Field(validation_alias=AliasChoices("arguments", "input"))
+    arguments: str | dict[str, Any] | None = Field(None, validation_alias=AliasChoices("arguments", "input"))
     output: str | None = None  # of a server's own tool
 
 
-class ActItem(BaseModel):
-    type: Literal["local_shell_call", "shell_call", "apply_patch_call"]
-    call_id: str = Field(validation_alias=AliasChoices("call_id", "id"))
-    acts: dict[str, Any] = Field(validation_alias=AliasChoices("action", "operation"))
+class ActItem(CallItem):
+    """A call of a tool that has no name but its type."""
 
-
-def as_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    name: Annotated[str, BeforeValidator(lambda kind: kind.removesuffix("_call"))] = Field(validation_alias="type")
+    arguments: dict[str, Any] = Field(validation_alias=AliasChoices("action", "operation"))
 
 
 class ResultItem(BaseModel):
@@ -44,7 +41,7 @@ class ResultItem(BaseModel):
         """What is neither text nor parts of a message, as JSON."""
         parts = output if isinstance(output, list) and output else [None]
         is_words = isinstance(output, str) or all(isinstance(part, dict) and "type" in part for part in parts)
-        return output if is_words else as_json(output)
+        return output if is_words else json.dumps(output, ensure_ascii=False)
 
 
 class SkippedItem(BaseModel):
@@ -92,12 +89,8 @@ def _flat(tool: Any) -> Any:
     return {"type": tool.get("type"), **given} if isinstance(given, dict) else tool
 
 
-class FunctionTool(BaseModel):
-    model_config = ConfigDict(extra="allow", frozen=True)
-
+class FunctionTool(Function):
     type: Literal["function"]
-    name: ToolName
-    parameters: dict[str, Any] | None = None
 
 
 class Namespace(BaseModel):

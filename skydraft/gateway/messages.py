@@ -5,12 +5,12 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 
 from skydraft.gateway.answers import ItemsAnswer, WrittenCall
 from skydraft.gateway.refusals import NOT_SERVED, Refusal
 from skydraft.gateway.schema import MAX_STOPS, Translated, check_served
-from skydraft.gateway.tools import MAX_TOOLS, Content, OtherTool, Some, TextPart, ToolName, is_other
+from skydraft.gateway.tools import MAX_TOOLS, OtherTool, Part, Some, TextPart, ToolName, is_other
 from skydraft.prompts.tool_calls import CallText
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
@@ -29,10 +29,16 @@ class _Use(BaseModel):
     input: dict[str, Any]
 
 
+def _as_text(part: Any) -> Any:
+    """Of a tool that a search for tools has found, its name."""
+    is_tool = isinstance(part, dict) and part.get("type") == "tool_reference"
+    return {"type": "text", "text": part.get("tool_name")} if is_tool else part
+
+
 class _Result(BaseModel):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Content | None = None
+    content: str | Annotated[Some[Annotated[Part, BeforeValidator(_as_text)]], Field(max_length=256)] | None = None
 
 
 class _Thought(BaseModel):
@@ -153,17 +159,11 @@ class MessagesAnswer(ItemsAnswer):
         ending = {"stop_reason": None, "stop_sequence": None}
         yield {"type": "message_start", "message": self._frame | {"content": [], **ending, "usage": usage}}
 
-    def _say(self, text: str) -> Iterator[dict[str, Any]]:
-        if not self._items or self._items[-1]["type"] != "text":
-            yield from self._open({"type": "text", "text": ""})
-        self._items[-1]["text"] += text
-        yield self._event("delta", delta={"type": "text_delta", "text": text})
-
-    def _think(self, text: str) -> Iterator[dict[str, Any]]:
-        if not self._items or self._items[-1]["type"] != "thinking":
-            yield from self._open({"type": "thinking", "thinking": "", "signature": ""})
-        self._items[-1]["thinking"] += text
-        yield self._event("delta", delta={"type": "thinking_delta", "thinking": text})
+    def _add(self, kind: Literal["text", "thinking"], text: str) -> Iterator[dict[str, Any]]:
+        if not self._items or self._items[-1]["type"] != kind:
+            yield from self._open({"type": kind, kind: ""} | ({"signature": ""} if kind == "thinking" else {}))
+        self._items[-1][kind] += text
+        yield self._event("delta", delta={"type": f"{kind}_delta", kind: text})
 
     def _call(self, call: WrittenCall, piece: CallText) -> Iterator[dict[str, Any]]:
         if not call.is_whole:  # SDKs make an object of what there is, and agents would run the call with it

@@ -227,7 +227,7 @@ def reader_of(body: ChatRequest, answered: frozenset[tool_calls.Called]) -> tool
     # A call that may have to be left out is read whole, in a text of a grammar too.
     if is_certain and not answered:
         return tool_calls.EnforcedReader(single=single)
-    return tool_calls.CallReader([tool.name for tool in body.callable_tools], answered, single=single)
+    return tool_calls.CallReader({tool.name: tool.parameters for tool in body.callable_tools}, answered, single=single)
 
 
 def _without_tools(body: ChatRequest, request: GenerateRequest) -> GenerateRequest:

@@ -4,7 +4,7 @@ import itertools
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
@@ -93,16 +93,13 @@ class ResponsesRequest(Translated):
                 thought = item.thought or thought
             elif isinstance(item, items.MessageItem):
                 messages.append({"role": item.role, "content": item.content})
-            elif isinstance(item, items.CallItem | items.ActItem):
+            elif isinstance(item, items.CallItem):
                 if not messages or messages[-1]["role"] != "assistant":
                     messages.append({"role": "assistant", "content": None})
-                if isinstance(item, items.CallItem):
-                    name = known_as.get((item.namespace, item.name), item.name)
-                    function = {"name": name, "arguments": item.arguments}
-                else:
-                    function = {"name": item.type.removesuffix("_call"), "arguments": items.as_json(item.acts)}
-                messages[-1].setdefault("tool_calls", []).append({"id": item.call_id, "function": function})
-            if thought and isinstance(item, items.MessageItem | items.CallItem | items.ActItem):
+                name = known_as.get((item.namespace, item.name), item.name)
+                call = {"id": item.call_id, "function": {"name": name, "arguments": item.arguments}}
+                messages[-1].setdefault("tool_calls", []).append(call)
+            if thought and isinstance(item, items.MessageItem | items.CallItem):
                 if messages[-1]["role"] == "assistant":
                     messages[-1].setdefault("reasoning_content", thought)
                 thought = ""
@@ -132,28 +129,22 @@ class ResponsesAnswer(ItemsAnswer):
             self._scored += token_logprobs(self._vocab, run.scores)
         return super()._write(index, run)
 
-    def _say(self, text: str) -> Iterator[dict[str, Any]]:
-        if not self._items or self._items[-1]["type"] != "message":
-            part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-            message = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "status": "in_progress", "role": "assistant"}
-            yield from self._open(message | {"content": []})
+    def _add(self, kind: Literal["text", "thinking"], text: str) -> Iterator[dict[str, Any]]:
+        is_text = kind == "text"
+        name, of, id_ = ("output_text", "message", "msg") if is_text else ("reasoning_text", "reasoning", "rs")
+        if not self._items or self._items[-1]["type"] != of:
+            part: Any = {"type": name, "text": ""} | ({"annotations": [], "logprobs": []} if is_text else {})
+            more: Any = {"role": "assistant"} if is_text else {"summary": [], "encrypted_content": None}
+            item = {"id": f"{id_}_{uuid.uuid4().hex}", "type": of, "status": "in_progress"}
+            yield from self._open(item | more | {"content": []})
             self._items[-1]["content"] = [part]
             yield self._event("content_part.added", **self._place, content_index=0, part=dict(part))
-        part = self._items[-1]["content"][0]
+        part, scored = self._items[-1]["content"][0], {}
         part["text"] += text
-        scored, self._scored = self._scored, []
-        part["logprobs"] += scored
-        yield self._event("output_text.delta", **self._place, content_index=0, delta=text, logprobs=scored)
-
-    def _think(self, text: str) -> Iterator[dict[str, Any]]:
-        if not self._items or self._items[-1]["type"] != "reasoning":
-            part = {"type": "reasoning_text", "text": ""}
-            item = {"id": f"rs_{uuid.uuid4().hex}", "type": "reasoning", "summary": [], "status": "in_progress"}
-            yield from self._open(item | {"content": [], "encrypted_content": None})
-            self._items[-1]["content"] = [part]
-            yield self._event("content_part.added", **self._place, content_index=0, part=dict(part))
-        self._items[-1]["content"][0]["text"] += text
-        yield self._event("reasoning_text.delta", **self._place, content_index=0, delta=text)
+        if is_text:
+            scored, self._scored = {"logprobs": self._scored}, []
+            part["logprobs"] = part["logprobs"] + scored["logprobs"]
+        yield self._event(f"{name}.delta", **self._place, content_index=0, delta=text, **scored)
 
     def _call(self, call: WrittenCall, piece: CallText) -> Iterator[dict[str, Any]]:
         if piece.name:
@@ -202,7 +193,7 @@ class ResponsesAnswer(ItemsAnswer):
 
     def last(self) -> Iterator[dict[str, Any]]:
         if not self._items or (self._items[-1]["type"] == "reasoning" and self.choices[0].finish not in _INCOMPLETE):
-            yield from self._say("")
+            yield from self._add("text", "")
         status = "incomplete" if self.choices[0].finish in _INCOMPLETE else "completed"
         yield from self._close(status)
         yield self._event(status, response=self._response(status))

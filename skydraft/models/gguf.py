@@ -52,6 +52,8 @@ def _card_of(fields: dict[str, Any]) -> Card:
         return Card("it is in several parts; join them with llama-gguf-split --merge")
     if not isinstance(tokens, list):
         return Card("it is no language model")
+    if name == "gptoss" or any(key.endswith(".vision.block_count") for key in fields):
+        return Card("only Ollama reads this form; get the model from hf.co instead")
     if fields.get(f"{name}.pooling_type") or fields.get(f"{name}.attention.causal") is False:
         return Card("it is an embedding model")
     while tokens and types[len(tokens) - 1 :][:1] == (_UNUSED,):

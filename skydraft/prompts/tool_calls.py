@@ -3,12 +3,15 @@
 <tool_call>
 {"name": "get_weather", "arguments": {"city": "上海"}}
 </tool_call>
+
+Qwen3-Coder and later models write <function=get_weather> between the marks, and in it each <parameter=city>.
 """
 
 import json
 import re
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -19,6 +22,8 @@ from skydraft.thinking import num_suspect
 
 MAX_CALLS = 8  # in one answer that must call
 _BEGIN, _END = "<tool_call>", "</tool_call>"
+_FUNCTION, _FUNCTION_END, _PARAMETER_END = "<function=", "</function>", "</parameter>"
+_PARAMETER = re.compile(r"\s*<parameter=([^>]+)>\n?(.*?)\n?", re.DOTALL)
 # After a call or none.
 _HEAD = re.compile(rf'(?:\}}\n{_END}\n)?{_BEGIN}\n\{{"name": ("(?:[^"\\]|\\.)*"), "arguments": ')
 _OPENING = re.compile(rf"\s*(?:(?P<mark>{_BEGIN})\s*|(?P<fence>`{{1,3}})\w*(?:\s+|$|(?=\{{)))?")
@@ -52,6 +57,7 @@ class ThoughtText:
 # Text, a piece of a thought, or of a call; a call that has no last piece was cut.
 Piece: TypeAlias = str | ThoughtText | CallText
 Called: TypeAlias = tuple[str, str]  # a name, and arguments as JSON with sorted keys
+Tools: TypeAlias = Mapping[str, Any]  # parameters by name
 
 
 def writes_calls(chat_template: str | None) -> bool:
@@ -187,7 +193,7 @@ class Reader:
 
 
 class _Object:
-    """One that is being read, from `start` to `at`. `closing` ends the marks or the fence around it."""
+    """One that is being read, from `start` to `at`; or a function. `closing` ends the marks or the fence around it."""
 
     def __init__(self, start: int, closing: str) -> None:
         self.start = self.at = start
@@ -197,6 +203,10 @@ class _Object:
 
     def ends(self, text: str) -> bool:
         """Read on in `text`; returns whether the object ends at `at`."""
+        if text.startswith(_FUNCTION, self.start):
+            end = text.find(_FUNCTION_END, max(self.at - len(_FUNCTION_END), self.start))
+            self.at = len(text) if end < 0 else end + len(_FUNCTION_END)
+            return end >= 0
         while self.at < len(text):
             char = text[self.at]
             self.at += 2 if char == "\\" and self._is_quoted else 1
@@ -217,11 +227,12 @@ class CallReader(Reader):
     Calls that are `answered` are left out, with the text that follows them.
     """
 
-    def __init__(self, names: Seq[str], answered: frozenset[Called] = frozenset(), *, single: bool = False) -> None:
+    def __init__(self, tools: Tools, answered: frozenset[Called] = frozenset(), *, single: bool = False) -> None:
         super().__init__(single=single)
-        self._names = tuple(names)
+        self._tools = tools
         self._answered = answered
-        self._heads = [f'{{"name":{json.dumps(name, ensure_ascii=False)}' for name in names]
+        self._heads = [f'{{"name":{json.dumps(name, ensure_ascii=False)}' for name in tools]
+        self._heads += [f"{_FUNCTION}{name}>" for name in tools]
         self._may_call = True  # whether what is held may begin a call: at the beginning, after a call, at a mark
         self._closing = ""  # what ends the marks or the fence of the last call
         self._object: _Object | None = None  # of the call that is being read
@@ -257,7 +268,8 @@ class CallReader(Reader):
         mark, fence, start = opening["mark"], opening["fence"], opening.end()
         is_call = self._is_call(mark, self._held[start:_MAX_HELD])
         if is_call:
-            self._object = _Object(start, _END if mark else fence or self._closing)
+            # A function may have its last mark alone.
+            self._object = _Object(start, _END if mark or self._held[start] == "<" else fence or self._closing)
         elif len(self._held) <= _MAX_HELD and (is_call is None or self._closing.startswith(rest)):
             return False
         else:
@@ -270,8 +282,8 @@ class CallReader(Reader):
         bare = re.sub(r"\s", "", rest)
         if not bare:
             return None
-        if mark:
-            return bare[0] == "{"
+        if mark and not _FUNCTION.startswith(bare):
+            return bare[0] == "{" or bare.startswith(_FUNCTION)
         if any(bare.startswith(head) for head in self._heads):
             return True
         return None if any(head.startswith(bare) for head in (*self._heads, _BEGIN)) else False
@@ -279,7 +291,7 @@ class CallReader(Reader):
     def _read_object(self, read: _Object, said: list[Piece]) -> bool:
         if not read.ends(self._held):
             return False
-        call = _call_of(self._held[read.start : read.at], self._names)
+        call = _call_of(self._held[read.start : read.at], self._tools)
         self._object, self._may_call, self._closing = None, call is not None, read.closing if call else ""
         if not call:
             self._release(read.at, said)
@@ -293,19 +305,40 @@ class CallReader(Reader):
         return True
 
 
-def _call_of(text: str, names: Seq[str]) -> tuple[str, str] | None:
-    """The arguments, as JSON, and the name of a call; None if `text` describes a tool, or calls none of `names`."""
+def _call_of(text: str, tools: Tools) -> tuple[str, str] | None:
+    """The arguments, as JSON, and the name of a call; None if `text` describes a tool, or calls none of `tools`."""
     try:
-        call = json.loads(text, strict=False)
+        call = _function_of(text, tools) if text.startswith(_FUNCTION) else json.loads(text, strict=False)
         if "description" in call or not (len(call) == 1 or _ARGUMENTS & call.keys()):
             return None
         given = call.get("arguments", call.get("parameters", {}))  # Llama's models say parameters
         given = json.loads(given, strict=False) if isinstance(given, str) else given
         arguments = json.dumps(given, ensure_ascii=False, allow_nan=False)
         arguments.encode()  # half of a character cannot be sent
-    except (ValueError, RecursionError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return None
-    return (arguments, call["name"]) if call.get("name") in names and isinstance(given, dict) else None
+    return (arguments, call["name"]) if call.get("name") in tools and isinstance(given, dict) else None
+
+
+def _function_of(text: str, tools: Tools) -> dict[str, Any]:
+    """Raises ValueError for what is more than parameters, and other errors for schemas that are none."""
+    name, _, rest = text.removeprefix(_FUNCTION).removesuffix(_FUNCTION_END).partition(">")
+    *given, rest = rest.split(_PARAMETER_END)
+    found = [each for each in map(_PARAMETER.fullmatch, given) if each]
+    if rest.strip() or len(found) < len(given):
+        raise ValueError
+    known = (tools.get(name) or {}).get("properties") or {}
+    return {"name": name, "arguments": {each[1]: _value(each[2], known.get(each[1])) for each in found}}
+
+
+def _value(said: str, schema: Any) -> Any:
+    """A text where a parameter may be one, else what it says as JSON."""
+    schemas = (schema, *(schema.get("anyOf") or ())) if isinstance(schema, dict) else ()
+    kinds = [each.get("type") for each in schemas if isinstance(each, dict)]
+    for form in () if "string" in str(kinds) else (said, said.lower()):  # some templates show "True"
+        with suppress(ValueError):
+            return json.loads(form)
+    return said
 
 
 class EnforcedReader(Reader):

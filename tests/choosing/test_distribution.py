@@ -11,7 +11,7 @@ import pytest
 
 from skydraft import DecodingParams, generate, make_plan
 from skydraft.choosing import chooser
-from skydraft.choosing.sampling import gumbel_noise, sample
+from skydraft.choosing.sampling import _gumbel, _words, sample
 from skydraft.config import decoding_params
 from skydraft.engines.toy import ToyEngine
 from skydraft.engines.vocab import Vocab
@@ -143,5 +143,5 @@ def test_a_drafter_taken_at_its_word_is_rejected_at_the_same_level(name):
     ],
 )
 def test_the_noise_never_changes(seed, position, token_id, expected):
-    assert gumbel_noise(seed, position, np.array([token_id]))[0] == pytest.approx(expected, rel=1e-12)
+    assert _gumbel(_words(seed, position, np.array([token_id])))[0] == pytest.approx(expected, rel=1e-12)
     assert reference.noise(seed, position, token_id) == pytest.approx(expected, rel=1e-12)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skydraft.choosing.chooser import Chooser
-from skydraft.choosing.sampling import gumbel_noise, sample
+from skydraft.choosing.sampling import _gumbel, _words, sample
 from skydraft.config import DecodingParams
 from skydraft.errors import EngineError
 
@@ -18,7 +18,7 @@ SIZE = 6000
 
 def naive(row: np.ndarray, params: DecodingParams, position: int) -> int:
     """Mask the whole row, add noise to all of it, take the best."""
-    noise = gumbel_noise(params.seed, position, np.arange(len(row)))
+    noise = _gumbel(_words(params.seed, position, np.arange(len(row))))
     return int((reference.warped(row, params) + noise).argmax())
 
 

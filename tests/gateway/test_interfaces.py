@@ -78,7 +78,7 @@ RESPONSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             {"role": "user", "content": "快"}, {"type": "reasoning", "id": "rs_1", "summary": []},
             {"role": "assistant", "content": "我"},
             {"type": "function_call", "call_id": "1", "name": "天气", "arguments": '{"city": "上海"}'},
-            {"type": "function_call", "call_id": "2", "name": "天气", "arguments": '{"city": "北京"}'},
+            {"type": "function_call", "call_id": "2", "name": "天气", "arguments": {"city": "北京"}},
             {"type": "function_call_output", "call_id": "1", "output": "晴"},
             {"type": "function_call_output", "call_id": "2", "output": [{"type": "input_text", "text": "雨"}]},
         ]},
@@ -125,13 +125,15 @@ MESSAGES: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
                 {"type": "thinking", "thinking": "?", "signature": ""}, {"type": "text", "text": "我"},
                 {"type": "tool_use", "id": "1", "name": "天气", "input": {"city": "上海"}}]},
             {"role": "user", "content": [
-                {"type": "tool_result", "tool_use_id": "1", "content": "晴"}, {"type": "text", "text": "好"}]},
+                {"type": "tool_result", "tool_use_id": "1", "content": [
+                    {"type": "text", "text": "晴"}, {"type": "tool_reference", "tool_name": "天气"}]},
+                {"type": "text", "text": "好"}]},
         ]},
         [
             {"role": "user", "content": "快"},
             {"role": "assistant", "content": "我", "tool_calls": [
                 {"id": "1", "type": "function", "function": {"name": "天气", "arguments": '{"city": "上海"}'}}]},
-            {"role": "tool", "tool_call_id": "1", "content": "晴"}, {"role": "user", "content": "好"},
+            {"role": "tool", "tool_call_id": "1", "content": "晴\n天气"}, {"role": "user", "content": "好"},
         ],
     ),
 }  # fmt: skip

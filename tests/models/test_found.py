@@ -228,6 +228,8 @@ UNFIT: dict[str, tuple[dict[str, Any], str]] = {
     "an old projector": ({"general.architecture": "clip", "general.type": None}, "projector"),
     "a part": ({"split.count": 3}, "several parts"), "pooling": ({"qwen2.pooling_type": 3}, "embedding"),
     "both ways": ({"qwen2.attention.causal": False}, "embedding"),
+    "Ollama's own form": ({"qwen2.vision.block_count": 2}, "only Ollama reads"),
+    "its own name": ({"general.architecture": "gptoss"}, "only Ollama reads"),
     "pictures": ({"tokenizer.ggml.tokens": None}, "no language model"),
     "strange": ({"tokenizer.ggml.tokens": 7}, "no language"),
 }  # fmt: skip

@@ -18,19 +18,26 @@ from tests.gateway.interfaces import call_text, is_object
 from tests.toys import law
 
 NAMES = ["get_weather", "天气"]
+KINDS = {
+    "text": {"type": "string"},
+    "may": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    "on": {"type": "boolean"},
+}
+TOOLS = {"get_weather": None, "天气": {"properties": KINDS}}
 Read = tuple[str, list[tuple[str, str]]]
 
 # Texts with whatever could be taken for a call, a mark, or half of one.
 words = st.sampled_from([
     "<tool_call>", "</tool_call>", "<tool", "}", "\n", "}\n</tool", "语速", '"', "{", " ", "<", "{}", "```", "json",
-    "`", "\\", '{"name": "天气', '{"name": "天气", "arguments": {', '"name"', "\n" * 70, " " * 260,
+    "`", "\\", "<function=", "<function=天气>", "<parameter=a>", "</parameter>", "</function>",
+    '{"name": "天气', '{"name": "天气", "arguments": {', '"name"', "\n" * 70, " " * 260,
 ])  # fmt: skip
 arguments = st.dictionaries(st.text(max_size=4) | words, st.text(max_size=6) | words | st.integers(), max_size=3)
 
 
 def read(texts: Seq[str], *, certain: bool = False) -> Read:
     """Text and calls of what came in pieces."""
-    reader = EnforcedReader() if certain else CallReader(NAMES)
+    reader = EnforcedReader() if certain else CallReader(TOOLS)
     pieces = [piece for text in texts for piece in reader.push(text)] + reader.finish()
     said, calls = "", list[tuple[str, str]]()
     for piece in pieces:
@@ -89,6 +96,15 @@ def test_calls_are_found_in_marks_and_where_they_begin_an_answer_bare_and_in_fen
 NO_ARGUMENTS, ONE = ("天气", "{}"), ("天气", '{"a": 1}')
 
 
+def function(name: str, **given: str) -> str:
+    """A call as Qwen3-Coder writes it."""
+    said = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in given.items())
+    return f"<function={name}>\n{said}</function>"
+
+
+TYPED = {"text": "5", "may": "6", "on": "True", "a": "[1]", "b": "x\n\n  y"}
+
+
 @pytest.mark.parametrize(
     ("text", "said", "found"),
     [
@@ -100,6 +116,10 @@ NO_ARGUMENTS, ONE = ("天气", "{}"), ("天气", '{"a": 1}')
         ('{"name": "天气", "parameters": {"a": 1}}', "", ONE),
         ('{"name": "天气", "arguments": "{\\"a\\": 1}"}', "", ONE),
         ('{"name": "天气"}', "", NO_ARGUMENTS),
+        (f"<tool_call>\n{function('天气')}\n</tool_call>\n", "", NO_ARGUMENTS),
+        (f"好。\n\n<tool_call>\n{function('天气', a='1')}\n</tool_call>", "好。", ONE),
+        (f"{function('天气', a='1')}\n</tool_call>好", "好", ONE),  # it often leaves the first mark out
+        (function("天气", **TYPED), "", ("天气", json.dumps({**TYPED, "on": True, "a": [1]}))),
         # Bare breaks in strings, as small models write code.
         (call_text("天气", {"code": "a\nb\tc"}).replace("\\n", "\n"), "", ("天气", '{"code": "a\\nb\\tc"}')),
     ],
@@ -122,7 +142,8 @@ def test_a_call_in_another_form_is_one(text: str, said: str, found: tuple[str, s
         '{"name": "天气", "arguments": {"a": NaN}}',
         '说明：\n```json\n{"name": "天气", "arguments": {}}\n```',
         '```json\n{"city": "上海"}\n```\n```json\n{"name": "天气", "arguments": {}}\n```',
-        call_text("rm", {"path": "/"}),  # no tool of ours
+        call_text("rm", {"path": "/"}), function("rm", path="/"),  # no tool of ours
+        '<function=天气>{"a": 1}</function>', "<tool_call>\n<function=天气>\n<parameter=a>\n1",
         "<tool_call>\n{'name': 'get_weather'}\n</tool_call>",
         '说：<tool_call>\n{"name": "get_weather", "arguments": "上海"}\n</tool_call>',
         '<tool_call>\n{"name": "get_weather", "arguments": {"city": "上',
@@ -147,7 +168,7 @@ def test_answered_calls_are_left_out_and_the_others_are_not(
 ) -> None:
     turn = {"id": "a", "function": {"name": again[0], "arguments": dict(reversed(again[1].items()))}}
     known = tool_calls.answered_calls([Message("assistant", "", (("tool_calls", [turn]),)), result("a", "晴")])
-    reader = CallReader(NAMES, known)
+    reader = CallReader(TOOLS, known)
     text = "\n".join([*([said] if said else []), call_text(*again), *(call_text(*other) for other in others)]) + rest
     pieces = [piece for part in cut(text, places) for piece in reader.push(part)] + reader.finish()
     assert "".join(piece for piece in pieces if isinstance(piece, str)) == said

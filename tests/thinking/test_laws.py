@@ -133,7 +133,7 @@ CASES = {
     "empty": ("<think>\n\n</think>\n\nab", {}, ("", "ab"), "eos"),
     "none": ("ab</think>c", {}, ("", "ab</think>c"), "eos"),
     "again in the answer": ("<think>a</think>b<think>c</think>", {}, ("a", "b<think>c</think>"), "eos"),
-    "stops in it": ("<think>a b</think>c", {"stop": (" b",)}, ("a", ""), "stop_string"),
+    "stops after it": ("<think>a b</think>c b", {"stop": (" b", "\n", "</think>")}, ("a b", "c"), "stop_string"),
     "a tag that is none": ("<think>a</thin</think>c", {}, ("a</thin", "c"), "eos"),
     "sentences are the answer's": ("<think>A. B. C.</think>D. E. F.", {"sentences": 2}, ("A. B. C.", "D. E. "), ""),
     "a budget": ("<think>abcdefgh</think>ij", {"think_budget": 4}, ("abc", ""), ""),
