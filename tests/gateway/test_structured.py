@@ -243,7 +243,12 @@ TOPS: dict[str, Any] = {
 
 @pytest.mark.parametrize("case", TOPS)
 def test_parameters_may_be_any_schema_of_an_object(served: Running, case: str) -> None:
-    options = {"tools": [tool("f", parameters=TOPS[case])], "tool_choice": "required", "parallel_tool_calls": False, "model": "skydraft-fluency"}
+    options = {
+        "tools": [tool("f", parameters=TOPS[case])],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "model": "skydraft-fluency",
+    }
     (choice,) = served.chat(**options, max_tokens=900).json()["choices"]
     (call,) = choice["message"]["tool_calls"]
     assert choice["finish_reason"] == "tool_calls"
