@@ -229,14 +229,15 @@ def test_a_target_on_a_server_is_compared_over_its_link(
 def test_the_bill_is_what_the_server_counted_with_each_prompt_read_once(tmp_path: Path, invoke: Invoke) -> None:
     """A day of questions by mode and by length of prompt; made again from the records alone, at the prices given."""
     write_prompts(tmp_path, [PROMPTS[0], {"prompt": "一" * (LONG + 1)}])
+    gated = "quality;hand-back=0"
     with fake("vllm") as server:
-        args = compare_args(tmp_path, "--cloud", server.url, "--price", "1,2,3", modes="edge,cloud,quality")
+        args = compare_args(tmp_path, "--cloud", server.url, "--price", "1,2,3", modes=f"edge,cloud,{gated}")
         status, stdout, _ = invoke(*args)
     bill = stdout[stdout.index("A day of 200") :]
     assert status == 0 and bill.count(" 256 tokens. Dearer than streaming: ") == 2
     rows = [line.split() for line in bill.splitlines() if line.startswith(("edge", "cloud", "quality"))]
     lines = sorted(generations(tmp_path / "out"), key=lambda line: line["num_prompt_tokens"])
-    assert [row[0] for row in rows] == [line["mode"] for line in lines] == ["edge", "cloud", "quality"] * 2
+    assert [row[0] for row in rows] == [line["mode"] for line in lines] == ["edge", "cloud", gated] * 2
     for row, line in zip(rows, lines, strict=True):
         read, cached, wrote, drafted, requests = (int(cell.replace(",", "")) / 200 for cell in row[1:6])
         links = [entry["record"]["link"] for entry in line["rounds"]]
@@ -248,7 +249,7 @@ def test_the_bill_is_what_the_server_counted_with_each_prompt_read_once(tmp_path
         assert drafted == sum(origin in ("accepted", "skipped", "edge") for origin in line["origins"])
     assert invoke("report", str(tmp_path / "out"), "--price", "1,2,3")[1].endswith(bill)
     reading_alone = invoke("report", str(tmp_path / "out"), "--price", "9,9,0")[1]
-    assert "up to 256 tokens. Dearer than streaming: quality (" in reading_alone
+    assert f"up to 256 tokens. Dearer than streaming: {gated} (" in reading_alone
 
 
 def test_without_a_server_the_bill_is_what_one_would_have_counted(tmp_path: Path, invoke: Invoke) -> None:

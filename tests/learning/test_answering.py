@@ -33,8 +33,12 @@ def test_an_error_lets_the_answers_under_way_end_and_ctrl_c_does_not(tmp_path: P
         if len(lesson.token_ids) == 1:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    with pytest.raises(TimeoutError if is_error else KeyboardInterrupt):
-        answering.run(on_done)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # processes of pytest-xdist ignore it
+    try:
+        with pytest.raises(TimeoutError if is_error else KeyboardInterrupt):
+            answering.run(on_done)
+    finally:
+        signal.signal(signal.SIGINT, handler)
     lengths = [len(lesson.token_ids) for lesson in store.lessons(Counter())]
     assert lengths[0] == 1 and set(lengths[1:]) <= ({length} if is_error else set()), lengths
     assert len(answering.todo) == 8 - len(lengths)

@@ -57,7 +57,7 @@ def test_lessons_of_two_models_do_not_mix(tmp_path: Path, invoke: Invoke) -> Non
 def test_of_a_model_without_a_name_nothing_is_kept(tmp_path: Path) -> None:
     with fake("llama-server", TARGET) as server:
         server.become(TARGET, "bad\x1bname")
-        (said,) = collect(server, tmp_path / "learn")
+        said, _ = collect(server, tmp_path / "learn")  # the reason, and at the end how many
         assert "does not tell which model" in said and lessons(tmp_path / "learn") == []
         with closing(skydraft.connect(server.url)) as cloud, pytest.raises(OptionError, match="which model"):
             weights_of(cloud)
