@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from starlette.responses import JSONResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from skydraft.errors import OptionError
 from skydraft.gateway.app import Gateway
@@ -24,6 +24,9 @@ _IDLE_S = 30  # how long a connection may be without a request, before the first
 _GRACE_S = 0.7  # for clients to read their last answers, once the gateway stops
 _LOOK_S = 0.5
 _STARTING = {"message": "The gateway is starting: its models load.", "type": "server_error", "code": "starting"}
+_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="2">
+<title>skydraft</title><body style="font-family: sans-serif; color-scheme: light dark">
+<p>The models are being loaded. This page opens by itself.</p>"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +75,12 @@ class Entrance:
         if self.gateway:
             await self.gateway.app(scope, receive, send)
             return
+        headers = {"Retry-After": "2"}
         body = {"status": "starting"} if scope["path"] == "/health" else {"error": _STARTING}
-        await JSONResponse(body, 503, {"Retry-After": "2"})(scope, receive, send)
+        answer: Response = JSONResponse(body, 503, headers)
+        if scope["path"] == "/":
+            answer = HTMLResponse(_PAGE, 503, headers)
+        await answer(scope, receive, send)
 
 
 class _Server(uvicorn.Server):

@@ -61,11 +61,17 @@ def test_everything_is_answered_at_once_and_says_why(listening: socket.socket) -
         assert (health.status_code, health.json()) == (503, {"status": "starting"})
         for answer in (
             httpx2.post(f"{url(listening)}/v1/chat/completions", json={"messages": ["a" * 100_000]}),
-            httpx2.get(f"{url(listening)}/"),
+            httpx2.get(f"{url(listening)}/v1/models"),
             httpx2.options(f"{url(listening)}/v1/models"),
         ):
             assert answer.status_code == 503 and answer.headers["Retry-After"] == "2"
             assert answer.json()["error"]["message"] == "The gateway is starting: its models load."
+        page = httpx2.get(f"{url(listening)}/")
+        assert (
+            page.status_code == 503
+            and 'http-equiv="refresh"' in page.text
+            and "The models are being loaded" in page.text
+        )
 
     starting(listening, asked)
 
