@@ -225,7 +225,8 @@ class RemoteVerifier:
         self._text.reopen(server)
 
     def _say_that_it_waits(self, error: SkydraftError, tries: Situation) -> None:
-        if isinstance(error, CloudLost) and tries.waited_s > SILENT_S and not self._says_that_it_waits:
+        waits = tries.waited_s > SILENT_S and not tries.falls_back  # else it goes on alone in a moment
+        if isinstance(error, CloudLost) and waits and not self._says_that_it_waits:
             self._says_that_it_waits = True
             self._notices.tell(f"{self._gone(error)}; waiting up to {self._patience.timeout_s:g} s for it.")
 
