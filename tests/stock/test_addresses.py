@@ -27,10 +27,10 @@ def test_what_is_no_address_is_refused_in_one_line(given: str) -> None:
 @pytest.mark.parametrize(
     ("given", "api", "models", "tokenize"),
     [
-        ("http://h:1", "auto", "http://h:1/v1/models", "http://h:1/tokenize"),
-        ("http://h:1/v1/", "vllm", "http://h:1/v1/models", "http://h:1/tokenize"),
-        ("http://h:1/box", "vllm", "http://h:1/box/v1/models", "http://h:1/box/tokenize"),
-        ("http://h:1/box/v1", "auto", "http://h:1/box/v1/models", "http://h:1/box/tokenize"),
+        ("https://h:1", "auto", "https://h:1/v1/models", "https://h:1/tokenize"),
+        ("https://h:1/v1/", "vllm", "https://h:1/v1/models", "https://h:1/tokenize"),
+        ("https://h:1/box", "vllm", "https://h:1/box/v1/models", "https://h:1/box/tokenize"),
+        ("https://h:1/box/v1", "auto", "https://h:1/box/v1/models", "https://h:1/box/tokenize"),
         ("https://h/api/v3", "chat", "https://h/api/v3/models", ""),
         ("https://h/api/paas/v4/", "chat", "https://h/api/paas/v4/models", ""),
         ("https://h/api/v3", "auto", "https://h/api/v3/models", ""),
@@ -54,8 +54,9 @@ def test_a_password_in_an_address_is_not_told(given: str) -> None:
     assert "SE" not in refused.value.line and "RET" not in refused.value.line
 
 
-def test_a_key_crosses_the_network_only_encrypted_or_if_allowed() -> None:
+@pytest.mark.parametrize("key", [None, "secret"])
+def test_texts_and_keys_cross_the_network_only_encrypted_or_if_allowed(key: str | None) -> None:
     with pytest.raises(OptionError, match="unencrypted"):
-        StockOptions("http://gpu-box:8000", key="secret")
-    assert StockOptions("http://gpu-box:8000", key="secret", insecure=True).address == "http://gpu-box:8000"
-    assert StockOptions("http://127.0.0.1:8000", key="secret").address == "http://127.0.0.1:8000"
+        StockOptions("http://gpu-box:8000", key=key)
+    assert StockOptions("http://gpu-box:8000", key=key, insecure=True).address == "http://gpu-box:8000"
+    assert StockOptions("http://127.0.0.1:8000", key=key).address == "http://127.0.0.1:8000"

@@ -60,10 +60,10 @@ class StockOptions:
         if self.tls_ca:
             check_certificates(self.tls_ca)
         check_token(self.key)
-        if self.key and not (self.uses_tls or self.is_here or self.insecure):
-            raise OptionError(
-                "The key would cross the network unencrypted.", hint="Use https://, or allow that with --insecure."
-            )
+        if not (self.uses_tls or self.is_here or self.insecure):
+            what = "The key, prompts and texts" if self.key else "Prompts and texts"
+            hint = "Use https://, or allow that with --insecure."
+            raise OptionError(f"{what} would cross the network unencrypted.", hint=hint)
 
     @property
     def _parts(self) -> SplitResult:
