@@ -1,7 +1,7 @@
 """Many edges on one target: clients whose draft model says what was recorded, against a real server.
 
     python -m bench.clients [--seconds S] [--think MS] [--soak MINUTES] [--execution exact|throughput] [--beginnings]
-    python -m bench.clients --modes "cloud,quality,auto" [--seconds S] [--step MS] [--execution E] [--out FILE]
+    python -m bench.clients --modes "cloud,quality,auto" [--texts N] [--step MS] [--execution E] [--out FILE]
 
 Drafts are recorded first, in one lossless run over 16 prompts; `skydraft.evaluation.devices` has the clients, which
 `skydraft doctor --devices` drives too. Then 1, 4, 8 and 16 of them write these texts, each with a connection of
@@ -11,8 +11,8 @@ time that was not spent on prompts. Busy is the share of the time inside forward
 metrics). Fairness is the slowest client's rounds over the mean. `--beginnings` instead sets a server that copies the
 template's part of a prompt beside one that feeds it each time: 8 clients, in turn, twice. `--modes` sets modes beside
 each other, in turn, twice: 1, 4, 8 and 16 clients on 8 dev prompts, then on 4 Chinese texts and 4 programs, with the
-draft model's tokens and its certainty as recorded; a step of it takes --step. What all of them read at the beginning is
-in it, so take a minute or more (--seconds 60): with 10 seconds and 16 clients hardly any text was whole.
+draft model's tokens and its certainty as recorded; a step of it takes --step. Each client writes --texts whole texts,
+and the clock runs until the last one is done: in windows of 10 seconds 16 clients hardly wrote a whole text.
 """
 
 import argparse
@@ -26,6 +26,7 @@ import urllib.request
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -215,7 +216,7 @@ def texts_of(kind: str) -> list[str]:
     return [json.loads(line)["prompt"] for line in lines][::5]
 
 
-def carried(modes: str, execution: str, seconds: float, step_ms: float, out: Path | None) -> None:
+def carried(modes: str, execution: str, num_texts: int, step_ms: float, out: Path | None) -> None:
     """Tokens a second of so many clients by mode, what the server computes for them, and what the texts keep."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -232,8 +233,9 @@ def carried(modes: str, execution: str, seconds: float, step_ms: float, out: Pat
         for mode in chosen:  # what the draft model has to compute is not timed
             drive(connect, make_edge, mode, [[each] for each in asked_for])
         for num, mode in ((num, mode) for num in NUM_CLIENTS for mode in [*chosen] * 2):
-            before = scrape(port)
-            clients = drive(connect, make_edge, mode, turned(asked_for, num), seconds)
+            before, began = scrape(port), time.perf_counter()
+            clients = drive(connect, make_edge, mode, [islice(each, num_texts) for each in turned(asked_for, num)])
+            seconds = round(time.perf_counter() - began, 2)
             points.append({"texts": kind, "clients": num, "mode": mode.name, "seconds": seconds}
                           | counted_of(clients, before, scrape(port)))  # fmt: skip
             print(json.dumps(points[-1]), flush=True)
@@ -277,6 +279,7 @@ def main() -> None:
     parser.add_argument("--execution", action="append", choices=["exact", "throughput"])
     parser.add_argument("--beginnings", action="store_true", help="what sharing the template's part brings")
     parser.add_argument("--modes", default="", help="as for skydraft compare: set them beside each other")
+    parser.add_argument("--texts", type=int, default=1, help="with --modes: how many each client writes")
     parser.add_argument("--step", type=float, default=15, help="with --modes: ms of a step of the draft model")
     parser.add_argument("--out", type=Path, help="with --modes: a file for what was measured")
     parser.add_argument("--model", default=default_pair().target, help="with --beginnings: the target")
@@ -287,7 +290,7 @@ def main() -> None:
         return
     for execution in given.execution or ["exact", "throughput"]:
         if given.modes:
-            carried(given.modes, execution, given.seconds, given.step, given.out)
+            carried(given.modes, execution, given.texts, given.step, given.out)
             continue
         bench(execution, given.seconds, given.think, given.soak if execution == "exact" else 0)
 
