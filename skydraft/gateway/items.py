@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator
 
-from skydraft.gateway.tools import MAX_TOOLS, Content, Function, OtherTool, Some, is_other
+from skydraft.gateway.tools import MAX_TOOLS, Content, Function, OtherTool, Some, is_other, readable
 
 
 class MessageItem(BaseModel):
@@ -41,7 +41,9 @@ class ResultItem(BaseModel):
         """What is neither text nor parts of a message, as JSON."""
         parts = output if isinstance(output, list) and output else [None]
         is_words = isinstance(output, str) or all(isinstance(part, dict) and "type" in part for part in parts)
-        return output if is_words else json.dumps(output, ensure_ascii=False)
+        if not is_words:
+            return json.dumps(output, ensure_ascii=False)
+        return output if isinstance(output, str) else [readable(part) for part in parts]
 
 
 class SkippedItem(BaseModel):

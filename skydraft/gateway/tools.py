@@ -33,6 +33,12 @@ class AudioPart(Checked):
     input_audio: InputAudio
 
 
+def readable(part: Any) -> Any:
+    """A part of a tool's result. A picture there becomes words, since an agent sends its history again and again."""
+    is_picture = isinstance(part, dict) and part.get("type") in ("image", "input_image", "image_url")
+    return {"type": "text", "text": "(a picture, which cannot be read here)"} if is_picture else part
+
+
 Part = Annotated[TextPart | RefusalPart | AudioPart, Field(discriminator="type")]
 Content = str | Annotated[Some[Part], Field(max_length=256)]
 

@@ -17,6 +17,7 @@ from .test_openai_sdk import expected
 openai = later("openai")
 
 QUESTION = "语速"
+PICTURE = "(a picture, which cannot be read here)"
 PARAMETERS: Any = {"type": "object", "properties": {"city": {"enum": ["上海", "北京"]}}, "required": ["city"]}
 FUNCTION: Any = {"name": "天气", "description": "the weather of a city", "parameters": PARAMETERS}
 TOOL: Any = {"type": "function", **FUNCTION}
@@ -80,7 +81,8 @@ RESPONSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             {"type": "function_call", "call_id": "1", "name": "天气", "arguments": '{"city": "上海"}'},
             {"type": "function_call", "call_id": "2", "name": "天气", "arguments": {"city": "北京"}},
             {"type": "function_call_output", "call_id": "1", "output": "晴"},
-            {"type": "function_call_output", "call_id": "2", "output": [{"type": "input_text", "text": "雨"}]},
+            {"type": "function_call_output", "call_id": "2", "output": [
+                {"type": "input_text", "text": "雨"}, {"type": "input_image", "image_url": "x"}]},
         ]},
         {"tools": [CHAT_TOOL], "messages": [
             {"role": "user", "content": "快"},
@@ -88,7 +90,7 @@ RESPONSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
                 {"id": number, "function": {"name": "天气", "arguments": json.dumps({"city": city})}}
                 for number, city in (("1", "上海"), ("2", "北京"))]},
             {"role": "tool", "tool_call_id": "1", "content": "晴"},
-            {"role": "tool", "tool_call_id": "2", "content": "雨"},
+            {"role": "tool", "tool_call_id": "2", "content": f"雨\n{PICTURE}"},
         ]},
     ),
     "how tokens are chosen": (
@@ -126,14 +128,15 @@ MESSAGES: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
                 {"type": "tool_use", "id": "1", "name": "天气", "input": {"city": "上海"}}]},
             {"role": "user", "content": [
                 {"type": "tool_result", "tool_use_id": "1", "content": [
-                    {"type": "text", "text": "晴"}, {"type": "tool_reference", "tool_name": "天气"}]},
+                    {"type": "text", "text": "晴"}, {"type": "tool_reference", "tool_name": "天气"},
+                    {"type": "image", "source": {"type": "url", "url": "x"}}]},
                 {"type": "text", "text": "好"}]},
         ]},
         [
             {"role": "user", "content": "快"},
             {"role": "assistant", "content": "我", "tool_calls": [
                 {"id": "1", "type": "function", "function": {"name": "天气", "arguments": '{"city": "上海"}'}}]},
-            {"role": "tool", "tool_call_id": "1", "content": "晴\n天气"}, {"role": "user", "content": "好"},
+            {"role": "tool", "tool_call_id": "1", "content": f"晴\n天气\n{PICTURE}"}, {"role": "user", "content": "好"},
         ],
     ),
 }  # fmt: skip
