@@ -20,6 +20,7 @@ Execution = Literal["exact", "throughput"]
 # The question about a recording when the user asks none; the embedded speech models were trained with it.
 CAPTION_PROMPT = "请用一句话描述说话人的语速、音调、音量、停顿和说话人的特点。"
 DEFAULT_K = 5
+OPENING = 16  # tokens of the first block, where the gate checks how a text begins
 MIN_CALL_PROB = 0.73  # where a tool may be called and need not
 _INT32_MAX = 2**31 - 1
 P = ParamSpec("P")

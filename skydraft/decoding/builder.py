@@ -8,7 +8,7 @@ import numpy as np
 from skydraft.choosing.chooser import Chooser
 from skydraft.choosing.stopping import Stopping
 from skydraft.choosing.thinking import ThinkingAlong
-from skydraft.config import DEFAULT_K, MAX_K, DecodingParams
+from skydraft.config import DEFAULT_K, MAX_K, OPENING, DecodingParams
 from skydraft.decoding.block_length import MAX_AUTO_K, AutoTurns
 from skydraft.decoding.context import Context
 from skydraft.decoding.cost_model import CostModel
@@ -24,7 +24,7 @@ from skydraft.engines.base import Engine, Seats
 from skydraft.engines.vocab import Vocab, check_same
 from skydraft.errors import OptionError
 from skydraft.gating.calibration import MAX_BLOCK, Calibration, find_calibration
-from skydraft.gating.gates import Gate
+from skydraft.gating.gates import START, Gate
 from skydraft.gating.hand_back import HandBack
 from skydraft.prompts.pair import PromptPair, fixed_len, read_prompt
 from skydraft.prompts.thinking import settings, tags_after, template_of
@@ -76,11 +76,13 @@ def start_generation(
         begun=begun,
     )
     with_signals = request.with_signals or plan.needs_signals or plan.k is None
-    turns, length = _turns(plan, draft, facts, len(prompts.edge.token_ids))
+    opens = START in plan.gate.content_rules and not begun and not params.think_end
+    opening = OPENING if opens and plan.k is not None and plan.k < OPENING else 0
+    turns, length = _turns(plan, draft, facts, len(prompts.edge.token_ids), opening)
     drafter = verifier = None
     if draft:
         drafter = Drafter(
-            draft, prompts.edge, params, max_new_tokens, ends_blocks=_end_of_blocks(plan, gate, length),
+            draft, prompts.edge, params, max_new_tokens, ends_blocks=_end_of_blocks(plan, gate, length, opening),
             with_signals=with_signals, longest=facts.max_block if facts else 0 if verifying else MAX_K,
             reuse=request.reuse, scores=context.scores,
         )  # fmt: skip
@@ -165,10 +167,15 @@ def _gate(
     return Gate(plan.gate, test, thinking)
 
 
-def _end_of_blocks(plan: Plan, gate: Gate, length: AutoTurns | None) -> Callable[[Seq[Signals]], bool] | None:
-    """What ends a block early. A skipped block costs no round: if the gate may skip, only what it sends is compared."""
+def _end_of_blocks(
+    plan: Plan, gate: Gate, length: AutoTurns | None, opening: int
+) -> Callable[[Seq[Signals]], bool] | None:
+    """What ends a block early. A skipped block costs no round: if the gate may skip, only what it sends is compared.
+    A first block that is longer than the others ends where the draft model is unsure."""
     if plan.eager:
         return gate.is_unsure
+    if opening:
+        return lambda signals: len(signals) >= (plan.k or 0) and gate.is_unsure(signals)
     if length is None:
         return None
     if not plan.is_gated:
@@ -177,12 +184,13 @@ def _end_of_blocks(plan: Plan, gate: Gate, length: AutoTurns | None) -> Callable
 
 
 def _turns(
-    plan: Plan, draft: Engine | None, facts: TargetFacts | None, prompt_len: int
+    plan: Plan, draft: Engine | None, facts: TargetFacts | None, prompt_len: int, opening: int
 ) -> tuple[Turns, AutoTurns | None]:
     """Who writes when; and what decides the length of blocks, if it is not fixed and costs are known."""
     hand_back, decides = plan.hand_back or HandBack(), plan.hand_back is None
     if plan.k is not None or draft is None or facts is None:
-        return Turns(min(plan.k or DEFAULT_K, facts.max_block if facts else MAX_K), hand_back), None
+        longest = facts.max_block if facts else MAX_K
+        return Turns(min(plan.k or DEFAULT_K, longest), hand_back, opening=min(opening, longest)), None
     draft_ms = draft.profile.forward_ms
     costs = CostModel(draft_ms[0], facts.forward_ms, facts.max_rows, wire_ms=facts.wire_ms, streams=facts.streams)
     # Two machines read the prompt at the same time.

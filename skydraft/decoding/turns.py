@@ -9,11 +9,12 @@ from skydraft.types import Round
 
 
 class Turns:
-    """Blocks of at most `k` tokens; after a correction the target writes on as `hand_back` says. `length`, if given,
-    learns from the rounds where blocks should end."""
+    """Blocks of at most `k` tokens, the first one of at most `opening`; after a correction the target writes on as
+    `hand_back` says. `length`, if given, learns from the rounds where blocks should end."""
 
-    def __init__(self, k: int, hand_back: HandBack, length: Turns | None = None) -> None:
+    def __init__(self, k: int, hand_back: HandBack, length: Turns | None = None, opening: int = 0) -> None:
         self._k = k
+        self._opening = max(opening, k)
         self._hand_back = hand_back
         self._length = length
         self._is_targets = False
@@ -22,7 +23,7 @@ class Turns:
 
     def longest(self) -> int:
         """The most tokens of the next block; 0 while it is the target's turn."""
-        return 0 if self._is_targets else self._k
+        return 0 if self._is_targets else self._opening
 
     def to_write(self) -> int:
         """How many more tokens the target may write after its next verdict, if it corrects the block."""
@@ -46,7 +47,7 @@ class Turns:
 
     def observe(self, done: Round) -> None:
         """Take in a committed round. A correction begins the target's turn."""
-        record = done.record
+        record, self._opening = done.record, self._k
         if record.num_draft:
             is_corrected = record.outcome == "verified" and record.num_accepted < record.num_draft
             self._is_targets, self._num_written, self._num_agreed, self._num_unread = is_corrected, 0, 0, 0
