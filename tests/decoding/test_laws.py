@@ -144,8 +144,23 @@ def test_a_block_is_skipped_only_where_the_gate_allows_and_ends_where_it_must(pa
         if eager:
             assert not any(unsure[:-1])
         assert (block.ended_by == "gate") <= (eager and unsure[-1])
-        assert (block.ended_by == "k") <= (len(block.free_signals) == k)
+        assert (block.ended_by == "k") <= (len(block.token_ids) >= k)
         context += done.token_ids
+
+
+@law(60)
+@given(toys.pairs(), toys.params(), st.sampled_from(["entropy:1", "prob:0.5"]), st.integers(1, 12))
+def test_a_beginning_that_is_checked_is_as_long_as_the_draft_model_is_sure(pair, params, gate, k):
+    plan, params = (
+        make_plan(gate=f"{gate}+start", k=k),
+        replace(params, grammar="", think_start="", think_end="", think_budget=0),
+    )
+    generation = generate(PROMPT, edge=pair[0], cloud=pair[1], plan=plan, params=params, raw=True)
+    first, *others = [done.block for done, _ in generation.rounds()]
+    unsure = [passes(gate, signals) for signals in first.signals]
+    assert all(len(block.token_ids) <= k for block in others) and not any(unsure[k - 1 : -1])
+    if not first.finish:
+        assert len(unsure) in (16, params.max_new_tokens) or (len(unsure) >= k and any(unsure))
 
 
 def signals_of(row: np.ndarray) -> Signals:
