@@ -116,7 +116,7 @@ def test_what_waiting_does_not_cure_is_found_before_the_first_token_though_nothi
     with plain_http() as port:
         wrong = {
             guarded[0]: "token", foreign: "other tokens than the draft model",
-            f"127.0.0.1:{port}": "write --cloud http://",
+            f"127.0.0.1:{port}": "its address is http://",
         }  # fmt: skip
         for address, what in wrong.items():
             status, out, err = invoke(*alone, address)
