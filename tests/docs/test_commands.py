@@ -11,7 +11,7 @@ import pytest
 from .blocks import Block, blocks_of, commands_of
 from .following import Reader
 
-_DOCS = "try chat modes gateway python two-machines measuring tasks speech learning models security"
+_DOCS = "try chat modes gateway interface python two-machines measuring tasks speech learning models security"
 PAGES = ("README.md", *(f"docs/{name}.md" for name in _DOCS.split()))
 
 # First lines of blocks that show what a command prints. What the real pair writes is tested in tests/real_pair.
