@@ -126,6 +126,12 @@ def test_what_waiting_does_not_cure_is_found_before_the_first_token_though_nothi
     assert invoke(*alone, server.address, "-q")[2] == ""
 
 
+@pytest.mark.parametrize("more", [(), ("-m", "cloud", "--cloud-timeout", "0.3")])
+def test_the_address_of_ours_has_no_http(invoke: Invoke, server: Serving, more: tuple[str, ...]) -> None:
+    status, out, err = invoke("generate", "你好", *EDGE, *more, "--cloud", f"http://{server.address}")
+    assert (status, out) == (1, "") and "the address of skydraft serve has no http://" in err
+
+
 def test_a_text_that_waits_for_a_lost_server_says_so(invoke: Invoke) -> None:
     lost = ("generate", "你好", *EDGE, "-m", "lossless", "--cloud", "127.0.0.1:9", "--cloud-timeout", "2.5")
     status, _, err = invoke(*lost)

@@ -233,4 +233,4 @@ class StockConnection:
         if not known:
             raise UnknownModel(f"The server at {self.address} has no model {wanted or 'at all'}.")
         names = ", ".join(one_line(each) for each in [*known][:10])
-        raise OptionError(f"The server at {self.address} has several models: {names}.", hint="Choose one with --cloud-model.")
+        raise OptionError(f"The server at {self.address} has several models: {names}.", hint="Give --cloud-model.")
