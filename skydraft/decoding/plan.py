@@ -31,7 +31,7 @@ class Plan:
         if self.k is not None:
             parse_k(self.k)
         if self.top < 0:
-            raise OptionError(f"The rank R of --accept top:R must be at least 1, not {self.top}.")
+            raise OptionError(f"The rank R of top:R must be at least 1, not {self.top}.")
         if not self.drafts and kind != "always":
             raise OptionError(
                 f"Where the target works alone, the gate {kind} has nothing to decide.",
@@ -46,7 +46,7 @@ class Plan:
         if not self.verifies and (unfit := [option for option, is_given in checking.items() if is_given]):
             raise OptionError(f"{unfit[0]} does not apply to the gate never, which checks nothing.", hint="Remove it.")
         if kind == END:
-            raise OptionError("There is no gate 'end' but for --think-gate.", hint="Use for example entropy:3.25.")
+            raise OptionError("The gate 'end' is for --think-gate only.", hint="Use for example entropy:3.25.")
         if self.think_gate and (not self.drafts or not self.verifies or self.think_gate.kind == "calibrated"):
             raise OptionError(
                 "--think-gate needs a gate that checks the answer, and is not calibrated itself.",

@@ -75,7 +75,7 @@ class GenerateRequest:
         if not isinstance(self.plan, Plan) or not isinstance(self.params, DecodingParams):
             raise OptionError("The plan and the parameters of a text come from make_plan and decoding_params.")
         if not self.messages and not self.prompt_ids:
-            raise PromptError("There is no prompt.", hint="Give a prompt, or --audio FILE.")
+            raise PromptError("There is no prompt.", hint="Give a prompt, or a recording (--audio).")
         if self.raw and len(self.messages) > 1:
             raise OptionError(
                 "--raw continues a single text, without a system prompt or earlier messages.",

@@ -16,9 +16,7 @@ def check_certificates(pem: bytes) -> None:
     try:
         ssl.create_default_context(cadata=pem.decode("ascii"))
     except (ssl.SSLError, UnicodeDecodeError, ValueError) as error:
-        raise OptionError(
-            "The file of --tls-ca is not a certificate in PEM form.", hint="Give the file that signs."
-        ) from error
+        raise OptionError("--tls-ca is not a certificate in PEM form.", hint="Give the file that signs.") from error
 
 
 def speaks_tls(host: str, port: int) -> bool:
@@ -84,7 +82,7 @@ class ServerOptions:
 async def first_error(error: SkydraftError, options: ServerOptions) -> SkydraftError:
     """What an error means before a server's first answer: one of another protocol may want TLS, or HTTP."""
     if isinstance(error, CloudLost) and "Failed parsing HTTP/2" in error.message:
-        hint = f"If it is a server without skydraft, write --cloud http://{options.address}."
+        hint = f"If it is a server without skydraft, its address is http://{options.address}."
         return OptionError(f"The server at {options.target} does not speak skydraft's protocol.", hint=hint)
     is_shut = isinstance(error, CloudLost) and "Socket closed" in error.message
     if not is_shut or options.uses_tls:

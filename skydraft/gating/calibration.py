@@ -192,7 +192,7 @@ def find_calibration(
 
 def _way_to_make(target: str | None) -> str:
     # A model on a server without skydraft gives no texts to `calibrate`.
-    at_server = "Collect answers with --learn DIR and run: skydraft learn calibrate DIR"
+    at_server = "Collect answers with: skydraft generate --learn DIR, then run: skydraft learn calibrate DIR"
     return at_server if target is not None and is_named(target) else _MAKE_ONE
 
 

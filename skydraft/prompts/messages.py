@@ -39,7 +39,7 @@ class Message:
 def asked(prompt: str, system: str | None = None, audio: Audio | None = None) -> tuple[Message, ...]:
     """The conversation of a single question. Raises PromptError where one is empty."""
     if not prompt.strip():
-        raise PromptError("The prompt is empty.", hint="Give at least one word, or - to read it from stdin.")
+        raise PromptError("The prompt is empty.", hint="Give at least one word.")
     if system is not None and not system.strip():
         raise PromptError("The system message is empty.", hint="Give at least one word.")
     question = Message("user", prompt, audio=(audio,) if audio else ())

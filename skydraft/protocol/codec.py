@@ -202,7 +202,7 @@ def decode_call(data: bytes, session: int, most: int = _MAX_ID) -> OpenCall | Ve
     """`session` is that of the stream, 0 before its first message. Raises LimitExceeded for more than `most` tokens."""
     message = pb.SessionRequest.FromString(data)
     if session and message.session not in (0, session):
-        raise ValueError(f"this stream is about session {session}, and none but that")
+        raise ValueError(f"this stream is about session {session}, and no other")
     if not (number := session or message.session):
         raise ValueError("it names no session")
     if message.action == pb.ACTION_VERIFY:

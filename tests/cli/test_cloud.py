@@ -116,7 +116,7 @@ def test_what_waiting_does_not_cure_is_found_before_the_first_token_though_nothi
     with plain_http() as port:
         wrong = {
             guarded[0]: "token", foreign: "other tokens than the draft model",
-            f"127.0.0.1:{port}": "write --cloud http://",
+            f"127.0.0.1:{port}": "its address is http://",
         }  # fmt: skip
         for address, what in wrong.items():
             status, out, err = invoke(*alone, address)
@@ -124,6 +124,12 @@ def test_what_waiting_does_not_cure_is_found_before_the_first_token_though_nothi
             status, _, err = invoke("gateway", *EDGE, "--port", "0", "--cloud", address)
             assert status in (1, 2) and what in err and "Traceback" not in err
     assert invoke(*alone, server.address, "-q")[2] == ""
+
+
+@pytest.mark.parametrize("more", [(), ("-m", "cloud", "--cloud-timeout", "0.3")])
+def test_the_address_of_ours_has_no_http(invoke: Invoke, server: Serving, more: tuple[str, ...]) -> None:
+    status, out, err = invoke("generate", "你好", *EDGE, *more, "--cloud", f"http://{server.address}")
+    assert (status, out) == (1, "") and "the address of skydraft serve has no http://" in err
 
 
 def test_a_text_that_waits_for_a_lost_server_says_so(invoke: Invoke) -> None:

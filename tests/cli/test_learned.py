@@ -36,7 +36,7 @@ def test_what_was_skipped_counts_as_what_the_target_saw_of_it(audited: int, agre
     [
         (0.96, "--mode edge --audit-share 0.05 keeps an agreement of 0.95 here"),
         (0.90, "--mode quality keeps an agreement of 0.95 here"),
-        (0.10, "No mode here keeps an agreement of 0.95"),
+        (0.10, "Only lossless and cloud keep an agreement of 0.95"),
     ],
 )
 def test_the_mode_that_asks_least_is_named(capsys: pytest.CaptureFixture[str], alone: float, says: str) -> None:

@@ -60,7 +60,7 @@ CONFLICTS: dict[str, list[dict[str, Any]]] = {
     "k does not apply": [{"mode": "edge", "k": 3}, {"mode": "cloud", "k": "auto"}],
     "gate does not apply": [{"mode": "edge", "gate": "always"}, {"mode": "cloud", "gate": "never"}],
     "eager does not apply": [{"mode": "edge", "eager": True}],
-    "top does not apply": [{"mode": "cloud", "accept": "top:2"}],
+    "accept does not apply": [{"mode": "cloud", "accept": "top:2"}],
     "lossy": [{"mode": "lossless", **more} for more in ({"gate": "never"}, {"gate": "entropy:3"}, {"accept": "top:1"})],
     "how unsure": [{**given, "eager": True} for given in ({"mode": "lossless"}, {"gate": "always"}, {"gate": "never"})],
     "checks nothing": [

@@ -6,6 +6,7 @@ and without code, has no figure but SETTINGS. docs/learning.md has a file and a 
 
 import json
 import re
+from dataclasses import fields
 
 import pytest
 from click import Context
@@ -13,6 +14,7 @@ from click import Context
 from bench.figures import TABLES, findings, kept, sentences, with_tables
 from skydraft.cli.generate import generate
 from skydraft.config import MODES
+from skydraft.decoding.stats import Stats
 
 from .blocks import ROOT
 
@@ -83,6 +85,11 @@ def test_every_option_and_mode_that_a_page_names_exists(text: str) -> None:
     help_text = generate.get_help(Context(generate, help_option_names=["-h", "--help"]))  # click keeps the option
     assert all(option in help_text for option in set(re.findall(r"`(--[a-z-]+)", text)) - {"--help"})
     assert set(re.findall(r"--mode ([a-z]+)", text)) <= set(MODES)
+
+
+def test_the_page_explains_every_figure_of_an_answer() -> None:
+    section = text_of("docs/python.md").partition("## Figures of an answer")[2].partition("\n## ")[0]
+    assert [each.name for each in fields(Stats) if f"`{each.name}`" not in section] == []
 
 
 def test_the_presets_are_those_of_the_page() -> None:

@@ -48,7 +48,7 @@ def test_what_a_stream_is_about_need_not_be_said_again(call: Any, session: int) 
     named = dataclasses.replace(call, session=session)
     for each in (named, dataclasses.replace(call, session=0)):
         assert codec.decode_call(encoded(each), session) == named
-    with pytest.raises(ProtocolError, match="none but that"):
+    with pytest.raises(ProtocolError, match="no other"):
         codec.decode_call(encoded(named), session + 1)
 
 

@@ -124,7 +124,7 @@ def test_the_command_says_what_left_the_device(
     [
         (["--audio", str(CLIPS[0])], "takes no audio"),
         (["--audio", "nothing.wav"], "no readable file"),
-        ([], "Give a prompt, or --audio"),
+        ([], "Give a prompt, or a recording (--audio)"),
         (["--audio", str(CLIPS[0]), "--max-audio-s", "0.5"], "lasts"),
     ],
 )

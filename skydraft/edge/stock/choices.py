@@ -82,9 +82,7 @@ class Choices:
         if self.gives_text:
             _check_text(params, self.plan)
         if top > MAX_BEST:
-            raise OptionError(
-                f"A server without skydraft tells its best {MAX_BEST} tokens; --accept top:{top} is more."
-            )
+            raise OptionError(f"--accept top:{top} is more than the best {MAX_BEST} tokens that this server tells.")
         if top and self._draws_there:
             raise OptionError(f"--accept needs --top-k 1 to {MAX_BEST} here, or --temperature 0.")
         if not self._is_native and (scales := [name for name in changing if name in _SCALES]):

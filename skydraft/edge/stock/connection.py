@@ -98,7 +98,7 @@ class StockOptions:
         hint = "Write one address, for example http://HOST:PORT/v1."
         return OptionError(
             f"'{one_line(without_password(self.url))}' is not the address of a server.",
-            hint="Give a key with --cloud-key-file FILE, not in the address." if "@" in self.url else hint,
+            hint="Give a key with --cloud-key-file, not in the address." if "@" in self.url else hint,
         )
 
 
@@ -233,4 +233,4 @@ class StockConnection:
         if not known:
             raise UnknownModel(f"The server at {self.address} has no model {wanted or 'at all'}.")
         names = ", ".join(one_line(each) for each in [*known][:10])
-        raise OptionError(f"The server at {self.address} has several models: {names}.", hint="Choose: --cloud-model M.")
+        raise OptionError(f"The server at {self.address} has several models: {names}.", hint="Give --cloud-model.")

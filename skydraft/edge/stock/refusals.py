@@ -30,7 +30,7 @@ def refusal(status: int, headers: Mapping[str, str], start: bytes) -> SkydraftEr
     if status < 429 and (code == _ZHIPU_FILTERED or any(word in words for word in _FILTERED)):
         return errors.ContentFiltered(why)
     if status in (401, 403):
-        return errors.NotAuthorized(why, hint="Give its key with --cloud-key-file FILE.")
+        return errors.NotAuthorized(why, hint="Give its key with --cloud-key-file.")
     if status == 429:
         return errors.RateLimited(why, retry_after_s=_seconds(headers.get("retry-after", "")))
     if status in (400, 413, 422) and any(part in says.lower() for part in _TOO_LONG):

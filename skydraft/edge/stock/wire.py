@@ -29,6 +29,7 @@ _MAX_ANSWER, _MAX_LINE, _MAX_REFUSAL = 8 << 20, 1 << 20, 1 << 16  # bytes
 _MAX_ITEMS = 200_000  # brackets and quotes of an answer, each of which can become an object
 _CRUMB, _SPARE = 16, 1 << 16  # bytes that a chunk has on average, beyond a start: each costs as much as a long one
 _STALE_S = 1.0  # a connection that was closed before shows it by then
+_NO_HTTP = "illegal request line", "what came is not HTTP; the address of skydraft serve has no http://"  # h11's words
 _REST_S = 1.0  # for the end of an answer after its last event
 _MAX_EVENTS = 64  # that wait to be read; the server waits then
 
@@ -180,7 +181,8 @@ class Wire:
         except httpx2.TimeoutException as error:
             raise CloudLost("no connection in time.") from error
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
-            raise CloudLost(f"the connection broke ({one_line(str(error)) or type(error).__name__}).") from error
+            says = one_line(str(error)).replace(*_NO_HTTP) or type(error).__name__
+            raise CloudLost(f"the connection broke ({says}).") from error
         except RuntimeError as error:  # the client was closed meanwhile
             raise CloudLost("the connection was closed.") from error
 

@@ -78,7 +78,7 @@ def isolation() -> str:
     if not run("").passed:
         raise OptionError("A program that does nothing fails in isolation here.", hint="Leave out --run-code.")
     return (
-        "Code runs in namespaces of its own: no network, no other processes, no files but Python's and the system's, "
+        "Code runs in namespaces of its own: no network, no other process, no files except Python's and the system's, "
         f"read-only; at most {SECONDS} s, {_LIMITS['processes']} processes, {_LIMITS['memory'] >> 20} MiB a process "
         f"and {_LIMITS['files'] >> 20} MiB of files."
     )
