@@ -1,7 +1,7 @@
 """Many edges on one target: clients whose draft model says what was recorded, against a real server.
 
     python -m bench.clients [--seconds S] [--think MS] [--soak MINUTES] [--execution exact|throughput] [--beginnings]
-    python -m bench.clients --modes "cloud,quality,auto" [--texts N] [--step MS] [--execution E] [--out FILE]
+    python -m bench.clients --modes "cloud,quality,auto" [--step MS] [--execution E] [--out FILE]
 
 Drafts are recorded first, in one lossless run over 16 prompts; `skydraft.evaluation.devices` has the clients, which
 `skydraft doctor --devices` drives too. Then 1, 4, 8 and 16 of them write these texts, each with a connection of
@@ -10,12 +10,13 @@ stands what the engine alone does in forwards of as many rows, measured before t
 time that was not spent on prompts. Busy is the share of the time inside forwards, prompts included (from the server's
 metrics). Fairness is the slowest client's rounds over the mean. `--beginnings` instead sets a server that copies the
 template's part of a prompt beside one that feeds it each time: 8 clients, in turn, twice. `--modes` sets modes beside
-each other, in turn, twice: 1, 4, 8 and 16 clients on 8 dev prompts, then on 4 Chinese texts and 4 programs, with the
-draft model's tokens and its certainty as recorded; a step of it takes --step. Each client writes --texts whole texts,
-and the clock runs until the last one is done: in windows of 10 seconds 16 clients hardly wrote a whole text.
+each other, in turn: 1, 4, 8 and 16 clients on 8 dev prompts, then on 4 Chinese texts and 4 programs, with the draft
+model's tokens and its certainty as recorded; a step of it takes --step. Together they answer each prompt once, 16
+clients twice, and the clock runs until the last text is done: in windows of 10 seconds hardly a text was whole.
 """
 
 import argparse
+import itertools
 import json
 import socket
 import statistics
@@ -26,7 +27,6 @@ import urllib.request
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ from skydraft.prompts.pair import read_prompt
 
 DATA = Path(__file__).parent.parent / "data"
 NUM_CLIENTS = (1, 4, 8, 16)
-LENGTHS = {"short": 48, "long": 128}  # tokens
+LENGTHS = {"short": 48, "long": 96}  # tokens
 K = 5
 PARAMS = decoding_params(max_new_tokens=48)
 LOSSLESS = Mode(f"lossless;k={K}", make_plan(k=K), PARAMS)
@@ -216,7 +216,12 @@ def texts_of(kind: str) -> list[str]:
     return [json.loads(line)["prompt"] for line in lines][::5]
 
 
-def carried(modes: str, execution: str, num_texts: int, step_ms: float, out: Path | None) -> None:
+def shared(texts: Seq[str], num: int) -> list[Seq[str]]:
+    """The prompts, dealt out to so many clients; each once to all together, or once to every eight."""
+    return [texts[index % len(texts) :: num] for index in range(num)]
+
+
+def carried(modes: str, execution: str, step_ms: float, out: Path | None) -> None:
     """Tokens a second of so many clients by mode, what the server computes for them, and what the texts keep."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -232,9 +237,9 @@ def carried(modes: str, execution: str, num_texts: int, step_ms: float, out: Pat
         chosen = parse_modes(modes, lambda _, params=params: params)  # type: ignore[misc]
         for mode in chosen:  # what the draft model has to compute is not timed
             drive(connect, make_edge, mode, [[each] for each in asked_for])
-        for num, mode in ((num, mode) for num in NUM_CLIENTS for mode in [*chosen] * 2):
+        for num, mode in itertools.product(NUM_CLIENTS, chosen):
             before, began = scrape(port), time.perf_counter()
-            clients = drive(connect, make_edge, mode, [islice(each, num_texts) for each in turned(asked_for, num)])
+            clients = drive(connect, make_edge, mode, shared(asked_for, num))
             seconds = round(time.perf_counter() - began, 2)
             points.append({"texts": kind, "clients": num, "mode": mode.name, "seconds": seconds}
                           | counted_of(clients, before, scrape(port)))  # fmt: skip
@@ -279,7 +284,6 @@ def main() -> None:
     parser.add_argument("--execution", action="append", choices=["exact", "throughput"])
     parser.add_argument("--beginnings", action="store_true", help="what sharing the template's part brings")
     parser.add_argument("--modes", default="", help="as for skydraft compare: set them beside each other")
-    parser.add_argument("--texts", type=int, default=1, help="with --modes: how many each client writes")
     parser.add_argument("--step", type=float, default=15, help="with --modes: ms of a step of the draft model")
     parser.add_argument("--out", type=Path, help="with --modes: a file for what was measured")
     parser.add_argument("--model", default=default_pair().target, help="with --beginnings: the target")
@@ -290,7 +294,7 @@ def main() -> None:
         return
     for execution in given.execution or ["exact", "throughput"]:
         if given.modes:
-            carried(given.modes, execution, given.texts, given.step, given.out)
+            carried(given.modes, execution, given.step, given.out)
             continue
         bench(execution, given.seconds, given.think, given.soak if execution == "exact" else 0)
 

@@ -40,8 +40,9 @@ def read(name: str) -> Any:
     return json.loads((DOCS / name).read_text(encoding="utf-8"))
 
 
-SUMMARY, LINK, TASKS, LONG = (
-    read(f"{name}.json") for name in ("report-zh-dev/summary", "figures/link", "figures/tasks", "figures/long")
+SUMMARY, LINK, TASKS, LONG, DEVICES = (
+    read(f"{name}.json")
+    for name in ("report-zh-dev/summary", "figures/link", "figures/tasks", "figures/long", "figures/devices")
 )
 MORE_TOKENS = 2000  # of a prompt with a document in it
 
@@ -128,6 +129,30 @@ def what_it_keeps_of_long_texts() -> list[str]:
 def how_fast() -> list[str]:
     rows = ([code(mode), f"{here(mode):.2f}", *(far_cell(mode, rtt_ms) for rtt_ms in (20, 80, 150))] for mode in ORDER)
     return table(("speed, `cloud` = 1", "both on one machine", "20 ms", "80 ms", "150 ms"), rows)
+
+
+def devices_of(texts: str, num: int, mode: str) -> dict[str, float]:
+    """What so many devices got and asked for in this mode: sums of its turns."""
+    turns = [each for each in DEVICES["points"] if (each["texts"], each["clients"], each["mode"]) == (texts, num, mode)]
+    return {name: sum(each[name] for each in turns) for name in ("seconds", "tokens", "rows", "forwards", "written")}
+
+
+def carried(texts: str, num: int, mode: str) -> float:
+    """Tokens a second of so many devices, in units of as many streams."""
+    mine, streams = (devices_of(texts, num, each) for each in (mode, "cloud"))
+    return mine["tokens"] / mine["seconds"] / (streams["tokens"] / streams["seconds"])
+
+
+def how_many_devices() -> list[str]:
+    counts = sorted({point["clients"] for point in DEVICES["points"]})
+    rows = []
+    for texts, mode in dict.fromkeys((point["texts"], point["mode"]) for point in DEVICES["points"]):
+        most = devices_of(texts, counts[-1], mode)
+        speeds = [f"{carried(texts, num, mode):.2f}" for num in counts]
+        shares = [f"{most[name] / most['tokens']:.2f}" for name in ("rows", "forwards", "written")]
+        rows.append([texts, code(mode), *speeds, *shares])
+    names = (f"{num} device{'s' * (num > 1)}" for num in counts)
+    return table(("texts", "`--mode`", *names, "rows a token", "forwards a token", "written"), rows)
 
 
 def right_answers() -> list[str]:
@@ -235,7 +260,7 @@ def sentences() -> Iterator[tuple[str, str]]:
 
 TABLES: dict[str, tuple[Callable[[], list[str]], ...]] = {
     "README.md": (in_short, right_in_short),
-    "docs/measuring.md": (what_a_mode_keeps, what_it_keeps_of_long_texts, how_fast, right_answers),
+    "docs/measuring.md": (what_a_mode_keeps, what_it_keeps_of_long_texts, how_fast, how_many_devices, right_answers),
     "docs/servers.md": (a_day,),
 }
 

@@ -26,7 +26,7 @@ from jinja2.visitor import NodeTransformer
 
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import BrokenModel, PromptError
-from skydraft.prompts.messages import Message
+from skydraft.prompts.messages import Message, with_objects
 
 _now = datetime.now  # a name of its own, so that tests can stop the clock
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"}
@@ -84,6 +84,9 @@ def render(
         hint = "Try it without the system message." if "system" in roles else ""
         raise PromptError(f"The chat template refuses this conversation: {_one_line(error)}", hint=hint) from error
     except Exception as error:  # operators and string methods in a template can raise any error
+        whole = tuple(map(with_objects, messages))
+        if whole != tuple(messages):
+            return render(vocab, whole, tools, day=day, settings=settings)
         hint = "Use --raw to send the prompt without it."
         raise BrokenModel(f"The chat template of this model fails: {_one_line(error)}", hint=hint) from error
 

@@ -91,6 +91,17 @@ def as_objects(tool_calls: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{**call, "function": _with_object(call["function"])} for call in tool_calls]
 
 
+def with_objects(message: Message) -> Message:
+    """The same with an object around arguments that are no JSON, such as cut ones, for templates that need objects."""
+
+    def whole(call: Mapping[str, Any]) -> dict[str, Any]:
+        given = call["function"]["arguments"]
+        return {**call, "function": {**call["function"], "arguments": {"": given} if isinstance(given, str) else given}}
+
+    more = {key: [*map(whole, kept)] if key == "tool_calls" else kept for key, kept in message.more}
+    return replace(message, more=tuple(more.items()))
+
+
 def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
     given = function.get("arguments") or "{}"  # some clients write none as ""
     try:

@@ -167,6 +167,14 @@ def test_a_slip_in_a_template_is_mended_so_that_a_pair_reads_the_same() -> None:
     assert text == render(vocab_with(right), (QUESTION,), tools) and '\n{"name": <function-name>' in text
 
 
+def test_cut_arguments_of_a_call_are_an_object_where_a_template_needs_one() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": "b'}}
+    messages = conversation([{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]}])
+    each = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments%s }}{% endfor %}{% endfor %}"
+    assert render(vocab_with(each % ""), messages) == '{"a": "b'
+    assert render(vocab_with(each % "|items|list|tojson"), messages) == '[["", "{\\"a\\": \\"b"]]'
+
+
 def test_no_such_message() -> None:
     calls = (("tool_calls", [{"function": {}}]),)
     for role, more in (("user", ()), ("tool", ()), ("assistant", calls)):
