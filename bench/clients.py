@@ -18,6 +18,7 @@ clients twice, and the clock runs until the last text is done: in windows of 10 
 import argparse
 import itertools
 import json
+import shlex
 import socket
 import statistics
 import sys
@@ -244,11 +245,12 @@ def carried(modes: str, execution: str, step_ms: float, out: Path | None) -> Non
             points.append({"texts": kind, "clients": num, "mode": mode.name, "seconds": seconds}
                           | counted_of(clients, before, scrape(port)))  # fmt: skip
             print(json.dumps(points[-1]), flush=True)
+            if out:  # a run that is ended keeps what it has
+                how = {"command": shlex.join(sys.argv[1:]), "machine": machine(), "execution": execution}
+                content = {**how, "step_ms": step_ms, "points": points}
+                out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     server.stop()
     drafts.real.close()
-    if out:
-        how = {"command": " ".join(sys.argv[1:]), "machine": machine(), "execution": execution, "step_ms": step_ms}
-        out.write_text(json.dumps({**how, "points": points}, indent=1) + "\n", encoding="utf-8")
 
 
 def counted_of(clients: Seq[Client], before: Served, after: Served) -> dict[str, Any]:

@@ -132,9 +132,10 @@ def how_fast() -> list[str]:
 
 
 def devices_of(texts: str, num: int, mode: str) -> dict[str, float]:
-    """What so many devices got and asked for in this mode: sums of its turns."""
-    turns = [each for each in DEVICES["points"] if (each["texts"], each["clients"], each["mode"]) == (texts, num, mode)]
-    return {name: sum(each[name] for each in turns) for name in ("seconds", "tokens", "rows", "forwards", "written")}
+    """What so many devices got and asked for in this mode."""
+    wanted = (texts, num, mode)
+    (point,) = (each for each in DEVICES["points"] if (each["texts"], each["clients"], each["mode"]) == wanted)
+    return dict(point)
 
 
 def carried(texts: str, num: int, mode: str) -> float:
@@ -150,9 +151,9 @@ def how_many_devices() -> list[str]:
         most = devices_of(texts, counts[-1], mode)
         speeds = [f"{carried(texts, num, mode):.2f}" for num in counts]
         shares = [f"{most[name] / most['tokens']:.2f}" for name in ("rows", "forwards", "written")]
-        rows.append([texts, code(mode), *speeds, *shares])
+        rows.append([texts, code(mode), *speeds, f"{most['agreement']:.3f}", *shares])
     names = (f"{num} device{'s' * (num > 1)}" for num in counts)
-    return table(("texts", "`--mode`", *names, "rows a token", "forwards a token", "written"), rows)
+    return table(("texts", "`--mode`", *names, "agreement", "rows a token", "forwards a token", "written"), rows)
 
 
 def right_answers() -> list[str]:

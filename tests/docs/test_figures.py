@@ -11,7 +11,7 @@ from dataclasses import fields
 import pytest
 from click import Context
 
-from bench.figures import TABLES, findings, kept, sentences, with_tables
+from bench.figures import TABLES, findings, sentences, with_tables
 from skydraft.cli.generate import generate
 from skydraft.config import MODES
 from skydraft.decoding.stats import Stats
@@ -19,7 +19,6 @@ from skydraft.decoding.stats import Stats
 from .blocks import ROOT
 
 PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
-NOTES = (ROOT / "NOTES.md").read_text(encoding="utf-8")
 HELD_ELSEWHERE = {"docs/cli.md", "docs/learning.md", "docs/architecture.md"}  # generated; below; has none
 FIGURE = re.compile(r"(?<![\w.])\d+\.\d+(?![\w.]*\w)|\b\d+(?:\.\d+)? ?%")
 # What nobody measured, in the words around it: versions, sizes, thresholds, what an interval is.
@@ -109,13 +108,6 @@ def test_the_texts_of_the_page_are_those_of_the_report() -> None:
              if s.link_ms is None and case.prompt.prompt == prompt}  # fmt: skip
     told = {mode: text for modes, text in rows for mode in re.findall(r"[a-z]+", modes)}
     assert set(told) == set(MODES) - {"answers"} and {mode: cases[mode] for mode in told} == told
-
-
-def test_the_notes_have_the_gates_of_the_summary() -> None:
-    for mode in ("auto", "auto;k=12;hand-back=0", "auto;gate=calibrated:0.9", "quality", "lossless;k=5", "fluency"):
-        (row,) = re.findall(rf"^\| `{re.escape(mode)}`[^|]*\| ([^|]*)\| ([^|]*)\| ([^|]*)\|$", NOTES, re.M)
-        names = ("target_agreement", "cloud_calls_per_token", "target_written_per_token")
-        assert [float(cell.split()[0]) for cell in row] == [round(kept(mode, name), 3) for name in names], mode
 
 
 def test_what_learning_brings_is_as_measured() -> None:
