@@ -5,12 +5,12 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
+from pydantic import BaseModel, Discriminator, Field, Tag
 
 from skydraft.gateway.answers import ItemsAnswer, WrittenCall
 from skydraft.gateway.refusals import NOT_SERVED, Refusal
 from skydraft.gateway.schema import MAX_STOPS, Translated, check_served
-from skydraft.gateway.tools import MAX_TOOLS, OtherTool, Part, Some, TextPart, ToolName, is_other, readable
+from skydraft.gateway.tools import MAX_TOOLS, OtherTool, Result, Some, TextPart, ToolName, is_other
 from skydraft.prompts.tool_calls import CallText
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
@@ -29,16 +29,10 @@ class _Use(BaseModel):
     input: dict[str, Any]
 
 
-def _as_text(part: Any) -> Any:
-    """Of a tool that a search for tools has found, its name."""
-    is_tool = isinstance(part, dict) and part.get("type") == "tool_reference"
-    return {"type": "text", "text": part.get("tool_name")} if is_tool else readable(part)
-
-
 class _Result(BaseModel):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | Annotated[Some[Annotated[Part, BeforeValidator(_as_text)]], Field(max_length=256)] | None = None
+    content: Result | None = None
 
 
 class _Thought(BaseModel):

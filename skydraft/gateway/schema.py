@@ -24,6 +24,7 @@ from skydraft.gateway.tools import (
     Tool,
     ToolCall,
     ToolChoice,
+    as_text,
 )
 from skydraft.prompts.messages import Role
 from skydraft.prompts.thinking import Think
@@ -64,6 +65,12 @@ class ChatMessage(Checked):
     tool_call_id: str | None = None
     reasoning_content: Thought = None
     reasoning: Thought = None  # the same, as others call it
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _as_result(cls, content: Any, info: ValidationInfo) -> Any:
+        is_result = info.data.get("role") == "tool" and isinstance(content, list)
+        return [as_text(part) for part in content] if is_result else content
 
     @property
     def thought(self) -> str | None:
