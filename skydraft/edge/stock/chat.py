@@ -12,7 +12,7 @@ from skydraft.edge.channel import Waiting
 from skydraft.edge.stock.dialect import Body, Dialect, Read, choices, name, openai_usage, read_safely
 from skydraft.edge.stock.ledger import Carried, Usage
 from skydraft.edge.stock.wire import Events, Wire
-from skydraft.errors import CloudFailure, OptionError
+from skydraft.errors import CloudFailure, WrongServer
 
 _NUM_GOING_ON, _TEMPLATE = 4, 16  # tokens that a chat is asked for first; those that a template may add
 _MAX_EVENTS = 256  # of a text of a few tokens
@@ -119,7 +119,7 @@ class Chat(TextDialect):
         return _read(event, choice, content)
 
     async def check_that_it_goes_on(self, wire: Wire, model: str, timeout_s: float) -> None:
-        """Raise OptionError for a chat that begins its answer again, rather than go on from the last message."""
+        """Raise WrongServer for a chat that begins its answer again, rather than go on from the last message."""
         question, begun = "从一数到十，只写汉字，不加标点。", "一二三四五"
         so_far = SoFar(({"role": "user", "content": question},), "", begun)
         path, body = self.going_on(model, so_far, _NUM_GOING_ON, DecodingParams())
@@ -138,7 +138,7 @@ class Chat(TextDialect):
         finally:
             events.close()
         if text.removeprefix(begun if self.echoes else "").lstrip().startswith("一二"):
-            raise OptionError(
+            raise WrongServer(
                 f"{one_line(model)} at {wire.base} does not go on from the assistant's last message.",
                 hint="Use --cloud-api completions, or another server.",
             )
