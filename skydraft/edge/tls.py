@@ -67,8 +67,7 @@ class ServerOptions:
 
     @property
     def target(self) -> str:
-        host, port = parse_address(self.address)
-        return f"{host}:{port}"
+        return ":".join(map(str, parse_address(self.address)))
 
     @property
     def uses_tls(self) -> bool:

@@ -5,12 +5,12 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import BaseModel, Field, Tag
 
 from skydraft.gateway.answers import ItemsAnswer, WrittenCall
 from skydraft.gateway.refusals import NOT_SERVED, Refusal
 from skydraft.gateway.schema import MAX_STOPS, Translated, check_served
-from skydraft.gateway.tools import MAX_TOOLS, OtherTool, Result, Some, TextPart, ToolName, is_other
+from skydraft.gateway.tools import MAX_TOOLS, OtherTool, Result, Some, TextPart, ToolName, by_kind
 from skydraft.prompts.tool_calls import CallText
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
@@ -18,6 +18,7 @@ _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 _FORMAT = "Use skydraft.grammar instead: json_schema:{...}."
 _SIGNATURE = "skydraft"  # it says who thought; nothing is checked when it comes back
+_BILL = "x-anthropic-billing-header:"  # Claude Code's first words; parts of the line change with each request
 _NO_PLACE = "A message has no place for it; use chat completions."
 _OUTPUT = {"output_config.format": _FORMAT, "skydraft.logprobs": _NO_PLACE, "skydraft.token_ids": _NO_PLACE}
 
@@ -57,10 +58,7 @@ class _Tool(BaseModel):
     input_schema: dict[str, Any]
 
 
-_AnyTool = Annotated[
-    Annotated[_Tool, Tag("a function")] | Annotated[OtherTool, Tag("another")],
-    Discriminator(lambda tool: "another" if is_other(tool, "custom") else "a function"),
-]
+_AnyTool = Annotated[Annotated[_Tool, Tag("a function")] | Annotated[OtherTool, Tag("another")], by_kind("custom")]
 
 
 class _Choice(BaseModel):
@@ -102,7 +100,9 @@ class MessagesRequest(Translated):
             turns.insert(len(turns) - is_after, each)
         is_begun = bool(turns) and turns[-1]["role"] == "assistant" and not turns[-1]["tool_calls"]
         goes_on = is_begun if self.continue_final_message is None else self.continue_final_message
-        told = self.system if isinstance(self.system, str) else list(filter(_is_read, self.system or ()))
+        told: Any = self.system
+        if isinstance(told, list):
+            told = [part for part in told if not part.text.startswith(_BILL)]
         return {
             "messages": [{"role": "system", "content": told}, *turns] if told else turns,
             "reasoning_effort": self.reasoning_effort or output.get("effort"),
@@ -119,11 +119,6 @@ def _as_chats(tool: _Tool | OtherTool) -> dict[str, Any]:
         return {"type": tool.type}
     said = {"description": tool.description} if tool.description is not None else {}
     return {"type": "function", "function": {"name": tool.name, **said, "parameters": tool.input_schema}}
-
-
-def _is_read(part: TextPart) -> bool:
-    """Claude Code puts a line for its maker's bill before all else; parts of it change with each request."""
-    return not part.text.startswith("x-anthropic-billing-header:")
 
 
 def _turns(message: _Message) -> Iterator[dict[str, Any]]:

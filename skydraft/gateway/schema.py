@@ -1,7 +1,4 @@
-"""Bodies of OpenAI's requests. Known fields are checked, and unknown ones passed over (an error under `skydraft`).
-
-A field whose effect would be missed is refused by its name (`refusals`).
-"""
+"""Bodies of OpenAI's requests. Known fields are checked, and unknown ones passed over (an error under `skydraft`)."""
 
 from collections.abc import Mapping
 from dataclasses import fields

@@ -94,10 +94,11 @@ def is_other(tool: Any, *kinds: str) -> bool:
     return isinstance(kind, str) and kind not in kinds
 
 
-AnyTool = Annotated[
-    Annotated[Tool, Tag("a function")] | Annotated[OtherTool, Tag("another")],
-    Discriminator(lambda tool: "another" if is_other(tool, "function") else "a function"),
-]
+def by_kind(known: str) -> Discriminator:
+    return Discriminator(lambda tool: "another" if is_other(tool, known) else "a function")
+
+
+AnyTool = Annotated[Annotated[Tool, Tag("a function")] | Annotated[OtherTool, Tag("another")], by_kind("function")]
 
 
 class NamedTool(Checked):

@@ -8,6 +8,7 @@ import pydantic
 import pytest
 
 from skydraft.gateway.desk import Desk
+from skydraft.gateway.responses import ResponsesRequest
 from skydraft.gateway.schema import Translated
 
 from ..later import later
@@ -157,6 +158,16 @@ def test_a_request_means_the_same_as_a_chat(served: Running, path: str, case: st
     assert ALL_WHOLE[path](got).text == want["choices"][0]["message"]["content"]
     counted = post(served, COUNTS[path], **body).json()
     assert num_used(path, got)[0] == want["usage"]["prompt_tokens"] == counted["input_tokens"]
+
+
+def test_each_thought_of_a_turn_goes_back_with_it() -> None:
+    thoughts: Any = [
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]} for text in "快慢低"
+    ]
+    call = {"type": "function_call", "call_id": "1", "name": "天气", "arguments": "{}"}
+    said = [{"role": "user", "content": "语"}, *thoughts[:2], {"role": "assistant", "content": "速"}, thoughts[2], call]
+    _, turn = ResponsesRequest.model_validate({"model": "a", "input": said}).chat_fields()["messages"]
+    assert (turn["reasoning_content"], turn["content"], len(turn["tool_calls"])) == ("快\n慢\n低", "速", 1)
 
 
 FOUND: Any = {"type": "search_result", "source": "u", "title": "语", "content": [{"type": "text", "text": "速"}]}

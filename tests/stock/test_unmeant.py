@@ -1,4 +1,4 @@
-"""A gateway whose server comes up later, and is not the one that was meant: its log says so, not its clients' answers."""
+"""A server that comes up after its gateway and is not the one that was meant: the log says so, not the answers."""
 
 from contextlib import closing
 from typing import Any

@@ -126,8 +126,7 @@ class StockConnection:
     runs: TargetId | None = None
 
     def __init__(self, options: StockOptions, budget: Budget | None = None) -> None:
-        self.address = options.address
-        self.uses_tls = options.uses_tls
+        self.address, self.uses_tls = options.address, options.uses_tls
         self.budget = budget or Budget()
         self.rtt_ms = 0.0  # the shortest seen
         self._options = options
