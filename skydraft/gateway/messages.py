@@ -1,6 +1,7 @@
 """Anthropic's `/v1/messages` over chat completions: text and tools."""
 
 import json
+import sys
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
@@ -18,6 +19,7 @@ _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 _FORMAT = "Use skydraft.grammar instead: json_schema:{...}."
 _SIGNATURE = "skydraft"  # it says who thought; nothing is checked when it comes back
+_MOST = sys.float_info.max  # JSON has no infinity
 _BILL = "x-anthropic-billing-header:"  # Claude Code's first words; parts of the line change with each request
 _NO_PLACE = "A message has no place for it; use chat completions."
 _OUTPUT = {"output_config.format": _FORMAT, "skydraft.logprobs": _NO_PLACE, "skydraft.token_ids": _NO_PLACE}
@@ -158,7 +160,8 @@ class MessagesAnswer(ItemsAnswer):
         if not call.is_whole:  # SDKs make an object of what there is, and agents would run the call with it
             return
         yield from self._open({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
-        self._items[-1]["input"] = json.loads(call.arguments)
+        given = json.loads(call.arguments, parse_float=lambda said: max(min(float(said), _MOST), -_MOST))
+        self._items[-1]["input"] = given
         yield self._event("delta", delta={"type": "input_json_delta", "partial_json": call.arguments})
 
     def _open(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:

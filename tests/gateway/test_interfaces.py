@@ -1,6 +1,7 @@
 """What all interfaces of the gateway answer, whole and streamed; and what each of them has for itself."""
 
 import json
+import sys
 from typing import Any
 
 import httpx2 as httpx
@@ -8,12 +9,14 @@ import pydantic
 import pytest
 
 from skydraft.gateway.desk import Desk
+from skydraft.gateway.pair import Pair
 from skydraft.gateway.responses import ResponsesRequest
 from skydraft.gateway.schema import Translated
 
 from ..later import later
-from .interfaces import ALL_WHOLE, COUNTS, ENDS, KINDS, ask, events_of, plain, post
+from .interfaces import ALL_WHOLE, COUNTS, ENDS, KINDS, ask, body_of, events_of, plain, post
 from .running import PATIENCE_S, Running, gateway, written_by
+from .scripted import byte_by_byte
 from .test_openai_sdk import expected
 
 openai = later("openai")
@@ -158,6 +161,16 @@ def test_a_request_means_the_same_as_a_chat(served: Running, path: str, case: st
     assert ALL_WHOLE[path](got).text == want["choices"][0]["message"]["content"]
     counted = post(served, COUNTS[path], **body).json()
     assert num_used(path, got)[0] == want["usage"]["prompt_tokens"] == counted["input_tokens"]
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999"])
+def test_a_number_in_a_call_that_no_double_holds_is_the_largest(number: str) -> None:
+    body = body_of("messages", schema={"properties": {"x": {"type": "number"}}, "required": ["x"]}, one=True)
+    body |= {"model": "skydraft", "messages": [{"role": "user", "content": "a"}]}
+    said = f'<tool_call>\n{{"name": "get_weather", "arguments": {{"x": {number}}}}}\n</tool_call>'
+    with gateway(Pair(byte_by_byte(said))) as running:
+        answer = post(running, "messages", **body)
+        assert [abs(each["input"]["x"]) for each in answer.json()["content"]] == [sys.float_info.max]
 
 
 def test_each_thought_of_a_turn_goes_back_with_it() -> None:
