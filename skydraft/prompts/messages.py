@@ -98,8 +98,8 @@ def in_form(message: Message, form: Callable[[Any], Any]) -> Message:
         said = {name: form(value) if name == "arguments" else value for name, value in call["function"].items()}
         return {**call, "function": said}
 
-    more = {key: [*map(changed, kept)] if key == "tool_calls" else kept for key, kept in message.more}
-    return replace(message, more=tuple(more.items()))
+    more = ((key, [*map(changed, kept)] if key == "tool_calls" else kept) for key, kept in message.more)
+    return replace(message, more=tuple(more))
 
 
 def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ None of the hosts was run by us but against imitations.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from skydraft.characters import one_line
 from skydraft.config import DecodingParams
@@ -71,8 +71,9 @@ class Completions(TextDialect):
         return _read(event, choice, choice.get("text"))
 
 
+How: TypeAlias = tuple[dict[str, Any], dict[str, Any], bool]
 # End of the host's name: what the last message says, what the body says, whether the answer begins with that message.
-HOSTS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
+HOSTS: dict[str, How] = {
     "aliyuncs.com": ({"partial": True}, {}, False),
     "moonshot.cn": ({"partial": True}, {}, False),
     "moonshot.ai": ({"partial": True}, {}, False),
@@ -81,11 +82,7 @@ HOSTS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
     "siliconflow.cn": ({}, {"prefix": ""}, False),
     "siliconflow.com": ({}, {"prefix": ""}, False),
 }
-_VLLM: tuple[dict[str, Any], dict[str, Any], bool] = (
-    {}, {"continue_final_message": True, "add_generation_prompt": False}, False,
-)  # fmt: skip
-
-
+_VLLM: How = ({}, {"continue_final_message": True, "add_generation_prompt": False}, False)
 # DeepSeek and llama-server; vLLM since 0.16 and OpenRouter; Mistral sends parts with "thinking" in place of these.
 _REASONING = ("reasoning_content", "reasoning", "reasoning_details")
 
