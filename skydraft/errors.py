@@ -7,7 +7,8 @@
     │   ├── PromptError         empty, or not what the model takes
     │   │   └── ContextExceeded longer than the context
     │   ├── OptionError         an option is out of range or does not apply here
-    │   │   └── GrammarRefused  a grammar that cannot be followed here
+    │   │   ├── GrammarRefused  a grammar that cannot be followed here
+    │   │   └── WrongServer     at an address runs something else than its options say
     │   ├── RecordsError        records or a calibration: broken, of a newer version, or of another pair
     │   ├── ProtocolError       a message that the other side cannot read
     │   └── LimitExceeded       a message, prompt or block beyond the server's limits
@@ -113,6 +114,9 @@ class OptionError(UsageError): ...
 
 
 class GrammarRefused(OptionError): ...
+
+
+class WrongServer(OptionError): ...
 
 
 class RecordsError(UsageError): ...

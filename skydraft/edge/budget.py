@@ -134,7 +134,7 @@ class Budget:
         be kept. Without a limit no text waits for the sum."""
         if self.day_sum is None or (self._max_cost is None and self._max_cost_of(owner) is None):
             return
-        await self._adding(self.day_sum)
+        await asyncio.shield(self._add(self.day_sum))  # which ends whoever is cancelled meanwhile
         if (error := self._error) is not None:
             hint = f"Writing to {self.day_sum.path} failed: {error}."
             raise BudgetSpent("The sum of today's costs cannot be kept.", hint=hint) from error
@@ -150,11 +150,7 @@ class Budget:
             except asyncio.CancelledError:
                 is_last = True
             if self._unsettled:
-                await self._adding(day_sum)
-
-    def _adding(self, day_sum: DaySum) -> asyncio.Future[None]:
-        """It comes to its end whoever is cancelled while waiting for it."""
-        return asyncio.shield(asyncio.ensure_future(self._add(day_sum)))
+                await asyncio.shield(self._add(day_sum))
 
     async def _add(self, day_sum: DaySum) -> None:
         async with self._settling:

@@ -49,8 +49,7 @@ class Awaited(Generic[T]):
     in every round."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
-        self._loop = loop
-        self._work = work
+        self._loop, self._work = loop, work
         self._is_cancelled = False
         self._done = threading.Event()
         self.wait = self._done.wait
@@ -186,8 +185,7 @@ class Channel:
     """A connection to one server, shared by all generations. Its methods run on the loop, and raise SkydraftErrors."""
 
     def __init__(self, options: ServerOptions) -> None:
-        self.options = options
-        self.address = options.target
+        self.options, self.address = options, options.target
         self.heard_at = 0.0  # when the server last answered, in the loop's time
         self._pings: dict[float, asyncio.Task[float]] = {}  # under way, by how long they may take
         self._authorization = (("authorization", f"Bearer {options.token}"),) if options.token else ()
@@ -255,9 +253,7 @@ class Channel:
 
 class SessionStream:
     def __init__(self, channel: Channel, wire: grpc.aio.Channel, call: Any) -> None:
-        self._channel = channel
-        self._wire = wire
-        self._call = call
+        self._channel, self._wire, self._call = channel, wire, call
         self._broken_by: SkydraftError | None = None
         self._watching: asyncio.Task[None] | None = None
         self._sending: asyncio.Task[None] | None = None

@@ -34,6 +34,7 @@ class Situation:
     waited_s: float = 0.0
     silent_s: float = 0.0
     began: float = 0.0
+    is_told: bool = False  # whether the user knows that the text waits
     tried: set[str] = field(default_factory=set)
     faults: dict[str, SkydraftError] = field(default_factory=dict)
 

@@ -1,8 +1,5 @@
 """A server that runs `skydraft serve`, and a text there: a session. The edge's committed tokens are the truth; the
 server has a copy.
-
-After the loss of a message, a session or a server, the edge asks again or opens the session again from its tokens, so
-no token is lost or doubled. For that it remembers the number of the session and its epoch.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import socket
 import ssl
 from dataclasses import dataclass
 
-from skydraft.errors import CloudLost, OptionError, SkydraftError, TlsFailure
+from skydraft.errors import CloudLost, OptionError, SkydraftError, TlsFailure, WrongServer
 from skydraft.protocol.address import is_loopback, parse_address
 
 _GREETING_S = 1.0  # timeout of the handshake
@@ -67,8 +67,7 @@ class ServerOptions:
 
     @property
     def target(self) -> str:
-        host, port = parse_address(self.address)
-        return f"{host}:{port}"
+        return ":".join(map(str, parse_address(self.address)))
 
     @property
     def uses_tls(self) -> bool:
@@ -83,7 +82,7 @@ async def first_error(error: SkydraftError, options: ServerOptions) -> SkydraftE
     """What an error means before a server's first answer: one of another protocol may want TLS, or HTTP."""
     if isinstance(error, CloudLost) and "Failed parsing HTTP/2" in error.message:
         hint = f"If it is a server without skydraft, its address is http://{options.address}."
-        return OptionError(f"The server at {options.target} does not speak skydraft's protocol.", hint=hint)
+        return WrongServer(f"The server at {options.target} does not speak skydraft's protocol.", hint=hint)
     is_shut = isinstance(error, CloudLost) and "Socket closed" in error.message
     if not is_shut or options.uses_tls:
         return error

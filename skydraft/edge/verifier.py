@@ -69,11 +69,8 @@ class RemoteVerifier:
         patience: Patience, notices: Notices,
     ) -> None:  # fmt: skip
         self.called = False
-        self._servers = servers
-        self._context = context
-        self._patience = patience
-        self._waiting = patience.waiting
-        self._notices = notices
+        self._servers, self._context, self._notices = servers, context, notices
+        self._patience, self._waiting = patience, patience.waiting
         self._loop = shared_loop()
         self._key = random.random()
         self._server = servers.in_order(self._key)[0]
@@ -88,7 +85,7 @@ class RemoteVerifier:
         self._outage: CloudError | None = None  # the reason why the text continues alone
         self._probing: asyncio.Task[None] | None = None
         self._unsaid: list[str] = []  # lines for the user, which the generation's thread says
-        self._is_cancelled = self._is_closed = self._says_that_it_waits = False
+        self._is_cancelled = self._is_closed = False
         self._rtt_ms = 0.0
         self._taken = LinkCost()  # the part of the text's cost that `take_cost` has returned
 
@@ -126,11 +123,7 @@ class RemoteVerifier:
 
     def go_alone(self, gone: CloudError) -> None:
         """Begin without a cloud that was not reached yet; it is asked again and again meanwhile."""
-
-        async def begin() -> None:
-            self._go_alone(gone)
-
-        self._wait(begin())
+        self._wait(self._go_alone(gone))
         self._say()
 
     def cancel(self) -> None:
@@ -182,12 +175,8 @@ class RemoteVerifier:
                     self._met = self._server
                 return answer
             except SkydraftError as error:
-                tries = tries or self._failed_first(began)
+                tries = tries or Situation(self._patience.timeout_s, self._patience.falls_back, began=began)
                 await self._mend(error, tries)
-
-    def _failed_first(self, began: float) -> Situation:
-        self._says_that_it_waits = False
-        return Situation(self._patience.timeout_s, self._patience.falls_back, began=began)
 
     async def _mend(self, error: SkydraftError, tries: Situation) -> None:
         tries.tried.add(self._server.address)
@@ -205,7 +194,7 @@ class RemoteVerifier:
         recovery = recover(error, tries)
         match recovery.step:
             case "give up" | "alone":
-                self._end_tries(error, recovery, tries)
+                await self._end_tries(error, recovery, tries)
             case "elsewhere":
                 self._move(others[0])
             case "open again":
@@ -226,19 +215,19 @@ class RemoteVerifier:
 
     def _say_that_it_waits(self, error: SkydraftError, tries: Situation) -> None:
         waits = tries.waited_s > SILENT_S and not tries.falls_back  # else it goes on alone in a moment
-        if isinstance(error, CloudLost) and waits and not self._says_that_it_waits:
-            self._says_that_it_waits = True
+        if isinstance(error, CloudLost) and waits and not tries.is_told:
+            tries.is_told = True
             self._notices.tell(f"{self._gone(error)}; waiting up to {self._patience.timeout_s:g} s for it.")
 
-    def _end_tries(self, error: SkydraftError, recovery: Recovery, tries: Situation) -> NoReturn:
+    async def _end_tries(self, error: SkydraftError, recovery: Recovery, tries: Situation) -> NoReturn:
         if recovery.step == "give up":
             error = of_each(tries.faults)
             raise too_late(self._servers.name, error, tries.waited_s) if recovery.is_late else error
         gone = error if isinstance(error, CloudError) else CloudFailure(str(error))
-        self._go_alone(gone, is_final=recovery.is_final)
+        await self._go_alone(gone, is_final=recovery.is_final)
         raise gone
 
-    def _go_alone(self, gone: CloudError, *, is_final: bool = False) -> None:
+    async def _go_alone(self, gone: CloudError, *, is_final: bool = False) -> None:
         self._outage = gone
         if is_said := self._notices.may_tell_outage(time.monotonic()):
             self._unsaid.append(f"{self._gone(gone)}; going on alone.")
@@ -312,7 +301,7 @@ class RemoteVerifier:
             self._text.break_off()
             if isinstance(error, CloudLost):  # noticed once: the text does not wait for a second sign of it
                 with suppress(SkydraftError):
-                    await self._mend(error, self._failed_first(began))
+                    await self._mend(error, Situation(self._patience.timeout_s, self._patience.falls_back, began=began))
 
 
 def too_late(name: str, error: SkydraftError, waited_s: float) -> CloudTimeout:

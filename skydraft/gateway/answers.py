@@ -7,7 +7,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from skydraft.decoding.receipt import ITS_OWN, Receipt
@@ -15,7 +15,7 @@ from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.stats import Stats
 from skydraft.engines.vocab import Vocab
 from skydraft.gateway.desk import Began, Ended, Event, Wrote
-from skydraft.gateway.logprobs import both_logprobs, cut, named_tokens, token_logprobs
+from skydraft.gateway.logprobs import both_logprobs, named_tokens, token_logprobs
 from skydraft.gateway.refusals import Refusal
 from skydraft.gateway.requests import Order
 from skydraft.gateway.schema import ChatRequest, Sent, TextRequest
@@ -176,7 +176,7 @@ class Answer(ABC):
     def _wanted(self, scores: Iterable[Score]) -> list[Score]:
         """With as many of the best tokens as the client's own field asks for; none if it asks for none."""
         best, scores = self._body.num_best, list(scores)
-        return [] if best is None else [cut(each, best) for each in scores]
+        return [] if best is None else [replace(each, best=each.best[:best]) for each in scores]
 
     @abstractmethod
     def last(self) -> Iterator[dict[str, Any]]: ...

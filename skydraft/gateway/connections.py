@@ -74,10 +74,7 @@ def _stop(timer: asyncio.TimerHandle | None) -> None:
 
 
 class Connections:
-    """For one more than `MAX_CONNECTIONS` the oldest idle one is aborted. `make` makes the protocol of each.
-
-    So clients that connect and ask nothing take no place from those that ask.
-    """
+    """At most `MAX_CONNECTIONS`: one that asks nothing gives way to a new one. `make` makes the protocol of each."""
 
     def __init__(
         self, listening: socket.socket, make: Callable[[], PatientProtocol], tls: ssl.SSLContext | None = None

@@ -243,13 +243,15 @@ class Desk:
             finish = "length"
         elif ticket.is_done:  # whatever else the last token was
             finish = "interrupted"
-        stats, receipt = generation.stats, generation.receipt
+        stats, receipt, (draft, target) = generation.stats, generation.receipt, generation.scores_of_both()
         if first := ticket.first:
+            before = first.scores_of_both()
+            draft, target = before[0] + draft, before[1] + target
             stats = generation.stats_after(first.records)
             receipt = receipt.after(first.receipt, len(first.token_ids), len(first.text))
         if auditor := self._pair.auditor:
             stats = replace(stats, audits=auditor.figures_of(generation))
-        ticket.tell(Ended(finish, left, generation.stop_string, stats, receipt, generation.scores_of_both()))
+        ticket.tell(Ended(finish, left, generation.stop_string, stats, receipt, (draft, target)))
 
     def cancel_all(self) -> None:
         for ticket in (*self._waiting, *self._running):

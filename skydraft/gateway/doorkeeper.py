@@ -54,9 +54,7 @@ class Doorkeeper:
     def __init__(
         self, app: ASGIApp, authorize: Authorize | None, origins: Collection[str], max_body_bytes: int, body_s: float
     ) -> None:
-        self._app = app
-        self._authorize = authorize
-        self._origins = origins
+        self._app, self._authorize, self._origins = app, authorize, origins
         self._max_body_bytes, self._body_s = max_body_bytes, body_s
         self._memory = Shares(_MEMORY, apart=authorize is not None)
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator
 
-from skydraft.gateway.tools import MAX_TOOLS, Content, Function, OtherTool, Some, is_other, readable
+from skydraft.gateway.tools import MAX_TOOLS, Content, Function, OtherTool, Result, Some, is_other
 
 
 class MessageItem(BaseModel):
@@ -33,7 +33,7 @@ class ActItem(CallItem):
 
 class ResultItem(BaseModel):
     call_id: str = Field(validation_alias=AliasChoices("call_id", "id"))
-    output: Content
+    output: Result
 
     @field_validator("output", mode="before")
     @classmethod
@@ -41,9 +41,7 @@ class ResultItem(BaseModel):
         """What is neither text nor parts of a message, as JSON."""
         parts = output if isinstance(output, list) and output else [None]
         is_words = isinstance(output, str) or all(isinstance(part, dict) and "type" in part for part in parts)
-        if not is_words:
-            return json.dumps(output, ensure_ascii=False)
-        return output if isinstance(output, str) else [readable(part) for part in parts]
+        return output if is_words else json.dumps(output, ensure_ascii=False)
 
 
 class SkippedItem(BaseModel):

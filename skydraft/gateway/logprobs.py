@@ -42,13 +42,11 @@ def both_logprobs(
     """For each of so many tokens what the draft model and the target say of it; None where a model did not read it."""
 
     def told(score: Score | None) -> dict[str, Any] | None:
-        return None if score is None else token_logprobs(vocab, [cut(score, num_best)], has_ids=True)[0]
+        if score is None:
+            return None
+        return token_logprobs(vocab, [replace(score, best=score.best[:num_best])], has_ids=True)[0]
 
     return {side: list(map(told, each[:num_tokens])) for side, each in zip(("draft", "target"), scores, strict=True)}
-
-
-def cut(score: Score, num_best: int) -> Score:
-    return replace(score, best=score.best[:num_best])
 
 
 def text_logprobs(vocab: Vocab, scores: Seq[Score], offset: int) -> dict[str, Any]:

@@ -1,16 +1,17 @@
 """Anthropic's `/v1/messages` over chat completions: text and tools."""
 
 import json
+import sys
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
+from pydantic import BaseModel, Field, Tag
 
 from skydraft.gateway.answers import ItemsAnswer, WrittenCall
 from skydraft.gateway.refusals import NOT_SERVED, Refusal
 from skydraft.gateway.schema import MAX_STOPS, Translated, check_served
-from skydraft.gateway.tools import MAX_TOOLS, OtherTool, Part, Some, TextPart, ToolName, is_other, readable
+from skydraft.gateway.tools import MAX_TOOLS, OtherTool, Result, Some, TextPart, ToolName, by_kind
 from skydraft.prompts.tool_calls import CallText
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
@@ -18,6 +19,8 @@ _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 _FORMAT = "Use skydraft.grammar instead: json_schema:{...}."
 _SIGNATURE = "skydraft"  # it says who thought; nothing is checked when it comes back
+_MOST = sys.float_info.max  # JSON has no infinity
+_BILL = "x-anthropic-billing-header:"  # Claude Code's first words; parts of the line change with each request
 _NO_PLACE = "A message has no place for it; use chat completions."
 _OUTPUT = {"output_config.format": _FORMAT, "skydraft.logprobs": _NO_PLACE, "skydraft.token_ids": _NO_PLACE}
 
@@ -29,16 +32,10 @@ class _Use(BaseModel):
     input: dict[str, Any]
 
 
-def _as_text(part: Any) -> Any:
-    """Of a tool that a search for tools has found, its name."""
-    is_tool = isinstance(part, dict) and part.get("type") == "tool_reference"
-    return {"type": "text", "text": part.get("tool_name")} if is_tool else readable(part)
-
-
 class _Result(BaseModel):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | Annotated[Some[Annotated[Part, BeforeValidator(_as_text)]], Field(max_length=256)] | None = None
+    content: Result | None = None
 
 
 class _Thought(BaseModel):
@@ -63,10 +60,7 @@ class _Tool(BaseModel):
     input_schema: dict[str, Any]
 
 
-_AnyTool = Annotated[
-    Annotated[_Tool, Tag("a function")] | Annotated[OtherTool, Tag("another")],
-    Discriminator(lambda tool: "another" if is_other(tool, "custom") else "a function"),
-]
+_AnyTool = Annotated[Annotated[_Tool, Tag("a function")] | Annotated[OtherTool, Tag("another")], by_kind("custom")]
 
 
 class _Choice(BaseModel):
@@ -108,7 +102,9 @@ class MessagesRequest(Translated):
             turns.insert(len(turns) - is_after, each)
         is_begun = bool(turns) and turns[-1]["role"] == "assistant" and not turns[-1]["tool_calls"]
         goes_on = is_begun if self.continue_final_message is None else self.continue_final_message
-        told = self.system if isinstance(self.system, str) else list(filter(_is_read, self.system or ()))
+        told: Any = self.system
+        if isinstance(told, list):
+            told = [part for part in told if not part.text.startswith(_BILL)]
         return {
             "messages": [{"role": "system", "content": told}, *turns] if told else turns,
             "reasoning_effort": self.reasoning_effort or output.get("effort"),
@@ -125,11 +121,6 @@ def _as_chats(tool: _Tool | OtherTool) -> dict[str, Any]:
         return {"type": tool.type}
     said = {"description": tool.description} if tool.description is not None else {}
     return {"type": "function", "function": {"name": tool.name, **said, "parameters": tool.input_schema}}
-
-
-def _is_read(part: TextPart) -> bool:
-    """Claude Code puts a line for its maker's bill before all else; parts of it change with each request."""
-    return not part.text.startswith("x-anthropic-billing-header:")
 
 
 def _turns(message: _Message) -> Iterator[dict[str, Any]]:
@@ -169,7 +160,8 @@ class MessagesAnswer(ItemsAnswer):
         if not call.is_whole:  # SDKs make an object of what there is, and agents would run the call with it
             return
         yield from self._open({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
-        self._items[-1]["input"] = json.loads(call.arguments)
+        given = json.loads(call.arguments, parse_float=lambda said: max(min(float(said), _MOST), -_MOST))
+        self._items[-1]["input"] = given
         yield self._event("delta", delta={"type": "input_json_delta", "partial_json": call.arguments})
 
     def _open(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:

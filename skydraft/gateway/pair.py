@@ -13,7 +13,7 @@ from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.request import GenerateRequest
 from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
-from skydraft.errors import CloudError, TargetChanged
+from skydraft.errors import CloudError, SkydraftError, TargetChanged
 from skydraft.gateway.refusals import Refusal
 
 PREFIX = "skydraft"
@@ -146,6 +146,6 @@ class CloudHealth:
             try:
                 self._cloud.ping(_PING_S)
                 self._last = "up"
-            except CloudError:
+            except SkydraftError:
                 self._last = "down"
         return self._last

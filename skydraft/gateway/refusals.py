@@ -13,6 +13,8 @@ log = logging.getLogger("skydraft.gateway")
 RETRY_AFTER_S = 2
 TOO_LONG, SPENT = "context_length_exceeded", "insufficient_quota"
 _MOST_CHARS = 1000
+# What no client can mend: files, or servers that came up later than the gateway.
+_OPERATORS = errors.RecordsError, errors.UnknownModel, errors.VocabularyMismatch, errors.WrongServer
 
 
 class Refusal(Exception):
@@ -50,7 +52,7 @@ def refusal_of(error: Exception) -> Refusal:
         return Refusal(400, message, param="messages", code=TOO_LONG)
     if isinstance(error, errors.LimitExceeded):
         return Refusal(400, error.message, param="messages", code=TOO_LONG)
-    if isinstance(error, errors.UsageError) and not isinstance(error, errors.RecordsError):  # of the operator's files
+    if isinstance(error, errors.UsageError) and not isinstance(error, _OPERATORS):
         return Refusal(400, error.message)  # its hint is for the command line
     if isinstance(error, errors.BudgetSpent):
         wait_s = 86400 - int(time.time()) % 86400  # until the next day (UTC)

@@ -90,7 +90,7 @@ class ResponsesRequest(Translated):
         thought, known_as = "", {(space, tool.name): name for name, (space, tool) in self.functions().items()}
         for item in self.input:
             if isinstance(item, items.SkippedItem):
-                thought = item.thought or thought
+                thought = "\n".join(filter(None, (thought, item.thought)))
             elif isinstance(item, items.MessageItem):
                 messages.append({"role": item.role, "content": item.content})
             elif isinstance(item, items.CallItem):
@@ -101,7 +101,8 @@ class ResponsesRequest(Translated):
                 messages[-1].setdefault("tool_calls", []).append(call)
             if thought and isinstance(item, items.MessageItem | items.CallItem):
                 if messages[-1]["role"] == "assistant":
-                    messages[-1].setdefault("reasoning_content", thought)
+                    before = messages[-1].get("reasoning_content")
+                    messages[-1]["reasoning_content"] = "\n".join(filter(None, (before, thought)))
                 thought = ""
             if isinstance(item, items.ResultItem | items.CallItem) and item.output is not None:
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.output})

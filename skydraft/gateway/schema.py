@@ -1,7 +1,4 @@
-"""Bodies of OpenAI's requests. Known fields are checked, and unknown ones passed over (an error under `skydraft`).
-
-A field whose effect would be missed is refused by its name (`refusals`).
-"""
+"""Bodies of OpenAI's requests. Known fields are checked, and unknown ones passed over (an error under `skydraft`)."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -24,6 +21,7 @@ from skydraft.gateway.tools import (
     Tool,
     ToolCall,
     ToolChoice,
+    as_text,
 )
 from skydraft.prompts.messages import Role
 from skydraft.prompts.thinking import Think
@@ -64,6 +62,12 @@ class ChatMessage(Checked):
     tool_call_id: str | None = None
     reasoning_content: Thought = None
     reasoning: Thought = None  # the same, as others call it
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _as_result(cls, content: Any, info: ValidationInfo) -> Any:
+        is_result = info.data.get("role") == "tool" and isinstance(content, list)
+        return [as_text(part) for part in content] if is_result else content
 
     @property
     def thought(self) -> str | None:

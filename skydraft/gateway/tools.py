@@ -1,5 +1,6 @@
 """Parts of messages, tools, the calls of earlier turns, and which tools an answer may call."""
 
+import json
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
@@ -33,14 +34,24 @@ class AudioPart(Checked):
     input_audio: InputAudio
 
 
-def readable(part: Any) -> Any:
-    """A part of a tool's result. A picture there becomes words, since an agent sends its history again and again."""
-    is_picture = isinstance(part, dict) and part.get("type") in ("image", "input_image", "image_url")
-    return {"type": "text", "text": "(a picture, which cannot be read here)"} if is_picture else part
+_MEDIA = {"image": "picture", "input_image": "picture", "image_url": "picture"}
+_MEDIA |= dict.fromkeys(("document", "file", "input_file"), "document")
+
+
+def as_text(part: Any) -> Any:
+    """A part of a tool's result. What cannot be read becomes words: an agent sends its history again and again."""
+    kind, source = (part.get("type"), part.get("source")) if isinstance(part, dict) else ("", None)
+    if kind == "tool_reference":  # a tool that a search for tools has found
+        return {"type": "text", "text": part.get("tool_name")}
+    if kind == "search_result" or (isinstance(source, dict) and source.get("type") in ("text", "content")):
+        return {"type": "text", "text": json.dumps(part, ensure_ascii=False)}
+    what = _MEDIA.get(str(kind))
+    return {"type": "text", "text": f"(a {what}, which cannot be read here)"} if what else part
 
 
 Part = Annotated[TextPart | RefusalPart | AudioPart, Field(discriminator="type")]
 Content = str | Annotated[Some[Part], Field(max_length=256)]
+Result = str | Annotated[Some[Annotated[Part, BeforeValidator(as_text)]], Field(max_length=256)]
 
 
 class CalledFunction(Checked):
@@ -83,10 +94,11 @@ def is_other(tool: Any, *kinds: str) -> bool:
     return isinstance(kind, str) and kind not in kinds
 
 
-AnyTool = Annotated[
-    Annotated[Tool, Tag("a function")] | Annotated[OtherTool, Tag("another")],
-    Discriminator(lambda tool: "another" if is_other(tool, "function") else "a function"),
-]
+def by_kind(known: str) -> Discriminator:
+    return Discriminator(lambda tool: "another" if is_other(tool, known) else "a function")
+
+
+AnyTool = Annotated[Annotated[Tool, Tag("a function")] | Annotated[OtherTool, Tag("another")], by_kind("function")]
 
 
 class NamedTool(Checked):

@@ -8,7 +8,7 @@ step on nested values is not counted.
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache, wraps
 from math import prod
@@ -26,7 +26,7 @@ from jinja2.visitor import NodeTransformer
 
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import BrokenModel, PromptError
-from skydraft.prompts.messages import Message, with_objects
+from skydraft.prompts.messages import Message, in_form
 
 _now = datetime.now  # a name of its own, so that tests can stop the clock
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"}
@@ -38,6 +38,12 @@ _MAX_SIZE = 2**24  # characters, or items of a list
 _CHARS_A_STEP, _ITEMS_A_STEP, _FILTERED_A_STEP, _STEPS_A_CALL = 256, 64, 4, 4
 _CHEAP = ("length", "count", "first", "last", "default", "d")  # filters that do not look at each item
 _BUDGET = "_budget of this rendering"
+# Of the arguments of calls, where a template fails: objects alone, or text alone, which those of DeepSeek join.
+_FORMS: tuple[Callable[[Any], Any], ...] = (
+    lambda given: given,
+    lambda given: {"": given} if isinstance(given, str) else given,
+    lambda given: given if isinstance(given, str) else json.dumps(given, ensure_ascii=False),
+)
 _GROWING = frozenset((  # methods of texts, and filters
     "replace", "join", "center", "ljust", "rjust", "zfill", "expandtabs", "format", "format_map", "indent", "wordwrap",
     "batch", "slice", "tojson", "sum",
@@ -56,10 +62,7 @@ def render(
     """
     if not messages:
         raise PromptError("The conversation is empty.", hint="Give at least one user message.")
-    conversation = [{"role": message.role, "content": message.content, **dict(message.more)} for message in messages]
-    roles, is_open = [message.role for message in messages], messages[-1].is_open
-    if is_open:
-        conversation[-1]["content"] += _CUT  # a template writes the end of a turn after it
+    roles, faults = [message.role for message in messages], list[Exception]()
     if vocab.chat_template is None:
         if roles != ["user"]:
             raise PromptError(
@@ -67,28 +70,38 @@ def render(
                 hint="Give one prompt alone, or use --raw.",
             )
         return vocab.bos_text + messages[0].content
-    try:
-        text = render_within(
-            _compiled(vocab.chat_template),
-            messages=conversation,
-            tools=list(tools) or None,  # templates ask `tools is none`, which is false of a name that was never passed
-            documents=None,
-            add_generation_prompt=not is_open,
-            bos_token=vocab.bos_text,
-            eos_token=vocab.eos_text,
-            **({"strftime_now": day.strftime} if day else {}),
-            **settings,
-        )
-        return text[: text.rindex(_CUT)] if is_open else text
-    except _Refusal as error:
-        hint = "Try it without the system message." if "system" in roles else ""
-        raise PromptError(f"The chat template refuses this conversation: {_one_line(error)}", hint=hint) from error
-    except Exception as error:  # operators and string methods in a template can raise any error
-        whole = tuple(map(with_objects, messages))
-        if whole != tuple(messages):
-            return render(vocab, whole, tools, day=day, settings=settings)
-        hint = "Use --raw to send the prompt without it."
-        raise BrokenModel(f"The chat template of this model fails: {_one_line(error)}", hint=hint) from error
+    has_calls = any(key == "tool_calls" for message in messages for key, _ in message.more)
+    for form in _FORMS if has_calls else _FORMS[:1]:
+        try:
+            return _rendered(vocab, [in_form(each, form) for each in messages], tools, day, settings)
+        except _Refusal as error:
+            hint = "Try it without the system message." if "system" in roles else ""
+            raise PromptError(f"The chat template refuses this conversation: {_one_line(error)}", hint=hint) from error
+        except Exception as error:  # operators and string methods in a template can raise any error
+            faults.append(error)
+    hint = "Use --raw to send the prompt without it."
+    raise BrokenModel(f"The chat template of this model fails: {_one_line(faults[0])}", hint=hint) from faults[0]
+
+
+def _rendered(
+    vocab: Vocab, messages: Sequence[Message], tools: Sequence[Any], day: datetime | None, settings: Mapping[str, Any]
+) -> str:
+    conversation = [{"role": message.role, "content": message.content, **dict(message.more)} for message in messages]
+    is_open = messages[-1].is_open
+    if is_open:
+        conversation[-1]["content"] += _CUT  # a template writes the end of a turn after it
+    text = render_within(
+        _compiled(vocab.chat_template or ""),
+        messages=conversation,
+        tools=list(tools) or None,  # templates ask `tools is none`, which is false of a name that was never passed
+        documents=None,
+        add_generation_prompt=not is_open,
+        bos_token=vocab.bos_text,
+        eos_token=vocab.eos_text,
+        **({"strftime_now": day.strftime} if day else {}),
+        **settings,
+    )
+    return text[: text.rindex(_CUT)] if is_open else text
 
 
 def _one_line(error: Exception) -> str:

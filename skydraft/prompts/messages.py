@@ -1,7 +1,7 @@
 """Messages, the parts of a prompt: each has one role."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -91,15 +91,15 @@ def as_objects(tool_calls: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{**call, "function": _with_object(call["function"])} for call in tool_calls]
 
 
-def with_objects(message: Message) -> Message:
-    """The same with an object around arguments that are no JSON, such as cut ones, for templates that need objects."""
+def in_form(message: Message, form: Callable[[Any], Any]) -> Message:
+    """The same with the arguments of its calls in another form."""
 
-    def whole(call: Mapping[str, Any]) -> dict[str, Any]:
-        given = call["function"]["arguments"]
-        return {**call, "function": {**call["function"], "arguments": {"": given} if isinstance(given, str) else given}}
+    def changed(call: Mapping[str, Any]) -> dict[str, Any]:
+        said = {name: form(value) if name == "arguments" else value for name, value in call["function"].items()}
+        return {**call, "function": said}
 
-    more = {key: [*map(whole, kept)] if key == "tool_calls" else kept for key, kept in message.more}
-    return replace(message, more=tuple(more.items()))
+    more = ((key, [*map(changed, kept)] if key == "tool_calls" else kept) for key, kept in message.more)
+    return replace(message, more=tuple(more))
 
 
 def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:

@@ -229,8 +229,7 @@ class CallReader(Reader):
 
     def __init__(self, tools: Tools, answered: frozenset[Called] = frozenset(), *, single: bool = False) -> None:
         super().__init__(single=single)
-        self._tools = tools
-        self._answered = answered
+        self._tools, self._answered = tools, answered
         self._heads = [f'{{"name":{json.dumps(name, ensure_ascii=False)}' for name in tools]
         self._heads += [f"{_FUNCTION}{name}>" for name in tools]
         self._may_call = True  # whether what is held may begin a call: at the beginning, after a call, at a mark

@@ -14,6 +14,16 @@ from skydraft.gateway.pair import Pair
 from .interfaces import call_text
 
 
+def byte_by_byte(text: str) -> ToyEngine:
+    """A model that writes this text, a byte at a time, after a prompt of one character; a grammar must agree."""
+    data, template = text.encode(), "{% for m in messages %}{{ m['content'] }}{% endfor %}{# <tool_call> tools #}"
+    pieces = [*(bytes([byte]) for byte in range(256)), b"<eos>"]
+    vocab = Vocab(pieces, lambda said: list(said.encode()), special_ids=[256], end_ids=[256], chat_template=template)
+    at = np.zeros((len(data) + 1, vocab.size), np.float32)
+    at[range(len(data) + 1), [*data, 256]] = 100
+    return ToyEngine(vocab, np.zeros((vocab.size, vocab.size), np.float32), by_position=at, name="bytes")
+
+
 def calling_pair(name: str, arguments: Any) -> Pair:
     """A drafter that says "no" and a target that answers a question by one call, and what tools gave by "done"."""
     return scripted_pair([call_text(name, arguments), "done"])

@@ -305,10 +305,14 @@ WRONG: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "the best tokens alone": (CHAT, {"top_logprobs": 2}, "top_logprobs", "logprobs"),
     "any tool of none": ("messages", {"tool_choice": {"type": "any"}}, "tool_choice", "no tools"),
     "an effort": ("messages", {"output_config": {"effort": "huge"}}, "output_config.effort", "low"),
-    "a picture in a result": (
+    "a part of a result": (
         "messages", {"messages": [{"role": "user", "content": [
-            {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image", "source": {}}]},
-        ]}]}, "messages.0.content.0", "Pictures",
+            {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "smell"}]},
+        ]}]}, "messages.0.content.0", "smell",
+    ),
+    "a picture of a user": (
+        CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "messages.0.content.0", "Pictures",
     ),
     "nine prompts": ("completions", {"prompt": ["a"] * 9}, "prompt", "8"),
     "a limit of a response": ("responses", {"max_output_tokens": 0}, "max_output_tokens", "1"),

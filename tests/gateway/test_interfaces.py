@@ -1,6 +1,7 @@
 """What all interfaces of the gateway answer, whole and streamed; and what each of them has for itself."""
 
 import json
+import sys
 from typing import Any
 
 import httpx2 as httpx
@@ -8,10 +9,14 @@ import pydantic
 import pytest
 
 from skydraft.gateway.desk import Desk
+from skydraft.gateway.pair import Pair
+from skydraft.gateway.responses import ResponsesRequest
+from skydraft.gateway.schema import Translated
 
 from ..later import later
-from .interfaces import ALL_WHOLE, COUNTS, ENDS, ask, events_of, plain, post
+from .interfaces import ALL_WHOLE, COUNTS, ENDS, KINDS, ask, body_of, events_of, plain, post
 from .running import PATIENCE_S, Running, gateway, written_by
+from .scripted import byte_by_byte
 from .test_openai_sdk import expected
 
 openai = later("openai")
@@ -156,6 +161,54 @@ def test_a_request_means_the_same_as_a_chat(served: Running, path: str, case: st
     assert ALL_WHOLE[path](got).text == want["choices"][0]["message"]["content"]
     counted = post(served, COUNTS[path], **body).json()
     assert num_used(path, got)[0] == want["usage"]["prompt_tokens"] == counted["input_tokens"]
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999"])
+def test_a_number_in_a_call_that_no_double_holds_is_the_largest(number: str) -> None:
+    body = body_of("messages", schema={"properties": {"x": {"type": "number"}}, "required": ["x"]}, one=True)
+    body |= {"model": "skydraft", "messages": [{"role": "user", "content": "a"}]}
+    said = f'<tool_call>\n{{"name": "get_weather", "arguments": {{"x": {number}}}}}\n</tool_call>'
+    with gateway(Pair(byte_by_byte(said))) as running:
+        answer = post(running, "messages", **body)
+        assert [abs(each["input"]["x"]) for each in answer.json()["content"]] == [sys.float_info.max]
+
+
+def test_each_thought_of_a_turn_goes_back_with_it() -> None:
+    thoughts: Any = [
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]} for text in "快慢低"
+    ]
+    call = {"type": "function_call", "call_id": "1", "name": "天气", "arguments": "{}"}
+    said = [{"role": "user", "content": "语"}, *thoughts[:2], {"role": "assistant", "content": "速"}, thoughts[2], call]
+    _, turn = ResponsesRequest.model_validate({"model": "a", "input": said}).chat_fields()["messages"]
+    assert (turn["reasoning_content"], turn["content"], len(turn["tool_calls"])) == ("快\n慢\n低", "速", 1)
+
+
+FOUND: Any = {"type": "search_result", "source": "u", "title": "语", "content": [{"type": "text", "text": "速"}]}
+NOTE: Any = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "语速"}}
+PARTS: dict[str, list[dict[str, Any]]] = {
+    PICTURE: [{"type": "image", "source": {}}, {"type": "input_image"}, {"type": "image_url", "image_url": {}}],
+    PICTURE.replace("picture", "document"): [
+        {"type": "document", "source": {"type": "base64"}}, {"type": "input_file"}, {"type": "file", "file": {}},
+    ],
+    json.dumps(FOUND, ensure_ascii=False): [FOUND],
+    json.dumps(NOTE, ensure_ascii=False): [NOTE],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", PARTS)
+def test_what_is_no_text_in_a_result_is_words_on_each_path(words: str) -> None:
+    for part in PARTS[words]:
+        result: Any = [{"type": "text", "text": "雨"}, part]
+        told = {"type": "tool_result", "tool_use_id": "1", "content": result}
+        bodies: dict[str, Any] = {
+            "chat/completions": {"messages": [{"role": "tool", "tool_call_id": "1", "content": result}]},
+            "messages": {"messages": [{"role": "user", "content": [told]}]},
+            "responses": {"input": [{"type": "function_call_output", "call_id": "1", "output": result}]},
+        }
+        for path, body in bodies.items():
+            read = KINDS[path].reads.model_validate({"model": "a"} | body)
+            chat: Any = read.as_chat() if isinstance(read, Translated) else read
+            assert [each.text for each in chat.messages[-1].content] == ["雨", words]
 
 
 def test_an_answer_goes_on_from_a_last_message_of_the_assistant() -> None:

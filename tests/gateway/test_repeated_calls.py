@@ -72,7 +72,7 @@ def ask(served: Running, messages: Any = ANSWERED, **body: Any) -> Any:
 
 @pytest.mark.parametrize("mode", ["edge", "quality", "lossless", "cloud"])
 def test_the_answer_is_that_of_none_and_what_was_written_before_it_counts(served: Running, mode: str) -> None:
-    whole = ask(served, model=f"skydraft-{mode}", skydraft={"token_ids": True})
+    whole = ask(served, model=f"skydraft-{mode}", skydraft={"token_ids": True, "logprobs": 0})
     none = ask(served, model=f"skydraft-{mode}", tool_choice="none")
     call = ask(served, [QUESTION], model=f"skydraft-{mode}")
     assert whole["choices"][0] == none["choices"][0]
@@ -81,6 +81,8 @@ def test_the_answer_is_that_of_none_and_what_was_written_before_it_counts(served
     assert call["choices"][0]["message"]["tool_calls"]
     assert whole["usage"]["completion_tokens"] == len(ours["token_ids"]) == len(ours["origins"]) == 5
     assert ours["token_ids"][:2] == [2, 261] and ours["token_ids"][2:] == [3, 4, 261]
+    scored = list(zip(*ours["logprobs"].values(), strict=True))  # by the draft model and by the target
+    assert [{each["id"] for each in both if each} for both in scored] == [{each} for each in ours["token_ids"]]
     assert ours["stats"]["num_tokens"] == 5 and ours["stats"]["num_rounds"] >= first["stats"]["num_rounds"]
     tools = served.chat(ANSWERED, tools=TOOLS, skydraft={"repeat_calls": True}).json()
     assert tools["choices"][0]["finish_reason"] == "tool_calls"

@@ -13,7 +13,7 @@ from skydraft.engines.vocab import Vocab
 from skydraft.errors import BrokenModel, PromptError
 from skydraft.prompts import chat_template
 from skydraft.prompts.chat_template import render
-from skydraft.prompts.messages import Message, asked
+from skydraft.prompts.messages import Message, asked, conversation
 from skydraft.prompts.pair import beginning_ids, prompt_ids
 
 Reference = Callable[[str, Sequence[Message]], str]
@@ -167,12 +167,17 @@ def test_a_slip_in_a_template_is_mended_so_that_a_pair_reads_the_same() -> None:
     assert text == render(vocab_with(right), (QUESTION,), tools) and '\n{"name": <function-name>' in text
 
 
-def test_cut_arguments_of_a_call_are_an_object_where_a_template_needs_one() -> None:
-    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": "b'}}
-    messages = conversation([{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]}])
-    each = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments%s }}{% endfor %}{% endfor %}"
-    assert render(vocab_with(each % ""), messages) == '{"a": "b'
-    assert render(vocab_with(each % "|items|list|tojson"), messages) == '[["", "{\\"a\\": \\"b"]]'
+def test_arguments_of_calls_have_the_form_that_a_template_takes_also_cut_ones() -> None:
+    told = ('{"a": "b', '{"a": "上"}')
+    calls = [{"type": "function", "function": {"name": "f", "arguments": each}} for each in told]
+    messages = conversation([{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": calls}])
+    each = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ SAID }}{% endfor %}{% endfor %}"
+    for said, expected in (
+        ("c.function.arguments", "{\"a\": \"b{'a': '上'}"),
+        ("c.function.arguments|items|list|tojson", '[["", "{\\"a\\": \\"b"]][["a", "上"]]'),
+        ("'!' + c.function.arguments", '!{"a": "b!{"a": "上"}'),  # as DeepSeek's templates do
+    ):
+        assert render(vocab_with(each.replace("SAID", said)), messages) == expected
 
 
 def test_no_such_message() -> None:

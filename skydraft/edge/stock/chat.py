@@ -4,7 +4,7 @@ None of the hosts was run by us but against imitations.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from skydraft.characters import one_line
 from skydraft.config import DecodingParams
@@ -12,7 +12,7 @@ from skydraft.edge.channel import Waiting
 from skydraft.edge.stock.dialect import Body, Dialect, Read, choices, name, openai_usage, read_safely
 from skydraft.edge.stock.ledger import Carried, Usage
 from skydraft.edge.stock.wire import Events, Wire
-from skydraft.errors import CloudFailure, OptionError
+from skydraft.errors import CloudFailure, WrongServer
 
 _NUM_GOING_ON, _TEMPLATE = 4, 16  # tokens that a chat is asked for first; those that a template may add
 _MAX_EVENTS = 256  # of a text of a few tokens
@@ -71,8 +71,9 @@ class Completions(TextDialect):
         return _read(event, choice, choice.get("text"))
 
 
+How: TypeAlias = tuple[dict[str, Any], dict[str, Any], bool]
 # End of the host's name: what the last message says, what the body says, whether the answer begins with that message.
-HOSTS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
+HOSTS: dict[str, How] = {
     "aliyuncs.com": ({"partial": True}, {}, False),
     "moonshot.cn": ({"partial": True}, {}, False),
     "moonshot.ai": ({"partial": True}, {}, False),
@@ -81,11 +82,7 @@ HOSTS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
     "siliconflow.cn": ({}, {"prefix": ""}, False),
     "siliconflow.com": ({}, {"prefix": ""}, False),
 }
-_VLLM: tuple[dict[str, Any], dict[str, Any], bool] = (
-    {}, {"continue_final_message": True, "add_generation_prompt": False}, False,
-)  # fmt: skip
-
-
+_VLLM: How = ({}, {"continue_final_message": True, "add_generation_prompt": False}, False)
 # DeepSeek and llama-server; vLLM since 0.16 and OpenRouter; Mistral sends parts with "thinking" in place of these.
 _REASONING = ("reasoning_content", "reasoning", "reasoning_details")
 
@@ -119,7 +116,7 @@ class Chat(TextDialect):
         return _read(event, choice, content)
 
     async def check_that_it_goes_on(self, wire: Wire, model: str, timeout_s: float) -> None:
-        """Raise OptionError for a chat that begins its answer again, rather than go on from the last message."""
+        """Raise WrongServer for a chat that begins its answer again, rather than go on from the last message."""
         question, begun = "从一数到十，只写汉字，不加标点。", "一二三四五"
         so_far = SoFar(({"role": "user", "content": question},), "", begun)
         path, body = self.going_on(model, so_far, _NUM_GOING_ON, DecodingParams())
@@ -138,7 +135,7 @@ class Chat(TextDialect):
         finally:
             events.close()
         if text.removeprefix(begun if self.echoes else "").lstrip().startswith("一二"):
-            raise OptionError(
+            raise WrongServer(
                 f"{one_line(model)} at {wire.base} does not go on from the assistant's last message.",
                 hint="Use --cloud-api completions, or another server.",
             )

@@ -16,7 +16,7 @@ from skydraft.edge.stock.ledger import Ledger
 from skydraft.edge.stock.wire import Pool, Wire
 from skydraft.edge.tls import check_certificates, check_token
 from skydraft.engines.vocab import Vocab
-from skydraft.errors import CloudTimeout, OptionError, UnknownModel, VocabularyMismatch
+from skydraft.errors import CloudTimeout, OptionError, UnknownModel, VocabularyMismatch, WrongServer
 from skydraft.protocol.address import is_loopback, without_password
 from skydraft.protocol.values import TargetId
 from skydraft.types import named_weights
@@ -126,8 +126,7 @@ class StockConnection:
     runs: TargetId | None = None
 
     def __init__(self, options: StockOptions, budget: Budget | None = None) -> None:
-        self.address = options.address
-        self.uses_tls = options.uses_tls
+        self.address, self.uses_tls = options.address, options.uses_tls
         self.budget = budget or Budget()
         self.rtt_ms = 0.0  # the shortest seen
         self._options = options
@@ -219,7 +218,7 @@ class StockConnection:
         owner = name(first.get("owned_by")) if isinstance(first, dict) else ""
         if owner not in _OWNERS:
             what = one_line(owner) or "no owner of its models"
-            raise OptionError(
+            raise WrongServer(
                 f"The server at {self.address} does not say what it is ({what}).",
                 hint=f"Name it with --cloud-api {'|'.join(APIS)}.",
             )
@@ -233,4 +232,4 @@ class StockConnection:
         if not known:
             raise UnknownModel(f"The server at {self.address} has no model {wanted or 'at all'}.")
         names = ", ".join(one_line(each) for each in [*known][:10])
-        raise OptionError(f"The server at {self.address} has several models: {names}.", hint="Give --cloud-model.")
+        raise WrongServer(f"The server at {self.address} has several models: {names}.", hint="Give --cloud-model.")

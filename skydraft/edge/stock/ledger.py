@@ -50,8 +50,7 @@ class Ledger:
         self.sent = Sent()
         self.tells_cached = True
         self.budget, self.owner = budget, owner
-        self._server = server
-        self._num_prompt_tokens = num_prompt_tokens
+        self._server, self._num_prompt_tokens = server, num_prompt_tokens
         self._num_told = 0  # committed tokens of the last call: each call tells them again
         self._first: Request | None = None  # the first call that was answered, or the last one so far
 

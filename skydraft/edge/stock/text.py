@@ -1,8 +1,7 @@
 """One text at a server without skydraft. The server keeps nothing: each request carries all tokens.
 
 A draft is checked by writing: the target writes from the base, and what comes is compared with the draft; the same
-request then writes on. Where top-k keeps no more than the server tells, the edge makes the choices from the
-log-probabilities of the best tokens, with the noise of the text; else the server draws by itself.
+request then writes on. Who chooses each token is in `choices`.
 """
 
 import codecs
@@ -49,12 +48,9 @@ class StockText:
             raise OptionError("A server without skydraft takes no recordings.", hint="Add --share-audio none.")
         if server.kind == Chat.name:
             _check_chat(request)
-        self._server = server
-        self._context = context
+        self._server, self._context, self._vocab = server, context, vocab
         self._prompt = np.array(prompt.token_ids, np.int32)
-        self._vocab = vocab
-        self._params = request.params
-        self._given = request
+        self._params, self._given = request.params, request
         self._messages = tuple(
             {"role": each.role, "content": each.content}
             | {name: value for name, value in each.more if name != "reasoning_content"}

@@ -44,8 +44,7 @@ class Pool:
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
         self._is_plain = url.startswith("http:")
-        self._tls_ca = tls_ca
-        self._is_here = is_here
+        self._tls_ca, self._is_here = tls_ca, is_here
         self._client: httpx2.AsyncClient | None = None
         self._lent: Counter[httpx2.AsyncClient] = Counter()  # requests under way
 
@@ -137,10 +136,9 @@ class Wire:
         async def ask(timeout_s: float) -> None:
             try:
                 await self.ask(path, timeout_s)
-            except (CloudLost, TlsFailure):
-                raise
-            except SkydraftError:  # it answers, if only with an error
-                pass
+            except SkydraftError as error:
+                if isinstance(error, CloudLost | TlsFailure):  # else it answers, if only with an error
+                    raise
 
         return await sign_of_life(ask, timeout_s)
 
@@ -226,9 +224,7 @@ class Events:
     """The events of one streamed answer. They are read as they come, so that none waits for the edge."""
 
     def __init__(self, wire: Wire, request: Request, life: str) -> None:
-        self.request = request
-        self._wire = wire
-        self._life = life
+        self.request, self._wire, self._life = request, wire, life
         self._has_ended = False
         self._queue: asyncio.Queue[Any] = asyncio.Queue(_MAX_EVENTS)
         self._task = asyncio.ensure_future(self._read())

@@ -34,10 +34,8 @@ class Writing:
         self.model = ""  # as the server names it
         self.has_gap = False  # whether the server has written tokens without telling them
         self.error: SkydraftError | None = None
-        self._events = events
-        self._dialect = dialect
-        self._prefix = prefix
-        self._left = num_tokens
+        self._events, self._dialect = events, dialect
+        self._prefix, self._left = prefix, num_tokens
         self._rows: deque[Row] = deque()
         self._own: list[int] = []  # tokens of the rows that were read
         self._is_over = False
@@ -133,9 +131,8 @@ class TextWriting(Writing):
         self, events: Events, dialect: Any, prefix: TokenIds, vocab: Vocab, *, text: str, pending: bytes, end_id: int
     ) -> None:
         super().__init__(events, dialect, prefix, 0)
-        self._vocab = vocab
+        self._vocab, self._end_id = vocab, end_id
         self._again = (text.encode() if dialect.echoes else b"") + pending
-        self._end_id = end_id
         self._half = ""  # the first half of a character of UTF-16
         self._held = b""  # text that is not cut into tokens yet
         self._finish = ""  # why the text ended; some servers say so before its last events
