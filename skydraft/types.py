@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -193,6 +193,13 @@ class DraftBlock:
         for name, given in (("signals", self.signals), ("marks of forced tokens", self.forced)):
             if given and len(given) != len(self.token_ids):
                 raise ValueError(f"{len(given)} {name} for {len(self.token_ids)} tokens")
+
+    def first(self, length: int | None) -> DraftBlock:
+        """A block of at most so many of its tokens; None is no limit."""
+        if length is None or len(self.token_ids) <= length:
+            return self
+        signals, forced = self.signals[:length], self.forced[:length]
+        return replace(self, token_ids=self.token_ids[:length], signals=signals, forced=forced, finish=None)
 
     def is_forced(self, index: int) -> bool:
         return bool(self.forced) and self.forced[index]

@@ -76,6 +76,8 @@ def _version(package: str) -> str | None:
 
 
 def _checks(tasks: str | None, **given: Any) -> CheckChoice:
+    if given["no_measure"] and given["devices"]:
+        raise OptionError("--devices measures, and --no-measure measures nothing: choose one.")
     if tasks is None:
         return CheckChoice(**given)
     if not given["devices"]:

@@ -187,14 +187,15 @@ class _Stage:
         self.clouds: dict[float, Cloud] = {}  # by round trip
 
     def check(self) -> None:
-        """Raise OptionError for a mode that the target's server does not follow, before the first one is run."""
-        if self._pair.server:
-            for mode in self._request.modes:
-                asks = self.request_of(Trial(self._request.workload.prompts[0], mode, 0, None))
-                try:
-                    api.fitting(asks, self._pair.server)
-                except OptionError as error:  # its hint is for generate
-                    raise OptionError(f"--modes {mode.name}: {error.args[0]}", hint="Leave this mode out.") from error
+        """Raise OptionError for a mode that a prompt or the target's server does not follow, before the first one is
+        run."""
+        for mode in self._request.modes:
+            try:
+                asks = [self.request_of(Trial(prompt, mode, 0, None)) for prompt in self._request.workload.prompts]
+                if self._pair.server:
+                    api.fitting(asks[0], self._pair.server)
+            except OptionError as error:  # its hint is for generate
+                raise OptionError(f"--modes {mode.name}: {error.args[0]}", hint="Leave this mode out.") from error
 
     def start(self, trial: Trial) -> Generation:
         cloud = self._pair.cloud if trial.link_ms is None else self.clouds[trial.link_ms]

@@ -117,8 +117,8 @@ class Comparison:
     def __init__(self, folder: Path, run: RunLine) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / RECORDS
-        if self.path.exists() and self.path.stat().st_size:
-            before = read_records(self.path)
+        before = read_records(self.path) if self.path.exists() and self.path.stat().st_size else None
+        if before and before.generations:  # else nothing is lost with it
             _check_same(self.path, before.run, run)
             drop_cut_line(self.path)  # only now: other files stay unchanged
             self._run, done = before.run, keys(before.generations)
