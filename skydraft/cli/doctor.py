@@ -35,8 +35,7 @@ PURPOSES = {
     "service": "all that a gateway needs",
     "audio": "reading recordings", "serve": "skydraft serve", "gateway": "skydraft gateway",
     "otel": "OpenTelemetry traces", "report": "reports of compare",
-    "tasks": "sets of tasks of compare", "conformance": "tests with other people's clients",
-    "dev": "working on skydraft",
+    "tasks": "sets of tasks of compare",
 }  # fmt: skip
 _NUM_TASKS = 8  # of each set
 _MEMORY_SHARE = 1.5  # of the weights: KV and buffers too
@@ -48,7 +47,7 @@ def _packages(console: Console) -> Iterator[str]:
     for extra, purpose in PURPOSES.items():
         needed = [each for each in requirements if each.marker and each.marker.evaluate({"extra": extra})]
         found = {each: version for each in needed if (version := _version(each.name))}
-        for each, version in found.items() if extra not in ("conformance", "dev", "tasks") else ():
+        for each, version in found.items() if extra != "tasks" else ():
             if not each.specifier.contains(version, prereleases=True):
                 fits = f"pip install '{each.name}{each.specifier}'"
                 yield f"{each.name} {version} does not fit skydraft[{extra}]: {fits}"

@@ -162,8 +162,8 @@ def _gate(
     names = f"{draft.name} and {facts.name if facts else 'a target that cannot be reached'}"
     weights = facts.weights if facts else None
     calibration = find_calibration(folders, draft.fingerprint, weights, names, given)
-    test = calibration.gate_test(plan.gate.threshold, plan.k or MAX_BLOCK, plan.hand_back or HandBack())
-    return Gate(plan.gate, test, thinking)
+    limit = calibration.limit(plan.gate.threshold, plan.k or MAX_BLOCK, plan.hand_back or HandBack())
+    return Gate(plan.gate, lambda signals: calibration.risk(signals) > limit, thinking)
 
 
 def _end_of_blocks(
@@ -173,7 +173,8 @@ def _end_of_blocks(
     A first block that is longer than the others ends where the draft model is unsure."""
     if plan.eager:
         return gate.is_unsure
-    if (k := plan.k) and turns.longest() > k:
+    k = plan.k or 0
+    if 0 < k < turns.longest():
         return lambda signals: k <= len(signals) < turns.longest() and gate.is_unsure(signals)
     if length is None:
         return None

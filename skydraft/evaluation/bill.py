@@ -35,7 +35,7 @@ def bills(findings: Findings, *, is_long: bool) -> dict[str, Bill]:
 def _asked(case: Case) -> LinkCost:
     """As counted, but each text reads its prompt anew, though a mode that ran before had left it in the server's cache.
 
-    Without requests that cost money, what a server without skydraft would be asked: each call sends the text so far, of which the server
+    Where nothing was sold, what a server without skydraft would be asked: each call sends the text so far, of which it
     has what it read and wrote before; it checks by writing.
     """
     num_prompt, records = case.generation.num_prompt_tokens, case.generation.records

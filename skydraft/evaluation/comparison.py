@@ -205,16 +205,13 @@ class _Stage:
         mode, request = trial.mode, self._request
         audio = request.recordings[trial.prompt.audio] if trial.prompt.audio else None
         return GenerateRequest(
-            asked_of(trial.prompt, audio=audio),
-            mode.plan,
-            params_of(mode, trial.prompt),
+            asked_of(trial.prompt, audio=audio), mode.plan, params_of(mode, trial.prompt),
             tools=trial.prompt.task.tools if trial.prompt.task else (),
-            think=request.think,
+            think=request.think, share_audio=request.share_audio,
             adapter="none",  # `_drafting` has chosen
-            share_audio=request.share_audio,
             execution=request.execution if trial.link_ms is None and not self._pair.server else None,
             calibration=self._calibration if mode.plan.gate.kind == "calibrated" else None,
-        )
+        )  # fmt: skip
 
     def scores(self, todo: Iterable[tuple[PromptEntry, Mode, tuple[int, ...]]]) -> Iterator[ScoreLine]:
         assert isinstance(self._pair.cloud, Engine)
@@ -249,23 +246,15 @@ def _describe(
         machine=f"{cpu_model()}, {os.cpu_count()} threads, {platform.system()}, Python {platform.python_version()}",
         versions=_versions(),
         command=request.command,
-        draft=_model_entry(pair.edge),
-        target=target,
-        vocab_fingerprint=pair.edge.vocab.fingerprint,
-        execution=execution,
-        modes=request.modes,
-        repetitions=request.repetitions,
-        workload=workload.name,
-        workload_sha256=workload.sha256,
-        prompts=workload.prompts,
-        links=(None, *request.rtts_ms),
-        link_prompts=request.link_prompts,
-        think=request.think,
+        draft=_model_entry(pair.edge), target=target, vocab_fingerprint=pair.edge.vocab.fingerprint,
+        execution=execution, modes=request.modes, repetitions=request.repetitions,
+        workload=workload.name, workload_sha256=workload.sha256, prompts=workload.prompts,
+        links=(None, *request.rtts_ms), link_prompts=request.link_prompts, think=request.think,
         share_audio=request.share_audio if request.recordings else None,
         isolation=sandbox.isolation() if request.run_code else None,
         engine_options={name: getattr(options, name) for name in _ENGINE_OPTIONS},
         calibration=hashlib.sha256(calibration.model_dump_json().encode()).hexdigest()[:32] if calibration else None,
-    )
+    )  # fmt: skip
 
 
 def _model_entry(engine: Engine) -> ModelEntry:

@@ -72,18 +72,12 @@ def measure(trial: Trial, start: Start) -> GenerationLine:
         wall_ms = (time.perf_counter() - began) * 1e3
     assert generation.finish_reason is not None
     return GenerationLine(
-        prompt=trial.prompt.id,
-        mode=trial.mode.name,
-        repetition=trial.repetition,
-        link_ms=trial.link_ms,
-        finish=generation.finish_reason,
-        num_prompt_tokens=generation.num_prompt_tokens,
-        wall_ms=wall_ms,
-        token_ids=generation.token_ids,
-        origins=generation.origins,
+        prompt=trial.prompt.id, mode=trial.mode.name, repetition=trial.repetition, link_ms=trial.link_ms,
+        finish=generation.finish_reason, num_prompt_tokens=generation.num_prompt_tokens, wall_ms=wall_ms,
+        token_ids=generation.token_ids, origins=generation.origins,
         pieces=tuple(token.text for _, tokens in rounds for token in tokens),
         rounds=tuple(round_entry(done) for done, _ in rounds),
-    )
+    )  # fmt: skip
 
 
 @contextmanager
