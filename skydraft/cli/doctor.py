@@ -54,16 +54,14 @@ def _packages(console: Console) -> Iterator[str]:
         missing = [each.name for each in needed if each not in found]
         if not missing:
             versions = ", ".join(f"{each.name} {version}" for each, version in found.items())
-            state = versions if len(found) < 6 else f"all {len(found)} packages"
-            console.print(f"  {extra:<12} installed: {state}")
+            console.print(f"  {extra:<12} installed: {versions}")
             continue
-        lacks = ", ".join(missing) if len(missing) < 6 else f"{len(missing)} packages"
         command = f"pip install 'skydraft[{extra}]'"
         if extra == "llamacpp":  # pip compiles it
             command = f"install a C++ compiler, then: {command}"
         elif extra == "prebuilt" and _version("llama-cpp-python") is None:  # the default pair needs one of them
             yield f"llama.cpp is missing, which runs {purpose}: {command}"
-        console.print(f"  {extra:<12} missing {lacks}; for {purpose}: {command}")
+        console.print(f"  {extra:<12} missing {', '.join(missing)}; for {purpose}: {command}")
     console.print()
 
 
