@@ -28,7 +28,7 @@ from skydraft.evaluation.records import ModelEntry, PromptEntry, RunLine, ScoreL
 from skydraft.evaluation.runner import Comparison, Trial
 from skydraft.evaluation.scoring import Scorer
 from skydraft.evaluation.tasks import sandbox
-from skydraft.evaluation.workloads import Workload
+from skydraft.evaluation.workloads import Workload, naming
 from skydraft.gating.calibration import Calibration, find_calibration
 from skydraft.models import cache_dir
 from skydraft.prompts.audio import Audio, load_audio
@@ -187,8 +187,8 @@ class _Stage:
         self.clouds: dict[float, Cloud] = {}  # by round trip
 
     def check(self) -> None:
-        """Raise OptionError for a mode that a prompt or the target's server does not follow, before the first one is
-        run."""
+        """Raise UsageError for a mode that a prompt or the target's server does not follow, and for a prompt that does
+        not fit, before the first one is run."""
         for mode in self._request.modes:
             try:
                 asks = [self.request_of(Trial(prompt, mode, 0, None)) for prompt in self._request.workload.prompts]
@@ -196,6 +196,14 @@ class _Stage:
                     api.fitting(asks[0], self._pair.server)
             except OptionError as error:  # its hint is for generate
                 raise OptionError(f"--modes {mode.name}: {error.args[0]}", hint="Leave this mode out.") from error
+        for mode in {mode.plan.verifies: mode for mode in self._request.modes}.values():
+            author = self._pair.cloud if mode.plan.verifies else self._pair.edge
+            for prompt in self._request.workload.prompts:
+                if prompt.audio or not isinstance(author, Engine):  # speech takes long to read
+                    continue
+                with naming(f"The prompt {prompt.id} cannot be answered", ""):
+                    read = prompted(self.request_of(Trial(prompt, mode, 0, None)), self._pair.edge)[1]
+                    author.check_prompt((read.target if mode.plan.verifies else read.edge).token_ids)
 
     def start(self, trial: Trial) -> Generation:
         cloud = self._pair.cloud if trial.link_ms is None else self.clouds[trial.link_ms]

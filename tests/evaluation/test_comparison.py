@@ -123,6 +123,10 @@ def test_a_prompt_that_a_mode_cannot_answer_is_found_before_the_first_is_answere
     prompts = (PromptEntry(id="1", prompt="语"), PromptEntry(id="2", prompt="速", task=task))
     with pytest.raises(OptionError, match=r"modes edge;style=zh-short: .* does not apply to a grammar"):
         run(request("cloud,edge;style=zh-short", workload=Workload("w", "0" * 64, prompts)), tmp_path / "out")
+    prompts = (prompts[0], PromptEntry(id="3", prompt="语速" * 3000))
+    for names, side in (("edge", r"toy:drift=0\.2"), ("cloud", "toy"), ("quality", "toy")):
+        with pytest.raises(PromptError, match=f"The prompt 3 .* 6000 tokens, the context of {side} holds 4096"):
+            run(request(names, workload=Workload("w", "0" * 64, prompts)), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
