@@ -74,6 +74,8 @@ class ComparisonRequest:
             )
         if len(set(self.rtts_ms)) < len(self.rtts_ms):
             raise OptionError("--emulate-rtt names the same round trip twice.")
+        if self.link_prompts != LINK_PROMPTS and not self.rtts_ms:
+            raise OptionError("--link-prompts is for emulated links, and there is none.", hint="Add --emulate-rtt MS.")
         calibrated = any(mode.plan.gate.kind == "calibrated" for mode in self.modes)
         if self.calibration and not calibrated:
             raise OptionError(
