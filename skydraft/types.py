@@ -198,8 +198,10 @@ class DraftBlock:
         """A block of at most so many of its tokens; None is no limit."""
         if length is None or len(self.token_ids) <= length:
             return self
-        signals, forced = self.signals[:length], self.forced[:length]
-        return replace(self, token_ids=self.token_ids[:length], signals=signals, forced=forced, finish=None)
+        return replace(
+            self, token_ids=self.token_ids[:length], signals=self.signals[:length], forced=self.forced[:length],
+            ended_by="k", finish=None,
+        )  # fmt: skip
 
     def is_forced(self, index: int) -> bool:
         return bool(self.forced) and self.forced[index]
