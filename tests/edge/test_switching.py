@@ -139,7 +139,10 @@ def test_a_prompt_is_read_once_however_often_a_text_switches(number: int) -> Non
 
 @pytest.mark.parametrize("drift", [0.0, 0.02, 0.2])
 @pytest.mark.parametrize("plan", [make_plan("lossless", k=12), make_plan("lossless", k=12, hand_back="3")])
-def test_of_a_block_that_is_longer_than_the_server_takes_the_first_part_is_judged(plan: Any, drift: float) -> None:
+def test_of_a_block_that_is_longer_than_the_server_takes_the_first_part_is_judged(
+    plan: Any, drift: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skydraft.edge.cloud._FACTS_S", 0.0)  # two minutes later
     params = DecodingParams(max_new_tokens=60, temperature=0.8, seed=3)
     given = {"edge": open_toy(f"toy:drift={drift}"), "plan": plan, "params": params}
     near = skydraft.generate("语速", cloud=open_toy("toy"), **given).run()
@@ -151,3 +154,4 @@ def test_of_a_block_that_is_longer_than_the_server_takes_the_first_part_is_judge
         if done.origins[-1] == "recovered":  # a token that was not drafted; after the part that stands comes a bonus
             assert done.token_ids[-1] != done.block.token_ids[done.record.num_accepted]
     assert again.token_ids == far.token_ids and (drift or far.stats.acceptance_rate == 1)
+    assert [done.receipt.calls - done.stats.num_escalated for done in (far, again)] == [1, 0]  # refused calls
