@@ -239,10 +239,11 @@ def carried(modes: str, execution: str, step_ms: float, out: Path | None) -> Non
         for mode in chosen:  # what the draft model has to compute is not timed
             drive(connect, make_edge, mode, [[each] for each in asked_for])
         for num, mode in itertools.product(NUM_CLIENTS, chosen):
-            before, began = scrape(port), time.perf_counter()
+            before, known, began = scrape(port), drafts.num_computed, time.perf_counter()
             clients = drive(connect, make_edge, mode, shared(asked_for, num))
             seconds = round(time.perf_counter() - began, 2)
-            points.append({"texts": kind, "clients": num, "mode": mode.name, "seconds": seconds}
+            points.append({"texts": kind, "clients": num, "mode": mode.name, "seconds": seconds,
+                           "computed": drafts.num_computed - known}  # by the draft model, though it was recorded
                           | counted_of(clients, before, scrape(port)))  # fmt: skip
             print(json.dumps(points[-1]), flush=True)
             if out:  # a run that is ended keeps what it has

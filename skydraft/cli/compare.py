@@ -208,10 +208,11 @@ def _show_table(settings: list[dict[str, Any]]) -> None:
     click.echo(f"{'mode':<{width}}  link ms" + "".join(f"{name:>15}" for name in shown))
     for each in settings:
         values = [each["measures"].get(name, {}).get("value") for name in shown.values()]
+        cells = ["" if value is None else f"{value:.3f}" for value in values]
+        if values[2] == 1 and round((values[1] or 0) * each["num_tokens"]) == each["num_generations"]:
+            cells[1] = "one a text"
         link = "here" if each["link_ms"] is None else f"{each['link_ms']:g}"
-        click.echo(
-            f"{each['mode']:<{width}}  {link:>7}" + "".join(f"{'' if v is None else f'{v:.3f}':>15}" for v in values)
-        )
+        click.echo(f"{each['mode']:<{width}}  {link:>7}" + "".join(f"{cell:>15}" for cell in cells))
 
 
 def _show_bill(findings: Findings, prices: Prices) -> None:

@@ -35,8 +35,7 @@ PURPOSES = {
     "service": "all that a gateway needs",
     "audio": "reading recordings", "serve": "skydraft serve", "gateway": "skydraft gateway",
     "otel": "OpenTelemetry traces", "report": "reports of compare",
-    "tasks": "sets of tasks of compare", "conformance": "tests with other people's clients",
-    "dev": "working on skydraft",
+    "tasks": "sets of tasks of compare",
 }  # fmt: skip
 _NUM_TASKS = 8  # of each set
 _MEMORY_SHARE = 1.5  # of the weights: KV and buffers too
@@ -48,23 +47,21 @@ def _packages(console: Console) -> Iterator[str]:
     for extra, purpose in PURPOSES.items():
         needed = [each for each in requirements if each.marker and each.marker.evaluate({"extra": extra})]
         found = {each: version for each in needed if (version := _version(each.name))}
-        for each, version in found.items() if extra not in ("conformance", "dev", "tasks") else ():
+        for each, version in found.items() if extra != "tasks" else ():
             if not each.specifier.contains(version, prereleases=True):
                 fits = f"pip install '{each.name}{each.specifier}'"
                 yield f"{each.name} {version} does not fit skydraft[{extra}]: {fits}"
         missing = [each.name for each in needed if each not in found]
         if not missing:
             versions = ", ".join(f"{each.name} {version}" for each, version in found.items())
-            state = versions if len(found) < 6 else f"all {len(found)} packages"
-            console.print(f"  {extra:<12} installed: {state}")
+            console.print(f"  {extra:<12} installed: {versions}")
             continue
-        lacks = ", ".join(missing) if len(missing) < 6 else f"{len(missing)} packages"
         command = f"pip install 'skydraft[{extra}]'"
         if extra == "llamacpp":  # pip compiles it
             command = f"install a C++ compiler, then: {command}"
         elif extra == "prebuilt" and _version("llama-cpp-python") is None:  # the default pair needs one of them
             yield f"llama.cpp is missing, which runs {purpose}: {command}"
-        console.print(f"  {extra:<12} missing {lacks}; for {purpose}: {command}")
+        console.print(f"  {extra:<12} missing {', '.join(missing)}; for {purpose}: {command}")
     console.print()
 
 
@@ -76,6 +73,8 @@ def _version(package: str) -> str | None:
 
 
 def _checks(tasks: str | None, **given: Any) -> CheckChoice:
+    if given["no_measure"] and given["devices"]:
+        raise OptionError("--devices measures, and --no-measure measures nothing: choose one.")
     if tasks is None:
         return CheckChoice(**given)
     if not given["devices"]:

@@ -22,7 +22,7 @@ from skydraft.cli.terminal import TERMINAL, console_for, harmless, show_summary,
 from skydraft.decoding.audits import Auditor
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.request import GenerateRequest
-from skydraft.errors import PromptError
+from skydraft.errors import OptionError, PromptError
 from skydraft.prompts.messages import spoken
 
 _INTERRUPTED = 130
@@ -57,13 +57,16 @@ def generate(
         prompt = with_piped(prompt, quiet=models.is_quiet)
     messages = writing.messages(prompt, has_audio=recording is not None)
     messages = spoken(messages, recording.audio if recording else None)
+    has_audio = any(each.audio for each in messages)
+    if not has_audio and (speech.share_audio or speech.max_audio_s is not None):
+        raise OptionError("--share-audio and --max-audio-s are about recordings, and there is none.", hint="Remove it.")
     request = GenerateRequest(
         messages,
         plan=gate.plan,
         params=decoding.params(default_style=STYLE if recording else None),
         raw=writing.raw,
         think=decoding.think,
-        share_audio=speech.share(gate, cloud) if any(each.audio for each in messages) else "features",
+        share_audio=speech.share(gate, cloud) if has_audio else "features",
         execution=gate.execution,
         calibration=gate.calibration,
         with_signals=output.trace is not None,

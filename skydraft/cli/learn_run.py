@@ -145,6 +145,8 @@ def run(
     cloud.check(models)
     if models.adapter not in ("auto", "none"):
         raise OptionError("--adapter does not apply here: the model as it is learns.", hint="Leave it out.")
+    if asked.folder and (decoding.style or decoding.values or decoding.think != "auto"):
+        raise OptionError("Decoding options are for --prompts: what was collected has its own.", hint="Leave them out.")
     home = adapters.home_of(name, models.edge_model, cache_dir())
     bare = replace(models, adapter="none")
     with disk_errors_named(cache_dir()):
@@ -196,8 +198,9 @@ class _Run:
             else:
                 objection = "the answers that it learned from were forgotten meanwhile"
         write_whole(last, f"{key}{f'kept nothing: {objection}' if objection else adapters.IN_USE}".encode(), 0o600)
-        for path in (self._trial, self._trial.with_suffix(".json"), self._judged, self._state, self._begun):
-            path.unlink(missing_ok=True)
+        for done in (self._trial, self._trial.with_suffix(".json"), self._judged, self._state, self._begun):
+            for path in (done, *home.glob(f".{done.name}-*")):  # a kill may have left half of one
+                path.unlink(missing_ok=True)
         click.echo(f"Not kept: {objection}." if objection else _how_used(home.name, task, how))
         return 0 if (home / adapters.FILE).exists() else 1
 

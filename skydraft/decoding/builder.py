@@ -76,13 +76,12 @@ def start_generation(
         begun=begun,
     )
     with_signals = request.with_signals or plan.needs_signals or plan.k is None
-    opens = START in plan.gate.content_rules and not begun and not params.think_end
-    opening = OPENING if opens and plan.k is not None and plan.k < OPENING else 0
-    turns, length = _turns(plan, draft, facts, len(prompts.edge.token_ids), opening)
+    opens = plan.k and START in plan.gate.content_rules and not begun and not params.think_end
+    turns, length = _turns(plan, draft, facts, len(prompts.edge.token_ids), OPENING if opens else 0)
     drafter = verifier = None
     if draft:
         drafter = Drafter(
-            draft, prompts.edge, params, max_new_tokens, ends_blocks=_end_of_blocks(plan, gate, length, opening),
+            draft, prompts.edge, params, max_new_tokens, ends_blocks=_end_of_blocks(plan, gate, length, turns),
             with_signals=with_signals, longest=facts.max_block if facts else 0 if verifying else MAX_K,
             reuse=request.reuse, scores=context.scores,
         )  # fmt: skip
@@ -163,19 +162,20 @@ def _gate(
     names = f"{draft.name} and {facts.name if facts else 'a target that cannot be reached'}"
     weights = facts.weights if facts else None
     calibration = find_calibration(folders, draft.fingerprint, weights, names, given)
-    test = calibration.gate_test(plan.gate.threshold, plan.k or MAX_BLOCK, plan.hand_back or HandBack())
-    return Gate(plan.gate, test, thinking)
+    limit = calibration.limit(plan.gate.threshold, plan.k or MAX_BLOCK, plan.hand_back or HandBack())
+    return Gate(plan.gate, lambda signals: calibration.risk(signals) > limit, thinking)
 
 
 def _end_of_blocks(
-    plan: Plan, gate: Gate, length: AutoTurns | None, opening: int
+    plan: Plan, gate: Gate, length: AutoTurns | None, turns: Turns
 ) -> Callable[[Seq[Signals]], bool] | None:
     """What ends a block early. A skipped block costs no round: if the gate may skip, only what it sends is compared.
     A first block that is longer than the others ends where the draft model is unsure."""
     if plan.eager:
         return gate.is_unsure
-    if opening:
-        return lambda signals: len(signals) >= (plan.k or 0) and gate.is_unsure(signals)
+    k = plan.k or 0
+    if 0 < k < turns.longest():
+        return lambda signals: k <= len(signals) < turns.longest() and gate.is_unsure(signals)
     if length is None:
         return None
     if not plan.is_gated:

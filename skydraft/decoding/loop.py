@@ -90,7 +90,8 @@ class SpeculativeLoop:
             if not (error.is_outage and self.falls_back):
                 raise
             return self._commit(self._block_without(block, error), None, "fallback", reason, began)
-        return self._commit(block, verdict, "verified" if self.verifier.called else "written", reason, began)
+        judged = block.first(self.verifier.max_block)  # what comes after it is a bonus
+        return self._commit(judged, verdict, "verified" if self.verifier.called else "written", reason, began)
 
     def _block_without(self, block: DraftBlock, error: CloudError) -> DraftBlock:
         """The block to commit after the loss of the target: if the target was to write, the draft model writes."""

@@ -93,6 +93,8 @@ class LocalVerifier(TargetSession):
     """Verifies with an engine in this process; its sequence is opened at the first verification. `max_rows` bounds the
     rows of one forward: `engine.invariant_rows`, the default, makes every verdict bit-exact."""
 
+    max_block: int | None = None
+
     def __init__(
         self, engine: Engine, prompt: Prompt, params: DecodingParams, *, max_rows: int | None = None, top: int = 0,
         reuse: Reuse | None = None, num_best: int | None = None, committed: Seq[int] = (),

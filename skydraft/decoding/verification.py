@@ -21,6 +21,7 @@ class Verifier(Protocol):
     """The interface between the loop on the edge and the target. `sent` is what left this device of the text, and
     `link` what that cost in all."""
 
+    max_block: int | None  # of a longer block only so many tokens are judged; None: no limit is known
     called: bool  # whether the last `verify` called the target, and did not only take a token that it had written
     sent: Sent
 

@@ -113,11 +113,12 @@ class Cloud:
 
     def facts(self, wait_s: float | None) -> TargetFacts | None:
         """Facts about the servers, asked for now or in the last two minutes; None if none answers within `wait_s`
-        seconds. With 0 no server is asked; None waits for `timeout_s`. Raises CloudError where waiting is no cure."""
+        seconds. With 0 no server is asked, and older facts will do; None waits for `timeout_s`. Raises CloudError where
+        waiting is no cure."""
         servers = self.servers
         known = [servers.facts.get(server.address) for server in servers.in_order(self._key)]
         for at, facts in filter(None, known):
-            if time.monotonic() - at < _FACTS_S:
+            if time.monotonic() - at < _FACTS_S or wait_s == 0:
                 return facts
         if wait_s is None:
             return self._run(self._patiently(lambda server: servers.learn(server, self.timeout_s)))

@@ -78,7 +78,7 @@ class RemoteVerifier:
         self._text = self._server.begin(context, prompt, vocab, request)
         self._text.target = servers.target
         self.sent = self._text.sent
-        self._max_block: int | None = None  # the longest block that the server accepts, after it refused one
+        self.max_block: int | None = None  # what the server accepts, after it refused a longer one
         self._written: deque[Verdict] = deque()  # written tokens that the text does not have yet
         self._ahead: Awaited[None] | None = None  # an opening under way
         self._pending: Awaited[Any] | None = None  # the current or last wait
@@ -267,17 +267,13 @@ class RemoteVerifier:
                 return self._written.popleft()
         self.called = True
         try:
-            return await self._text.verify(self._cut(block), catch_up, write, self._waiting)
+            return await self._text.verify(block.first(self.max_block), catch_up, write, self._waiting)
         except errors.LimitExceeded:
             facts = await self._servers.learn(self._server, self._patience.timeout_s)
             if len(block.token_ids) <= facts.max_block:
                 raise
-            self._max_block = facts.max_block
-            return await self._text.verify(self._cut(block), catch_up, write, self._waiting)
-
-    def _cut(self, block: DraftBlock) -> DraftBlock:
-        is_long = self._max_block is not None and len(block.token_ids) > self._max_block
-        return DraftBlock(block.base, block.token_ids[: self._max_block]) if is_long else block
+            self.max_block = facts.max_block
+            return await self._text.verify(block.first(self.max_block), catch_up, write, self._waiting)
 
     async def _read_written(self) -> bool:
         written = await self._text.next_written(self._waiting)

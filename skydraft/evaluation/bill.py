@@ -35,12 +35,12 @@ def bills(findings: Findings, *, is_long: bool) -> dict[str, Bill]:
 def _asked(case: Case) -> LinkCost:
     """As counted, but each text reads its prompt anew, though a mode that ran before had left it in the server's cache.
 
-    Without a count, what a server without skydraft would be asked: each call sends the text so far, of which the server
+    Where nothing was sold, what a server without skydraft would be asked: each call sends the text so far, of which it
     has what it read and wrote before; it checks by writing.
     """
     num_prompt, records = case.generation.num_prompt_tokens, case.generation.records
     link, known = sum((record.link for record in records), LinkCost()), 0
-    if link.tokens_in:
+    if link.num_requests:
         return replace(link, tokens_hit=min(link.tokens_hit, max(link.tokens_in - num_prompt, 0)))
     link = LinkCost()
     for record in records:

@@ -28,7 +28,7 @@ from skydraft.evaluation.records import ModelEntry, PromptEntry, RunLine, ScoreL
 from skydraft.evaluation.runner import Comparison, Trial
 from skydraft.evaluation.scoring import Scorer
 from skydraft.evaluation.tasks import sandbox
-from skydraft.evaluation.workloads import Workload
+from skydraft.evaluation.workloads import Workload, naming
 from skydraft.gating.calibration import Calibration, find_calibration
 from skydraft.models import cache_dir
 from skydraft.prompts.audio import Audio, load_audio
@@ -74,6 +74,8 @@ class ComparisonRequest:
             )
         if len(set(self.rtts_ms)) < len(self.rtts_ms):
             raise OptionError("--emulate-rtt names the same round trip twice.")
+        if self.link_prompts != LINK_PROMPTS and not self.rtts_ms:
+            raise OptionError("--link-prompts is for emulated links, and there is none.", hint="Add --emulate-rtt MS.")
         calibrated = any(mode.plan.gate.kind == "calibrated" for mode in self.modes)
         if self.calibration and not calibrated:
             raise OptionError(
@@ -187,14 +189,23 @@ class _Stage:
         self.clouds: dict[float, Cloud] = {}  # by round trip
 
     def check(self) -> None:
-        """Raise OptionError for a mode that the target's server does not follow, before the first one is run."""
-        if self._pair.server:
-            for mode in self._request.modes:
-                asks = self.request_of(Trial(self._request.workload.prompts[0], mode, 0, None))
-                try:
-                    api.fitting(asks, self._pair.server)
-                except OptionError as error:  # its hint is for generate
-                    raise OptionError(f"--modes {mode.name}: {error.args[0]}", hint="Leave this mode out.") from error
+        """Raise UsageError for a mode that a prompt or the target's server does not follow, and for a prompt that does
+        not fit, before the first one is run."""
+        for mode in self._request.modes:
+            try:
+                asks = [self.request_of(Trial(prompt, mode, 0, None)) for prompt in self._request.workload.prompts]
+                if self._pair.server:
+                    api.fitting(asks[0], self._pair.server)
+            except OptionError as error:  # its hint is for generate
+                raise OptionError(f"--modes {mode.name}: {error.args[0]}", hint="Leave this mode out.") from error
+        for mode in {mode.plan.verifies: mode for mode in self._request.modes}.values():
+            author = self._pair.cloud if mode.plan.verifies else self._pair.edge
+            for prompt in self._request.workload.prompts:
+                if prompt.audio or not isinstance(author, Engine):  # speech takes long to read
+                    continue
+                with naming(f"The prompt {prompt.id} cannot be answered", ""):
+                    read = prompted(self.request_of(Trial(prompt, mode, 0, None)), self._pair.edge)[1]
+                    author.check_prompt((read.target if mode.plan.verifies else read.edge).token_ids)
 
     def start(self, trial: Trial) -> Generation:
         cloud = self._pair.cloud if trial.link_ms is None else self.clouds[trial.link_ms]
@@ -204,16 +215,13 @@ class _Stage:
         mode, request = trial.mode, self._request
         audio = request.recordings[trial.prompt.audio] if trial.prompt.audio else None
         return GenerateRequest(
-            asked_of(trial.prompt, audio=audio),
-            mode.plan,
-            params_of(mode, trial.prompt),
+            asked_of(trial.prompt, audio=audio), mode.plan, params_of(mode, trial.prompt),
             tools=trial.prompt.task.tools if trial.prompt.task else (),
-            think=request.think,
+            think=request.think, share_audio=request.share_audio,
             adapter="none",  # `_drafting` has chosen
-            share_audio=request.share_audio,
             execution=request.execution if trial.link_ms is None and not self._pair.server else None,
             calibration=self._calibration if mode.plan.gate.kind == "calibrated" else None,
-        )
+        )  # fmt: skip
 
     def scores(self, todo: Iterable[tuple[PromptEntry, Mode, tuple[int, ...]]]) -> Iterator[ScoreLine]:
         assert isinstance(self._pair.cloud, Engine)
@@ -248,23 +256,15 @@ def _describe(
         machine=f"{cpu_model()}, {os.cpu_count()} threads, {platform.system()}, Python {platform.python_version()}",
         versions=_versions(),
         command=request.command,
-        draft=_model_entry(pair.edge),
-        target=target,
-        vocab_fingerprint=pair.edge.vocab.fingerprint,
-        execution=execution,
-        modes=request.modes,
-        repetitions=request.repetitions,
-        workload=workload.name,
-        workload_sha256=workload.sha256,
-        prompts=workload.prompts,
-        links=(None, *request.rtts_ms),
-        link_prompts=request.link_prompts,
-        think=request.think,
+        draft=_model_entry(pair.edge), target=target, vocab_fingerprint=pair.edge.vocab.fingerprint,
+        execution=execution, modes=request.modes, repetitions=request.repetitions,
+        workload=workload.name, workload_sha256=workload.sha256, prompts=workload.prompts,
+        links=(None, *request.rtts_ms), link_prompts=request.link_prompts, think=request.think,
         share_audio=request.share_audio if request.recordings else None,
         isolation=sandbox.isolation() if request.run_code else None,
         engine_options={name: getattr(options, name) for name in _ENGINE_OPTIONS},
         calibration=hashlib.sha256(calibration.model_dump_json().encode()).hexdigest()[:32] if calibration else None,
-    )
+    )  # fmt: skip
 
 
 def _model_entry(engine: Engine) -> ModelEntry:

@@ -196,12 +196,8 @@ def measure_load(
         cloud.ping(_LOOK_S)  # clients may have waited at the end for a server that was lost
     records = [record for client in clients for record in client.records]
     waits = [record.link.rtt_ms for record in records if record.link.rtt_ms]
+    wait_ms, late_ms = (percentile(waits, percent) or 0.0 for percent in (50, 95))
     return Load(
-        mode.name,
-        sum(client.num_tokens for client in clients) / seconds,
-        percentile(waits, 50) or 0.0,
-        percentile(waits, 95) or 0.0,
-        spent_s / seconds,
-        kept.num_computed - num_computed,
-        agreement_of(records),
-    )
+        mode.name, sum(client.num_tokens for client in clients) / seconds, wait_ms, late_ms, spent_s / seconds,
+        kept.num_computed - num_computed, agreement_of(records),
+    )  # fmt: skip

@@ -90,12 +90,9 @@ def examine_link(
     num_tokens = sum(record.num_committed for record in records)
     beside = [r.wall_ms - r.draft.forward_ms - r.target.forward_ms - r.target.queue_ms for r in records]
     draft_ms = edge.profile.forward_ms[0]
+    alpha = measured_alpha((record.num_accepted, record.num_draft) for record in records) or 0.0
     return LinkReport(
-        k=k,
-        alpha=measured_alpha((record.num_accepted, record.num_draft) for record in records) or 0.0,
-        num_tokens=num_tokens,
-        num_rounds=len(records),
+        k=k, alpha=alpha, num_tokens=num_tokens, num_rounds=len(records), wire_ms=statistics.median(beside),
         bytes_per_token=(link.bytes_up + link.bytes_down) / num_tokens,
-        wire_ms=statistics.median(beside),
         costs=CostModel(draft_ms, info.forward_ms, info.max_rows, wire_ms=rtt_ms, streams=True),
-    )
+    )  # fmt: skip

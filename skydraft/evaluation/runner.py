@@ -72,18 +72,12 @@ def measure(trial: Trial, start: Start) -> GenerationLine:
         wall_ms = (time.perf_counter() - began) * 1e3
     assert generation.finish_reason is not None
     return GenerationLine(
-        prompt=trial.prompt.id,
-        mode=trial.mode.name,
-        repetition=trial.repetition,
-        link_ms=trial.link_ms,
-        finish=generation.finish_reason,
-        num_prompt_tokens=generation.num_prompt_tokens,
-        wall_ms=wall_ms,
-        token_ids=generation.token_ids,
-        origins=generation.origins,
+        prompt=trial.prompt.id, mode=trial.mode.name, repetition=trial.repetition, link_ms=trial.link_ms,
+        finish=generation.finish_reason, num_prompt_tokens=generation.num_prompt_tokens, wall_ms=wall_ms,
+        token_ids=generation.token_ids, origins=generation.origins,
         pieces=tuple(token.text for _, tokens in rounds for token in tokens),
         rounds=tuple(round_entry(done) for done, _ in rounds),
-    )
+    )  # fmt: skip
 
 
 @contextmanager
@@ -112,14 +106,18 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 class Comparison:
-    """A run that writes to `folder`, or continues the run there. Raises RecordsError if that is a different one."""
+    """A run that writes to `folder`, or continues the run there. Raises RecordsError if that is a different one with
+    answers."""
 
     def __init__(self, folder: Path, run: RunLine) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / RECORDS
-        if self.path.exists() and self.path.stat().st_size:
-            before = read_records(self.path)
-            _check_same(self.path, before.run, run)
+        before = read_records(self.path) if self.path.exists() and self.path.stat().st_size else None
+        differs = _difference(before.run, run) if before else ""
+        if before and differs and before.generations:
+            says = f"{self.path} holds another run: its {differs} differs."
+            raise RecordsError(says, hint="Give another --out, or remove the file.")
+        if before and not differs:
             drop_cut_line(self.path)  # only now: other files stay unchanged
             self._run, done = before.run, keys(before.generations)
         else:
@@ -166,12 +164,9 @@ class Comparison:
                 yield VerdictLine(prompt=prompt, token_ids=token_ids, **asdict(task.check.judge(text)))
 
 
-def _check_same(path: Path, before: RunLine, now: RunLine) -> None:
-    differs = [name for name in _SAME if getattr(before, name) != getattr(now, name)]
+def _difference(before: RunLine, now: RunLine) -> str:
+    """What now is another than before, or ""."""
+    differs = [name.replace("_", " ") for name in _SAME if getattr(before, name) != getattr(now, name)]
     sides = ((side, getattr(before, side).fingerprint, getattr(now, side).fingerprint) for side in ("draft", "target"))
     differs += [f"{side} model" for side, old, new in sides if old != new]
-    if differs:
-        raise RecordsError(
-            f"{path} holds another run: its {differs[0].replace('_', ' ')} differs.",
-            hint="Give another --out, or remove the file.",
-        )
+    return next(iter(differs), "")

@@ -35,15 +35,13 @@ class Scorer:
             self._reads = prompts, params
         drafted, judged = (reader.read(token_ids) for reader in self._readers)
         return ScoreLine(
-            prompt=prompt,
-            style=style,
-            token_ids=token_ids,
+            prompt=prompt, style=style, token_ids=token_ids,
             choices=tuple(choice for choice, _ in judged),
             choice_pieces=tuple(self._target.vocab.written([choice]) for choice, _ in judged),
             nll=tuple(nll for _, nll in judged),
             signals=tuple(signals for _, signals in drafted),
             drafted=tuple(choice for choice, _ in drafted),
-        )
+        )  # fmt: skip
 
     def close(self) -> None:
         for reader in self._readers:

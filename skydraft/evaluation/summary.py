@@ -61,15 +61,11 @@ def _setting(findings: Findings, setting: Setting, resamples: Resamples) -> Sett
     cases = setting.all_cases
     figures = {measure.name: resamples.figure(*setting.sums(measure.name)) for measure in MEASURES}
     return SettingFigures(
-        mode=setting.mode.name,
-        link_ms=setting.link_ms,
-        num_prompts=len(setting.cases),
-        num_generations=len(cases),
-        num_tokens=sum(case.num_tokens for case in cases),
+        mode=setting.mode.name, link_ms=setting.link_ms, num_prompts=len(setting.cases),
+        num_generations=len(cases), num_tokens=sum(case.num_tokens for case in cases),
         measures={name: figure for name, figure in figures.items() if figure is not None},
-        speed_over=_speed_over(findings, setting, resamples),
-        categories=_by_category(setting),
-    )
+        speed_over=_speed_over(findings, setting, resamples), categories=_by_category(setting),
+    )  # fmt: skip
 
 
 def _by_category(setting: Setting) -> dict[str, dict[str, Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
@@ -44,12 +44,12 @@ class PairSide(_Value):
 class CurvePoint(_Value):
     """The agreement that a limit on the risk of a block gave on the fitted prompts, and what it took of the target."""
 
+    model_config = ConfigDict(extra="ignore")  # earlier versions noted more
+
     limit: float = Field(ge=0)
     agreement: float = Field(ge=0, le=1)
     calls_per_token: float = Field(ge=0)
     written_per_token: float = Field(default=0.0, ge=0)
-    rows_per_token: float = Field(default=0.0, ge=0)
-    drafted_per_token: float = Field(default=0.0, ge=0)
 
 
 class Curve(_Value):
@@ -128,11 +128,6 @@ class Calibration(_Value):
                 hint="For the target's own text use --mode lossless.",
             )
         return limit
-
-    def gate_test(self, agreement: float, k: int, hand_back: HandBack) -> Callable[[Sequence[Signals]], bool]:
-        """Whether a block must be sent, by the limit for this agreement. Raises OptionError as `limit` does."""
-        limit = self.limit(agreement, k, hand_back)
-        return lambda signals: self.risk(signals) > limit
 
     def risk(self, signals: Iterable[Signals]) -> float:
         return sum(risks_of(self.risks, signals))

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from operator import attrgetter
 from typing import Literal
 
 import numpy as np
@@ -115,17 +114,13 @@ def curve(
     along = [(risks_of(risks, text.signals), text.disagrees) for text in texts]
     for limit in _LIMITS:
         walked = [walk(of_text, disagrees, limit, k, hand_back) for of_text, disagrees in along]
-        calls, written, rows, drafted = (
-            round(sum(map(attrgetter(name), walked)) / num_tokens, 4)
-            for name in ("num_calls", "num_written", "num_rows", "num_drafted")
-        )
+        calls = round(sum(replay.num_calls for replay in walked) / num_tokens, 4)
+        written = round(sum(replay.num_written for replay in walked) / num_tokens, 4)
         wrong = sum(replay.num_wrong for replay in walked) / num_tokens
         wrong += _standard_error(walked, wrong) if is_cautious and limit else 0.0
         lowest = max(min(lowest, 1 - wrong), 0.0)
-        point = CurvePoint(
-            limit=round(limit, 4), agreement=round(lowest, 5), calls_per_token=calls,
-            written_per_token=written, rows_per_token=rows, drafted_per_token=drafted,
-        )  # fmt: skip
+        kept = round(lowest, 5)
+        point = CurvePoint(limit=round(limit, 4), agreement=kept, calls_per_token=calls, written_per_token=written)
         if len(points) > 1 and points[-1].agreement == point.agreement:
             points.pop()
         points.append(point)

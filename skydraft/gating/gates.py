@@ -92,7 +92,9 @@ class GateSpec:
                     hint="Remove it, or choose a gate such as entropy:3.25.",
                 )
         elif self.kind not in SIGNALS:
-            raise _no_gate(self.kind)
+            known = ", ".join(f"{kind}:{threshold.example}" for kind, threshold in SIGNALS.items())
+            hint = f"Use always, never, or for example {known}."
+            raise OptionError(f"There is no gate '{self.kind}'.", hint=hint)
         elif not 0 <= self.threshold <= SIGNALS[self.kind].highest:  # also refuses NaN
             raise _bad_threshold(self.kind, f"{self.threshold:g}")
 
@@ -116,11 +118,6 @@ def parse_gate(text: str) -> GateSpec:
         return GateSpec(kind, float(value), rules)
     except ValueError as error:
         raise _bad_threshold(kind, value) from error
-
-
-def _no_gate(text: str) -> OptionError:
-    known = ", ".join(f"{kind}:{threshold.example}" for kind, threshold in SIGNALS.items())
-    return OptionError(f"There is no gate '{text}'.", hint=f"Use always, never, or for example {known}.")
 
 
 def _bad_threshold(kind: str, value: str) -> OptionError:

@@ -63,6 +63,9 @@ WRONG = {
     "doctor --devices 4": "--devices needs a server",
     "doctor --cloud localhost:1 --tasks arithmetic": "--tasks needs --devices",
     "doctor --devices 257 --cloud localhost:1": "1<=x<=256",
+    "doctor --devices 4 --cloud localhost:1 --no-measure": "choose one",
+    "learn run x --from nowhere --temperature 1": "Decoding options are for --prompts",
+    "learn run x --from nowhere --think on": "Decoding options are for --prompts",
     # audits
     f"{GENERATE} --audit-share 0": "above 0",
     f"{GENERATE} --audit-share nan": "above 0",
@@ -70,6 +73,8 @@ WRONG = {
     f"generate 你好 {EDGE} --cloud http://localhost:1/v1 --audit-share 1": "--audit-share does not apply to a server",
     f"gateway --edge-only {EDGE} --audit-share 0.1": "is to audit",
     # recordings
+    f"{GENERATE} --share-audio none": "are about recordings",
+    f"{GENERATE} --max-audio-s 3": "are about recordings",
     "caption": "FILES",
     f"{CAPTION} --cloud localhost:1": "--share-audio",
     f"{CAPTION} --cloud localhost:1 -m edge": "works alone",

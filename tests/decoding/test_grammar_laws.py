@@ -73,6 +73,20 @@ def test_forced_tokens_cost_no_forward_and_are_sure() -> None:
     assert signals.count(CERTAIN) == len(signals) - 1 > 10
 
 
+@law(20)
+@given(st.integers(0, 60), st.sampled_from(JSONS), st.integers(1, 6), st.sampled_from(["", "+start"]))
+def test_a_block_goes_on_as_long_as_tokens_are_forced(seed: int, grammar: str, k: int, start: str) -> None:
+    """The first one, too, but where it ends sooner since the draft model is unsure."""
+    edge, cloud = pair(seed, 0.3)
+    params = DecodingParams(grammar=grammar, max_new_tokens=40)
+    plan, chooser = make_plan(gate=f"entropy:1{start}", k=k), Chooser(params, BYTES, len(PROMPT_IDS))
+    done = decode(plan, params, edge, cloud)
+    for round_ in done.rounds_so_far[bool(start) :]:
+        prefix = [*PROMPT_IDS, *done.token_ids[: round_.block.base], *round_.block.token_ids]
+        if round_.block.token_ids and not round_.block.finish and len(round_.block.token_ids) < 32:
+            assert chooser.forced(array(prefix)) is None and len(round_.block.free_signals) == k
+
+
 @pytest.mark.parametrize("text", ["1111111111 2024年" * 3, ",,,,,, ,,,,,," * 4, "abababababab 3 3 3 3" * 3])
 def test_a_forced_token_is_never_a_reason_to_ask_the_cloud(text: str) -> None:
     """Not as punctuation, as a cycle, as a digit or date; a block of nothing else is skipped whatever the threshold."""

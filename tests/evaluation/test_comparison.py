@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,18 @@ import soundfile
 import skydraft
 from skydraft import config
 from skydraft.config import DecodingParams, decoding_params
+from skydraft.engines.toy import open_toy
 from skydraft.errors import OptionError, PromptError, RecordsError
+from skydraft.evaluation.bill import bills
 from skydraft.evaluation.comparison import ComparisonRequest
+from skydraft.evaluation.findings import Findings
 from skydraft.evaluation.modes import Mode, parse_modes
-from skydraft.evaluation.records import Records
-from skydraft.evaluation.workloads import read_prompts
+from skydraft.evaluation.records import PromptEntry, Records
+from skydraft.evaluation.tasks.checks import Task
+from skydraft.evaluation.workloads import Workload, read_prompts
 from skydraft.prompts.audio import load_audio
 
+from ..serving import serving
 from ..speech.hearing import HearingToy
 from . import pairs
 
@@ -111,7 +118,31 @@ def test_a_calibration_that_is_missing_or_of_another_pair_is_refused_before_anyt
     assert len(run(asked, tmp_path / "out")[0].generations) == 3
 
 
+def test_a_prompt_that_a_mode_cannot_answer_is_found_before_the_first_is_answered(tmp_path: Path) -> None:
+    task = Task(set="s", check={"kind": "regex", "pattern": "."}, grammar="regex:a+")  # type: ignore[arg-type]
+    prompts = (PromptEntry(id="1", prompt="语"), PromptEntry(id="2", prompt="速", task=task))
+    with pytest.raises(OptionError, match=r"modes edge;style=zh-short: .* does not apply to a grammar"):
+        run(request("cloud,edge;style=zh-short", workload=Workload("w", "0" * 64, prompts)), tmp_path / "out")
+    prompts = (prompts[0], PromptEntry(id="3", prompt="语速" * 3000))
+    for names, side in (("edge", r"toy:drift=0\.2"), ("cloud", "toy"), ("quality", "toy")):
+        with pytest.raises(PromptError, match=f"The prompt 3 .* 6000 tokens, the context of {side} holds 4096"):
+            run(request(names, workload=Workload("w", "0" * 64, prompts)), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 # --- what is run
+
+
+def test_the_bill_of_the_same_texts_is_the_same_here_and_over_a_server_of_ours(tmp_path: Path) -> None:
+    asked = request("cloud,gate=entropy:0.2;k=4")
+    with serving(open_toy("toy")) as server, closing(skydraft.connect(server.address, require=True)) as cloud:
+        sides: Any = (pairs.pair(DRIFT)[0], cloud)
+        far, _ = pairs.compared(asked, tmp_path / "far", sides)
+    near, here = (
+        {mode: replace(bill.link, rtt_ms=0.0) for mode, bill in bills(Findings(records), is_long=False).items()}
+        for records in (run(asked, tmp_path / "near")[0], far)
+    )
+    assert near == here and near["cloud"].num_requests == 3 < near["gate=entropy:0.2;k=4"].num_requests
 
 
 def test_every_mode_runs_as_it_was_resolved_whatever_presets_say_by_then(

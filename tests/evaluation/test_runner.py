@@ -194,6 +194,12 @@ def test_a_full_disk_at_the_first_line_leaves_nothing_to_remove(
     assert len(Comparison(tmp_path, a_run()).todo) == 40 == len(Comparison(tmp_path, a_run()).todo)
 
 
+def test_a_run_that_answered_nothing_is_in_nobodys_way(tmp_path: Path) -> None:
+    Comparison(tmp_path, a_run())  # and its first generation was refused
+    assert len(Comparison(tmp_path, a_run(think="off")).todo) == 40
+    assert read_records(tmp_path / "records.jsonl").run.think == "off"
+
+
 def test_each_text_is_judged_once_however_many_wrote_it(tmp_path: Path) -> None:
     run = a_run(modes=lines.modes("edge,edge;style=zh-short,cloud"))
     comparison = Comparison(tmp_path, run)

@@ -37,8 +37,9 @@ def calibration(*pair: Engine) -> Calibration:
 
 
 def gate(agreement: float) -> Gate:
-    test = calibration(toys.toy(1), toys.toy(2)).gate_test(agreement, 5, HandBack())
-    return Gate(parse_gate(f"calibrated:{agreement}"), test)
+    made = calibration(toys.toy(1), toys.toy(2))
+    limit = made.limit(agreement, 5, HandBack())
+    return Gate(parse_gate(f"calibrated:{agreement}"), lambda signals: made.risk(signals) > limit)
 
 
 def token(top: float) -> Signals:

@@ -107,7 +107,7 @@ def test_a_curve_runs_from_all_to_nothing_and_says_what_each_limit_takes(hand_ba
     points = found.points
     assert (found.k, found.hand_back) == (12, hand_back)
     assert (points[0].limit, points[0].agreement) == (0, 1)
-    assert points[-1].calls_per_token == points[-1].written_per_token == points[-1].rows_per_token == 0
+    assert points[-1].calls_per_token == points[-1].written_per_token == 0
     assert points[-1].agreement == pytest.approx(agreement(texts)[0], abs=1e-5)
     assert all(one.limit < two.limit for one, two in pairwise(points))
     assert all(one.agreement > two.agreement for one, two in pairwise(points[1:]))
@@ -116,7 +116,7 @@ def test_a_curve_runs_from_all_to_nothing_and_says_what_each_limit_takes(hand_ba
             walk(risks_of(risks, text.signals), text.disagrees, point.limit, 12, parse_hand_back(hand_back))
             for text in texts
         ]
-        for name in ("calls", "written", "rows", "drafted"):
+        for name in ("calls", "written"):
             taken = sum(getattr(replay, f"num_{name}") for replay in walked) / 1000
             assert getattr(point, f"{name}_per_token") == pytest.approx(taken, abs=0.01)  # the limit is rounded
         assert point.agreement <= 1 - sum(replay.num_wrong for replay in walked) / 1000 + 0.002

@@ -20,6 +20,7 @@ MOMENTS = [
     ("skydraft.learning.halves:Halves.activations", 9, False),
     ("skydraft.learning.training:Training._step", 3, False),
     ("skydraft.learning.training:write_whole", 1, True),  # a state
+    ("os:replace@/.training-", 1, False),  # within the writing of one
     ("skydraft.learning.training:Training._evaluate", 2, False),
     ("skydraft.learning.training:write_adapter", 1, True),
     ("skydraft.learning.calibrating:labelled", 3, False),

@@ -41,7 +41,7 @@ from .conftest import prompts
 later("peft")
 
 Call = Callable[..., tuple[int, str, str]]
-TRAIN = ("--layers", "1", "--rank", "8", "--rate", "0.02", "-n", "12", "-y")
+TRAIN = ("--layers", "1", "--rank", "8", "--rate", "0.02", "-y")
 ASK = ("generate", "今天天气", "-n", "24", "-q")
 DEV = Path(__file__).parents[2] / "data" / "prompts_zh_dev.jsonl"
 SYSTEM = "You check tokens of our model in the park."
@@ -93,7 +93,7 @@ def test_a_task_is_learned_from_prompts_alone_and_used_where_a_conversation_begi
         return judge(questions, *given)
 
     monkeypatch.setattr("skydraft.cli.learn_run.judge", spy)
-    status, said, err = call("learn", "run", "task", "--prompts", str(asked), "-s", SYSTEM, *TRAIN)
+    status, said, err = call("learn", "run", "task", "--prompts", str(asked), "-s", SYSTEM, "-n", "12", *TRAIN)
     assert status == 0, said + err
     assert "left out: 1 prompts of 640 tokens or more" in err and len({each.messages for each, _ in judged[0]}) == 2
     assert "The target is to write 96 answers" in err and "held-out prompts, before → after" in said, said + err
@@ -122,7 +122,7 @@ def test_a_task_is_learned_from_prompts_alone_and_used_where_a_conversation_begi
     assert read_calibration(written).draft.name.endswith("+task")
 
     # again: nothing is asked twice, and nothing is new
-    status, said, err = call("learn", "run", "task", "--prompts", str(asked), "-s", SYSTEM, *TRAIN)
+    status, said, err = call("learn", "run", "task", "--prompts", str(asked), "-s", SYSTEM, "-n", "12", *TRAIN)
     assert (status, said) == (0, "Nothing is new since the last run, which is in use.\n") and "to write" not in err
     assert "learned: task" in bare("models", "list")[1]
     assert (

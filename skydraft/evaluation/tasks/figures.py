@@ -9,7 +9,6 @@ import numpy as np
 
 from skydraft.evaluation.findings import Findings, Setting
 from skydraft.evaluation.intervals import LEVEL, Figure, Floats, Resamples, interval, rounded, share, with_interval
-from skydraft.evaluation.measures import Case
 from skydraft.evaluation.records import Line
 
 MIN_GAP = 0.05  # between the models; below it a set says nothing about modes
@@ -44,16 +43,13 @@ class TaskSet(Line):
 def task_sets(findings: Findings) -> Iterator[TaskSet]:
     """The figures of each set, over the tasks that have a verdict in every mode, in process."""
     here = [setting for setting in findings.settings if setting.link_ms is None]
+    by_task = list(zip(*(setting.cases for setting in here), strict=True))
     for name in dict.fromkeys(prompt.task.set for prompt in findings.run.prompts if prompt.task):
-        of_modes = zip(*(_of_set(setting, name) for setting in here), strict=True)  # by task
+        of_modes = [cases for cases in by_task if (task := cases[0][0].prompt.task) and task.set == name]
         judged = [cases for cases in of_modes if all(case.verdict for each in cases for case in each)]
         if judged:
             cases_of = zip(*judged, strict=True)  # by mode
             yield _figures(name, [Setting(each.mode, None, cases) for each, cases in zip(here, cases_of, strict=True)])
-
-
-def _of_set(setting: Setting, name: str) -> list[tuple[Case, ...]]:
-    return [cases for cases in setting.cases if cases[0].prompt.task and cases[0].prompt.task.set == name]
 
 
 def scores(setting: Setting) -> Floats:
@@ -77,13 +73,9 @@ def _figures(name: str, settings: Sequence[Setting]) -> TaskSet:
         between = int((difference > 0).sum())
         gap = with_interval(difference.mean(), interval(resamples.means(difference)))
     return TaskSet(
-        name=name,
-        num_tasks=len(settings[0].cases),
-        gap=gap,
-        is_apart=gap is not None and gap.value >= MIN_GAP,
-        num_between=between,
-        modes=tuple(_mode(setting, edge, cloud, resamples) for setting in settings),
-    )
+        name=name, num_tasks=len(settings[0].cases), gap=gap, is_apart=gap is not None and gap.value >= MIN_GAP,
+        num_between=between, modes=tuple(_mode(setting, edge, cloud, resamples) for setting in settings),
+    )  # fmt: skip
 
 
 def _mode(setting: Setting, edge: Setting | None, cloud: Setting | None, resamples: Resamples) -> TaskMode:
@@ -104,18 +96,11 @@ def _mode(setting: Setting, edge: Setting | None, cloud: Setting | None, resampl
         line = mine.mean() - first.mean() - written[0].sum() / written[1].sum() * (theirs - first).mean()
         drawn = resamples.means(mine - first) - above / below * resamples.means(theirs - first)
         over_line = with_interval(line, interval(drawn))
+    wall_ms = sum(case.generation.wall_ms for case in setting.all_cases) / len(setting.all_cases)
     return TaskMode(
-        mode=setting.mode.name,
-        score=share(mine),
-        over_cloud=over_cloud,
-        recovered=recovered,
-        over_line=over_line,
-        calls=asked,
-        written=wrote,
-        seconds=rounded(sum(case.generation.wall_ms for case in setting.all_cases) / len(setting.all_cases) / 1e3),
-        num_mended=mended,
-        num_broken=broken,
-    )
+        mode=setting.mode.name, score=share(mine), over_cloud=over_cloud, recovered=recovered, over_line=over_line,
+        calls=asked, written=wrote, seconds=rounded(wall_ms / 1e3), num_mended=mended, num_broken=broken,
+    )  # fmt: skip
 
 
 def _per_token(setting: Setting, name: str) -> tuple[Floats, Floats]:
