@@ -169,13 +169,11 @@ def _gate(
 def _end_of_blocks(
     plan: Plan, gate: Gate, length: AutoTurns | None, turns: Turns
 ) -> Callable[[Seq[Signals]], bool] | None:
-    """What ends a block early. A skipped block costs no round: if the gate may skip, only what it sends is compared.
-    A first block that is longer than the others ends where the draft model is unsure."""
+    """What ends a block early. A skipped block costs no round: if the gate may skip, only what it sends is compared."""
     if plan.eager:
         return gate.is_unsure
-    k = plan.k or 0
-    if 0 < k < turns.longest():
-        return lambda signals: k <= len(signals) < turns.longest() and gate.is_unsure(signals)
+    if turns.opens:
+        return turns.end_of_opening(gate.is_unsure)
     if length is None:
         return None
     if not plan.is_gated:

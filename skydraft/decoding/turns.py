@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from skydraft.gating.hand_back import HandBack
-from skydraft.types import Round
+from skydraft.types import Round, Signals
 
 
 class Turns:
@@ -24,6 +25,15 @@ class Turns:
     def longest(self) -> int:
         """The most tokens of the next block; 0 while it is the target's turn."""
         return 0 if self._is_targets else self._opening
+
+    @property
+    def opens(self) -> bool:
+        """Whether the next block is the first one, and may be longer than the others."""
+        return self._opening > self._k
+
+    def end_of_opening(self, is_unsure: Callable[[Seq[Signals]], bool]) -> Callable[[Seq[Signals]], bool]:
+        """What ends a first block beyond `k`: that the draft model is unsure."""
+        return lambda signals: self._k <= len(signals) < self._opening and is_unsure(signals)
 
     def to_write(self) -> int:
         """How many more tokens the target may write after its next verdict, if it corrects the block."""

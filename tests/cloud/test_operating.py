@@ -91,7 +91,7 @@ def test_an_address_of_a_server_of_another_kind_needs_http(mode: str) -> None:
         closing(skydraft.connect(server.url.removeprefix("http://"))) as cloud,
     ):
         began = time.monotonic()
-        with pytest.raises(OptionError, match=f"does not speak skydraft's protocol.*write cloud {server.url}"):
+        with pytest.raises(OptionError, match=f"does not speak skydraft's protocol.*its address is {server.url}"):
             skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=cloud, plan=make_plan(mode)).run()
         assert time.monotonic() - began < 5
 
