@@ -28,6 +28,7 @@ MODES = {
     "cloud": "the large one alone",
 }
 PROMPT = "什么是哈希表？它为什么快？"
+_IN_ENGLISH = " (What is a hash table, and why is it fast?)"
 _HERE = "" if shutil.which("skydraft") else f"{os.path.relpath(sys.prefix)}/bin/"  # where no environment is active
 _PARAMS = decoding_params(max_new_tokens=48)
 
@@ -37,7 +38,7 @@ def demo(prompt: str = PROMPT) -> None:
     console, models = console_for("auto"), ModelChoice()
     edge, cloud = models.load_pair()
     console.print(f"\n{models.edge_model} writes, {models.target_name} corrects it. Here both run on this machine.")
-    console.print(f"Question: {prompt}\nAnswer:   ", end="")
+    console.print(f"Question: {prompt}{_IN_ENGLISH if prompt == PROMPT else ''}\nAnswer:   ", end="")
     with _answer(prompt, DEFAULT_MODE, edge, cloud) as generation:
         for _, tokens in generation.rounds():
             show_tokens(console, tokens)

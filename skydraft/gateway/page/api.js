@@ -6,9 +6,10 @@ import { events } from './stream.js';
 const KEY = 'skydraft.key';
 
 export class ApiError extends Error {
-  constructor(message, { status = 0, retryAfter = null } = {}) {
+  constructor(message, { status = 0, code = '', retryAfter = null } = {}) {
     super(message);
     this.status = status;
+    this.code = code;
     this.retryAfter = retryAfter;
   }
 }
@@ -27,6 +28,7 @@ async function refusal(response) {
   const seconds = Number.parseFloat(response.headers.get('Retry-After') ?? '');
   return new ApiError(message, {
     status: response.status,
+    code: body?.error?.code,
     retryAfter: Number.isFinite(seconds) ? Math.min(Math.max(seconds, 0), 600) : null,
   });
 }

@@ -216,7 +216,8 @@ export class Conversation {
       for await (const chunk of chat(this.#request(turn, answer), signal)) this.#take(answer, chunk, performance.now() - began);
     } catch (error) {
       if (error.status === 401 && (await askKey())) return this.#attempt(turn, answer, signal, waited);
-      if (error.status !== 503 || error.retryAfter === null || waited) throw error;
+      const isBusy = error.status === 503 && error.retryAfter !== null && error.code !== 'cloud_timeout'; // that one has waited
+      if (!isBusy || waited) throw error;
       await pause(error.retryAfter, signal, (seconds) => answer.wait(seconds));
       return this.#attempt(turn, answer, signal, true);
     }

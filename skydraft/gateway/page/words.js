@@ -39,7 +39,7 @@ const en = {
 
   'link.asking': 'Asking the gateway …',
   'link.up': 'Cloud connected',
-  'link.down': 'Cloud gone, going on alone',
+  'link.down': 'Cloud gone; gated modes go on alone',
   'link.local': 'Both models on this machine',
   'link.none': 'No cloud model',
   'link.lost': 'Gateway does not answer',
@@ -268,7 +268,7 @@ const zh = {
 
   'link.asking': '正在连接网关…',
   'link.up': '云端已连接',
-  'link.down': '云端已断开，设备独自续写',
+  'link.down': '云端已断开；门控模式由设备独自续写',
   'link.local': '两个模型都在本机',
   'link.none': '没有云端模型',
   'link.lost': '网关没有回应',

@@ -35,6 +35,7 @@ class Refusal:
     status: int
     message: str
     headers: dict[str, str] = field(default_factory=dict)
+    code: str = ""
 
 
 Reply = Sequence[Step] | Refusal
@@ -146,7 +147,7 @@ class FakeGateway:
         self.bodies.append(body)
         reply = self.by_model.get(body["model"]) or (self.replies.pop(0) if self.replies else mixed_reply())
         if isinstance(reply, Refusal):
-            return JSONResponse(mistake(reply.message), reply.status, headers=reply.headers)
+            return JSONResponse(mistake(reply.message, reply.code), reply.status, headers=reply.headers)
         return StreamingResponse(self._stream(number, body["model"], reply), media_type="text/event-stream")
 
     async def _stream(self, number: int, model: str, reply: Sequence[Step]) -> AsyncIterator[str]:

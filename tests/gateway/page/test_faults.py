@@ -26,7 +26,7 @@ def test_the_cloud_dies_and_comes_back(page: Any, fake: FakeGateway) -> None:
     dead.set()
     expect(page.locator(".notices li")).to_have_text([GONE])
     expect(page.locator("#announce")).to_have_text(GONE)
-    expect(page.locator("#link")).to_have_text("Cloud gone, going on alone")
+    expect(page.locator("#link")).to_have_text("Cloud gone; gated modes go on alone")
     lost = page.locator(".run.edge-fallback").first
     expect(lost).to_have_attribute("title", "edge-fallback. Round 1. Should have been checked: the draft was unsure.")
     assert lost.evaluate("span => getComputedStyle(span).textDecorationStyle") == "dashed"
@@ -103,6 +103,16 @@ def test_a_busy_gateway_is_asked_once_more(page: Any, fake: FakeGateway, expecte
     page.clock.run_for(1000)
     settled(page, 1)
     expect(page.locator(".text")).to_have_text("Here.")
+
+
+def test_what_has_waited_for_the_cloud_is_not_asked_once_more(
+    page: Any, fake: FakeGateway, expected: list[str]
+) -> None:
+    expected.append("503")
+    fake.replies = [Refusal(503, "The cloud did not answer.", {"Retry-After": "2"}, "cloud_timeout")]
+    ask(page, "Hello")
+    expect(page.locator(".failure p")).to_have_text("The cloud did not answer.")
+    assert len(fake.bodies) == 1
 
 
 def test_the_key_is_asked_for_and_kept_for_this_tab(open_page: Pages, fake: FakeGateway, expected: list[str]) -> None:
