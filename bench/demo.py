@@ -24,7 +24,7 @@ from skydraft.evaluation.scoring import Scorer
 MODES = {
     "edge": "the small model alone",
     "auto": "about 5 % may differ",
-    "quality": "the default; about 4 % may differ",
+    "quality": "the default; about 3 % may differ",
     "cloud": "the large one alone",
 }
 PROMPT = "什么是哈希表？它为什么快？"
