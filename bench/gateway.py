@@ -32,7 +32,7 @@ from skydraft.engines.toy import open_toy
 from skydraft.gateway.app import Gateway, GatewayOptions
 from skydraft.gateway.pair import Pair
 from skydraft.gateway.requests import Defaults
-from skydraft.gateway.server import ListenOptions, server_of
+from skydraft.gateway.server import ListenOptions, listen, server_of
 from skydraft.models import default_pair
 
 Messages = list[dict[str, str]]
@@ -41,14 +41,15 @@ Messages = list[dict[str, str]]
 @contextmanager
 def gateway(pair: Pair) -> Iterator[str]:
     """The URL of a gateway over `pair`, in this process."""
-    made, ports = Gateway(pair, Defaults(DecodingParams()), GatewayOptions(max_running=5)), list[int]()
-    server = server_of(made, ListenOptions(port=0), ports.append)
-    thread = threading.Thread(target=server.run, daemon=True)
+    made = Gateway(pair, Defaults(DecodingParams()), GatewayOptions(max_running=5))
+    listening = listen(ListenOptions(port=0))
+    server = server_of(made, ListenOptions(port=0))
+    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
     thread.start()
-    while not ports:
+    while not server.started:
         time.sleep(0.01)
     try:
-        yield f"http://127.0.0.1:{ports[0]}/v1/chat/completions"
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/v1/chat/completions"
     finally:
         server.should_exit = True
         thread.join()
