@@ -15,7 +15,7 @@ from skydraft.config import MIN_CALL_PROB
 from skydraft.decoding.request import GenerateRequest
 from skydraft.evaluation.tasks.checks import is_same
 from skydraft.prompts.pair import read_prompt
-from skydraft.prompts.tool_calls import CallReader, CallText, EnforcedReader, may_answer
+from skydraft.prompts.tool_calls import CallReader, CallText, EnforcedReader, Piece, may_answer
 
 Line = dict[str, Any]
 MODES = ("auto", "quality", "cloud", "edge")
@@ -39,8 +39,8 @@ def run_auto(
 
 def _answer(task: Line, request: GenerateRequest, sides: tuple[Engine, Engine]) -> Line:
     """The calls of an answer and its text, as the gateway gives them."""
-    names = [tool["function"]["name"] for tool in task["tools"]]
-    reader = EnforcedReader() if request.params.grammar else CallReader(names)
+    tools = {tool["function"]["name"]: tool["function"].get("parameters") for tool in task["tools"]}
+    reader = EnforcedReader() if request.params.grammar else CallReader(tools)
     said, calls = "", list[Line]()
     if not request.params.grammar:
         messages, plan = tuple(may_answer(request.messages)), request.plan.checking_start()
@@ -55,12 +55,12 @@ def _answer(task: Line, request: GenerateRequest, sides: tuple[Engine, Engine]) 
         return {"text": generation.text, "said": said, "calls": calls}
 
 
-def _taken(piece: str | CallText, calls: list[Line]) -> str:
-    if isinstance(piece, str):
-        return piece
+def _taken(piece: Piece, calls: list[Line]) -> str:
+    if not isinstance(piece, CallText):
+        return piece if isinstance(piece, str) else ""
     if piece.name:
         calls.append({"name": piece.name, "arguments": ""})
-    calls[piece.index]["arguments"] += piece.arguments
+    calls[-1]["arguments"] += piece.arguments
     return ""
 
 

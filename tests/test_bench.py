@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 NEEDS = dict.fromkeys(("baselines", "bare_loop", "speed"), "llama_cpp") | {
-    "peers": "torch", "screenshots": "playwright", "speech_identity": "transformers",
+    "screenshots": "playwright", "speech_identity": "transformers",
 }  # fmt: skip
 
 
