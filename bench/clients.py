@@ -1,7 +1,7 @@
 """Many edges on one target: clients whose draft model says what was recorded, against a real server.
 
     python -m bench.clients [--seconds S] [--think MS] [--soak MINUTES] [--execution exact|throughput] [--beginnings]
-    python -m bench.clients --modes "cloud,quality,auto" [--step MS] [--execution E] [--out FILE]
+    python -m bench.clients --modes "cloud,quality,auto" [--texts short|long] [--step MS] [--execution E] [--out FILE]
 
 Drafts are recorded first, in one lossless run over 16 prompts; `skydraft.evaluation.devices` has the clients, which
 `skydraft doctor --devices` drives too. Then 1, 4, 8 and 16 of them write these texts, each with a connection of
@@ -47,7 +47,7 @@ from skydraft.prompts.pair import read_prompt
 
 DATA = Path(__file__).parent.parent / "data"
 NUM_CLIENTS = (1, 4, 8, 16)
-LENGTHS = {"short": 48, "long": 96}  # tokens
+LENGTHS = {"short": 48, "long": 64}  # tokens
 K = 5
 PARAMS = decoding_params(max_new_tokens=48)
 LOSSLESS = Mode(f"lossless;k={K}", make_plan(k=K), PARAMS)
@@ -222,7 +222,7 @@ def shared(texts: Seq[str], num: int) -> list[Seq[str]]:
     return [texts[index % len(texts) :: num] for index in range(num)]
 
 
-def carried(modes: str, execution: str, step_ms: float, out: Path | None) -> None:
+def carried(modes: str, texts: Seq[str], execution: str, step_ms: float, out: Path | None) -> None:
     """Tokens a second of so many clients by mode, what the server computes for them, and what the texts keep."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -233,8 +233,8 @@ def carried(modes: str, execution: str, step_ms: float, out: Path | None) -> Non
     drafts, points = KeptRows(skydraft.load(default_pair().draft)), list[dict[str, Any]]()
     connect = partial(skydraft.connect, server.address, timeout_s=120, require=True)
     make_edge = partial(RecordedDraft, drafts, step_ms)
-    for kind, num_tokens in LENGTHS.items():
-        params, asked_for = decoding_params(max_new_tokens=num_tokens), texts_of(kind)
+    for kind in texts:
+        params, asked_for = decoding_params(max_new_tokens=LENGTHS[kind]), texts_of(kind)
         chosen = parse_modes(modes, lambda _, params=params: params)  # type: ignore[misc]
         for mode in chosen:  # what the draft model has to compute is not timed
             drive(connect, make_edge, mode, [[each] for each in asked_for])
@@ -288,6 +288,7 @@ def main() -> None:
     parser.add_argument("--beginnings", action="store_true", help="what sharing the template's part brings")
     parser.add_argument("--modes", default="", help="as for skydraft compare: set them beside each other")
     parser.add_argument("--step", type=float, default=15, help="with --modes: ms of a step of the draft model")
+    parser.add_argument("--texts", action="append", choices=LENGTHS, help="with --modes: these only")
     parser.add_argument("--out", type=Path, help="with --modes: a file for what was measured")
     parser.add_argument("--model", default=default_pair().target, help="with --beginnings: the target")
     given = parser.parse_args()
@@ -297,7 +298,7 @@ def main() -> None:
         return
     for execution in given.execution or ["exact", "throughput"]:
         if given.modes:
-            carried(given.modes, execution, given.step, given.out)
+            carried(given.modes, given.texts or [*LENGTHS], execution, given.step, given.out)
             continue
         bench(execution, given.seconds, given.think, given.soak if execution == "exact" else 0)
 
