@@ -36,11 +36,11 @@ def cli() -> None:
 
     \b
     skydraft models fetch qwen2.5-coder-0.5b qwen2.5-coder-1.5b
-    skydraft generate "什么是哈希表？它为什么快？"
+    skydraft generate "What is a hash table, and why is it fast?"
     skydraft chat
     skydraft gateway
     skydraft serve
-    skydraft generate "什么是哈希表？它为什么快？" --cloud localhost:7373
+    skydraft generate "What is a hash table, and why is it fast?" --cloud localhost:7373
     """
 
 

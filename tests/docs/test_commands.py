@@ -54,7 +54,7 @@ NOT_RUN_BLOCKS = {
 }
 # What a reader has done before: (page, first line of a block) -> commands.
 BEFORE = {
-    ("docs/modes.md", 'skydraft generate "什么是边缘计算？请用两三句话说明。" --mode auto'): (
+    ("docs/modes.md", 'skydraft generate "What is edge computing?" --mode auto'): (
         # The demo pair's calibration comes along, the toys' does not.
         "skydraft calibrate --prompts data/prompts_zh_fit.jsonl",
     ),
@@ -83,7 +83,7 @@ PRINTS = {
     "skydraft serve --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem --token-file tokens": "TLS, a token is",
     "curl http://localhost:8137/v1/chat/completions -H 'Content-Type: application/json' -d '{": '"finish_reason"',
     "skydraft models list": "tiny_omni/edge",
-    'skydraft generate "请用一句话介绍一款保温杯，突出它的轻便。" --mode quality --learn lessons': "1 answer",
+    'skydraft generate "Describe a vacuum flask in one sentence." --mode quality --learn lessons': "1 answer",
 }  # fmt: skip
 
 
