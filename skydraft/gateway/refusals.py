@@ -57,6 +57,8 @@ def refusal_of(error: Exception) -> Refusal:
     if isinstance(error, errors.BudgetSpent):
         wait_s = 86400 - int(time.time()) % 86400  # until the next day (UTC)
         return Refusal(429, error.message, code=SPENT, retry_after_s=wait_s)
+    if isinstance(error, errors.EngineBusy):
+        return Refusal(503, error.message, code="busy", retry_after_s=RETRY_AFTER_S)
     if isinstance(error, errors.CloudError):
         code = "cloud_timeout" if isinstance(error, errors.CloudTimeout) else "cloud_lost"
         wait_s = round(error.retry_after_s + 0.5) if isinstance(error, errors.RateLimited) else RETRY_AFTER_S

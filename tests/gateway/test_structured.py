@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from skydraft.engines.toy import open_toy
-from skydraft.errors import MissingDependency
+from skydraft.errors import EngineBusy, MissingDependency
 from skydraft.gateway.refusals import refusal_of
 from skydraft.prompts.chat_template import render
 from skydraft.prompts.messages import Message
@@ -150,10 +150,12 @@ def as_message(given: Any) -> Message:
     return Message(given["role"], given.get("content") or "", (("tool_calls", calls),) if calls else ())
 
 
-def test_a_gateway_without_grammars_says_so() -> None:
+def test_a_gateway_without_grammars_and_one_whose_models_are_taken_say_so() -> None:
     error = MissingDependency("A grammar needs llguidance, which is not installed.", hint="Run: pip install …")
     refusal = refusal_of(error)
     assert (refusal.status, refusal.message) == (501, f"This server lacks a part: {error.message}")
+    refusal = refusal_of(EngineBusy("All sequences are in use."))
+    assert (refusal.status, refusal.code, "Retry-After" in refusal.headers) == (503, "busy", True)
 
 
 def test_tools_reach_the_template_with_all_their_keys() -> None:
