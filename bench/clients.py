@@ -237,7 +237,7 @@ def carried(modes: str, texts: Seq[str], execution: str, step_ms: float, out: Pa
         params, asked_for = decoding_params(max_new_tokens=LENGTHS[kind]), texts_of(kind)
         chosen = parse_modes(modes, lambda _, params=params: params)  # type: ignore[misc]
         for mode in chosen:  # what the draft model has to compute is not timed
-            drive(connect, make_edge, mode, [[each] for each in asked_for])
+            drive(connect, make_edge, mode, [asked_for])
         for num, mode in itertools.product(NUM_CLIENTS, chosen):
             before, known, began = scrape(port), drafts.num_computed, time.perf_counter()
             clients = drive(connect, make_edge, mode, shared(asked_for, num))

@@ -188,7 +188,7 @@ def measure_load(
     """Have each prompt answered once, which records the draft model, and measure. Raises a SkydraftError."""
     step_ms = kept.real.profile.forward_ms[0]
     make_edge = partial(RecordedDraft, kept, step_ms)
-    drive(connect, make_edge, mode, [[each] for each in prompts])
+    drive(connect, make_edge, mode, [prompts])  # in turn: the draft model would read a text anew at each change
     num_computed, spent_s = kept.num_computed, time.process_time()
     clients = drive(connect, make_edge, mode, turned(prompts, num), seconds)
     spent_s = time.process_time() - spent_s
