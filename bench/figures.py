@@ -148,8 +148,9 @@ def how_many_devices() -> list[str]:
     counts = sorted({point["clients"] for point in DEVICES["points"]})
     rows = []
     for texts, mode in dict.fromkeys((point["texts"], point["mode"]) for point in DEVICES["points"]):
-        most = devices_of(texts, counts[-1], mode)
-        speeds = [f"{carried(texts, num, mode):.2f}" for num in counts]
+        here = [each["clients"] for each in DEVICES["points"] if (each["texts"], each["mode"]) == (texts, mode)]
+        most = devices_of(texts, max(here), mode)
+        speeds = [f"{carried(texts, num, mode):.2f}" if num in here else "–" for num in counts]
         shares = [f"{most[name] / most['tokens']:.2f}" for name in ("rows", "forwards", "written")]
         rows.append([texts, code(mode), *speeds, f"{most['agreement']:.3f}", *shares])
     names = (f"{num} device{'s' * (num > 1)}" for num in counts)
