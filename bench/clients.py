@@ -230,7 +230,8 @@ def carried(modes: str, texts: Seq[str], execution: str, step_ms: float, out: Pa
         default_pair().target, "--max-sessions", str(max(NUM_CLIENTS)), "--context", "512", "--execution", execution,
         "--metrics-port", str(port),
     )  # fmt: skip
-    drafts, points = KeptRows(skydraft.load(default_pair().draft)), list[dict[str, Any]]()
+    draft = skydraft.load(default_pair().draft, EngineOptions(context_len=512, max_sequences=max(NUM_CLIENTS)))
+    drafts, points = KeptRows(draft), list[dict[str, Any]]()
     connect = partial(skydraft.connect, server.address, timeout_s=120, require=True)
     make_edge = partial(RecordedDraft, drafts, step_ms)
     for kind in texts:

@@ -24,7 +24,7 @@ from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine, Sequence
 from skydraft.engines.options import RowProfile
 from skydraft.engines.toy import ListEngine
-from skydraft.engines.vocab import Rows, TokenIds
+from skydraft.engines.vocab import Rows, TokenIds, num_shared
 from skydraft.errors import SkydraftError
 from skydraft.evaluation.modes import Mode
 from skydraft.gating.gates import measure
@@ -41,7 +41,7 @@ class KeptRows:
     def __init__(self, real: Engine) -> None:
         self.real, self.num_computed = real, 0
         self._known: dict[bytes, tuple[int, Signals]] = {}
-        self._sequence: Sequence | None = None
+        self._open = list[Sequence]()
 
     def after(self, token_ids: TokenIds) -> tuple[int, Signals]:
         """(best token, signals) of the row that follows these tokens."""
@@ -54,19 +54,21 @@ class KeptRows:
         return self._known[key]
 
     def _read(self, token_ids: TokenIds) -> Rows:
-        if self._sequence is not None:
-            self._sequence.align(token_ids)
-            if len(token_ids) - self._sequence.length > _FAR:
-                self.close()
-        if self._sequence is None:
-            self._sequence = self.real.open(token_ids)
-        row: Rows = self._sequence.extend(token_ids[self._sequence.length :])[-1]
+        near = max(self._open, key=lambda each: num_shared(each.token_ids, token_ids), default=None)
+        if near is not None and len(token_ids) - num_shared(near.token_ids, token_ids) <= _FAR:
+            self._open.remove(near)
+            near.align(token_ids)
+        else:
+            if len(self._open) == self.real.max_sequences:
+                self._open.pop(0).close()  # the one whose last row is oldest
+            near = self.real.open(token_ids)
+        self._open.append(near)
+        row: Rows = near.extend(token_ids[near.length :])[-1]
         return row
 
     def close(self) -> None:
-        if self._sequence is not None:
-            self._sequence.close()
-            self._sequence = None
+        while self._open:
+            self._open.pop().close()
 
 
 class RecordedDraft(ListEngine):
