@@ -25,6 +25,7 @@ MAX_DENSITY = 0.4
 CERTAIN = Signals(entropy=0.0, margin=1.0, top_prob=1.0)  # of a token that was the only one allowed
 MAX_PERIOD = 8  # tokens of a cycle
 MAX_DISTINCT = 4  # a longer phrase said twice is an echo; cycles seen in practice have up to four tokens
+COPY_LEN = 20  # tokens of an earlier sentence of the answer, word for word
 _MIN_RUN_OF_ONE = 4
 _NO_WEIGHT = -200.0  # exp of it is 0 in float32
 
@@ -173,6 +174,8 @@ class Gate:
         ends = unverified_cycles([*generated.tolist(), *block.token_ids], block.base, num_seen)
         if any(not block.is_forced(end - 1 - block.base) for end in ends):
             return "repetition"
+        if is_copying(np.append(generated, np.array(block.token_ids, np.int32))):
+            return "repetition"
         # How an answer begins decides what kind it is, and a text that is never checked teaches a gate nothing.
         rules = self._spec.content_rules
         is_new = START in rules and place.has_ended and num_seen <= place.num_thinking
@@ -226,6 +229,16 @@ def _is_primitive(phrase: Sequence[int]) -> bool:
     period = len(phrase)
     shorter = (part for part in range(1, period) if period % part == 0)
     return len(set(phrase)) <= MAX_DISTINCT and not any(phrase[part:] == phrase[:-part] for part in shorter)
+
+
+def is_copying(generated: TokenIds) -> bool:
+    """Whether the last `COPY_LEN` tokens stand in the text before, in this order: a model in a loop as long as a
+    paragraph is sure of every token. Each block of such a copy is checked, since only at the end of a sentence may the
+    target have left the loop. Of a short cycle, `unverified_cycles` knows when it began."""
+    if len(generated) <= COPY_LEN or len(set(generated[-COPY_LEN:].tolist())) <= MAX_DISTINCT:
+        return False
+    before = np.lib.stride_tricks.sliding_window_view(generated[:-1], COPY_LEN)
+    return bool((before == generated[-COPY_LEN:]).all(axis=1).any())
 
 
 def num_cycles(generated: Sequence[int]) -> int:

@@ -41,6 +41,32 @@ def test_f6_a_confident_loop_forces_one_escalation_at_any_block_boundary(
     assert reasons(cycle, k) == []
 
 
+@pytest.mark.parametrize("k", [2, 5, 7])
+def test_f6_a_loop_as_long_as_a_sentence_is_left_where_the_target_would_leave_it(
+    k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The draft model says a sentence of 30 tokens over and over, and is sure; the target would end it at its second
+    copy, and is asked nothing before."""
+    words = "的一是在不了有和人这中大为上个国我以要他时来用们生到作地于出"
+    vocab = character_vocab(words)
+    sentence = vocab.encode(words)
+    table = np.zeros((vocab.size, vocab.size), np.float32)
+    for here, there in itertools.pairwise([*sentence, sentence[0]]):
+        table[here, there] = 40
+    ending = table.copy()
+    ending[sentence[-1], next(iter(vocab.end_ids))] = 80
+
+    def num_tokens() -> int:
+        sides = {"edge": ToyEngine(vocab, table), "cloud": ToyEngine(vocab, ending)}
+        plan, params = make_plan(gate="entropy:2", k=k), DecodingParams(max_new_tokens=150)
+        with skydraft.generate(words, **sides, plan=plan, params=params, raw=True) as generation:
+            return len(generation.run().token_ids)
+
+    assert num_tokens() == 2 * len(words) + 1
+    monkeypatch.setattr(gates, "is_copying", lambda *_: False)
+    assert num_tokens() == 150
+
+
 @pytest.mark.parametrize("eager", [False, True])
 def test_f15_blocks_are_whole_unless_asked_otherwise(eager: bool) -> None:
     edge, cloud = random_toy(VOCAB, drift=0.5, scale=1.0), random_toy(VOCAB, scale=1.0)

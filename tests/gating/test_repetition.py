@@ -1,10 +1,11 @@
 """Repetition (F6): confident cycles that no gate on uncertainty sees, at any block boundary, reported once."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skydraft.gating.gates import MAX_DISTINCT, MAX_PERIOD, num_cycles, unverified_cycles
+from skydraft.gating.gates import COPY_LEN, MAX_DISTINCT, MAX_PERIOD, is_copying, num_cycles, unverified_cycles
 
 from ..toys import law
 
@@ -92,3 +93,12 @@ def test_what_was_complete_before_the_block_or_is_known_to_the_target_forces_not
 )
 def test_a_whole_text_holds_as_many_cycles_as_began_in_it(generated, num):
     assert num_cycles(generated) == num
+
+
+@law(100)
+@given(st.lists(st.integers(0, 9), max_size=70), st.integers(0, 30), st.integers(0, 12))
+def test_a_copy_is_whatever_ends_in_tokens_that_came_before(text, num_again, num_between):
+    text = [*text, *range(100, 100 + num_between), *text[-num_again:]] if num_again else text
+    last = text[-COPY_LEN:]
+    came = any(text[at : at + COPY_LEN] == last for at in range(len(text) - COPY_LEN))
+    assert is_copying(np.array(text, np.int32)) == (came and len(set(last)) > MAX_DISTINCT)
