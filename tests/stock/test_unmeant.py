@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 
 import skydraft
-from skydraft.engines.toy import open_toy
 from skydraft.gateway.pair import Pair
 from tests.gateway.running import gateway
 from tests.hostile.texts import DRAFT, TARGET
 from tests.stock.fakes import fake
+from tests.thinking.scripts import thinking_toy
 
 CASES: dict[str, tuple[Any, dict[str, str], str]] = {
     "no http": (DRAFT, {}, "does not speak skydraft's protocol"),
     "another model": (DRAFT, {"model": "other"}, "has no model other"),
-    "another tokenizer": (open_toy("toy:thinks"), {}, "as other tokens"),
+    "another tokenizer": (thinking_toy(), {}, "as other tokens"),
 }
 
 
