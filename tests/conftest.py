@@ -55,7 +55,7 @@ _TOGETHER: dict[str, tuple[str, ...]] = {
     "torch": (
         "tests/engines/test_omni", "tests/engines/test_transformers", "tests/engines/test_contract.py", "tests/speech/",
         "tests/learning/", "tests/recipes/", "tests/gateway/test_speech.py", "tests/test_bench.py",
-        "tests/choosing/test_constraints_parity.py", "tests/choosing/test_grammar.py",
+        "tests/choosing/test_grammar.py",
     ),
 }  # fmt: skip
 _LONGEST = (
