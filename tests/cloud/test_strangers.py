@@ -17,7 +17,7 @@ from skydraft.engines.toy import open_toy
 from skydraft.protocol.values import SERVICE
 
 from ..serving import PATIENCE_S, Process, RawSession, Serving, serving
-from .driver import TOKENS, verdict_of, verify_message
+from .driver import verdict_of, verify_message
 
 HEALTH = "/grpc.health.v1.Health/Check"
 CALLS = [HEALTH, "/grpc.health.v1.Health/Watch", f"/{SERVICE}/GetInfo", f"/{SERVICE}/Session", "/no.such/Method"]
@@ -32,10 +32,8 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def guarded(tmp_path: Path) -> Iterator[Serving]:
-    (tmp_path / "tokens").write_text(TOKENS)
-    (tmp_path / "tokens").chmod(0o600)
-    with serving(open_toy("toy"), token_file=tmp_path / "tokens") as running:
+def guarded(token_file: Path) -> Iterator[Serving]:
+    with serving(open_toy("toy"), token_file=token_file) as running:
         yield running
 
 
