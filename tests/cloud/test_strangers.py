@@ -16,10 +16,9 @@ import pytest
 from skydraft.engines.toy import open_toy
 from skydraft.protocol.values import SERVICE
 
-from ..serving import PATIENCE_S, Process, RawSession, Serving, serving
+from ..serving import HEALTH, PATIENCE_S, Process, RawSession, Serving, serving
 from .driver import verdict_of, verify_message
 
-HEALTH = "/grpc.health.v1.Health/Check"
 CALLS = [HEALTH, "/grpc.health.v1.Health/Watch", f"/{SERVICE}/GetInfo", f"/{SERVICE}/Session", "/no.such/Method"]
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 
