@@ -1,7 +1,6 @@
 """What somebody without a token may do to a server: nothing that lasts."""
 
 import select
-import signal
 import socket
 import threading
 import time
@@ -132,4 +131,4 @@ def test_a_session_and_health_checks_are_answered_while_a_stranger_floods(path: 
             for each in flooding:
                 each.join()
             session.end()
-            assert server.end(signal.SIGTERM) == 0
+            assert server.stop() == 0
