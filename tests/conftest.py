@@ -24,6 +24,16 @@ def fixed_k(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODES, "lossless", ModeSpec("always", 5))
 
 
+@pytest.fixture(scope="session")
+def one_thread() -> Iterator[None]:
+    """Torch computes in one thread, which waits for no other."""
+    torch = pytest.importorskip("torch")
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A cache folder for tests alone, with links to the user's models. pytest keeps it for the next run, since
