@@ -57,14 +57,16 @@ def written(plan: str, seed: int, cloud: skydraft.Engine | Cloud, length: int = 
     return skydraft.generate("语速", edge=edge, cloud=cloud, plan=PLANS[plan], params=params).run()
 
 
-def torment(server: ServerProcess, over: threading.Event, rng: random.Random, done: Counter[str]) -> None:
+def torment(
+    server: ServerProcess, over: threading.Event, rng: random.Random, done: Counter[str], pause_s: float
+) -> None:
     """Kill, stop or drain a server now and then until it is over; it is there at the end."""
-    while not over.wait(rng.uniform(1.0, 5.0)):
+    while not over.wait(pause_s * rng.uniform(0.2, 1.0)):
         what = rng.choice(["killed", "stopped", "drained"])
         done[what] += 1
         if what == "stopped":
             server.signal(signal.SIGSTOP)
-            time.sleep(rng.uniform(0.1, 4.0))
+            over.wait(rng.uniform(0.1, 4.0))
             server.signal(signal.SIGCONT)
             continue
         server.kill() if what == "killed" else server.stop()
@@ -93,11 +95,12 @@ def judge(tally: Tally, lock: threading.Lock, plan: str, seed: int, cloud: Cloud
         tally.slowest_ms = max(tally.slowest_ms, *(record.wall_ms for record in found.records))
 
 
-def faults(num_generations: int, seed: int) -> None:
-    """The texts of eight edges while their servers come and go."""
+def faults(num_generations: int, seed: int, pause_s: float = 5.0) -> tuple[dict[str, Tally], Counter[str]]:
+    """The texts of eight edges while their servers come and go, and what was done to these."""
     tallies, lock, over, done = {plan: Tally() for plan in PLANS}, threading.Lock(), threading.Event(), Counter[str]()
     for plan, tally in tallies.items():
-        tally.texts = {each: written(plan, each, open_toy("toy")).token_ids for each in range(_NUM_TEXTS)}
+        seeds = range(min(_NUM_TEXTS, num_generations // 3 + 1))
+        tally.texts = {each: written(plan, each, open_toy("toy")).token_ids for each in seeds}
     servers = [ServerProcess("toy", "--grace", "2") for _ in range(NUM_SERVERS)]
     news: list[str] = []
 
@@ -108,7 +111,7 @@ def faults(num_generations: int, seed: int) -> None:
                 judge(tallies[plan], lock, plan, index // 3 % _NUM_TEXTS, cloud)
 
     tormentors = [
-        threading.Thread(target=torment, args=(server, over, random.Random(seed + place), done))
+        threading.Thread(target=torment, args=(server, over, random.Random(seed + place), done, pause_s))
         for place, server in enumerate(servers)
     ]
     began = time.monotonic()
@@ -133,6 +136,7 @@ def faults(num_generations: int, seed: int) -> None:
     for plan, tally in tallies.items():
         print(f"| {plan} | {tally.num_texts} | {tally.num_failed} | {tally.num_tokens:,} | {tally.num_wrong} | "
               f"{tally.num_alone} | {tally.slowest_ms:,.0f} |")  # fmt: skip
+    return tallies, done
 
 
 def spread(num_sessions: int) -> None:

@@ -24,6 +24,16 @@ def fixed_k(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODES, "lossless", ModeSpec("always", 5))
 
 
+@pytest.fixture(scope="session")
+def one_thread() -> Iterator[None]:
+    """Torch computes in one thread, which waits for no other."""
+    torch = pytest.importorskip("torch")
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A cache folder for tests alone, with links to the user's models. pytest keeps it for the next run, since
@@ -55,7 +65,7 @@ _TOGETHER: dict[str, tuple[str, ...]] = {
     "torch": (
         "tests/engines/test_omni", "tests/engines/test_transformers", "tests/engines/test_contract.py", "tests/speech/",
         "tests/learning/", "tests/recipes/", "tests/gateway/test_speech.py", "tests/test_bench.py",
-        "tests/choosing/test_constraints_parity.py", "tests/choosing/test_grammar.py",
+        "tests/choosing/test_grammar.py",
     ),
 }  # fmt: skip
 _LONGEST = (

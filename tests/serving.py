@@ -36,6 +36,7 @@ from .starting import Started
 # What a stream says from its spoilt request on: (the sound replies, the context of the call).
 OwnFault: TypeAlias = Callable[[Iterator[bytes], Any], Iterator[bytes]]
 METHODS = {pb.ACTION_VERIFY: "verify", pb.ACTION_OPEN: "open", pb.ACTION_STOP: "stop", pb.ACTION_CLOSE: "close"}
+HEALTH = "/grpc.health.v1.Health/Check"
 PATIENCE_S = 30.0  # what must come at all comes within this, however busy the machine is
 
 
@@ -123,7 +124,8 @@ def free_port() -> int:
 
 
 class Process:
-    """`skydraft serve` as a process that can be killed and started again on the same port."""
+    """`skydraft serve` as a process that can be killed and started again on the same port, soon: else it is as
+    `bench.server.ServerProcess`."""
 
     def __init__(self, *options: str) -> None:
         self.port = free_port()
@@ -138,13 +140,19 @@ class Process:
         line = self._process.stderr.readline()
         assert f"toy on 127.0.0.1:{self.port}" in line, line
 
-    def send(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
+    def kill(self) -> int:
+        return self._end(signal.SIGKILL)
 
-    def end(self, number: signal.Signals) -> int:
-        self._process.send_signal(number)
+    def stop(self) -> int:
+        return self._end(signal.SIGTERM)
+
+    def _end(self, number: int) -> int:
+        self.signal(number)
         self._process.communicate()
         return self._process.wait(PATIENCE_S)
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
 
 
 class Serving:

@@ -91,17 +91,17 @@ def target_of(cloud: Engine | Target, execution: Execution = "exact") -> Target:
 
 class LocalVerifier(TargetSession):
     """Verifies with an engine in this process; its sequence is opened at the first verification. `max_rows` bounds the
-    rows of one forward: `engine.invariant_rows`, the default, makes every verdict bit-exact."""
+    rows of one forward: at most `engine.invariant_rows` make every verdict bit-exact."""
 
     max_block: int | None = None
 
     def __init__(
-        self, engine: Engine, prompt: Prompt, params: DecodingParams, *, max_rows: int | None = None, top: int = 0,
+        self, engine: Engine, prompt: Prompt, params: DecodingParams, *, max_rows: int, top: int = 0,
         reuse: Reuse | None = None, num_best: int | None = None, committed: Seq[int] = (),
     ) -> None:  # fmt: skip
         super().__init__(engine, prompt, params, top=top, committed=committed, num_best=num_best)
         self._reuse = reuse
-        self._max_rows = max_rows or engine.invariant_rows
+        self._max_rows = max_rows
         self._num_to_write = 0
         self._is_closed = False
         self.called = False

@@ -1,8 +1,7 @@
 """The part of llama.h that the engine calls, as ctypes, over whichever build of llama.cpp this machine has.
 
-In order: the file that SKYDRAFT_LLAMA_LIBRARY names, llama-cpp-python (compiled here, fastest), xllamacpp (ready made).
-A build with kernels for AMX is passed over unless it is named: on some machines a forward of several rows ends the
-process there (llama.cpp #20824).
+In order: llama-cpp-python (compiled here, fastest), xllamacpp (ready made). A build with kernels for AMX is passed
+over: on some machines a forward of several rows ends the process there (llama.cpp #20824).
 """
 
 import ctypes
@@ -21,7 +20,6 @@ from typing import Any
 
 from skydraft.errors import BrokenModel, MissingDependency
 
-VARIABLE = "SKYDRAFT_LLAMA_LIBRARY"
 TOKEN_ATTR_UNUSED = 1 << 1
 Progress = ctypes.CFUNCTYPE(c_bool, c_float, c_void_p)
 _Log = ctypes.CFUNCTYPE(None, ctypes.c_int, c_char_p, c_void_p)
@@ -170,27 +168,24 @@ def is_busy() -> bool:
 @cache
 def load_library() -> Library:
     """Raises MissingDependency where no build fits."""
-    faults, is_named = [], bool(os.environ.get(VARIABLE))
+    faults = []
     for path, name in _builds():
         try:
             library = Library(path, name)
         except (OSError, AttributeError, ValueError) as error:
             faults.append(f"; {name}: {str(error).splitlines()[0]}")
             continue
-        if is_named or _AMX not in library.print_system_info():
+        if _AMX not in library.print_system_info():
             return library
         remedy = f"{_WITHOUT_AMX} pip install --force-reinstall --no-cache-dir llama-cpp-python"
         faults.append(f"; {name}: its kernels for AMX may crash; compile without AMX: {remedy}")
-    hint = "Run: pip install 'skydraft[prebuilt]'. Or, faster but compiled for minutes: 'skydraft[llamacpp]'."
     raise MissingDependency(
         f"GGUF models need llama.cpp, and no build of it {'fits' if faults else 'was found'} here{''.join(faults)}.",
-        hint=f"Correct or unset {VARIABLE}." if is_named else hint,
+        hint="Run: pip install 'skydraft[prebuilt]'. Or, faster but compiled for minutes: 'skydraft[llamacpp]'.",
     )
 
 
 def _builds() -> list[tuple[Path, str]]:
-    if path := os.environ.get(VARIABLE):
-        return [(Path(path), path)]
     found = _files("llama_cpp", "llama-cpp-python", f"lib/libllama.{'dylib' if sys.platform == 'darwin' else 'so'}")
     # Builds for common processors end the process on x86 where AVX2 is missing.
     if platform.machine() in ("x86_64", "AMD64") and _CPU_INFO.exists() and " avx2 " not in _CPU_INFO.read_text():

@@ -33,20 +33,6 @@ _TOY_TEMPLATE = (
 )
 
 
-_THINKING_WORDS = ("<think>", "</think>", "▸")
-# As templates of models do that think: what was thought before the last question is left out.
-_THINKING_TEMPLATE = (
-    "{% set ns = namespace(last=-1) %}{% for m in messages %}"
-    "{% if m['role'] == 'user' %}{% set ns.last = loop.index0 %}{% endif %}"
-    "{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}"
-    "{% if m['role'] == 'assistant' %}▸{% if m['reasoning_content'] and loop.index0 > ns.last %}"
-    "<think>\n{{ m['reasoning_content'] }}\n</think>\n\n{% endif %}{% endif %}{{ m['content'] }}"
-    "{% for call in m['tool_calls'] %}<tool_call>\n{{ call['function'] | tojson }}\n</tool_call>{% endfor %}\n"
-    "{% endfor %}{% if add_generation_prompt %}▸{% if enable_thinking is defined and not enable_thinking %}"
-    "<think>\n\n</think>\n\n{% endif %}{% endif %}"
-)
-
-
 def character_vocab(characters: Iterable[str]) -> Vocab:
     """A token per distinct character, one per byte, so that any text can be encoded, and `<eos>` as the last id. Longer
     words among the characters are tokens, too."""
@@ -134,25 +120,9 @@ class ToyEngine(ListEngine):
         sequence.slot[:] = map(tuple, np.frombuffer(kv, np.int32).reshape(-1, 2).tolist())
 
 
-class ThinkingToy(ToyEngine):
-    """One whose answers begin with thinking, if the vocabulary has the tags and the mark of the assistant's turn."""
-
-    def _row(self, cache: list[tuple[int, int]]) -> Table:
-        start, end, turn = (self.vocab.encode(word)[0] for word in _THINKING_WORDS)
-        text = [token_id for token_id, _ in cache]
-        text = text[len(text) - text[::-1].index(turn) :] if turn in text else [start, end]
-        row = super()._row(cache).copy()
-        row[[start, turn, end]] = -1e2
-        if not text:
-            row[start] = 1e2
-        elif start in text and end not in text and len(text) > 8:
-            row[end] = 15.0  # more than most rows have
-        return row
-
-
 def random_toy(
     vocab: Vocab, *, seed: int = 0, drift: float = 0.0, drift_seed: int = 1, scale: float = 3.0,
-    context_len: int = 4096, name: str = "toy", kind: type[ToyEngine] = ToyEngine,
+    context_len: int = 4096, name: str = "toy",
 ) -> ToyEngine:  # fmt: skip
     """A toy with random tables. `drift` mixes in other random tables: 0 is the same model, 1 or more a poor drafter."""
     size = vocab.size
@@ -166,28 +136,23 @@ def random_toy(
     # Bare bytes would make broken characters, and an early end makes every test short.
     rare = np.array([len(vocab.token_bytes(i)) == 1 and vocab.token_bytes(i)[0] >= 0x80 for i in range(size)])
     last[:, rare | np.isin(np.arange(size), list(vocab.end_ids))] -= 4 * scale
-    return kind(
+    return ToyEngine(
         vocab, last, by_previous=previous * np.float32(0.5), by_position=position * np.float32(0.3),
         context_len=context_len, name=name,
     )  # fmt: skip
 
 
 def open_toy(spec: str, context_len: int = 4096, max_sequences: int = 1) -> ToyEngine:
-    """The packaged toy: `toy`, or `toy:drift=0.4` for a drafter that agrees with it less often; `toy:thinks` thinks."""
-    _, _, option = spec.partition(":")
-    key, _, value = option.removeprefix("thinks").removeprefix(",").partition("=")
+    """The packaged toy: `toy`, or `toy:drift=0.4` for a drafter that agrees with it less often."""
+    key, _, value = spec.partition(":")[2].partition("=")
     try:
         drift = float(value) if key else 0.0
     except ValueError:
         drift = -1.0
     if key not in ("", "drift") or not 0 <= drift < float("inf"):
-        raise OptionError(f"'{spec}' is not a toy model.", hint="Write toy, toy:drift=0.4 or toy:thinks,drift=0.4.")
-    thinks = option.startswith("thinks")
-    kind, words = (ThinkingToy, _THINKING_WORDS) if thinks else (ToyEngine, ())
-    vocab = character_vocab((*_TOY_CHARACTERS, *_TOY_LATIN, *words))
-    toy = random_toy(vocab, drift=drift, name=spec, context_len=context_len, kind=kind)
-    if thinks:
-        vocab.chat_template = _THINKING_TEMPLATE
+        raise OptionError(f"'{spec}' is not a toy model.", hint="Write toy or toy:drift=0.4.")
+    vocab = character_vocab((*_TOY_CHARACTERS, *_TOY_LATIN))
+    toy = random_toy(vocab, drift=drift, name=spec, context_len=context_len)
     toy.max_sequences = max_sequences
     return toy
 

@@ -27,13 +27,7 @@ from skydraft.protocol.values import SERVICE
 
 from ..serving import RawSession, Serving, free_port, serving
 from ..stock.fakes import fake
-from .driver import ANN, BOB, PARAMS, TOKENS, assert_serves, open_message, opening, verify_message
-
-
-@pytest.fixture
-def token_file(tmp_path: Path) -> Path:
-    (tmp_path / "tokens").write_text(f"# who\n{TOKENS}")
-    return tmp_path / "tokens"
+from .driver import ANN, BOB, PARAMS, assert_serves, open_message, opening, verify_message
 
 
 def test_tokens_are_wanted_by_every_method_but_not_for_health(token_file: Path) -> None:

@@ -19,9 +19,7 @@ from skydraft.cloud.worker import Worker
 from skydraft.engines.toy import open_toy
 from skydraft.errors import EngineError, OptionError
 
-from ..serving import PATIENCE_S, free_port
-
-HEALTH = "/grpc.health.v1.Health/Check"
+from ..serving import HEALTH, PATIENCE_S, free_port
 
 
 def ends_with(channel: grpc.Channel, path: str = HEALTH) -> tuple[grpc.StatusCode, str]:

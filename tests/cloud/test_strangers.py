@@ -1,7 +1,6 @@
 """What somebody without a token may do to a server: nothing that lasts."""
 
 import select
-import signal
 import socket
 import threading
 import time
@@ -16,10 +15,9 @@ import pytest
 from skydraft.engines.toy import open_toy
 from skydraft.protocol.values import SERVICE
 
-from ..serving import PATIENCE_S, Process, RawSession, Serving, serving
-from .driver import TOKENS, verdict_of, verify_message
+from ..serving import HEALTH, PATIENCE_S, Process, RawSession, Serving, serving
+from .driver import verdict_of, verify_message
 
-HEALTH = "/grpc.health.v1.Health/Check"
 CALLS = [HEALTH, "/grpc.health.v1.Health/Watch", f"/{SERVICE}/GetInfo", f"/{SERVICE}/Session", "/no.such/Method"]
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 
@@ -32,10 +30,8 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def guarded(tmp_path: Path) -> Iterator[Serving]:
-    (tmp_path / "tokens").write_text(TOKENS)
-    (tmp_path / "tokens").chmod(0o600)
-    with serving(open_toy("toy"), token_file=tmp_path / "tokens") as running:
+def guarded(token_file: Path) -> Iterator[Serving]:
+    with serving(open_toy("toy"), token_file=token_file) as running:
         yield running
 
 
@@ -135,4 +131,4 @@ def test_a_session_and_health_checks_are_answered_while_a_stranger_floods(path: 
             for each in flooding:
                 each.join()
             session.end()
-            assert server.end(signal.SIGTERM) == 0
+            assert server.stop() == 0

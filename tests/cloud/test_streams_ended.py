@@ -30,12 +30,6 @@ from .driver import (
 )
 
 
-@pytest.fixture
-def token_file(tmp_path: Path) -> Path:
-    (tmp_path / "tokens").write_text(TOKENS)
-    return tmp_path / "tokens"
-
-
 @pytest.mark.parametrize(
     ("open_", "newcomer", "ended"),
     [

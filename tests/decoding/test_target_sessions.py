@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from skydraft import DecodingParams
 from skydraft.decoding.verification import TargetSession
-from skydraft.errors import BaseMismatch, EngineError, LimitExceeded, PromptError
-from skydraft.types import Cost, DraftBlock, Prompt
+from skydraft.errors import BaseMismatch, EngineError
+from skydraft.types import Cost, DraftBlock
 
 from .. import toys
 from ..toys import ASKED, PROMPT_IDS, law
@@ -39,16 +39,6 @@ def test_a_session_takes_over_the_sequence_of_another_with_its_prompt(seed, para
     session.adopt(former.release())
     block = DraftBlock(len(mine), tuple(choices(target, params, mine, 3)))
     assert judged(session, block, max_rows=max_rows) == expected_verdict(target, params, mine, block.token_ids)
-
-
-def test_a_session_refuses_a_prompt_that_does_not_fit_and_a_text_that_is_complete():
-    params = DecodingParams(max_new_tokens=3)
-    with pytest.raises(PromptError):
-        TargetSession(toys.toy(1, context_len=20), Prompt((1,) * 20), params)
-    with pytest.raises(LimitExceeded, match="3 tokens has reached its end"):
-        TargetSession(toys.toy(1), ASKED, params, committed=(1, 2, 3))
-    with pytest.raises(LimitExceeded):  # the context ends before
-        TargetSession(toys.toy(1, context_len=20), Prompt((1,) * 18), params, committed=(1, 2))
 
 
 def test_a_verification_that_was_overtaken_commits_nothing():

@@ -2,7 +2,6 @@
 
 import gc
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -175,7 +174,7 @@ def test_threads_and_sockets_do_not_grow_with_generations() -> None:
             assert len({text for number, text in enumerate(texts) if number % 4 != 2}) == 1  # all are the target's
             assert open_at_once(1) == one
     finally:
-        process.end(signal.SIGKILL)
+        process.kill()
 
 
 def test_generations_whose_connection_breaks_share_the_next_one(server: Serving) -> None:

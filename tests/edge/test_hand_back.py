@@ -160,9 +160,12 @@ def faulty(fault: str) -> Iterator[tuple[EmulatedLink, Fault, Leash]]:
     with serving(leash.put_on(toys.toy(4))) as second:
         link = EmulatedLink(("127.0.0.1", first.port))
 
-        def killed() -> None:
-            link.retarget(("127.0.0.1", second.port))
+        def leads_to(port: int) -> None:
+            link.retarget(("127.0.0.1", port))
             link.cut()
+
+        def killed() -> None:
+            leads_to(second.port)
             first.stop()
 
         def draining() -> None:
@@ -176,7 +179,7 @@ def faulty(fault: str) -> Iterator[tuple[EmulatedLink, Fault, Leash]]:
             "killed": killed,
             "draining": draining,
             "made way": partial(make_way, worker),
-            "down": link.down,
+            "down": partial(leads_to, 9),  # where nobody listens
             "silent": partial(link.stall, 3600),
         }
         try:

@@ -1,18 +1,26 @@
-"""What is slow, far, busy, limited or broken for a moment is not gone, and nothing is left behind."""
+"""What is slow, far, busy, limited, stopped or broken for a moment is not gone, and nothing is left behind."""
 
+import signal
+import subprocess
+import sys
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trustme
 
 import skydraft
 from bench.emulated_link import EmulatedLink, LinkShape
 from skydraft import DecodingParams
+from skydraft.edge.channel import Channel
 from skydraft.engines.toy import open_toy
 
-from ..serving import serving
-from .texts import begin, by_plan, undisturbed
+from ..cloud.driver import holding, slow_toy
+from ..serving import HEALTH, PATIENCE_S, serving
+from .texts import GATED, begin, by_plan, undisturbed
 
 
 @by_plan
@@ -48,3 +56,70 @@ def test_a_token_that_is_slowed_down_waits_and_gets_the_same(plan: Any, unhurrie
         assert time.monotonic() - began > 0.5  # some 160 rows, of which 90 are free
         assert lines == []
         cloud.close()
+
+
+def test_waiting_texts_of_one_device_share_one_ping_and_stay_with_the_cloud(
+    unhurried: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (engine, go, _), called, sound = holding(), Counter[str](), Channel.call
+
+    async def call(self: Channel, path: str, timeout_s: float) -> bytes:
+        called[path] += 1
+        return await sound(self, path, timeout_s)
+
+    monkeypatch.setattr(Channel, "call", call)
+    with serving(engine, max_sessions=8) as server, ThreadPoolExecutor(150) as texts:
+        cloud = skydraft.connect(server.address)
+        edge = open_toy("toy:drift=0.2", 512, 160)
+        params = DecodingParams(max_new_tokens=4, min_new_tokens=4)
+
+        def write(number: int) -> Any:
+            with skydraft.generate("语速", edge=edge, cloud=cloud, plan=GATED, params=params) as generation:
+                return generation.run().origins
+
+        waiting = [texts.submit(write, number) for number in range(150)]
+        server.wait_until(lambda: called[HEALTH] > 0)
+        called.clear()
+        began = time.monotonic()
+        time.sleep(1.5)
+        num_pings, took_s = called[HEALTH], time.monotonic() - began
+        go.set()
+        origins = Counter(origin for text in waiting for origin in text.result(2 * PATIENCE_S))
+        cloud.close()
+    assert num_pings <= 2 + took_s / 0.3
+    assert origins.total() == 600 and origins["edge-fallback"] == 0
+
+
+TIMEOUT_S, NUM_TOKENS = 1.0, 24
+CODE = """
+import contextlib, skydraft
+from skydraft.engines.toy import open_toy
+params = skydraft.DecodingParams(max_new_tokens={n}, min_new_tokens={n}, temperature=0.8, seed=3)
+with contextlib.closing(skydraft.connect({address!r}, timeout_s={timeout})) as cloud:
+    given = {{"edge": open_toy("toy:drift=0.2"), "cloud": cloud, "plan": skydraft.make_plan({plan})}}
+    text = skydraft.generate("语速", params=params, **given)
+    for round in text.rounds():
+        print("round", flush=True)
+    print(*text.token_ids)
+"""
+
+
+@pytest.mark.parametrize("plan", ["k=4", "'cloud'"])
+def test_an_edge_that_was_stopped_for_longer_than_it_waits_keeps_its_text(plan: str) -> None:
+    with serving(slow_toy(0.2)) as server:
+        code = CODE.format(n=NUM_TOKENS, address=server.address, timeout=TIMEOUT_S, plan=plan)
+        with subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as edge:
+            assert edge.stdout is not None
+            edge.stdout.readline()
+            for _ in range(3):
+                edge.send_signal(signal.SIGSTOP)
+                time.sleep(1.4 * TIMEOUT_S)
+                edge.send_signal(signal.SIGCONT)
+                time.sleep(0.2)
+            out, err = edge.communicate(timeout=PATIENCE_S)
+    assert (edge.returncode, err) == (0, "")
+    params = DecodingParams(max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS, temperature=0.8, seed=3)
+    text = skydraft.generate("语速", cloud=open_toy("toy"), params=params, plan=skydraft.make_plan("cloud")).run()
+    assert out.splitlines()[-1] == " ".join(map(str, text.token_ids))

@@ -40,14 +40,15 @@ def recomputed(messages: list[tuple[str, bytes]], generation: Generation) -> dic
             got |= set(enumerate(call.opening.committed_ids))
         if isinstance(call, VerifyCall):
             got |= set(enumerate((*call.catch_up_ids, *call.draft_ids), call.base - len(call.catch_up_ids)))
+    return of_what_came(generation, num_prompt, got, sum(isinstance(call, VerifyCall) for call in calls))
+
+
+def of_what_came(generation: Generation, num_prompt: int, got: set[tuple[int, int]], num_calls: int) -> dict[str, Any]:
+    """The figures, where a server got these tokens at these places."""
     text = list(enumerate(generation.token_ids))
     its_own = [origin in ("recovered", "bonus", "cloud") for origin in generation.origins]
-    return {
-        "prompt": num_prompt,
-        "seen": [at for (at, token_id), mine in zip(text, its_own, strict=True) if mine or (at, token_id) in got],
-        "rejected": sorted(got - set(text)),
-        "calls": sum(isinstance(call, VerifyCall) for call in calls),
-    }
+    seen = [at for (at, token_id), mine in zip(text, its_own, strict=True) if mine or (at, token_id) in got]
+    return {"prompt": num_prompt, "seen": seen, "rejected": sorted(got - set(text)), "calls": num_calls}
 
 
 def figures(receipt: Receipt) -> dict[str, Any]:

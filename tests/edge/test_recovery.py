@@ -1,13 +1,10 @@
 """What an error of a server means for a text: `recover`, as a table."""
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
 from skydraft import errors
 from skydraft.edge.recovery import FALLBACK_S, Recovery, Situation, Step, recover
-from skydraft.edge.verifier import Patience, RemoteVerifier
+from skydraft.edge.verifier import Patience
 from skydraft.errors import (
     BaseMismatch,
     CloudBusy,
@@ -155,16 +152,3 @@ def test_an_error_that_goes_on_ends_in_time(kind: type[SkydraftError], gated: bo
     assert found.step == ("alone" if gated else "give up") and found.is_late == (kind is not CloudFailure)
     limit_s = EDGE_S if gated and issubclass(kind, CloudLost) else TIMEOUT_S
     assert now.waited_s <= limit_s and num < 60 and steps.count(0.0) <= 1
-
-
-@pytest.mark.parametrize("falls_back", [True, False])
-def test_only_a_text_that_does_not_go_on_alone_says_that_it_waits(falls_back: bool) -> None:
-    said: list[str] = []
-    notices, patience = SimpleNamespace(tell=said.append), Patience(TIMEOUT_S, falls_back)
-    verifier: Any = SimpleNamespace(
-        _says_that_it_waits=False, _notices=notices, _patience=patience, _gone=lambda error: "gone"
-    )
-    tries = Situation(TIMEOUT_S, falls_back, waited_s=TIMEOUT_S / 2)
-    for _ in range(2):
-        RemoteVerifier._say_that_it_waits(verifier, CloudLost("no connection"), tries)
-    assert said == ([] if falls_back else ["gone; waiting up to 30 s for it."])

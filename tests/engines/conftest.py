@@ -20,14 +20,6 @@ from .tiny_toy import toy
 
 
 @pytest.fixture(scope="session")
-def one_thread() -> Iterator[None]:
-    torch = pytest.importorskip("torch")
-    num_threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(num_threads)
-
-
-@pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> tuple[Path, Path]:
     """A target's checkpoint and one that drafts for it, of one tokenizer."""
     target = save_model(tmp_path_factory.mktemp("target"), "Qwen2Config", seed=1)

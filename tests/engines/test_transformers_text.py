@@ -46,7 +46,13 @@ def run(prompt: str, mode: str, params: DecodingParams, **given: Any) -> skydraf
         return generation.run()
 
 
-@pytest.mark.parametrize("penalties", [{}, {"repetition_penalty": 1.1, "no_repeat_ngram_size": 3}])
+@pytest.mark.parametrize(
+    "penalties",
+    [
+        {}, {"repetition_penalty": 1.1, "no_repeat_ngram_size": 3},
+        {"repetition_penalty": 0.7, "no_repeat_ngram_size": 2, "min_new_tokens": 30},
+    ],
+)  # fmt: skip
 def test_edge_mode_equals_generate(penalties: dict[str, Any], target: TransformersEngine) -> None:
     params = DecodingParams(max_new_tokens=40, **penalties)
     for prompt in PROMPTS:

@@ -15,6 +15,7 @@ from skydraft.prompts.pair import read_prompt
 from skydraft.types import Prompt
 
 from ..serving import serving
+from ..thinking.scripts import thinking_toy
 from .interfaces import events_of
 from .running import Running, gateway
 
@@ -170,7 +171,7 @@ def test_a_grammar_goes_on_where_the_branch_begins(served: Running) -> None:
 def test_a_branch_within_or_after_thinking_is_the_same_text_and_counts_what_it_thinks_itself(
     more: dict[str, Any],
 ) -> None:
-    pair = Pair(open_toy("toy:thinks,drift=0.2", 4096, 2), open_toy("toy:thinks", 4096, 2))
+    pair = Pair(thinking_toy(0.2, 2), thinking_toy(max_sequences=2))
     with gateway(pair) as running:
         whole = chat(running, "lossless", **more)
         token_ids, thought = whole["skydraft"]["token_ids"], whole["skydraft"]["stats"]["num_reasoning_tokens"]

@@ -44,7 +44,7 @@ def chat(mode: str, **more: Any) -> bytes:
 def server() -> Iterator[Process]:
     running = Process()
     yield running
-    running.end(signal.SIGTERM)
+    running.stop()
 
 
 def raising(error: Exception) -> Callable[..., Any]:
@@ -81,7 +81,7 @@ def test_who_hangs_up_leaves_the_place_at_once(
         gateway(Pair(edge, cloud), max_running=1) as running,
     ):
         if stops:
-            server.send(signal.SIGSTOP)
+            server.signal(signal.SIGSTOP)
         try:
             desk = running.gateway.desk
             clients = [client(running.port, chat(mode)) for _ in range(2)]
@@ -93,7 +93,7 @@ def test_who_hangs_up_leaves_the_place_at_once(
             running.wait_until_idle()
             assert ran_s() - began < FREE_S
         finally:
-            server.send(signal.SIGCONT)
+            server.signal(signal.SIGCONT)
 
 
 def beginning(port: int) -> socket.socket:

@@ -1,6 +1,5 @@
 """A tiny pair whose draft model differs from its target in the last layer, and what the target taught it."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,6 @@ from skydraft.prompts.messages import asked
 from tests.engines.tiny_checkpoint import OPTIONS, save_model
 
 _WORDS = ["今天", "天气", "我们", "公园", "孩子们", "语音", "音调", "The", "model", "drafts", "tokens", "checks"]
-
-
-@pytest.fixture(scope="session")
-def one_thread() -> Iterator[None]:
-    torch = pytest.importorskip("torch")
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="session")

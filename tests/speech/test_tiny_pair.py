@@ -19,20 +19,12 @@ from ..engines.tiny_omni import heard
 from ..later import later
 from ..serving import serving
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 torch = later("torch")
 later("soundfile")
 
 CLIPS = sorted((Path(__file__).parents[2] / "data" / "speech_zh_heldout").glob("*.flac"))
 GREEDY = DecodingParams(max_new_tokens=80)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """It waits for no other thread."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import pytest
 
 import skydraft
 from skydraft import Generation
+from tests.engines.conftest import gguf_path  # noqa: F401
 from tests.hostile.texts import TARGET, write
 from tests.stock.fakes import GENERATING, Fake, fake
 from tests.stock.faults import Fault

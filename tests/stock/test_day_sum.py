@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -101,13 +100,6 @@ def test_a_day_is_capped_over_processes(front: Front) -> None:
     assert num_written == 80
     with closing(skydraft.connect(f"{front.url}/v1/", price="0,0,1", max_cost=1e-3)) as cloud:
         assert write(cloud, "cloud").run().token_ids
-
-
-def test_many_processes_add_up(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: DaySum(tmp_path / "spent.json", "it").add(7, {"": 0.25}), range(80)))
-    assert DaySum(tmp_path / "spent.json", "it").add(7, {}) == (7, {"": 20.0})
-    assert DaySum(tmp_path / "spent.json", "another").add(7, {"": 1.0}) == (7, {"": 1.0})
 
 
 NEW = -1  # a budget of a process that has just begun

@@ -1,6 +1,7 @@
-"""What only servers without skydraft can do wrong: with text in place of ids, and in the handshake. All else is in
-`tests/hostile`, with the same promises."""
+"""What only servers without skydraft can do wrong: with text in place of ids, in the handshake, to other texts, and as
+servers that were not meant. All else is in `tests/hostile`, with the same promises."""
 
+import threading
 from contextlib import closing
 from typing import Any
 
@@ -8,10 +9,14 @@ import pytest
 
 import skydraft
 from skydraft.errors import SkydraftError
-from tests.hostile.texts import ALONE, LENGTH, TARGET, assert_all_is_accounted_for, assert_one_clear_line, write
+from skydraft.gateway.pair import Pair
+from tests.gateway.running import gateway
+from tests.hostile.texts import ALONE, DRAFT, LENGTH, TARGET, assert_all_is_accounted_for, assert_one_clear_line, write
+from tests.serving import Unhurried
 from tests.stock import faults
 from tests.stock.fakes import GENERATING, Fake, fake
 from tests.stock.faults import Fault
+from tests.thinking.scripts import thinking_toy
 
 # What begins well, and so is part of the text until it is noticed.
 LATER = {
@@ -118,3 +123,65 @@ def test_tokens_that_sglang_does_not_count_are_no_text(said: object) -> None:
         generation = write(cloud, "gated").run()
         assert_all_is_accounted_for(generation)
         assert "edge-fallback" in generation.origins and "edge-fallback" not in sound.origins
+
+
+# --- Texts of one process share a server: what fails for one of them costs the others nothing
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "llama-server", "sglang"])
+@pytest.mark.parametrize("asks", ["a text that lost its server", "facts"])
+def test_what_fails_for_one_text_breaks_no_stream_of_another(
+    dialect: str, asks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy server leaves a sign of life unanswered: the other text reads on, in its one request."""
+    monkeypatch.setattr("skydraft.edge.cloud.Patience", Unhurried)
+    with fake(dialect, TARGET, token_s=0.05) as server, closing(skydraft.connect(server.url, timeout_s=2)) as cloud:
+        assert cloud.facts(None) is not None
+        texts, hung_up = list[Any](), list[str]()
+        stream = threading.Thread(target=lambda: texts.append(write(cloud, "cloud").run()))
+        begun = len(server.model.asked)
+        stream.start()
+        server.wait_until(lambda: any(asked.num_written > 2 for asked in server.model.asked[begun:]))
+
+        def hangs_up(path: str) -> faults.Fault:
+            hung_up.append(path)
+            return faults.hangs_up()
+
+        server.fault_of = hangs_up
+        if asks == "facts":
+            cloud.servers.facts.clear()
+            with pytest.raises(skydraft.SkydraftError):
+                cloud.facts(None)
+        else:
+            assert len(write(cloud, "gated").run().token_ids) == LENGTH
+            Fake.wait_until(lambda: sum(path not in GENERATING for path in hung_up) > 1 or not stream.is_alive())
+        stream.join(20)
+    assert texts and texts[0].token_ids == ALONE and texts[0].receipt.calls == 1
+
+
+# --- A server that comes up after its gateway and is not the one that was meant: the log says so, not the answers
+
+
+UNMEANT: dict[str, tuple[Any, dict[str, str], str]] = {
+    "no http": (DRAFT, {}, "does not speak skydraft's protocol"),
+    "another model": (DRAFT, {"model": "other"}, "has no model other"),
+    "another tokenizer": (thinking_toy(), {}, "as other tokens"),
+}
+
+
+@pytest.mark.parametrize("case", UNMEANT)
+def test_what_the_operator_must_mend_is_in_the_log_and_no_clients_fault(
+    case: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    draft, options, says = UNMEANT[case]
+    with fake("vllm", TARGET) as server:
+        address = server.url.split("/")[2] if case == "no http" else server.url
+        cloud = skydraft.connect(address, fallback="start", timeout_s=3, **options)
+        with closing(cloud), gateway(Pair(draft, cloud)) as running:
+            for mode in ("quality", "lossless"):
+                caplog.clear()
+                answer = running.chat(model=f"skydraft-{mode}")
+                assert answer.status_code == 500 and says not in answer.text
+                assert [each.levelname for each in caplog.records if says in each.getMessage()] == ["ERROR"]
+            health = running.client.get(f"{running.url}/health")
+            assert health.json() == {"status": "ok", "cloud": "down" if case == "no http" else "up"}

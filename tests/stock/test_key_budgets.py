@@ -220,3 +220,4 @@ def test_many_processes_add_up_for_each_key(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(add, range(80)))
     assert sums(tmp_path) == (20.0, {"anna": 10.0, "bert": 10.0})
+    assert DaySum(tmp_path / "spent.json", "another").add(7, {"": 1.0}) == (7, {"": 1.0})

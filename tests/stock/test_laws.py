@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,15 +15,14 @@ from skydraft.edge.stock.chat import HOSTS
 from skydraft.engines.toy import open_toy
 
 from .. import toys
+from ..decoding.test_laws import decode as decoded
+from ..edge.test_remote import gates
 from ..toys import PROMPT, law
 from .fakes import fake
 
 GATED = [("entropy:2", 4, "0"), ("entropy:2", 6, "4"), ("margin:0.5", 3, "text"), ("entropy:0.5", 1, "1")]
 DIALECTS = ("vllm", "llama-server", "sglang")
 SEED = 17
-gates = st.one_of(
-    st.just("always"), st.builds("entropy:{}".format, st.floats(0, 3.5)), st.builds("margin:{}".format, st.floats(0, 1))
-)
 plans = st.builds(
     lambda gate, k, back: make_plan(gate=gate, k=k, hand_back=back),
     gates, st.integers(1, 12), st.sampled_from(["0", "1", "4", "text"]),
@@ -45,11 +45,7 @@ def clouds() -> Iterator[dict[str, Any]]:
         }
 
 
-def decode(plan: Any, params: DecodingParams, edge: Any, cloud: Any) -> Generation:
-    with skydraft.generate(
-        PROMPT, edge=edge, cloud=cloud, plan=plan, params=params, raw=True, execution="throughput"
-    ) as generation:
-        return generation.run()
+decode = partial(decoded, execution="throughput")
 
 
 @law(100)

@@ -26,11 +26,8 @@ QUESTIONS = ("用一句话描述海边日落的景色。", "What is a prime numb
 
 
 @pytest.fixture(scope="module")
-def front(home: Path) -> Iterator[Front]:
-    model = home / "models" / "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
-    if not model.exists():
-        pytest.skip("the demo pair is not on this machine")
-    with llama_server(model, "--kv-unified", slots=4, context=1024) as url, Front(url) as standing:
+def front(gguf_path: Path) -> Iterator[Front]:
+    with llama_server(gguf_path, "--kv-unified", slots=4, context=1024) as url, Front(url) as standing:
         yield standing
 
 

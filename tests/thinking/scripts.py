@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from skydraft.engines.toy import ToyEngine, character_vocab
+from skydraft.engines.toy import ToyEngine, character_vocab, random_toy
 from skydraft.engines.vocab import Vocab
 
 _CHARS = [chr(code) for code in range(32, 127)] + ["\n", *"快慢高低在我你"]
@@ -66,3 +66,27 @@ class Scripted(ToyEngine):
 def pair_of(script: str, template: str = SWITCHED, slip: int = 5, **options: Any) -> tuple[Scripted, Scripted]:
     vocab = vocab_of(template, **options)
     return Scripted(script, vocab, slip), Scripted(script, vocab)
+
+
+def thinking_toy(drift: float = 0.0, max_sequences: int = 1) -> ToyEngine:
+    """A random model, see `random_toy`, whose answers begin with thinking."""
+    words = ("<think>", "</think>", "[assistant]")
+    vocab = vocab_of(words=words)
+    start, end, turn = (vocab.encode(word)[0] for word in words)
+    toy = random_toy(vocab, drift=drift, name=f"thinks, drift {drift}")
+    toy.max_sequences = max_sequences
+    row_of = toy._row
+
+    def thinking(cache: list[tuple[int, int]]) -> Any:
+        text = [token_id for token_id, _ in cache]
+        text = text[len(text) - text[::-1].index(turn) :] if turn in text else [start, end]
+        row = row_of(cache).copy()
+        row[[start, turn, end]] = -1e2
+        if not text:
+            row[start] = 1e2
+        elif start in text and end not in text and len(text) > 8:
+            row[end] = 15.0  # more than most rows have
+        return row
+
+    toy._row = thinking  # type: ignore[method-assign]
+    return toy

@@ -8,7 +8,6 @@ import pytest
 import skydraft
 from skydraft import DecodingParams, GenerateRequest, make_plan
 from skydraft.choosing.thinking import tags_of
-from skydraft.engines.toy import open_toy
 from skydraft.learning.collect import Collector
 from skydraft.prompts.messages import Message
 from skydraft.thinking import split
@@ -17,8 +16,9 @@ from .. import reference
 from ..decoding.test_audits import Watching
 from ..learning.test_collect import assert_marks_are_true, read
 from ..serving import serving
+from .scripts import thinking_toy
 
-PAIR = open_toy("toy:thinks,drift=1"), open_toy("toy:thinks")
+PAIR = thinking_toy(1), thinking_toy()
 ASKED = Message("user", "语速")
 CASES = [
     ({"mode": "edge"}, {}), ({"mode": "edge"}, {"think_budget": 3, "temperature": 0.7, "seed": 4}),

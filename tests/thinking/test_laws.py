@@ -12,7 +12,6 @@ import skydraft
 from skydraft import DecodingParams, Generation, make_plan
 from skydraft.choosing.thinking import ThinkingAlong
 from skydraft.decoding.request import GenerateRequest
-from skydraft.engines.toy import open_toy
 from skydraft.errors import OptionError
 from skydraft.prompts.messages import Message
 from skydraft.thinking import Tags, split
@@ -21,7 +20,7 @@ from .. import reference
 from ..serving import serving
 from ..stock.fakes import fake
 from ..toys import law
-from .scripts import LEVELLED, OPENED, SWITCHED, TEMPLATES, pair_of, vocab_of
+from .scripts import LEVELLED, OPENED, SWITCHED, TEMPLATES, pair_of, thinking_toy, vocab_of
 
 TAGS = Tags("<think>", "</think>")
 SAID = ["<think>", "</think>", "<", "</", "think>", "</th", "ink>", " ", "\n", "快", "a", "<think", "员"]
@@ -84,7 +83,7 @@ GIVEN = [
     {"stop": ("2 +",)}, {"stop": ("4",)}, {"max_new_tokens": 5}, {"min_new_tokens": 3, "sentences": 2},
     {"temperature": 0.7, "seed": 3, "think_budget": 6}, {"style": "zh-short"},
 ]  # fmt: skip
-TOYS = open_toy("toy:thinks,drift=0.2"), open_toy("toy:thinks")
+TOYS = thinking_toy(0.2), thinking_toy()
 
 
 @pytest.mark.parametrize("given", GIVEN, ids=str)

@@ -230,7 +230,6 @@ class Events:
         self._task = asyncio.ensure_future(self._read())
 
     async def _read(self) -> None:
-        last: Any = None
         try:
             async with self._wire.answering(self.request) as response:
                 lines = self._lines(response)
@@ -246,11 +245,9 @@ class Events:
                     async with asyncio.timeout(_REST_S):  # a whole answer leaves its connection usable
                         async for _ in lines:
                             pass
-                return
         except SkydraftError as error:
-            last = error
-        if not self._has_ended:
-            await self._queue.put(last)
+            if not self._has_ended:
+                await self._queue.put(error)
 
     async def _lines(self, response: httpx2.Response) -> AsyncIterator[bytes]:
         held = bytearray()

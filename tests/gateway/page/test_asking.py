@@ -12,6 +12,7 @@ from skydraft.engines.toy import open_toy
 from skydraft.gateway.pair import Pair
 
 from ...serving import serving
+from ...thinking.scripts import thinking_toy
 from ..running import gateway as running_gateway
 from ..running import toy_pair
 from .browsing import Pages, answered, expect, grave, is_too_wide, settled
@@ -167,7 +168,7 @@ def test_branches_are_exported(page: Any, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def thinking() -> Iterator[str]:
-    pair = Pair(open_toy("toy:thinks,drift=0.2", 4096, 6), open_toy("toy:thinks", 4096, 6))
+    pair = Pair(thinking_toy(0.2, 6), thinking_toy(max_sequences=6))
     with running_gateway(pair) as running:
         yield running.url
 
