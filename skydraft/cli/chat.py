@@ -170,7 +170,6 @@ def _answer(
         params=replace(talk.params, seed=seed),
         think=talk.think,
         execution=gate.execution,
-        calibration=gate.calibration if gate.plan.gate.kind == "calibrated" else None,
         cache_scope="chat",
     )
     console = console_for(output.color)

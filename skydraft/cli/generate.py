@@ -68,7 +68,6 @@ def generate(
         think=decoding.think,
         share_audio=speech.share(gate, cloud) if has_audio else "features",
         execution=gate.execution,
-        calibration=gate.calibration,
         with_signals=output.trace is not None,
     )
     tracing = options.open_for_writing(output.trace) if output.trace else nullcontext()

@@ -25,7 +25,6 @@ from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.errors import OptionError, PromptError
 from skydraft.files import open_named, read_file
-from skydraft.gating.calibration import Calibration, read_calibration
 from skydraft.gating.gates import SIGNALS
 from skydraft.learning.collect import Collector
 from skydraft.prompts.audio import load_audio
@@ -168,7 +167,7 @@ def _decoding_option(known: Field[Any]) -> click.Option:
 _RARELY = (  # given
     "min_new_tokens", "min_p", "no_repeat_ngram_size", "frequency_penalty", "presence_penalty", "logit_bias",
     "content_penalty", "content_ngram_size", "no_adjacent_repeat", "comma_gap", "full_stop_gap", "full_stop_shift",
-    "think_budget", "think_gate", "accept", "eager", "execution", "calibration",
+    "think_budget", "think_gate", "accept", "eager", "execution",
 )  # fmt: skip
 decoding_section = Section("decoding", "Decoding", _decoding, [
     option("--style", "S", f"Ready-made settings: {', '.join(STYLES)}; or none (default; speech: zh-short)."),
@@ -184,14 +183,10 @@ decoding_section = Section("decoding", "Decoding", _decoding, [
 class GateChoice:
     plan: Plan
     execution: Execution | None
-    calibration: Calibration | None
 
 
-def _gate(
-    execution: Execution | None, calibration: Path | None, mode: str | None, gate: str | None, **plan: Any
-) -> GateChoice:
-    mode = mode or (None if gate else DEFAULT_MODE)
-    return GateChoice(make_plan(mode, gate, **plan), execution, read_calibration(calibration) if calibration else None)
+def _gate(execution: Execution | None, mode: str | None, gate: str | None, **plan: Any) -> GateChoice:
+    return GateChoice(make_plan(mode or (None if gate else DEFAULT_MODE), gate, **plan), execution)
 
 
 gate_section = Section("gate", "Gate", _gate, [
@@ -215,7 +210,6 @@ gate_section = Section("gate", "Gate", _gate, [
     option("--eager", None, "End a block at the first token that the draft model is unsure of.", is_flag=True),
     option("--execution", None, "throughput is faster on a GPU, but near ties may differ (default: exact).",
            type=Execution),
-    option("--calibration", "FILE", "Calibration of a calibrated gate (default: the pair's own).", type=Path),
 ], _RARELY)  # fmt: skip
 
 
