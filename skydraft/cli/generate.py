@@ -58,8 +58,8 @@ def generate(
     messages = writing.messages(prompt, has_audio=recording is not None)
     messages = spoken(messages, recording.audio if recording else None)
     has_audio = any(each.audio for each in messages)
-    if not has_audio and (speech.share_audio or speech.max_audio_s is not None):
-        raise OptionError("--share-audio and --max-audio-s are about recordings, and there is none.", hint="Remove it.")
+    if not has_audio and speech.share_audio:
+        raise OptionError("--share-audio is about recordings, and there is none.", hint="Remove it.")
     request = GenerateRequest(
         messages,
         plan=gate.plan,

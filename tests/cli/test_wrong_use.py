@@ -73,8 +73,7 @@ WRONG = {
     f"generate 你好 {EDGE} --cloud http://localhost:1/v1 --audit-share 1": "--audit-share does not apply to a server",
     f"gateway --edge-only {EDGE} --audit-share 0.1": "is to audit",
     # recordings
-    f"{GENERATE} --share-audio none": "are about recordings",
-    f"{GENERATE} --max-audio-s 3": "are about recordings",
+    f"{GENERATE} --share-audio none": "is about recordings",
     "caption": "FILES",
     f"{CAPTION} --cloud localhost:1": "--share-audio",
     f"{CAPTION} --cloud localhost:1 -m edge": "works alone",

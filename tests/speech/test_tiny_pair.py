@@ -125,7 +125,6 @@ def test_the_command_says_what_left_the_device(
         (["--audio", str(CLIPS[0])], "takes no audio"),
         (["--audio", "nothing.wav"], "no readable file"),
         ([], "Give a prompt, or a recording (--audio)"),
-        (["--audio", str(CLIPS[0]), "--max-audio-s", "0.5"], "lasts"),
     ],
 )
 def test_wrong_use_is_one_line(args: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
