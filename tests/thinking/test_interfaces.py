@@ -63,11 +63,13 @@ def test_what_an_answer_begins_with_is_told_apart_and_not_counted(served: Runnin
 
 @pytest.mark.parametrize("mode", ["lossless", "cloud"])
 def test_log_probabilities_of_a_response_are_those_of_its_text_alone(served: Running, mode: str) -> None:
-    asked = {"model": f"skydraft-{mode}", "input": "快", "include": ["message.output_text.logprobs"]}
+    asked: Any = {"model": f"skydraft-{mode}", "input": "快", "include": ["message.output_text.logprobs"]}
+    asked["top_logprobs"] = 2
     (part,) = served.post("responses", **asked).json()["output"][-1]["content"]
     events = events_of(served.post("responses", **asked, stream=True).text)
     streamed = [each for event in events if event["type"].endswith("text.delta") for each in event.get("logprobs", ())]
     assert "".join(each["token"] for each in streamed) == part["text"] == "It is 4." and streamed == part["logprobs"]
+    assert all(len(each["top_logprobs"]) == 2 and each["logprob"] <= 0 for each in streamed)
 
 
 def test_events_are_those_that_the_sdks_know(served: Running) -> None:
