@@ -73,6 +73,9 @@ WRONG = {
     f"generate 你好 {EDGE} --cloud http://localhost:1/v1 --audit-share 1": "--audit-share does not apply to a server",
     f"gateway --edge-only {EDGE} --audit-share 0.1": "is to audit",
     # recordings
+    f"generate --audio {CLIP} --edge-model toy --mode edge": "takes no audio",
+    "generate --audio nothing.wav --edge-model toy --mode edge": "no readable file",
+    "generate --edge-model toy --mode edge": "Give a prompt, or a recording (--audio)",
     f"{GENERATE} --share-audio none": "is about recordings",
     "caption": "FILES",
     f"{CAPTION} --cloud localhost:1": "--share-audio",

@@ -119,20 +119,6 @@ def test_the_command_says_what_left_the_device(
     assert again[:2] == rows[:2] and len(again) == 3 and again[2].startswith(str(CLIPS[1]))
 
 
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        (["--audio", str(CLIPS[0])], "takes no audio"),
-        (["--audio", "nothing.wav"], "no readable file"),
-        ([], "Give a prompt, or a recording (--audio)"),
-    ],
-)
-def test_wrong_use_is_one_line(args: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["generate", *args, "--edge-model", "toy", "--mode", "edge"]) == 2
-    err = capsys.readouterr().err
-    assert says in err and err.count("\n") == 1
-
-
 def test_a_conversation_in_a_file_may_be_spoken(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     models = ["--edge-model", "tiny-omni-edge", "--cloud-model", "tiny-omni-cloud", "--mode", "quality", "--json"]
     (tmp_path / "clip.flac").write_bytes(CLIPS[0].read_bytes())
