@@ -229,10 +229,10 @@ output_section = Section("output", "Output", OutputChoice, [
 ])  # fmt: skip
 
 
-def open_for_writing(path: Path, mode: int = 0o666) -> TextIO:
-    """Open a text file to overwrite it; a new file gets the permissions `mode`. Raises OptionError."""
+def open_for_writing(path: Path) -> TextIO:
+    """Open a text file to overwrite it. Raises OptionError."""
     try:
-        return open_named(path, "w", mode)
+        return open_named(path, "w")
     except OSError as error:
         raise OptionError(f"{path} cannot be written: {error.strerror}.", hint="Choose another file.") from error
 
