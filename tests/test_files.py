@@ -51,7 +51,6 @@ def test_there_is_one_way_to_write_a_state_file() -> None:
     "words",
     [
         "generate a --edge-model toy --cloud localhost:9 --cloud-token-file PIPE",
-        "generate --edge-model toy --messages PIPE",
         "serve --model toy --port 0 --tls-cert PIPE --tls-key PIPE",
         "gateway --edge-model toy --port 0 --api-key-file PIPE",
     ],

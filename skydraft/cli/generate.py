@@ -53,20 +53,18 @@ def generate(
     keep.check(verifies=gate.plan.verifies, is_lossy=gate.plan.is_lossy)
     models = dataclasses.replace(models, is_quiet=output.quiet or output.json)
     recording = speech.read(speech.audio) if speech.audio else None
-    if writing.may_be_piped(prompt, has_audio=recording is not None):
+    if prompt is not None or not recording:
         prompt = with_piped(prompt, quiet=models.is_quiet)
     messages = writing.messages(prompt, has_audio=recording is not None)
-    messages = spoken(messages, recording.audio if recording else None)
-    has_audio = any(each.audio for each in messages)
-    if not has_audio and speech.share_audio:
+    if not recording and speech.share_audio:
         raise OptionError("--share-audio is about recordings, and there is none.", hint="Remove it.")
     request = GenerateRequest(
-        messages,
+        spoken(messages, recording.audio if recording else None),
         plan=gate.plan,
         params=decoding.params(default_style=STYLE if recording else None),
         raw=writing.raw,
         think=decoding.think,
-        share_audio=speech.share(gate, cloud) if has_audio else "features",
+        share_audio=speech.share(gate, cloud) if recording else "features",
         execution=gate.execution,
         with_signals=output.trace is not None,
     )
