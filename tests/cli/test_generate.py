@@ -53,13 +53,6 @@ def test_json_has_the_fixed_fields(invoke: Invoke) -> None:
     assert answer["stats"]["num_accepted_tokens"] == answer["origins"].count("accepted")
 
 
-def test_lossless_prints_what_cloud_prints(invoke: Invoke) -> None:
-    for extra in ("", "--temperature 0.9 --seed 4", "--style zh-short", "--repetition-penalty 1.3"):
-        modes = ("--mode cloud", "--mode lossless", "--mode lossless --k 5")
-        texts = {invoke("generate", "你好", *TOYS, *f"{extra} {mode} -q".split())[1] for mode in modes}
-        assert len(texts) == 1 and texts != {"\n"}
-
-
 def test_the_trace_has_a_line_per_round(invoke: Invoke, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     args = ["generate", "你好", *TOYS, "--json", "--trace", str(trace), "--mode", "quality", "--max-new-tokens", "20"]
