@@ -103,23 +103,6 @@ def result_of(call: Any) -> Any:
     return {"role": "tool", "tool_call_id": call.id, "content": content}
 
 
-def by_openai_agents(url: str, choice: str, kind: str = "OpenAIChatCompletionsModel") -> str:
-    agents = pytest.importorskip("agents")
-    openai = pytest.importorskip("openai")
-    agents.set_tracing_disabled(True)
-    client = openai.AsyncOpenAI(base_url=url, api_key="none", timeout=PATIENCE_S)
-    agent = agents.Agent(  # after its first turn it asks with `auto`
-        name="weather",
-        model=getattr(agents, kind)(model=MODEL, openai_client=client),
-        tools=[agents.function_tool(get_weather)],
-        model_settings=agents.ModelSettings(tool_choice=choice, max_tokens=MAX_TOKENS, parallel_tool_calls=False),
-    )
-    return str(asyncio.run(agents.Runner.run(agent, QUESTION, max_turns=MAX_TURNS)).final_output)
-
-
-by_openai_agents_responses = partial(by_openai_agents, kind="OpenAIResponsesModel")
-
-
 def by_pydantic_ai(url: str, choice: str) -> str:
     pydantic_ai = pytest.importorskip("pydantic_ai")
     models = pytest.importorskip("pydantic_ai.models.openai")
@@ -130,20 +113,6 @@ def by_pydantic_ai(url: str, choice: str) -> str:
     agent = pydantic_ai.Agent(model, **kind)
     limits = pydantic_ai.UsageLimits(request_limit=MAX_TURNS)
     return str(agent.run_sync(QUESTION, model_settings={"max_tokens": MAX_TOKENS}, usage_limits=limits).output)
-
-
-def by_llm(url: str, choice: str) -> str:
-    pytest.importorskip("llm")
-    if choice != "auto":
-        pytest.skip("llm leaves the choice to the model")
-    from llm.default_plugins.openai_models import Chat
-
-    model = Chat("sky", model_name=MODEL, api_base=url, supports_tools=True)
-    model.key = "none"
-    chain = model.conversation(tools=[get_weather], chain_limit=MAX_TURNS).chain(
-        QUESTION, options={"max_tokens": MAX_TOKENS}
-    )
-    return str(list(chain.responses())[-1].text())
 
 
 def by_inspect_ai(url: str, choice: str) -> str:
