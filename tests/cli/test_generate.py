@@ -26,12 +26,6 @@ STATS = """
     cached_tokens exact num_requests tokens_in tokens_hit tokens_out cost adapter audits"""
 
 
-def test_short_flags_are_the_long_ones(invoke: Invoke) -> None:
-    short, long = "-m cloud -s 简短 -n 7 -q", "--mode cloud --system 简短 --max-new-tokens 7 --quiet"
-    answers = [invoke("generate", "你好", *TOYS, *flags.split()) for flags in (short, long)]
-    assert answers[0] == answers[1] and answers[0][0] == 0 and answers[0][2] == ""
-
-
 def test_text_goes_to_stdout_and_figures_to_stderr(invoke: Invoke) -> None:
     status, out, err = invoke("generate", "你好", *TOYS, "-n", "20")
     assert status == 0 and len(out.strip()) >= 10
