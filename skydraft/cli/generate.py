@@ -23,7 +23,7 @@ from skydraft.decoding.audits import Auditor
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.request import GenerateRequest
 from skydraft.errors import OptionError, PromptError
-from skydraft.prompts.messages import spoken
+from skydraft.prompts.messages import asked
 
 _INTERRUPTED = 130
 _SILENT_S = 2.0  # how long to wait for the first byte of a pipe
@@ -55,11 +55,10 @@ def generate(
     recording = speech.read(speech.audio) if speech.audio else None
     if prompt is not None or not recording:
         prompt = with_piped(prompt, quiet=models.is_quiet)
-    messages = writing.messages(prompt, has_audio=recording is not None)
     if not recording and speech.share_audio:
         raise OptionError("--share-audio is about recordings, and there is none.", hint="Remove it.")
     request = GenerateRequest(
-        spoken(messages, recording.audio if recording else None),
+        asked(prompt, writing.system, recording.audio if recording else None),
         plan=gate.plan,
         params=decoding.params(default_style=STYLE if recording else None),
         raw=writing.raw,

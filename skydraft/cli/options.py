@@ -14,7 +14,7 @@ import click
 from skydraft import grammars
 from skydraft.cli.sections import Section, option, with_default
 from skydraft.cli.terminal import TERMINAL
-from skydraft.config import CAPTION_PROMPT, DEFAULT_MODE, MODES, STYLES, DecodingParams, Execution, decoding_params
+from skydraft.config import DEFAULT_MODE, MODES, STYLES, DecodingParams, Execution, decoding_params
 from skydraft.decoding.audits import Auditor
 from skydraft.decoding.generation import Observer
 from skydraft.decoding.plan import Plan, make_plan
@@ -26,7 +26,6 @@ from skydraft.errors import OptionError
 from skydraft.files import open_named, read_file
 from skydraft.gating.gates import SIGNALS
 from skydraft.learning.collect import Collector
-from skydraft.prompts.messages import Message, asked
 from skydraft.prompts.thinking import Think
 from skydraft.tracing import Tracing
 
@@ -57,11 +56,6 @@ class PromptChoice:
 
     system: str | None
     raw: bool
-
-    def messages(self, prompt: str | None, *, has_audio: bool) -> tuple[Message, ...]:
-        """The question to answer. A recording without a prompt gets one about its speaker."""
-        question = CAPTION_PROMPT if prompt is None and has_audio else prompt
-        return () if question is None else asked(question, self.system)
 
 
 prompt_section = Section("writing", "What to write", PromptChoice, [

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from skydraft.characters import one_line
+from skydraft.config import CAPTION_PROMPT
 from skydraft.errors import PromptError
 from skydraft.prompts.audio import Audio
 
@@ -38,8 +39,14 @@ class Message:
             raise PromptError("Only text of the assistant can be continued.", hint="Give it as the last message.")
 
 
-def asked(prompt: str, system: str | None = None, audio: Audio | None = None) -> tuple[Message, ...]:
-    """The conversation of a single question. Raises PromptError where one is empty."""
+def asked(prompt: str | None, system: str | None = None, audio: Audio | None = None) -> tuple[Message, ...]:
+    """The conversation of a single question, of a recording alone that about its speaker; empty without both.
+
+    Raises PromptError where a text is empty.
+    """
+    if prompt is None and audio is None:
+        return ()
+    prompt = CAPTION_PROMPT if prompt is None else prompt
     if not prompt.strip():
         raise PromptError("The prompt is empty.", hint="Give at least one word.")
     if system is not None and not system.strip():
