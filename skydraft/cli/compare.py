@@ -74,9 +74,11 @@ prompts_section = Section("workload", "Prompts", _workload, [
 ])  # fmt: skip
 
 
-link_section = Section("rtts_ms", "Emulated links", lambda emulate_rtt: emulate_rtt, [
-    option("--emulate-rtt", "MS", "With --cloud on this machine: also over an emulated link with this round trip, the "
-           f"first {LINK_PROMPTS} prompts; can be repeated.", type=click.FloatRange(min=0), multiple=True),
+Links = tuple[tuple[float, ...], int]  # round trips, and how many prompts run over them
+link_section = Section("links", "Emulated links", lambda emulate_rtt, link_prompts: (emulate_rtt, link_prompts), [
+    option("--emulate-rtt", "MS", "With --cloud on this machine: also over an emulated link with this round trip; can "
+           "be repeated.", type=click.FloatRange(min=0), multiple=True),
+    option("--link-prompts", "N", "Prompts over the link.", type=_NUMBER, default=LINK_PROMPTS),
 ])  # fmt: skip
 
 
@@ -114,7 +116,7 @@ comparison_section = Section("chosen", "What to compare", ComparisonChoice, [
 @models_section
 @decoding_section
 def compare(
-    workload: Workload, chosen: ComparisonChoice, rtts_ms: tuple[float, ...], cloud: CloudChoice, models: ModelChoice,
+    workload: Workload, chosen: ComparisonChoice, links: Links, cloud: CloudChoice, models: ModelChoice,
     decoding: DecodingChoice,
 ) -> None:  # fmt: skip
     """Run prompts or tasks in several modes, in turn; write records, figures and a report to DIR.
@@ -124,6 +126,7 @@ def compare(
     An interrupted comparison continues where it stopped when it is started again with the same options.
     """
     cloud.check(models)
+    rtts_ms, link_prompts = links
     behind = _behind(cloud) if rtts_ms else None
     if cloud.address and chosen.execution:
         raise OptionError("A server chooses its own --execution.", hint="Leave it out, or give it to skydraft serve.")
@@ -133,9 +136,10 @@ def compare(
         parse_modes(modes, lambda style: decoding.params(style=style, max_new_tokens=_MAX_NEW_TOKENS)),
         chosen.repetitions,
         rtts_ms,
-        execution=chosen.execution or "exact",
-        share_audio=chosen.share_audio,
-        calibration=read_calibration(chosen.calibration) if chosen.calibration else None,
+        link_prompts,
+        chosen.execution or "exact",
+        chosen.share_audio,
+        read_calibration(chosen.calibration) if chosen.calibration else None,
         scores=not chosen.no_scores,
         run_code=chosen.run_code,
         think=decoding.think,
