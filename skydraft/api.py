@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from skydraft.config import CAPTION_PROMPT, DecodingParams, Execution, named
+from skydraft.config import DecodingParams, Execution, named
 from skydraft.decoding.builder import start_generation
 from skydraft.decoding.generation import Generation, Observer, Watch
 from skydraft.decoding.plan import Plan, make_plan
@@ -217,11 +217,9 @@ def generate(
     """
     if messages is not None and (prompt is not None or system is not None):
         raise OptionError("Give a prompt or messages, not both.", hint="Add the prompt to the messages.")
-    question = CAPTION_PROMPT if prompt is None and audio else prompt
-    turns = () if question is None else asked(question, system)
-    talk = turns if messages is None else conversation(messages)
+    talk = asked(prompt, system, audio) if messages is None else spoken(conversation(messages), audio)
     request = GenerateRequest(
-        spoken(talk, audio), plan or make_plan(), params or DecodingParams(), raw=raw, share_audio=share_audio,
+        talk, plan or make_plan(), params or DecodingParams(), raw=raw, share_audio=share_audio,
         execution=execution, calibration=calibration, with_signals=with_signals, cache_scope=cache_scope,
         local_only=local_only,
     )  # fmt: skip

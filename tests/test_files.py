@@ -50,9 +50,7 @@ def test_there_is_one_way_to_write_a_state_file() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "generate a --local-only --edge-model toy --calibration PIPE --mode fluency",
         "generate a --edge-model toy --cloud localhost:9 --cloud-token-file PIPE",
-        "generate --edge-model toy --messages PIPE",
         "serve --model toy --port 0 --tls-cert PIPE --tls-key PIPE",
         "gateway --edge-model toy --port 0 --api-key-file PIPE",
     ],

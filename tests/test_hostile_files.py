@@ -60,11 +60,11 @@ def profiles(folder: Path, rng: random.Random) -> None:
 
 
 def messages(folder: Path, rng: random.Random) -> None:
-    from skydraft.cli.options import read_messages
+    from skydraft.cli.chat import read_messages
 
-    good = [{"role": "system", "content": "a"}, {"role": "user", "content": "b", "audio": "none.wav"}]
+    good = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
     (folder / "m.json").write_bytes(as_bytes(mutated(good, rng), rng))
-    read_messages(str(folder / "m.json"), None, "more")
+    read_messages(folder / "m.json")
 
 
 def adapters(folder: Path, rng: random.Random) -> None:

@@ -33,20 +33,8 @@ USES: dict[str, list[str]] = {
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a checkout without what lies beside it, by way of the sdist."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
-    asks = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--retries",
-        "0",
-        "download",
-        "-q",
-        "--no-deps",
-        "-d",
-        out / "found",
-        "packaging",
-    ]
-    if subprocess.run(asks, capture_output=True).returncode:
+    asks = ["-m", "pip", "--retries", "0", "download", "-q", "--no-deps", "packaging", "-d"]
+    if subprocess.run([sys.executable, *asks, out / "found"], capture_output=True).returncode:
         pytest.skip("no package index answers")
     archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, capture_output=True).stdout
     subprocess.run(["tar", "x", "-C", source], input=archive, check=True)

@@ -181,7 +181,6 @@ def caption(
         think=decoding.think,
         share_audio=speech.share(gate, cloud),
         execution=gate.execution,
-        calibration=gate.calibration,
     )
     with table.open() as rows:
         todo = [path for path in files if not rows.holds(path)]

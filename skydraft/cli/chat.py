@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from skydraft import api
+from skydraft.characters import from_json
 from skydraft.cli import options
 from skydraft.cli.generate import caught_interrupt
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, cloud_section, models_section
@@ -18,8 +19,9 @@ from skydraft.cli.terminal import TERMINAL, console_for, harmless, show_summary,
 from skydraft.config import DecodingParams
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.request import GenerateRequest
-from skydraft.errors import ContextExceeded, OptionError, SkydraftError
-from skydraft.prompts.messages import Message
+from skydraft.errors import ContextExceeded, OptionError, PromptError, SkydraftError
+from skydraft.files import read_file
+from skydraft.prompts.messages import Message, conversation
 from skydraft.prompts.thinking import REASONING, Think
 
 _MAX_NEW_TOKENS = 1024  # of an answer, by default
@@ -27,7 +29,7 @@ _FENCE = '"""'
 _HELP = """\
 /mode M        another mode from now on: edge, cloud, lossless, fluency, quality, answers, auto
 /system TEXT   another system prompt; without TEXT none
-/save FILE     write the conversation as JSON; generate --messages reads it too
+/save FILE     write the conversation as JSON
 /load FILE     continue a saved conversation
 /retry         answer the last question again, with another seed (at temperature 0 the answer is the same)
 /clear         start a new conversation
@@ -137,16 +139,29 @@ def _save(talk: Talk, name: str) -> None:
     turns = [{"role": turn.role, "content": turn.content, **dict(turn.more)} for turn in talk.messages]
     with options.open_for_writing(Path(name)) as file:
         json.dump(turns, file, ensure_ascii=False, indent=1)
-    without = ", without their recordings" if any(turn.audio for turn in talk.turns) else ""
-    TERMINAL.say(f"{len(turns)} messages written to {name}{without}.")
+    TERMINAL.say(f"{len(turns)} messages written to {name}.")
 
 
 def _load(talk: Talk, name: str) -> None:
-    messages = options.read_messages(name, None, None)
+    messages = read_messages(Path(name))
     is_system = bool(messages) and messages[0].role == "system"
     talk.system = messages[0].content if is_system else None
     talk.turns = list(messages[is_system:])
     TERMINAL.say(f"{len(talk.turns)} messages read.")
+
+
+def read_messages(path: Path) -> tuple[Message, ...]:
+    """The conversation in a file. Raises PromptError."""
+    try:
+        content = from_json(read_file(path))
+        if not isinstance(content, list):
+            raise ValueError("it is another value")
+    except OSError as error:
+        raise PromptError(f"{path} cannot be read: {error.strerror}.", hint="Check its name.") from error
+    except ValueError as error:
+        hint = 'Write [{"role": "user", "content": "..."}].'
+        raise PromptError(f"{path} is not a JSON list of messages: {error}.", hint=hint) from error
+    return conversation(content)
 
 
 def _take_back_answer(talk: Talk) -> None:
@@ -170,7 +185,6 @@ def _answer(
         params=replace(talk.params, seed=seed),
         think=talk.think,
         execution=gate.execution,
-        calibration=gate.calibration if gate.plan.gate.kind == "calibrated" else None,
         cache_scope="chat",
     )
     console = console_for(output.color)

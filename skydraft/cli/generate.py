@@ -23,7 +23,7 @@ from skydraft.decoding.audits import Auditor
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.request import GenerateRequest
 from skydraft.errors import OptionError, PromptError
-from skydraft.prompts.messages import spoken
+from skydraft.prompts.messages import asked
 
 _INTERRUPTED = 130
 _SILENT_S = 2.0  # how long to wait for the first byte of a pipe
@@ -53,22 +53,18 @@ def generate(
     keep.check(verifies=gate.plan.verifies, is_lossy=gate.plan.is_lossy)
     models = dataclasses.replace(models, is_quiet=output.quiet or output.json)
     recording = speech.read(speech.audio) if speech.audio else None
-    if writing.may_be_piped(prompt, has_audio=recording is not None):
+    if prompt is not None or not recording:
         prompt = with_piped(prompt, quiet=models.is_quiet)
-    messages = writing.messages(prompt, has_audio=recording is not None)
-    messages = spoken(messages, recording.audio if recording else None)
-    has_audio = any(each.audio for each in messages)
-    if not has_audio and (speech.share_audio or speech.max_audio_s is not None):
-        raise OptionError("--share-audio and --max-audio-s are about recordings, and there is none.", hint="Remove it.")
+    if not recording and speech.share_audio:
+        raise OptionError("--share-audio is about recordings, and there is none.", hint="Remove it.")
     request = GenerateRequest(
-        messages,
+        asked(prompt, writing.system, recording.audio if recording else None),
         plan=gate.plan,
         params=decoding.params(default_style=STYLE if recording else None),
         raw=writing.raw,
         think=decoding.think,
-        share_audio=speech.share(gate, cloud) if has_audio else "features",
+        share_audio=speech.share(gate, cloud) if recording else "features",
         execution=gate.execution,
-        calibration=gate.calibration,
         with_signals=output.trace is not None,
     )
     tracing = options.open_for_writing(output.trace) if output.trace else nullcontext()

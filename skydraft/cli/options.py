@@ -12,10 +12,9 @@ from typing import Any, Literal, TextIO
 import click
 
 from skydraft import grammars
-from skydraft.characters import from_json, one_line
 from skydraft.cli.sections import Section, option, with_default
 from skydraft.cli.terminal import TERMINAL
-from skydraft.config import CAPTION_PROMPT, DEFAULT_MODE, MODES, STYLES, DecodingParams, Execution, decoding_params
+from skydraft.config import DEFAULT_MODE, MODES, STYLES, DecodingParams, Execution, decoding_params
 from skydraft.decoding.audits import Auditor
 from skydraft.decoding.generation import Observer
 from skydraft.decoding.plan import Plan, make_plan
@@ -23,13 +22,10 @@ from skydraft.decoding.target import target_of
 from skydraft.decoding.traced import TraceObserver
 from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
-from skydraft.errors import OptionError, PromptError
+from skydraft.errors import OptionError
 from skydraft.files import open_named, read_file
-from skydraft.gating.calibration import Calibration, read_calibration
 from skydraft.gating.gates import SIGNALS
 from skydraft.learning.collect import Collector
-from skydraft.prompts.audio import load_audio
-from skydraft.prompts.messages import Message, asked, conversation
 from skydraft.prompts.thinking import Think
 from skydraft.tracing import Tracing
 
@@ -60,50 +56,10 @@ class PromptChoice:
 
     system: str | None
     raw: bool
-    earlier: str | None
-
-    def may_be_piped(self, prompt: str | None, *, has_audio: bool) -> bool:
-        return self.earlier != "-" and (prompt is not None or (self.earlier is None and not has_audio))
-
-    def messages(self, prompt: str | None, *, has_audio: bool = False) -> tuple[Message, ...]:
-        """The conversation to answer. A recording without a prompt gets a question about its speaker."""
-        if self.earlier is not None:
-            return read_messages(self.earlier, self.system, prompt)
-        question = CAPTION_PROMPT if prompt is None and has_audio else prompt
-        return () if question is None else asked(question, self.system)
-
-
-def read_messages(name: str, system: str | None, prompt: str | None) -> tuple[Message, ...]:
-    """The conversation in a file, with a system prompt before and a question after it. Raises PromptError."""
-    folder = Path() if name == "-" else Path(name).parent
-    try:
-        content = from_json(sys.stdin.read() if name == "-" else read_file(Path(name)))
-        if not isinstance(content, list):
-            raise ValueError("it is another value")
-    except OSError as error:
-        raise PromptError(f"{name} cannot be read: {error.strerror}.", hint="Check its name.") from error
-    except ValueError as error:
-        hint = 'Write [{"role": "user", "content": "..."}].'
-        raise PromptError(f"{name} is not a JSON list of messages: {error}.", hint=hint) from error
-    begin = (Message("system", system),) if system is not None else ()
-    spoken = [_with_audio(each, folder) for each in content]
-    return (*begin, *conversation(spoken), *(asked(prompt) if prompt is not None else ()))
-
-
-def _with_audio(message: Any, folder: Path) -> Any:
-    if isinstance(message, dict) and isinstance(file := message.get("audio"), str):
-        try:
-            return message | {"audio": load_audio(folder / file)}
-        except (OSError, ValueError) as error:  # no name of a file at all
-            raise PromptError(f"{one_line(file)[:100]} cannot be read.", hint="Check its name.") from error
-    return message
 
 
 prompt_section = Section("writing", "What to write", PromptChoice, [
     option("-s --system", "TEXT", "System prompt.", callback=as_text),
-    option("--messages earlier", "FILE",
-           "Answer a conversation: a JSON list of messages with role and content, those of a user also with audio, "
-           "the name of a recording; - is stdin. PROMPT, if given, is asked after them."),
     option("--raw", None, "Continue PROMPT as it is, without the model's chat template.", is_flag=True),
 ])  # fmt: skip
 
@@ -168,7 +124,7 @@ def _decoding_option(known: Field[Any]) -> click.Option:
 _RARELY = (  # given
     "min_new_tokens", "min_p", "no_repeat_ngram_size", "frequency_penalty", "presence_penalty", "logit_bias",
     "content_penalty", "content_ngram_size", "no_adjacent_repeat", "comma_gap", "full_stop_gap", "full_stop_shift",
-    "think_budget", "think_gate", "accept", "eager", "execution", "calibration",
+    "think_budget", "think_gate", "accept", "eager", "execution",
 )  # fmt: skip
 decoding_section = Section("decoding", "Decoding", _decoding, [
     option("--style", "S", f"Ready-made settings: {', '.join(STYLES)}; or none (default; speech: zh-short)."),
@@ -184,14 +140,10 @@ decoding_section = Section("decoding", "Decoding", _decoding, [
 class GateChoice:
     plan: Plan
     execution: Execution | None
-    calibration: Calibration | None
 
 
-def _gate(
-    execution: Execution | None, calibration: Path | None, mode: str | None, gate: str | None, **plan: Any
-) -> GateChoice:
-    mode = mode or (None if gate else DEFAULT_MODE)
-    return GateChoice(make_plan(mode, gate, **plan), execution, read_calibration(calibration) if calibration else None)
+def _gate(execution: Execution | None, mode: str | None, gate: str | None, **plan: Any) -> GateChoice:
+    return GateChoice(make_plan(mode or (None if gate else DEFAULT_MODE), gate, **plan), execution)
 
 
 gate_section = Section("gate", "Gate", _gate, [
@@ -215,7 +167,6 @@ gate_section = Section("gate", "Gate", _gate, [
     option("--eager", None, "End a block at the first token that the draft model is unsure of.", is_flag=True),
     option("--execution", None, "throughput is faster on a GPU, but near ties may differ (default: exact).",
            type=Execution),
-    option("--calibration", "FILE", "Calibration of a calibrated gate (default: the pair's own).", type=Path),
 ], _RARELY)  # fmt: skip
 
 
@@ -235,10 +186,10 @@ output_section = Section("output", "Output", OutputChoice, [
 ])  # fmt: skip
 
 
-def open_for_writing(path: Path, mode: int = 0o666) -> TextIO:
-    """Open a text file to overwrite it; a new file gets the permissions `mode`. Raises OptionError."""
+def open_for_writing(path: Path) -> TextIO:
+    """Open a text file to overwrite it. Raises OptionError."""
     try:
-        return open_named(path, "w", mode)
+        return open_named(path, "w")
     except OSError as error:
         raise OptionError(f"{path} cannot be written: {error.strerror}.", hint="Choose another file.") from error
 

@@ -10,7 +10,7 @@ from skydraft.cli.pair_options import CloudChoice
 from skydraft.cli.sections import Section, option
 from skydraft.decoding.generation import Generation
 from skydraft.errors import OptionError
-from skydraft.prompts.audio import MAX_DURATION_S, Audio, load_audio
+from skydraft.prompts.audio import Audio, load_audio
 from skydraft.prompts.pair import ShareAudio
 
 STYLE = "zh-short"
@@ -45,10 +45,9 @@ def audio_line(figures: dict[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SpeechChoice:
-    """Settings for recordings: the part that the target gets, and their maximal length; `audio` is one recording."""
+    """The part of recordings that the target gets; `audio` is one recording."""
 
     share_audio: ShareAudio | None
-    max_audio_s: float | None
     audio: Path | None = None
 
     def share(self, gate: GateChoice, cloud: CloudChoice) -> ShareAudio:
@@ -63,20 +62,18 @@ class SpeechChoice:
     def read(self, path: Path) -> Recording:
         """Read and resample a file. Raises PromptError."""
         began = time.perf_counter()
-        audio = load_audio(path, max_duration_s=MAX_DURATION_S if self.max_audio_s is None else self.max_audio_s)
+        audio = load_audio(path)
         return Recording(path, audio, (time.perf_counter() - began) * 1e3)
 
 
-_SPEECH = [
-    option("--share-audio", None, "Part of the recording that the target gets: features, or none, so that it judges "
-           "from the words alone (default: features; with --cloud you must choose, because features leave this "
-           "device).", type=ShareAudio),
-    option("--max-audio-s", "S", f"Refuse recordings of more than S seconds (default: {MAX_DURATION_S:g}).",
-           type=float),
-]  # fmt: skip
+_SHARE = option(
+    "--share-audio", None, "Part of the recording that the target gets: features, or none, so that it judges from the "
+    "words alone (default: features; with --cloud you must choose, because features leave this device).",
+    type=ShareAudio,
+)  # fmt: skip
 audio_section = Section("speech", "Speech", SpeechChoice, [
     option("--audio", "FILE", "Recording (wav, flac, mp3, ogg) that PROMPT is about; the default style is "
            f"{STYLE} then.", type=Path),
-    *_SPEECH,
+    _SHARE,
 ])  # fmt: skip
-speech_section = Section("speech", "Speech", SpeechChoice, _SPEECH)
+speech_section = Section("speech", "Speech", SpeechChoice, [_SHARE])

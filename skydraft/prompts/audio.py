@@ -117,7 +117,7 @@ def _check_length(name: str, num_frames: int, source: Any, max_duration_s: float
     if duration_s < _MIN_DURATION_S:
         told, hint = f"lasts {duration_s:.3g} s, less than {_MIN_DURATION_S} s", "Give a longer recording."
     elif duration_s > max_duration_s:
-        told, hint = f"lasts more than {max_duration_s:g} s", "Cut it into shorter recordings, or raise the limit."
+        told, hint = f"lasts more than {max_duration_s:g} s", "Cut it into shorter recordings."
     elif num_frames * source.channels > most:
         told, hint = f"has more than {most} samples", "Record or convert it at 48000 Hz or less."
     else:

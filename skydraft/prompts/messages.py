@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from skydraft.characters import one_line
+from skydraft.config import CAPTION_PROMPT
 from skydraft.errors import PromptError
 from skydraft.prompts.audio import Audio
 
@@ -29,15 +31,22 @@ class Message:
 
     def __post_init__(self) -> None:
         if self.role not in get_args(Role):
-            raise PromptError(f"There is no role '{self.role}'.", hint=f"Use one of: {', '.join(get_args(Role))}.")
+            said = one_line(str(self.role))[:80]
+            raise PromptError(f"There is no role '{said}'.", hint=f"Use one of: {', '.join(get_args(Role))}.")
         if self.audio and self.role != "user":
             raise PromptError("Only a user message can have audio.", hint="Give the recording to a user message.")
         if self.is_open and (self.role != "assistant" or dict(self.more).get("tool_calls")):
             raise PromptError("Only text of the assistant can be continued.", hint="Give it as the last message.")
 
 
-def asked(prompt: str, system: str | None = None, audio: Audio | None = None) -> tuple[Message, ...]:
-    """The conversation of a single question. Raises PromptError where one is empty."""
+def asked(prompt: str | None, system: str | None = None, audio: Audio | None = None) -> tuple[Message, ...]:
+    """The conversation of a single question, of a recording alone that about its speaker; empty without both.
+
+    Raises PromptError where a text is empty.
+    """
+    if prompt is None and audio is None:
+        return ()
+    prompt = CAPTION_PROMPT if prompt is None else prompt
     if not prompt.strip():
         raise PromptError("The prompt is empty.", hint="Give at least one word.")
     if system is not None and not system.strip():
@@ -65,8 +74,9 @@ def _message(number: int, given: Any) -> Message:
     hint = 'Write {"role": "user", "content": "..."}.'
     if not isinstance(given, Mapping) or "role" not in given:
         raise PromptError(f"Message {number} of the conversation has no role.", hint=hint)
-    if unknown := sorted(set(given) - {"role", "content", "audio", *_KEYS}):
-        raise PromptError(f"Message {number} of the conversation has an unknown field: {unknown[0]}.", hint=hint)
+    if unknown := sorted(set(given) - {"role", "content", "audio", *_KEYS}, key=str):
+        said = one_line(str(unknown[0]))[:80]
+        raise PromptError(f"Message {number} of the conversation has an unknown field: {said}.", hint=hint)
     content = given.get("content")
     if content is None and given["role"] in ("assistant", "tool"):
         content = ""  # the turn only called a tool

@@ -1,7 +1,6 @@
 """`skydraft generate` beside a pipe: what comes through it is read, and what never comes is not waited for."""
 
 import io
-import json
 import os
 import subprocess
 import threading
@@ -77,13 +76,6 @@ def test_a_slow_writer_is_heard_to_the_end_and_a_silent_one_is_not_waited_for(
     writer.start()
     assert said("情绪", piped=read) == said("情绪", piped="语速")
     writer.join()
-
-
-def test_stdin_that_is_spoken_for_is_read_once(invoke: Invoke, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
-    talk = json.dumps([{"role": "user", "content": "语速"}, {"role": "assistant", "content": "快"}])
-    monkeypatch.setattr("sys.stdin", io.StringIO(talk))
-    status, both, _ = invoke(*GENERATE, "-q", "--messages", "-", "情绪")
-    assert status == 0 and both not in (said("情绪"), said("情绪", piped=talk))
 
 
 def test_bytes_that_are_no_text_are_one_line(said: Said) -> None:

@@ -6,7 +6,6 @@ environment of `make setup`, since the clients pin packages that ours are newer 
 
 import asyncio
 import json
-import operator
 import os
 import re
 import shutil
@@ -15,7 +14,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Any
 
 import pydantic
 import pytest
@@ -104,23 +103,6 @@ def result_of(call: Any) -> Any:
     return {"role": "tool", "tool_call_id": call.id, "content": content}
 
 
-def by_openai_agents(url: str, choice: str, kind: str = "OpenAIChatCompletionsModel") -> str:
-    agents = pytest.importorskip("agents")
-    openai = pytest.importorskip("openai")
-    agents.set_tracing_disabled(True)
-    client = openai.AsyncOpenAI(base_url=url, api_key="none", timeout=PATIENCE_S)
-    agent = agents.Agent(  # after its first turn it asks with `auto`
-        name="weather",
-        model=getattr(agents, kind)(model=MODEL, openai_client=client),
-        tools=[agents.function_tool(get_weather)],
-        model_settings=agents.ModelSettings(tool_choice=choice, max_tokens=MAX_TOKENS, parallel_tool_calls=False),
-    )
-    return str(asyncio.run(agents.Runner.run(agent, QUESTION, max_turns=MAX_TURNS)).final_output)
-
-
-by_openai_agents_responses = partial(by_openai_agents, kind="OpenAIResponsesModel")
-
-
 def by_pydantic_ai(url: str, choice: str) -> str:
     pydantic_ai = pytest.importorskip("pydantic_ai")
     models = pytest.importorskip("pydantic_ai.models.openai")
@@ -131,47 +113,6 @@ def by_pydantic_ai(url: str, choice: str) -> str:
     agent = pydantic_ai.Agent(model, **kind)
     limits = pydantic_ai.UsageLimits(request_limit=MAX_TURNS)
     return str(agent.run_sync(QUESTION, model_settings={"max_tokens": MAX_TOKENS}, usage_limits=limits).output)
-
-
-def by_langgraph(url: str, choice: str) -> str:
-    langchain_openai = pytest.importorskip("langchain_openai")
-    graphs = pytest.importorskip("langgraph.graph")
-    prebuilt = pytest.importorskip("langgraph.prebuilt")
-    model = langchain_openai.ChatOpenAI(
-        model=MODEL, base_url=url, api_key="none", max_tokens=MAX_TOKENS, timeout=PATIENCE_S
-    )
-
-    class State(TypedDict):
-        messages: Annotated[list[Any], operator.add]
-
-    def ask(state: State) -> Any:
-        turn_choice = choice if len(state["messages"]) == 1 else "auto"
-        bound = model.bind_tools([get_weather], tool_choice=turn_choice, parallel_tool_calls=False)
-        return {"messages": [bound.invoke(state["messages"])]}
-
-    graph = graphs.StateGraph(State)
-    graph.add_node("ask", ask)
-    graph.add_node("tools", prebuilt.ToolNode([get_weather]))
-    graph.add_edge(graphs.START, "ask")
-    graph.add_conditional_edges("ask", prebuilt.tools_condition)
-    graph.add_edge("tools", "ask")
-    messages = pytest.importorskip("langchain_core.messages")
-    begun, limit = {"messages": [messages.HumanMessage(QUESTION)]}, {"recursion_limit": 2 * MAX_TURNS}
-    return str(graph.compile().invoke(begun, limit)["messages"][-1].content)
-
-
-def by_llm(url: str, choice: str) -> str:
-    pytest.importorskip("llm")
-    if choice != "auto":
-        pytest.skip("llm leaves the choice to the model")
-    from llm.default_plugins.openai_models import Chat
-
-    model = Chat("sky", model_name=MODEL, api_base=url, supports_tools=True)
-    model.key = "none"
-    chain = model.conversation(tools=[get_weather], chain_limit=MAX_TURNS).chain(
-        QUESTION, options={"max_tokens": MAX_TOKENS}
-    )
-    return str(list(chain.responses())[-1].text())
 
 
 def by_inspect_ai(url: str, choice: str) -> str:

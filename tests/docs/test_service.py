@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -49,16 +48,3 @@ def test_it_answers_many_at_a_time_each_as_one_alone_and_frees_who_hangs_up(serv
     cut = ["\n[cut: the limit of tokens]" if each.finish_reason == "length" else "" for each in alone]
     assert any(cut) and texts == [each.text + end for each, end in zip(alone, cut, strict=True)]
     assert status == 400 and "context" in refused
-
-
-def test_gathered_threads_wait_their_turn() -> None:
-    edge, plan = few(1), skydraft.make_plan("edge")
-
-    async def main() -> list[str]:
-        async def one(number: int) -> str:
-            return await asyncio.to_thread(lambda: skydraft.generate(f"你好{number}", edge=edge, plan=plan).text)
-
-        return await asyncio.gather(*map(one, range(4)))
-
-    with ThreadPoolExecutor(1):
-        assert all(asyncio.run(main()))

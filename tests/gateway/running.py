@@ -1,8 +1,7 @@
 """A gateway in this process, on a free port of loopback, over a toy pair."""
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +16,8 @@ from skydraft.gateway.pair import Pair
 from skydraft.gateway.requests import Defaults
 from skydraft.gateway.server import ListenOptions, listen, server_of
 
-PATIENCE_S = 30.0
+from ..serving import PATIENCE_S as PATIENCE_S
+from ..serving import Serving
 
 
 class Running:
@@ -42,12 +42,7 @@ class Running:
     def wait_until_idle(self) -> None:
         self.wait_until(lambda: not self.gateway.desk.num_running and not self.gateway.desk.num_waiting)
 
-    @staticmethod
-    def wait_until(condition: Callable[[], bool]) -> None:
-        end = time.monotonic() + PATIENCE_S
-        while not condition():
-            assert time.monotonic() < end, "this did not come true"
-            time.sleep(0.01)
+    wait_until = staticmethod(Serving.wait_until)
 
 
 def toy_pair(max_sequences: int = 6) -> Pair:

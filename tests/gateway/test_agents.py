@@ -131,9 +131,7 @@ def test_health_says_how_far_prompts_are_read_and_nothing_of_those_of_other_keys
 ])  # fmt: skip
 def test_a_client_that_waits_gets_signs_of_life_that_it_counts(path: str, ping: str) -> None:
     held = Held()
-    body = {"model": "skydraft-edge", "stream": True} | ({"input": "语" * 600} if path == "responses" else {})
-    body |= {"messages": [{"role": "user", "content": "语" * 600}], "max_tokens": 4} if path != "responses" else {}
-    body |= {"max_output_tokens": 4} if path == "responses" else {}
+    body = plain(path, "语" * 600, 4, model="skydraft-edge", stream=True)
     with gateway(held.pair, hold_s=0.05, ping_s=0.05) as served:
         threading.Timer(0.6, held.goes_on.set).start()
         assert served.post(path, **body).text.count(ping) >= 3

@@ -14,10 +14,11 @@ import httpx2 as httpx
 import pytest
 
 import skydraft
-from skydraft.engines.toy import ToyEngine, open_toy
+from skydraft.engines.base import Engine
+from skydraft.engines.toy import open_toy
 from skydraft.gateway.pair import Pair
 
-from ..serving import Unhurried, serving
+from ..serving import Unhurried, serving, waiting
 from .interfaces import ask
 from .running import PATIENCE_S, Running, gateway, toy_pair
 from .test_endings import client
@@ -36,15 +37,8 @@ def assert_all_is_free(running: Running) -> None:
     assert [answer.status_code for answer in answers] == [200] * 3, answers[0].text
 
 
-def slow(engine: ToyEngine, seconds: float) -> ToyEngine:
-    sound = engine.forward
-
-    def forward(feeds: Any, *, want_logits: bool) -> Any:
-        time.sleep(seconds)
-        return sound(feeds, want_logits=want_logits)
-
-    engine.forward = forward  # type: ignore[method-assign]
-    return engine
+def slow(engine: Engine, seconds: float) -> Any:
+    return waiting(engine, lambda: time.sleep(seconds))
 
 
 def hang_up(running: Running, after_s: float, given: dict[str, Any]) -> None:
@@ -55,7 +49,7 @@ def hang_up(running: Running, after_s: float, given: dict[str, Any]) -> None:
 
 def test_200_clients_that_hang_up_leave_nothing_behind() -> None:
     pair = toy_pair()
-    slow(pair.edge, 0.001)  # type: ignore[arg-type]
+    slow(pair.edge, 0.001)
     rng = random.Random(4)
     with gateway(pair, max_running=4, max_waiting=300) as running:
         assert_all_is_free(running)
@@ -88,7 +82,7 @@ def test_hanging_up_frees_the_seat_in_the_cloud(tmp_path: Path) -> None:
 def test_who_hangs_up_while_a_long_prompt_is_read_stops_the_reading() -> None:
     pair = toy_pair()
     pair.edge.max_batch_rows = 16
-    slow(pair.edge, 0.05)  # type: ignore[arg-type]
+    slow(pair.edge, 0.05)
     long = [{"role": "user", "content": "语" * 4000}]  # 250 parts, 12 s
     with gateway(pair) as running:
         began = time.monotonic()
@@ -158,15 +152,14 @@ def test_when_the_cloud_is_gone_gated_models_go_on_and_the_others_say_so(monkeyp
 
 def test_a_slow_first_token_is_waited_for_with_pings_and_an_error_then_comes_in_the_stream() -> None:
     pair = toy_pair()
-    sound, go = pair.edge.forward, threading.Event()
+    go, fault = threading.Event(), list[Exception]()
 
-    def waits(feeds: Any, *, want_logits: bool) -> Any:
+    def wait() -> None:
         assert go.wait(PATIENCE_S)
-        return sound(feeds, want_logits=want_logits)
+        for error in fault:
+            raise error
 
-    def broken(feeds: Any, *, want_logits: bool) -> Any:
-        assert go.wait(PATIENCE_S)
-        raise RuntimeError("/secret/path")
+    waiting(pair.edge, wait)
 
     def streamed(running: Running) -> str:
         """An answer of which no token comes before three pings have."""
@@ -181,10 +174,9 @@ def test_a_slow_first_token_is_waited_for_with_pings_and_an_error_then_comes_in_
         return text
 
     with gateway(pair, hold_s=0.1, ping_s=0.05) as running:
-        pair.edge.forward = waits  # type: ignore[method-assign]
         lines = streamed(running).split("\n\n")
         assert lines[1] == ": ping" and lines[-2] == "data: [DONE]"
-        pair.edge.forward = broken  # type: ignore[method-assign]
+        fault.append(RuntimeError("/secret/path"))
         text = streamed(running)
         assert '"error":{' in text and text.endswith("data: [DONE]\n\n")
         assert "secret" not in text and "secret" not in running.chat(model="skydraft-edge").text
@@ -193,7 +185,7 @@ def test_a_slow_first_token_is_waited_for_with_pings_and_an_error_then_comes_in_
 @pytest.mark.parametrize("hold_s", [0.02, 0.05, 0.1])
 def test_no_text_is_lost_when_the_first_token_comes_as_the_stream_begins(hold_s: float) -> None:
     pair = toy_pair()
-    slow(pair.edge, 0.05)  # type: ignore[arg-type]
+    slow(pair.edge, 0.05)
     with gateway(pair, hold_s=hold_s, ping_s=0.01) as running:
         for _ in range(4):
             ask(running, "chat/completions", body("skydraft-edge", max_tokens=3))

@@ -12,7 +12,7 @@ from skydraft.engines.toy import open_toy
 from skydraft.errors import EngineBusy, MissingDependency
 from skydraft.gateway.refusals import refusal_of
 from skydraft.prompts.chat_template import render
-from skydraft.prompts.messages import Message
+from skydraft.prompts.messages import conversation
 from skydraft.prompts.tool_calls import may_answer
 
 from ..later import later
@@ -128,7 +128,7 @@ def test_a_loop_of_three_turns_renders_calls_and_results_as_the_template_does(cl
     for turn in range(3):
         options = {"messages": messages, "tools": [WEATHER, TIME], "tool_choice": "required"}
         answer = ask(client, "quality", **options, seed=turn, temperature=1.0, max_tokens=900)
-        rendered = render(template, list(map(as_message, messages)), [WEATHER, TIME])
+        rendered = render(template, conversation(messages), [WEATHER, TIME])
         assert answer.usage and answer.usage.prompt_tokens == len(template.encode(rendered))
         message = answer.choices[0].message
         check_calls(message.tool_calls)
@@ -139,15 +139,6 @@ def test_a_loop_of_three_turns_renders_calls_and_results_as_the_template_does(cl
         ]
     last = ask(client, "quality", messages=messages, tools=[WEATHER, TIME], tool_choice="none", max_tokens=12)
     assert last.choices[0].message.content and not last.choices[0].message.tool_calls
-
-
-def as_message(given: Any) -> Message:
-    """What the template sees: arguments as objects."""
-    calls = [
-        {"function": {"name": call["function"]["name"], "arguments": json.loads(call["function"]["arguments"])}}
-        for call in given.get("tool_calls", ())
-    ]
-    return Message(given["role"], given.get("content") or "", (("tool_calls", calls),) if calls else ())
 
 
 def test_a_gateway_without_grammars_and_one_whose_models_are_taken_say_so() -> None:
@@ -179,7 +170,7 @@ def test_tools_reach_the_template_with_all_their_keys() -> None:
 )
 def test_where_a_call_is_free_the_system_prompt_says_so(client: openai.OpenAI, body: Any, is_told: bool) -> None:
     template = open_toy("toy").vocab
-    messages = list(map(as_message, ASKED))
+    messages = conversation(ASKED)
     tools = [] if body.get("tool_choice") == "none" else [WEATHER]
     rendered = render(template, may_answer(messages) if is_told else messages, tools)
     answer = ask(client, "quality", messages=ASKED, tools=[WEATHER], max_tokens=4, **body)

@@ -1,4 +1,4 @@
-"""How many modules a chat completion enters, from its route to the JSON answer, besides those of decoding rounds."""
+"""The modules that a chat completion enters, from its route to the JSON answer, besides those of decoding rounds."""
 
 import asyncio
 import sys
@@ -12,15 +12,8 @@ from skydraft.decoding.loop import SpeculativeLoop
 from skydraft.gateway.app import Gateway, GatewayOptions
 from skydraft.gateway.requests import Defaults
 
+from ..test_walks import walk
 from .running import toy_pair
-
-MOST = 27
-# In the order in which they are entered first. docs/architecture.md says what each does.
-WALK = (
-    "gateway.doorkeeper", "gateway.app", "gateway.requests", "gateway.schema", "prompts.messages", "gateway.pair",
-    "gateway.desk", "access.shares", "gateway.answers", "api", "prompts.thinking", "gateway.thinking",
-    "prompts.pair", "prompts.chat_template",
-)  # fmt: skip
 
 
 class Tracer:
@@ -57,6 +50,4 @@ def test_a_chat_completion_walks_through_few_modules() -> None:
         sys.setprofile(None)
         threading.setprofile(None)
         gateway.close()
-    walked = tracer.beside - tracer.in_rounds
-    assert len(walked) <= MOST, " ".join(sorted(walked))
-    assert {name for name in walked if name.startswith(("gateway", "prompts", "api", "cloud", "access"))} == set(WALK)
+    assert tracer.beside - tracer.in_rounds == walk("One chat completion")

@@ -109,35 +109,3 @@ def test_the_command_says_what_left_the_device(
     assert f"leaving out 1 of 2 recordings that are already in {out}" in capsys.readouterr().err
     again = out.read_text(encoding="utf-8-sig").splitlines()
     assert again[:2] == rows[:2] and len(again) == 3 and again[2].startswith(str(CLIPS[1]))
-
-
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        (["--audio", str(CLIPS[0])], "takes no audio"),
-        (["--audio", "nothing.wav"], "no readable file"),
-        ([], "Give a prompt, or a recording (--audio)"),
-        (["--audio", str(CLIPS[0]), "--max-audio-s", "0.5"], "lasts"),
-    ],
-)
-def test_wrong_use_is_one_line(args: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["generate", *args, "--edge-model", "toy", "--mode", "edge"]) == 2
-    err = capsys.readouterr().err
-    assert says in err and err.count("\n") == 1
-
-
-def test_a_conversation_in_a_file_may_be_spoken(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    models = ["--edge-model", "tiny-omni-edge", "--cloud-model", "tiny-omni-cloud", "--mode", "quality", "--json"]
-    (tmp_path / "clip.flac").write_bytes(CLIPS[0].read_bytes())
-    talk = tmp_path / "talk.json"
-    talk.write_text(json.dumps([{"role": "user", "content": CAPTION_PROMPT, "audio": "clip.flac"}]))
-    args = ["--style", "zh-short", *models]
-    assert run(["generate", "--audio", str(CLIPS[0]), *models]) == 0
-    assert run(["generate", "--messages", str(talk), *args]) == 0
-    first, second = map(json.loads, capsys.readouterr().out.splitlines())
-    assert first["text"] == second["text"]
-    assert run(["generate", "--messages", str(talk), "--cloud", "localhost:1", *models[:2]]) == 2
-    assert "--share-audio features, or --share-audio none" in capsys.readouterr().err
-    talk.write_text(json.dumps([{"role": "user", "content": "a", "audio": "no.wav"}]))
-    assert run(["generate", "--messages", str(talk), *args]) == 2
-    assert "no readable file" in capsys.readouterr().err

@@ -11,17 +11,13 @@ from skydraft.errors import OptionError
 from skydraft.gateway.pair import Pair
 from skydraft.gateway.requests import Defaults
 
-from ..gateway.interfaces import ALL_WHOLE, ask, call_text, events_of
+from ..gateway.interfaces import ALL_WHOLE, ask, call_text, events_of, plain
 from ..gateway.running import Running, gateway, written_by
 from .scripts import LEVELLED, OPENED, SWITCHED, pair_of
 
 SCRIPT = "<think>\nhm, 2?\n</think>\n\nIt is 4."
 ASKED = [{"role": "user", "content": "快"}]
-BODIES: dict[str, dict[str, Any]] = {
-    "chat/completions": {"messages": ASKED}, "responses": {"input": "快"},
-    "messages": {"messages": ASKED, "max_tokens": 64},
-}  # fmt: skip
-LIMITS = {"chat/completions": "max_tokens", "responses": "max_output_tokens", "messages": "max_tokens"}
+PATHS = ("chat/completions", "responses", "messages")
 CALL = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"a": {"const": "b"}}}}
 
 
@@ -38,9 +34,9 @@ def said(path: str, body: dict[str, Any]) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("limit", [2, 6, 14, 15, 64])
-@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("path", PATHS)
 def test_whole_is_streamed(served: Running, path: str, limit: int) -> None:
-    body = {"model": "skydraft-lossless", **BODIES[path], LIMITS[path]: limit}
+    body = plain(path, "快", limit)
     told = ask(served, path, body)
     assert "hm, 2?\n".startswith(told.thought) and "It is 4.".startswith(told.text)
     assert (limit < 64) or (told.thought, told.text) == ("hm, 2?", "It is 4.")
@@ -63,11 +59,13 @@ def test_what_an_answer_begins_with_is_told_apart_and_not_counted(served: Runnin
 
 @pytest.mark.parametrize("mode", ["lossless", "cloud"])
 def test_log_probabilities_of_a_response_are_those_of_its_text_alone(served: Running, mode: str) -> None:
-    asked = {"model": f"skydraft-{mode}", "input": "快", "include": ["message.output_text.logprobs"]}
+    asked: Any = {"model": f"skydraft-{mode}", "input": "快", "include": ["message.output_text.logprobs"]}
+    asked["top_logprobs"] = 2
     (part,) = served.post("responses", **asked).json()["output"][-1]["content"]
     events = events_of(served.post("responses", **asked, stream=True).text)
     streamed = [each for event in events if event["type"].endswith("text.delta") for each in event.get("logprobs", ())]
     assert "".join(each["token"] for each in streamed) == part["text"] == "It is 4." and streamed == part["logprobs"]
+    assert all(len(each["top_logprobs"]) == 2 and each["logprob"] <= 0 for each in streamed)
 
 
 def test_events_are_those_that_the_sdks_know(served: Running) -> None:
@@ -83,7 +81,7 @@ def test_events_are_those_that_the_sdks_know(served: Running) -> None:
     adapter = pytest.importorskip("pydantic").TypeAdapter(types.ResponseStreamEvent)
     for event in told:
         adapter.validate_python(event, strict=False)
-    told = events_of(served.post("messages", model="skydraft-lossless", **BODIES["messages"], stream=True).text)
+    told = events_of(served.post("messages", **plain("messages", "快", 64, stream=True)).text)
     kinds = [event.get("delta", {}).get("type") or event["type"] for event in told]
     joined = " ".join(kind for at, kind in enumerate(kinds) if not at or kinds[at - 1] != kind)
     assert joined == (
@@ -112,12 +110,12 @@ def test_calls_and_schemas_come_after_the_thinking(stream: bool) -> None:
         assert message["reasoning"] == "ab" and json.loads(message["content"]) == {"a": 1}
 
 
-@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("path", PATHS)
 def test_calls_in_thinking_that_never_ends_are_calls(path: str) -> None:
     """Models of Qwen's call so now and then, and agents stopped: nothing was said, and nothing was called."""
     flat, theirs = {"type": "function", **CALL}, {"name": "f", "input_schema": CALL["parameters"]}
     tool = {"messages": theirs, "responses": flat}.get(path, {"type": "function", "function": CALL})
-    body = {"model": "skydraft-lossless", **BODIES[path], LIMITS[path]: 200, "tools": [tool]}
+    body = plain(path, "快", 200, tools=[tool])
     call = call_text("f", {"a": "b"})
     for script, calls in (
         (f"<think>\nhm, <tool_call>?\n{call}", 1), (f"<think>\n{call}\n{call}", 2), ("<think>\n<tool_call>?", 0),
@@ -142,9 +140,9 @@ OFF: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("path", "asked"), OFF, ids=str)
 def test_thinking_is_turned_off_as_each_client_says_it(path: str, asked: dict[str, Any]) -> None:
     with gateway(Pair(*pair_of("<think>\n\n</think>\n\nabc"))) as running:
-        answer = running.post(path, **{"model": "skydraft-lossless"} | BODIES[path] | asked)
+        answer = running.post(path, **plain(path, "快", 64, **asked))
         assert answer.status_code == 200 and said(path, answer.json()) == ("", "abc"), answer.text
-        num_on = running.post(path, **{"model": "skydraft-lossless"} | BODIES[path]).json()["usage"]
+        num_on = running.post(path, **plain(path, "快", 64)).json()["usage"]
         num_off = answer.json()["usage"]
         name = "prompt_tokens" if path[0] == "c" else "input_tokens"
         assert num_off[name] - num_on[name] == 6  # the tags that the template writes
@@ -157,15 +155,15 @@ def test_budgets_and_levels_reach_the_model_and_what_cannot_is_refused(served: R
         ("chat/completions", {"enable_thinking": True, "thinking_budget": 3}),
     ]  # fmt: skip
     for path, asked in given:
-        answer = served.post(path, **{"model": "skydraft-lossless"} | BODIES[path] | asked).json()
+        answer = served.post(path, **plain(path, "快", 64, **asked)).json()
         assert said(path, answer)[0] == "h", path
     with gateway(Pair(*pair_of("ab</think>c", LEVELLED))) as running:
         levels = [running.chat("快", reasoning_effort=level, max_tokens=64).json() for level in ("low", "high")]
         assert levels[1]["usage"]["prompt_tokens"] == levels[0]["usage"]["prompt_tokens"] + 1
         assert running.chat("快", reasoning_effort="none").status_code == 400
-        asked = BODIES["messages"] | {"model": "skydraft-lossless"}
         for effort, thinking in (("high", {"type": "adaptive"}), ("low", {"type": "adaptive"}), ("low", None)):
-            told = running.post("messages", **asked, output_config={"effort": effort}, thinking=thinking)
+            more = {"output_config": {"effort": effort}, "thinking": thinking}
+            told = running.post("messages", **plain("messages", "快", 64, **more))
             assert told.json()["usage"]["input_tokens"] == levels[effort == "high"]["usage"]["prompt_tokens"]
         told = running.chat("快", thinking={"type": "disabled"})
         assert told.status_code == 200 and told.json()["skydraft"]["left_out"] == ["thinking"]
@@ -194,8 +192,7 @@ def test_a_model_that_does_not_think_refuses_what_is_meant_and_passes_over_what_
             ("responses", {"reasoning": {"effort": "medium", "summary": "auto"}}),
         ]  # fmt: skip
         for path, asked in hints:
-            body = {"model": "skydraft-edge"} | BODIES[path] | {LIMITS[path]: 3} | asked
-            answer = running.post(path, **body)
+            answer = running.post(path, **plain(path, "快", 3, **asked))
             assert answer.status_code == 200, answer.text
         assert answer.json()["skydraft"]["left_out"] == ["thinking"]
         assert running.chat(reasoning_effort="none").status_code == 200
@@ -230,8 +227,7 @@ def test_what_was_thought_comes_back_to_the_template() -> None:
     template = "{# tools <tool_call> #}" + SWITCHED
     with gateway(Pair(*pair_of("b", template))) as running:
         for (path, with_it), (_, without) in zip(sent(True), sent(False), strict=True):
-            body = {"model": "skydraft-lossless", LIMITS[path]: 4}
-            usages = [running.post(path, **body | each).json()["usage"] for each in (with_it, without)]
+            usages = [running.post(path, **plain(path, "", 4, **each)).json()["usage"] for each in (with_it, without)]
             name = "prompt_tokens" if path[0] == "c" else "input_tokens"
             assert usages[0][name] - usages[1][name] == len("abc") + 6, path  # and tags with their line breaks
 
@@ -246,7 +242,7 @@ def test_a_gateway_has_a_default() -> None:
             "thinking": {"type": "adaptive"},
             "output_config": {"effort": "high"},
         }  # of every request of Claude Code
-        told = running.post("messages", model="skydraft", **BODIES["messages"], **adaptive).json()["usage"]
+        told = running.post("messages", **plain("messages", "快", 64, **adaptive)).json()["usage"]
         assert told["input_tokens"] + told["cache_read_input_tokens"] == off["prompt_tokens"]
     with written_by(SWITCHED) as running:
         assert running.chat("快").status_code == 200
