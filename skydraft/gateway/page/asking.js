@@ -11,9 +11,10 @@ const SIDES = [['draft', 'edge'], ['target', 'cloud']];
 /** A token so that its spaces and line breaks are seen. */
 export const visible = (text) => text.replaceAll(' ', '␣').replaceAll('\n', '↵').replaceAll('\t', '⇥');
 
-/** Whether the large model has judged a token: at once, or later, with the tokens that came before a checked block. */
-function isJudged({ part: { origin, round, before } }, { rounds }) {
-  return JUDGED.includes(origin) || (!before && rounds.some((record) => record.round > round && record.num_audited));
+/** Whether the large model may be asked of a token: one on another machine only of what it has judged, at once, or
+ * later, with the tokens that came before a checked block. */
+function mayAsk({ part: { origin, round, before } }, { rounds }) {
+  return $('link').dataset.link === 'local' || JUDGED.includes(origin) || (!before && rounds.some((record) => record.round > round && record.num_audited));
 }
 
 export class Asking {
@@ -34,7 +35,7 @@ export class Asking {
     for (const [side, mode] of SIDES) {
       const place = $(`token-${side}`);
       place.replaceChildren();
-      if (mode === 'cloud' && !isJudged(token, answer.figures)) place.append(worded(make('p', { class: 'note' }), 'token.unjudged'));
+      if (mode === 'cloud' && !mayAsk(token, answer.figures)) place.append(worded(make('p', { class: 'note' }), 'token.unjudged'));
       else this.#fill(place, answer, at, side, mode, busy);
     }
     $('token').showModal();

@@ -121,6 +121,12 @@ def test_who_wrote_it_and_what_it_cost_is_told_and_where_the_target_says_nothing
     )
 
 
+def test_a_target_on_this_machine_is_asked_of_any_token(page: Any) -> None:
+    written(page, "edge")
+    go_to(page, 2)
+    expect(page.locator("#token-target button")).not_to_have_count(0)
+
+
 def test_a_target_that_tells_nothing_is_told_in_words_and_a_token_is_asked_by_the_mouse_too(
     page: Any, expected: list[str]
 ) -> None:
