@@ -20,7 +20,7 @@ from skydraft.config import Execution
 from skydraft.decoding.plan import make_plan
 from skydraft.decoding.prices import Prices, parse_prices
 from skydraft.edge.cloud import Cloud
-from skydraft.errors import OptionError
+from skydraft.errors import MissingDependency, OptionError
 from skydraft.evaluation.bill import LONG, bills
 from skydraft.evaluation.comparison import LINK_PROMPTS, ComparisonRequest, LoadedPair
 from skydraft.evaluation.comparison import compare as run_comparison
@@ -145,7 +145,6 @@ def compare(
         think=decoding.think,
         command="skydraft " + shlex.join(sys.argv[1:]),
     )
-    load_pyplot()  # fails now, not after hours of work, if the package is missing
     cloud = cloud.but(require=True)  # no text goes on alone here
     with alone_in(chosen.out), cloud.sides(models, None) as (edge, target):
         assert edge and target  # as no plan does without one
@@ -196,6 +195,10 @@ def _write_report(out: Path, path: Path, prices: Prices | None) -> None:
     if prices:
         _show_bill(Findings(records), prices)
     click.echo(f"Report: {page}", err=True)
+    try:
+        load_pyplot()
+    except MissingDependency as error:
+        click.echo(f"It has no plots. {error.line} Then: skydraft report {shlex.quote(str(out))}", err=True)
 
 
 def _show_table(settings: list[dict[str, Any]]) -> None:

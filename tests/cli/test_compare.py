@@ -183,14 +183,22 @@ def test_a_folder_that_is_in_use_or_none_is_one_line(tmp_path: Path, refused: Re
     refused(*compare_args(tmp_path, modes="edge"), says="cannot be written")
 
 
-def test_what_a_report_lacks_is_said_before_models_load(
-    tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
+def test_without_matplotlib_only_the_plots_are_missing_and_one_line_says_how_to_add_them(
+    tmp_path: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_prompts(tmp_path)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    args = compare_args(tmp_path, "--no-scores", "--edge-model", "not-even-looked-for", modes="edge,cloud")
-    refused(*args, says="pip install 'skydraft[report]'.", status=1)
-    assert not (tmp_path / "out").exists()
+    tasks, out = tmp_path / "tasks.jsonl", tmp_path / "my out"
+    tasks.write_text('{"prompt": "一", "check": {"kind": "regex", "pattern": "."}}')
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "matplotlib", None)
+        args = ["--tasks", str(tasks), *TOYS, "--modes", "edge,cloud,quality", "-n", "8", "--out", str(out)]
+        status, table, err = invoke("compare", *args)
+    lines = [line for line in err.splitlines() if "plots" in line]
+    assert status == 0 and table.startswith("mode ") and (out / "summary.json").exists()
+    assert len(lines) == 1 and lines[0].endswith(f"pip install 'skydraft[report]'. Then: skydraft report '{out}'")
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "<svg" not in page and "against cost" not in page and "Tasks: tasks" in page
+    assert invoke("report", str(out)) == (0, table, f"Report: {out / 'report.html'}\n")
+    assert (out / "report.html").read_text(encoding="utf-8").count("<svg") == 2
 
 
 @pytest.mark.parametrize("kind", ["own", "vllm"])

@@ -116,11 +116,11 @@ def _categories(settings: Sequence[SettingFigures]) -> dict[str, Any] | None:
     return {"heads": heads, "rows": rows}
 
 
-def _plane(settings: Sequence[SettingFigures]) -> str | None:
+def _plane(settings: Sequence[SettingFigures]) -> str:
     names = ("target_agreement", "cloud_calls_per_token", "target_written_per_token")
     scored = [setting for setting in settings if names[0] in setting.measures]
     points = {setting.mode: [setting.measures[name] for name in names] for setting in scored}
-    return against_cost("agreement with the target", points) if points else None
+    return against_cost("agreement with the target", points) if points else ""
 
 
 def _described(mode: Mode) -> str:
