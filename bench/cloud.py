@@ -4,7 +4,7 @@
 
 identity: remote against local on the real pair, lossless and gated. payload: bytes of messages a token, k = 5, all dev
 prompts. faults: kill, cuts, a stall and an outage on the real pair, against the undisturbed run. `bench.beside` has the
-overhead of a round and the bytes on the socket.
+bytes on the socket.
 """
 
 import argparse
