@@ -144,7 +144,7 @@ bench-identity: models
 
 bench-cloud: models
 	$(BIN)/python -m bench.cloud
-	$(BIN)/python -m bench.clients --soak 5
+	$(BIN)/python -m bench.clients
 
 bench-gateway: models
 	$(BIN)/python -m bench.gateway overhead
