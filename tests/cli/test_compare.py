@@ -93,7 +93,7 @@ WRONG = {
     "--modes ,": "No mode was named", "--modes lossless;gate=entropy:1": "lossy",
     "--prompts missing.txt": "missing.txt cannot be read", "--prompts empty.txt": "holds no prompt",
     "--calibration missing.json": "missing.json cannot be read", "--limit 0": "--limit",
-    "--emulate-rtt -1": "--emulate-rtt", "--link-prompts 2": "Add --emulate-rtt",
+    "--emulate-rtt -1": "--emulate-rtt",
     "--edge-model qwen2.5-coder-0.5": "qwen2.5-coder-0.5",
     "--share-audio none": "--share-audio is about recordings", "--temperature nan": "--temperature",
 }  # fmt: skip
