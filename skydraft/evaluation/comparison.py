@@ -18,6 +18,7 @@ from skydraft.config import DecodingParams, Execution
 from skydraft.decoding.builder import prompted
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.request import GenerateRequest
+from skydraft.decoding.target import target_of
 from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
@@ -115,11 +116,9 @@ class LoadedPair:
     @property
     def target(self) -> ModelEntry:
         """Raises CloudError if the target's server does not answer."""
-        if isinstance(self.cloud, Engine):
-            return _model_entry(self.cloud)
-        facts = self.cloud.facts(None)
+        facts = target_of(self.cloud).facts(None)
         assert facts is not None  # it was waited for
-        name = f"{facts.name} at {self.cloud.name}"
+        name = f"{facts.name} at {self.server.name}" if self.server else facts.name
         return _entry(name, facts.weights or name, facts.max_rows, facts.forward_ms)
 
 
@@ -162,7 +161,7 @@ def _drafting(request: ComparisonRequest, pair: LoadedPair) -> Engine:
     adapters, stage = pair.edge.adapters, _Stage(request, pair, None)
     if adapters.default != "auto" or not adapters.names:
         return adapters.choose(None, ())
-    asks = (stage.request_of(Trial(prompt, request.modes[0], 0, None)) for prompt in request.workload.prompts)
+    asks = (stage.request_of(prompt, request.modes[0]) for prompt in request.workload.prompts)
     chosen = {adapters.choose(None, prompted(each, pair.edge)[1].edge.token_ids) for each in asks}
     if len(chosen) > 1:
         raise OptionError(
@@ -187,35 +186,36 @@ class _Stage:
     def check(self) -> None:
         """Raise UsageError for a mode that a prompt or the target's server does not follow, and for a prompt that does
         not fit, before the first one is run."""
+        prompts = self._request.workload.prompts
         for mode in self._request.modes:
             try:
-                asks = [self.request_of(Trial(prompt, mode, 0, None)) for prompt in self._request.workload.prompts]
+                asks = [self.request_of(prompt, mode) for prompt in prompts]
                 if self._pair.server:
                     api.fitting(asks[0], self._pair.server)
             except OptionError as error:  # its hint is for generate
                 raise OptionError(f"--modes {mode.name}: {error.args[0]}", hint="Leave this mode out.") from error
         for mode in {mode.plan.verifies: mode for mode in self._request.modes}.values():
             author = self._pair.cloud if mode.plan.verifies else self._pair.edge
-            for prompt in self._request.workload.prompts:
+            for prompt in prompts:
                 if prompt.audio or not isinstance(author, Engine):  # speech takes long to read
                     continue
                 with naming(f"The prompt {prompt.id} cannot be answered", ""):
-                    read = prompted(self.request_of(Trial(prompt, mode, 0, None)), self._pair.edge)[1]
+                    read = prompted(self.request_of(prompt, mode), self._pair.edge)[1]
                     author.check_prompt((read.target if mode.plan.verifies else read.edge).token_ids)
 
     def start(self, trial: Trial) -> Generation:
         cloud = self._pair.cloud if trial.link_ms is None else self.clouds[trial.link_ms]
-        return api.start(self.request_of(trial), edge=self._pair.edge, cloud=cloud)
+        return api.start(self.request_of(trial.prompt, trial.mode, trial.link_ms), edge=self._pair.edge, cloud=cloud)
 
-    def request_of(self, trial: Trial) -> GenerateRequest:
-        mode, request = trial.mode, self._request
-        audio = request.recordings[trial.prompt.audio] if trial.prompt.audio else None
+    def request_of(self, prompt: PromptEntry, mode: Mode, link_ms: float | None = None) -> GenerateRequest:
+        request = self._request
+        audio = request.recordings[prompt.audio] if prompt.audio else None
         return GenerateRequest(
-            asked_of(trial.prompt, audio=audio), mode.plan, params_of(mode, trial.prompt),
-            tools=trial.prompt.task.tools if trial.prompt.task else (),
+            asked_of(prompt, audio=audio), mode.plan, params_of(mode, prompt),
+            tools=prompt.task.tools if prompt.task else (),
             think=request.think, share_audio=request.share_audio,
             adapter="none",  # `_drafting` has chosen
-            execution=request.execution if trial.link_ms is None and not self._pair.server else None,
+            execution=request.execution if link_ms is None and not self._pair.server else None,
             calibration=self._calibration if mode.plan.gate.kind == "calibrated" else None,
         )  # fmt: skip
 
@@ -223,7 +223,7 @@ class _Stage:
         assert isinstance(self._pair.cloud, Engine)
         with closing(Scorer(self._pair.edge, self._pair.cloud)) as scorer:
             for prompt, mode, token_ids in todo:
-                request, read = prompted(self.request_of(Trial(prompt, mode, 0, None)), self._pair.edge)
+                request, read = prompted(self.request_of(prompt, mode), self._pair.edge)
                 yield scorer.score(prompt.id, read, token_ids, request.params, mode.style)
 
 
@@ -245,14 +245,15 @@ def params_of(mode: Mode, prompt: PromptEntry) -> DecodingParams:
 def _describe(
     request: ComparisonRequest, pair: LoadedPair, target: ModelEntry, calibration: Calibration | None
 ) -> RunLine:
-    workload, options = request.workload, pair.options
+    workload, edge, options = request.workload, pair.edge, pair.options
     execution = request.execution if pair.server is None else "exact" if pair.server.is_exact else "throughput"
     return RunLine(
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=f"{cpu_model()}, {os.cpu_count()} threads, {platform.system()}, Python {platform.python_version()}",
         versions=_versions(),
         command=request.command,
-        draft=_model_entry(pair.edge), target=target, vocab_fingerprint=pair.edge.vocab.fingerprint,
+        draft=_entry(edge.name, edge.fingerprint, edge.invariant_rows, edge.profile.forward_ms),
+        target=target, vocab_fingerprint=edge.vocab.fingerprint,
         execution=execution, modes=request.modes, repetitions=request.repetitions,
         workload=workload.name, workload_sha256=workload.sha256, prompts=workload.prompts,
         links=(None, *request.rtts_ms), link_prompts=_LINK_PROMPTS, think=request.think,
@@ -261,10 +262,6 @@ def _describe(
         engine_options={name: getattr(options, name) for name in _ENGINE_OPTIONS},
         calibration=hashlib.sha256(calibration.model_dump_json().encode()).hexdigest()[:32] if calibration else None,
     )  # fmt: skip
-
-
-def _model_entry(engine: Engine) -> ModelEntry:
-    return _entry(engine.name, engine.fingerprint, engine.invariant_rows, engine.profile.forward_ms)
 
 
 def _entry(name: str, fingerprint: str, max_rows: int, forward_ms: Iterable[float]) -> ModelEntry:
