@@ -1,14 +1,12 @@
 """`skydraft compare`, `report` and `calibrate`: measure modes on a file of prompts, and fit the calibrated gate."""
 
 import hashlib
-import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -31,6 +29,7 @@ from skydraft.evaluation.records import read_records
 from skydraft.evaluation.report.page import write_report
 from skydraft.evaluation.report.plots import load_pyplot
 from skydraft.evaluation.runner import alone_in
+from skydraft.evaluation.summary import SettingFigures
 from skydraft.evaluation.tasks.sets import SETS, read_tasks
 from skydraft.evaluation.workloads import Workload, read_prompts
 from skydraft.gating.calibration import MAX_BLOCK, Calibration, read_calibration
@@ -181,32 +180,32 @@ def _write_report(out: Path, path: Path, prices: Prices | None) -> None:
     if unjudged := len(records.unjudged()):
         what = f"Answers without a verdict of this version, which do not count: {unjudged}."
         click.echo(f"{what} To judge them, run the same skydraft compare again.", err=True)
-    page = write_report(records, out)
-    _show_table(json.loads((out / "summary.json").read_bytes())["settings"])
+    findings = Findings(records)
+    _show_table(write_report(findings, out).settings)
     if prices:
-        _show_bill(Findings(records), prices)
-    click.echo(f"Report: {page}", err=True)
+        _show_bill(findings, prices)
+    click.echo(f"Report: {out / 'report.html'}", err=True)
     try:
         load_pyplot()
     except MissingDependency as error:
         click.echo(f"It has no plots. {error.line} Then: skydraft report {shlex.quote(str(out))}", err=True)
 
 
-def _show_table(settings: list[dict[str, Any]]) -> None:
+def _show_table(settings: Sequence[SettingFigures]) -> None:
     """The figures of a summary that say what each mode is worth, a line a mode."""
     shown = {
         "agreement": "target_agreement", "calls a token": "cloud_calls_per_token",
         "target wrote": "target_written_per_token", "tokens/s": "tokens_per_s",
     }  # fmt: skip
-    width = max((len(setting["mode"]) for setting in settings), default=4)
+    width = max((len(each.mode) for each in settings), default=4)
     click.echo(f"{'mode':<{width}}  link ms" + "".join(f"{name:>15}" for name in shown))
     for each in settings:
-        values = [each["measures"].get(name, {}).get("value") for name in shown.values()]
+        values = [each.value(name) for name in shown.values()]
         cells = ["" if value is None else f"{value:.3f}" for value in values]
-        if values[2] == 1 and round((values[1] or 0) * each["num_tokens"]) == each["num_generations"]:
+        if values[2] == 1 and round((values[1] or 0) * each.num_tokens) == each.num_generations:
             cells[1] = "one a text"
-        link = "here" if each["link_ms"] is None else f"{each['link_ms']:g}"
-        click.echo(f"{each['mode']:<{width}}  {link:>7}" + "".join(f"{cell:>15}" for cell in cells))
+        link = "here" if each.link_ms is None else f"{each.link_ms:g}"
+        click.echo(f"{each.mode:<{width}}  {link:>7}" + "".join(f"{cell:>15}" for cell in cells))
 
 
 def _show_bill(findings: Findings, prices: Prices) -> None:

@@ -108,7 +108,8 @@ def test_lossless_scores_what_cloud_scores_and_the_page_says_it_all(file: Path, 
     by_set = {setting.mode: setting.measures["task_score"].value for setting in summary.settings}
     assert by_set == {name: mode.score.value for name, mode in modes.items()}
 
-    page = write_report(records, tmp_path / "out").read_text(encoding="utf-8")
+    assert write_report(Findings(records), tmp_path / "out") == summary
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert "Tasks: toys" in page and "Score against cost: toys" in page
     for mode in of.modes:
         assert f"{mode.score.value:.3f}" in page
