@@ -108,14 +108,18 @@ def test_recordings_are_read_before_anything_runs(tmp_path: Path) -> None:
 # --- what cannot run on this pair: found out before the folder is touched
 
 
-def test_a_calibration_that_is_missing_or_of_another_pair_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_a_calibration_is_refused_where_it_is_missing_of_another_pair_or_of_another_run(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"no calibration for toy:drift=0\.2 and toy"):
         run(request("edge,gate=calibrated:0.9;k=4"), tmp_path / "out")
-    asked = request("gate=calibrated:0.85;k=12;eager", calibration=pairs.calibration(DRIFT))
+    mine = pairs.calibration(DRIFT)
+    other = mine.model_copy(update={"risks": mine.risks[::-1]})
+    asked, again = (request("gate=calibrated:0.85;k=12;eager", calibration=each) for each in (mine, other))
     with pytest.raises(OptionError, match=r"made for toy:drift=0\.2 and toy"):
         run(asked, tmp_path / "out", 0.1)
     assert not (tmp_path / "out").exists()
     assert len(run(asked, tmp_path / "out")[0].generations) == 3
+    with pytest.raises(RecordsError, match="its calibration differs"):
+        run(again, tmp_path / "out")
 
 
 def test_a_prompt_that_a_mode_cannot_answer_is_found_before_the_first_is_answered(tmp_path: Path) -> None:
@@ -167,16 +171,6 @@ def test_every_mode_runs_as_it_was_resolved_whatever_presets_say_by_then(
     judged = {(line.prompt, by_name[line.mode].style, line.token_ids) for line in found.generations}
     assert {(line.prompt, line.style, line.token_ids) for line in found.scores} == judged
     assert said[1] == f"{len(judged)} of {len(judged)} texts judged"
-
-
-def test_another_calibration_is_another_run(tmp_path: Path) -> None:
-    names = "gate=calibrated:0.85;k=12;eager"
-    mine = pairs.calibration(DRIFT)
-    other = mine.model_copy(update={"risks": mine.risks[::-1]})
-    first, _ = run(request(names, calibration=mine), tmp_path)
-    assert first.run.calibration and run(request("edge"), tmp_path / "b")[0].run.calibration is None
-    with pytest.raises(RecordsError, match="its calibration differs"):
-        run(request(names, calibration=other), tmp_path)
 
 
 @pytest.mark.parametrize("share", ["features", "none"])
