@@ -23,11 +23,6 @@ from .. import pairs
 NUM_TASKS, LEN = 12, 16
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path / "home"))
-
-
 def resolve(style: str | None) -> DecodingParams:
     return decoding_params(style, max_new_tokens=LEN)
 
