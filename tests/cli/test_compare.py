@@ -89,9 +89,7 @@ def test_a_file_of_another_run_or_of_others_is_refused_and_left_alone(out: Path,
 
 
 WRONG = {
-    "--modes edge,turbo": "no mode 'turbo'", "--modes edge,cloud,edge": "edge was named twice",
-    "--modes ,": "No mode was named", "--modes lossless;gate=entropy:1": "lossy",
-    "--prompts missing.txt": "missing.txt cannot be read", "--prompts empty.txt": "holds no prompt",
+    "--modes edge,turbo": "no mode 'turbo'", "--prompts missing.txt": "missing.txt cannot be read",
     "--calibration missing.json": "missing.json cannot be read", "--limit 0": "--limit",
     "--emulate-rtt -1": "--emulate-rtt",
     "--edge-model qwen2.5-coder-0.5": "qwen2.5-coder-0.5",
@@ -105,7 +103,6 @@ def test_wrong_use_is_one_clear_line_and_leaves_no_folder(
 ) -> None:
     write_prompts(tmp_path)
     monkeypatch.chdir(tmp_path)
-    Path("empty.txt").touch()
     refused(*compare_args(tmp_path, modes="edge"), *args.split(), says=WRONG[args])
     assert not (tmp_path / "out").exists()
 
