@@ -4,7 +4,7 @@ import hashlib
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,6 +135,8 @@ def compare(
         think=decoding.think,
         command="skydraft " + shlex.join(sys.argv[1:]),
     )
+    with suppress(MissingDependency):  # a broken one fails now, not after hours of work
+        load_pyplot()
     cloud = cloud.but(require=True)  # no text goes on alone here
     with alone_in(chosen.out), cloud.sides(models, None) as (edge, target):
         assert edge and target  # as no plan does without one
