@@ -13,13 +13,12 @@ import soundfile
 
 import skydraft
 from skydraft import config
-from skydraft.config import DecodingParams, decoding_params
+from skydraft.config import DecodingParams
 from skydraft.engines.toy import open_toy
 from skydraft.errors import OptionError, PromptError, RecordsError
 from skydraft.evaluation.bill import bills
 from skydraft.evaluation.comparison import ComparisonRequest
 from skydraft.evaluation.findings import Findings
-from skydraft.evaluation.modes import Mode, parse_modes
 from skydraft.evaluation.records import PromptEntry, Records
 from skydraft.evaluation.tasks.checks import Task
 from skydraft.evaluation.workloads import Workload, read_prompts
@@ -27,7 +26,7 @@ from skydraft.prompts.audio import load_audio
 
 from ..serving import serving
 from ..speech.hearing import HearingToy
-from . import pairs
+from . import lines, pairs
 
 DRIFT = 0.2
 
@@ -38,16 +37,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-def resolve(style: str | None) -> DecodingParams:
-    return decoding_params(style, max_new_tokens=12)
-
-
-def modes(text: str) -> tuple[Mode, ...]:
-    return parse_modes(text, resolve)
-
-
 def request(names: str, **given: Any) -> ComparisonRequest:
-    return ComparisonRequest(**({"workload": pairs.workload(7, 3), "modes": modes(names)} | given))
+    return ComparisonRequest(**({"workload": pairs.workload(7, 3), "modes": lines.modes(names, 12)} | given))
 
 
 def run(asked: ComparisonRequest, out: Path, drift: float = DRIFT) -> tuple[Records, list[str]]:
@@ -180,7 +171,7 @@ def test_recordings_are_heard_by_those_who_were_asked_to(tmp_path: Path, share: 
     asked = request("edge,lossless", workload=workload, share_audio=share)
     found, _ = pairs.compared(asked, tmp_path / "out", (edge, cloud))
     assert found.run.share_audio == share
-    audio, params = load_audio(tmp_path / "a.wav"), resolve(None)
+    audio, params = load_audio(tmp_path / "a.wav"), DecodingParams(max_new_tokens=12)
     for line, mode in zip(found.generations, asked.modes, strict=True):
         alone = skydraft.generate(
             "说", edge=edge, cloud=cloud, plan=mode.plan, params=params, audio=audio, share_audio=share

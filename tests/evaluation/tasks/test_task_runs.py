@@ -7,28 +7,22 @@ from typing import Any
 
 import pytest
 
-from skydraft.config import DecodingParams, decoding_params
 from skydraft.errors import OptionError
 from skydraft.evaluation.comparison import ComparisonRequest
 from skydraft.evaluation.findings import Findings
-from skydraft.evaluation.modes import parse_modes
 from skydraft.evaluation.records import Records, read_records
 from skydraft.evaluation.report.page import write_report
 from skydraft.evaluation.summary import summarize
 from skydraft.evaluation.tasks.sets import read_tasks
 from tests.cli.conftest import Invoke, invoke  # noqa: F401
 
-from .. import pairs
+from .. import lines, pairs
 
 NUM_TASKS, LEN = 12, 16
 
 
-def resolve(style: str | None) -> DecodingParams:
-    return decoding_params(style, max_new_tokens=LEN)
-
-
 def run(file: Path, out: Path, **given: Any) -> Records:
-    modes = parse_modes("edge,cloud,lossless;k=3,quality", resolve)
+    modes = lines.modes("edge,cloud,lossless;k=3,quality", LEN)
     request = ComparisonRequest(read_tasks(str(file)), modes, **({"scores": False} | given))
     return pairs.compared(request, out, pairs.pair(0.3))[0]
 
