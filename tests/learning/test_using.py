@@ -229,14 +229,11 @@ def test_one_name_is_learned_by_one_process_at_a_time(call: Call, taught: Path, 
 def test_wrong_use_is_one_line(
     call: Call, asked: Path, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "noise").write_text("noise")
     (tmp_path / "few.txt").write_text("one\ntwo\n" * 24)
     mixed = {"mixed": [{}, {"check": {"kind": "regex", "pattern": "a"}}], "spoken": [{"audio": "a.wav"}], "empty": []}
     for name, lines in mixed.items():
         text = "\n\n".join(json.dumps({"prompt": f"{number}"} | line) for number, line in enumerate(lines * 24))
         (tmp_path / f"{name}.jsonl").write_text(text)
-    (tmp_path / "noise.gguf").write_text("noise")
-    write_adapter(tmp_path / "f.gguf", change("f" * 32, {"model.layers.1.self_attn.q_proj": (32, 32)}))
     given = ("--prompts", str(asked))
     for args, says in (
         (("learn", "run", "a"), "Give either --prompts FILE or --from DIR"),
@@ -253,11 +250,8 @@ def test_wrong_use_is_one_line(
         (("learn", "run", "a", "--from", str(tmp_path / "none"), "-y"), "has 0 usable answers, and 24 are needed"),
         (("learn", "forget", "nobody"), "There is nothing to forget"),
         (("learn", "export", "nowhere"), "nowhere is not there"),
-        (("learn", "calibrate", "nowhere"), "nowhere is not there"),
         (("learn", "run", "a", *given, "--adapter", "b"), "--adapter does not apply here"),
         (("generate", "今天", "--adapter", "nobody"), "has no adapter 'nobody'"),
-        (("generate", "今天", "--adapter", str(tmp_path / "f.gguf")), "was trained for draft"),
-        (("generate", "今天", "--adapter", str(tmp_path / "noise.gguf")), "is not an adapter"),
     ):
         status, _, err = call(*args)
         lines = [line for line in err.splitlines() if line.startswith("skydraft: ")]
