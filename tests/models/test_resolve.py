@@ -46,7 +46,7 @@ def test_local_specs(place: Path, world: FakeWorld, spec: str, kind: str, path: 
     spec = spec.format(place=place)
     expected = None if path is None else Path(path.format(place=place))
     names = {"toy", "mlx", "tiny"}
-    found = resolve(spec, world.cache, engine_names=names, models={})
+    found = resolve(spec, world.cache, engine_names=names)
     assert found == ResolvedModel(spec, kind, expected)
     assert world.asked == []
 
@@ -72,16 +72,14 @@ def test_local_specs(place: Path, world: FakeWorld, spec: str, kind: str, path: 
 def test_specs_that_lead_nowhere(
     place: Path, world: FakeWorld, spec: str, error: type[SkydraftError], match: str
 ) -> None:
-    models = {"tiny": world.published.model}
     with pytest.raises(error, match=match) as raised:
-        resolve(spec, world.cache, engine_names={"toy", "mlx"}, models=models)
+        resolve(spec, world.cache, engine_names={"toy", "mlx"})
     assert raised.value.hint and "\n" not in str(raised.value)
     assert world.asked == []
 
 
 def test_a_known_name_is_fetched_even_beside_a_folder_of_that_name(place: Path, world: FakeWorld) -> None:
-    models = {"tiny": world.published.model}
-    resolved = resolve("tiny", world.cache, models=models)
+    resolved = resolve("tiny", world.cache)
     assert resolved == ResolvedModel("tiny", "gguf", world.cache / "models" / "tiny.gguf")
     assert resolved.path is not None and resolved.path.read_bytes() == world.published.content
 
