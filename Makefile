@@ -144,7 +144,7 @@ bench-identity: models
 
 bench-cloud: models
 	$(BIN)/python -m bench.cloud
-	$(BIN)/python -m bench.clients --soak 5
+	$(BIN)/python -m bench.clients
 
 bench-gateway: models
 	$(BIN)/python -m bench.gateway overhead
@@ -160,7 +160,7 @@ bench-zh: models
 
 # Both times of the target, eight round trips, six prompts: about half an hour on two cores that are idle.
 bench-link: models
-	$(BIN)/python -m bench.link --out build/link.json --plot build/link.svg
+	$(BIN)/python -m bench.link --out build/link.json
 
 # The page under docs/: all dev prompts on the demo pair, half an hour on two cores.
 report: models

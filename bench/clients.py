@@ -1,6 +1,6 @@
 """Many edges on one target: clients whose draft model says what was recorded, against a real server.
 
-    python -m bench.clients [--seconds S] [--think MS] [--soak MINUTES] [--execution exact|throughput] [--beginnings]
+    python -m bench.clients [--seconds S] [--think MS] [--execution exact|throughput] [--beginnings]
     python -m bench.clients --modes "cloud,quality,auto" [--texts short|long] [--step MS] [--execution E] [--out FILE]
 
 Drafts are recorded first, in one lossless run over 16 prompts; `skydraft.evaluation.devices` has the clients, which
@@ -156,7 +156,7 @@ def scrape(port: int) -> Served:
     return Served(*(float(values[name]) for name in names))
 
 
-def bench(execution: str, seconds: float, think_ms: float | None, soak_minutes: float) -> None:
+def bench(execution: str, seconds: float, think_ms: float | None) -> None:
     """The table of one execution."""
     curve = row_curve(execution)
     print(f"\nexecution {execution}; engine alone, ms a forward: "
@@ -184,8 +184,6 @@ def bench(execution: str, seconds: float, think_ms: float | None, soak_minutes: 
     with EmulatedLink(("127.0.0.1", server.port)) as link:
         threading.Timer(seconds / 3, lambda: link.stall(3600)).start()
         measured("7, and one that stops", 7, link.address)
-    if soak_minutes:
-        soak(server, found, think_ms, soak_minutes)
     server.stop()
     found.drafts.real.close()
 
@@ -268,23 +266,10 @@ def counted_of(clients: Seq[Client], before: Served, after: Served) -> dict[str,
     }
 
 
-def soak(server: ServerProcess, found: Recorded, think_ms: float, minutes: float) -> None:
-    """16 clients for some minutes: memory, files, and sessions afterwards."""
-    print(f"\n16 clients for {minutes:g} minutes: resident memory of the server, MB; open files")
-    for minute in range(round(minutes)):
-        replay([server.address] * 16, found, think_ms, 60)
-        print(f"  after {minute + 1} min: {server.resident_mb:.1f} MB, {server.num_files} files", flush=True)
-    time.sleep(2)
-    cloud = skydraft.connect(server.address)
-    print(f"  sessions left: {cloud.info().num_sessions}")
-    cloud.close()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=15)
     parser.add_argument("--think", type=float, default=None, help="ms between rounds; the time of a draft if not given")
-    parser.add_argument("--soak", type=float, default=0, help="minutes of 16 clients at the end")
     parser.add_argument("--execution", action="append", choices=["exact", "throughput"])
     parser.add_argument("--beginnings", action="store_true", help="what sharing the template's part brings")
     parser.add_argument("--modes", default="", help="as for skydraft compare: set them beside each other")
@@ -301,7 +286,7 @@ def main() -> None:
         if given.modes:
             carried(given.modes, given.texts or [*LENGTHS], execution, given.step, given.out)
             continue
-        bench(execution, given.seconds, given.think, given.soak if execution == "exact" else 0)
+        bench(execution, given.seconds, given.think)
 
 
 if __name__ == "__main__":

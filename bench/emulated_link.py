@@ -37,7 +37,6 @@ class EmulatedLink(DelayedLink):
     def __init__(self, target: tuple[str, int], shape: LinkShape = LinkShape()) -> None:
         self._random, self._shape = random.Random(shape.seed), shape
         self._free_at = {True: 0.0, False: 0.0}  # when the sender has sent all bytes so far
-        self._is_down = False
         self.bytes_up = self.bytes_down = self.num_connections = self.num_cut = 0
         super().__init__(target)
 
@@ -59,15 +58,6 @@ class EmulatedLink(DelayedLink):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def down(self) -> None:
-        """Cut all connections and refuse new ones, until `up`."""
-        self._is_down = True
-        self.cut()
-
-    def up(self) -> None:
-        """Accept connections again."""
-        self._is_down = False
-
     def reshape(self, shape: LinkShape) -> None:
         """Change the shape from the next chunk on; chunks on their way keep the old shape."""
         self._shape = shape
@@ -77,12 +67,9 @@ class EmulatedLink(DelayedLink):
         self.target = target
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Carry one connection, if the link is up. The edge sees its end as a cut, not as an end."""
+        """Carry one connection. The edge sees its end as a cut, not as an end."""
         at_once = struct.pack("ii", 1, 0)
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
-        if self._is_down:
-            writer.close()
-            return
         self.num_connections += 1
         await super().carry(reader, writer)
 

@@ -58,11 +58,6 @@ class Way:
     is_lossless: bool = True
 
 
-LABELS = {
-    "streaming": "streaming (cloud)", "risk": "blocks end by risk", "k auto": "--k auto",
-    "quality": "quality (agreement below 1)", "auto": "auto (agreement 0.95 asked)",
-    "auto, 0": "auto, one token a call",
-}  # fmt: skip
 # A gate that lets no token pass: lossless blocks, and never the target alone.
 ALWAYS_DRAFTING = make_plan(gate="entropy:0", k="auto")
 WAYS = [
@@ -194,29 +189,6 @@ def show(point: dict[str, Any]) -> None:
         )
 
 
-def draw(points: list[dict[str, Any]], path: Path) -> None:
-    """A panel for each kind of prompt, a line for each way."""
-    from skydraft.evaluation.report.plots import load_pyplot
-
-    pyplot = load_pyplot()
-    kinds = list(dict.fromkeys(point["kind"] for point in points))
-    figure, panels = pyplot.subplots(1, len(kinds), figsize=(4.2 * len(kinds), 4), layout="constrained", squeeze=False)
-    for panel, kind in zip(panels[0], kinds, strict=True):
-        mine = [point for point in points if point["kind"] == kind]
-        for (name, label), mark in zip(LABELS.items(), "osD^vP*X", strict=False):
-            if name in mine[0]["ways"]:
-                panel.plot(
-                    [point["rtt_ms"] for point in mine],
-                    [point["ways"][name]["tokens_per_s"] for point in mine],
-                    marker=mark, label=label, markersize=4,
-                )  # fmt: skip
-        panel.set(title=kind, xlabel="round trip, ms", ylim=(0, None))
-    panels[0][0].set_ylabel("tokens/s")
-    panels[0][-1].legend(fontsize=7)
-    figure.savefig(path)
-    pyplot.close(figure)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=4, help="of each kind")
@@ -228,7 +200,6 @@ def main() -> None:
     parser.add_argument("--target-ms", type=float, default=45.0)
     parser.add_argument("--ways", default="", help="names of ways, with ';' between them (default: all)")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
-    parser.add_argument("--plot", type=Path, help="draw them too, as an SVG file")
     asked = parser.parse_args()
     params, target_ms = DecodingParams(max_new_tokens=asked.tokens), asked.target_ms
     ways = [way for way in WAYS if not asked.ways or way.name in asked.ways.split(";")]
@@ -257,8 +228,6 @@ def main() -> None:
                 command = f"python -m bench.link {shlex.join(sys.argv[1:])}"
                 content = {"command": command, "machine": machine(), "points": points}
                 asked.out.write_text(json.dumps(content, indent=1) + "\n")
-    if asked.plot:
-        draw(points, asked.plot)
 
 
 if __name__ == "__main__":

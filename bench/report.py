@@ -13,6 +13,7 @@ from skydraft import decoding_params
 from skydraft.cli.progress import counted
 from skydraft.engines.options import EngineOptions
 from skydraft.evaluation.comparison import ComparisonRequest, LoadedPair, compare
+from skydraft.evaluation.findings import Findings
 from skydraft.evaluation.modes import parse_modes
 from skydraft.evaluation.records import read_records
 from skydraft.evaluation.report.page import write_report
@@ -31,7 +32,7 @@ def main() -> None:
     request, pair = ComparisonRequest(read_prompts(PROMPTS_FILE), modes, command="make report"), default_pair()
     with closing(skydraft.load(pair.draft)) as edge, closing(skydraft.load(pair.target)) as target:
         records = compare(request, LoadedPair(edge, target, EngineOptions()), out, print, counted)
-    print(f"Report: {write_report(read_records(records), out)}")
+    write_report(Findings(read_records(records)), out)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,11 @@
-"""A `skydraft serve` process for measurements: started, killed, started again, and watched for its memory."""
+"""A `skydraft serve` process for measurements: started, killed, and started again."""
 
 from __future__ import annotations
 
-import os
-import re
 import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 
 class ServerProcess:
@@ -46,15 +43,3 @@ class ServerProcess:
         """SIGTERM, and wait for the end."""
         self._process.terminate()
         self._process.wait()
-
-    @property
-    def resident_mb(self) -> float:
-        """Resident memory now, from the system."""
-        status = Path(f"/proc/{self._process.pid}/status").read_text()
-        found = re.search(r"VmRSS:\s+(\d+) kB", status)
-        return int(found[1]) / 1e3 if found else float("nan")
-
-    @property
-    def num_files(self) -> int:
-        """Open file descriptors."""
-        return len(os.listdir(f"/proc/{self._process.pid}/fd"))

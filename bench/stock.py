@@ -6,8 +6,7 @@ URL serves the target of the demo pair, for example a llama-server with its file
 is in this process. Every prompt is answered in every mode by both before the next one. A run that was stopped goes on
 where FILE ends. Agreement: one pass of the target here over the finished text; with `--itself` (llama-server) texts of
 the server are held against its own choices, asked for one by one. Calls, written, requests, bytes: a token. Brackets:
-95 % of a bootstrap over prompts. With `--always`: tokens before the first one that differs between `--gate always` and
-the server's own stream, and the margin of the two there in logits of the target here.
+95 % of a bootstrap over prompts.
 """
 
 import argparse
@@ -31,16 +30,16 @@ from skydraft.types import LinkCost
 NAMES = ("tokens", "right", "calls", "written", "requests", "tokens_in", "tokens_hit", "bytes", "ms")
 
 
-def judged(target: Engine, done: Generation) -> tuple[int, list[float]]:
-    """How many tokens the target here would have written, and for each how far it is below the best, in logits."""
+def judged(target: Engine, done: Generation) -> int:
+    """How many tokens the target here would have written."""
     whole = np.array([*done.prompts.target.token_ids, *done.token_ids], np.int32)
-    start, behind = len(done.prompts.target.token_ids), list[float]()
+    start, num_right = len(done.prompts.target.token_ids), 0
     with closing(target.open(whole[:start].tolist())) as sequence:
         while sequence.length < len(whole) - 1:
             at = sequence.length
             rows = sequence.extend(whole[at : min(at + target.invariant_rows, len(whole) - 1)])
-            behind += [float(row.max() - row[whole[at + 1 + index]]) for index, row in enumerate(rows)]
-    return sum(each == 0 for each in behind), behind
+            num_right += sum(row.max() == row[token_id] for row, token_id in zip(rows, whole[at + 1 :], strict=False))
+    return int(num_right)
 
 
 def judged_itself(url: str, done: Generation) -> int:
@@ -69,46 +68,35 @@ class Comparison:
     def __init__(self, asked: argparse.Namespace) -> None:
         self._asked = asked
         self._edge, self._target = load_pair(EngineOptions(num_threads=asked.threads))
-        self._right: dict[tuple[int, ...], tuple[int, list[float]]] = {}  # of texts of one prompt
+        self._right: dict[tuple[int, ...], int] = {}  # of texts of one prompt
         self.there = skydraft.connect(asked.cloud, api=asked.cloud_api, require=True, timeout_s=300)
         self.beside: Any = skydraft.connect(asked.serve, require=True, timeout_s=300) if asked.serve else self._target
 
-    def answer(self, prompt: str, where: Any, mode: str) -> tuple[Generation, list[float]]:
-        """The finished text, and for each token how far it is below the best one here, in logits."""
-        always: Any = {"plan": make_plan(gate="always", k=6), "execution": "throughput"}
-        how = always if mode == "always" else {"plan": make_plan(mode)}
+    def answer(self, prompt: str, where: Any, mode: str) -> tuple[Generation, int]:
+        """The finished text, and how many of its tokens the target here would have written."""
         params = DecodingParams(max_new_tokens=self._asked.tokens)
-        done = skydraft.generate(prompt, edge=self._edge, cloud=where, params=params, **how)
+        done = skydraft.generate(prompt, edge=self._edge, cloud=where, params=params, plan=make_plan(mode))
         done.run()
         if done.token_ids not in self._right:
             self._right[done.token_ids] = judged(self._target, done)
-        return done, self._right[done.token_ids][1]
+        return done, self._right[done.token_ids]
 
     def of(self, prompt: str) -> dict[str, Any]:
         """All that one prompt gives."""
         self._right.clear()
         found: dict[str, Any] = {"prompt": prompt}
-        texts = dict[str, Generation]()
         for mode in ("cloud", *self._asked.modes.split(",")):
             for name, where in (("there", self.there), ("beside", self.beside)):
-                done, behind = self.answer(prompt, where, mode)
-                texts.setdefault(mode, done)
-                is_itself = self._asked.itself and where is self.there
-                num_right = judged_itself(self._asked.cloud, done) if is_itself else sum(each == 0 for each in behind)
+                done, num_right = self.answer(prompt, where, mode)
+                if self._asked.itself and where is self.there:
+                    num_right = judged_itself(self._asked.cloud, done)
                 found[f"{mode} {name}"] = measured(done, num_right)
-        if self._asked.always:
-            checked, behind = self.answer(prompt, self.there, "always")
-            stream = texts["cloud"]
-            same = [one == other for one, other in zip(stream.token_ids, checked.token_ids, strict=False)]
-            first = same.index(False) if False in same else len(same)
-            margin = max(each[first] for each in (self._right[stream.token_ids][1], behind)) if False in same else None
-            found["always"] = [first, margin]
         return found
 
 
 def show(lines: list[dict[str, Any]]) -> None:
     """The table of all prompts so far."""
-    names = [name for name in lines[0] if name not in ("prompt", "always")]
+    names = [name for name in lines[0] if name != "prompt"]
     sums = {name: np.array([line[name] for line in lines], float).T for name in names}  # [figure, prompt]
     resamples = Resamples(len(lines))
     print(f"{len(lines)} prompts\n{'':<16}{'agreement':>10}{'calls':>8}{'written':>8}{'requests':>9}{'cached':>7}"
@@ -128,9 +116,6 @@ def show(lines: list[dict[str, Any]]) -> None:
             low, high = difference(resamples, *((each[key], each["tokens"]) for each in pair))
             said.append(f"{key} {shares[0] - shares[1]:+.4f} [{low:+.4f}, {high:+.4f}]")
         print(f"{mode}, there less beside: {', '.join(said)}")
-    if always := [line["always"] for line in lines if "always" in line]:
-        margins = ", ".join(f"{margin:.4f}" for _, margin in always if margin is not None)
-        print(f"always: {sum(first for first, _ in always)} tokens equal; where texts part, by logits of {margins}")
     print(flush=True)
 
 
@@ -143,7 +128,6 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=None, metavar="PROMPTS")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--modes", default="quality,auto")
-    parser.add_argument("--always", action="store_true")
     parser.add_argument("--itself", action="store_true", help="judge texts of a llama-server by itself")
     parser.add_argument("--threads", type=int, default=0)
     asked = parser.parse_args()

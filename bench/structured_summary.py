@@ -1,7 +1,6 @@
 """The figures of what `bench.structured` has kept."""
 
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
 from skydraft.evaluation.tasks.checks import complaint, is_same, json_values, read_call
@@ -48,22 +47,6 @@ def _show_schemas(lines: list[Line]) -> None:
         for line in whole:
             if line["complaint"]:
                 print(f"    {line['key']}: {line['complaint']}: {line['text']!r}")
-    for way in ("lossless", "remote lossless"):
-        same = total = 0
-        for key, line in of.items():
-            if key.endswith(f" {way}") and (way != "lossless" or "remote" not in key):
-                want = of[f"{key.removesuffix(way)}cloud"]["token_ids"]
-                same += _num_shared(line["token_ids"], want)
-                total += max(len(want), len(line["token_ids"]))
-        if total:
-            print(f"{way} == cloud: {same} of {total} tokens equal")
-
-
-def _num_shared(ours: list[int], theirs: list[int]) -> int:
-    """Length of what two texts begin with alike."""
-    return next(
-        (at for at, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
-    )
 
 
 def _show_tasks(lines: list[Line]) -> None:
@@ -83,35 +66,3 @@ def _show_tasks(lines: list[Line]) -> None:
             f"{sum(line['finish'] == 'length' for line in mine)}; {num_tokens} tokens, calls a token "
             f"{_share(calls, num_tokens)}, forced {_share(sum(line['num_forced_tokens'] for line in mine), num_tokens)}"
         )
-        if judged := [line for line in mine if "agrees" in line]:
-            print(f"{'':12} {_agreement(judged)}")
-
-
-def _agreement(lines: list[Line]) -> str:
-    """How often the target would have written the same: of all tokens, of those with a rival, of those it never saw."""
-    tokens = [
-        (agrees, forced, origin)
-        for line in lines
-        for agrees, forced, origin in zip(line["agrees"], line["forced"], line["origins"], strict=True)
-    ]
-    free = [agrees for agrees, forced, _ in tokens if not forced]
-    skipped = [agrees for agrees, _, origin in tokens if origin in ("skipped", "edge")]
-    free_skipped = [agrees for agrees, forced, origin in tokens if origin in ("skipped", "edge") and not forced]
-    parts = {"all": [each[0] for each in tokens], "free": free, "skipped": skipped, "free and skipped": free_skipped}
-    said = ", ".join(f"{name} {_share(sum(part), len(part))} of {len(part)}" for name, part in parts.items())
-    expected, seen = _expected(lines)
-    risks = (
-        f"; risk of free skipped tokens: expected {expected:.1f} disagreements, there are {seen}" if expected else ""
-    )
-    return f"agreement: {said}{risks}"
-
-
-def _expected(lines: Iterable[Line]) -> tuple[float, int]:
-    """Disagreements that the calibration expects among skipped tokens with a rival, and those there are."""
-    expected, seen = 0.0, Counter[bool]()
-    for line in lines:
-        for at, risk in line.get("risks", ()):
-            if not line["forced"][at]:
-                expected += risk
-                seen[line["agrees"][at]] += 1
-    return expected, seen[False]

@@ -1,14 +1,12 @@
 """`skydraft compare`, `report` and `calibrate`: measure modes on a file of prompts, and fit the calibrated gate."""
 
 import hashlib
-import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -20,9 +18,9 @@ from skydraft.config import Execution
 from skydraft.decoding.plan import make_plan
 from skydraft.decoding.prices import Prices, parse_prices
 from skydraft.edge.cloud import Cloud
-from skydraft.errors import OptionError
+from skydraft.errors import MissingDependency, OptionError
 from skydraft.evaluation.bill import LONG, bills
-from skydraft.evaluation.comparison import LINK_PROMPTS, ComparisonRequest, LoadedPair
+from skydraft.evaluation.comparison import ComparisonRequest, LoadedPair
 from skydraft.evaluation.comparison import compare as run_comparison
 from skydraft.evaluation.delayed_link import DelayedLink
 from skydraft.evaluation.findings import Findings
@@ -31,9 +29,10 @@ from skydraft.evaluation.records import read_records
 from skydraft.evaluation.report.page import write_report
 from skydraft.evaluation.report.plots import load_pyplot
 from skydraft.evaluation.runner import alone_in
+from skydraft.evaluation.summary import SettingFigures
 from skydraft.evaluation.tasks.sets import SETS, read_tasks
 from skydraft.evaluation.workloads import Workload, read_prompts
-from skydraft.gating.calibration import MAX_BLOCK, Calibration, read_calibration
+from skydraft.gating.calibration import MAX_BLOCK, Calibration
 from skydraft.gating.hand_back import HandBack, parse_hand_back
 from skydraft.models import cache_dir
 from skydraft.prompts.audio import load_audio
@@ -74,20 +73,12 @@ prompts_section = Section("workload", "Prompts", _workload, [
 ])  # fmt: skip
 
 
-Links = tuple[tuple[float, ...], int]  # round trips, and how many prompts run over them
-link_section = Section("links", "Emulated links", lambda emulate_rtt, link_prompts: (emulate_rtt, link_prompts), [
-    option("--emulate-rtt", "MS", "With --cloud on this machine: also over an emulated link with this round trip; can "
-           "be repeated.", type=click.FloatRange(min=0), multiple=True),
-    option("--link-prompts", "N", "Prompts over the link.", type=_NUMBER, default=LINK_PROMPTS),
-])  # fmt: skip
-
-
 @dataclass(frozen=True, slots=True)
 class ComparisonChoice:
     modes: str | None
     repetitions: int
+    rtts_ms: tuple[float, ...]
     execution: Execution | None
-    calibration: Path | None
     share_audio: ShareAudio
     run_code: bool
     no_scores: bool
@@ -98,8 +89,9 @@ comparison_section = Section("chosen", "What to compare", ComparisonChoice, [
     option("--modes", "A,B,…", "Modes, separated by commas; also gate=G;k=N;hand-back=H;eager;style=S "
            f"(default: {_MODES}).", type=str),
     option("--repetitions", "N", "Runs of each.", type=_NUMBER, default=1),
+    option("--emulate-rtt rtts_ms", "MS", "With --cloud on this machine: also over an emulated link with this round "
+           "trip, for the first 8 prompts; can be repeated.", type=click.FloatRange(min=0), multiple=True),
     option("--execution", None, "As in generate (default: exact).", type=Execution),
-    option("--calibration", "FILE", "Use FILE for calibrated gates.", type=Path),
     option("--share-audio", None, "Part of recordings that the target gets.", type=ShareAudio, default="features"),
     option("--run-code", None, "Run code that models write for tasks, isolated from this machine (Linux only).",
            is_flag=True),
@@ -111,14 +103,12 @@ comparison_section = Section("chosen", "What to compare", ComparisonChoice, [
 @click.command(cls=Command)
 @prompts_section
 @comparison_section
-@link_section
 @server_section
 @models_section
 @decoding_section
 def compare(
-    workload: Workload, chosen: ComparisonChoice, links: Links, cloud: CloudChoice, models: ModelChoice,
-    decoding: DecodingChoice,
-) -> None:  # fmt: skip
+    workload: Workload, chosen: ComparisonChoice, cloud: CloudChoice, models: ModelChoice, decoding: DecodingChoice
+) -> None:
     """Run prompts or tasks in several modes, in turn; write records, figures and a report to DIR.
 
     With --cloud the target is the model on that server, over the real link. Texts are not scored then.
@@ -126,8 +116,7 @@ def compare(
     An interrupted comparison continues where it stopped when it is started again with the same options.
     """
     cloud.check(models)
-    rtts_ms, link_prompts = links
-    behind = _behind(cloud) if rtts_ms else None
+    behind = _behind(cloud) if chosen.rtts_ms else None
     if cloud.address and chosen.execution:
         raise OptionError("A server chooses its own --execution.", hint="Leave it out, or give it to skydraft serve.")
     modes = chosen.modes or (_STOCK_MODES if is_url(cloud.address or "") else _MODES)
@@ -135,17 +124,16 @@ def compare(
         workload,
         parse_modes(modes, lambda style: decoding.params(style=style, max_new_tokens=_MAX_NEW_TOKENS)),
         chosen.repetitions,
-        rtts_ms,
-        link_prompts,
+        chosen.rtts_ms,
         chosen.execution or "exact",
         chosen.share_audio,
-        read_calibration(chosen.calibration) if chosen.calibration else None,
         scores=not chosen.no_scores,
         run_code=chosen.run_code,
         think=decoding.think,
         command="skydraft " + shlex.join(sys.argv[1:]),
     )
-    load_pyplot()  # fails now, not after hours of work, if the package is missing
+    with suppress(MissingDependency):  # a broken one fails now, not after hours of work
+        load_pyplot()
     cloud = cloud.but(require=True)  # no text goes on alone here
     with alone_in(chosen.out), cloud.sides(models, None) as (edge, target):
         assert edge and target  # as no plan does without one
@@ -191,28 +179,32 @@ def _write_report(out: Path, path: Path, prices: Prices | None) -> None:
     if unjudged := len(records.unjudged()):
         what = f"Answers without a verdict of this version, which do not count: {unjudged}."
         click.echo(f"{what} To judge them, run the same skydraft compare again.", err=True)
-    page = write_report(records, out)
-    _show_table(json.loads((out / "summary.json").read_bytes())["settings"])
+    findings = Findings(records)
+    _show_table(write_report(findings, out).settings)
     if prices:
-        _show_bill(Findings(records), prices)
-    click.echo(f"Report: {page}", err=True)
+        _show_bill(findings, prices)
+    click.echo(f"Report: {out / 'report.html'}", err=True)
+    try:
+        load_pyplot()
+    except MissingDependency as error:
+        click.echo(f"It has no plots. {error.line} Then: skydraft report {shlex.quote(str(out))}", err=True)
 
 
-def _show_table(settings: list[dict[str, Any]]) -> None:
+def _show_table(settings: Sequence[SettingFigures]) -> None:
     """The figures of a summary that say what each mode is worth, a line a mode."""
     shown = {
         "agreement": "target_agreement", "calls a token": "cloud_calls_per_token",
         "target wrote": "target_written_per_token", "tokens/s": "tokens_per_s",
     }  # fmt: skip
-    width = max((len(setting["mode"]) for setting in settings), default=4)
+    width = max((len(each.mode) for each in settings), default=4)
     click.echo(f"{'mode':<{width}}  link ms" + "".join(f"{name:>15}" for name in shown))
     for each in settings:
-        values = [each["measures"].get(name, {}).get("value") for name in shown.values()]
+        values = [each.value(name) for name in shown.values()]
         cells = ["" if value is None else f"{value:.3f}" for value in values]
-        if values[2] == 1 and round((values[1] or 0) * each["num_tokens"]) == each["num_generations"]:
+        if values[2] == 1 and round((values[1] or 0) * each.num_tokens) == each.num_generations:
             cells[1] = "one a text"
-        link = "here" if each["link_ms"] is None else f"{each['link_ms']:g}"
-        click.echo(f"{each['mode']:<{width}}  {link:>7}" + "".join(f"{cell:>15}" for cell in cells))
+        link = "here" if each.link_ms is None else f"{each.link_ms:g}"
+        click.echo(f"{each.mode:<{width}}  {link:>7}" + "".join(f"{cell:>15}" for cell in cells))
 
 
 def _show_bill(findings: Findings, prices: Prices) -> None:
@@ -239,9 +231,8 @@ _fitted_section = Section("workload", "Prompts", _together, [
            multiple=True),
     option("--limit", "N", "Use the first N prompts of each file only.", type=_NUMBER),
 ])  # fmt: skip
-_fitting_section = Section("fitting", "Fitting", lambda max_new_tokens, out: (max_new_tokens, out), [
+_fitting_section = Section("max_new_tokens", "Fitting", lambda max_new_tokens: max_new_tokens, [
     option("-n --max-new-tokens", "N", "Most tokens of a text.", type=_NUMBER, default=_MAX_NEW_TOKENS),
-    option("--out", "FILE", "File for the calibration (default: in the cache, where it is looked up).", type=Path),
 ])  # fmt: skip
 
 
@@ -249,7 +240,7 @@ _fitting_section = Section("fitting", "Fitting", lambda max_new_tokens, out: (ma
 @_fitted_section
 @_fitting_section
 @models_section
-def calibrate(workload: Workload, fitting: tuple[int, Path | None], models: ModelChoice) -> None:
+def calibrate(workload: Workload, max_new_tokens: int, models: ModelChoice) -> None:
     """Fit the gate calibrated:AGREEMENT, and with it mode auto, to a pair of models.
 
     Both models answer the prompts alone, greedily, in this process. At each token the draft model's uncertainty is
@@ -258,14 +249,13 @@ def calibrate(workload: Workload, fitting: tuple[int, Path | None], models: Mode
     from skydraft.gating.fitting import agreement, fit
     from skydraft.learning.calibrating import label_texts, side_of, write_calibration
 
-    max_new_tokens, out = fitting
     base, cloud = models.load_pair()
     edge = base.adapters.choose(None, ())
     questions = (asked(each.prompt, audio=load_audio(each.audio) if each.audio else None) for each in workload.prompts)
     with counted(len(workload.prompts), "prompts") as done:
         texts = label_texts(edge, cloud, questions, max_new_tokens, done)
     result = fit(texts, side_of(edge), side_of(cloud), workload.name, max_new_tokens, sha256=workload.sha256)
-    out = write_calibration(result, cache_dir(), out)
+    out = write_calibration(result, cache_dir())
     share, num_tokens = agreement(text for text in texts if text.path == "draft")
     click.echo(f"{edge.name} alone agrees with {cloud.name} on {share:.3f} of {num_tokens} tokens.")
     show_limits(result)

@@ -34,7 +34,7 @@ PURPOSES = {
     "grammar": "text that follows a grammar", "learn": "learning a task", "omni": "models that take speech",
     "service": "all that a gateway needs",
     "audio": "reading recordings", "serve": "skydraft serve", "gateway": "skydraft gateway",
-    "otel": "OpenTelemetry traces", "report": "reports of compare",
+    "otel": "OpenTelemetry traces", "report": "plots of compare",
     "tasks": "sets of tasks of compare",
 }  # fmt: skip
 _NUM_TASKS = 8  # of each set

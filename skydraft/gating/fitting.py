@@ -47,29 +47,26 @@ class LabelledText:
 @dataclass(frozen=True, slots=True)
 class Replay:
     """What a gate gives along a text: tokens, disagreements left in it, and calls. The target wrote `num_written`
-    tokens itself, bonus tokens too, and computed `num_rows` after those of the prompt."""
+    tokens itself, bonus tokens too."""
 
     num_tokens: int
     num_wrong: int
     num_calls: int
-    num_drafted: int
     num_written: int
-    num_rows: int
 
 
 def walk(
     risks: Sequence[float], disagrees: Sequence[bool], limit: float, max_block: int = MAX_BLOCK,
-    hand_back: HandBack = _NONE, *, ends: bool = True,
+    hand_back: HandBack = _NONE,
 ) -> Replay:  # fmt: skip
     """Replay a calibrated gate along a recorded text, which a real run leaves after a disagreement that was skipped. A
-    block ends where its risks add up to more than the limit, or, unless it `ends`, at its full length."""
-    base = num_wrong = num_calls = num_drafted = num_written = num_rows = 0
+    block ends where its risks add up to more than the limit."""
+    base = num_wrong = num_calls = num_written = 0
     while base < len(risks):
         total, length = 0.0, 0
-        while length < max_block and base + length < len(risks) and (total <= limit or not ends):
+        while length < max_block and base + length < len(risks) and total <= limit:
             total += risks[base + length]
             length += 1
-        num_drafted += length
         wrong = [index for index in range(base, base + length) if disagrees[index]]
         if total <= limit:
             num_wrong += len(wrong)
@@ -78,10 +75,9 @@ def walk(
         own = wrong[0] if wrong else base + length  # where the target's own token stands: the correction or the bonus
         num_on = _num_written_on(disagrees[own + 1 :], hand_back) if wrong else 0
         num_calls += 1
-        num_rows += own - base + 1 + num_on
         num_written += (own < len(risks)) + num_on
         base = own + 1 + num_on
-    return Replay(len(risks), num_wrong, num_calls, num_drafted, num_written, num_rows)
+    return Replay(len(risks), num_wrong, num_calls, num_written)
 
 
 def _num_written_on(disagrees: Sequence[bool], hand_back: HandBack) -> int:

@@ -20,7 +20,7 @@ import numpy as np
 
 from skydraft.engines.adapter import Adapter, digest, inject, read_adapter, write_adapter
 from skydraft.engines.trainable import TrainableModel, load_trainable
-from skydraft.errors import OptionError, SkydraftError
+from skydraft.errors import SkydraftError
 from skydraft.files import write_whole
 from skydraft.learning.dataset import OnProgress, TrainingTask
 from skydraft.learning.halves import Activations, Halves
@@ -42,23 +42,12 @@ Counts: TypeAlias = Sequence[tuple[int, int]]  # of each lesson: (right, known)
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """How to train. Raises OptionError.
-
-    `num_layers` upper layers get changes of `rank`; None leaves the number to that of answers. `minutes` 0 is no limit.
-    """
+    """How to train. `num_layers` upper layers get changes of `rank`; None leaves the number to that of answers."""
 
     rank: int = 16
     num_layers: int | None = None
     epochs: int = 3
     rate: float = 5e-4
-    minutes: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name, least in (("rank", 1), ("num_layers", 1), ("epochs", 1), ("minutes", 0)):
-            if (value := getattr(self, name)) is not None and not value >= least:
-                raise OptionError(f"--{name.removeprefix('num_')} must be {least} or more, not {value:g}.")
-        if not 0 < self.rate < 1:
-            raise OptionError(f"--rate must be above 0 and below 1, not {self.rate:g}.")
 
     def layers_for(self, num_trained: int) -> int:
         """How many upper layers learn from this many answers; NOTES.md has the measurements."""
@@ -335,7 +324,7 @@ class Training:
 
 def key_of(task: TrainingTask, settings: TrainSettings) -> str:
     """What names a training; on one CPU, two of one key give the same adapter."""
-    return hashlib.sha256(f"{task.card.base} {astuple(settings)[:-1]} {task.digest()}".encode()).hexdigest()
+    return hashlib.sha256(f"{task.card.base} {astuple(settings)} {task.digest()}".encode()).hexdigest()
 
 
 def trained_before(path: Path, key: str) -> Trained | None:

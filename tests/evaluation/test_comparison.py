@@ -13,21 +13,21 @@ import soundfile
 
 import skydraft
 from skydraft import config
-from skydraft.config import DecodingParams, decoding_params
+from skydraft.config import DecodingParams
 from skydraft.engines.toy import open_toy
 from skydraft.errors import OptionError, PromptError, RecordsError
 from skydraft.evaluation.bill import bills
 from skydraft.evaluation.comparison import ComparisonRequest
 from skydraft.evaluation.findings import Findings
-from skydraft.evaluation.modes import Mode, parse_modes
 from skydraft.evaluation.records import PromptEntry, Records
 from skydraft.evaluation.tasks.checks import Task
 from skydraft.evaluation.workloads import Workload, read_prompts
+from skydraft.learning.calibrating import write_calibration
 from skydraft.prompts.audio import load_audio
 
 from ..serving import serving
 from ..speech.hearing import HearingToy
-from . import pairs
+from . import lines, pairs
 
 DRIFT = 0.2
 
@@ -38,16 +38,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-def resolve(style: str | None) -> DecodingParams:
-    return decoding_params(style, max_new_tokens=12)
-
-
-def modes(text: str) -> tuple[Mode, ...]:
-    return parse_modes(text, resolve)
-
-
 def request(names: str, **given: Any) -> ComparisonRequest:
-    return ComparisonRequest(**({"workload": pairs.workload(7, 3), "modes": modes(names)} | given))
+    return ComparisonRequest(**({"workload": pairs.workload(7, 3), "modes": lines.modes(names, 12)} | given))
 
 
 def run(asked: ComparisonRequest, out: Path, drift: float = DRIFT) -> tuple[Records, list[str]]:
@@ -74,13 +66,8 @@ def spoken_unshared(folder: Path) -> dict[str, Any]:
     return spoken(folder) | {"share_audio": "none"}
 
 
-def calibrated(folder: Path) -> dict[str, Any]:
-    return {"calibration": pairs.calibration(DRIFT)}
-
-
 REFUSED: dict[str, tuple[str, Given, str]] = {
     "a round trip twice": ("lossless", lambda _: {"rtts_ms": (5.0, 20.0, 5.0)}, "the same round trip twice"),
-    "a calibration for no gate": ("quality", calibrated, "calibration is for calibrated gates"),
     "nothing to share": ("edge", lambda _: {"share_audio": "none"}, "no prompt has one"),
     "near ties in what is exact": ("edge,lossless", lambda _: {"execution": "throughput"}, "mode lossless is exact"),
     "a target that hears nothing": ("edge,cloud", spoken_unshared, "would hear nothing"),
@@ -108,14 +95,16 @@ def test_recordings_are_read_before_anything_runs(tmp_path: Path) -> None:
 # --- what cannot run on this pair: found out before the folder is touched
 
 
-def test_a_calibration_that_is_missing_or_of_another_pair_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_a_calibration_that_is_missing_or_of_another_run_is_refused(tmp_path: Path, home: Path) -> None:
+    mine, asked = pairs.calibration(DRIFT), request("edge,gate=calibrated:0.85;k=12;eager")
     with pytest.raises(OptionError, match=r"no calibration for toy:drift=0\.2 and toy"):
-        run(request("edge,gate=calibrated:0.9;k=4"), tmp_path / "out")
-    asked = request("gate=calibrated:0.85;k=12;eager", calibration=pairs.calibration(DRIFT))
-    with pytest.raises(OptionError, match=r"made for toy:drift=0\.2 and toy"):
-        run(asked, tmp_path / "out", 0.1)
+        run(asked, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    assert len(run(asked, tmp_path / "out")[0].generations) == 3
+    write_calibration(mine, home)
+    assert len(run(asked, tmp_path / "out")[0].generations) == 6
+    write_calibration(mine.model_copy(update={"risks": mine.risks[::-1]}), home)
+    with pytest.raises(RecordsError, match="its calibration differs"):
+        run(asked, tmp_path / "out")
 
 
 def test_a_prompt_that_a_mode_cannot_answer_is_found_before_the_first_is_answered(tmp_path: Path) -> None:
@@ -169,16 +158,6 @@ def test_every_mode_runs_as_it_was_resolved_whatever_presets_say_by_then(
     assert said[1] == f"{len(judged)} of {len(judged)} texts judged"
 
 
-def test_another_calibration_is_another_run(tmp_path: Path) -> None:
-    names = "gate=calibrated:0.85;k=12;eager"
-    mine = pairs.calibration(DRIFT)
-    other = mine.model_copy(update={"risks": mine.risks[::-1]})
-    first, _ = run(request(names, calibration=mine), tmp_path)
-    assert first.run.calibration and run(request("edge"), tmp_path / "b")[0].run.calibration is None
-    with pytest.raises(RecordsError, match="its calibration differs"):
-        run(request(names, calibration=other), tmp_path)
-
-
 @pytest.mark.parametrize("share", ["features", "none"])
 def test_recordings_are_heard_by_those_who_were_asked_to(tmp_path: Path, share: Any) -> None:
     edge, cloud = HearingToy(3, 0.5), HearingToy(3)
@@ -186,7 +165,7 @@ def test_recordings_are_heard_by_those_who_were_asked_to(tmp_path: Path, share: 
     asked = request("edge,lossless", workload=workload, share_audio=share)
     found, _ = pairs.compared(asked, tmp_path / "out", (edge, cloud))
     assert found.run.share_audio == share
-    audio, params = load_audio(tmp_path / "a.wav"), resolve(None)
+    audio, params = load_audio(tmp_path / "a.wav"), DecodingParams(max_new_tokens=12)
     for line, mode in zip(found.generations, asked.modes, strict=True):
         alone = skydraft.generate(
             "说", edge=edge, cloud=cloud, plan=mode.plan, params=params, audio=audio, share_audio=share

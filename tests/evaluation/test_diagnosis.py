@@ -18,12 +18,6 @@ from skydraft.evaluation.diagnosis import NUM_PINGS, PROMPTS, drafts_after, exam
 from ..serving import serving
 from ..toys import law
 
-
-@pytest.fixture(autouse=True)
-def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path_factory.mktemp("home")))
-
-
 times = st.floats(0.5, 100)
 profiles = st.lists(times, min_size=1, max_size=9).map(lambda times: tuple(sorted(times)))
 

@@ -45,8 +45,3 @@ def test_what_is_no_mode(text: str, says: str) -> None:
     with pytest.raises(OptionError) as caught:
         parse_modes(text, resolve)
     assert says in str(caught.value)
-
-
-def test_several_modes_in_the_order_they_were_named() -> None:
-    found = parse_modes("lossless, edge,,gate=entropy:2;k=3", resolve)
-    assert [mode.name for mode in found] == ["lossless", "edge", "gate=entropy:2;k=3"]

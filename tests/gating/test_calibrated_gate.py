@@ -3,7 +3,7 @@
 from itertools import accumulate
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 import skydraft
@@ -42,25 +42,11 @@ def gate(agreement: float) -> Gate:
     return Gate(parse_gate(f"calibrated:{agreement}"), lambda signals: made.risk(signals) > limit)
 
 
-def token(top: float) -> Signals:
-    return Signals(1.0, 0.5, top)
-
-
 def risk(signals: Signals) -> float:
     return 1 - min(max(signals.top_prob, 0.1), 0.995)
 
 
-tops = st.lists(st.floats(0, 1), min_size=1, max_size=12)
 agreements = st.floats(0.05, 0.99)
-
-
-@law(100)
-@given(tops, agreements)
-def test_the_risk_of_a_block_is_the_sum_over_its_tokens(found: list[float], agreement: float) -> None:
-    signals, limit = [token(top) for top in found], 2 * (1 - agreement)
-    total = sum(map(risk, signals))
-    assume(abs(total - limit) > 1e-5)
-    assert gate(agreement).is_unsure(signals) == (total > limit)
 
 
 @law(50)

@@ -85,12 +85,13 @@ def main(homes: list[str], command: list[str]) -> list[tuple[int, str]]:
     from skydraft.cli import learn_run
     from skydraft.cli.main import run
     from skydraft.learning import dataset
-    from skydraft.learning.training import Trained
+    from skydraft.learning.training import Trained, TrainSettings
 
     from .conftest import prompts
 
     dataset.guard_prompts = lambda: tuple(prompts(8, seed=5))
     dataset.GUARD_TOKENS = vars(learn_run)["MAX_PROMPTS"] = 6
+    vars(learn_run)["_SETTINGS"] = TrainSettings(rank=8, num_layers=1, rate=0.01)
     Trained.objection = lambda *_: ""  # type: ignore[method-assign]  # the gain of so few answers is not certain
 
     def attempt(home: str, moment: tuple[str, int, bool] | None = None, end: Callable[[], NoReturn] = die) -> Any:

@@ -18,21 +18,7 @@ def test_deaths_and_full_disks_change_nothing(pair_folders: tuple[Path, Path], t
     asked.write_text("\n".join(prompts(30)))
     target, draft = map(str, pair_folders)
     command = ["learn", "run", "task", "--prompts", str(asked), "--edge-model", draft, "--cloud-model", target]
-    command += [
-        "--threads",
-        "1",
-        "--context",
-        "640",
-        "-n",
-        "24",
-        "-y",
-        "--layers",
-        "1",
-        "--rank",
-        "8",
-        "--rate",
-        "0.01",
-    ]
+    command += ["--threads", "1", "--context", "640", "-n", "24", "-y"]
     script = [sys.executable, "-m", "tests.learning.dying", str(out), *map(str, homes), *command]
     subprocess.run(script, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=900, capture_output=True)
     calm, *hard, last = json.loads(out.read_text())

@@ -29,7 +29,7 @@ from skydraft.gating.calibration import read_calibration
 from skydraft.learning.calibrating import calibrate_lessons
 from skydraft.learning.dataset import beginning_of
 from skydraft.learning.lessons import Store
-from skydraft.learning.training import Training
+from skydraft.learning.training import Training, TrainSettings
 from skydraft.models.adapters import MAX_BEFORE, all_adapters, folder_of, keep, made_from, revert
 from skydraft.prompts.messages import asked as about
 from skydraft.prompts.pair import beginning_ids, read_prompt
@@ -41,10 +41,14 @@ from .conftest import prompts
 later("peft")
 
 Call = Callable[..., tuple[int, str, str]]
-TRAIN = ("--layers", "1", "--rank", "8", "--rate", "0.02", "-y")
+SETTINGS = TrainSettings(rank=8, num_layers=1, rate=0.02)
 ASK = ("generate", "今天天气", "-n", "24", "-q")
 DEV = Path(__file__).parents[2] / "data" / "prompts_zh_dev.jsonl"
 SYSTEM = "You check tokens of our model in the park."
+
+
+def train_by(patch: pytest.MonkeyPatch, **changes: float) -> None:
+    patch.setattr("skydraft.cli.learn_run._SETTINGS", replace(SETTINGS, **changes))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -55,6 +59,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     monkeypatch.setattr("skydraft.learning.dataset.guard_prompts", lambda: tuple(prompts(12, seed=5)))
     monkeypatch.setattr("skydraft.learning.dataset.GUARD_TOKENS", 8)
     monkeypatch.setattr("skydraft.cli.learn_run.MAX_PROMPTS", 2)
+    train_by(monkeypatch)
 
     def invoke(*args: str) -> tuple[int, str, str]:
         capsys.readouterr()
@@ -93,7 +98,7 @@ def test_a_task_is_learned_from_prompts_alone_and_used_where_a_conversation_begi
         return judge(questions, *given)
 
     monkeypatch.setattr("skydraft.cli.learn_run.judge", spy)
-    status, said, err = call("learn", "run", "task", "--prompts", str(asked), "-s", SYSTEM, "-n", "12", *TRAIN)
+    status, said, err = call("learn", "run", "task", "--prompts", str(asked), "-s", SYSTEM, "-n", "12", "-y")
     assert status == 0, said + err
     assert "left out: 1 prompts of 640 tokens or more" in err and len({each.messages for each, _ in judged[0]}) == 2
     assert "The target is to write 96 answers" in err and "held-out prompts, before → after" in said, said + err
@@ -122,7 +127,7 @@ def test_a_task_is_learned_from_prompts_alone_and_used_where_a_conversation_begi
     assert read_calibration(written).draft.name.endswith("+task")
 
     # again: nothing is asked twice, and nothing is new
-    status, said, err = call("learn", "run", "task", "--prompts", str(asked), "-s", SYSTEM, "-n", "12", *TRAIN)
+    status, said, err = call("learn", "run", "task", "--prompts", str(asked), "-s", SYSTEM, "-n", "12", "-y")
     assert (status, said) == (0, "Nothing is new since the last run, which is in use.\n") and "to write" not in err
     assert "learned: task" in bare("models", "list")[1]
     assert (
@@ -137,19 +142,19 @@ def test_what_was_collected_teaches_too_and_one_for_everything_has_a_guard(
     call: Call, bare: Call, taught: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = call(*ASK, "--mode", "edge")[1]
-    status, said, err = call("learn", "run", "all", "--from", str(taught), "--everything", *TRAIN)
+    status, said, err = call("learn", "run", "all", "--from", str(taught), "--everything", "-y")
     assert status == 0, said + err
     assert "for all texts" in said and call(*ASK, "--mode", "edge")[1] != before
     num_held_out = re.search(r"(\d+) held out", err)
     assert num_held_out and call("learn", "calibrate", str(taught))[1].startswith(f"On {num_held_out[1]} answers ")
     monkeypatch.setattr("skydraft.learning.training.MAX_GUARD_LOSS", -1.0)
-    status, said, _ = call("learn", "run", "more", "--from", str(taught), "--everything", *TRAIN)
+    status, said, _ = call("learn", "run", "more", "--from", str(taught), "--everything", "-y")
     assert status == 1 and "on general prompts it is worse" in said
-    status, said, _ = call("learn", "run", "one", "--from", str(taught), *TRAIN)
+    status, said, _ = call("learn", "run", "one", "--from", str(taught), "-y")
     assert status == 0 and "only where it is named" in said
     assert [call("learn", "forget", str(taught.parent))[1].count(name) for name in ("all", "one")] == [0, 0]
-    short = ("--layers", "1", "--rank", "2", "--epochs", "1", "-y")
-    status, said, _ = call("learn", "run", "nothing", "--from", str(taught), *short, "--rate", "1e-9")
+    train_by(monkeypatch, rank=2, epochs=1, rate=1e-9)
+    status, said, _ = call("learn", "run", "nothing", "--from", str(taught), "-y")
     assert status == 1 and "Not kept" in said
     assert bare("models", "list")[1].count("learned: all, one") == 1
 
@@ -172,7 +177,7 @@ def test_a_run_goes_on_though_its_folder_grows_and_keeps_nothing_of_what_was_for
 
     monkeypatch.setattr("skydraft.learning.training.Training._step", count)
     monkeypatch.setattr("skydraft.cli.learn_run.calibrate_lessons", forget)
-    learned = ("learn", "run", "one", "--from", str(store.folder), *TRAIN)
+    learned = ("learn", "run", "one", "--from", str(store.folder), "-y")
     assert call(*learned)[0] == 1 and began == [*range(5)]
     store.add(next(store.lessons(Counter())).model_copy(update={"prompt_ids": (1, 2, 3)}))
     status, said, _ = call(*learned)
@@ -181,25 +186,26 @@ def test_a_run_goes_on_though_its_folder_grows_and_keeps_nothing_of_what_was_for
 
 
 def test_what_is_in_use_is_replaced_only_by_what_is_better_on_the_newest(
-    call: Call, taught: Path, tmp_path: Path
+    call: Call, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def learned(*options: str) -> tuple[int, str, str]:
-        return call("learn", "run", "one", "--from", str(taught), *TRAIN, *options)
+    def learned(**changes: float) -> tuple[int, str, str]:
+        train_by(monkeypatch, **changes)
+        return call("learn", "run", "one", "--from", str(taught), "-y")
 
     def in_use() -> bytes:
         return next(tmp_path.glob("home/adapters/*/one/adapter.gguf")).read_bytes()
 
     assert learned()[0] == 0
     good = in_use()
-    status, said, _ = learned("--epochs", "1", "--rate", "0.01")  # better than none, and worse than this
+    status, said, _ = learned(epochs=1, rate=0.01)  # better than none, and worse than this
     assert status == 0 and "Not kept: it is not certainly better than the one in use" in said and in_use() == good
-    status, said, _ = learned("--epochs", "1", "--rate", "0.01")
+    status, said, _ = learned(epochs=1, rate=0.01)
     assert status == 0 and said.startswith("Nothing is new since the last run, which kept nothing") and len(said) < 200
 
     # of another base, or damaged: not compared, and kept as one before
     home = next(tmp_path.glob("home/adapters/*/one"))
     home.joinpath("adapter.gguf").write_bytes(b"GGUF noise")
-    status, said, err = learned("--rank", "16")
+    status, said, err = learned(rank=16)
     assert status == 0 and "has learned before is not compared" in err and "beside the one" not in said
     assert home.joinpath("before-1.gguf").read_bytes() == b"GGUF noise" and in_use() != good
 
@@ -216,26 +222,24 @@ def test_one_name_is_learned_by_one_process_at_a_time(call: Call, taught: Path, 
     call("learn", "run", "one", "--from", str(tmp_path / "nothing"), "-y")
     (lock,) = folder.glob("*/.one.lock")
     with FileLock(lock):
-        status, said, err = call("learn", "run", "one", "--from", str(taught), *TRAIN)
+        status, said, err = call("learn", "run", "one", "--from", str(taught), "-y")
     assert (status, said) == (1, "") and err.startswith("skydraft: Another process is letting") and err.count("\n") == 1
 
 
 def test_wrong_use_is_one_line(
     call: Call, asked: Path, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "noise").write_text("noise")
     (tmp_path / "few.txt").write_text("one\ntwo\n" * 24)
     mixed = {"mixed": [{}, {"check": {"kind": "regex", "pattern": "a"}}], "spoken": [{"audio": "a.wav"}], "empty": []}
     for name, lines in mixed.items():
         text = "\n\n".join(json.dumps({"prompt": f"{number}"} | line) for number, line in enumerate(lines * 24))
         (tmp_path / f"{name}.jsonl").write_text(text)
-    (tmp_path / "noise.gguf").write_text("noise")
-    write_adapter(tmp_path / "f.gguf", change("f" * 32, {"model.layers.1.self_attn.q_proj": (32, 32)}))
     given = ("--prompts", str(asked))
     for args, says in (
         (("learn", "run", "a"), "Give either --prompts FILE or --from DIR"),
         (("learn", "run", "a", *given, "--from", str(taught)), "Give either"),
         (("learn", "run", "a", "--from", str(taught), "-s", SYSTEM), "--limit and --system are for --prompts"),
+        (("learn", "run", "a", *given, "--minutes", "-1"), "--minutes must be 0 or more, not -1"),
         (("learn", "run", "a/b", *given), "cannot be the name of an adapter"),
         (("learn", "run", "auto", *given), "cannot be the name of an adapter"),
         (("learn", "run", "a", "--prompts", str(tmp_path / "no")), "cannot be read"),
@@ -246,11 +250,8 @@ def test_wrong_use_is_one_line(
         (("learn", "run", "a", "--from", str(tmp_path / "none"), "-y"), "has 0 usable answers, and 24 are needed"),
         (("learn", "forget", "nobody"), "There is nothing to forget"),
         (("learn", "export", "nowhere"), "nowhere is not there"),
-        (("learn", "calibrate", "nowhere"), "nowhere is not there"),
         (("learn", "run", "a", *given, "--adapter", "b"), "--adapter does not apply here"),
         (("generate", "今天", "--adapter", "nobody"), "has no adapter 'nobody'"),
-        (("generate", "今天", "--adapter", str(tmp_path / "f.gguf")), "was trained for draft"),
-        (("generate", "今天", "--adapter", str(tmp_path / "noise.gguf")), "is not an adapter"),
     ):
         status, _, err = call(*args)
         lines = [line for line in err.splitlines() if line.startswith("skydraft: ")]

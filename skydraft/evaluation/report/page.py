@@ -12,7 +12,7 @@ from skydraft.evaluation.findings import Findings
 from skydraft.evaluation.intervals import cell
 from skydraft.evaluation.measures import BY_NAME, MEASURES, Case
 from skydraft.evaluation.modes import Mode
-from skydraft.evaluation.records import PromptEntry, Records
+from skydraft.evaluation.records import PromptEntry
 from skydraft.evaluation.report.answer import answer
 from skydraft.evaluation.report.plots import against_cost
 from skydraft.evaluation.report.task_sections import section
@@ -39,22 +39,20 @@ _ORIGIN_MARKS = {
 Coloured = tuple[str, str, list[tuple[str, str, str]]]
 
 
-def write_report(records: Records, folder: Path) -> Path:
-    """Write summary.json and report.html into `folder`; returns the path of the page. Raises OptionError."""
-    findings = Findings(records)
+def write_report(findings: Findings, folder: Path) -> Summary:
+    """Write summary.json and report.html into `folder`; returns the summary. Raises OptionError."""
     summary = summarize(findings)
     page = render(findings, summary)
     try:
         content = json.dumps(summary.model_dump(mode="json", by_alias=True), ensure_ascii=False, indent=1)
         folder.joinpath("summary.json").write_text(content + "\n", encoding="utf-8")
-        target = folder / "report.html"
-        target.write_text(page, encoding="utf-8")
+        folder.joinpath("report.html").write_text(page, encoding="utf-8")
     except OSError as error:
         raise OptionError(
             f"{folder} cannot be written: {error.strerror}.",
             hint="Check its permissions, or choose another folder with --out.",
         ) from error
-    return target
+    return summary
 
 
 def render(findings: Findings, summary: Summary) -> str:
@@ -116,11 +114,11 @@ def _categories(settings: Sequence[SettingFigures]) -> dict[str, Any] | None:
     return {"heads": heads, "rows": rows}
 
 
-def _plane(settings: Sequence[SettingFigures]) -> str | None:
+def _plane(settings: Sequence[SettingFigures]) -> str:
     names = ("target_agreement", "cloud_calls_per_token", "target_written_per_token")
     scored = [setting for setting in settings if names[0] in setting.measures]
     points = {setting.mode: [setting.measures[name] for name in names] for setting in scored}
-    return against_cost("agreement with the target", points) if points else None
+    return against_cost("agreement with the target", points) if points else ""
 
 
 def _described(mode: Mode) -> str:

@@ -4,7 +4,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from skydraft.errors import importing
+from skydraft.errors import MissingDependency, importing
 from skydraft.evaluation.intervals import Figure
 
 # Okabe and Ito's palette for colour-blind readers
@@ -17,8 +17,9 @@ def load_pyplot() -> Any:
     """Matplotlib's pyplot, set up to write the same bytes each time. Raises MissingDependency."""
     with importing("The plots of a report need", "report"):
         import matplotlib
-    matplotlib.use("svg")
-    import matplotlib.pyplot as pyplot
+
+        matplotlib.use("svg")
+        import matplotlib.pyplot as pyplot
 
     # The same records give the same file: no random ids; texts are shapes, so no font is needed.
     pyplot.rcParams.update(
@@ -30,8 +31,11 @@ def load_pyplot() -> Any:
 
 def against_cost(what: str, modes: Mapping[str, Sequence[Figure]]) -> str:
     """An <svg>: `what` the modes reach, against calls a token and against tokens written a token. Each mode has its
-    figures of these three."""
-    pyplot = load_pyplot()
+    figures of these three. "" without matplotlib."""
+    try:
+        pyplot = load_pyplot()
+    except MissingDependency:
+        return ""
     figure, panels = pyplot.subplots(1, 2, figsize=(9.4, 4.2), layout="constrained", sharey=True)
     for at, axes in enumerate(panels):
         for number, (name, (y, *costs)) in enumerate(modes.items()):

@@ -7,33 +7,22 @@ from typing import Any
 
 import pytest
 
-from skydraft.config import DecodingParams, decoding_params
 from skydraft.errors import OptionError
 from skydraft.evaluation.comparison import ComparisonRequest
 from skydraft.evaluation.findings import Findings
-from skydraft.evaluation.modes import parse_modes
 from skydraft.evaluation.records import Records, read_records
 from skydraft.evaluation.report.page import write_report
 from skydraft.evaluation.summary import summarize
 from skydraft.evaluation.tasks.sets import read_tasks
 from tests.cli.conftest import Invoke, invoke  # noqa: F401
 
-from .. import pairs
+from .. import lines, pairs
 
 NUM_TASKS, LEN = 12, 16
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path / "home"))
-
-
-def resolve(style: str | None) -> DecodingParams:
-    return decoding_params(style, max_new_tokens=LEN)
-
-
 def run(file: Path, out: Path, **given: Any) -> Records:
-    modes = parse_modes("edge,cloud,lossless;k=3,quality", resolve)
+    modes = lines.modes("edge,cloud,lossless;k=3,quality", LEN)
     request = ComparisonRequest(read_tasks(str(file)), modes, **({"scores": False} | given))
     return pairs.compared(request, out, pairs.pair(0.3))[0]
 
@@ -108,7 +97,8 @@ def test_lossless_scores_what_cloud_scores_and_the_page_says_it_all(file: Path, 
     by_set = {setting.mode: setting.measures["task_score"].value for setting in summary.settings}
     assert by_set == {name: mode.score.value for name, mode in modes.items()}
 
-    page = write_report(records, tmp_path / "out").read_text(encoding="utf-8")
+    assert write_report(Findings(records), tmp_path / "out") == summary
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert "Tasks: toys" in page and "Score against cost: toys" in page
     for mode in of.modes:
         assert f"{mode.score.value:.3f}" in page
