@@ -32,7 +32,7 @@ from skydraft.evaluation.runner import alone_in
 from skydraft.evaluation.summary import SettingFigures
 from skydraft.evaluation.tasks.sets import SETS, read_tasks
 from skydraft.evaluation.workloads import Workload, read_prompts
-from skydraft.gating.calibration import MAX_BLOCK, Calibration
+from skydraft.gating.calibration import MAX_BLOCK, Calibration, read_calibration
 from skydraft.gating.hand_back import HandBack, parse_hand_back
 from skydraft.models import cache_dir
 from skydraft.prompts.audio import load_audio
@@ -79,6 +79,7 @@ class ComparisonChoice:
     repetitions: int
     rtts_ms: tuple[float, ...]
     execution: Execution | None
+    calibration: Path | None
     share_audio: ShareAudio
     run_code: bool
     no_scores: bool
@@ -92,6 +93,7 @@ comparison_section = Section("chosen", "What to compare", ComparisonChoice, [
     option("--emulate-rtt rtts_ms", "MS", "With --cloud on this machine: also over an emulated link with this round "
            "trip, for the first 8 prompts; can be repeated.", type=click.FloatRange(min=0), multiple=True),
     option("--execution", None, "As in generate (default: exact).", type=Execution),
+    option("--calibration", "FILE", "Use FILE for calibrated gates.", type=Path),
     option("--share-audio", None, "Part of recordings that the target gets.", type=ShareAudio, default="features"),
     option("--run-code", None, "Run code that models write for tasks, isolated from this machine (Linux only).",
            is_flag=True),
@@ -127,6 +129,7 @@ def compare(
         chosen.rtts_ms,
         chosen.execution or "exact",
         chosen.share_audio,
+        read_calibration(chosen.calibration) if chosen.calibration else None,
         scores=not chosen.no_scores,
         run_code=chosen.run_code,
         think=decoding.think,
@@ -231,8 +234,9 @@ _fitted_section = Section("workload", "Prompts", _together, [
            multiple=True),
     option("--limit", "N", "Use the first N prompts of each file only.", type=_NUMBER),
 ])  # fmt: skip
-_fitting_section = Section("max_new_tokens", "Fitting", lambda max_new_tokens: max_new_tokens, [
+_fitting_section = Section("fitting", "Fitting", lambda max_new_tokens, out: (max_new_tokens, out), [
     option("-n --max-new-tokens", "N", "Most tokens of a text.", type=_NUMBER, default=_MAX_NEW_TOKENS),
+    option("--out", "FILE", "File for the calibration (default: in the cache, where it is looked up).", type=Path),
 ])  # fmt: skip
 
 
@@ -240,7 +244,7 @@ _fitting_section = Section("max_new_tokens", "Fitting", lambda max_new_tokens: m
 @_fitted_section
 @_fitting_section
 @models_section
-def calibrate(workload: Workload, max_new_tokens: int, models: ModelChoice) -> None:
+def calibrate(workload: Workload, fitting: tuple[int, Path | None], models: ModelChoice) -> None:
     """Fit the gate calibrated:AGREEMENT, and with it mode auto, to a pair of models.
 
     Both models answer the prompts alone, greedily, in this process. At each token the draft model's uncertainty is
@@ -249,13 +253,14 @@ def calibrate(workload: Workload, max_new_tokens: int, models: ModelChoice) -> N
     from skydraft.gating.fitting import agreement, fit
     from skydraft.learning.calibrating import label_texts, side_of, write_calibration
 
+    max_new_tokens, out = fitting
     base, cloud = models.load_pair()
     edge = base.adapters.choose(None, ())
     questions = (asked(each.prompt, audio=load_audio(each.audio) if each.audio else None) for each in workload.prompts)
     with counted(len(workload.prompts), "prompts") as done:
         texts = label_texts(edge, cloud, questions, max_new_tokens, done)
     result = fit(texts, side_of(edge), side_of(cloud), workload.name, max_new_tokens, sha256=workload.sha256)
-    out = write_calibration(result, cache_dir())
+    out = write_calibration(result, cache_dir(), out)
     share, num_tokens = agreement(text for text in texts if text.path == "draft")
     click.echo(f"{edge.name} alone agrees with {cloud.name} on {share:.3f} of {num_tokens} tokens.")
     show_limits(result)

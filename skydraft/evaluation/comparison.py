@@ -48,7 +48,7 @@ Counted = Callable[[int, str, int], AbstractContextManager[Callable[[], None]]]
 class ComparisonRequest:
     """A request for each prompt of a workload in each mode, in process and over emulated links.
 
-    `rtts_ms` are round trips of the links.
+    `rtts_ms` are round trips of the links. `calibration` None looks up the pair's own if a gate needs one.
     Raises OptionError.
     """
 
@@ -58,6 +58,7 @@ class ComparisonRequest:
     rtts_ms: tuple[float, ...] = ()
     execution: Execution = "exact"
     share_audio: ShareAudio = "features"
+    calibration: Calibration | None = None
     scores: bool = True
     think: Think = "auto"
     command: str = ""
@@ -72,6 +73,12 @@ class ComparisonRequest:
             )
         if len(set(self.rtts_ms)) < len(self.rtts_ms):
             raise OptionError("--emulate-rtt names the same round trip twice.")
+        calibrated = any(mode.plan.gate.kind == "calibrated" for mode in self.modes)
+        if self.calibration and not calibrated:
+            raise OptionError(
+                "--calibration is for calibrated gates, and no mode here has one.",
+                hint="Add auto to --modes, or remove it.",
+            )
         self._check_code()
         # Recordings are read now: a missing one fails before hours of work, and no measured time includes reading.
         self.recordings.update({p.audio: load_audio(p.audio) for p in self.workload.prompts if p.audio})
@@ -168,7 +175,7 @@ def _calibration(request: ComparisonRequest, pair: LoadedPair, target: ModelEntr
     if not any(mode.plan.gate.kind == "calibrated" for mode in request.modes):
         return None
     names, folders = f"{pair.edge.name} and {target.name}", [cache_dir() / "calibrations"]
-    return find_calibration(folders, pair.edge.fingerprint, target.fingerprint, names)
+    return find_calibration(folders, pair.edge.fingerprint, target.fingerprint, names, request.calibration)
 
 
 class _Stage:

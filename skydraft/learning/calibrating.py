@@ -14,14 +14,13 @@ from skydraft.decoding.reading import TextReader
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.adapter import digest
 from skydraft.engines.base import Engine
-from skydraft.errors import RecordsError
+from skydraft.errors import OptionError, RecordsError
 from skydraft.files import write_whole
 from skydraft.gating.calibration import Calibration, PairSide
 from skydraft.gating.fitting import LabelledText, fit
 from skydraft.gating.gates import measure
 from skydraft.learning.lessons import KNOWN, WRONG, Lesson
 from skydraft.learning.training import Gain, gain
-from skydraft.models.cache import disk_errors_named
 from skydraft.prompts.messages import Message
 from skydraft.prompts.pair import read_prompt
 from skydraft.types import Prompt, Signals, short_weights
@@ -116,13 +115,17 @@ def gain_over(
     return gain([(each.count(False), len(each)) for each in olds], after, [lesson.prompt_ids for lesson, _ in newest])
 
 
-def write_calibration(made: Calibration, cache: Path) -> Path:
-    """Write a calibration into `cache`, where it is looked up and replaces an earlier one of the same pair. Returns its
-    file. Raises ModelFilesError or NotEnoughDisk."""
+def write_calibration(made: Calibration, cache: Path, out: Path | None = None) -> Path:
+    """Write a calibration to `out`, or into `cache`, where it replaces an earlier one of the same pair. Returns its
+    file. Raises OptionError."""
     pair = hashlib.sha256(f"{made.draft.fingerprint} {made.target.fingerprint}".encode()).hexdigest()[:8]
     folder, names = cache / "calibrations", re.sub(r"[^\w.-]", "_", f"{made.draft.name}--{made.target.name}")[:100]
-    out = next(folder.glob(f"*-{pair}.json"), folder / f"{names}-{pair}.json")
-    with disk_errors_named(cache):
-        folder.mkdir(parents=True, exist_ok=True)
+    out = out or next(folder.glob(f"*-{pair}.json"), folder / f"{names}-{pair}.json")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
         write_whole(out, f"{made.model_dump_json(by_alias=True, indent=1)}\n".encode())
+    except OSError as error:
+        raise OptionError(
+            f"{out} cannot be written: {error.strerror}.", hint="Choose another file with --out."
+        ) from error
     return out

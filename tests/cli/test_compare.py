@@ -85,7 +85,7 @@ def test_a_file_of_others_is_refused_and_left_alone(again: Path, refused: Refuse
 
 WRONG = {
     "--modes edge,turbo": "no mode 'turbo'", "--prompts missing.txt": "missing.txt cannot be read",
-    "--limit 0": "--limit",
+    "--calibration missing.json": "missing.json cannot be read", "--limit 0": "--limit",
     "--emulate-rtt -1": "--emulate-rtt",
     "--edge-model qwen2.5-coder-0.5": "qwen2.5-coder-0.5",
     "--share-audio none": "--share-audio is about recordings", "--temperature nan": "--temperature",
@@ -139,6 +139,7 @@ def test_a_link_is_emulated_to_one_server_on_this_machine_alone(again: Path, ref
 
 
 def test_calibrate_then_compare_with_what_it_wrote(again: Path, invoke: Invoke) -> None:
+    """A calibration in the cache is found, and one by its name; another pair's is refused."""
     mode = "gate=calibrated:0.85;k=12;eager"
     args = compare_args(again, modes=f"edge,{mode}", tokens=40)
     status, _, err = invoke(*args)
@@ -161,6 +162,9 @@ def test_calibrate_then_compare_with_what_it_wrote(again: Path, invoke: Invoke) 
     assert invoke(*args)[0] == 0
     origins = {origin for line in generations(again / "out") if line["mode"] == mode for origin in line["origins"]}
     assert {"skipped", "accepted"} <= origins
+    other = ["--calibration", str(made), "--edge-model", "toy:drift=0.3", "--out", str(again / "other")]
+    status, _, err = invoke(*args, *other)
+    assert status == 2 and "does not fit toy:drift=0.3 and toy" in err.splitlines()[-1]
 
 
 def test_a_folder_that_is_in_use_or_none_is_one_line(tmp_path: Path, refused: Refused) -> None:

@@ -22,7 +22,6 @@ from skydraft.evaluation.findings import Findings
 from skydraft.evaluation.records import PromptEntry, Records
 from skydraft.evaluation.tasks.checks import Task
 from skydraft.evaluation.workloads import Workload, read_prompts
-from skydraft.learning.calibrating import write_calibration
 from skydraft.prompts.audio import load_audio
 
 from ..serving import serving
@@ -66,8 +65,13 @@ def spoken_unshared(folder: Path) -> dict[str, Any]:
     return spoken(folder) | {"share_audio": "none"}
 
 
+def calibrated(folder: Path) -> dict[str, Any]:
+    return {"calibration": pairs.calibration(DRIFT)}
+
+
 REFUSED: dict[str, tuple[str, Given, str]] = {
     "a round trip twice": ("lossless", lambda _: {"rtts_ms": (5.0, 20.0, 5.0)}, "the same round trip twice"),
+    "a calibration for no gate": ("quality", calibrated, "calibration is for calibrated gates"),
     "nothing to share": ("edge", lambda _: {"share_audio": "none"}, "no prompt has one"),
     "near ties in what is exact": ("edge,lossless", lambda _: {"execution": "throughput"}, "mode lossless is exact"),
     "a target that hears nothing": ("edge,cloud", spoken_unshared, "would hear nothing"),
@@ -95,16 +99,18 @@ def test_recordings_are_read_before_anything_runs(tmp_path: Path) -> None:
 # --- what cannot run on this pair: found out before the folder is touched
 
 
-def test_a_calibration_that_is_missing_or_of_another_run_is_refused(tmp_path: Path, home: Path) -> None:
-    mine, asked = pairs.calibration(DRIFT), request("edge,gate=calibrated:0.85;k=12;eager")
+def test_a_calibration_is_refused_where_it_is_missing_of_another_pair_or_of_another_run(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"no calibration for toy:drift=0\.2 and toy"):
-        run(asked, tmp_path / "out")
+        run(request("edge,gate=calibrated:0.9;k=4"), tmp_path / "out")
+    mine = pairs.calibration(DRIFT)
+    other = mine.model_copy(update={"risks": mine.risks[::-1]})
+    asked, again = (request("gate=calibrated:0.85;k=12;eager", calibration=each) for each in (mine, other))
+    with pytest.raises(OptionError, match=r"made for toy:drift=0\.2 and toy"):
+        run(asked, tmp_path / "out", 0.1)
     assert not (tmp_path / "out").exists()
-    write_calibration(mine, home)
-    assert len(run(asked, tmp_path / "out")[0].generations) == 6
-    write_calibration(mine.model_copy(update={"risks": mine.risks[::-1]}), home)
+    assert len(run(asked, tmp_path / "out")[0].generations) == 3
     with pytest.raises(RecordsError, match="its calibration differs"):
-        run(asked, tmp_path / "out")
+        run(again, tmp_path / "out")
 
 
 def test_a_prompt_that_a_mode_cannot_answer_is_found_before_the_first_is_answered(tmp_path: Path) -> None:
