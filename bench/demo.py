@@ -23,22 +23,24 @@ from skydraft.evaluation.scoring import Scorer
 
 MODES = {
     "edge": "the small model alone",
-    "auto": "about 5 % may differ",
-    "quality": "the default; about 3 % may differ",
+    "auto": "fewer calls, once it is calibrated",
+    "quality": "the default",
     "cloud": "the large one alone",
 }
-PROMPT = "什么是哈希表？它为什么快？"
-_IN_ENGLISH = " (What is a hash table, and why is it fast?)"
+PROMPTS = {"zh": "什么是哈希表？它为什么快？", "en": "What is the difference between TCP and UDP?"}
+_LANGUAGE = next(filter(None, map(os.environ.get, ("LC_ALL", "LC_MESSAGES", "LANG"))), "")
 _HERE = "" if shutil.which("skydraft") else f"{os.path.relpath(sys.prefix)}/bin/"  # where no environment is active
 _PARAMS = decoding_params(max_new_tokens=48)
 
 
-def demo(prompt: str = PROMPT) -> None:
-    """Answer with the default pair in the default mode, then in the modes of MODES, all of them greedy."""
+def demo() -> None:
+    """Answer with the default pair in the default mode, then in the modes of MODES, all of them greedy. The question is
+    in Chinese where the terminal is."""
+    prompt = PROMPTS["zh" if _LANGUAGE.startswith("zh") else "en"]
     console, models = console_for("auto"), ModelChoice()
     edge, cloud = models.load_pair()
     console.print(f"\n{models.edge_model} writes, {models.target_name} corrects it. Here both run on this machine.")
-    console.print(f"Question: {prompt}{_IN_ENGLISH if prompt == PROMPT else ''}\nAnswer:   ", end="")
+    console.print(f"Question: {prompt}\nAnswer:   ", end="")
     with _answer(prompt, DEFAULT_MODE, edge, cloud) as generation:
         for _, tokens in generation.rounds():
             show_tokens(console, tokens)

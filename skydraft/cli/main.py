@@ -36,11 +36,11 @@ def cli() -> None:
 
     \b
     skydraft models fetch qwen2.5-coder-0.5b qwen2.5-coder-1.5b
-    skydraft generate "What is a hash table, and why is it fast?"
+    skydraft generate "What is the difference between TCP and UDP?"
     skydraft chat
     skydraft gateway
     skydraft serve
-    skydraft generate "What is a hash table, and why is it fast?" --cloud localhost:7373
+    skydraft generate "What is the difference between TCP and UDP?" --cloud localhost:7373
     """
 
 
