@@ -52,6 +52,7 @@ def demo() -> None:
     console.print(verdict(generation, agreement) + "\n")
     _show_modes(console, prompt, edge, cloud)
     console.print(
+        "\nOne text a mode, in turn: speeds to rely on take more (skydraft compare)."
         f"\nTalk to the pair: {_HERE}skydraft chat. For a chat page, and for any app: {_HERE}skydraft gateway"
     )
 
