@@ -173,7 +173,8 @@ def _examine_stock(console: Console, choice: CloudChoice, models: ModelChoice, c
         console.print(f"cache        {num_cached} of {again.num_prompt_tokens} tokens of a prompt, the second time")
         console.print(f"round trip   {facts.wire_ms:.1f} ms; a written token {gap_ms:.1f} ms")
         draft_ms = _gap_ms(_written(edge, None).records)  # now, as the server: the machine may be busy
-        gain = "a gated mode can be faster than streaming" if draft_ms < gap_ms else "streaming is faster"
+        can_gain = 2 * draft_ms < gap_ms  # in a gated mode the server writes half of the tokens or more
+        gain = "a gated mode can be faster than streaming" if can_gain else "streaming is faster"
         console.print(f"verdict      {gain}: a drafted token takes {draft_ms:.1f} ms here")
         console.print(
             "             Either way a gated mode saves tokens that the server writes, and each call reads the text."
