@@ -74,3 +74,15 @@ def test_each_mode_is_measured_with_so_many_devices(address: str, invoke: Invoke
         assert each == pytest.approx(speed / 3, abs=0.06) and 0 <= wait_ms <= late_ms
         if streams := rows["cloud"][0]:  # on a busy machine nothing may have come
             assert ratio == pytest.approx(speed / streams, abs=0.05, rel=0.05)
+
+
+@pytest.mark.parametrize(("draft_ms", "says"), [(20.0, "can be faster than streaming"), (36.5, "streaming is faster")])
+def test_a_gated_mode_can_gain_where_two_drafted_tokens_take_less_than_a_written_one(
+    draft_ms: float, says: str, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter((62.0, draft_ms))  # of the server, and of the draft model
+    monkeypatch.setattr("skydraft.cli.doctor_cloud._gap_ms", lambda records: next(times))
+    with fake("vllm") as stock:
+        _, out, _ = invoke("doctor", "--cloud", f"{stock.url}/v1", *EDGE)
+    (verdict,) = (line for line in out.splitlines() if line.startswith("verdict"))
+    assert says in verdict
