@@ -200,14 +200,15 @@ def _show_table(settings: Sequence[SettingFigures]) -> None:
         "target wrote": "target_written_per_token", "tokens/s": "tokens_per_s",
     }  # fmt: skip
     width = max((len(each.mode) for each in settings), default=4)
-    click.echo(f"{'mode':<{width}}  link ms" + "".join(f"{name:>15}" for name in shown))
+    has_links = any(each.link_ms is not None for each in settings)
+    click.echo(f"{'mode':<{width}}" + "  link ms" * has_links + "".join(f"{name:>15}" for name in shown))
     for each in settings:
         values = [each.value(name) for name in shown.values()]
         cells = ["" if value is None else f"{value:.3f}" for value in values]
         if values[2] == 1 and round((values[1] or 0) * each.num_tokens) == each.num_generations:
             cells[1] = "one a text"
-        link = "here" if each.link_ms is None else f"{each.link_ms:g}"
-        click.echo(f"{each.mode:<{width}}  {link:>7}" + "".join(f"{cell:>15}" for cell in cells))
+        link = f"  {'here' if each.link_ms is None else f'{each.link_ms:g}':>7}" if has_links else ""
+        click.echo(f"{each.mode:<{width}}{link}" + "".join(f"{cell:>15}" for cell in cells))
 
 
 def _show_bill(findings: Findings, prices: Prices) -> None:

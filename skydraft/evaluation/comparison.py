@@ -145,7 +145,8 @@ def compare(
 
         if done := comparison.num_done:
             tell(f"Continuing {comparison.path}, which has {done} generations.")
-        append(comparison.generations(stage.start), done + len(comparison.todo), "generations", done)
+        step = "generations, judged afterwards" if request.scores and not pair.server else "generations"
+        append(comparison.generations(stage.start), done + len(comparison.todo), step, done)
         if texts := read_records(comparison.path).unjudged():
             append(comparison.verdicts(texts), len(texts), "answers judged")
         if request.scores and pair.server:

@@ -162,7 +162,7 @@ const en = {
   'figure.agreement.note': 'Skipped tokens, checked later, that the large model would have written too.',
   'figure.tokens': 'Tokens',
   'figure.rounds': 'Rounds',
-  'figure.rounds.note': 'A draft and what became of it.',
+  'figure.rounds.note': 'Each draft, and each token that the large model wrote on alone.',
   'agreement.note': '{agreed} of {audited} tokens checked later are what the large model would have written.',
 
   rounds: 'Rounds',
@@ -391,7 +391,7 @@ const zh = {
   'figure.agreement.note': '跳过的词元，事后抽查与大模型一致。',
   'figure.tokens': '词元',
   'figure.rounds': '轮次',
-  'figure.rounds.note': '一段草稿及其结果。',
+  'figure.rounds.note': '每段草稿算一轮，大模型续写的每个词元也算一轮。',
   'agreement.note': '抽查的 {audited} 个词元中，有 {agreed} 个与大模型一致。',
 
   rounds: '各轮情况',
