@@ -51,6 +51,17 @@ def cancelled(generation: Generation) -> None:
         generation.cancel()
 
 
+def cancelled_as_it_reads(generation: Generation) -> None:
+    forward = generation.edge.forward  # type: ignore[union-attr]
+
+    def cancels(*given: Any, **named: Any) -> Any:
+        generation.cancel()
+        return forward(*given, **named)
+
+    generation.edge.forward = cancels  # type: ignore[union-attr, method-assign]
+    assert list(generation) == [] and generation.finish_reason is None
+
+
 def left_by_an_error(generation: Generation) -> None:
     with pytest.raises(KeyboardInterrupt), generation:
         next(iter(generation.rounds()))
@@ -71,7 +82,7 @@ def failed(generation: Generation) -> None:
 @pytest.mark.parametrize(
     ("use", "error"),
     [
-        (complete, None), (closed, None), (cancelled, None), (left_by_an_error, KeyboardInterrupt),
+        (complete, None), (closed, None), (cancelled, None), (cancelled_as_it_reads, None), (left_by_an_error, KeyboardInterrupt),
         (failed, EngineError), (Generation.close, None),
     ],
 )  # fmt: skip

@@ -18,6 +18,7 @@ from skydraft.decoding.stats import Stats, stats_of
 from skydraft.decoding.target import Target
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Vocab
+from skydraft.errors import SkydraftError
 from skydraft.prompts.pair import PromptPair
 from skydraft.thinking import NO_TAGS, Tags, num_suspect
 from skydraft.types import FinishReason, LinkCost, Origin, Round, Score, StepRecord, Token
@@ -98,8 +99,9 @@ class Generation:
         except GeneratorExit:
             raise  # this iterator is dropped; the generation may still go on
         except BaseException as error:
-            self._watch.end(self, error)
-            raise
+            if not (self._loop.is_cancelled and isinstance(error, SkydraftError)):  # that is how a prefill is cancelled
+                self._watch.end(self, error)
+                raise
         self.close()
 
     def scores(self, done: Round) -> tuple[Score, ...]:
@@ -154,8 +156,8 @@ class Generation:
         return self._texts[-1]
 
     def cancel(self) -> None:
-        """Make `rounds` end after the current round, or during a prefill; it may raise a SkydraftError then. Any thread
-        may call this; everything else of a generation belongs to one thread."""
+        """Make `rounds` end after the current round, or during a prefill, without an error. Any thread may call this;
+        everything else of a generation belongs to one thread."""
         self._loop.cancel()
 
     def run(self) -> Generation:

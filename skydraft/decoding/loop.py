@@ -38,7 +38,7 @@ class SpeculativeLoop:
     seats: Seats = field(default_factory=lambda: Seats(()))
     _num_rounds: int = field(default=0, init=False)
     _started: float = field(default=0.0, init=False)  # the first round
-    _is_cancelled: bool = field(default=False, init=False)
+    is_cancelled: bool = field(default=False, init=False)
 
     def rounds(self) -> Iterator[Round]:
         """Rounds until the context is finished, each once it is committed; another call continues with the next one. It
@@ -47,7 +47,7 @@ class SpeculativeLoop:
             return
         if not self._num_rounds:
             self._started = time.perf_counter()
-        while self.context.finish is None and not self._is_cancelled:
+        while self.context.finish is None and not self.is_cancelled:
             began = time.perf_counter()
             block = self._draft()
             reason = self._reason(block)
@@ -136,7 +136,7 @@ class SpeculativeLoop:
 
     def cancel(self) -> None:
         """Begin no other round, and end a long prefill or wait. Any thread may call this."""
-        self._is_cancelled = True
+        self.is_cancelled = True
         self.seats.end_wait()
         for side in (self.drafter, self.verifier):
             if side is not None:

@@ -17,7 +17,6 @@ import skydraft
 from bench.emulated_link import EmulatedLink
 from skydraft import DecodingParams, Generation, make_plan
 from skydraft.engines.toy import open_toy
-from skydraft.errors import CloudLost
 
 from ..serving import PATIENCE_S, Process, Relay, Serving, ran_s, serving, waiting
 from .texts import LOSSLESS, PLANS, begin, by_plan, undisturbed
@@ -44,11 +43,8 @@ def cancelled_while_it_waits(generation: Generation, wait: Callable[[], None], n
 
     def go_on() -> float:
         waits.set()
-        try:
-            for _ in rounds:
-                pass
-        except CloudLost as error:
-            assert "cancelled" in str(error)
+        for _ in rounds:
+            pass
         return ran_s()
 
     with ThreadPoolExecutor(1) as pool:
