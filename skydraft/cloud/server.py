@@ -144,11 +144,11 @@ def _metrics(model: str, options: ServeOptions) -> Any:
 
 def serve(
     load: Callable[[], Worker], options: ServeOptions, on_ready: Callable[[Worker, int], None], *,
-    may_take_audio: bool = True,
+    on_stop: Callable[[], None] = lambda: None, may_take_audio: bool = True,
 ) -> None:  # fmt: skip
     """Listen, load a model, and serve it until SIGINT or SIGTERM; a second signal ends the process at once.
 
-    `on_ready` gets the port. Who connects while the model loads stays connected. Raises OptionError for a port that is
+    `on_ready` gets the port; `on_stop` is told of the first signal. Who connects while the model loads stays connected. Raises OptionError for a port that is
     taken, before the model is loaded. A model that certainly takes no audio lets messages be bounded from the start.
     """
     listener, stop = Listener(options, takes_audio=may_take_audio), asyncio.Event()
@@ -160,6 +160,7 @@ def serve(
             loop.call_soon_threadsafe(stop.set)
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)  # the next one ends the process
+            on_stop()
 
         try:
             run(listener.start())
