@@ -82,8 +82,8 @@ def failed(generation: Generation) -> None:
 @pytest.mark.parametrize(
     ("use", "error"),
     [
-        (complete, None), (closed, None), (cancelled, None), (cancelled_as_it_reads, None), (left_by_an_error, KeyboardInterrupt),
-        (failed, EngineError), (Generation.close, None),
+        (complete, None), (closed, None), (cancelled, None), (cancelled_as_it_reads, None),
+        (left_by_an_error, KeyboardInterrupt), (failed, EngineError), (Generation.close, None),
     ],
 )  # fmt: skip
 def test_each_end_is_told_once(use: Callable[[Generation], None], error: type | None) -> None:

@@ -155,7 +155,7 @@ gate_section = Section("gate", "Gate", _gate, [
            shell_complete=lambda context, param, begun: [mode for mode in MODES if mode.startswith(begun)]),
     option("--gate", "G", "Which blocks the target checks: always, never, or by a threshold, for example "
            f"{', '.join(f'{kind}:{known.example}' for kind, known in SIGNALS.items())}. Append +start, "
-           "+digits, +dates or +values (of JSON) to check these, too."),
+           "+digits, +dates or +values (of JSON) to check these, too, or +start:32 for the first 32 tokens."),
     option("--think-gate", "G", "The gate of what is thought before the answer; end checks only where that ends "
            "(default: that of the answer)."),
     option("--k", "N", "Draft N tokens at a time; auto chooses from timings, so gated texts may differ between "

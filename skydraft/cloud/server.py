@@ -148,8 +148,9 @@ def serve(
 ) -> None:  # fmt: skip
     """Listen, load a model, and serve it until SIGINT or SIGTERM; a second signal ends the process at once.
 
-    `on_ready` gets the port; `on_stop` is told of the first signal. Who connects while the model loads stays connected. Raises OptionError for a port that is
-    taken, before the model is loaded. A model that certainly takes no audio lets messages be bounded from the start.
+    `on_ready` gets the port; `on_stop` is told of the first signal. Who connects while the model loads stays connected.
+    Raises OptionError for a port that is taken, before the model is loaded. A model that certainly takes no audio lets
+    messages be bounded from the start.
     """
     listener, stop = Listener(options, takes_audio=may_take_audio), asyncio.Event()
     # The first process of a container ends at no signal without a handler.

@@ -76,7 +76,7 @@ class Plan:
 
     def checking_start(self) -> Plan:
         """This plan with a target that also checks how a text begins, where blocks may be skipped."""
-        if not self.gate.needs_signals or START in self.gate.content_rules:
+        if not self.gate.needs_signals or self.gate.start_len:
             return self
         return replace(self, gate=replace(self.gate, content_rules=(START, *self.gate.content_rules)))
 
