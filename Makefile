@@ -23,7 +23,7 @@ EDITABLE := --config-settings editable_mode=compat --editable
 
 # What the demo needs, without a compiler, torch or transformers. requirements.lock has the versions.
 $(TRYING): requirements.lock pyproject.toml
-	@echo 'Step 1 of 3: Python packages into $(VENV), 0.5 GB. Half a minute or so.'
+	@echo 'Step 1 of 3: Python packages into $(VENV), 0.3 GB. Half a minute or so.'
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock \
 		$(EDITABLE) '.[service]'

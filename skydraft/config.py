@@ -60,7 +60,9 @@ class DecodingParams:
     count from where the answer begins.
     """
 
-    max_new_tokens: int = _option(128, 1, _INT32_MAX, "N", "Stop after N tokens (default: 128; when comparing, 64).")
+    max_new_tokens: int = _option(
+        128, 1, _INT32_MAX, "N", "Stop after N tokens (default: 128; generate 512, chat 1024, compare 64)."
+    )
     min_new_tokens: int = _option(0, 0, _INT32_MAX, "N", "Do not stop before N tokens, unless --sentences are written.")
     sentences: int = _option(0, 0, _INT32_MAX, "N", "Stop after N sentences; 0 is no limit.")
     stop: tuple[str, ...] = _option((), 0, 0, "TEXT", "Stop before TEXT; can be repeated.")

@@ -26,6 +26,7 @@ from skydraft.errors import OptionError, PromptError
 from skydraft.prompts.messages import asked
 
 _INTERRUPTED = 130
+_MAX_NEW_TOKENS = 512  # of a text; a caption has the general default
 _SILENT_S = 2.0  # how long to wait for the first byte of a pipe
 
 
@@ -60,7 +61,7 @@ def generate(
     request = GenerateRequest(
         asked(prompt, writing.system, recording.audio if recording else None),
         plan=gate.plan,
-        params=decoding.params(default_style=STYLE if recording else None),
+        params=decoding.params(default_style=STYLE) if recording else decoding.params(max_new_tokens=_MAX_NEW_TOKENS),
         raw=writing.raw,
         think=decoding.think,
         share_audio=speech.share(gate, cloud) if recording else "features",

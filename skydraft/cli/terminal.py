@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import click
+import numpy as np
 from rich.cells import set_cell_size
 from rich.color import ColorSystem
 from rich.console import Console
@@ -17,6 +18,7 @@ from skydraft.characters import json_line, one_line, rounded, visible
 from skydraft.decoding.audits import Auditor
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.stats import AuditFigures
+from skydraft.gating.gates import is_copying
 from skydraft.origins import LOOKS
 from skydraft.types import Origin, Round, Token
 
@@ -147,8 +149,11 @@ def _summary(generation: Generation, audits: AuditFigures | None) -> str:
         parts.append(f"cost {stats.cost:.3g}")
     if audits:
         parts.append(f"audited agreement {audits.agreement:.2f} over {audits.num_answers}")
-    more = " (-n allows more)" if generation.finish_reason == "length" else ""
-    parts.append(f"ended by {generation.finish_reason}{more}")
+    ended = f"ended by {generation.finish_reason}"
+    if generation.finish_reason == "length":
+        is_loop = is_copying(np.array(generation.token_ids, np.int32))
+        ended += ", in words that it had said before" if is_loop else " (-n allows more)"
+    parts.append(ended)
     return " · ".join(parts)
 
 

@@ -181,11 +181,11 @@ def test_what_agrees_too_little_is_checked_more_without_what_was_learned_and_not
         assert plans == [(EDGE, "worse")] * num + [(QUALITY, "none")] * (12 - num) and 2 < num < 11
         (line,) = watching.lines
         assert "with worse agrees with the target less than the 0.95 that was asked" in line and "\n" not in line
-        assert "are drafted without it, and have the gate entropy:2+start, not never" in line
+        assert "are drafted without it, and have the gate entropy:2+start:32, not never" in line
         assert watching.write(plain).request.plan == EDGE  # one adapter says nothing about another
         raised = {(each.adapter, each.gate): each.is_raised for each in watching.auditor.figures}
         assert raised == {("worse", "never"): True, (None, "never"): False,
-                          (None, "entropy:2+start"): False}  # fmt: skip
+                          (None, "entropy:2+start:32"): False}  # fmt: skip
         edge.adapters.choose("worse", ()).fingerprint = "taught anew"
         assert watching.write(worse).request.plan == EDGE
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import skydraft
+from skydraft.cli.terminal import show_summary
 from skydraft.config import DecodingParams
 from skydraft.decoding.plan import make_plan
 from skydraft.engines.toy import ToyEngine, character_vocab, random_toy
@@ -43,10 +44,10 @@ def test_f6_a_confident_loop_forces_one_escalation_at_any_block_boundary(
 
 @pytest.mark.parametrize("k", [2, 5, 7])
 def test_f6_a_loop_as_long_as_a_sentence_is_left_where_the_target_would_leave_it(
-    k: int, monkeypatch: pytest.MonkeyPatch
+    k: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The draft model says a sentence of 30 tokens over and over, and is sure; the target would end it at its second
-    copy, and is asked nothing before."""
+    copy, and is asked nothing before. Alone it goes on, and the terminal says so."""
     words = "的一是在不了有和人这中大为上个国我以要他时来用们生到作地于出"
     vocab = character_vocab(words)
     sentence = vocab.encode(words)
@@ -63,6 +64,9 @@ def test_f6_a_loop_as_long_as_a_sentence_is_left_where_the_target_would_leave_it
             return len(generation.run().token_ids)
 
     assert num_tokens() == 2 * len(words) + 1
+    alone = skydraft.generate(words, edge=ToyEngine(vocab, table), plan=make_plan("edge"), raw=True)
+    show_summary(alone.run(), "never")
+    assert "ended by length, in words that it had said before" in capsys.readouterr().err
     monkeypatch.setattr(gates, "is_copying", lambda *_: False)
     assert num_tokens() == 150
 

@@ -32,7 +32,7 @@ def test_an_adapter_that_agrees_too_little_is_checked_more_and_all_can_see_it(tm
         for _ in range(12):
             stats = ask("skydraft-edge:two")
         assert len(lines) == 1 and "with two" in lines[0]
-        assert stats["audits"]["gate"] == "entropy:2+start" and stats["audits"]["num_answers"] > 0  # type: ignore[index]
+        assert stats["audits"]["gate"] == "entropy:2+start:32" and stats["audits"]["num_answers"] > 0  # type: ignore[index]
         for model in ("skydraft-edge:one", "skydraft-edge"):
             assert ask(model)["audits"] is None and ask(model)["audits"]["gate"] == "never"  # type: ignore[index]
         health = running.client.get(f"{running.url}/health").json()
