@@ -13,7 +13,7 @@ from skydraft.gating.hand_back import HandBack
 from skydraft.types import WRITE_ALL
 
 ALWAYS, NEVER = GateSpec("always"), GateSpec("never")
-FLUENCY, QUALITY = GateSpec("entropy", 5.5), GateSpec("entropy", 2.0, ("start",))
+FLUENCY, QUALITY = GateSpec("entropy", 5.5), GateSpec("entropy", 2.0, ("start:32",))
 CALIBRATED = GateSpec("calibrated", 0.95)
 RULES = ("start", "digits", "values")
 AGREE = HandBack(WRITE_ALL, 4)

@@ -148,7 +148,7 @@ def test_every_mode_runs_as_it_was_resolved_whatever_presets_say_by_then(
     monkeypatch.setattr(config, "MODES", {})
     monkeypatch.setattr(config, "STYLES", {})
     found, said = run(asked, tmp_path)
-    assert said == ["36 of 36 generations", said[1]] and found.run.modes == asked.modes
+    assert said == ["36 of 36 generations, judged afterwards", said[1]] and found.run.modes == asked.modes
     edge, cloud = pairs.pair(DRIFT)
     by_name = {mode.name: mode for mode in asked.modes}
     prompts = {prompt.id: prompt.prompt for prompt in asked.workload.prompts}

@@ -104,7 +104,7 @@ def test_the_strip_adds_up(page: Any, fake: FakeGateway) -> None:
 
     expect(page.locator('[data-figure="speed"]').first).to_have_text("18.4")
     assert figures("written") == ["20%"] * 2
-    assert (figures("calls"), figures("agreement"), figures("tokens")) == (["0.20"] * 2, ["90%"] * 2, ["10"] * 2)
+    assert (figures("calls"), figures("agreement"), figures("tokens")) == (["0.20"] * 2, ["90% (9/10)"] * 2, ["10"] * 2)
     shares = "Share of tokens by origin: accepted 60%, recovered 10%, bonus 10%, skipped 20%."
     expect(page.locator("#shares .bar")).to_have_attribute("aria-label", shares)
     kinds = page.locator("#charts .round").evaluate_all("bars => bars.map((bar) => bar.classList[1])")
@@ -115,7 +115,7 @@ def test_the_strip_adds_up(page: Any, fake: FakeGateway) -> None:
     assert len(set(fills)) == len(fills) == 4
     answered(page, "And?", 2)
     expect(page.locator('[data-figure="tokens"]')).to_have_text(["3", "13"])
-    assert (figures("calls"), figures("agreement")) == (["0.33", "0.23"], ["50%", "83%"])
+    assert (figures("calls"), figures("agreement")) == (["0.33", "0.23"], ["50% (1/2)", "83% (10/12)"])
     assert figures("written") == ["33%", "23%"]
 
 
