@@ -195,20 +195,22 @@ def _write_report(out: Path, path: Path, prices: Prices | None) -> None:
 
 def _show_table(settings: Sequence[SettingFigures]) -> None:
     """The figures of a summary that say what each mode is worth, a line a mode."""
-    shown = {
-        "agreement": "target_agreement", "calls a token": "cloud_calls_per_token",
+    names = {
+        "agreement": "target_agreement", "right": "task_score", "calls a token": "cloud_calls_per_token",
         "target wrote": "target_written_per_token", "tokens/s": "tokens_per_s",
     }  # fmt: skip
+    shown = [head for head, name in names.items() if any(each.value(name) is not None for each in settings)]
     width = max((len(each.mode) for each in settings), default=4)
     has_links = any(each.link_ms is not None for each in settings)
-    click.echo(f"{'mode':<{width}}" + "  link ms" * has_links + "".join(f"{name:>15}" for name in shown))
+    click.echo(f"{'mode':<{width}}" + "  link ms" * has_links + "".join(f"{head:>15}" for head in shown))
     for each in settings:
-        values = [each.value(name) for name in shown.values()]
-        cells = ["" if value is None else f"{value:.3f}" for value in values]
-        if values[2] == 1 and round((values[1] or 0) * each.num_tokens) == each.num_generations:
-            cells[1] = "one a text"
+        values = {head: each.value(names[head]) for head in shown}
+        cells = {head: "" if value is None else f"{value:.3f}" for head, value in values.items()}
+        num_calls = round((values.get("calls a token") or 0) * each.num_tokens)
+        if values.get("target wrote") == 1 and num_calls == each.num_generations:
+            cells["calls a token"] = "one a text"
         link = f"  {'here' if each.link_ms is None else f'{each.link_ms:g}':>7}" if has_links else ""
-        click.echo(f"{each.mode:<{width}}{link}" + "".join(f"{cell:>15}" for cell in cells))
+        click.echo(f"{each.mode:<{width}}{link}" + "".join(f"{cell:>15}" for cell in cells.values()))
 
 
 def _show_bill(findings: Findings, prices: Prices) -> None:
