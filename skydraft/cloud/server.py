@@ -158,10 +158,10 @@ def serve(
     with _loop_in_thread() as (loop, run):  # loading takes the main thread, where Ctrl-C ends it
 
         def request_stop(*_: object) -> None:
+            loop.call_soon_threadsafe(on_stop)  # not here: this may have interrupted a write to the same file
             loop.call_soon_threadsafe(stop.set)
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)  # the next one ends the process
-            on_stop()
 
         try:
             run(listener.start())
