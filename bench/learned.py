@@ -2,7 +2,7 @@
 
     SKYDRAFT_HOME=DIR/home python -m bench.learned DIR --sets arithmetic,zh-words      goes on where it was stopped
     … --tasks DIR/tests.jsonl --adapter HOME/adapters/MODEL/reviews/adapter.gguf      of what `learn run` has learned
-    python -m bench.learned DIR --show docs/learned        writes figures.json and learning.svg of what DIR has
+    python -m bench.learned DIR --show docs/learned        writes figures.json, sets that DIR has anew, and learning.svg
 
 The target answers the `:dev` half of each set, the draft model learns from that, and the other half is answered: by
 the target, by the draft model alone, and in each mode. Texts are written side by side, over a server of this process
@@ -187,8 +187,10 @@ def shown(lines: Sequence[Line]) -> str:
 
 
 def show(folder: Path, out: Path) -> None:
-    """Write the figures of all sets, and the plot."""
-    found = {
+    """Write the figures of all sets that `folder` has, beside those of other sets that `out` has, and the plot."""
+    path = out / "figures.json"
+    found = json.loads(path.read_text()) if path.exists() else {}
+    found |= {
         home.name: {
             path.stem: {"tasks": len(read(path)), **{k: v and v.model_dump() for k, v in figures(read(path)).items()}}
             for path in sorted(home.glob("*.jsonl"))
@@ -196,7 +198,7 @@ def show(folder: Path, out: Path) -> None:
         for home in sorted(path.parent for path in folder.glob("*/cloud.jsonl"))
     }
     out.mkdir(parents=True, exist_ok=True)
-    (out / "figures.json").write_text(json.dumps(found, indent=1) + "\n")
+    path.write_text(json.dumps(found, indent=1) + "\n")
     plot(found, out / "learning.svg")
 
 

@@ -193,7 +193,7 @@ MODES: dict[str, ModeSpec] = {
     # How an answer begins is often wrong where the draft model is sure.
     "quality": ModeSpec("entropy:2+start:32", 6, hand_back="agree:4"),
     # Long blocks, since most are checked where much is a number or JSON: then a call is due for each correction.
-    "answers": ModeSpec("entropy:3.25+start+digits+values", 16, eager=True, hand_back="agree:4"),
+    "answers": ModeSpec("entropy:2+start:32+digits+values", 16, eager=True, hand_back="agree:4"),
     "auto": ModeSpec("calibrated:0.95", 6, eager=True, hand_back="agree:4"),
 }
 

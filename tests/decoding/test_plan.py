@@ -15,7 +15,7 @@ from skydraft.types import WRITE_ALL
 ALWAYS, NEVER = GateSpec("always"), GateSpec("never")
 FLUENCY, QUALITY = GateSpec("entropy", 5.5), GateSpec("entropy", 2.0, ("start:32",))
 CALIBRATED = GateSpec("calibrated", 0.95)
-RULES = ("start", "digits", "values")
+RULES = ("start:32", "digits", "values")
 AGREE = HandBack(WRITE_ALL, 4)
 LOSSLESS = ({}, {"mode": "lossless"}, {"k": "auto"}, {"mode": "lossless", "gate": "always", "accept": "exact"})
 
@@ -23,7 +23,7 @@ LOSSLESS = ({}, {"mode": "lossless"}, {"k": "auto"}, {"mode": "lossless", "gate"
 EDGE = Plan(NEVER, 1, mode="edge")
 AUTO = Plan(CALIBRATED, 6, eager=True, mode="auto", hand_back=AGREE)
 IN_QUALITY = Plan(QUALITY, 6, mode="quality", hand_back=AGREE)
-STARTED = Plan(GateSpec("entropy", 3.25, RULES), 16, eager=True, mode="answers", hand_back=AGREE)
+STARTED = Plan(GateSpec("entropy", 2.0, RULES), 16, eager=True, mode="answers", hand_back=AGREE)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_good_plan_cannot_be_turned_into_a_bad_one(gate, parts, says):
     [
         ("auto", None, "calibrated:0.95+start"),
         ("quality", "entropy:2+digits", "entropy:2+start+digits"),
-        ("answers", None, "entropy:3.25+start+digits+values"),
+        ("answers", None, "entropy:2+start:32+digits+values"),
         ("edge", None, "never"),
         ("lossless", None, "always"),
         ("cloud", None, "always"),
