@@ -261,7 +261,7 @@ def fitting(request: GenerateRequest, cloud: Cloud) -> GenerateRequest:
         return request
     if request.execution == "exact":
         raise OptionError("--execution exact does not apply to a server without skydraft.", hint="Remove it.")
-    if request.execution or not plan.drafts or not plan.verifies or plan.is_gated:
+    if request.execution or not plan.drafts or not plan.verifies or plan.may_go_alone:
         return request
     if plan.mode != "lossless" or plan.k is not None:
         raise OptionError(

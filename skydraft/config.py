@@ -177,12 +177,15 @@ def decoding_params(style: str | None = None, **given: Any) -> DecodingParams:
 
 @dataclass(frozen=True, slots=True)
 class ModeSpec:
-    """`k` auto adapts, None is one model alone; an `eager` block ends where the gate escalates."""
+    """`k` auto adapts, None is one model alone; an `eager` block ends where the gate escalates, others once the draft
+    model gives all of their tokens together less than `block_prob`. Without a target some `go_on`."""
 
     gate: str
     k: int | Literal["auto"] | None
     eager: bool = False
     hand_back: str = "0"
+    block_prob: float = 0.0
+    goes_on: bool = False
 
 
 MODES: dict[str, ModeSpec] = {
@@ -190,14 +193,14 @@ MODES: dict[str, ModeSpec] = {
     "cloud": ModeSpec("always", None),
     "lossless": ModeSpec("always", "auto"),
     "fluency": ModeSpec("entropy:5.5", 4, hand_back="agree:4"),
-    # How an answer begins is often wrong where the draft model is sure.
-    "quality": ModeSpec("entropy:2+start:32", 6, hand_back="agree:4"),
-    # Long blocks, since most are checked where much is a number or JSON: then a call is due for each correction.
-    "answers": ModeSpec("entropy:2+start:32+digits+values", 16, eager=True, hand_back="agree:4"),
+    # A call is due for each correction at least, so blocks go on while they are likely to be right.
+    "quality": ModeSpec("always", 24, hand_back="agree:4", block_prob=0.2, goes_on=True),
+    # Long blocks, since most are checked where much is a number or JSON.
+    "answers": ModeSpec("entropy:3.25+start+digits+values", 16, eager=True, hand_back="agree:4"),
     "auto": ModeSpec("calibrated:0.95", 6, eager=True, hand_back="agree:4"),
 }
 
-DEFAULT_MODE = "quality"  # of the pair, wherever nothing else is said: most of what the target would write, few calls
+DEFAULT_MODE = "quality"  # of the pair, wherever nothing else is said: what the target would write, in few calls
 
 
 def mode_spec(mode: str) -> ModeSpec:

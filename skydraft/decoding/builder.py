@@ -1,3 +1,4 @@
+import math
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -175,10 +176,16 @@ def _end_of_blocks(
     if turns.opens:
         return turns.end_of_opening(gate.is_unsure)
     if length is None:
-        return None
+        return _is_unlikely(plan.block_prob) if plan.block_prob else None
     if not plan.is_gated:
         return length.is_enough
     return lambda signals: gate.is_unsure(signals) and length.is_enough(signals)
+
+
+def _is_unlikely(least: float) -> Callable[[Seq[Signals]], bool]:
+    """Whether the draft model gives these tokens together a probability below `least`. A correction is then due soon,
+    and what is drafted after it is lost. The tokens that a temperature chose count with the best one's probability."""
+    return lambda signals: math.prod(token.top_prob for token in signals) < least
 
 
 def _turns(

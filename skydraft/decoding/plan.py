@@ -13,8 +13,9 @@ class Plan:
     """How a text is decoded. `k` None means adaptive; `top` 0 means exact acceptance; `mode` names the preset, if any.
 
     `hand_back` None means that measured costs decide when the target writes on; it needs an adaptive `k`. A plan that
-    does not draft uses the target alone. `think_gate` is the gate of what is thought before the answer, None: the same
-    one. Raises OptionError for parts that do not fit each other.
+    does not draft uses the target alone. A block ends once the draft model gives all of it less than `block_prob`.
+    `think_gate` is the gate of what is thought before the answer, None: the same one. `goes_on`: the draft model writes
+    on where the target is lost, also if each block is checked. Raises OptionError for parts that do not fit each other.
     """
 
     gate: GateSpec
@@ -25,6 +26,8 @@ class Plan:
     mode: str = ""
     hand_back: HandBack | None = HandBack()  # noqa: RUF009 (it is frozen)
     think_gate: GateSpec | None = None
+    block_prob: float = 0.0
+    goes_on: bool = False
 
     def __post_init__(self) -> None:
         kind = self.gate.kind
@@ -66,8 +69,14 @@ class Plan:
         return self.verifies and any(gate.kind != "always" for gate in gates)
 
     @property
+    def may_go_alone(self) -> bool:
+        """Whether the draft model may write a text without the target that it asks for."""
+        return self.is_gated or (self.goes_on and self.verifies)
+
+    @property
     def needs_signals(self) -> bool:
-        return self.gate.needs_signals or bool(self.think_gate and self.think_gate.needs_signals)
+        gates = (self.gate, self.think_gate or self.gate)
+        return self.block_prob > 0 or any(gate.needs_signals for gate in gates)
 
     @property
     def is_lossy(self) -> bool:
@@ -121,4 +130,5 @@ def make_plan(
         back = HandBack()
     if hand_back is None and spec.gate == "always" and chosen_k is None:
         back = None  # every block is checked, and costs choose its length
-    return Plan(chosen_gate, chosen_k, name != "cloud", top, eager or spec.eager, name, back, thinking)
+    drafts, ends = name != "cloud", eager or spec.eager
+    return Plan(chosen_gate, chosen_k, drafts, top, ends, name, back, thinking, spec.block_prob, spec.goes_on)

@@ -200,7 +200,7 @@ class Cloud:
         return True
 
     def falls_back(self, plan: Plan) -> bool:
-        return plan.is_gated and not self.require
+        return plan.may_go_alone and not self.require
 
     def verifier(
         self, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest, *, drafts_first: bool = True

@@ -107,7 +107,7 @@ class ModelNames:
         plan = make_plan(mode, choice.gate, k=k, accept=accept, **given)
         if not choice.local_only or not plan.verifies or isinstance(self._pair.cloud, Engine):
             return plan
-        if plan.is_gated:
+        if plan.may_go_alone:
             return make_plan("edge")
         message = f"The mode '{mode}' needs the cloud for each token, and local_only keeps the text here."
         raise Refusal(400, message, param="skydraft.local_only")

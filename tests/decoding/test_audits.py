@@ -35,7 +35,8 @@ from tests.learning.test_collect import read
 from tests.serving import Serving, free_port, ran_s, serving, waiting
 from tests.toys import PROMPT, PROMPT_IDS
 
-EDGE, QUALITY, TOP = make_plan("edge"), make_plan("quality"), make_plan(gate="entropy:1", k=4, accept="top:3")
+EDGE, QUALITY = make_plan("edge"), make_plan("quality")
+GATED, TOP = make_plan("fluency"), make_plan(gate="entropy:1", k=4, accept="top:3")
 REQUEST = GenerateRequest(asked(PROMPT), EDGE, DecodingParams(max_new_tokens=20, min_new_tokens=20), raw=True)
 
 
@@ -63,7 +64,7 @@ def server() -> Iterator[Serving]:
 
 
 @toys.law(25)
-@given(toys.pairs(), toys.params(20), st.sampled_from([EDGE, QUALITY, TOP]))
+@given(toys.pairs(), toys.params(20), st.sampled_from([EDGE, GATED, TOP]))
 def test_an_audit_says_of_each_token_what_the_target_would_have_written(
     pair: tuple[ToyEngine, ToyEngine], params: DecodingParams, plan: Any
 ) -> None:
@@ -104,10 +105,10 @@ def test_a_server_says_what_the_model_says_here(server: Serving, plan: Any, temp
 def test_which_answers_are_read_is_drawn_before_they_begin() -> None:
     draws = iter([0.0, 0.9, 0.2, 0.31, 0.29])
     with closing(Watching(toys.toy(1, 0.7), toys.toy(1), 0.3, draw=lambda: next(draws))) as watching:
-        seen = [watching.write(replace(REQUEST, plan=plan)) for plan in (EDGE, EDGE, QUALITY, QUALITY, TOP)]
+        seen = [watching.write(replace(REQUEST, plan=plan)) for plan in (EDGE, EDGE, GATED, GATED, TOP)]
         assert [each.request.is_audited for each in seen] == [True, False, True, False, True]
         assert [each for each, _ in watching.kept] == seen[::2]
-        for plan in (make_plan("lossless"), make_plan("cloud")):  # nothing can be found there, and nothing is drawn
+        for plan in (QUALITY, make_plan("lossless"), make_plan("cloud")):  # nothing can be found there, and nothing is drawn
             assert not watching.write(replace(REQUEST, plan=plan)).request.is_audited
     assert watching.auditor.counts == {"read": 3, "lost": 0, "dropped": 0}
 
@@ -181,11 +182,10 @@ def test_what_agrees_too_little_is_checked_more_without_what_was_learned_and_not
         assert plans == [(EDGE, "worse")] * num + [(QUALITY, "none")] * (12 - num) and 2 < num < 11
         (line,) = watching.lines
         assert "with worse agrees with the target less than the 0.95 that was asked" in line and "\n" not in line
-        assert "are drafted without it, and have the gate entropy:2+start:32, not never" in line
+        assert "are drafted without it, and have the gate always, not never" in line
         assert watching.write(plain).request.plan == EDGE  # one adapter says nothing about another
         raised = {(each.adapter, each.gate): each.is_raised for each in watching.auditor.figures}
-        assert raised == {("worse", "never"): True, (None, "never"): False,
-                          (None, "entropy:2+start:32"): False}  # fmt: skip
+        assert raised == {("worse", "never"): True, (None, "never"): False}  # where all is checked, nothing is found
         edge.adapters.choose("worse", ()).fingerprint = "taught anew"
         assert watching.write(worse).request.plan == EDGE
 
@@ -195,7 +195,7 @@ def test_an_asked_agreement_is_that_of_the_gate(monkeypatch: pytest.MonkeyPatch)
 
     auto = make_plan(gate="calibrated:0.9", k=4)
     stricter = audits._stricter(auto)
-    assert str(stricter.gate) == "calibrated:0.9+start:32+digits+values" and audits._stricter(stricter) == stricter
+    assert str(stricter.gate) == "calibrated:0.9+start+digits+values" and audits._stricter(stricter) == stricter
     assert audits._stricter(QUALITY) == QUALITY  # no agreement was asked for
 
 

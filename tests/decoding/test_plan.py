@@ -13,17 +13,17 @@ from skydraft.gating.hand_back import HandBack
 from skydraft.types import WRITE_ALL
 
 ALWAYS, NEVER = GateSpec("always"), GateSpec("never")
-FLUENCY, QUALITY = GateSpec("entropy", 5.5), GateSpec("entropy", 2.0, ("start:32",))
+FLUENCY = GateSpec("entropy", 5.5)
 CALIBRATED = GateSpec("calibrated", 0.95)
-RULES = ("start:32", "digits", "values")
+RULES = ("start", "digits", "values")
 AGREE = HandBack(WRITE_ALL, 4)
 LOSSLESS = ({}, {"mode": "lossless"}, {"k": "auto"}, {"mode": "lossless", "gate": "always", "accept": "exact"})
 
 
 EDGE = Plan(NEVER, 1, mode="edge")
 AUTO = Plan(CALIBRATED, 6, eager=True, mode="auto", hand_back=AGREE)
-IN_QUALITY = Plan(QUALITY, 6, mode="quality", hand_back=AGREE)
-STARTED = Plan(GateSpec("entropy", 2.0, RULES), 16, eager=True, mode="answers", hand_back=AGREE)
+IN_QUALITY = Plan(ALWAYS, 24, mode="quality", hand_back=AGREE, block_prob=0.2, goes_on=True)
+STARTED = Plan(GateSpec("entropy", 3.25, RULES), 16, eager=True, mode="answers", hand_back=AGREE)
 
 
 @pytest.mark.parametrize(
@@ -33,8 +33,8 @@ STARTED = Plan(GateSpec("entropy", 2.0, RULES), 16, eager=True, mode="answers", 
         *(({"mode": "edge", **more}, EDGE, False) for more in ({}, {"accept": "exact"})),
         ({"mode": "cloud"}, Plan(ALWAYS, 1, False, mode="cloud"), True),
         ({"mode": "fluency", "eager": True}, Plan(FLUENCY, 4, eager=True, mode="fluency", hand_back=AGREE), True),
-        ({"mode": "quality", "k": "auto"}, replace(IN_QUALITY, k=None), True),
-        ({"mode": "quality", "gate": "never"}, Plan(NEVER, 6, mode="quality"), False),
+        ({"mode": "quality", "k": "auto"}, replace(IN_QUALITY, k=None, hand_back=None), True),
+        ({"mode": "quality", "gate": "never"}, replace(IN_QUALITY, gate=NEVER, hand_back=HandBack()), False),
         ({"mode": "quality", "gate": "prob:0.5"}, replace(IN_QUALITY, gate=GateSpec("prob", 0.5)), True),
         ({"mode": "quality", "accept": "top:3"}, replace(IN_QUALITY, top=3), True),
         ({"mode": "answers"}, STARTED, True),
@@ -53,6 +53,7 @@ def test_plans(options, plan, verifies):
     assert found == plan and found.mode == plan.mode
     assert found.verifies == verifies
     assert found.is_gated == (verifies and plan.gate != ALWAYS)
+    assert found.may_go_alone == (found.is_gated or (verifies and plan.mode == "quality"))
 
 
 CONFLICTS: dict[str, list[dict[str, Any]]] = {
@@ -105,7 +106,7 @@ def test_a_good_plan_cannot_be_turned_into_a_bad_one(gate, parts, says):
     [
         ("auto", None, "calibrated:0.95+start"),
         ("quality", "entropy:2+digits", "entropy:2+start+digits"),
-        ("answers", None, "entropy:2+start:32+digits+values"),
+        ("answers", None, "entropy:3.25+start+digits+values"),
         ("edge", None, "never"),
         ("lossless", None, "always"),
         ("cloud", None, "always"),

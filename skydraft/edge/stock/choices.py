@@ -42,7 +42,7 @@ def _check_text(params: DecodingParams, plan: Plan) -> None:
         raise OptionError(f"One of --top-k, --min-p, --accept and stop_token_ids {there}.")
     if others := [name for name in _changing(params) if name != "grammar"]:
         raise OptionError(f"{_flag(others[0])} {there}: it changes the target's logits.")
-    if params.grammar and not plan.is_gated:
+    if params.grammar and not plan.may_go_alone:
         hint = "Choose --mode quality: the draft model goes on where the server's text leaves the grammar."
         raise OptionError(f"--grammar in a mode without a gate {there}.", hint=hint)
 

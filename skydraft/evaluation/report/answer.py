@@ -11,7 +11,7 @@ def answer(run: RunLine, summary: Summary) -> tuple[str, list[str]] | None:
     """The recommended mode, and sentences about it, the first of which goes on from its name. None for a comparison
     without scores, without `cloud`, or without a gated mode."""
     here, *linked = ({s.mode: s for s in summary.settings if s.link_ms == link} for link in run.links)
-    gated = [mode.name for mode in run.modes if mode.plan.is_gated and not mode.style and mode.name in here]
+    gated = [mode.name for mode in run.modes if mode.plan.may_go_alone and not mode.style and mode.name in here]
     known = {name: value for name in gated if (value := here[name].value("target_agreement")) is not None}
     if "cloud" not in here or not known:
         return None
