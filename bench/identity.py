@@ -1,10 +1,10 @@
-"""Counts tokens of `lossless` against `cloud` on the real pair: they must be the same ids, all of them.
+"""Counts tokens of `lossless` and `quality` against `cloud` on the real pair: they must be the same ids, all of them.
 
     python -m bench.identity [--limit PROMPTS] [--max-new-tokens N] [--only TEXT] [--threads N]
 
-All prompts at temperature 0 and 0.8 with three block lengths, each with another hand-back; the first twelve also with
-repetition penalty and n-gram ban, with zh-short, and in a grammar; and one prompt longer than 512 tokens, past which
-llama.cpp may use other kernels.
+All prompts at temperature 0 and 0.8 in `quality`, and in `lossless` with three block lengths, each with another
+hand-back; the first twelve also with repetition penalty and n-gram ban, with zh-short, and in a grammar; and one prompt
+longer than 512 tokens, past which llama.cpp may use other kernels.
 """
 
 import argparse
@@ -23,24 +23,25 @@ SEED = 7
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One setting, the prompts it is run on, and the (k, hand-back) that must all agree with `cloud`."""
+    """One setting, the prompts it is run on, and the plans that must all agree with `cloud`."""
 
     name: str
     params: DecodingParams
     prompts: list[str]
-    shapes: tuple[tuple[int, str], ...] = ((5, "agree:2"),)
+    plans: tuple[Plan, ...] = (make_plan("lossless", k=5, hand_back="agree:2"), make_plan("quality"))
 
 
 def cases(limit: int | None, max_new_tokens: int) -> Iterator[Case]:
     """All settings, at both temperatures."""
-    dev = prompts(limit)
+    dev, shapes = prompts(limit), ((2, "0"), (5, "agree:2"), (8, "3"))
+    more = *(make_plan("lossless", k=k, hand_back=hand_back) for k, hand_back in shapes), make_plan("quality")
     long_prompt = "请总结下面所有的问题：" + "\n".join(prompts())[:900]
     for temperature in (0.0, 0.8):
         plain = decoding_params(temperature=temperature, seed=SEED, max_new_tokens=max_new_tokens)
         penalties = replace(plain, repetition_penalty=1.1, no_repeat_ngram_size=3)
         style = decoding_params("zh-short", temperature=temperature, seed=SEED, max_new_tokens=max_new_tokens)
         grammar = replace(plain, grammar=skydraft.regex('\\{"答案": "[^"\\\\]{10,60}"\\}'))
-        yield Case(f"plain, T={temperature}", plain, dev, ((2, "0"), (5, "agree:2"), (8, "3")))
+        yield Case(f"plain, T={temperature}", plain, dev, more)
         yield Case(f"penalty 1.1 + 3-gram ban, T={temperature}", penalties, dev[:12])
         yield Case(f"zh-short, T={temperature}", style, dev[:12])
         yield Case(f"grammar, T={temperature}", grammar, dev[:12])
@@ -59,13 +60,14 @@ def compare(case: Case, pair: tuple[Engine, Engine]) -> tuple[int, int]:
     num_compared = num_equal = 0
     for prompt in case.prompts:
         expected = run(make_plan("cloud"), prompt, case.params, pair)
-        for k, hand_back in case.shapes:
-            got = run(make_plan("lossless", k=k, hand_back=hand_back), prompt, case.params, pair)
+        for plan in case.plans:
+            got = run(plan, prompt, case.params, pair)
             same = next((i for i, (a, b) in enumerate(zip(expected, got)) if a != b), min(len(expected), len(got)))  # noqa: B905
             num_compared += max(len(expected), len(got))
             num_equal += same
             if expected != got:
-                print(f"  DIFFERENT at token {same}, k={k}, hand-back {hand_back}: {prompt[:40]}", flush=True)
+                how = f"{plan.mode}, k={plan.k}, {plan.hand_back}"
+                print(f"  DIFFERENT at token {same}, {how}: {prompt[:40]}", flush=True)
     return num_compared, num_equal
 
 
@@ -84,11 +86,13 @@ def main() -> int:
         num_compared, num_equal = compare(case, pair)
         total, total_equal = total + num_compared, total_equal + num_equal
         print(
-            f"{case.name:<36} {len(case.prompts):>3} prompts, {case.shapes}: {num_equal} of {num_compared} equal",
+            f"{case.name:<36} {len(case.prompts):>3} prompts, {len(case.plans)} plans: "
+            f"{num_equal} of {num_compared} equal",
             flush=True,
         )
     minutes = (time.perf_counter() - began) / 60
-    print(f"lossless == cloud: {total_equal} of {total} tokens equal ({total_equal / total:.2%}), {minutes:.1f} min")
+    share = f"{total_equal} of {total} tokens equal ({total_equal / total:.2%})"
+    print(f"lossless, quality == cloud: {share}, {minutes:.1f} min")
     return 0 if total_equal == total else 1
 
 

@@ -19,6 +19,7 @@ from skydraft.cli.terminal import TERMINAL, console_for, harmless, show_summary,
 from skydraft.config import DecodingParams
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.request import GenerateRequest
+from skydraft.engines.base import Engine
 from skydraft.errors import ContextExceeded, OptionError, PromptError, SkydraftError
 from skydraft.files import read_file
 from skydraft.prompts.messages import Message, conversation
@@ -85,6 +86,8 @@ def chat(
         assert edge is not None
         names = f"{edge.name} drafts, {cloud.address or getattr(target, 'name', 'nothing')} checks"
         TERMINAL.say(f"{names}; mode {gate.plan.mode or 'of your gate'}. /help lists the commands.")
+        if not isinstance(target, Engine | None) and gate.plan.verifies and (gone := target.meet(edge.vocab)):
+            TERMINAL.say(f"The cloud at {target.name} was not reached yet ({gone.message.rstrip('.')}).")
         for line, is_fenced in _joined(_lines()):
             if line in ("/quit", "/exit") and not is_fenced:
                 return

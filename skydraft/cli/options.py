@@ -149,13 +149,13 @@ def _gate(execution: Execution | None, mode: str | None, gate: str | None, **pla
 gate_section = Section("gate", "Gate", _gate, [
     option("-m --mode", "M",
            "edge: the small model alone. cloud: the large one alone. lossless: the text of cloud, drafted where that "
-           "is faster. fluency, auto: the large one checks where the small one is unsure. quality: also how the text "
-           "begins. answers: numbers and JSON as well; for questions that have a right answer "
+           "is faster. quality: the same text, always drafted, and without a link an unchecked one. fluency, auto: the "
+           "large one checks where the small one is unsure. answers: also how a text begins, numbers and JSON "
            f"(default: {DEFAULT_MODE}, or just the gate if one is given).",
            shell_complete=lambda context, param, begun: [mode for mode in MODES if mode.startswith(begun)]),
     option("--gate", "G", "Which blocks the target checks: always, never, or by a threshold, for example "
            f"{', '.join(f'{kind}:{known.example}' for kind, known in SIGNALS.items())}. Append +start, "
-           "+digits, +dates or +values (of JSON) to check these, too, or +start:32 for the first 32 tokens."),
+           "+digits, +dates or +values (of JSON) to check these, too."),
     option("--think-gate", "G", "The gate of what is thought before the answer; end checks only where that ends "
            "(default: that of the answer)."),
     option("--k", "N", "Draft N tokens at a time; auto chooses from timings, so gated texts may differ between "

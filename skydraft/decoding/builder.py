@@ -25,7 +25,7 @@ from skydraft.engines.base import Engine, Seats
 from skydraft.engines.vocab import Vocab, check_same
 from skydraft.errors import OptionError
 from skydraft.gating.calibration import MAX_BLOCK, Calibration, find_calibration
-from skydraft.gating.gates import Gate
+from skydraft.gating.gates import START, Gate
 from skydraft.gating.hand_back import HandBack
 from skydraft.prompts.pair import PromptPair, fixed_len, read_prompt
 from skydraft.prompts.thinking import settings, tags_after, template_of
@@ -77,7 +77,7 @@ def start_generation(
         begun=begun,
     )
     with_signals = request.with_signals or plan.needs_signals or plan.k is None
-    opens = plan.k and plan.gate.start_len and not begun and not params.think_end
+    opens = plan.k and START in plan.gate.content_rules and not begun and not params.think_end
     turns, length = _turns(plan, draft, facts, len(prompts.edge.token_ids), OPENING if opens else 0)
     drafter = verifier = None
     if draft:

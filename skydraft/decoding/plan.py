@@ -74,6 +74,12 @@ class Plan:
         return self.is_gated or (self.goes_on and self.verifies)
 
     @property
+    def writes_out(self) -> bool:
+        """Whether a target that checks a draft by writing had better write on to the end after a correction, not until
+        the draft model agrees: it writes as much in fewer calls, and each token is its own in any case."""
+        return self.goes_on and not self.is_gated and bool(self.hand_back and self.hand_back.reads)
+
+    @property
     def needs_signals(self) -> bool:
         gates = (self.gate, self.think_gate or self.gate)
         return self.block_prob > 0 or any(gate.needs_signals for gate in gates)
@@ -85,7 +91,7 @@ class Plan:
 
     def checking_start(self) -> Plan:
         """This plan with a target that also checks how a text begins, where blocks may be skipped."""
-        if not self.gate.needs_signals or self.gate.start_len:
+        if not self.gate.needs_signals or START in self.gate.content_rules:
             return self
         return replace(self, gate=replace(self.gate, content_rules=(START, *self.gate.content_rules)))
 

@@ -25,23 +25,27 @@ def bills(findings: Findings, *, is_long: bool) -> dict[str, Bill]:
     for setting in findings.settings:
         cases = [case for case in setting.all_cases if (case.generation.num_prompt_tokens > LONG) == is_long]
         if cases and setting.link_ms is None:
-            records = [record for case in cases for record in case.generation.records]
-            num_drafted = sum(record.num_committed - record.num_written for record in records)
-            link = sum(map(_asked, cases), LinkCost())
+            asked = [_asked(case, streams=setting.mode.plan.writes_out) for case in cases]
+            num_drafted, link = sum(each[0] for each in asked), sum((each[1] for each in asked), LinkCost())
             found[setting.mode.name] = Bill(setting.mode.name, len(cases), num_drafted, link)
     return found
 
 
-def _asked(case: Case) -> LinkCost:
-    """As counted, but each text reads its prompt anew, though a mode that ran before had left it in the server's cache.
+def _asked(case: Case, *, streams: bool) -> tuple[int, LinkCost]:
+    """Tokens of the draft model, and what was asked: as counted, but each text reads its prompt anew, though a mode
+    that ran before had left it in the server's cache.
 
     Where nothing was sold, what a server without skydraft would be asked: each call sends the text so far, of which it
-    has what it read and wrote before; it checks by writing.
+    has what it read and wrote before; it checks by writing, and what `streams` there is one call.
     """
     num_prompt, records = case.generation.num_prompt_tokens, case.generation.records
     link, known = sum((record.link for record in records), LinkCost()), 0
+    num_drafted = sum(record.num_committed - record.num_written for record in records)
     if link.num_requests:
-        return replace(link, tokens_hit=min(link.tokens_hit, max(link.tokens_in - num_prompt, 0)))
+        return num_drafted, replace(link, tokens_hit=min(link.tokens_hit, max(link.tokens_in - num_prompt, 0)))
+    if streams:
+        num_tokens = sum(record.num_committed for record in records)
+        return 0, LinkCost(num_requests=1, tokens_in=num_prompt, tokens_out=num_tokens)
     link = LinkCost()
     for record in records:
         length = num_prompt + record.base
@@ -50,4 +54,4 @@ def _asked(case: Case) -> LinkCost:
         if record.outcome in ("verified", "written"):
             link += LinkCost(tokens_out=record.num_committed)
             known = length + record.num_committed
-    return link
+    return num_drafted, link

@@ -59,8 +59,7 @@ SIGNALS: dict[str, Threshold] = {
     "prob": Threshold("a probability", 1.0, "0.3", lambda signals, least: signals.top_prob < least),
     "calibrated": Threshold("an agreement", 1.0, "0.95"),
 }
-START = "start"  # the content rule that looks at where a block stands, not at its text; or start:N
-_START = re.compile(rf"{START}(?::([1-9]\d{{0,3}}))?")
+START = "start"  # the content rule that looks at where a block stands, not at its text
 NO_PLACE = Place()  # of a text that does not think
 END = "end"  # the gate of thinking that checks only the block in which it ends
 _CONTENT_RULES: dict[str, re.Pattern[str]] = {
@@ -84,9 +83,8 @@ class GateSpec:
     content_rules: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        kinds = [START if _START.fullmatch(rule) else rule for rule in self.content_rules]
-        if unknown := [rule for rule in kinds if rule not in (START, *_CONTENT_RULES)]:
-            known = ", ".join((START, f"{START}:32", *_CONTENT_RULES))
+        if unknown := [rule for rule in self.content_rules if rule not in (START, *_CONTENT_RULES)]:
+            known = ", ".join((START, *_CONTENT_RULES))
             raise OptionError(f"There is no content rule '{unknown[0]}'.", hint=f"Use one of: {known}.")
         if self.kind in ("always", "never", END):
             if self.content_rules:
@@ -104,12 +102,6 @@ class GateSpec:
     @property
     def needs_signals(self) -> bool:
         return self.kind in SIGNALS
-
-    @property
-    def start_len(self) -> int:
-        """Tokens at the beginning of a text that are checked: each block that begins among them; 0 without a rule."""
-        found = [match for rule in self.content_rules if (match := _START.fullmatch(rule))]
-        return max((int(match[1] or 1) for match in found), default=0)
 
     def __str__(self) -> str:
         threshold = f":{self.threshold:g}" if self.needs_signals else ""
@@ -185,8 +177,8 @@ class Gate:
         if is_copying(np.append(generated, np.array(block.token_ids, np.int32))):
             return "repetition"
         # How an answer begins decides what kind it is, and a text that is never checked teaches a gate nothing.
-        rules, start_len = self._spec.content_rules, self._spec.start_len
-        is_new = start_len > 0 and place.has_ended and num_seen < place.num_thinking + start_len
+        rules = self._spec.content_rules
+        is_new = START in rules and place.has_ended and num_seen <= place.num_thinking
         return "content" if is_new or (rules and _matches_content(rules, generated, block, vocab)) else ""
 
 
@@ -194,7 +186,7 @@ def _matches_content(rules: Sequence[str], generated: TokenIds, block: DraftBloc
     """Whether a content rule matches text of the block that was not forced; a match may begin before the block."""
     before = vocab.decode(generated[-_LOOKBACK:])
     text = before + vocab.decode(block.token_ids)
-    matches = [match for rule in rules if rule in _CONTENT_RULES for match in _CONTENT_RULES[rule].finditer(text)]
+    matches = [match for rule in rules if rule != START for match in _CONTENT_RULES[rule].finditer(text)]
     # Where each token of the block ends in the text; half a character counts as one.
     ends = [len(before) + len(vocab.decode(block.token_ids[: index + 1])) for index in range(len(block.token_ids))]
     starts = [len(before), *ends[:-1]]

@@ -122,3 +122,12 @@ def test_ctrl_c_ends_the_answer_and_not_the_conversation(tmp_path: Path) -> None
     os.write(master, b"/quit\n")
     assert process.wait(30) == 0
     os.close(master)
+
+
+def test_a_cloud_that_is_not_there_is_said_at_the_start(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"/quit\n"), encoding="utf-8"))
+    nowhere = ["--edge-model", "toy:drift=0.2", "--cloud", "localhost:9"]
+    status, _, err = invoke("chat", *nowhere)
+    assert status == 0 and "The cloud at localhost:9 was not reached yet (" in err
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"/quit\n"), encoding="utf-8"))
+    assert "reached" not in invoke("chat", *nowhere, "--mode", "edge", "--audit-share", "0.5")[2]

@@ -108,7 +108,7 @@ def test_which_answers_are_read_is_drawn_before_they_begin() -> None:
         seen = [watching.write(replace(REQUEST, plan=plan)) for plan in (EDGE, EDGE, GATED, GATED, TOP)]
         assert [each.request.is_audited for each in seen] == [True, False, True, False, True]
         assert [each for each, _ in watching.kept] == seen[::2]
-        for plan in (QUALITY, make_plan("lossless"), make_plan("cloud")):  # nothing can be found there, and nothing is drawn
+        for plan in (QUALITY, make_plan("lossless"), make_plan("cloud")):  # nothing can be found there
             assert not watching.write(replace(REQUEST, plan=plan)).request.is_audited
     assert watching.auditor.counts == {"read": 3, "lost": 0, "dropped": 0}
 

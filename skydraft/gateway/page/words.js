@@ -73,8 +73,8 @@ const en = {
   'about.cloud': 'The large model writes alone.',
   'about.lossless': 'The large model checks every draft.',
   'about.fluency': 'The large model is seldom asked.',
-  'about.quality': 'The large model checks how the answer begins, and is asked when the small one is unsure.',
-  'about.answers': 'The large model also checks how a text begins, numbers and JSON.',
+  'about.quality': 'The large model checks all that the small one drafts: the answer is its own, word for word.',
+  'about.answers': 'The large model is asked when the small one is unsure, and checks how a text begins, numbers and JSON.',
   'about.auto': 'Asks the large model as often as a set agreement needs.',
 
   record: 'Record speech',
@@ -302,8 +302,8 @@ const zh = {
   'about.cloud': '由大模型独自写作。',
   'about.lossless': '每段草稿都由大模型核对。',
   'about.fluency': '很少询问大模型。',
-  'about.quality': '大模型检查回答的开头；小模型没有把握时询问大模型。',
-  'about.answers': '大模型还会核对开头、数字和 JSON。',
+  'about.quality': '小模型起草的内容都由大模型检查：回答与大模型自己写的逐字相同。',
+  'about.answers': '小模型没有把握时询问大模型；开头、数字和 JSON 由大模型核对。',
   'about.auto': '按设定的一致率询问大模型。',
 
   record: '录音',
