@@ -209,7 +209,8 @@ class Cloud:
         patience = Patience(self.timeout_s, self.falls_back(plan), self.servers.has_others)
         verifier = RemoteVerifier(self.servers, context, prompt, vocab, request, patience, self._notices)
         is_alone = patience.falls_back and not self.servers.is_reached and self._begins_without(verifier, vocab)
-        if not is_alone and plan.drafts and drafts_first and (self.open_ahead or not plan.is_gated):
+        waits = plan.may_go_alone if self.is_stock else plan.is_gated  # a server that sells tokens is asked once
+        if not is_alone and plan.drafts and drafts_first and (self.open_ahead or not waits):
             verifier.open_ahead()
         return verifier
 
