@@ -15,7 +15,7 @@ from skydraft import Engine, Generation, decoding_params, make_plan
 from skydraft.edge.cloud import Cloud
 from skydraft.models import default_pair
 
-QUALITY = make_plan("quality", hand_back="4")  # agree:M depends on what crosses a stop
+GATED = make_plan("fluency", hand_back="4")  # agree:M depends on what crosses a stop
 
 
 def run(
@@ -23,7 +23,7 @@ def run(
 ) -> Generation:
     """One finished generation; greedy without a seed."""
     params = decoding_params(max_new_tokens=num_tokens, temperature=0.8 if seed else 0.0, seed=seed)
-    plan = QUALITY if mode == "quality" else make_plan(mode, k=k)
+    plan = GATED if mode == "fluency" else make_plan(mode, k=k)
     with skydraft.generate(prompt, edge=edge, cloud=cloud, plan=plan, params=params) as generation:
         return generation.run()
 
@@ -31,7 +31,12 @@ def run(
 def identity(edge: Engine, num_prompts: int = 20, num_tokens: int = 40) -> None:
     """Remote against in-process: same ids, same origins."""
     dev = prompts(num_prompts)
-    cases: list[tuple[str, int | None, int]] = [("lossless", 5, 0), ("lossless", 3, 7), ("quality", None, 0)]
+    cases: list[tuple[str, int | None, int]] = [
+        ("lossless", 5, 0),
+        ("lossless", 3, 7),
+        ("quality", None, 0),
+        ("fluency", None, 0),
+    ]
     near = skydraft.load(default_pair().target)
     local = {case: [run(prompt, edge, near, case[0], num_tokens, case[1], case[2]) for prompt in dev] for case in cases}
     near.close()
@@ -60,9 +65,9 @@ def payload(edge: Engine, num_tokens: int = 128) -> None:
     up, down, tokens = (sum(getattr(s, name) for s in stats) for name in ("bytes_up", "bytes_down", "num_tokens"))
     print(f"\npayload, lossless, k=5, {len(dev)} dev prompts, up to {num_tokens} tokens, {tokens} tokens generated")
     print(f"  {(up + down) / tokens:.2f} bytes a token (<= 16): {up / tokens:.2f} up, {down / tokens:.2f} down")
-    gated = [run(prompt, edge, cloud, "quality", num_tokens).stats for prompt in dev[:12]]
+    gated = [run(prompt, edge, cloud, "fluency", num_tokens).stats for prompt in dev[:12]]
     tokens = sum(s.num_tokens for s in gated)
-    print(f"  quality, 12 prompts: {sum(s.bytes_up + s.bytes_down for s in gated) / tokens:.2f} bytes a token")
+    print(f"  fluency, 12 prompts: {sum(s.bytes_up + s.bytes_down for s in gated) / tokens:.2f} bytes a token")
     cloud.close()
     server.stop()
 

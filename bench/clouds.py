@@ -4,7 +4,7 @@
 
 Each server is a process of its own, and has a thread of its own that kills it (SIGKILL), stops it for a while
 (SIGSTOP) or drains it (SIGTERM) at random, and starts it again. Each text of `lossless` and `cloud` is compared with
-the undisturbed one, token by token, and so is one of `quality` that never went on alone; of the others, the length.
+the undisturbed one, token by token, and so is one of the gated plan that never went on alone; of the others, the length.
 Toys, since what is tried is the protocol.
 """
 
@@ -31,7 +31,7 @@ NUM_SERVERS, NUM_EDGES = 3, 8
 PLANS = {
     "lossless": make_plan("lossless", k=4, hand_back="agree:2"),
     "cloud": make_plan("cloud"),
-    "quality": make_plan("quality", k=4, hand_back="4"),  # agree:M depends on what crosses a stop
+    "gated": make_plan("fluency", hand_back="4"),  # agree:M depends on what crosses a stop
 }
 _LENGTH = 120  # tokens
 _NUM_TEXTS = 20  # different ones of each plan
@@ -85,7 +85,7 @@ def judge(tally: Tally, lock: threading.Lock, plan: str, seed: int, cloud: Cloud
         return
     is_right = found.token_ids == tally.texts[seed]
     num_alone = found.origins.count("edge-fallback")
-    if num_alone and plan == "quality":
+    if num_alone and plan == "gated":
         is_right = len(found.token_ids) == _LENGTH
     with lock:
         tally.num_texts += 1

@@ -65,7 +65,7 @@ WAYS = [
     *(Way(f"k = {k}", make_plan(k=k)) for k in FIXED),
     Way("risk", ALWAYS_DRAFTING),
     Way("k auto", make_plan(k="auto")),
-    Way("quality", make_plan("quality"), is_lossless=False),
+    Way("quality", make_plan("quality")),
     Way("auto", make_plan("auto"), is_lossless=False),
     Way("auto, 0", make_plan("auto", k=12, hand_back="0"), is_lossless=False),
 ]

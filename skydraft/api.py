@@ -20,13 +20,11 @@ from skydraft.engines.probe import cpu_model, profile_of
 from skydraft.engines.registry import engine_names, open_engine
 from skydraft.errors import CloudLost, OptionError, RecordsError
 from skydraft.gating.calibration import Calibration, find_calibration
-from skydraft.gating.hand_back import HandBack
 from skydraft.models import Progress, SourceName, cache_dir, no_progress, resolve
 from skydraft.models.adapters import folder_of
 from skydraft.prompts.audio import Audio
 from skydraft.prompts.messages import Message, asked, conversation, spoken
 from skydraft.prompts.pair import ShareAudio, beginning_ids
-from skydraft.types import WRITE_ALL
 
 if TYPE_CHECKING:
     from skydraft.edge.cloud import Cloud
@@ -255,8 +253,7 @@ def start(
 
 
 def fitting(request: GenerateRequest, cloud: Cloud) -> GenerateRequest:
-    """The request for a server. One without skydraft checks by writing, so it streams, or writes to the end after its
-    first correction, where each block would be checked. Raises OptionError."""
+    """The request for a server: one without skydraft streams where each block would be checked. Raises OptionError."""
     plan = request.plan
     if not cloud.is_stock:
         if request.execution:
@@ -264,10 +261,10 @@ def fitting(request: GenerateRequest, cloud: Cloud) -> GenerateRequest:
         return request
     if request.execution == "exact":
         raise OptionError("--execution exact does not apply to a server without skydraft.", hint="Remove it.")
-    if plan.writes_out:
-        return replace(request, plan=replace(plan, hand_back=HandBack(WRITE_ALL)))
-    if request.execution or not plan.drafts or not plan.verifies or plan.may_go_alone:
+    if request.execution or not plan.drafts or not plan.verifies:
         return request
+    if plan.may_go_alone:
+        return replace(request, plan=plan.without_skydraft())
     if plan.mode != "lossless" or plan.k is not None:
         raise OptionError(
             "A server without skydraft is not exact, so it streams where every block would be checked.",

@@ -135,7 +135,7 @@ def _measure_link(console: Console, cloud: Cloud, edge: Engine, info: ServerInfo
         why = "a faster link would not help: drafting and checking cost more than they save."
         why = f"speculation would pay below a round trip of {even_ms:.1f} ms." if even_ms > 0 else why
         console.print(f"verdict      streaming is faster here ({1 / report.gain:.2f} times); {why}")
-        console.print("             A gated mode still saves tokens that the large model writes.")
+        console.print("             Mode quality has the same text, and the large model writes only a part of it.")
     show_turns(console, costs)
 
 
@@ -173,11 +173,11 @@ def _examine_stock(console: Console, choice: CloudChoice, models: ModelChoice, c
         console.print(f"cache        {num_cached} of {again.num_prompt_tokens} tokens of a prompt, the second time")
         console.print(f"round trip   {facts.wire_ms:.1f} ms; a written token {gap_ms:.1f} ms")
         draft_ms = _gap_ms(_written(edge, None).records)  # now, as the server: the machine may be busy
-        can_gain = 2 * draft_ms < gap_ms  # in a gated mode the server writes half of the tokens or more
-        gain = "a gated mode can be faster than streaming" if can_gain else "streaming is faster"
+        can_gain = 2 * draft_ms < gap_ms  # in auto the server writes about half of the tokens
+        gain = "auto and fluency can be faster than streaming" if can_gain else "streaming is faster"
         console.print(f"verdict      {gain}: a drafted token takes {draft_ms:.1f} ms here")
         console.print(
-            "             Either way a gated mode saves tokens that the server writes, and each call reads the text."
+            "             auto and fluency let the server write less, but each call reads the text; quality streams."
         )
         yield from _measure_devices(console, choice, models.cloud_model, edge, checks)
     if not num_cached:

@@ -29,7 +29,7 @@ INTERRUPTED = 130  # the shells' status of a process ended by Ctrl-C
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, "-V", "--version", prog_name="skydraft")
 def cli() -> None:
-    """A small model drafts, a gate decides what is unsure, a large model checks that.
+    """A small model drafts, a gate decides what is checked, a large model checks that.
 
     The small one is called the draft model, on the edge (this device). The large one is called the target; it is in
     the cloud if it runs on a server.

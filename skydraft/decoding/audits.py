@@ -29,7 +29,7 @@ ASKED = make_plan("auto").gate.threshold  # of texts that nothing checks; a cali
 _MAX_WAITING, _NEWEST = 16, 100  # answers
 _MAX_WATCHED = 64  # clients may ask for any gate
 _FACTS_S = 0.5
-_READING = make_plan(DEFAULT_MODE)  # exact, and soon over where the cloud is gone
+_READING = make_plan("fluency")  # exact, soon over where the cloud is gone, and no session is opened before it is read
 
 
 class Watched:

@@ -195,7 +195,9 @@ def _turns(
     hand_back, decides = plan.hand_back or HandBack(), plan.hand_back is None
     if plan.k is not None or draft is None or facts is None:
         longest = facts.max_block if facts else MAX_K
-        return Turns(min(plan.k or DEFAULT_K, longest), hand_back, opening=min(opening, longest)), None
+        return Turns(
+            min(plan.k or DEFAULT_K, longest), hand_back, opening=min(opening, longest), streams=plan.streams
+        ), None
     draft_ms = draft.profile.forward_ms
     costs = CostModel(draft_ms[0], facts.forward_ms, facts.max_rows, wire_ms=facts.wire_ms, streams=facts.streams)
     # Two machines read the prompt at the same time.

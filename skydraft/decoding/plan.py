@@ -6,6 +6,7 @@ from skydraft.config import DEFAULT_K, mode_spec, named, parse_accept, parse_k
 from skydraft.errors import OptionError
 from skydraft.gating.gates import END, START, GateSpec, parse_gate
 from skydraft.gating.hand_back import HandBack, parse_hand_back
+from skydraft.types import WRITE_ALL
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +16,8 @@ class Plan:
     `hand_back` None means that measured costs decide when the target writes on; it needs an adaptive `k`. A plan that
     does not draft uses the target alone. A block ends once the draft model gives all of it less than `block_prob`.
     `think_gate` is the gate of what is thought before the answer, None: the same one. `goes_on`: the draft model writes
-    on where the target is lost, also if each block is checked. Raises OptionError for parts that do not fit each other.
+    on where the target is lost, also if each block is checked; with `streams` it writes only then. Raises OptionError
+    for parts that do not fit each other.
     """
 
     gate: GateSpec
@@ -28,6 +30,7 @@ class Plan:
     think_gate: GateSpec | None = None
     block_prob: float = 0.0
     goes_on: bool = False
+    streams: bool = False
 
     def __post_init__(self) -> None:
         kind = self.gate.kind
@@ -73,11 +76,13 @@ class Plan:
         """Whether the draft model may write a text without the target that it asks for."""
         return self.is_gated or (self.goes_on and self.verifies)
 
-    @property
-    def writes_out(self) -> bool:
-        """Whether a target that checks a draft by writing had better write on to the end after a correction, not until
-        the draft model agrees: it writes as much in fewer calls, and each token is its own in any case."""
-        return self.goes_on and not self.is_gated and bool(self.hand_back and self.hand_back.reads)
+    def without_skydraft(self) -> Plan:
+        """This plan at a server that checks a draft by writing: where each block is checked, it streams from the start,
+        since it writes as much in one call, and each token is its own in any case."""
+        own = (None, parse_hand_back(mode_spec(self.mode).hand_back) if self.mode else None)
+        if self.is_gated or self.top or not self.goes_on or self.hand_back not in own:
+            return self
+        return replace(self, k=self.k or DEFAULT_K, hand_back=HandBack(WRITE_ALL), streams=True)
 
     @property
     def needs_signals(self) -> bool:
@@ -129,12 +134,15 @@ def make_plan(
             f"{'--accept top' if top else lossy[0]} is lossy, and mode lossless is not.",
             hint="Use --mode quality, or give --gate (--gate always to check every block) and no --mode.",
         )
-    chosen_k = given_k if k is not None else parse_k(spec.k or 1)
     chosen_gate = parse_gate(gate or spec.gate)
+    checks_all = chosen_gate.kind == "always"
+    # Where all is checked blocks are long; they are not in a plan that a gate makes of it.
+    own_k = DEFAULT_K if spec.gate == "always" and not checks_all else spec.k or 1
+    chosen_k = given_k if k is not None else parse_k(own_k)
     back: HandBack | None = parse_hand_back(spec.hand_back if hand_back is None else hand_back)
     if hand_back is None and chosen_gate.kind == "never":
         back = HandBack()
-    if hand_back is None and spec.gate == "always" and chosen_k is None:
+    if hand_back is None and chosen_k is None and {chosen_gate.kind, (thinking or chosen_gate).kind} == {"always"}:
         back = None  # every block is checked, and costs choose its length
-    drafts, ends = name != "cloud", eager or spec.eager
-    return Plan(chosen_gate, chosen_k, drafts, top, ends, name, back, thinking, spec.block_prob, spec.goes_on)
+    drafts, ends, block_prob = name != "cloud", eager or spec.eager, spec.block_prob if checks_all else 0.0
+    return Plan(chosen_gate, chosen_k, drafts, top, ends, name, back, thinking, block_prob, spec.goes_on)

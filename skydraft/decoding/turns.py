@@ -11,14 +11,17 @@ from skydraft.types import Round, Signals
 
 class Turns:
     """Blocks of at most `k` tokens, the first one of at most `opening`; after a correction the target writes on as
-    `hand_back` says. `length`, if given, learns from the rounds where blocks should end."""
+    `hand_back` says. `length`, if given, learns from the rounds where blocks should end. With `streams` it is the
+    target's turn at first, and after each verdict."""
 
-    def __init__(self, k: int, hand_back: HandBack, length: Turns | None = None, opening: int = 0) -> None:
+    def __init__(
+        self, k: int, hand_back: HandBack, length: Turns | None = None, opening: int = 0, *, streams: bool = False
+    ) -> None:
         self._k = k
         self._opening = max(opening, k)
         self._hand_back = hand_back
         self._length = length
-        self._is_targets = False
+        self._is_targets = self._streams = streams
         self._num_written = self._num_agreed = 0  # in the target's turn; agreed: the last ones, without a gap
         self._num_unread = 0
 
@@ -59,7 +62,8 @@ class Turns:
         """Take in a committed round. A correction begins the target's turn."""
         record, self._opening = done.record, self._k
         if record.num_draft:
-            is_corrected = record.outcome == "verified" and record.num_accepted < record.num_draft
+            is_over = record.num_accepted < record.num_draft or self._streams
+            is_corrected = record.outcome == "verified" and is_over
             self._is_targets, self._num_written, self._num_agreed, self._num_unread = is_corrected, 0, 0, 0
         else:
             self._num_written += record.num_committed

@@ -25,7 +25,7 @@ def bills(findings: Findings, *, is_long: bool) -> dict[str, Bill]:
     for setting in findings.settings:
         cases = [case for case in setting.all_cases if (case.generation.num_prompt_tokens > LONG) == is_long]
         if cases and setting.link_ms is None:
-            asked = [_asked(case, streams=setting.mode.plan.writes_out) for case in cases]
+            asked = [_asked(case, streams=setting.mode.plan.without_skydraft().streams) for case in cases]
             num_drafted, link = sum(each[0] for each in asked), sum((each[1] for each in asked), LinkCost())
             found[setting.mode.name] = Bill(setting.mode.name, len(cases), num_drafted, link)
     return found

@@ -23,6 +23,7 @@ LOSSLESS = ({}, {"mode": "lossless"}, {"k": "auto"}, {"mode": "lossless", "gate"
 EDGE = Plan(NEVER, 1, mode="edge")
 AUTO = Plan(CALIBRATED, 6, eager=True, mode="auto", hand_back=AGREE)
 IN_QUALITY = Plan(ALWAYS, 24, mode="quality", hand_back=AGREE, block_prob=0.2, goes_on=True)
+IN_MARGIN = replace(IN_QUALITY, gate=GateSpec("margin", 0.0), block_prob=0.0)
 STARTED = Plan(GateSpec("entropy", 3.25, RULES), 16, eager=True, mode="answers", hand_back=AGREE)
 
 
@@ -34,8 +35,17 @@ STARTED = Plan(GateSpec("entropy", 3.25, RULES), 16, eager=True, mode="answers",
         ({"mode": "cloud"}, Plan(ALWAYS, 1, False, mode="cloud"), True),
         ({"mode": "fluency", "eager": True}, Plan(FLUENCY, 4, eager=True, mode="fluency", hand_back=AGREE), True),
         ({"mode": "quality", "k": "auto"}, replace(IN_QUALITY, k=None, hand_back=None), True),
-        ({"mode": "quality", "gate": "never"}, replace(IN_QUALITY, gate=NEVER, hand_back=HandBack()), False),
-        ({"mode": "quality", "gate": "prob:0.5"}, replace(IN_QUALITY, gate=GateSpec("prob", 0.5)), True),
+        (
+            {"mode": "quality", "gate": "never"},
+            replace(IN_QUALITY, gate=NEVER, k=5, block_prob=0.0, hand_back=HandBack()),
+            False,
+        ),
+        (
+            {"mode": "quality", "gate": "prob:0.5"},
+            replace(IN_QUALITY, gate=GateSpec("prob", 0.5), k=5, block_prob=0.0),
+            True,
+        ),
+        ({"mode": "quality", "gate": "margin:0", "k": "auto"}, replace(IN_MARGIN, k=None), True),
         ({"mode": "quality", "accept": "top:3"}, replace(IN_QUALITY, top=3), True),
         ({"mode": "answers"}, STARTED, True),
         ({"mode": "auto", "gate": "calibrated:0.9"}, replace(AUTO, gate=GateSpec("calibrated", 0.9)), True),
@@ -116,3 +126,16 @@ def test_the_start_is_checked_as_well_where_blocks_may_be_skipped(mode, gate, fo
     plan = make_plan(mode, gate=gate)
     assert str(plan.checking_start().gate) == found
     assert plan.checking_start().checking_start() == plan.checking_start()
+
+
+@pytest.mark.parametrize(
+    ("options", "streams"),
+    [({}, True), ({"k": 3}, True), ({"k": "auto"}, True), ({"hand_back": "agree:4"}, True), ({"hand_back": 0}, False),
+     ({"hand_back": "agree:8"}, False), ({"accept": "top:2"}, False), ({"gate": "entropy:1"}, False),
+     ({"think_gate": "end"}, False), ({"gate": "never"}, False)],
+)  # fmt: skip
+def test_quality_streams_at_a_server_without_skydraft_unless_it_was_told_otherwise(options, streams):
+    plan = make_plan("quality", **options)
+    assert plan.without_skydraft().streams is streams and (streams or plan.without_skydraft() == plan)
+    for mode in ("lossless", "cloud", "edge", "auto"):
+        assert make_plan(mode).without_skydraft() == make_plan(mode)

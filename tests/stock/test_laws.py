@@ -1,5 +1,6 @@
 """A server without skydraft gives what its model gives in this process, whatever the gate, the draft and the seed."""
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from functools import partial
@@ -18,7 +19,8 @@ from .. import toys
 from ..decoding.test_laws import decode as decoded
 from ..edge.test_remote import gates
 from ..toys import PROMPT, law
-from .fakes import fake
+from .fakes import GENERATING, fake
+from .faults import cut
 
 GATED = [("entropy:2", 4, "0"), ("entropy:2", 6, "4"), ("margin:0.5", 3, "text"), ("entropy:0.5", 1, "1")]
 DIALECTS = ("vllm", "llama-server", "sglang")
@@ -61,6 +63,34 @@ def test_a_stock_server_is_local(
     assert [(r.base, r.num_draft, r.num_accepted, r.outcome) for r in far.records] == [
         (r.base, r.num_draft, r.num_accepted, r.outcome) for r in near.records
     ]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("drift", [0.0, 0.1, 0.7])
+@pytest.mark.parametrize("options", [{}, {"k": "auto"}, {"k": 3}])
+def test_quality_asks_a_stock_server_what_cloud_asks(
+    clouds: dict[str, Any], dialect: str, drift: float, options: dict[str, Any]
+) -> None:
+    params, edge = DecodingParams(max_new_tokens=40), toys.toy(SEED, drift)
+    done = decoded(make_plan("quality", **options), params, edge, clouds[dialect])
+    alone = decoded(make_plan("cloud"), params, edge, clouds[dialect])
+    assert done.token_ids == alone.token_ids and set(done.origins) == {"cloud"}
+    assert done.stats.num_requests == alone.stats.num_requests and not any(each.num_draft for each in done.records)
+
+
+def test_quality_at_a_stock_server_goes_on_alone_and_then_streams_again() -> None:
+    params, edge = DecodingParams(max_new_tokens=120, min_new_tokens=120), toys.toy(SEED, 0.1)
+    with fake("vllm", engine=toys.toy(SEED)) as server, closing(skydraft.connect(server.url, timeout_s=5)) as cloud:
+        server.faults.append(cut(20))
+        server.fault_of = lambda path: cut(0) if path in GENERATING else None
+        done = skydraft.generate(PROMPT, edge=edge, cloud=cloud, plan=make_plan("quality"), params=params, raw=True)
+        for _ in done.rounds():
+            if done.origins[-1] == "edge-fallback":
+                server.fault_of = lambda path: None
+                time.sleep(0.1)  # it is tried again after a while
+    alone = done.origins.index("edge-fallback")
+    assert len(done.token_ids) == 120 and 0 < alone <= 20 and set(done.origins[:alone]) == {"cloud"}
+    assert done.origins[-1] == "cloud" and done.origins.count("cloud") > 40
 
 
 TEXTS = ("completions", "dashscope", "deepseek", "mistral", "siliconflow")

@@ -97,7 +97,7 @@ class Choices:
     @cached_property
     def _draws_there(self) -> bool:
         params = self.params
-        is_ours = 0 < params.top_k <= MAX_BEST and (self.plan.drafts or self._constrains)
+        is_ours = 0 < params.top_k <= MAX_BEST and ((self.plan.drafts and not self.plan.streams) or self._constrains)
         return bool(params.temperature) and (self.gives_text or not is_ours)
 
     @cached_property

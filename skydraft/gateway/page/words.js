@@ -46,7 +46,7 @@ const en = {
   'link.reading': 'Reading the beginning, {percent} %',
 
   'welcome.title': 'What would you like to know?',
-  'pair.both': '{edge}, the small model, drafts. {cloud}, the large model, checks when the draft is unsure.',
+  'pair.both': '{edge}, the small model, drafts. {cloud}, the large model, checks.',
   'pair.edge': '{edge} writes on this device, without a cloud.',
   'example.1': 'Explain in two sentences why the sky is blue.',
   'example.2': 'Write a Python function that reverses a linked list.',
@@ -275,7 +275,7 @@ const zh = {
   'link.reading': '正在读取开头，{percent} %',
 
   'welcome.title': '想问点什么？',
-  'pair.both': '小模型 {edge} 起草；没有把握时，由大模型 {cloud} 核对。',
+  'pair.both': '小模型 {edge} 起草，由大模型 {cloud} 核对。',
   'pair.edge': '{edge} 在本设备上独自写作，没有云端。',
   'example.1': '用两句话解释天空为什么是蓝色的。',
   'example.2': '用 Python 写一个反转链表的函数。',
