@@ -7,6 +7,7 @@ import argparse
 import os
 import shutil
 import sys
+from collections import defaultdict
 from contextlib import closing
 
 from rich.console import Console
@@ -23,8 +24,8 @@ from skydraft.evaluation.scoring import Scorer
 
 MODES = {
     "edge": "the small model alone",
-    "auto": "fewer calls, once it is calibrated",
-    "quality": "the default",
+    "auto": "checked where the small one is unsure",
+    "quality": "the default: all is checked",
     "cloud": "the large one alone",
 }
 PROMPTS = {"zh": "什么是哈希表？它为什么快？", "en": "What is the difference between TCP and UDP?"}
@@ -79,15 +80,20 @@ def _agreement(generation: Generation, edge: Engine, cloud: Engine) -> float:
 
 
 def _show_modes(console: Console, prompt: str, edge: Engine, cloud: Engine) -> None:
+    modes_of = defaultdict[str, list[str]](list)  # by text
     console.print(f"{'mode':<9}tokens  asked  it wrote  as it would  tokens/s", style="bold")
     for mode, remark in MODES.items():
         with TERMINAL.state(f"The same question in mode {mode}…"), _answer(prompt, mode, edge, cloud) as generation:
             stats = generation.run().stats
+            modes_of[" ".join(generation.text.split())].append(mode)
             agreement = _agreement(generation, edge, cloud)
         console.print(
             f"{mode:<9}{stats.num_tokens:>6}{stats.num_escalated:>7}{stats.target_written_per_token or 0:>10.0%}"
             f"{agreement:>13.0%}{stats.tokens_per_s:>10.1f}  {remark}"
         )
+    console.print("\nHow their answers begin:")
+    for text, modes in modes_of.items():
+        console.print(f"  {', '.join(modes)}: {text}"[: console.width - 1], markup=False, highlight=False, no_wrap=True)
 
 
 def main() -> None:
