@@ -4,7 +4,7 @@
 
 Each server is a process of its own, and has a thread of its own that kills it (SIGKILL), stops it for a while
 (SIGSTOP) or drains it (SIGTERM) at random, and starts it again. Each text of `lossless` and `cloud` is compared with
-the undisturbed one, token by token, and so is one of the gated plan that never went on alone; of the others, the length.
+the undisturbed one, token by token, and so is a gated one that never went on alone; of the others, the length.
 Toys, since what is tried is the protocol.
 """
 
