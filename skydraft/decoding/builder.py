@@ -1,4 +1,3 @@
-import math
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -25,7 +24,7 @@ from skydraft.engines.base import Engine, Seats
 from skydraft.engines.vocab import Vocab, check_same
 from skydraft.errors import OptionError
 from skydraft.gating.calibration import MAX_BLOCK, Calibration, find_calibration
-from skydraft.gating.gates import START, Gate
+from skydraft.gating.gates import START, Gate, is_unlikely
 from skydraft.gating.hand_back import HandBack
 from skydraft.prompts.pair import PromptPair, fixed_len, read_prompt
 from skydraft.prompts.thinking import settings, tags_after, template_of
@@ -176,16 +175,10 @@ def _end_of_blocks(
     if turns.opens:
         return turns.end_of_opening(gate.is_unsure)
     if length is None:
-        return _is_unlikely(plan.block_prob) if plan.block_prob else None
+        return is_unlikely(plan.block_prob) if plan.block_prob else None
     if not plan.is_gated:
         return length.is_enough
     return lambda signals: gate.is_unsure(signals) and length.is_enough(signals)
-
-
-def _is_unlikely(least: float) -> Callable[[Seq[Signals]], bool]:
-    """Whether the draft model gives these tokens together a probability below `least`. A correction is then due soon,
-    and what is drafted after it is lost. The tokens that a temperature chose count with the best one's probability."""
-    return lambda signals: math.prod(token.top_prob for token in signals) < least
 
 
 def _turns(

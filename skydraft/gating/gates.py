@@ -108,6 +108,12 @@ class GateSpec:
         return "+".join((self.kind + threshold, *self.content_rules))
 
 
+def is_unlikely(least: float) -> Callable[[Sequence[Signals]], bool]:
+    """Whether the draft model gives these tokens together a probability below `least`. A correction is then due soon,
+    and what is drafted after it is lost. The tokens that a temperature chose count with the best one's probability."""
+    return lambda signals: math.prod(token.top_prob for token in signals) < least
+
+
 def parse_gate(text: str) -> GateSpec:
     """`always`, `never`, or `entropy:THETA`, `margin:M`, `prob:P`, `calibrated:AGREEMENT`, and content rules."""
     main, *given = text.split("+")
