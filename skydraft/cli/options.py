@@ -149,8 +149,8 @@ def _gate(execution: Execution | None, mode: str | None, gate: str | None, **pla
 gate_section = Section("gate", "Gate", _gate, [
     option("-m --mode", "M",
            "edge: the small model alone. cloud: the large one alone. lossless: the text of cloud, drafted where that "
-           "is faster. quality: the same text, drafted, and an unchecked one where the cloud is lost. fluency, auto: the "
-           "large one checks where the small one is unsure. answers: also how a text begins, numbers and JSON "
+           "is faster. quality: the same text, drafted, and an unchecked one where the cloud is lost. fluency, auto: "
+           "the large one checks where the small one is unsure. answers: also how a text begins, numbers and JSON "
            f"(default: {DEFAULT_MODE}, or just the gate if one is given).",
            shell_complete=lambda context, param, begun: [mode for mode in MODES if mode.startswith(begun)]),
     option("--gate", "G", "Which blocks the target checks: always, never, or by a threshold, for example "

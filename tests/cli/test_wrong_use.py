@@ -66,7 +66,7 @@ WRONG = {
     f"{GENERATE} --audit-share 0": "above 0",
     f"{GENERATE} --audit-share nan": "above 0",
     f"{GENERATE} --audit-share 0.5 -m lossless": "the target's own already",
-    f"generate 你好 {EDGE} --cloud http://localhost:1/v1 -m fluency --audit-share 1": "--audit-share does not apply to a server",
+    f"generate 你好 {EDGE} --cloud http://localhost:1/v1 -m fluency --audit-share 1": "does not apply to a server",
     f"gateway --edge-only {EDGE} --audit-share 0.1": "is to audit",
     # recordings
     f"generate --audio {CLIP} --edge-model toy --mode edge": "takes no audio",
