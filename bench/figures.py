@@ -40,8 +40,8 @@ def read(name: str) -> Any:
     return json.loads((DOCS / name).read_text(encoding="utf-8"))
 
 
-FILES = "link tasks long english devices"
-SUMMARY, LINK, TASKS, LONG, ENGLISH, DEVICES = (
+FILES = "link tasks long english devices everyday"
+SUMMARY, LINK, TASKS, LONG, ENGLISH, DEVICES, EVERYDAY = (
     read(f"{name}.json") for name in ("report-zh-dev/summary", *(f"figures/{name}" for name in FILES.split()))
 )
 MORE_TOKENS = 2000  # of a prompt with a document in it
@@ -148,6 +148,16 @@ def what_it_keeps_in_english() -> list[str]:
 
 def what_it_keeps_of_long_texts() -> list[str]:
     return of_texts("40 long texts", LONG, ("auto", "auto;gate=calibrated:0.9", "auto;k=12;hand-back=0"))
+
+
+def what_it_keeps_of_everyday_questions() -> list[str]:
+    rows = []
+    for mode in ("quality", "answers", "auto"):
+        agreement, *costs = (EVERYDAY[mode][name]["value"] for name in ("agreement", "calls", "written", "rows"))
+        same_answers = str(EVERYDAY[mode]["same"]["value"])
+        rows.append([code(mode), f"{agreement:.3f}", same_answers, *(f"{value:.3f}" for value in costs)])
+    head = ("agreement", "same answers", "calls a token", "written by the target", "rows a token")
+    return table(("55 everyday questions", *head), rows)
 
 
 def how_fast() -> list[str]:
@@ -262,9 +272,11 @@ def a_day() -> list[str]:
 
 def sentences() -> Iterator[tuple[str, str]]:
     """Page and words of each figure that stands outside of tables."""
-    written, also = kept("quality", "target_written_per_token"), ENGLISH["quality"]["written"]["value"]
-    said = f"it wrote {100 * written:.0f} % of the tokens itself, over ten English questions {100 * also:.0f} %,"
+    written, also = kept("quality", "target_written_per_token"), EVERYDAY["quality"]["written"]["value"]
+    said = f"it wrote {100 * written:.0f} % of the tokens itself, over 55 everyday questions {100 * also:.0f} %,"
     yield "README.md", said
+    same_in_auto, same_in_answers = (EVERYDAY[mode]["same"]["value"] for mode in ("auto", "answers"))
+    yield "docs/modes.md", f"{same_in_auto} answers of `auto` and {same_in_answers} of `answers`"
     page, lossless = "docs/measuring.md", setting("lossless")["speed_over"]["cloud"]
     yield page, f"That it has {lossless['value']:.2f} on one machine"
     yield page, f"the interval is {lossless['low']:.2f} to {lossless['high']:.2f}."
@@ -290,6 +302,7 @@ TABLES: dict[str, tuple[Callable[[], list[str]], ...]] = {
     "README.md": (in_short, right_in_short),
     "docs/measuring.md": (
         what_a_mode_keeps,
+        what_it_keeps_of_everyday_questions,
         what_it_keeps_in_english,
         what_it_keeps_of_long_texts,
         how_fast,

@@ -11,9 +11,9 @@ from dataclasses import fields
 import pytest
 from click import Context
 
-from bench.figures import TABLES, findings, sentences, with_tables
+from bench.figures import EVERYDAY, TABLES, findings, sentences, texts_of, with_tables
 from skydraft.cli.generate import generate
-from skydraft.config import MODES
+from skydraft.config import DEFAULT_MODE, MODES
 from skydraft.decoding.stats import Stats
 
 from .blocks import ROOT
@@ -125,3 +125,9 @@ def test_what_learning_brings_is_as_measured() -> None:
             assert f"| `{name}` | `{mode}` | {' | '.join(cells)} |" in page
         cloud = found["cloud"]
         assert f"| `{name}` | `cloud` | {cloud['tasks']} | {cloud['right']['value']:.2f} |" in page
+
+
+def test_the_answers_of_the_default_mode_are_the_targets_own() -> None:
+    """As README says, token for token: those of the report, and those of 55 everyday questions."""
+    assert texts_of(DEFAULT_MODE) == texts_of("cloud") and len(texts_of("cloud")) == 62
+    assert EVERYDAY[DEFAULT_MODE]["same"]["value"] == 55
