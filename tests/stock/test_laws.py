@@ -1,5 +1,6 @@
 """A server without skydraft gives what its model gives in this process, whatever the gate, the draft and the seed."""
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -91,6 +92,17 @@ def test_quality_at_a_stock_server_goes_on_alone_and_then_streams_again() -> Non
     alone = done.origins.index("edge-fallback")
     assert len(done.token_ids) == 120 and 0 < alone <= 20 and set(done.origins[:alone]) == {"cloud"}
     assert done.origins[-1] == "cloud" and done.origins.count("cloud") > 40
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "llama-server", "completions"])
+@pytest.mark.parametrize("drift", [0.0, 0.2, 0.8])
+def test_quality_at_a_stock_server_fits_a_grammar(dialect: str, drift: float) -> None:
+    pattern = "[0-9a-z]{3}-[0-9]{2,8}"
+    api = "completions" if dialect == "completions" else "auto"
+    params, edge = DecodingParams(max_new_tokens=40, grammar=skydraft.regex(pattern)), open_toy(f"toy:drift={drift}")
+    with fake(dialect) as server, closing(skydraft.connect(f"{server.url}/v1", api=api)) as cloud:
+        done = skydraft.generate("语速", edge=edge, cloud=cloud, plan=make_plan("quality"), params=params).run()
+    assert re.fullmatch(pattern, done.text) and done.finish_reason == "eos"
 
 
 TEXTS = ("completions", "dashscope", "deepseek", "mistral", "siliconflow")
