@@ -282,6 +282,6 @@ def test_of_a_wrong_token_and_a_dead_server_both_are_said(
 def test_texts_of_one_cloud_are_the_undisturbed_ones_while_servers_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of gated ones, those that were never without any server."""
     monkeypatch.setattr("bench.clouds.ServerProcess", lambda model, *options: Process(*options))
-    tallies, done = faults(24, seed=1, pause_s=1.5)
-    assert {(each.num_texts, each.num_wrong, each.num_failed) for each in tallies.values()} == {(8, 0, 0)}
-    assert sum(done.values()) > 2
+    tallies, done = faults(24, seed=1, pause_s=1.5, num_faults=6)
+    assert {(each.num_wrong, each.num_failed) for each in tallies.values()} == {(0, 0)}
+    assert min(each.num_texts for each in tallies.values()) >= 8 and sum(done.values()) >= 6
