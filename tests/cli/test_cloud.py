@@ -171,7 +171,7 @@ def test_serve_says_where_it_is_and_ends_cleanly(number: signal.Signals) -> None
     process.send_signal(number)
     _, rest = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0 and rest.splitlines()[-1] == "skydraft: stopped." and "Traceback" not in rest
-    assert "finishing what has begun, for up to 30 s. Ctrl-C again ends it at once." in rest
+    assert "stopping; requests that have begun get up to 30 s. Ctrl-C again ends them at once." in rest
 
 
 def test_doctor_asks_a_server_whether_it_answers_without_loading_a_model(invoke: Invoke, server: Serving) -> None:
