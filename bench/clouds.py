@@ -134,7 +134,8 @@ def faults(
     for server in servers:
         server.stop()
     what = ", ".join(f"{number} times {how}" for how, number in sorted(done.items()))
-    print(f"\nfaults: {sum(each.num_texts for each in tallies.values())} texts of {_LENGTH} tokens in {took_s:.0f} s; servers {what}; "
+    num_texts = sum(tally.num_texts for tally in tallies.values())
+    print(f"\nfaults: {num_texts} texts of {_LENGTH} tokens in {took_s:.0f} s; servers {what}; "
           f"edges left one out {sum('left out' in line for line in news)} times")  # fmt: skip
     print(
         "| plan | texts | failed | tokens | texts that differ | tokens written alone | slowest round, ms |\n"

@@ -76,7 +76,9 @@ def serve(server: ServeOptions, log_level: str, limits: Limits, models: ModelCho
         click.echo(_announcement(worker, options, port), err=True)
 
     is_text = models.target_name in KNOWN or models.target_name.endswith(".gguf")
-    waits = f"skydraft: stopping; requests that have begun get up to {options.grace_s:g} s. Ctrl-C again ends them at once."
+    waits = (
+        f"skydraft: stopping; requests that have begun get up to {options.grace_s:g} s. Ctrl-C again ends them at once."
+    )
     run(load, options, ready, on_stop=lambda: click.echo(waits, err=True), may_take_audio=not is_text)
     click.echo("skydraft: stopped.", err=True)
 
