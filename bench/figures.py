@@ -40,8 +40,8 @@ def read(name: str) -> Any:
     return json.loads((DOCS / name).read_text(encoding="utf-8"))
 
 
-FILES = "link tasks long english devices everyday"
-SUMMARY, LINK, TASKS, LONG, ENGLISH, DEVICES, EVERYDAY = (
+FILES = "link tasks long devices everyday"
+SUMMARY, LINK, TASKS, LONG, DEVICES, EVERYDAY = (
     read(f"{name}.json") for name in ("report-zh-dev/summary", *(f"figures/{name}" for name in FILES.split()))
 )
 MORE_TOKENS = 2000  # of a prompt with a document in it
@@ -134,20 +134,12 @@ def what_a_mode_keeps() -> list[str]:
     return table(("62 short prompts", *head), rows)
 
 
-def of_texts(name: str, figures: dict[str, Any], modes: Iterable[str]) -> list[str]:
-    rows = []
-    for mode in modes:
-        found = [figures[mode][name]["value"] for name in ("agreement", "calls", "written", "rows")]
-        rows.append([code(mode), *(f"{value:.3f}" for value in found[:3]), f"{found[3]:.2f}"])
-    return table((name, "agreement", "calls a token", "written by the target", "rows a token"), rows)
-
-
-def what_it_keeps_in_english() -> list[str]:
-    return of_texts("10 English questions", ENGLISH, ("quality", "auto"))
-
-
 def what_it_keeps_of_long_texts() -> list[str]:
-    return of_texts("40 long texts", LONG, ("auto", "auto;gate=calibrated:0.9", "auto;k=12;hand-back=0"))
+    rows = []
+    for mode in ("auto", "auto;gate=calibrated:0.9", "auto;k=12;hand-back=0"):
+        found = [LONG[mode][name]["value"] for name in ("agreement", "calls", "written", "rows")]
+        rows.append([code(mode), *(f"{value:.3f}" for value in found[:3]), f"{found[3]:.2f}"])
+    return table(("40 long texts", "agreement", "calls a token", "written by the target", "rows a token"), rows)
 
 
 def what_it_keeps_of_everyday_questions() -> list[str]:
@@ -181,8 +173,7 @@ def carried(texts: str, num: int, mode: str) -> float:
 def how_many_devices() -> list[str]:
     counts = sorted({point["clients"] for point in DEVICES["points"]})
     rows = []
-    points = (point for point in DEVICES["points"] if point["mode"] != "quality")  # that of an earlier gate
-    for texts, mode in dict.fromkeys((point["texts"], point["mode"]) for point in points):
+    for texts, mode in dict.fromkeys((point["texts"], point["mode"]) for point in DEVICES["points"]):
         here = [each["clients"] for each in DEVICES["points"] if (each["texts"], each["mode"]) == (texts, mode)]
         most = devices_of(texts, max(here), mode)
         speeds = [f"{carried(texts, num, mode):.2f}" if num in here else "–" for num in counts]
@@ -303,7 +294,6 @@ TABLES: dict[str, tuple[Callable[[], list[str]], ...]] = {
     "docs/measuring.md": (
         what_a_mode_keeps,
         what_it_keeps_of_everyday_questions,
-        what_it_keeps_in_english,
         what_it_keeps_of_long_texts,
         how_fast,
         how_many_devices,
