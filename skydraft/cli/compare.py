@@ -251,8 +251,7 @@ def calibrate(workload: Workload, fitting: tuple[int, Path | None], models: Mode
     """Fit the gate calibrated:AGREEMENT, and with it mode auto, to a pair of models.
 
     Both models answer the prompts alone, greedily, in this process. At each token the draft model's uncertainty is
-    compared with the target's choice. Use prompts like your later ones. Where they have a category, the agreement holds
-    for each category with at least 1,000 tokens of the target's answers.
+    compared with the target's choice. Use prompts like your later ones.
     """
     from skydraft.gating.fitting import agreement, fit
     from skydraft.learning.calibrating import label_texts, side_of, write_calibration
@@ -260,10 +259,7 @@ def calibrate(workload: Workload, fitting: tuple[int, Path | None], models: Mode
     max_new_tokens, out = fitting
     base, cloud = models.load_pair()
     edge = base.adapters.choose(None, ())
-    questions = (
-        (each.category, asked(each.prompt, audio=load_audio(each.audio) if each.audio else None))
-        for each in workload.prompts
-    )
+    questions = (asked(each.prompt, audio=load_audio(each.audio) if each.audio else None) for each in workload.prompts)
     with counted(len(workload.prompts), "prompts") as done:
         texts = label_texts(edge, cloud, questions, max_new_tokens, done)
     result = fit(texts, side_of(edge), side_of(cloud), workload.name, max_new_tokens, sha256=workload.sha256)

@@ -26,7 +26,6 @@ from skydraft.types import Signals
 
 _MIN_TOKENS = 100  # below, an agreement of 0.95 is known to 0.02 at best
 _MIN_UNSEEN = 6  # texts; one tells nothing of the next
-_ENOUGH_OF_KIND = 1000  # tokens, from which a kind of prompts has limits of its own: ± 0.015 over texts of 100 tokens
 _LIMITS = (0.0, *np.geomspace(0.02, 20.0, 50).tolist())
 _WRITES_ON = ("agree:2", "agree:4", "agree:6", "8", "text")
 _NONE = HandBack()
@@ -38,13 +37,11 @@ _CURVES = (
 
 @dataclass(frozen=True, slots=True)
 class LabelledText:
-    """One text, written by the model `path`: at each place, whether the target disagreed with the draft model. `kind`
-    is the category of its prompt."""
+    """One text, written by the model `path`: at each place, whether the target disagreed with the draft model."""
 
     path: Literal["target", "draft"]
     signals: tuple[Signals, ...]
     disagrees: tuple[bool, ...]
-    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,18 +102,18 @@ def curve(
 ) -> Curve:  # fmt: skip
     """Agreement and costs for a range of limits with blocks of up to `k`, over texts along the target's path.
 
-    An agreement is that of all texts, or of the kind of prompts that keeps least: what is asked for holds for each. If
-    it `is_cautious`, it is one standard error below the measured one: with few texts the gate asks too often rather
-    than too seldom. Of the limits that keep the same agreement it has the loosest, besides 0.
+    If it `is_cautious`, an agreement is one standard error below the measured one: with few texts the gate asks too
+    often rather than too seldom. Of the limits that keep the same agreement it has the loosest, besides 0.
     """
     points, lowest = list[CurvePoint](), 1.0
-    num_tokens, kinds = sum(len(text.disagrees) for text in texts), _kinds(texts)
+    num_tokens = sum(len(text.disagrees) for text in texts)
     along = [(risks_of(risks, text.signals), text.disagrees) for text in texts]
     for limit in _LIMITS:
         walked = [walk(of_text, disagrees, limit, k, hand_back) for of_text, disagrees in along]
         calls = round(sum(replay.num_calls for replay in walked) / num_tokens, 4)
         written = round(sum(replay.num_written for replay in walked) / num_tokens, 4)
-        wrong = max(_share_wrong([walked[at] for at in kind], is_cautious and limit > 0) for kind in kinds)
+        wrong = sum(replay.num_wrong for replay in walked) / num_tokens
+        wrong += _standard_error(walked, wrong) if is_cautious and limit else 0.0
         lowest = max(min(lowest, 1 - wrong), 0.0)
         kept = round(lowest, 5)
         point = CurvePoint(limit=round(limit, 4), agreement=kept, calls_per_token=calls, written_per_token=written)
@@ -126,20 +123,6 @@ def curve(
         if not calls:
             break
     return Curve(k=k, hand_back=str(hand_back), points=tuple(points))
-
-
-def _kinds(texts: Sequence[LabelledText]) -> list[list[int]]:
-    """The indices of all texts, and of those of each kind of which there are enough."""
-    by_kind = dict[str, list[int]]()
-    for at, text in enumerate(texts):
-        by_kind.setdefault(text.kind, []).append(at)
-    large = (kind for kind in by_kind.values() if sum(len(texts[at].disagrees) for at in kind) >= _ENOUGH_OF_KIND)
-    return [[*range(len(texts))], *large]
-
-
-def _share_wrong(walked: Sequence[Replay], is_cautious: bool) -> float:
-    wrong = sum(replay.num_wrong for replay in walked) / sum(replay.num_tokens for replay in walked)
-    return wrong + (_standard_error(walked, wrong) if is_cautious else 0.0)
 
 
 def _standard_error(walked: Sequence[Replay], wrong: float) -> float:

@@ -48,14 +48,12 @@ def labelled(edge: Engine, lesson: Lesson) -> LabelledText:
 
 
 def label_texts(
-    edge: Engine, cloud: Engine, questions: Iterable[tuple[str, tuple[Message, ...]]], max_new_tokens: int,
-    on_done: OnDone,
-) -> list[LabelledText]:  # fmt: skip
-    """Let both models answer alone, greedily, and label what each wrote; calls `on_done` after each question. A
-    question has a kind before its messages, the category of its prompt."""
+    edge: Engine, cloud: Engine, questions: Iterable[tuple[Message, ...]], max_new_tokens: int, on_done: OnDone
+) -> list[LabelledText]:
+    """Let both models answer alone, greedily, and label what each wrote; calls `on_done` after each question."""
     params = DecodingParams(max_new_tokens=max_new_tokens)
     texts: list[LabelledText] = []
-    for kind, messages in questions:
+    for messages in questions:
         prompts = read_prompt(edge, messages)
         for path, mode in _MODE_OF.items():
             request = GenerateRequest(messages, make_plan(mode), params, adapter="none")  # than `edge` has already
@@ -65,7 +63,7 @@ def label_texts(
             if path == "draft":
                 wanted = tuple(choice for choice, _ in _read(cloud, prompts.target, token_ids, params))
             disagrees = tuple(mine != theirs for (mine, _), theirs in zip(drafted, wanted, strict=True))
-            texts.append(LabelledText(path, tuple(signals for _, signals in drafted), disagrees, kind))
+            texts.append(LabelledText(path, tuple(signals for _, signals in drafted), disagrees))
         on_done()
     return texts
 

@@ -56,5 +56,5 @@ def compared(asked: ComparisonRequest, out: Path, sides: tuple[Engine, Engine]) 
 def calibration(drift: float) -> Calibration:
     """The calibration of the pair, fitted on the prompts of seed 0."""
     edge, cloud = pair(drift)
-    texts = label_texts(edge, cloud, (("", asked(each)) for each in prompts(0)), NUM_TOKENS, lambda: None)
+    texts = label_texts(edge, cloud, map(asked, prompts(0)), NUM_TOKENS, lambda: None)
     return fit(texts, side_of(edge), side_of(cloud), "toys", NUM_TOKENS)

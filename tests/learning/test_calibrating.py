@@ -24,9 +24,7 @@ from tests.evaluation import pairs
 
 def test_prompts_are_labelled_along_what_each_model_writes_alone() -> None:
     (edge, cloud), workload, done = pairs.pair(0.3), pairs.workload(4, 3), []
-    texts = label_texts(
-        edge, cloud, [(entry.category, asked(entry.prompt)) for entry in workload.prompts], 20, lambda: done.append(1)
-    )
+    texts = label_texts(edge, cloud, [asked(entry.prompt) for entry in workload.prompts], 20, lambda: done.append(1))
     assert [text.path for text in texts] == ["target", "draft"] * 3 and len(done) == 3
     params, slow = DecodingParams(max_new_tokens=20), []
     for entry in workload.prompts:
