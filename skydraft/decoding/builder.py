@@ -23,6 +23,7 @@ from skydraft.decoding.turns import Turns
 from skydraft.engines.base import Engine, Seats
 from skydraft.engines.vocab import Vocab, check_same
 from skydraft.errors import OptionError
+from skydraft.gating.allowance import Allowance
 from skydraft.gating.calibration import MAX_BLOCK, Calibration, find_calibration
 from skydraft.gating.gates import START, Gate, is_unlikely
 from skydraft.gating.hand_back import HandBack
@@ -163,7 +164,7 @@ def _gate(
     weights = facts.weights if facts else None
     calibration = find_calibration(folders, draft.fingerprint, weights, names, given)
     limit = calibration.limit(plan.gate.threshold, plan.k or MAX_BLOCK, plan.hand_back or HandBack())
-    return Gate(plan.gate, lambda signals: calibration.risk(signals) > limit, thinking)
+    return Gate(plan.gate, Allowance(calibration, plan.gate.threshold, limit), thinking)
 
 
 def _end_of_blocks(

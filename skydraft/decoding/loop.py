@@ -129,6 +129,7 @@ class SpeculativeLoop:
         self._num_rounds += 1
         done = Round(record, block, token_ids, origins, audit)
         self.turns.observe(done)
+        self.gate.observe(done)
         return done
 
     def _count_thinking(self) -> int:

@@ -17,8 +17,9 @@ import numpy.typing as npt
 from skydraft.characters import punctuation_density
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import OptionError
+from skydraft.gating.allowance import Allowance
 from skydraft.thinking import Place
-from skydraft.types import DraftBlock, Signals
+from skydraft.types import DraftBlock, Round, Signals
 
 Reason = Literal["always", "uncertain", "density", "repetition", "content", ""]
 MAX_DENSITY = 0.4
@@ -137,19 +138,22 @@ def _bad_threshold(kind: str, value: str) -> OptionError:
 
 
 class Gate:
-    """The gate of a spec; `together` tests the tokens of a block where its kind does not test each of them. `thinking`
+    """The gate of a spec; `allowance` tests the tokens of a block where its kind does not test each of them. `thinking`
     is the gate of what is thought before an answer, None: the same one."""
 
-    def __init__(
-        self, spec: GateSpec, together: Callable[[Sequence[Signals]], bool] | None = None, thinking: Gate | None = None
-    ) -> None:
-        self._spec, self._together, self._thinking = spec, together, thinking
+    def __init__(self, spec: GateSpec, allowance: Allowance | None = None, thinking: Gate | None = None) -> None:
+        self._spec, self._allowance, self._thinking = spec, allowance, thinking
 
     def is_unsure(self, signals: Sequence[Signals]) -> bool:
-        if self._together:
-            return self._together(signals)
+        if self._allowance:
+            return self._allowance.is_unsure(signals)
         test = SIGNALS[self._spec.kind].is_unsure if self._spec.needs_signals else None
         return test is not None and any(test(token, self._spec.threshold) for token in signals)
+
+    def observe(self, done: Round) -> None:
+        """Take in a committed round. What a gate of its own decided in the thinking does not count."""
+        if self._allowance and not (self._thinking and done.record.num_reasoning):
+            self._allowance.observe(done)
 
     def reason(
         self, generated: TokenIds, num_seen: int, block: DraftBlock, vocab: Vocab, place: Place = NO_PLACE
