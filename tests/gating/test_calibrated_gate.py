@@ -1,7 +1,10 @@
 """The calibrated gate: risks add up, and a text keeps the agreement that was asked for."""
 
+import math
 from itertools import accumulate
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,12 +16,13 @@ from skydraft.decoding.drafting import Drafter
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import ToyEngine
 from skydraft.evaluation.scoring import Scorer
+from skydraft.gating.allowance import Allowance
 from skydraft.gating.calibration import MAX_BLOCK, Calibration, Curve, CurvePoint, Fitted, PairSide
 from skydraft.gating.gates import Gate, parse_gate
 from skydraft.gating.hand_back import HandBack
 from skydraft.prompts.messages import asked as asked_for
 from skydraft.prompts.pair import read_prompt
-from skydraft.types import Signals
+from skydraft.types import DraftBlock, Signals
 
 from .. import toys
 from ..evaluation import pairs
@@ -38,8 +42,7 @@ def calibration(*pair: Engine) -> Calibration:
 
 def gate(agreement: float) -> Gate:
     made = calibration(toys.toy(1), toys.toy(2))
-    limit = made.limit(agreement, 5, HandBack())
-    return Gate(parse_gate(f"calibrated:{agreement}"), lambda signals: made.risk(signals) > limit)
+    return Gate(parse_gate(f"calibrated:{agreement}"), Allowance(made, agreement, made.limit(agreement, 5, HandBack())))
 
 
 def risk(signals: Signals) -> float:
@@ -70,9 +73,46 @@ def test_every_decision_of_a_run_follows_from_its_block(
 ) -> None:
     plan, params = make_plan(gate=f"calibrated:{agreement}", k=k), DecodingParams(max_new_tokens=40, min_new_tokens=40)
     sides = {"edge": pair[0], "cloud": pair[1], "calibration": calibration(*pair)}
+    limit = 2 * (1 - agreement)
     for done, _ in skydraft.generate(PROMPT, **sides, plan=plan, params=params, raw=True).rounds():
-        expected = "uncertain" if sum(map(risk, done.block.signals)) > 2 * (1 - agreement) else ""
+        of_block = sum(map(risk, done.block.signals))
+        expected = "uncertain" if of_block > limit else ""
         assert done.record.reason == expected or (done.record.reason in ("density", "repetition") and not expected)
+        unchecked = of_block if done.record.outcome == "skipped" else 0
+        limit *= math.exp(0.5 * ((1 - agreement) * done.record.num_committed - unchecked))
+        limit = min(max(limit, 2 * (1 - agreement) / 20), 2 * (1 - agreement) * 20)
+
+
+def of_kind(rng: np.random.Generator, low: float, num_texts: int) -> list[tuple[list[Signals], list[bool]]]:
+    """Texts whose tokens have top probabilities from `low` on, and which the target would write with these."""
+    texts = []
+    for _ in range(num_texts):
+        tops = rng.uniform(low, 0.999, 200)
+        wrong = rng.random(200) > tops
+        texts.append(([Signals(1.0, 0.5, top) for top in tops.tolist()], wrong.tolist()))
+    return texts
+
+
+def kept(made: Calibration, agreement: float, texts: list[tuple[list[Signals], list[bool]]]) -> float:
+    """The share of tokens without a disagreement, in blocks of six that the gate sends or leaves."""
+    num_wrong = 0
+    for signals, wrong in texts:
+        allowance = Allowance(made, agreement, 0.6)
+        for base in range(0, 200, 6):
+            block, flags = tuple(signals[base : base + 6]), wrong[base : base + 6]
+            is_sent = allowance.is_unsure(block)
+            num_wrong += 0 if is_sent else sum(flags)
+            draft = DraftBlock(base, (0,) * len(block), signals=block)
+            record = SimpleNamespace(outcome="verified" if is_sent else "skipped", num_committed=len(block))
+            allowance.observe(SimpleNamespace(block=draft, record=record))  # type: ignore[arg-type]
+    return 1 - num_wrong / (200 * len(texts))
+
+
+@pytest.mark.parametrize("low", [0.55, 0.7, 0.8, 0.85])
+def test_each_kind_of_text_keeps_the_agreement_though_one_limit_would_not(low: float) -> None:
+    """One limit on the risk of a block would check no block of an easy text, and next to all of a hard one."""
+    made, texts = calibration(toys.toy(1), toys.toy(2)), of_kind(np.random.default_rng(int(low * 100)), low, 60)
+    assert kept(made, 0.95, texts) == pytest.approx(0.95, abs=0.012)
 
 
 def achieved(drift: float, agreement: float, k: int) -> tuple[float, float]:
