@@ -11,7 +11,7 @@ _WIDTH = 20.0  # the limit is at most so many times that of the calibration, and
 
 
 class Allowance:
-    """The limit on the risk of a block that stays unchecked: at first that of the calibration, then it follows the text.
+    """The limit on the risk of a block that stays unchecked: at first the calibration's, then it follows the text.
 
     A limit that is right on average is too loose for texts with many small risks and too strict for others. So it
     falls as more disagreements are expected in what was skipped than `agreement` allows, and rises otherwise, by
