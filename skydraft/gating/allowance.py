@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from skydraft.gating.calibration import Calibration
-from skydraft.types import Round, Signals
+from skydraft.types import Signals
 
 _PACE = 0.5  # NOTES.md, "Gates"
 _WIDTH = 20.0  # the limit is at most so many times that of the calibration, and at least the same part of it
@@ -25,10 +25,8 @@ class Allowance:
     def is_unsure(self, signals: Sequence[Signals]) -> bool:
         return self._calibration.risk(signals) > self._limit
 
-    def observe(self, done: Round) -> None:
-        """Take in a committed round. What was written while the target was lost is to be made up for, too."""
-        is_unchecked = done.record.outcome in ("skipped", "fallback")
-        expected = self._calibration.risk(done.block.free_signals) if is_unchecked else 0.0
-        allowed = (1 - self._agreement) * done.record.num_committed
+    def observe(self, num_committed: int, unchecked: Sequence[Signals]) -> None:
+        """Take in how many tokens a round committed, and the signals of those that nobody checked."""
+        allowed, expected = (1 - self._agreement) * num_committed, self._calibration.risk(unchecked)
         self._limit *= math.exp(_PACE * (allowed - expected))
         self._limit = min(max(self._limit, self._lowest), self._highest)

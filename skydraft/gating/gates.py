@@ -151,9 +151,11 @@ class Gate:
         return test is not None and any(test(token, self._spec.threshold) for token in signals)
 
     def observe(self, done: Round) -> None:
-        """Take in a committed round. What a gate of its own decided in the thinking does not count."""
+        """Take in a committed round. What a gate of its own decided in the thinking does not count; what was written
+        while the target was lost is to be made up for."""
         if self._allowance and not (self._thinking and done.record.num_reasoning):
-            self._allowance.observe(done)
+            is_unchecked = done.record.outcome in ("skipped", "fallback")
+            self._allowance.observe(done.record.num_committed, done.block.free_signals if is_unchecked else ())
 
     def reason(
         self, generated: TokenIds, num_seen: int, block: DraftBlock, vocab: Vocab, place: Place = NO_PLACE
