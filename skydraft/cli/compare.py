@@ -277,7 +277,9 @@ def show_limits(calibration: Calibration) -> None:
     shown = [wanted for wanted in _SHOWN if wanted > alone]
     if not shown:
         return
-    click.echo(f"Expected with blocks of up to {k} (replayed): calls a token, and the share that the target writes:")
+    click.echo(
+        f"Replayed with blocks of up to {k}, before the gate adapts to a text: calls a token, written by the target:"
+    )
     click.echo(f"  {'hand-back':<9}" + "".join(f"{f'calibrated:{wanted:g}':>18}" for wanted in shown))
     for name in calibration.hand_backs:
         points = calibration.curve(k, parse_hand_back(name)).points

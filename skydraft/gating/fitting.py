@@ -125,6 +125,14 @@ def curve(
     return Curve(k=k, hand_back=str(hand_back), points=tuple(points))
 
 
+def _cautious_risks(texts: Sequence[LabelledText]) -> tuple[float, ...]:
+    """Risks that together are one standard error above the measured ones."""
+    walked = [Replay(len(text.disagrees), sum(text.disagrees), 0, 0) for text in texts]
+    wrong = sum(each.num_wrong for each in walked) / sum(each.num_tokens for each in walked)
+    more = _standard_error(walked, wrong) / wrong if wrong else 0.0
+    return tuple(min(round(risk * (1 + more), 5), 1.0) for risk in count_risks(texts))
+
+
 def _standard_error(walked: Sequence[Replay], wrong: float) -> float:
     """Standard error over texts of the share of disagreements left: that of half a disagreement at least."""
     num_tokens = sum(outcome.num_tokens for outcome in walked)
@@ -144,8 +152,8 @@ def fit(
 ) -> Calibration:  # fmt: skip
     """Fit the calibration of a pair to texts that answer the prompts called `name`. Raises PromptError for too few.
 
-    The risks come from all texts, the limits from those that the target wrote, or from `unseen`, texts that the draft
-    model was not trained on; then they are cautious.
+    The risks come from all texts, the limits from those that the target wrote. Both come from `unseen`, if given, texts
+    that the draft model was not trained on; then they are cautious.
     """
     targets = [text for text in texts if text.path == "target"]
     walked = targets if unseen is None else unseen
@@ -158,7 +166,7 @@ def fit(
             "keeps which agreement.",
             hint=f"Give more: at least {_MIN_TOKENS} tokens, with some disagreements{of_what}.",
         )
-    risks = count_risks(texts)
+    risks = count_risks(texts) if unseen is None else _cautious_risks(unseen)
     about = Fitted(
         workload=name, sha256=sha256, num_prompts=len(targets), num_tokens=agreement(texts)[1],
         date=datetime.now(UTC).date().isoformat(), max_new_tokens=max_new_tokens,

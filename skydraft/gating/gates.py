@@ -151,11 +151,14 @@ class Gate:
         return test is not None and any(test(token, self._spec.threshold) for token in signals)
 
     def observe(self, done: Round) -> None:
-        """Take in a committed round. What a gate of its own decided in the thinking does not count; what was written
-        while the target was lost is to be made up for."""
-        if self._allowance and not (self._thinking and done.record.num_reasoning):
-            is_unchecked = done.record.outcome in ("skipped", "fallback")
-            self._allowance.observe(done.record.num_committed, done.block.free_signals if is_unchecked else ())
+        """Take in a committed round. What says nothing of how well the text is kept does not count: tokens that a
+        grammar forces, blocks that a content rule sends beside the others, what was written without the target, and
+        thoughts with a gate of their own."""
+        record, is_skipped = done.record, done.record.outcome == "skipped"
+        is_thought = self._thinking is not None and record.num_reasoning == record.num_committed
+        if self._allowance is None or is_thought or record.reason == "content" or record.outcome == "fallback":
+            return
+        self._allowance.observe(record.num_committed - record.num_forced, done.block.free_signals if is_skipped else ())
 
     def reason(
         self, generated: TokenIds, num_seen: int, block: DraftBlock, vocab: Vocab, place: Place = NO_PLACE

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skydraft.errors import PromptError
+from skydraft.gating.allowance import Allowance
 from skydraft.gating.calibration import PairSide, risks_of
 from skydraft.gating.fitting import LabelledText, Replay, agreement, count_risks, curve, fit, walk
 from skydraft.gating.hand_back import HandBack, parse_hand_back
@@ -66,13 +67,13 @@ def test_a_replay_is_the_slow_one_and_no_better_than_an_oracle(
     assert free == Replay(len(found), sum(flags), 0, 0)
 
 
-def simulated(seed: int, num_texts: int, num_tokens: int) -> list[LabelledText]:
+def simulated(seed: int, num_texts: int, num_tokens: int, harder: float = 1.0) -> list[LabelledText]:
     """Texts whose disagreements fall by a law that is not that of the gate: the draft model is too modest."""
     rng = np.random.default_rng(seed)
     texts = []
     for _ in range(num_texts):
         tops = rng.uniform(0.05, 1, num_tokens) ** 0.3
-        wrong = rng.random(num_tokens) < 0.8 * (1 - tops)
+        wrong = rng.random(num_tokens) < 0.8 * harder * (1 - tops)
         signals = tuple(Signals(1.0, 0.5, top) for top in tops.tolist())
         texts.append(LabelledText("target", signals, tuple(wrong.tolist())))
     return texts
@@ -140,8 +141,30 @@ def test_limits_come_from_what_was_not_trained_on() -> None:
     assert found.curves[-1].points[0].agreement == 1  # where all is asked, nothing is left to chance
 
 
+def test_a_gate_over_what_was_learned_keeps_on_fresh_texts_what_was_asked() -> None:
+    """Though the draft model is right far more often where it was trained, the expected disagreements are not fewer."""
+    learned, unseen, fresh = simulated(5, 100, 100, harder=0.25), simulated(6, 20, 100), simulated(7, 60, 100)
+    found = fit([*learned, *unseen], *SIDES, "one", 100, unseen=unseen)
+    for asked in (0.9, 0.95):
+        num_wrong = 0
+        for text in fresh:
+            allowance = Allowance(found, asked, found.limit(asked, 6, NONE))
+            for base in range(0, 100, 6):
+                block = text.signals[base : base + 6]
+                is_sent = allowance.is_unsure(block)
+                num_wrong += 0 if is_sent else sum(text.disagrees[base : base + 6])
+                allowance.observe(len(block), () if is_sent else block)
+        assert asked - 0.01 < 1 - num_wrong / 6000 < asked + 0.05
+
+
 def test_fewer_texts_that_were_not_trained_on_ask_more_often() -> None:
     wrong = [(False,) * 38 + (True, False), (False,) * 20 + (True,) * 4 + (False,) * 16, (False,) * 40]
     texts = [LabelledText("target", (SURE, SURE, UNSURE, SURE) * 10, flags) for flags in wrong]
-    limits = [fit(texts, *SIDES, "one", 40, unseen=texts * times).limit(0.95, 12, NONE) for times in (2, 3, 10)]
+    risks = count_risks(texts * 10)
+    curves = [curve(texts * times, risks, 12, is_cautious=True) for times in (2, 3, 10)]
+    limits = [each.limit(0.95) or 0.0 for each in curves]
     assert limits == sorted(limits) and limits[0] < limits[-1]
+    for times in (5, 20):  # and more disagreements are expected than there were
+        made, measured = fit(texts, *SIDES, "one", 40, unseen=texts * times), count_risks(texts * times)
+        more = [mine / theirs for mine, theirs in zip(made.risks, measured, strict=True) if theirs > 1e-4]
+        assert min(more) == pytest.approx(max(more), abs=0.01) and 1.05 < min(more) < 1 + 1.5 / math.sqrt(times)
