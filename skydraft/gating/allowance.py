@@ -27,4 +27,5 @@ class Allowance:
     def observe(self, num_chosen: int, unchecked: Sequence[Signals]) -> None:
         """Take in a round: how many tokens a model chose, and the signals of those that nobody checked."""
         allowed, expected = (1 - self._agreement) * num_chosen, self._calibration.risk(unchecked)
-        self._limit = min(self._limit * math.exp(min(_PACE * (allowed - expected), _MOST)), self._highest)
+        growth = math.exp(min(_PACE * (allowed - expected), _MOST))  # beyond that it is at the bound; and exp is finite
+        self._limit = min(self._limit * growth, self._highest)
