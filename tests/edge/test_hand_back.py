@@ -217,14 +217,19 @@ def test_a_lossless_text_is_the_targets_whatever_happens_while_it_writes(
 def test_a_gated_text_goes_on_within_a_second_and_every_token_is_right(
     moment: str, fault: str, unhurried: None
 ) -> None:
-    lines: list[str] = []
-    with (
-        faulty(fault) as (link, happens, leash),
-        closing(skydraft.connect(link.address, notify=lines.append)) as cloud,
-        at(moment, 1, happens, leash) as done,
-        skydraft.generate(PROMPT, edge=drafter(), cloud=cloud, plan=GATED, params=GATED_PARAMS, raw=True) as generation,
-    ):
-        longest_s = longest_round_s(generation)
+    for _ in range(3):  # a busy machine may let the edge go on alone before the moment has come
+        lines: list[str] = []
+        with (
+            faulty(fault) as (link, happens, leash),
+            closing(skydraft.connect(link.address, notify=lines.append)) as cloud,
+            at(moment, 1, happens, leash) as done,
+            skydraft.generate(
+                PROMPT, edge=drafter(), cloud=cloud, plan=GATED, params=GATED_PARAMS, raw=True
+            ) as generation,
+        ):
+            longest_s = longest_round_s(generation)
+        if done:
+            break
     assert_whose(generation, drafter(), toys.toy(4), GATED_PARAMS)
     assert done == [moment] and len(generation.token_ids) == 70
     if fault not in ("down", "silent"):
