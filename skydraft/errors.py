@@ -24,6 +24,7 @@
     └── CloudError              the cloud did not answer as it should
         ├── CloudLost           no answer: no connection, no server, or one that is shutting down
         │   ├── CloudTimeout    no answer within the time allowed
+        │   ├── CloudLoading    the server is there, and loads its model or has none for now
         │   └── CloudDraining   the server is shutting down and takes nothing new
         ├── CloudBusy           the server has no room for another request
         ├── RateLimited         the token has used up its share for now
@@ -48,7 +49,9 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 # A command that is to be run keeps its flags.
-_FLAGS = re.compile(r"((?:skydraft [a-z]|pip |llama-gguf-split )(?:[^.]|\.(?!\s|$))*)|--([a-z][a-z-]*)")
+_FLAGS = re.compile(
+    r"((?:skydraft [a-z]|pip |llama-gguf-split |llama-server |vllm serve )(?:[^.]|\.(?!\s|$))*)|--([a-z][a-z-]*)"
+)
 _NAMES = {
     "cloud-timeout": "timeout_s", "grace": "grace_s", "session-ttl": "session_ttl_s", "require-cloud": "require",
     "edge-model": "edge", "cloud-model": "model", "cloud-api": "api", "cloud-token-file": "token",
@@ -196,6 +199,9 @@ class CloudLost(CloudError):
 
 class CloudTimeout(CloudLost):
     grpc_status = "DEADLINE_EXCEEDED"
+
+
+class CloudLoading(CloudLost): ...
 
 
 class CloudDraining(CloudLost): ...

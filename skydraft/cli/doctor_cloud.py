@@ -174,11 +174,15 @@ def _examine_stock(console: Console, choice: CloudChoice, models: ModelChoice, c
         console.print(f"round trip   {facts.wire_ms:.1f} ms; a written token {gap_ms:.1f} ms")
         draft_ms = _gap_ms(_written(edge, None).records)  # now, as the server: the machine may be busy
         can_gain = 2 * draft_ms < gap_ms  # in auto the server writes about half of the tokens
-        gain = "auto and fluency can be faster than streaming" if can_gain else "streaming is faster"
+        has_auto = api.is_calibrated(edge, cloud)
+        modes = "auto and fluency" if has_auto else "fluency"
+        gain = f"{modes} can be faster than streaming" if can_gain else "streaming is faster"
         console.print(f"verdict      {gain}: a drafted token takes {draft_ms:.1f} ms here")
         console.print(
-            "             auto and fluency let the server write less, but each call reads the text; quality streams."
+            f"             With {modes} the server writes less, but each call reads the text; quality streams."
         )
+        if not has_auto:
+            console.print("             For auto there is no calibration of this pair; generate --mode auto says more.")
         yield from _measure_devices(console, choice, models.cloud_model, edge, checks)
     if not num_cached:
         yield "turn on the server's prefix cache, or let it tell of it: without it each call reads the whole text anew"

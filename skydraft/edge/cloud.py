@@ -20,7 +20,15 @@ from skydraft.edge.servers import Servers
 from skydraft.edge.session import OwnServer
 from skydraft.edge.verifier import SILENT_S, Notices, Notify, Patience, RemoteVerifier, silent, too_late
 from skydraft.engines.vocab import Vocab
-from skydraft.errors import CloudError, CloudFailure, CloudLost, CloudTimeout, OptionError, SkydraftError
+from skydraft.errors import (
+    CloudError,
+    CloudFailure,
+    CloudLoading,
+    CloudLost,
+    CloudTimeout,
+    OptionError,
+    SkydraftError,
+)  # fmt: skip
 from skydraft.protocol.values import ServerInfo
 from skydraft.types import LinkCost, Prompt
 
@@ -163,11 +171,19 @@ class Cloud:
     def meet(self, vocab: Vocab) -> CloudError | None:
         """Find out whether a cloud that was never reached can be used; returns the outage, where there is one.
 
-        Raises what waiting does not cure: wrong credentials, certificates, protocols or vocabularies, and answers
-        that make no sense.
+        One that loads its model is waited for. Raises what waiting does not cure: wrong credentials, certificates,
+        protocols or vocabularies, and answers that make no sense.
         """
-        wait_s = min(self.timeout_s, SILENT_S if self.fallback == "start" else _FIRST_S)
+        limit_s = min(self.timeout_s, SILENT_S) if self.fallback == "start" else self.timeout_s
+        until, is_told = time.monotonic() + limit_s, False
+        while isinstance(gone := self._greet(vocab, min(limit_s, _FIRST_S)), CloudLoading) and time.monotonic() < until:
+            if not is_told:
+                self.notify(f"the cloud at {self.name} is not ready; waiting up to {limit_s:g} s. {gone.message}")
+            is_told = True
+            self._run(asyncio.sleep(_PAUSE_S))
+        return gone
 
+    def _greet(self, vocab: Vocab, wait_s: float) -> CloudError | None:
         async def greet(server: Server) -> None:
             await server.greet(vocab, wait_s)
             self.servers.agree(server)
@@ -181,7 +197,7 @@ class Cloud:
             except CloudError as error:
                 if not error.is_outage or isinstance(error, CloudFailure) or self._is_cancelled:
                     raise
-                if is_last or isinstance(error, CloudTimeout) or self.servers.is_reached:
+                if is_last or isinstance(error, CloudTimeout | CloudLoading) or self.servers.is_reached:
                     return error
             self._run(self.servers.renew())
         return None
@@ -192,9 +208,12 @@ class Cloud:
         if self.servers.is_reached or not isinstance(gone, CloudLost):
             return False  # the verification finds out
         if self.fallback != "start":
+            what, todo = "was not reached", "Check the address"
+            if isinstance(gone, CloudLoading):
+                what, todo = ("is not ready", "Try again later, or wait longer with --cloud-timeout")
             raise CloudLost(
-                f"The cloud at {self.name} was not reached ({gone.message.rstrip('.')}).",
-                hint="Check the address. To begin without it: --fallback start.",
+                f"The cloud at {self.name} {what} ({gone.message.rstrip('.')}).",
+                hint=f"{todo}. To begin without it: --fallback start.",
             ) from gone
         verifier.go_alone(gone)
         return True

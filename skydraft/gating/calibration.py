@@ -182,13 +182,23 @@ def find_calibration(
         return min(fitting, key=lambda each: target not in (None, each.target.fingerprint))
     if broken:
         raise broken
-    raise OptionError(f"There is no calibration for {names}.", hint=f"{_way_to_make(target)}, or use --mode quality.")
+    of_draft = {each.target.name for each in found if each.draft.fingerprint == draft}
+    raise OptionError(f"There is no calibration for {names}.", hint=f"{_way_to_one(target, sorted(of_draft))}.")
 
 
 def _way_to_make(target: str | None) -> str:
     # A model on a server without skydraft gives no texts to `calibrate`.
     at_server = "Collect answers with: skydraft generate --learn DIR, then run: skydraft learn calibrate DIR"
     return at_server if target is not None and is_named(target) else _MAKE_ONE
+
+
+def _way_to_one(target: str | None, names: Sequence[str]) -> str:
+    """`names` are those of the targets that the draft model has calibrations for."""
+    way = f"{_way_to_make(target)}, or use --mode quality"
+    if not (names and target and is_named(target)):
+        return way
+    how = "llama-server --alias NAME, vllm serve --served-model-name NAME"
+    return f"If the server runs {' or '.join(names)}, start it under that name ({how}). If not: {way}"
 
 
 def bin_of(signals: Signals) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import skydraft
-from skydraft.errors import SkydraftError
+from skydraft.errors import CloudLost, SkydraftError
 from skydraft.gateway.pair import Pair
 from tests.gateway.running import gateway
 from tests.hostile.texts import ALONE, DRAFT, LENGTH, TARGET, assert_all_is_accounted_for, assert_one_clear_line, write
@@ -106,8 +106,33 @@ def test_a_server_that_cannot_be_met_is_one_clear_line(name: str, plan: str) -> 
         except SkydraftError as error:
             assert_one_clear_line(error)
         else:  # it is there, and may become well
-            assert plan == "gated" and name in ("503", "a model named by a list")
+            assert plan == "gated" and name == "a model named by a list"
             assert not set(generation.origins) & {"accepted", "recovered", "bonus", "cloud"}
+
+
+LOADING = faults.refuses(503, '{"error": {"message": "Loading model", "type": "unavailable_error", "code": 503}}')
+
+
+@pytest.mark.parametrize("first", ["/v1/models", "/tokenize"])  # newer ones name the model before they have loaded it
+@pytest.mark.parametrize("dialect", ["llama-server", "vllm"])
+def test_a_server_that_loads_its_model_was_never_there_and_is_waited_for(dialect: str, first: str) -> None:
+    lines: list[str] = []
+    with fake(dialect, TARGET) as server, closing(skydraft.connect(server.url, notify=lines.append)) as cloud:
+        loading = lambda path: LOADING if path != "/v1/models" or first == path else None  # noqa: E731
+        server.fault_of = loading
+        ready = threading.Timer(0.5, setattr, (server, "fault_of", lambda path: None))
+        ready.start()
+        assert "edge-fallback" not in write(cloud, "gated").run().origins
+        assert len(lines) == 1 and "is not ready; waiting up to 30 s. The server answered 503: Loading" in lines[0]
+
+        server.fault_of = loading
+        impatient = skydraft.connect(server.url, timeout_s=0.3)
+        alone = skydraft.connect(server.url, timeout_s=0.3, fallback="start")
+        with closing(impatient), closing(alone):
+            for _ in range(2):
+                with pytest.raises(CloudLost, match=r"is not ready .*Loading model.*wait longer with timeout_s"):
+                    write(impatient, "gated")
+            assert set(write(alone, "gated").run().origins) == {"edge-fallback"}
 
 
 @pytest.mark.parametrize("said", [0, -5, 1.5, "3", None, True])

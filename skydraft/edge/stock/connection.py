@@ -16,7 +16,7 @@ from skydraft.edge.stock.ledger import Ledger
 from skydraft.edge.stock.wire import Pool, Wire
 from skydraft.edge.tls import check_certificates, check_token
 from skydraft.engines.vocab import Vocab
-from skydraft.errors import CloudTimeout, OptionError, UnknownModel, VocabularyMismatch, WrongServer
+from skydraft.errors import CloudLoading, CloudTimeout, OptionError, UnknownModel, VocabularyMismatch, WrongServer
 from skydraft.protocol.address import is_loopback, without_password
 from skydraft.protocol.values import TargetId
 from skydraft.types import named_weights
@@ -159,7 +159,11 @@ class StockConnection:
         return ms
 
     async def greet(self, vocab: Vocab, timeout_s: float) -> None:
-        await self.info_for(vocab, Waiting(timeout_s, timeout_s, timeout_s), self.wire)
+        try:
+            await self.info_for(vocab, Waiting(timeout_s, timeout_s, timeout_s), self.wire)
+        except CloudLoading:  # llama-server names its model before it has loaded it
+            self._pool.heard_at = 0.0
+            raise
 
     async def learn(self, timeout_s: float) -> TargetFacts:
         try:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from skydraft.characters import one_line
 from skydraft.edge.channel import Waiting, seen, shared_loop, sign_of_life, watch
 from skydraft.edge.stock.ledger import Carried, Ledger, Request
-from skydraft.edge.stock.refusals import no_connection, refusal
+from skydraft.edge.stock.refusals import NOT_READY, no_connection, refusal
 from skydraft.errors import CloudFailure, CloudLost, CloudTimeout, OptionError, SkydraftError, TlsFailure
 
 if TYPE_CHECKING:
@@ -168,7 +168,8 @@ class Wire:
 
         try:
             async with self.pool.lending() as client, aclosing(await self._responding(client, request)) as response:
-                self.pool.heard_at = shared_loop().now()
+                if response.status_code != NOT_READY:
+                    self.pool.heard_at = shared_loop().now()
                 if response.status_code != 200:
                     raise refusal(response.status_code, response.headers, await _start(response))
                 if response.headers.get("content-encoding", "identity") != "identity":
