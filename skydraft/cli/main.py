@@ -73,7 +73,11 @@ def run(args: Seq[str] | None = None) -> int:
         return 2
     except click.ClickException as error:
         path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "skydraft"
-        return _fail(f"{error.format_message()} See: {path} --help", error.exit_code)
+        says = error.format_message()
+        says = says if says.endswith((".", "?", "?)")) else f"{says}."
+        if path.endswith(" generate") and "extra argument" in says:
+            says += " Put a prompt of several words in quotes."
+        return _fail(f"{says} See: {path} --help", error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         return _fail("Interrupted.", INTERRUPTED)
     except BrokenPipeError:

@@ -11,7 +11,7 @@ const button = (word, act) => worded(make('button', { type: 'button', class: 'qu
 
 function download(head, ending, text) {
   const url = URL.createObjectURL(new Blob([text]));
-  const name = head.title.replace(/[^\p{L}\p{N}]+/gu, '-').slice(0, 40);
+  const name = head.title.replace(/[^\p{L}\p{N}]+/gu, '-').slice(0, 40).replace(/^-|-$/g, '');
   make('a', { href: url, download: `${name || 'conversation'}.${ending}` }).click();
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }

@@ -33,5 +33,6 @@ export function watchTips() {
     run = null;
     tip.hidden = true;
   });
+  $('token').addEventListener('close', () => { tip.hidden = true; }); // which gives the focus back
   document.addEventListener('scroll', () => run && place(tip, run), { passive: true });
 }

@@ -138,6 +138,9 @@ def test_a_target_that_tells_nothing_is_told_in_words_and_a_token_is_asked_by_th
     page.locator('.text .run[data-token="3"]').click()
     expect(page.locator("#token-target")).to_have_text("Not known here: It tells none.")
     expect(page.locator("#token-draft .likely")).to_be_visible()
+    page.click("#close-token")
+    expect(page.locator("#token")).to_be_hidden()
+    expect(page.locator("#tip")).to_be_hidden()  # though the token has the focus again
 
 
 @pytest.mark.parametrize(("theme", "locale"), [("light", "en-US"), ("dark", "zh-CN")])

@@ -116,7 +116,7 @@ def test_a_conversation_is_exported_as_json_and_as_markdown(page: Any, fake: Fak
         with page.expect_download() as download:
             page.get_by_role("button", name=f"Save as {kind}").click()
         ending = {"JSON": "json", "Markdown": "md"}[kind]
-        assert download.value.suggested_filename == f"日落-.{ending}"
+        assert download.value.suggested_filename == f"日落.{ending}"
         target = tmp_path / ending
         download.value.save_as(target)
         return target.read_text(encoding="utf-8")
