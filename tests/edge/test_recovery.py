@@ -24,6 +24,7 @@ MENDED: dict[type[SkydraftError], tuple[Step, Step, Step]] = {
     BaseMismatch: ("open again", "open again", "open again"),
     CloudBusy: ("again", "again", "again"),
     errors.CloudDraining: ("reconnect", "elsewhere", "reconnect"),
+    errors.CloudLoading: ("reconnect", "elsewhere", "reconnect"),
     CloudFailure: ("open again", "open again", "open again"),
     CloudLost: ("reconnect", "elsewhere", "reconnect"),
     errors.CloudTimeout: ("again", "again", "again"),
