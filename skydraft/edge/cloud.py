@@ -177,7 +177,7 @@ class Cloud:
         limit_s = min(self.timeout_s, SILENT_S) if self.fallback == "start" else self.timeout_s
         until, is_told = time.monotonic() + limit_s, False
         while isinstance(gone := self._greet(vocab, min(limit_s, _FIRST_S)), CloudLoading) and time.monotonic() < until:
-            if not is_told:
+            if not is_told and limit_s > SILENT_S:
                 self.notify(f"the cloud at {self.name} is not ready; waiting up to {limit_s:g} s. {gone.message}")
             is_told = True
             self._run(asyncio.sleep(_PAUSE_S))

@@ -122,6 +122,7 @@ def test_a_server_that_loads_its_model_was_never_there_and_is_waited_for(dialect
         server.fault_of = loading
         ready = threading.Timer(0.5, setattr, (server, "fault_of", lambda path: None))
         ready.start()
+        assert cloud.facts(0.2) is None  # which `auto` asks first
         assert "edge-fallback" not in write(cloud, "gated").run().origins
         assert len(lines) == 1 and "is not ready; waiting up to 30 s. The server answered 503: Loading" in lines[0]
 

@@ -16,7 +16,7 @@ from skydraft.edge.stock.ledger import Ledger
 from skydraft.edge.stock.wire import Pool, Wire
 from skydraft.edge.tls import check_certificates, check_token
 from skydraft.engines.vocab import Vocab
-from skydraft.errors import CloudLoading, CloudTimeout, OptionError, UnknownModel, VocabularyMismatch, WrongServer
+from skydraft.errors import CloudTimeout, OptionError, UnknownModel, VocabularyMismatch, WrongServer
 from skydraft.protocol.address import is_loopback, without_password
 from skydraft.protocol.values import TargetId
 from skydraft.types import named_weights
@@ -135,10 +135,12 @@ class StockConnection:
         self._known = _Known()
         self._goes_on: set[str] = set()  # models that go on from the assistant's last message
         self._asking = asyncio.Lock()
+        self._is_met = False
 
     @property
     def heard_at(self) -> float:
-        return self._pool.heard_at
+        # One that loads its model may name it before, and is not there yet.
+        return 0.0 if self._pool.was_loading and not self._is_met else self._pool.heard_at
 
     @property
     def kind(self) -> str:
@@ -159,11 +161,7 @@ class StockConnection:
         return ms
 
     async def greet(self, vocab: Vocab, timeout_s: float) -> None:
-        try:
-            await self.info_for(vocab, Waiting(timeout_s, timeout_s, timeout_s), self.wire)
-        except CloudLoading:  # llama-server names its model before it has loaded it
-            self._pool.heard_at = 0.0
-            raise
+        await self.info_for(vocab, Waiting(timeout_s, timeout_s, timeout_s), self.wire)
 
     async def learn(self, timeout_s: float) -> TargetFacts:
         try:
@@ -198,6 +196,7 @@ class StockConnection:
                     hint="Choose two models of one family.",
                 )
             known.vocabularies.add(vocab.fingerprint)
+        self._is_met = True
         return info
 
     async def info(self, timeout_s: float, wire: Wire) -> StockInfo:
