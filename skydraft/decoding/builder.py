@@ -58,7 +58,8 @@ def start_generation(
     if request.cache_scope and not request.raw and any(side and side.prefixes.files for side in (draft, local)):
         ids = prompts.edge.token_ids
         request = replace(request, fixed_len=fixed_len(vocab, request.messages, request.tools, ids))
-    facts = _facts(plan, params, verifying)
+    outage = verifying.meet_for(plan, vocab) if verifying else None
+    facts = None if outage else _facts(plan, params, verifying)
     if draft:
         draft, gate = _drafting(request, draft, prompts.edge, facts, calibrations)
     else:
@@ -89,7 +90,7 @@ def start_generation(
     if verifying:
         # The target reads its prompt while the draft model reads, if that begins with it.
         drafts_first = turns.longest() > 0 or turns.reads
-        verifier = verifying.verifier(context, prompts.target, vocab, request, drafts_first=drafts_first)
+        verifier = verifying.verifier(context, prompts.target, vocab, request, drafts_first=drafts_first, outage=outage)
     falls_back = bool(verifying and verifying.falls_back(plan))
     thinking, seats = ThinkingAlong(params, vocab) if params.think_end else None, Seats((draft, local))
     loop = SpeculativeLoop(context, drafter, gate, verifier, turns, vocab, falls_back, thinking, seats)

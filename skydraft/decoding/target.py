@@ -12,6 +12,7 @@ from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.verification import TargetSession, Verifier
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Vocab
+from skydraft.errors import CloudError
 from skydraft.types import Cost, DraftBlock, LinkCost, Prompt, Reuse, Verdict
 
 
@@ -55,11 +56,17 @@ class Target(Protocol):
 
     def falls_back(self, plan: Plan) -> bool: ...
 
+    def meet_for(self, plan: Plan, vocab: Vocab) -> CloudError | None:
+        """Why a text of this plan has to begin alone; None if it has not. Raises CloudError if it must not, or where
+        waiting is no cure."""
+
     def verifier(
-        self, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest, *, drafts_first: bool = True
-    ) -> Verifier:
+        self, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest, *, drafts_first: bool = True,
+        outage: CloudError | None = None,
+    ) -> Verifier:  # fmt: skip
         """The verifier of one generation with the committed tokens `context`, for the target's `prompt`. Ids belong to
-        `vocab`. Without `drafts_first` the first round asks for a token of the target."""
+        `vocab`. Without `drafts_first` the first round asks for a token of the target; with an `outage` the text begins
+        alone."""
 
 
 class LocalTarget:
@@ -75,9 +82,13 @@ class LocalTarget:
     def falls_back(self, plan: Plan) -> bool:
         return False
 
+    def meet_for(self, plan: Plan, vocab: Vocab) -> None:
+        return None
+
     def verifier(
-        self, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest, *, drafts_first: bool = True
-    ) -> Verifier:
+        self, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest, *, drafts_first: bool = True,
+        outage: CloudError | None = None,
+    ) -> Verifier:  # fmt: skip
         return LocalVerifier(
             self.engine, prompt, request.params,
             max_rows=self._max_rows, top=request.plan.top, reuse=request.reuse, num_best=request.num_best,

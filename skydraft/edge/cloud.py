@@ -36,7 +36,7 @@ T = TypeVar("T")
 _FACTS_S = 120.0  # how long facts about a server may be reused; rounds measure the rest
 _ONE_OF_MANY_S = 3.0  # timeout of GetInfo for one of several servers
 _BACKGROUND_S = 600.0
-_PAUSE_S = 0.1  # between two tries of GetInfo
+_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 3.0  # between two tries of GetInfo; of questions that may cost something
 _FIRST_S = 10.0  # for the first sign of a cloud; of one that may be away it is a second
 Fallback = Literal["lost", "start"]
 
@@ -175,24 +175,28 @@ class Cloud:
         protocols or vocabularies, and answers that make no sense.
         """
         limit_s = min(self.timeout_s, SILENT_S) if self.fallback == "start" else self.timeout_s
-        until, is_told = time.monotonic() + limit_s, False
-        while isinstance(gone := self._greet(vocab, min(limit_s, _FIRST_S)), CloudLoading) and time.monotonic() < until:
-            if not is_told and limit_s > SILENT_S:
-                self.notify(f"the cloud at {self.name} is not ready; waiting up to {limit_s:g} s. {gone.message}")
-            is_told = True
-            self._run(asyncio.sleep(_PAUSE_S))
-        return gone
+        until, pause_s, is_loading = time.monotonic() + limit_s, _PAUSE_S, False
+        while True:
+            left_s = until - time.monotonic()
+            gone = self._greet(vocab, min(max(left_s, _PAUSE_S), _FIRST_S), says_so=not is_loading)
+            if isinstance(gone, CloudLoading) and not is_loading:
+                is_loading = True
+                if limit_s > SILENT_S:
+                    self.notify(f"the cloud at {self.name} is not ready; waiting up to {limit_s:g} s. {gone.message}")
+            if not is_loading or not isinstance(gone, CloudLost) or (left_s := until - time.monotonic()) <= 0:
+                return gone
+            self._run(asyncio.sleep(min(pause_s, left_s)))
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    def _greet(self, vocab: Vocab, wait_s: float) -> CloudError | None:
+    def _greet(self, vocab: Vocab, wait_s: float, *, says_so: bool) -> CloudError | None:
         async def greet(server: Server) -> None:
             await server.greet(vocab, wait_s)
             self.servers.agree(server)
 
+        waits = f"waiting up to {wait_s:g} s for the cloud at {self.name}." if says_so else ""
         for is_last in (False, True):  # gRPC may remember that a server was away a moment ago
             try:
-                self._run(
-                    self.servers.ask(self._key, greet), f"waiting up to {wait_s:g} s for the cloud at {self.name}."
-                )
+                self._run(self.servers.ask(self._key, greet), waits)
                 return None
             except CloudError as error:
                 if not error.is_outage or isinstance(error, CloudFailure) or self._is_cancelled:
@@ -202,34 +206,39 @@ class Cloud:
             self._run(self.servers.renew())
         return None
 
-    def _begins_without(self, verifier: RemoteVerifier, vocab: Vocab) -> bool:
-        """Let a text begin alone where the cloud is not reached. Raises CloudLost unless it may."""
+    def meet_for(self, plan: Plan, vocab: Vocab) -> CloudError | None:
+        """Why a text that may go on alone begins so: the cloud is not there yet, and `fallback` allows it. Raises
+        CloudLost if it does not."""
+        if not self.falls_back(plan) or self.servers.is_met:
+            return None
         gone = self.meet(vocab)
-        if self.servers.is_reached or not isinstance(gone, CloudLost):
-            return False  # the verification finds out
-        if self.fallback != "start":
-            what, todo = "was not reached", "Check the address"
-            if isinstance(gone, CloudLoading):
-                what, todo = ("is not ready", "Try again later, or wait longer with --cloud-timeout")
-            raise CloudLost(
-                f"The cloud at {self.name} {what} ({gone.message.rstrip('.')}).",
-                hint=f"{todo}. To begin without it: --fallback start.",
-            ) from gone
-        verifier.go_alone(gone)
-        return True
+        is_loading = isinstance(gone, CloudLoading)
+        if not isinstance(gone, CloudLost) or (self.servers.is_reached and not is_loading):
+            return None  # the verification finds out
+        if self.fallback == "start":
+            return gone
+        what, todo = "was not reached", "Check the address"
+        if is_loading:
+            what, todo = "is not ready", "Try again later, or wait longer with --cloud-timeout"
+        raise CloudLost(
+            f"The cloud at {self.name} {what} ({gone.message.rstrip('.')}).",
+            hint=f"{todo}. To begin without it: --fallback start.",
+        ) from gone
 
     def falls_back(self, plan: Plan) -> bool:
         return plan.may_go_alone and not self.require
 
     def verifier(
-        self, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest, *, drafts_first: bool = True
-    ) -> RemoteVerifier:
+        self, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest, *, drafts_first: bool = True,
+        outage: CloudError | None = None,
+    ) -> RemoteVerifier:  # fmt: skip
         plan = request.plan
         patience = Patience(self.timeout_s, self.falls_back(plan), self.servers.has_others)
         verifier = RemoteVerifier(self.servers, context, prompt, vocab, request, patience, self._notices)
-        is_alone = patience.falls_back and not self.servers.is_reached and self._begins_without(verifier, vocab)
+        if outage:
+            verifier.go_alone(outage)
         waits = plan.may_go_alone if self.is_stock else plan.is_gated  # a server that sells tokens is asked once
-        if not is_alone and plan.drafts and drafts_first and (self.open_ahead or not waits):
+        if not outage and plan.drafts and drafts_first and (self.open_ahead or not waits):
             verifier.open_ahead()
         return verifier
 

@@ -22,8 +22,9 @@ class Server(Protocol):
     """One server. Its asynchronous methods run on the event loop, and raise a SkydraftError.
 
     `kind` is OURS, or what else it runs as far as that is known. `heard_at` is the time of its last answer by the
-    loop's clock, 0 before the first. `runs` is its target, if it says which one; the tokens of one that `is_exact` do
-    not depend on what else it computes. `budget` has what was spent, and the prices, if its tokens are sold.
+    loop's clock, 0 before the first; it `is_met` once it could take a text. `runs` is its target, if it says which one;
+    the tokens of one that `is_exact` do not depend on what else it computes. `budget` has what was spent, and the
+    prices, if its tokens are sold.
     """
 
     address: str
@@ -34,6 +35,9 @@ class Server(Protocol):
 
     @property
     def heard_at(self) -> float: ...
+
+    @property
+    def is_met(self) -> bool: ...
 
     @property
     def kind(self) -> str: ...

@@ -257,6 +257,10 @@ class OwnServer(Channel):
         self.runs: TargetId | None = None
         self.budget = budget or Budget()
 
+    @property
+    def is_met(self) -> bool:
+        return bool(self.heard_at)
+
     async def info(self, timeout_s: float) -> ServerInfo:
         """The server's description. Names are one line without control characters, since they are shown."""
         try:

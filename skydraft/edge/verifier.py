@@ -236,6 +236,7 @@ class RemoteVerifier:
 
     def _gone(self, error: CloudError) -> str:
         what = "is gone" if self._servers.is_reached else "was not reached"
+        what = "is not ready" if isinstance(error, errors.CloudLoading) else what
         what = "may not be asked any more" if isinstance(error, errors.BudgetSpent) else what
         return f"The cloud at {self._servers.name} {what} ({error.line.rstrip('.')})"
 

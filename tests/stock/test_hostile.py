@@ -1,6 +1,7 @@
 """What only servers without skydraft can do wrong: with text in place of ids, in the handshake, to other texts, and as
 servers that were not meant. All else is in `tests/hostile`, with the same promises."""
 
+import itertools
 import threading
 from contextlib import closing
 from typing import Any
@@ -113,27 +114,49 @@ def test_a_server_that_cannot_be_met_is_one_clear_line(name: str, plan: str) -> 
 LOADING = faults.refuses(503, '{"error": {"message": "Loading model", "type": "unavailable_error", "code": 503}}')
 
 
-@pytest.mark.parametrize("first", ["/v1/models", "/tokenize"])  # newer ones name the model before they have loaded it
-@pytest.mark.parametrize("dialect", ["llama-server", "vllm"])
-def test_a_server_that_loads_its_model_was_never_there_and_is_waited_for(dialect: str, first: str) -> None:
+ALREADY = [(), ("/v1/models",), ("/v1/models", "/props", "/health")]  # what it answers before it has loaded its model
+
+
+@pytest.mark.parametrize(
+    ("api", "already"), [*itertools.product(["llama-server", "vllm"], ALREADY), ("completions", ALREADY[1])]
+)
+def test_a_server_that_loads_its_model_was_never_there_and_is_waited_for(api: str, already: tuple[str, ...]) -> None:
+    how: Any = {"api": api, "model": "toy"} if api == "completions" else {}
     lines: list[str] = []
-    with fake(dialect, TARGET) as server, closing(skydraft.connect(server.url, notify=lines.append)) as cloud:
-        loading = lambda path: LOADING if path != "/v1/models" or first == path else None  # noqa: E731
+    with fake(api, TARGET) as server, closing(skydraft.connect(server.url, notify=lines.append, **how)) as cloud:
+
+        def loading(path: str) -> Fault | None:
+            return None if path in already else LOADING
+
         server.fault_of = loading
         ready = threading.Timer(0.5, setattr, (server, "fault_of", lambda path: None))
         ready.start()
-        assert cloud.facts(0.2) is None  # which `auto` asks first
+        cloud.facts(0.2)  # as somebody may have asked before
         assert "edge-fallback" not in write(cloud, "gated").run().origins
         assert len(lines) == 1 and "is not ready; waiting up to 30 s. The server answered 503: Loading" in lines[0]
 
         server.fault_of = loading
-        impatient = skydraft.connect(server.url, timeout_s=0.3)
-        alone = skydraft.connect(server.url, timeout_s=0.3, fallback="start")
+        impatient = skydraft.connect(server.url, timeout_s=0.3, **how)
+        alone = skydraft.connect(server.url, timeout_s=0.3, fallback="start", **how)
         with closing(impatient), closing(alone):
             for _ in range(2):
+                impatient.facts(0.2)
                 with pytest.raises(CloudLost, match=r"is not ready .*Loading model.*wait longer with timeout_s"):
                     write(impatient, "gated")
             assert set(write(alone, "gated").run().origins) == {"edge-fallback"}
+
+
+def test_one_that_is_started_again_as_it_loads_is_waited_for_too() -> None:
+    with fake("vllm", TARGET) as server, closing(skydraft.connect(server.url)) as cloud:
+        server.fault_of = lambda path: LOADING
+        threading.Timer(0.3, server.kill).start()
+
+        def ready() -> None:
+            server.fault_of = lambda path: None
+            server.start()
+
+        threading.Timer(0.8, ready).start()
+        assert "edge-fallback" not in write(cloud, "gated").run().origins
 
 
 @pytest.mark.parametrize("said", [0, -5, 1.5, "3", None, True])

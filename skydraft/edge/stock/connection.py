@@ -135,12 +135,11 @@ class StockConnection:
         self._known = _Known()
         self._goes_on: set[str] = set()  # models that go on from the assistant's last message
         self._asking = asyncio.Lock()
-        self._is_met = False
+        self.is_met = False
 
     @property
     def heard_at(self) -> float:
-        # One that loads its model may name it before, and is not there yet.
-        return 0.0 if self._pool.was_loading and not self._is_met else self._pool.heard_at
+        return self._pool.heard_at
 
     @property
     def kind(self) -> str:
@@ -162,6 +161,9 @@ class StockConnection:
 
     async def greet(self, vocab: Vocab, timeout_s: float) -> None:
         await self.info_for(vocab, Waiting(timeout_s, timeout_s, timeout_s), self.wire)
+        if self.kind == "completions":  # of which nothing was asked that a server cannot tell while it loads its model
+            await self.wire.look("/health", timeout_s)
+        self.is_met = True
 
     async def learn(self, timeout_s: float) -> TargetFacts:
         try:
@@ -196,7 +198,6 @@ class StockConnection:
                     hint="Choose two models of one family.",
                 )
             known.vocabularies.add(vocab.fingerprint)
-        self._is_met = True
         return info
 
     async def info(self, timeout_s: float, wire: Wire) -> StockInfo:

@@ -15,6 +15,7 @@ _FILTERED = (
     "datainspectionfailed", "content exists risk",
 )  # fmt: skip
 _ZHIPU_FILTERED = "1301"
+NOT_READY = 503  # it loads its model, or a router has no server: for a text under way as good as gone
 _TOO_LONG = ("cannot be greater than", "context length", "context size", "maximum context", "too long", "exceed")
 
 
@@ -37,7 +38,7 @@ def refusal(status: int, headers: Mapping[str, str], start: bytes) -> SkydraftEr
         return errors.LimitExceeded(why)
     if status in (408, 504):
         return errors.CloudTimeout(why)
-    if status == 503:  # or a router has no server: for a text under way as good as gone
+    if status == NOT_READY:
         return errors.CloudLoading(why)
     return errors.CloudFailure(why)
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from skydraft.characters import one_line
 from skydraft.edge.channel import Waiting, seen, shared_loop, sign_of_life, watch
 from skydraft.edge.stock.ledger import Carried, Ledger, Request
-from skydraft.edge.stock.refusals import no_connection, refusal
-from skydraft.errors import CloudFailure, CloudLoading, CloudLost, CloudTimeout, OptionError, SkydraftError, TlsFailure
+from skydraft.edge.stock.refusals import NOT_READY, no_connection, refusal
+from skydraft.errors import CloudFailure, CloudLost, CloudTimeout, OptionError, SkydraftError, TlsFailure
 
 if TYPE_CHECKING:
     import httpx2
@@ -40,7 +40,6 @@ class Pool:
 
     def __init__(self, url: str, key: str | None, tls_ca: bytes | None, *, is_here: bool) -> None:
         self.heard_at = 0.0
-        self.was_loading = False  # whether an answer ever said so
         self._headers = {"Accept-Encoding": "identity", "User-Agent": "skydraft"}
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
@@ -169,11 +168,10 @@ class Wire:
 
         try:
             async with self.pool.lending() as client, aclosing(await self._responding(client, request)) as response:
-                self.pool.heard_at = shared_loop().now()
+                if response.status_code != NOT_READY:
+                    self.pool.heard_at = shared_loop().now()
                 if response.status_code != 200:
-                    error = refusal(response.status_code, response.headers, await _start(response))
-                    self.pool.was_loading = self.pool.was_loading or isinstance(error, CloudLoading)
-                    raise error
+                    raise refusal(response.status_code, response.headers, await _start(response))
                 if response.headers.get("content-encoding", "identity") != "identity":
                     raise CloudFailure("The server sends compressed answers though it was asked not to.")
                 yield response
