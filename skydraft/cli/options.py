@@ -124,7 +124,7 @@ def _decoding_option(known: Field[Any]) -> click.Option:
 _RARELY = (  # given
     "min_new_tokens", "min_p", "no_repeat_ngram_size", "frequency_penalty", "presence_penalty", "logit_bias",
     "content_penalty", "content_ngram_size", "no_adjacent_repeat", "comma_gap", "full_stop_gap", "full_stop_shift",
-    "think_budget", "think_gate", "accept", "eager", "execution",
+    "think_budget", "accept", "eager", "execution",
 )  # fmt: skip
 decoding_section = Section("decoding", "Decoding", _decoding, [
     option("--style", "S", f"Ready-made settings: {', '.join(STYLES)}; or none (default; speech: zh-short)."),
@@ -156,8 +156,6 @@ gate_section = Section("gate", "Gate", _gate, [
     option("--gate", "G", "Which blocks the target checks: always, never, or by a threshold, for example "
            f"{', '.join(f'{kind}:{known.example}' for kind, known in SIGNALS.items())}. Append +start, "
            "+digits, +dates or +values (of JSON) to check these, too."),
-    option("--think-gate", "G", "The gate of what is thought before the answer; end checks only where that ends "
-           "(default: that of the answer)."),
     option("--k", "N", "Draft N tokens at a time; auto chooses from timings, so gated texts may differ between "
            "runs."),
     option("--accept", "RULE", "exact, or top:R to accept any of the target's R best tokens (default: exact)."),

@@ -216,8 +216,7 @@ class Auditor:
 
 
 def _checks(plan: Plan) -> str:
-    accepts = f" top:{plan.top}" if plan.top else ""
-    return f"{plan.gate}{accepts}" + (f" think:{plan.think_gate}" if plan.think_gate else "")
+    return f"{plan.gate} top:{plan.top}" if plan.top else str(plan.gate)
 
 
 def _stricter(plan: Plan) -> Plan:

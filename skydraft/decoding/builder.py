@@ -100,8 +100,7 @@ def start_generation(
 def prompted(request: GenerateRequest, reader: Engine) -> tuple[GenerateRequest, PromptPair]:
     """The prompts, and the request with the tags of thinking after them. Raises OptionError where it cannot be kept."""
     vocab, params, is_bare = reader.vocab, request.params, request.raw or bool(request.prompt_ids)
-    wanted = {"--think": request.think == "on", "--think-gate": bool(request.plan.think_gate)}
-    wanted |= {"--think-budget": params.think_budget > 0}
+    wanted = {"--think": request.think == "on", "--think-budget": params.think_budget > 0}
     thinks = bool(params.think_end) if is_bare else template_of(vocab.chat_template).thinks
     if not thinks and (unfit := [option for option, is_given in wanted.items() if is_given]):
         raise OptionError(f"{unfit[0]} does not apply to a prompt without a chat template that knows thinking.")
@@ -157,15 +156,14 @@ def _drafting(
 def _gate(
     plan: Plan, draft: Engine | None, facts: TargetFacts | None, given: Calibration | None, folders: Iterable[Path]
 ) -> Gate:
-    thinking = Gate(plan.think_gate) if plan.think_gate else None
     if plan.gate.kind != "calibrated":
-        return Gate(plan.gate, thinking=thinking)
+        return Gate(plan.gate)
     assert draft is not None  # a plan without one has the gate `always`
     names = f"{draft.name} and {facts.name if facts else 'a target that cannot be reached'}"
     weights = facts.weights if facts else None
     calibration = find_calibration(folders, draft.fingerprint, weights, names, given)
     limit = calibration.limit(plan.gate.threshold, plan.k or MAX_BLOCK, plan.hand_back or HandBack())
-    return Gate(plan.gate, Allowance(calibration, plan.gate.threshold, limit), thinking)
+    return Gate(plan.gate, Allowance(calibration, plan.gate.threshold, limit))
 
 
 def _end_of_blocks(

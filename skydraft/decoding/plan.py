@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from skydraft.config import DEFAULT_K, mode_spec, named, parse_accept, parse_k
 from skydraft.errors import OptionError
-from skydraft.gating.gates import END, START, GateSpec, parse_gate
+from skydraft.gating.gates import START, GateSpec, parse_gate
 from skydraft.gating.hand_back import HandBack, parse_hand_back
 from skydraft.types import WRITE_ALL
 
@@ -15,9 +15,8 @@ class Plan:
 
     `hand_back` None means that measured costs decide when the target writes on; it needs an adaptive `k`. A plan that
     does not draft uses the target alone. A block ends once the draft model gives all of it less than `block_prob`.
-    `think_gate` is the gate of what is thought before the answer, None: the same one. `goes_on`: the draft model writes
-    on where the target is lost, also if each block is checked; with `streams` it writes only then. Raises OptionError
-    for parts that do not fit each other.
+    `goes_on`: the draft model writes on where the target is lost, also if each block is checked; with `streams` it
+    writes only then. Raises OptionError for parts that do not fit each other.
     """
 
     gate: GateSpec
@@ -27,7 +26,6 @@ class Plan:
     eager: bool = False
     mode: str = ""
     hand_back: HandBack | None = HandBack()  # noqa: RUF009 (it is frozen)
-    think_gate: GateSpec | None = None
     block_prob: float = 0.0
     goes_on: bool = False
     streams: bool = False
@@ -51,13 +49,6 @@ class Plan:
         checking = {"--accept": self.top, "--k auto": self.k is None, "--hand-back": self.hand_back != HandBack()}
         if not self.verifies and (unfit := [option for option, is_given in checking.items() if is_given]):
             raise OptionError(f"{unfit[0]} does not apply to the gate never, which checks nothing.", hint="Remove it.")
-        if kind == END:
-            raise OptionError("The gate 'end' is for --think-gate only.", hint="Use for example entropy:3.25.")
-        if self.think_gate and (not self.drafts or not self.verifies or self.think_gate.kind == "calibrated"):
-            raise OptionError(
-                "--think-gate needs a gate that checks the answer, and is not calibrated itself.",
-                hint="For example --mode quality --think-gate end.",
-            )
         if self.hand_back is None and (self.k is not None or self.is_gated):
             raise OptionError("Without a hand-back costs decide who writes, so every block is checked, with --k auto.")
 
@@ -68,8 +59,7 @@ class Plan:
     @property
     def is_gated(self) -> bool:
         """Whether blocks may be skipped while there is a target."""
-        gates = (self.gate, self.think_gate or self.gate)
-        return self.verifies and any(gate.kind != "always" for gate in gates)
+        return self.gate.kind not in ("always", "never")
 
     @property
     def may_go_alone(self) -> bool:
@@ -86,8 +76,7 @@ class Plan:
 
     @property
     def needs_signals(self) -> bool:
-        gates = (self.gate, self.think_gate or self.gate)
-        return self.block_prob > 0 or any(gate.needs_signals for gate in gates)
+        return self.block_prob > 0 or self.gate.needs_signals
 
     @property
     def is_lossy(self) -> bool:
@@ -104,22 +93,21 @@ class Plan:
 @named
 def make_plan(
     mode: str | None = None, gate: str | None = None, k: int | str | None = None, accept: str | None = None,
-    eager: bool = False, hand_back: str | int | None = None, think_gate: str | None = None,
+    eager: bool = False, hand_back: str | int | None = None,
 ) -> Plan:  # fmt: skip
     """The plan of a mode, or of what overrides its own. No mode means `lossless`, or just the gate if one is given.
     Raises OptionError for an unknown name, a value out of range, and an option that cannot apply."""
     name = mode or ("lossless" if gate is None else "")
     top = parse_accept(accept) if accept is not None else 0
     given_k = parse_k(k) if k is not None else DEFAULT_K
-    thinking = parse_gate(think_gate) if think_gate is not None else None
     if not name:
         given_back = parse_hand_back(0 if hand_back is None else hand_back)
         named = parse_gate(gate or "always")
-        return Plan(named, given_k, top=top, eager=eager, hand_back=given_back, think_gate=thinking)
+        return Plan(named, given_k, top=top, eager=eager, hand_back=given_back)
     spec = mode_spec(name)
     given = {
         "--gate": gate is not None, "--k": k is not None, "--accept": top > 0, "--eager": eager,
-        "--hand-back": hand_back is not None, "--think-gate": thinking is not None,
+        "--hand-back": hand_back is not None,
     }  # fmt: skip
     unfit = [option for option, is_given in given.items() if is_given]
     if spec.k is None and unfit:
@@ -127,11 +115,9 @@ def make_plan(
             f"{unfit[0]} does not apply in mode {name}, where one model works alone.",
             hint="Remove it, or choose --mode quality.",
         )
-    gates = {"--gate": gate, "--think-gate": think_gate}
-    lossy = [f"{flag} {given}" for flag, given in gates.items() if given and parse_gate(given).kind != "always"]
-    if name == "lossless" and (top or lossy):
+    if name == "lossless" and (top or (gate and parse_gate(gate).kind != "always")):
         raise OptionError(
-            f"{'--accept top' if top else lossy[0]} is lossy, and mode lossless is not.",
+            f"{'--accept top' if top else f'--gate {gate}'} is lossy, and mode lossless is not.",
             hint="Use --mode quality, or give --gate (--gate always to check every block) and no --mode.",
         )
     chosen_gate = parse_gate(gate or spec.gate)
@@ -142,7 +128,7 @@ def make_plan(
     back: HandBack | None = parse_hand_back(spec.hand_back if hand_back is None else hand_back)
     if hand_back is None and chosen_gate.kind == "never":
         back = HandBack()
-    if hand_back is None and chosen_k is None and {chosen_gate.kind, (thinking or chosen_gate).kind} == {"always"}:
+    if hand_back is None and chosen_k is None and checks_all:
         back = None  # every block is checked, and costs choose its length
     drafts, ends, block_prob = name != "cloud", eager or spec.eager, spec.block_prob if checks_all else 0.0
-    return Plan(chosen_gate, chosen_k, drafts, top, ends, name, back, thinking, block_prob, spec.goes_on)
+    return Plan(chosen_gate, chosen_k, drafts, top, ends, name, back, block_prob, spec.goes_on)

@@ -7,7 +7,7 @@ from skydraft.config import MODES, DecodingParams
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.errors import OptionError
 
-_KEYS = ("mode", "gate", "k", "accept", "hand-back", "think-gate", "style")
+_KEYS = ("mode", "gate", "k", "accept", "hand-back", "style")
 
 
 @dataclass(frozen=True, slots=True)

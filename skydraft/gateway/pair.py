@@ -103,7 +103,7 @@ class ModelNames:
             message = f"The mode '{mode}' is not available. Use one of: {', '.join(self.modes)}."
             raise Refusal(400, message, param="skydraft.mode")
         k, accept = None if choice.k is None else str(choice.k), choice.accept or "exact"
-        given = {"eager": choice.eager, "hand_back": choice.hand_back, "think_gate": choice.think_gate}
+        given = {"eager": choice.eager, "hand_back": choice.hand_back}
         plan = make_plan(mode, choice.gate, k=k, accept=accept, **given)
         if not choice.local_only or not plan.verifies or isinstance(self._pair.cloud, Engine):
             return plan

@@ -110,7 +110,6 @@ class _Choice(Checked):
     hand_back: str | Annotated[int, Field(strict=True)] | None = None
     style: Literal[tuple(STYLES)] | None = None  # type: ignore[valid-type]
     think: Think | None = None
-    think_gate: str | None = None
     extension: bool = True
     token_ids: bool = False
     logprobs: Annotated[int, Field(strict=True, ge=0, le=MAX_LOGPROBS)] | None = None

@@ -62,7 +62,6 @@ SIGNALS: dict[str, Threshold] = {
 }
 START = "start"  # the content rule that looks at where a block stands, not at its text
 NO_PLACE = Place()  # of a text that does not think
-END = "end"  # the gate of thinking that checks only the block in which it ends
 _CONTENT_RULES: dict[str, re.Pattern[str]] = {
     "digits": re.compile(r"\d"),
     # What JSON says, without its keys: texts, numbers and words after a colon, and lists; whole, or just begun.
@@ -87,7 +86,7 @@ class GateSpec:
         if unknown := [rule for rule in self.content_rules if rule not in (START, *_CONTENT_RULES)]:
             known = ", ".join((START, *_CONTENT_RULES))
             raise OptionError(f"There is no content rule '{unknown[0]}'.", hint=f"Use one of: {known}.")
-        if self.kind in ("always", "never", END):
+        if self.kind in ("always", "never"):
             if self.content_rules:
                 raise OptionError(
                     f"+{self.content_rules[0]} does not apply to the gate {self.kind}, which ignores the text.",
@@ -138,11 +137,10 @@ def _bad_threshold(kind: str, value: str) -> OptionError:
 
 
 class Gate:
-    """The gate of a spec; `allowance` tests the tokens of a block where its kind does not test each of them. `thinking`
-    is the gate of what is thought before an answer, None: the same one."""
+    """The gate of a spec; `allowance` tests the tokens of a block where its kind does not test each of them."""
 
-    def __init__(self, spec: GateSpec, allowance: Allowance | None = None, thinking: Gate | None = None) -> None:
-        self._spec, self._allowance, self._thinking = spec, allowance, thinking
+    def __init__(self, spec: GateSpec, allowance: Allowance | None = None) -> None:
+        self._spec, self._allowance = spec, allowance
 
     def is_unsure(self, signals: Sequence[Signals]) -> bool:
         if self._allowance:
@@ -152,11 +150,9 @@ class Gate:
 
     def observe(self, done: Round) -> None:
         """Take in a committed round. What says nothing of how well the text is kept does not count: tokens that a
-        grammar forces, blocks that a content rule sends beside the others, what was written without the target, and
-        thoughts with a gate of their own."""
+        grammar forces, blocks that a content rule sends beside the others, and what was written without the target."""
         record, is_skipped = done.record, done.record.outcome == "skipped"
-        is_thought = self._thinking is not None and record.num_reasoning == record.num_committed
-        if self._allowance is None or is_thought or record.reason == "content" or record.outcome == "fallback":
+        if self._allowance is None or record.reason == "content" or record.outcome == "fallback":
             return
         self._allowance.observe(record.num_committed - record.num_forced, done.block.free_signals if is_skipped else ())
 
@@ -168,16 +164,9 @@ class Gate:
 
         `never` skips a block of any text. A round without a draft always goes to the target.
         """
-        if self._thinking and block.token_ids and place.num_thinking - place.num_gap > block.base:
-            if (reason := self._thinking.reason(generated, num_seen, block, vocab)) or not place.has_ended:
-                return reason
-            if self._thinking._spec.kind == END:
-                return "content"
-            if place.num_thinking >= block.base + len(block.token_ids):
-                return ""
         if self._spec.kind == "always" or not block.token_ids:
             return "always"
-        if self._spec.kind in ("never", END):
+        if self._spec.kind == "never":
             return ""
         if self.is_unsure(block.free_signals):
             return "uncertain"

@@ -132,7 +132,7 @@ def test_the_start_is_checked_as_well_where_blocks_may_be_skipped(mode, gate, fo
     ("options", "streams"),
     [({}, True), ({"k": 3}, True), ({"k": "auto"}, True), ({"hand_back": "agree:4"}, True), ({"hand_back": 0}, False),
      ({"hand_back": "agree:8"}, False), ({"accept": "top:2"}, False), ({"gate": "entropy:1"}, False),
-     ({"think_gate": "end"}, False), ({"gate": "never"}, False)],
+     ({"gate": "never"}, False)],
 )  # fmt: skip
 def test_quality_streams_at_a_server_without_skydraft_unless_it_was_told_otherwise(options, streams):
     plan = make_plan("quality", **options)

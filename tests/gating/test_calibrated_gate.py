@@ -137,17 +137,14 @@ LAST = StepRecord(0, 0, 4, 0, 4, "skipped", "", 1.0, 1.0)
         (replace(LAST, outcome="fallback", reason="uncertain"), (), 0),
         (replace(LAST, outcome="verified", reason="uncertain", num_accepted=4), (), 1),
         (replace(LAST, outcome="verified", reason="content", num_accepted=4), (), 0),
-        (replace(LAST, num_reasoning=4), (), 0),
-        (replace(LAST, num_reasoning=2), (), -1),  # the answer begins in it
     ],
-    ids=["skipped", "forced", "forced-but-one", "fallback", "checked", "by-a-rule", "thought", "thought-and-answer"],
+    ids=["skipped", "forced", "forced-but-one", "fallback", "checked", "by-a-rule"],
 )
 def test_what_a_round_tells_a_calibrated_gate(record: StepRecord, forced: tuple[bool, ...], moves: int) -> None:
     """Risks of 0.4 a token, one in twenty allowed: a skipped block makes it stricter, a checked one looser."""
-    made, ending = calibration(toys.toy(1), toys.toy(2)), parse_gate("end")
-    allowance = Allowance(made, 0.95, 1.005)
+    allowance = Allowance(calibration(toys.toy(1), toys.toy(2)), 0.95, 1.005)
     block = DraftBlock(0, (1, 2, 3, 4), signals=(UNSURE,) * 4, forced=forced)
-    Gate(parse_gate("calibrated:0.95"), allowance, Gate(ending)).observe(Round(record, block, (1, 2, 3, 4), ()))
+    Gate(parse_gate("calibrated:0.95"), allowance).observe(Round(record, block, (1, 2, 3, 4), ()))
     small = Signals(0.1, 0.98, 0.99)  # a risk of 0.01
     longest = next(length for length in range(1000) if allowance.is_unsure([small] * length)) - 1
     assert np.sign(longest - 100) == moves

@@ -182,7 +182,7 @@ def test_a_model_that_does_not_think_refuses_what_is_meant_and_passes_over_what_
     with gateway() as running:
         for asked in (
             {"chat_template_kwargs": {"enable_thinking": True}}, {"thinking_token_budget": 5},
-            {"skydraft": {"think": "on"}}, {"skydraft": {"think_gate": "end"}},
+            {"skydraft": {"think": "on"}},
         ):  # fmt: skip
             answer = running.chat(**asked)
             assert answer.status_code == 400 and "think" in answer.json()["error"]["message"], asked

@@ -177,36 +177,10 @@ def test_on_off_and_what_cannot_be() -> None:
     assert run(pair_of(answer), think="on").reasoning == "a"
     assert run(pair_of("a</think>b", OPENED), think="on").reasoning == "a"
     plain = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
-    for template, asked in [
-        (plain, {"think": "on"}), (plain, {"think_budget": 3}), (OPENED, {"think": "off"}),
-        (plain, {"plan": make_plan("quality", think_gate="end")}),
-    ]:  # fmt: skip
+    for template, asked in [(plain, {"think": "on"}), (plain, {"think_budget": 3}), (OPENED, {"think": "off"})]:
         with pytest.raises(OptionError, match="think"):
             run(pair_of(answer, template), **asked)
-    for wanted in ({"mode": "lossless", "think_gate": "never"}, {"mode": "edge", "think_gate": "end"}, {"gate": "end"}):
-        with pytest.raises(OptionError):
-            make_plan(**wanted)
     assert run(pair_of("b", plain), think="off").text == "b"
-
-
-@pytest.mark.parametrize(
-    ("gate", "think_gate", "checked"),
-    [
-        ("always", "never", "answer"), ("always", "end", "answer"), ("entropy:9", "end", "the end"),
-        ("entropy:9", "always", "thought"),
-    ],
-)  # fmt: skip
-def test_the_gate_of_thinking_decides_in_it_alone(gate: str, think_gate: str, checked: str) -> None:
-    done = run(pair_of(THOUGHT, slip=0), plan=make_plan(gate=gate, k=2, think_gate=think_gate))
-    thinking = done.stats.num_reasoning_tokens
-    for record in done.records:
-        inside = record.base + record.num_draft <= thinking
-        end = vocab_of().encode("</think>")[0] in done.token_ids[record.base : record.base + record.num_committed]
-        wanted = {"answer": not inside or (end and think_gate == "end"), "the end": end, "thought": inside or end}
-        assert (record.outcome == "verified") >= wanted[checked] or record.outcome == "written"
-        if checked == "the end" and not end:
-            assert record.outcome == "skipped" or record.reason == "density"
-    assert done.text == "It is 4. No. Yes."
 
 
 def test_start_begins_after_the_thinking() -> None:
