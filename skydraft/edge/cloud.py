@@ -222,7 +222,7 @@ class Cloud:
             what, todo = "is not ready", "Try again later, or wait longer with --cloud-timeout"
         raise CloudLost(
             f"The cloud at {self.name} {what} ({gone.message.rstrip('.')}).",
-            hint=f"{todo}. To begin without it: --fallback start.",
+            hint=f"{todo}. To begin without it: --fallback=start.",
         ) from gone
 
     def falls_back(self, plan: Plan) -> bool:

@@ -100,7 +100,7 @@ def test_a_cloud_that_was_never_reached_is_an_error_unless_texts_may_begin_witho
     gated = ["generate", "你好", *EDGE, "--gate", "entropy:0.1", "-n", "20", "--cloud", address]
     status, out, err = invoke(*gated)
     assert (status, out, err.count("\n")) == (1, "", 1)
-    assert re.search(r"9\S* was not reached \(no connection.*refused\)+\. .* --fallback start", err)
+    assert re.search(r"9\S* was not reached \(no connection.*refused\)+\. .* --fallback=start", err)
     status, out, err = invoke(*gated, "--fallback", "start")
     assert status == 0 and out.strip() and err.count("going on alone") == 1
     status, _, err = invoke(*gated, "--require-cloud", "--cloud-timeout", "0.3")
