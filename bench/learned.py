@@ -5,15 +5,15 @@
     python -m bench.learned DIR --show docs/learned        writes figures.json, sets that DIR has anew, and learning.svg
 
 The target answers the `:dev` half of each set, the draft model learns from that, and the other half is answered: by
-the target, by the draft model alone, and in each mode. Texts are written side by side, over a server of this process
-that computes many of them in one forward, so it is measured what was answered and at what cost, and no speed.
+the target, by the draft model alone, and in each mode. One model alone writes its texts side by side, so there is no
+speed. Modes write one at a time, in this process: a draft model that has sixteen texts to read along with hands each
+back late, and the target writes up to three times as much.
 """
 
 import argparse
 import json
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -107,22 +107,18 @@ def write_alone(tasks: Workload, edge: Engine, cloud: Cloud, folder: Path, name:
     folder.joinpath(f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def write_mode(mode: str, tasks: Workload, edge: Engine, cloud: Cloud, adapter: str, path: Path) -> None:
+def write_mode(mode: str, tasks: Workload, edge: Engine, target: Engine, adapter: str, path: Path) -> None:
     """A line for each task that is answered in a mode; those that `path` has are not answered again."""
     done = {line["id"] for line in read(path)}
-
-    def answer(prompt: PromptEntry) -> None:
-        plan = parse_mode(mode, lambda style: DecodingParams()).plan
+    plan = parse_mode(mode, lambda style: DecodingParams()).plan
+    for prompt in (prompt for prompt in tasks.prompts if prompt.id not in done):
         request = replace(request_of(prompt), plan=plan, adapter=adapter)
-        with skydraft.start(request, edge=edge, cloud=cloud) as generation:
+        with skydraft.start(request, edge=edge, cloud=target) as generation:
             text, stats = generation.run().text, generation.stats
         written = round((stats.target_written_per_token or 0.0) * stats.num_tokens)
         line = {"id": prompt.id, "right": score(prompt, text), "tokens": stats.num_tokens}
         with path.open("a") as file:
             file.write(json.dumps({**line, "calls": stats.num_escalated, "written": written}) + "\n")
-
-    with ThreadPoolExecutor(NUM_SIDE_BY_SIDE) as pool:
-        list(pool.map(answer, [prompt for prompt in tasks.prompts if prompt.id not in done]))
 
 
 def read(path: Path) -> list[Line]:
@@ -169,7 +165,7 @@ def run(given: argparse.Namespace) -> None:
             few = read_tasks(name, limit=given.limit)
             for mode in filter(None, given.modes.split(",")):
                 for which, used in ((f"{mode}{LEARNED}", str(adapter)), (mode, "none")):
-                    write_mode(mode, few, edge, cloud, used, home / f"{which}.jsonl")
+                    write_mode(mode, few, edge, target, used, home / f"{which}.jsonl")
                     told(home.name, which, shown(read(home / f"{which}.jsonl")))
 
 

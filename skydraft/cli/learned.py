@@ -1,4 +1,7 @@
-"""What was learned, measured: held-out prompts in each mode, before and after, many texts side by side."""
+"""What was learned, measured: held-out prompts in each mode, before and after.
+
+One text at a time, as an app writes it: a draft model with many texts to read along with would hand each back late.
+"""
 
 import hashlib
 import json
@@ -19,7 +22,6 @@ from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.evaluation.tasks.checks import Check
 from skydraft.files import write_whole
-from skydraft.learning.answering import side_by_side
 from skydraft.learning.dataset import weights_of
 from skydraft.types import StepRecord
 
@@ -35,8 +37,9 @@ Counting: TypeAlias = Callable[[int], AbstractContextManager[Callable[..., None]
 
 
 def numbers_of(records: Sequence[StepRecord], text: str, check: Check | None) -> Numbers:
-    """Answers in numbers that can be added: tokens, calls, tokens that the target wrote itself, those that the gate
-    skipped, of these those that the target saw later, and of these those that it would have written. And checks."""
+    """Answers in numbers that can be added: tokens, milliseconds, calls, tokens that the target wrote itself, those
+    that the gate skipped, of these those that the target saw later, and of these those that it would have written. And
+    checks."""
     found = Counter[str]()
     if check:
         found.update({"checked": 1, "right": check.judge(text).score})  # a part of it may be right
@@ -44,7 +47,7 @@ def numbers_of(records: Sequence[StepRecord], text: str, check: Check | None) ->
         skipped = each.num_committed if each.outcome in ("skipped", "fallback") else 0
         found.update(
             tokens=each.num_committed, calls=each.outcome == "verified", written=each.num_written, skipped=skipped,
-            audited=each.num_audited, agreed=each.num_agreed,
+            audited=each.num_audited, agreed=each.num_agreed, ms=round(each.wall_ms),
         )  # fmt: skip
     return found
 
@@ -78,7 +81,9 @@ def judge(
     jobs = {_key(job): job for by_mode in by_adapter for of_mode in by_mode.values() for job in of_mode}
     missing = {key: request for key, (request, _) in jobs.items() if key not in found}
     with counting(len(missing)) as on_done:
-        side_by_side(missing, edge, cloud, keep)
+        for key, request in missing.items():
+            with api.start(request, edge=edge, cloud=cloud) as generation:
+                keep(key, generation.run())
     alone = {} if is_checked else {"edge": Counter(tokens=1, skipped=1)}
     return [
         alone | {mode: sum((found[_key(job)] for job in of_mode), Counter[str]()) for mode, of_mode in by_mode.items()}
@@ -91,7 +96,8 @@ def _key(job: Question) -> str:
 
 
 def figures(numbers: Numbers, alone: float) -> dict[str, float]:
-    """The share of tokens that are the target's own choice, and the others, by what they are called.
+    """The share of tokens that are the target's own choice, and the others, by what they are called. There is no speed
+    of texts that were not timed, or many at a time.
 
     Of the tokens that were skipped the share is that of those which the target saw later; where these are few it is
     `alone`, that of all tokens that the draft model would write as the target does.
@@ -101,7 +107,8 @@ def figures(numbers: Numbers, alone: float) -> dict[str, float]:
     found = {"agreement": 1 - numbers["skipped"] * (1 - share) / total}
     if numbers["checked"]:
         found["right"] = numbers["right"] / numbers["checked"]
-    return found | {"calls a token": numbers["calls"] / total, "written": numbers["written"] / total}
+    found |= {"calls a token": numbers["calls"] / total, "written": numbers["written"] / total}
+    return found | ({"tokens/s": 1e3 * total / numbers["ms"]} if numbers["ms"] else {})
 
 
 def show_table(
@@ -112,14 +119,18 @@ def show_table(
     `alone` are the agreements of the draft model on all that was held out, `cloud` is the target's own answers.
     """
     found = {mode: figures(numbers, alone[1]) for mode, numbers in after.items()}
-    labels = found["edge"].keys()
+    labels = list(found["quality"])
     click.echo(f"{'':<9}" + "".join(f"{label:>18}" for label in labels))
+
+    def shown(figures: Mapping[str, float], label: str) -> str:
+        return f"{figures[label]:.{1 if label == 'tokens/s' else 3}f}" if label in figures else "–"
+
     for mode, now in found.items():
         old = figures(before[mode], alone[0]) if mode in before else {}
-        cells = [f"{f'{old[label]:.3f}' if old else '–'} → {now[label]:.3f}" for label in labels]
+        cells = [f"{shown(old, label)} → {shown(now, label)}" for label in labels]
         click.echo(f"{mode:<9}" + "".join(f"{cell:>18}" for cell in cells))
     if cloud:
-        click.echo(f"{'cloud':<9}" + "".join(f"{value:>18.3f}" for value in figures(cloud, 1.0).values()))
+        click.echo(f"{'cloud':<9}" + "".join(f"{shown(figures(cloud, 1.0), label):>18}" for label in labels))
     line = f"Only lossless and cloud keep an agreement of {_KEPT:g} here."
     if kept := [mode for mode, now in found.items() if now["agreement"] >= _KEPT]:
         mode = min(kept, key=lambda mode: found[mode]["written"])

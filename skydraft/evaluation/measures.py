@@ -80,8 +80,8 @@ def _gaps(case: Case) -> Fraction:
 
 
 def _bytes(case: Case) -> Fraction:
-    both_ways = _per_token(lambda r: r.link.bytes_up + r.link.bytes_down)
-    return (0, 0) if case.generation.link_ms is None else both_ways(case)
+    total = sum(record.link.bytes_up + record.link.bytes_down for record in case.generation.records)
+    return (total, case.num_tokens) if total or case.generation.link_ms is not None else (0, 0)
 
 
 MEASURES = (

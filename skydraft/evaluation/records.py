@@ -81,15 +81,6 @@ class RunLine(Line):
     engine_options: dict[str, Any] = Field(default_factory=dict)
     prompts: tuple[PromptEntry, ...]
 
-    @field_validator("modes", mode="before")
-    @classmethod
-    def _without_think_gate(cls, modes: Any) -> Any:
-        """Plans of earlier versions could name a gate for thoughts; it was mostly null."""
-        for plan in (mode["plan"] for mode in modes if isinstance(mode, dict) and isinstance(mode.get("plan"), dict)):
-            if plan.get("think_gate", "") is None:
-                del plan["think_gate"]
-        return modes
-
 
 class RoundEntry(Line):
     """`signals` of a drafted token are entropy, margin and top probability."""

@@ -40,11 +40,26 @@ def test_what_was_skipped_counts_as_what_the_target_saw_of_it(audited: int, agre
     ],
 )
 def test_the_mode_that_asks_least_is_named(capsys: pytest.CaptureFixture[str], alone: float, says: str) -> None:
-    edge, quality = Counter(tokens=1, skipped=1), Counter(tokens=100, calls=4, written=20, skipped=50)
+    edge, quality = Counter(tokens=1, skipped=1), Counter(tokens=100, calls=4, written=20, skipped=50, ms=8000)
     after = {"edge": edge, "quality": quality, "answers": Counter(tokens=100, calls=9, written=40, skipped=30)}
     show_table({"edge": edge, "quality": quality}, after, (0.5, alone), Counter(tokens=100, calls=1, written=100))
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split() == ["edge", "0.500", "→", f"{alone:.3f}", "0.000", "→", "0.000", "0.000", "→", "0.000"]
+    assert lines[1].split() == [
+        "edge",
+        "0.500",
+        "→",
+        f"{alone:.3f}",
+        "0.000",
+        "→",
+        "0.000",
+        "0.000",
+        "→",
+        "0.000",
+        "–",
+        "→",
+        "–",
+    ]
+    assert lines[0].split()[-1] == "tokens/s" and lines[2].split()[-3:] == ["12.5", "→", "12.5"]
     assert [line.split()[0] for line in lines[1:5]] == ["edge", "quality", "answers", "cloud"]
     assert lines[3].split()[1] == "–" and lines[-1].startswith(says)
 

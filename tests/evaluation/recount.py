@@ -105,6 +105,7 @@ class Recount:
         def total(place: str, of: list[Line] = rounds) -> float:
             return math.fsum(at(record, place) for record in of)
 
+        num_bytes = total("link.bytes_up") + total("link.bytes_down")
         overhead = [
             record["wall_ms"] - at(record, "draft.forward_ms")
             - (at(record, "link.rtt_ms") or at(record, "target.queue_ms") + at(record, "target.forward_ms"))
@@ -125,8 +126,7 @@ class Recount:
             "draft_ms_per_token": (total("draft.forward_ms"), num_tokens),
             "target_ms_per_token": (total("target.forward_ms"), num_tokens),
             "overhead_ms_per_round": (math.fsum(overhead), len(rounds)),
-            "bytes_per_token": (0, 0) if line["link_ms"] is None
-            else (total("link.bytes_up") + total("link.bytes_down"), num_tokens),
+            "bytes_per_token": (num_bytes, num_tokens) if num_bytes or line["link_ms"] is not None else (0, 0),
         }  # fmt: skip
 
 

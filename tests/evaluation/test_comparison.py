@@ -133,10 +133,12 @@ def test_the_bill_of_the_same_texts_is_the_same_here_and_over_a_server_of_ours(t
     with serving(open_toy("toy")) as server, closing(skydraft.connect(server.address, require=True)) as cloud:
         sides: Any = (pairs.pair(DRIFT)[0], cloud)
         far, _ = pairs.compared(asked, tmp_path / "far", sides)
+    both = [Findings(records) for records in (run(asked, tmp_path / "near")[0], far)]
     near, here = (
-        {mode: replace(bill.link, rtt_ms=0.0) for mode, bill in bills(Findings(records), is_long=False).items()}
-        for records in (run(asked, tmp_path / "near")[0], far)
+        {mode: replace(bill.link, rtt_ms=0.0) for mode, bill in bills(found, is_long=False).items()} for found in both
     )
+    sent = [found.settings[0].value("bytes_per_token") for found in both]
+    assert sent[0] is None and sent[1] and sent[1] > 1
     assert near == here and near["cloud"].num_requests == 3 < near["gate=entropy:0.2;k=4"].num_requests
 
 

@@ -25,7 +25,7 @@ MOMENTS = [
     ("skydraft.learning.training:write_adapter", 1, True),
     ("skydraft.learning.calibrating:labelled", 3, False),
     ("skydraft.learning.calibrating:write_whole", 1, True),
-    ("skydraft.cli.learned:write_whole", 2, True),  # an answer that is judged; those under way beside it are kept
+    ("skydraft.cli.learned:write_whole", 2, True),  # an answer that is judged
     ("skydraft.models.adapters:write_whole", 1, True),
     ("skydraft.cli.learn_run:write_whole", 1, True),  # what the run did
 ]
