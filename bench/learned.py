@@ -50,6 +50,7 @@ SETS = ("arithmetic", "zh-words", "zh-extract", "calendar", "logic")
 LEARNED = "-learned"  # at the end of a name: with the adapter
 OPTIONS = EngineOptions(context_len=1024, max_sequences=NUM_SIDE_BY_SIDE, shared_cache=True)
 _PATIENT_S = 900.0
+_SAME = 0.1  # of points, whose labels would lie on each other
 _AT_RANDOM = "whole answers at random"
 _BESIDE = {"edge": (6, 5), "quality": (7, -9), "auto": (-6, 3), "answers": (6, 4), "cloud": (7, 2)}  # labels, in points
 Line = dict[str, Any]  # of one answer: id, right, tokens, calls, written
@@ -208,13 +209,16 @@ def plot(found: dict[str, Any], path: Path) -> None:
     for axis, (name, systems) in zip(axes.flat, found.items(), strict=False):
         points = {key: (value["written"]["value"], value["right"]["value"]) for key, value in systems.items()}
         axis.plot(*zip(points["edge"], points["cloud"], strict=True), color="0.7", linestyle=":", label=_AT_RANDOM)
-        for key, (written, right) in points.items():
+        for key, point in points.items():
             if (mode := key.removesuffix(LEARNED)) not in _BESIDE:
                 continue  # a mode with other options stands in the figures alone
             shape, color, label = ("o", "0.5", "before") if key == mode else ("^", "C0", "after")
-            axis.plot(written, right, shape, color=color, label=label)
+            axis.plot(*point, shape, color=color, label=label)
+            near = points.get(f"{mode}{LEARNED}", point)
+            if key == mode and point != near and np.abs(np.subtract(point, near)).max() < _SAME:
+                continue  # one label is enough
             x, y = _BESIDE[mode]
-            axis.annotate(mode, (written, right), textcoords="offset points", xytext=(x, y),
+            axis.annotate(mode, point, textcoords="offset points", xytext=(x, y),
                           ha="left" if x > 0 else "right", fontsize=8)  # fmt: skip
         axis.set(title=name, xlabel="written by the large model", xlim=(-0.2, 1.25))
     axes[0][0].set(ylim=(0, 1.05))

@@ -191,4 +191,5 @@ def test_generations_whose_connection_breaks_share_the_next_one(server: Serving)
 
         with ThreadPoolExecutor(8) as pool:
             assert set(pool.map(run, generations)) == {undisturbed(LOSSLESS, short)}
-        assert link.num_connections == 2
+        # A third one where a busy machine let the second look silent; one each would be nine.
+        assert link.num_connections in (2, 3)
