@@ -75,7 +75,7 @@ _LOOKBACK = 64  # tokens; longer than what a content rule matches, but for long 
 
 @dataclass(frozen=True, slots=True)
 class GateSpec:
-    """`always`, `never`, `end`, or the name of a signal and a threshold; and the content rules added to it. Raises
+    """`always`, `never`, or the name of a signal and a threshold; and the content rules added to it. Raises
     OptionError for a kind or rule that does not exist, a threshold out of range, and rules without effect."""
 
     kind: str

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from skydraft import api
 from skydraft.cli.learn_run import _may_begin
 from skydraft.cli.learned import figures, judge, show_table
 from skydraft.config import DecodingParams
@@ -72,6 +73,29 @@ def test_the_price_has_the_answers_that_judge(capsys: pytest.CaptureFixture[str]
     cloud: Any = SimpleNamespace(given={"price": "0,0,1000000"})
     assert _may_begin(answering, guarding, how, cloud)
     assert "some 360 tokens, for about 7.2e+02" in capsys.readouterr().err
+
+
+def test_texts_are_judged_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside others the draft model reads along late, and the target writes more than in an app."""
+    under_way: list[int] = []
+
+    @contextmanager
+    def watched(*given: Any, **named: Any) -> Iterator[Any]:
+        under_way.append(1 + (under_way[-1] if under_way else 0))
+        with start(*given, **named) as generation:
+            yield generation
+        under_way.append(under_way[-1] - 1)
+
+    @contextmanager
+    def counting(total: int) -> Iterator[Callable[..., None]]:
+        yield lambda *_: None
+
+    start = api.start
+    monkeypatch.setattr(api, "start", watched)
+    questions = [(GenerateRequest(asked(prompt)), None) for prompt in ("一", "二", "三")]
+    pair: Any = open_toy("toy:drift=0.2"), open_toy("toy")
+    judge(questions, ["none"], pair, tmp_path / "judged", counting)
+    assert under_way == [1, 0] * 6  # in quality and in answers; without checks edge has nothing to tell
 
 
 def test_what_was_judged_is_judged_again_only_for_another_prompt_check_or_adapter(tmp_path: Path) -> None:
