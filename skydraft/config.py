@@ -196,7 +196,7 @@ MODES: dict[str, ModeSpec] = {
     # A call is due for each correction at least, so blocks go on while they are likely to be right.
     "quality": ModeSpec("always", 24, hand_back="agree:4", block_prob=0.2, goes_on=True),
     # Long blocks, since most are checked where much is a number or JSON.
-    "answers": ModeSpec("entropy:3.25+start+digits+values", 16, eager=True, hand_back="agree:4"),
+    "answers": ModeSpec("entropy:3.25+start+digits+dates+values", 16, eager=True, hand_back="agree:4"),
     "auto": ModeSpec("calibrated:0.95", 6, eager=True, hand_back="agree:4"),
 }
 

@@ -62,12 +62,15 @@ SIGNALS: dict[str, Threshold] = {
 }
 START = "start"  # the content rule that looks at where a block stands, not at its text
 NO_PLACE = Place()  # of a text that does not think
+_NUMERALS = "一二三四五六七八九十"
 _CONTENT_RULES: dict[str, re.Pattern[str]] = {
     "digits": re.compile(r"\d"),
     # What JSON says, without its keys: texts, numbers and words after a colon, and lists; whole, or just begun.
     "values": re.compile(r'[:：]\s*+(?:"(?:[^"\\\n]|\\.)*+"?+|-?\d[\d.eE+-]*+|true|false|null)|\[[^\[\]{}]*+'),
     "dates": re.compile(
-        r"[\d一二三四五六七八九十]\s*[年月日号]|\d\s*[/-]\s*\d|\d{4}\.\d|(?:星期|周)[一二三四五六日天末]"
+        rf"[\d{_NUMERALS}]\s*(?:[年月日号]|世纪)|月\s*[初廿]?[{_NUMERALS}]|初[{_NUMERALS}]|\d\s*[/-]\s*\d|\d{{4}}\.\d"
+        r"|(?:星期|周)[一二三四五六日天末]|\b(?:(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day"
+        r"|January|February|March|April|June|July|August|September|October|November|December)\b"
     ),
 }
 _LOOKBACK = 64  # tokens; longer than what a content rule matches, but for long texts in JSON

@@ -195,7 +195,7 @@ def test_an_asked_agreement_is_that_of_the_gate(monkeypatch: pytest.MonkeyPatch)
 
     auto = make_plan(gate="calibrated:0.9", k=4)
     stricter = audits._stricter(auto)
-    assert str(stricter.gate) == "calibrated:0.9+start+digits+values" and audits._stricter(stricter) == stricter
+    assert str(stricter.gate) == "calibrated:0.9+start+digits+dates+values" and audits._stricter(stricter) == stricter
     assert audits._stricter(QUALITY) == QUALITY  # no agreement was asked for
 
 

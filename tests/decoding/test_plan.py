@@ -15,7 +15,7 @@ from skydraft.types import WRITE_ALL
 ALWAYS, NEVER = GateSpec("always"), GateSpec("never")
 FLUENCY = GateSpec("entropy", 5.5)
 CALIBRATED = GateSpec("calibrated", 0.95)
-RULES = ("start", "digits", "values")
+RULES = ("start", "digits", "dates", "values")
 AGREE = HandBack(WRITE_ALL, 4)
 LOSSLESS = ({}, {"mode": "lossless"}, {"k": "auto"}, {"mode": "lossless", "gate": "always", "accept": "exact"})
 
@@ -116,7 +116,7 @@ def test_a_good_plan_cannot_be_turned_into_a_bad_one(gate, parts, says):
     [
         ("auto", None, "calibrated:0.95+start"),
         ("quality", "entropy:2+digits", "entropy:2+start+digits"),
-        ("answers", None, "entropy:3.25+start+digits+values"),
+        ("answers", None, "entropy:3.25+start+digits+dates+values"),
         ("edge", None, "never"),
         ("lossless", None, "always"),
         ("cloud", None, "always"),
