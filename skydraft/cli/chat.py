@@ -142,7 +142,7 @@ def _save(talk: Talk, name: str) -> None:
     turns = [{"role": turn.role, "content": turn.content, **dict(turn.more)} for turn in talk.messages]
     with options.open_for_writing(Path(name)) as file:
         json.dump(turns, file, ensure_ascii=False, indent=1)
-    TERMINAL.say(f"{len(turns)} messages written to {name}.")
+    TERMINAL.say(f"{len(turns)} messages written to {name}, as JSON.")
 
 
 def _load(talk: Talk, name: str) -> None:

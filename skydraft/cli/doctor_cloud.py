@@ -1,3 +1,4 @@
+import time
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import closing
@@ -26,6 +27,8 @@ from skydraft.types import StepRecord
 
 _LOOK_S = 3.0  # for the first sign of life
 _NUM_WRITTEN = 16  # tokens that a server without skydraft writes to show what it can
+_NUM_TIMED = 32  # tokens of a prompt in each mode
+_CLEARLY = 1.1  # a ratio of speeds that a few prompts tell from none
 _MODES = "cloud,lossless,lossless;k=5,quality,auto,auto;gate=calibrated:0.9"  # of devices
 _ASKED = (0.95, 0.9)  # agreements
 _BUSY = 0.8  # of a core; Python uses no more than one
@@ -90,7 +93,7 @@ def _ask(console: Console, cloud: Cloud) -> tuple[ServerInfo, float]:
         info = cloud.info()
         rtt_ms, late_ms = ping_times(cloud)
     encryption = "TLS" if cloud.uses_tls else "plaintext"
-    console.print(f"cloud        {cloud.name}, skydraft {info.version}, {encryption}, token accepted or not needed")
+    console.print(f"cloud        {cloud.name}, skydraft {info.version}, {encryption}")
     console.print(
         f"             {info.model}, context {info.context_len}, {info.execution}, "
         f"{info.max_rows} rows a forward, {info.num_sessions} of {info.max_sessions} sessions in use"
@@ -167,33 +170,59 @@ def _examine_stock(console: Console, choice: CloudChoice, models: ModelChoice, c
         encryption = "encrypted" if cloud.uses_tls else "plaintext"
         has_ids = cloud.kind not in ("completions", "chat")
         same = "the same as the draft model's" if has_ids else "compared as text: the server gives no ids"
-        console.print(f"cloud        {cloud.name}, {cloud.kind}, {encryption}, key accepted or not needed")
+        console.print(f"cloud        {cloud.name}, {cloud.kind}, {encryption}")
         console.print(f"             {one_line(facts.name)}, not exact: its tokens may depend on other requests")
         console.print(f"tokens       {same}")
         console.print(f"cache        {num_cached} of {again.num_prompt_tokens} tokens of a prompt, the second time")
         console.print(f"round trip   {facts.wire_ms:.1f} ms; a written token {gap_ms:.1f} ms")
-        draft_ms = _gap_ms(_written(edge, None).records)  # now, as the server: the machine may be busy
-        can_gain = 2 * draft_ms < gap_ms  # in auto the server writes about half of the tokens
-        has_auto = api.is_calibrated(edge, cloud)
-        modes = "auto and fluency" if has_auto else "fluency"
-        gain = f"{modes} can be faster than streaming" if can_gain else "streaming is faster"
-        console.print(f"verdict      {gain}: a drafted token takes {draft_ms:.1f} ms here")
-        console.print(
-            f"             With {modes} the server writes less, but each call reads the text; quality streams."
-        )
-        if not has_auto:
+        gated = ("auto", "fluency") if api.is_calibrated(edge, cloud) else ("fluency",)
+        try:
+            _show_speeds(console, _speeds(edge, cloud, ("cloud", *gated)))
+        except SkydraftError as error:
+            yield f"the modes were not timed to the end: {error.line}"
+        if "auto" not in gated:
             console.print("             For auto there is no calibration of this pair; generate --mode auto says more.")
         yield from _measure_devices(console, choice, models.cloud_model, edge, checks)
     if not num_cached:
         yield "turn on the server's prefix cache, or let it tell of it: without it each call reads the whole text anew"
 
 
-def _written(edge: Engine, cloud: Cloud | None) -> Generation:
-    """A few tokens that the server writes after a prompt of some hundred tokens; without one, the draft model."""
+def _written(edge: Engine, cloud: Cloud) -> Generation:
+    """A few tokens that the server writes after a prompt of some hundred tokens."""
     prompt, params = "".join(PROMPTS) * 4, DecodingParams(max_new_tokens=_NUM_WRITTEN)
-    return api.generate(
-        prompt, edge=edge, cloud=cloud, plan=make_plan("cloud" if cloud else "edge"), params=params
-    ).run()
+    return api.generate(prompt, edge=edge, cloud=cloud, plan=make_plan("cloud"), params=params).run()
+
+
+def _speeds(edge: Engine, cloud: Cloud, modes: Seq[str]) -> dict[str, float]:
+    """Tokens a second in each mode. They take turns, prompt by prompt, so a busy moment slows them all."""
+    tokens, seconds = dict.fromkeys(modes, 0), dict.fromkeys(modes, 0.0)
+    params = DecodingParams(max_new_tokens=_NUM_TIMED)
+    with counted(len(PROMPTS), "prompts in each mode") as done:
+        for prompt in PROMPTS:
+            for mode in modes:
+                began = time.perf_counter()
+                text = api.generate(prompt, edge=edge, cloud=cloud, plan=make_plan(mode), params=params).run()
+                seconds[mode] += time.perf_counter() - began
+                tokens[mode] += len(text.token_ids)
+            done()
+    return {mode: tokens[mode] / seconds[mode] for mode in modes}
+
+
+def _show_speeds(console: Console, speeds: dict[str, float]) -> None:
+    streaming = speeds.pop("cloud")
+    others = ", ".join(f"{mode} {speed:.1f}" for mode, speed in speeds.items())
+    console.print(
+        f"speed        quality (it streams) {streaming:.1f} tokens/s, {others} "
+        f"({len(PROMPTS)} prompts, up to {_NUM_TIMED} tokens each)"
+    )
+    best = max(speeds, key=lambda mode: speeds[mode])
+    gain = speeds[best] / streaming
+    verdict = "streaming is about as fast here"
+    if gain > _CLEARLY:
+        verdict = f"{best} is {gain:.2f} times as fast as streaming here"
+    elif gain < 1 / _CLEARLY:
+        verdict = f"streaming is faster here ({1 / gain:.2f} times as fast as {best})"
+    console.print(f"verdict      {verdict}; in {' and '.join(speeds)} the server writes less")
 
 
 def _gap_ms(records: Seq[StepRecord]) -> float:

@@ -15,7 +15,7 @@ from skydraft.engines.toy import open_toy
 
 from ..evaluation import pairs
 from ..serving import serving
-from ..stock.fakes import fake
+from ..stock.fakes import GENERATING, fake
 from .conftest import Invoke
 
 EDGE = ["--edge-model", "toy:drift=0.3"]
@@ -76,13 +76,20 @@ def test_each_mode_is_measured_with_so_many_devices(address: str, invoke: Invoke
             assert ratio == pytest.approx(speed / streams, abs=0.05, rel=0.05)
 
 
-@pytest.mark.parametrize(("draft_ms", "says"), [(20.0, "can be faster than streaming"), (36.5, "streaming is faster")])
-def test_a_gated_mode_can_gain_where_two_drafted_tokens_take_less_than_a_written_one(
-    draft_ms: float, says: str, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("fluency", "says"),
+    [(15.0, "fluency is 1.50 times as fast as streaming here"), (10.5, "streaming is about as fast here"),
+     (9.5, "streaming is about as fast here"), (8.0, "streaming is faster here (1.25 times as fast as fluency)")],
+)  # fmt: skip
+def test_the_verdict_of_a_server_without_skydraft_is_of_timed_texts(
+    fluency: float, says: str, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    times = iter((62.0, draft_ms))  # of the server, and of the draft model
-    monkeypatch.setattr("skydraft.cli.doctor_cloud._gap_ms", lambda records: next(times))
+    asked: list[str] = []
     with fake("vllm") as stock:
+        stock.fault_of = asked.append
         _, out, _ = invoke("doctor", "--cloud", f"{stock.url}/v1", *EDGE)
-    (verdict,) = (line for line in out.splitlines() if line.startswith("verdict"))
-    assert says in verdict
+        speeds = r"^speed +quality \(it streams\) [\d.]+ tokens/s, fluency [\d.]+ \(5 prompts, up to 32 tokens each\)$"
+        assert re.search(speeds, out, re.M) and sum(path in GENERATING for path in asked) >= 2 + 5
+        monkeypatch.setattr("skydraft.cli.doctor_cloud._speeds", lambda *given: {"cloud": 10.0, "fluency": fluency})
+        _, out, _ = invoke("doctor", "--cloud", f"{stock.url}/v1", *EDGE)
+    assert f"verdict      {says}; in fluency the server writes less" in out

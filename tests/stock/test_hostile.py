@@ -159,6 +159,14 @@ def test_one_that_is_started_again_as_it_loads_is_waited_for_too() -> None:
         assert "edge-fallback" not in write(cloud, "gated").run().origins
 
 
+@pytest.mark.parametrize("api", ["vllm", "llama-server"])
+def test_a_server_on_this_machine_that_is_busy_for_a_moment_is_not_gone(api: str) -> None:
+    with fake(api, TARGET) as server, closing(skydraft.connect(server.url)) as cloud:
+        assert write(cloud, "gated").run().token_ids
+        server.fault_of = lambda path: faults.slow(1.2)
+        assert "edge-fallback" not in write(cloud, "gated", length=2).run().origins
+
+
 @pytest.mark.parametrize("said", [0, -5, 1.5, "3", None, True])
 def test_tokens_that_sglang_does_not_count_are_no_text(said: object) -> None:
     """Each of its events may tell all tokens again: the count says which are new, and they came twice."""

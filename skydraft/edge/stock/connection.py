@@ -28,6 +28,7 @@ APIS = tuple(_DIALECTS)
 _OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama-server", "skydraft": "completions"}
 _LIFE = "/v1/models"  # of a server that is not known yet
 _QUESTION_S = 10.0  # timeout of questions about the model
+_LOOK_HERE_S = 3.0  # for a sign of life of a server on this machine: one that is gone refuses, so this one is busy
 # Of a written token, until rounds have shown what it takes: a model of 7B to 70B takes 10 to 40 on a GPU.
 _WRITE_MS = 30.0
 
@@ -131,7 +132,8 @@ class StockConnection:
         self.rtt_ms = 0.0  # the shortest seen
         self._options = options
         self._pool = Pool(self.address, options.key, options.tls_ca, is_here=options.is_here)
-        self.wire = Wire(*options.roots, self._pool, Ledger(self.budget))  # for what belongs to no text
+        look_s = _LOOK_HERE_S if options.is_here else 0.0
+        self.wire = Wire(*options.roots, self._pool, Ledger(self.budget), look_s)  # for what belongs to no text
         self._known = _Known()
         self._goes_on: set[str] = set()  # models that go on from the assistant's last message
         self._asking = asyncio.Lock()

@@ -8,7 +8,7 @@ import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -95,12 +95,14 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """Requests to one server, which `ledger` notes. Paths below `/v1/` are below `base`, others below `root`."""
+    """Requests to one server, which `ledger` notes. Paths below `/v1/` are below `base`, others below `root`. A sign of
+    life may take `look_s`, where that is more than what a text would wait for it."""
 
     root: str
     base: str
     pool: Pool
     ledger: Ledger
+    look_s: float = 0.0
 
     def url_of(self, path: str) -> str:
         return self.base + path.removeprefix("/v1") if path.startswith("/v1/") else self.root + path
@@ -145,6 +147,7 @@ class Wire:
     async def patiently(self, work: Awaitable[T], life: str, waiting: Waiting) -> T:
         """The result of `work` within the times of `waiting`. Raises CloudTimeout, or CloudLost for a dead server."""
         began, task = shared_loop().now(), asyncio.ensure_future(work)
+        waiting = replace(waiting, ping_s=min(max(waiting.ping_s, self.look_s), waiting.timeout_s))
         watching: asyncio.Future[None] | None = None
         try:
             if not (await asyncio.wait((task,), timeout=waiting.quick_s))[0]:

@@ -15,7 +15,7 @@ const ENDS = { length: 'meta.length', content_filter: 'meta.filtered' };
 
 /** Origin, round and reason in words. */
 function title(span, { origin, round, reason }) {
-  const key = origin === 'chosen' ? 'run.chosen' : !reason ? 'run.title' : origin === 'edge-fallback' ? 'run.alone' : 'run.reason';
+  const key = origin === 'chosen' ? 'run.chosen' : !reason || origin === 'cloud' ? 'run.title' : origin === 'edge-fallback' ? 'run.alone' : 'run.reason';
   worded(span, key, { origin: `@origin.${origin}`, meaning: `@meaning.${origin}`, round: round ?? '–', reason: `@reason.${reason}` }, 'wordTitle');
 }
 
