@@ -47,8 +47,9 @@ def refusal_of(error: Exception) -> Refusal:
         return _invalid(error)
     if isinstance(error, errors.ContextExceeded):
         # LangChain and LiteLLM recognise this error by these words, and Claude Code compacts by the two numbers.
-        said = f"the prompt is too long: {error.num_tokens} tokens > {error.most} maximum"
-        return Refusal(400, f"This model's maximum context length is exceeded: {said}.", param="messages", code=TOO_LONG)
+        said = f"the prompt is too long: {error.num_tokens} tokens > {error.most} maximum."
+        message = f"This model's maximum context length is exceeded: {said}"
+        return Refusal(400, message, param="messages", code=TOO_LONG)
     if isinstance(error, errors.LimitExceeded):
         return Refusal(400, error.message, param="messages", code=TOO_LONG)
     if isinstance(error, errors.UsageError) and not isinstance(error, _OPERATORS):
