@@ -115,8 +115,8 @@ def test_the_prompt_is_no_part_of_a_repetition(prompt, text):
     [
         ("digits", "我有3", "content"),
         ("digits", "我在", ""),
-        *(("dates", text, "content") for text in ("3月5日", "2024-1", "星期三", "月十五", "月初九", "初九", "二十世纪")),
-        *(("dates", text, "content") for text in ("in July", "Monday")),
+        *(("dates", text, "content") for text in ("3月5日", "2024-1", "星期三", "月十五", "月初九", "二十世纪")),
+        *(("dates", text, "content") for text in ("初九", "in July", "Monday")),
         *(("dates", text, "") for text in ("我有3人", "我年月", "我月初", "may", "Marching")),
         *(("values", text, "content") for text in ("abc:3", "abcde: -3.5", 'abcd":"e', "ab：12", "abc[e,f]", "ab[")),
         *(("values", text, "") for text in ("a3", '"ab', '{"abcdef"', '"abcdef",', "ab:", "abc: ", "e.f")),
