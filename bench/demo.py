@@ -45,7 +45,7 @@ def demo() -> None:
     with _answer(prompt, DEFAULT_MODE, edge, cloud) as generation:
         for _, tokens in generation.rounds():
             show_tokens(console, tokens)
-    console.print()
+    console.print(" … (the demo ends an answer here)" if generation.finish_reason == "length" else "")
     if is_colored(console):
         console.print(legend(generation.origins))
     with TERMINAL.state("Asking the large model what it would have written…"):

@@ -226,7 +226,7 @@ def _show_speeds(console: Console, speeds: dict[str, float]) -> None:
         verdict = f"{best} is {gain:.2f} times as fast as streaming here"
     elif gain < 1 / _CLEARLY:
         verdict = f"streaming is faster here ({1 / gain:.2f} times as fast as {best})"
-    console.print(f"verdict      {verdict}; in {' and '.join(speeds)} the server writes less")
+    console.print(f"verdict      {verdict}; in {' and '.join(speeds)} the server writes less, and not the same text")
 
 
 def _gap_ms(records: Seq[StepRecord]) -> float:

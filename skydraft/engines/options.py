@@ -1,5 +1,6 @@
 """Options for running a model, and the measured profile of its forwards."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from numbers import Integral, Real
@@ -18,6 +19,7 @@ class RowProfile:
     forward_ms: tuple[float, ...]
 
 
+_MANY_TIMES = 4  # as many threads as processors only wait for each other
 NOT_PROBED = RowProfile(invariant_rows=1, forward_ms=(1.0,))
 
 
@@ -55,3 +57,6 @@ class EngineOptions:
             raise OptionError(f"--parallel must be 1 or more, not {self.max_sequences}.")
         if self.num_threads < 0:
             raise OptionError(f"--threads must be 0 or more, not {self.num_threads}.")
+        if self.num_threads > _MANY_TIMES * (num_processors := os.cpu_count() or 1):
+            what = f"--threads {self.num_threads} is far more than the {num_processors} processors of this machine."
+            raise OptionError(what, hint="Leave it out for one thread a core.")

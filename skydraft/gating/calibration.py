@@ -198,7 +198,8 @@ def _way_to_one(target: str | None, names: Sequence[str]) -> str:
     if not (names and target and is_named(target)):
         return way
     how = "llama-server --alias NAME, vllm serve --served-model-name NAME"
-    return f"If the server runs {' or '.join(names)}, start it under that name ({how}). If not: {way}"
+    else_way = way[0].lower() + way[1:]
+    return f"If the server runs {' or '.join(names)}, start it under that name ({how}). If not, {else_way}"
 
 
 def bin_of(signals: Signals) -> int:

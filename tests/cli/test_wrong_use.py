@@ -29,6 +29,8 @@ WRONG = {
     "generate 你好 --edge-model a/b --source pypi": "known models only",
     f"{GENERATE} --context 2": "--context",
     f"{GENERATE} --threads 2": "--threads does not apply",
+    f"{GENERATE} --threads 99999": "far more than",
+    f"generate 你好 {EDGE} --cloud=-": "'-' is not the address of a server",
     # what is written, and who checks it
     f"{GENERATE} --k 0": "--k must be",
     f"{GENERATE} --mode turbo": "no mode 'turbo'",
