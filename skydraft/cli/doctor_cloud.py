@@ -129,8 +129,11 @@ def _measure_link(console: Console, cloud: Cloud, edge: Engine, info: ServerInfo
         f"{report.bytes_per_token:.1f} bytes a token ({len(PROMPTS)} prompts, {report.num_tokens} tokens)"
     )
     console.print(f"on the link  {report.wire_ms:.2f} ms a round beside the two models' forwards")
-    console.print(f"draft model  {costs.draft_ms:.1f} ms a drafted token on this machine")
-    console.print(f"\nstreaming    {costs.tokens_per_s(alpha, 0):.1f} tokens/s (mode cloud)")
+    console.print(
+        f"draft model  {costs.draft_ms:.1f} ms a drafted token on this machine; the target's forwards take "
+        f"{costs.slowdown:.2f} times what is above"
+    )
+    console.print(f"\nstreaming    {costs.tokens_per_s(alpha, 0):.1f} tokens/s (mode cloud), by these times")
     console.print(f"speculation  {costs.tokens_per_s(alpha, k):.1f} tokens/s at best, with k = {k}")
     if report.gain > 1:
         pays = f"it pays up to a round trip of {even_ms:.0f} ms"

@@ -2,7 +2,8 @@
 
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
 
 from skydraft import api
 from skydraft.config import DEFAULT_K, DecodingParams
@@ -89,10 +90,26 @@ def examine_link(
     link = sum((record.link for record in records), LinkCost())
     num_tokens = sum(record.num_committed for record in records)
     beside = [r.wall_ms - r.draft.forward_ms - r.target.forward_ms - r.target.queue_ms for r in records]
-    draft_ms = edge.profile.forward_ms[0]
+    stored = CostModel(edge.profile.forward_ms[0], info.forward_ms, info.max_rows, wire_ms=rtt_ms, streams=True)
     alpha = measured_alpha((record.num_accepted, record.num_draft) for record in records) or 0.0
     return LinkReport(
         k=k, alpha=alpha, num_tokens=num_tokens, num_rounds=len(records), wire_ms=statistics.median(beside),
         bytes_per_token=(link.bytes_up + link.bytes_down) / num_tokens,
-        costs=CostModel(draft_ms, info.forward_ms, info.max_rows, wire_ms=rtt_ms, streams=True),
+        costs=costs_now(records, stored),
     )  # fmt: skip
+
+
+def costs_now(records: Seq[StepRecord], stored: CostModel) -> CostModel:
+    """`stored`, but with the median times of these rounds: what was measured once may be of a busy hour."""
+    drafts = [each.draft for each in records if 0 < each.draft.num_rows < 2 * each.draft.num_passes]
+    targets = [each.target for each in records if each.target.num_passes]
+    steps_ms = [(each.forward_ms - each.prefill_ms) / each.num_passes for each in drafts]
+    slowdowns = [
+        (each.forward_ms - each.prefill_ms) / stored.pass_ms(max(1, round(each.num_rows / each.num_passes)))
+        / each.num_passes for each in targets
+    ]  # fmt: skip
+    return replace(
+        stored,
+        draft_ms=statistics.median(steps_ms) if steps_ms else stored.draft_ms,
+        slowdown=statistics.median(slowdowns) if slowdowns else 1.0,
+    )

@@ -13,7 +13,8 @@ from skydraft.config import DEFAULT_K, DecodingParams
 from skydraft.decoding.cost_model import CostModel
 from skydraft.decoding.plan import make_plan
 from skydraft.engines.toy import open_toy
-from skydraft.evaluation.diagnosis import NUM_PINGS, PROMPTS, drafts_after, examine_link, ping_times
+from skydraft.evaluation.diagnosis import NUM_PINGS, PROMPTS, costs_now, drafts_after, examine_link, ping_times
+from skydraft.types import Cost, StepRecord
 
 from ..serving import serving
 from ..toys import law
@@ -58,10 +59,28 @@ def test_a_link_to_a_toy_is_examined() -> None:
     assert found.tokens_per_round == found.num_tokens / len(records)
     assert found.wire_ms >= 8  # a round trip, at least
     assert 1 < found.bytes_per_token < 100
-    assert found.costs == CostModel(
+    stored = CostModel(
         edge.profile.forward_ms[0], toy.profile.forward_ms, info.max_rows, wire_ms=median_ms, streams=True
     )
+    assert replace(found.costs, draft_ms=stored.draft_ms, slowdown=1.0) == stored
     assert found.gain < 1  # toys take no time, so a round trip is never worth it
+
+
+@pytest.mark.parametrize("times_as_slow", [0.5, 1.0, 3.0])
+def test_stored_times_of_another_hour_are_replaced_by_those_of_the_texts(times_as_slow: float) -> None:
+    stored = CostModel(20.0, (50.0, 60.0, 70.0), 3, wire_ms=5.0)
+
+    def of_round(num_draft: int, prefill_ms: float = 0.0) -> StepRecord:
+        steps_ms, rows_ms = 20.0 * num_draft, stored.forward_ms[num_draft]
+        return StepRecord(
+            0, 0, num_draft, 0, 1, "verified", "always", 0.0, 0.0,
+            draft=Cost(num_draft, num_draft, forward_ms=times_as_slow * steps_ms + prefill_ms, prefill_ms=prefill_ms),
+            target=Cost(1, num_draft + 1, forward_ms=times_as_slow * rows_ms + prefill_ms, prefill_ms=prefill_ms),
+        )  # fmt: skip
+
+    found = costs_now([of_round(2, 400.0), of_round(1), of_round(2)], stored)
+    assert found == replace(stored, draft_ms=pytest.approx(20 * times_as_slow), slowdown=pytest.approx(times_as_slow))
+    assert costs_now([], stored) == stored
 
 
 def test_a_server_that_takes_shorter_blocks_is_asked_for_those() -> None:

@@ -3,7 +3,7 @@
 from skydraft.evaluation.records import RunLine
 from skydraft.evaluation.summary import SettingFigures, Summary
 
-# The agreement that `--mode auto` asks for: the report recommends the fastest gated mode that keeps it.
+# The agreement that `--mode auto` asks for: the report recommends a gated mode that keeps it.
 KEPT = 0.95
 
 
@@ -15,9 +15,12 @@ def answer(run: RunLine, summary: Summary) -> tuple[str, list[str]] | None:
     known = {name: value for name in gated if (value := here[name].value("target_agreement")) is not None}
     if "cloud" not in here or not known:
         return None
-    speeds = {name: figure.value for name in known if (figure := here[name].speed_over.get("cloud"))}
+    speeds = {name: figure for name in known if (figure := here[name].speed_over.get("cloud"))}
     enough = [name for name, value in known.items() if value >= KEPT]
-    mode = max(enough, key=lambda name: speeds.get(name, 0.0)) if enough else max(known, key=lambda name: known[name])
+    # A few prompts tell only some speeds apart: of modes that may be the fastest, the one that keeps most.
+    fastest = max((speeds[name].value for name in enough if name in speeds), default=0.0)
+    near = [name for name in enough if name not in speeds or max(speeds[name].value, speeds[name].high) >= fastest]
+    mode = max(near or known, key=lambda name: known[name])
     over = [settings[mode] for settings in linked if mode in settings]
     links = [
         f"Over a link of {each.link_ms:g} ms: {each.speed_over['cloud'].shown(2)} times ({each.num_prompts} prompts)."
@@ -31,7 +34,7 @@ def _kept(setting: SettingFigures, is_enough: bool) -> str:
     agreement, calls, written = (setting.measures[name].shown(3) for name in names)
     which = f"No gated mode kept {KEPT:g}; this one came closest."
     if is_enough:
-        which = f"It is the fastest of the gated modes that keep {KEPT:g}."
+        which = f"No gated mode that keeps {KEPT:g} is clearly faster."
     return (
         f"keeps an agreement of {agreement} with {calls} calls a token. The target writes {written} of the tokens. "
         f"Alone, it would write all of them, in one call. {which}"
