@@ -1,6 +1,6 @@
-"""Pictures of the chat page, at a gateway over the demo pair.
+"""Pictures of the chat page, at a gateway over the demo pair; that of the bill at one over a llama-server.
 
-    python -m bench.screenshots FOLDER [--threads N]
+    python -m bench.screenshots FOLDER [--threads N] [--bill http://HOST:PORT]
 
 Wants Debian's packages chromium and fonts-noto-cjk.
 """
@@ -8,23 +8,19 @@ Wants Debian's packages chromium and fonts-noto-cjk.
 import argparse
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Page, sync_playwright
 
 import skydraft
-from bench.gateway import gateway
+from bench.gateway import gateway, started
 from skydraft import EngineOptions
 from skydraft.gateway.pair import Pair
 from skydraft.models import default_pair
 
 _FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 _QUESTIONS = ("请用一句话描述海边日落的景色。", "Write a Python function that reverses a linked list.")
+_SHORT = "Explain in two sentences why the sky is blue."
 _SETTINGS = '{"maxTokens": 160, "temperature": 0}'
-# Width, height, scheme of colours, language; each shows the same conversation.
-_VIEWS = {
-    "chat": (1280, 800, "light", "en"),
-    "chat-dark-zh": (1280, 800, "dark", "zh-CN"),
-    "chat-phone": (360, 740, "light", "zh-CN"),
-}
+_PRICE = "0.15/0.03/0.6"
 
 
 def load(num_threads: int) -> Pair:
@@ -32,28 +28,53 @@ def load(num_threads: int) -> Pair:
     return Pair(skydraft.load(pair.draft, options), skydraft.load(pair.target, options))
 
 
+def ask(page: Page, question: str) -> None:
+    number = page.locator(".answer").count()
+    page.fill("#question", question)
+    page.press("#question", "Enter")
+    page.locator('.answer[data-status="done"]').nth(number).wait_for(timeout=300_000)
+
+
+def show_pair(page: Page, folder: Path) -> None:
+    """A conversation; then a token of a short answer, and a branch from it."""
+    for question in _QUESTIONS:
+        ask(page, question)
+    page.locator(".turn").last.evaluate("turn => turn.scrollIntoView()")
+    page.screenshot(path=folder / "chat.png")
+    page.click("#new")
+    page.set_viewport_size({"width": 1000, "height": 720})
+    ask(page, _SHORT)
+    page.locator('.run[data-origin="recovered"]').first.click()
+    page.locator("#token-target button").first.wait_for()
+    page.locator("#token-draft button").first.wait_for()
+    page.screenshot(path=folder / "asking.png")
+    page.locator("#token-target button").nth(1).click()
+    page.locator('.answer[data-status="done"]').nth(1).wait_for(timeout=300_000)
+    page.screenshot(path=folder / "branch.png")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--bill", metavar="URL", help="the picture of the bill, at this server, and no other")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
-    with gateway(load(args.threads)) as url, sync_playwright() as driver:
+    with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path="/usr/bin/chromium", args=_FLAGS)
         page = browser.new_context(locale="en-US").new_page()
         page.add_init_script(f"localStorage['skydraft.settings'] ??= '{_SETTINGS}'")
-        page.goto(url.removesuffix("/v1/chat/completions"))
-        for number, question in enumerate(_QUESTIONS):
-            page.fill("#question", question)
-            page.press("#question", "Enter")
-            page.locator('.answer[data-status="done"]').nth(number).wait_for(timeout=300_000)
-        for name, (width, height, scheme, language) in _VIEWS.items():
-            page.set_viewport_size({"width": width, "height": height})
-            page.emulate_media(color_scheme=scheme)
-            if page.locator("html").get_attribute("lang") != language:
-                page.click("#language")
-            page.locator(".turn").last.evaluate("turn => turn.scrollIntoView()")
-            page.screenshot(path=str(args.folder / f"{name}.png"))
+        if args.bill:
+            with started("--context", "2048", "--cloud", args.bill, "--price", _PRICE) as port:
+                page.set_viewport_size({"width": 1000, "height": 720})
+                page.goto(f"http://127.0.0.1:{port}/")
+                ask(page, _SHORT)
+                page.screenshot(path=args.folder / "money.png")
+        else:
+            with gateway(load(args.threads)) as url:
+                page.set_viewport_size({"width": 1280, "height": 800})
+                page.goto(url.removesuffix("/v1/chat/completions"))
+                show_pair(page, args.folder)
         browser.close()
 
 
