@@ -1,6 +1,6 @@
-"""Pictures of the chat page, at a gateway over the demo pair; that of the bill at one over a llama-server.
+"""Pictures of the chat page, at a gateway over the demo pair.
 
-    python -m bench.screenshots FOLDER [--threads N] [--bill http://HOST:PORT]
+    python -m bench.screenshots FOLDER [--threads N]
 
 Wants Debian's packages chromium and fonts-noto-cjk.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from playwright.sync_api import Page, sync_playwright
 
 import skydraft
-from bench.gateway import gateway, started
+from bench.gateway import gateway
 from skydraft import EngineOptions
 from skydraft.gateway.pair import Pair
 from skydraft.models import default_pair
@@ -20,7 +20,6 @@ _FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-backgrou
 _QUESTIONS = ("请用一句话描述海边日落的景色。", "Write a Python function that reverses a linked list.")
 _SHORT = "Explain in two sentences why the sky is blue."
 _SETTINGS = '{"maxTokens": 160, "temperature": 0}'
-_PRICE = "0.15/0.03/0.6"
 
 
 def load(num_threads: int) -> Pair:
@@ -57,24 +56,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--bill", metavar="URL", help="the picture of the bill, at this server, and no other")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
-    with sync_playwright() as driver:
+    with gateway(load(args.threads)) as url, sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path="/usr/bin/chromium", args=_FLAGS)
-        page = browser.new_context(locale="en-US").new_page()
+        page = browser.new_context(locale="en-US", viewport={"width": 1280, "height": 800}).new_page()
         page.add_init_script(f"localStorage['skydraft.settings'] ??= '{_SETTINGS}'")
-        if args.bill:
-            with started("--context", "2048", "--cloud", args.bill, "--price", _PRICE) as port:
-                page.set_viewport_size({"width": 1000, "height": 720})
-                page.goto(f"http://127.0.0.1:{port}/")
-                ask(page, _SHORT)
-                page.screenshot(path=args.folder / "money.png")
-        else:
-            with gateway(load(args.threads)) as url:
-                page.set_viewport_size({"width": 1280, "height": 800})
-                page.goto(url.removesuffix("/v1/chat/completions"))
-                show_pair(page, args.folder)
+        page.goto(url.removesuffix("/v1/chat/completions"))
+        show_pair(page, args.folder)
         browser.close()
 
 
