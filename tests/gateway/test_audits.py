@@ -19,11 +19,12 @@ def audited(pair: Pair, lines: list[str]) -> tuple[Pair, Auditor]:
 
 
 def test_an_adapter_that_agrees_too_little_is_checked_more_and_all_can_see_it(tmp_path: Path) -> None:
-    lines = list[str]()
+    lines, asked = list[str](), list[str]()
     pair, auditor = audited(Pair(draft_with(tmp_path), open_toy("toy", 4096, 6)), lines)
     with closing(auditor), gateway(pair) as running:
 
         def ask(model: str, content: str = "情绪") -> dict[str, object]:
+            asked.append(model)
             answer = running.chat(content, model=model, max_tokens=64, temperature=0).json()["skydraft"]["stats"]
             auditor.finish()
             return answer  # type: ignore[no-any-return]
@@ -34,10 +35,13 @@ def test_an_adapter_that_agrees_too_little_is_checked_more_and_all_can_see_it(tm
         assert len(lines) == 1 and "with two" in lines[0]
         assert stats["audits"] is None  # of a text that is checked as a whole
         for model in ("skydraft-edge:one", "skydraft-edge"):
-            assert ask(model)["audits"] is None and ask(model)["audits"]["gate"] == "never"  # type: ignore[index]
+            assert ask(model)["audits"] is None
+            # An answer may be handed to the auditor after its client has it: on a busy machine a later one tells.
+            told_of = next(filter(None, (ask(model)["audits"] for _ in range(5))))
+            assert told_of["gate"] == "never"  # type: ignore[index]
         health = running.client.get(f"{running.url}/health").json()
         told = {(each["adapter"], each["gate"]): each for each in health["audits"]["newest"]}
-        assert 7 <= health["audits"]["read"] < 17 and told["two", "never"]["is_raised"]
+        assert 7 <= health["audits"]["read"] < len(asked) and told["two", "never"]["is_raised"]
         assert not told["one", "never"]["is_raised"] and told["two", "never"]["asked"] == 0.95
         lines = running.client.get(f"{running.url}/metrics").text.splitlines()
         assert f'skydraft_gateway_audits{{outcome="read"}} {health["audits"]["read"]}.0' in lines
