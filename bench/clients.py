@@ -1,6 +1,7 @@
 """Many edges on one target: clients whose draft model says what was recorded, against a real server.
 
     python -m bench.clients [--seconds S] [--think MS] [--execution exact|throughput] [--beginnings]
+    python -m bench.clients --curve N [--gpu-layers N] [--model MODEL]
     python -m bench.clients --modes "cloud,quality,auto" [--texts short|long] [--step MS] [--execution E] [--out FILE]
 
 Drafts are recorded first, in one lossless run over 16 prompts; `skydraft.evaluation.devices` has the clients, which
@@ -77,16 +78,17 @@ def prefill_share(clients: Seq[Client], seconds: float) -> float:
     return sum(record.target.prefill_ms for client in clients for record in client.records) / seconds / 1e3
 
 
-def row_curve(execution: str) -> dict[int, float]:
-    """Milliseconds of a forward of n rows of four sequences, by the engine alone, as the server will open it."""
+def row_curve(model: str, execution: str, gpu_layers: int, num_sequences: int = 4) -> dict[int, float]:
+    """Milliseconds of a forward of n rows of so many sequences, by the engine alone, as the server will open it."""
     shared = execution == "throughput"
-    options = EngineOptions(context_len=1024, max_sequences=4, shared_cache=shared)
-    engine = skydraft.load(default_pair().target, options)
+    options = EngineOptions(1024, num_sequences, gpu_layers=gpu_layers, shared_cache=shared)
+    engine = skydraft.load(model, options)
     rng = np.random.default_rng(0)
-    sequences = [engine.open(rng.integers(0, 1000, length).tolist()) for length in (40, 50, 60, 70)]
+    sequences = [engine.open(rng.integers(0, 1000, 40 + index % 40).tolist()) for index in range(num_sequences)]
     curve = {}
-    for num_rows in (1, 2, 3) if not shared else (1, 3, 6, 12, 16):
-        split = [num_rows // 4 + (index < num_rows % 4) for index in range(4)]
+    steps = (1, 2, 3) if not shared else (1, 3, 6, 12, 16, 24, 32, 48, 64, 96, 128)
+    for num_rows in (rows for rows in steps if rows <= engine.max_rows("throughput")):
+        split = [num_rows // num_sequences + (i < num_rows % num_sequences) for i in range(num_sequences)]
         times = []
         for _ in range(9):
             feeds = [(s, rng.integers(0, 1000, n).tolist()) for s, n in zip(sequences, split, strict=True) if n]
@@ -156,15 +158,15 @@ def scrape(port: int) -> Served:
     return Served(*(float(values[name]) for name in names))
 
 
-def bench(execution: str, seconds: float, think_ms: float | None) -> None:
+def bench(execution: str, seconds: float, think_ms: float | None, gpu_layers: int) -> None:
     """The table of one execution."""
-    curve = row_curve(execution)
+    curve = row_curve(default_pair().target, execution, gpu_layers)
     print(f"\nexecution {execution}; engine alone, ms a forward: "
           + "  ".join(f"{rows} rows {ms:.1f}" for rows, ms in curve.items()))  # fmt: skip
     with socket.create_server(("127.0.0.1", 0)) as probe:
         metrics_port = probe.getsockname()[1]
     options = ["--max-sessions", "16", "--context", "1024", "--execution", execution]
-    options += ["--metrics-port", str(metrics_port)]
+    options += ["--metrics-port", str(metrics_port), "--gpu-layers", str(gpu_layers)]
     server = ServerProcess(default_pair().target, *options)
     found = recorded(server)
     think_ms = found.draft_ms if think_ms is None else think_ms
@@ -220,15 +222,17 @@ def shared(texts: Seq[str], num: int) -> list[Seq[str]]:
     return [texts[index % len(texts) :: num] for index in range(num)]
 
 
-def carried(modes: str, texts: Seq[str], execution: str, step_ms: float, out: Path | None) -> None:
+def carried(
+    modes: str, texts: Seq[str], execution: str, step_ms: float, out: Path | None, counts: Seq[int], gpu_layers: int
+) -> None:  # fmt: skip
     """Tokens a second of so many clients by mode, what the server computes for them, and what the texts keep."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     server = ServerProcess(
-        default_pair().target, "--max-sessions", str(max(NUM_CLIENTS)), "--context", "512", "--execution", execution,
-        "--metrics-port", str(port),
+        default_pair().target, "--max-sessions", str(max(counts)), "--context", "512", "--execution", execution,
+        "--metrics-port", str(port), "--gpu-layers", str(gpu_layers),
     )  # fmt: skip
-    draft = skydraft.load(default_pair().draft, EngineOptions(context_len=512, max_sequences=max(NUM_CLIENTS)))
+    draft = skydraft.load(default_pair().draft, EngineOptions(512, max(counts), gpu_layers=gpu_layers))
     drafts, points = KeptRows(draft), list[dict[str, Any]]()
     connect = partial(skydraft.connect, server.address, timeout_s=120, require=True)
     make_edge = partial(RecordedDraft, drafts, step_ms)
@@ -237,7 +241,7 @@ def carried(modes: str, texts: Seq[str], execution: str, step_ms: float, out: Pa
         chosen = parse_modes(modes, lambda _, params=params: params)  # type: ignore[misc]
         for mode in chosen:  # what the draft model has to compute is not timed
             drive(connect, make_edge, mode, [asked_for])
-        for num, mode in itertools.product(NUM_CLIENTS, chosen):
+        for num, mode in itertools.product(counts, chosen):
             before, known, began = scrape(port), drafts.num_computed, time.perf_counter()
             clients = drive(connect, make_edge, mode, shared(asked_for, num))
             seconds = round(time.perf_counter() - began, 2)
@@ -259,6 +263,7 @@ def counted_of(clients: Seq[Client], before: Served, after: Served) -> dict[str,
         "tokens": sum(client.num_tokens for client in clients),
         "rows": after.num_rows - before.num_rows,
         "forwards": after.num_forwards - before.num_forwards,
+        "forward_s": round(after.forward_s - before.forward_s, 3),
         "calls": sum(record.outcome == "verified" for record in records),
         "written": sum(record.num_written for record in records),
         "agreement": agreement_of(records),
@@ -275,18 +280,26 @@ def main() -> None:
     parser.add_argument("--modes", default="", help="as for skydraft compare: set them beside each other")
     parser.add_argument("--step", type=float, default=15, help="with --modes: ms of a step of the draft model")
     parser.add_argument("--texts", action="append", choices=LENGTHS, help="with --modes: these only")
+    parser.add_argument("--clients", type=int, action="append", help="with --modes: so many in place of 1, 4, 8, 16")
+    parser.add_argument("--gpu-layers", type=int, default=0, help="of the target: as for skydraft serve")
+    parser.add_argument("--curve", type=int, default=0, metavar="N", help="only ms of forwards of up to N sequences")
     parser.add_argument("--out", type=Path, help="with --modes: a file for what was measured")
-    parser.add_argument("--model", default=default_pair().target, help="with --beginnings: the target")
+    parser.add_argument("--model", default=default_pair().target, help="with --beginnings or --curve: the target")
     given = parser.parse_args()
     print(machine())
+    if given.curve:
+        for execution in given.execution or ["exact", "throughput"]:
+            print(execution, row_curve(given.model, execution, given.gpu_layers, given.curve))
+        return
     if given.beginnings:
         beginnings(given.seconds, given.think, given.model)
         return
     for execution in given.execution or ["exact", "throughput"]:
         if given.modes:
-            carried(given.modes, given.texts or [*LENGTHS], execution, given.step, given.out)
+            texts, counts = given.texts or [*LENGTHS], given.clients or NUM_CLIENTS
+            carried(given.modes, texts, execution, given.step, given.out, counts, given.gpu_layers)
             continue
-        bench(execution, given.seconds, given.think)
+        bench(execution, given.seconds, given.think, given.gpu_layers)
 
 
 if __name__ == "__main__":

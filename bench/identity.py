@@ -1,6 +1,6 @@
 """Counts tokens of `lossless` and `quality` against `cloud` on the real pair: they must be the same ids, all of them.
 
-    python -m bench.identity [--limit PROMPTS] [--max-new-tokens N] [--only TEXT] [--threads N]
+    python -m bench.identity [--limit PROMPTS] [--max-new-tokens N] [--only TEXT] [--threads N] [--gpu-layers N]
 
 All prompts at temperature 0 and 0.8 in `quality`, and in `lossless` with three block lengths, each with another
 hand-back; the first twelve also with repetition penalty and n-gram ban, with zh-short, and in a grammar; and one prompt
@@ -77,8 +77,9 @@ def main() -> int:
     parser.add_argument("--max-new-tokens", type=int, default=40)
     parser.add_argument("--only", default="", metavar="TEXT", help="only settings whose name holds TEXT")
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--gpu-layers", type=int, default=0, help="of both models")
     given = parser.parse_args()
-    pair = load_pair(EngineOptions(num_threads=given.threads))
+    pair = load_pair(EngineOptions(num_threads=given.threads, gpu_layers=given.gpu_layers))
     print(f"{machine()}; invariant_rows {pair[1].invariant_rows}; seed {SEED}")
     total = total_equal = 0
     began = time.perf_counter()

@@ -256,7 +256,8 @@ class RemoteVerifier:
                     continue
                 self._move(server)
                 if is_said:
-                    self._unsaid.append(f"The cloud is back after {time.monotonic() - began:.1f} s.")
+                    lost_s = time.monotonic() - began
+                    self._unsaid.append(f"The cloud is back after {lost_s:.1f} s, and reads the text so far.")
                 self._outage = None
                 break
 

