@@ -140,9 +140,12 @@ STYLES: dict[str, dict[str, Any]] = {
 
 def _check_names(what: str, given: Iterable[str], known: Sequence[str]) -> None:
     for name in sorted(set(given) - set(known)):
-        near = difflib.get_close_matches(name, known, 1, 0.5)
-        hint = f"Did you mean {near[0]}?" if near else f"It takes: {', '.join(known)}."
-        raise OptionError(f"{what} takes no '{name}'.", hint=hint)
+        raise OptionError(f"{what} takes no '{name}'.", hint=_nearest(name, known, "It takes"))
+
+
+def _nearest(name: str, known: Sequence[str], otherwise: str) -> str:
+    near = difflib.get_close_matches(name, known, 1, 0.5)
+    return f"Did you mean {near[0]}?" if near else f"{otherwise}: {', '.join(known)}."
 
 
 def named(function: Callable[P, R]) -> Callable[P, R]:
@@ -205,7 +208,7 @@ DEFAULT_MODE = "quality"  # of the pair, wherever nothing else is said: what the
 
 def mode_spec(mode: str) -> ModeSpec:
     if mode not in MODES:
-        raise OptionError(f"There is no mode '{mode}'.", hint=f"Choose one of: {', '.join(MODES)}.")
+        raise OptionError(f"There is no mode '{mode}'.", hint=_nearest(mode, [*MODES], "Choose one of"))
     return MODES[mode]
 
 

@@ -43,6 +43,38 @@ def start_generation(
     computed.
     """
     plan = request.plan
+    draft, verifying, reader = _sides(plan, edge, target)
+    local = verifying.engine if verifying else None
+    vocab = (local or reader).vocab  # a local target decodes its text, with any draft model
+    request, prompts = prompted(request, reader)
+    if request.cache_scope and not request.raw and any(side and side.prefixes.files for side in (draft, local)):
+        ids = prompts.edge.token_ids
+        request = replace(request, fixed_len=fixed_len(vocab, request.messages, request.tools, ids))
+    outage = verifying.meet_for(plan, vocab) if verifying else None
+    facts = None if outage else _facts(plan, request.params, verifying)
+    draft, gate = _drafting(request, draft, prompts.edge, facts, calibrations)
+    context, max_new_tokens = _context(request, prompts, draft, verifying, vocab)
+    opens = plan.k and START in plan.gate.content_rules and not context.base and not request.params.think_end
+    turns, length = _turns(plan, draft, facts, len(prompts.edge.token_ids), OPENING if opens else 0)
+    drafter = verifier = None
+    if draft:
+        drafter = Drafter(
+            draft, prompts.edge, request.params, max_new_tokens, ends_blocks=_end_of_blocks(plan, gate, length, turns),
+            with_signals=request.with_signals or plan.needs_signals or plan.k is None,
+            longest=facts.max_block if facts else 0 if verifying else MAX_K, reuse=request.reuse, scores=context.scores,
+        )  # fmt: skip
+    if verifying:
+        # The target reads its prompt while the draft model reads, if that begins with it.
+        drafts_first = turns.longest() > 0 or turns.reads
+        verifier = verifying.verifier(context, prompts.target, vocab, request, drafts_first=drafts_first, outage=outage)
+    falls_back = bool(verifying and verifying.falls_back(plan))
+    thinking = ThinkingAlong(request.params, vocab) if request.params.think_end else None
+    loop = SpeculativeLoop(context, drafter, gate, verifier, turns, vocab, falls_back, thinking, Seats((draft, local)))
+    return Generation(loop, request, prompts, draft or edge, target, watch)
+
+
+def _sides(plan: Plan, edge: Engine | None, target: Target | None) -> tuple[Engine | None, Target | None, Engine]:
+    """The draft model and the target, where the plan has them; and the model that encodes the prompt."""
     draft, verifying = (edge if plan.drafts else None), (target if plan.verifies else None)
     local = verifying.engine if verifying else None
     if plan.verifies and not verifying:
@@ -52,49 +84,24 @@ def start_generation(
         raise _missing("edge")
     if draft and local:
         check_same(draft.vocab, local.vocab)
-    vocab = (local or reader).vocab  # a local target decodes its text, with any draft model
-    request, prompts = prompted(request, reader)
-    params = request.params
-    if request.cache_scope and not request.raw and any(side and side.prefixes.files for side in (draft, local)):
-        ids = prompts.edge.token_ids
-        request = replace(request, fixed_len=fixed_len(vocab, request.messages, request.tools, ids))
-    outage = verifying.meet_for(plan, vocab) if verifying else None
-    facts = None if outage else _facts(plan, params, verifying)
-    if draft:
-        draft, gate = _drafting(request, draft, prompts.edge, facts, calibrations)
-    else:
-        gate = _gate(plan, None, facts, request.calibration, calibrations)
-    # The model whose text it is sets the limit; a draft model with a shorter context stops drafting there.
-    read, author = (prompts.target, local) if verifying else (prompts.edge, draft)
-    max_new_tokens = params.max_new_tokens
+    return draft, verifying, reader
+
+
+def _context(
+    request: GenerateRequest, prompts: PromptPair, draft: Engine | None, verifying: Target | None, vocab: Vocab
+) -> tuple[Context, int]:
+    """The text with what it begins with, and how many tokens it may have. The model whose text it is sets the limit; a
+    draft model with a shorter context stops drafting there."""
+    author, read = (verifying.engine, prompts.target) if verifying else (draft, prompts.edge)
+    max_new_tokens = request.params.max_new_tokens
     if author:
         max_new_tokens = min(max_new_tokens, author.room(read.token_ids, read.media))
     begun = () if request.begun_is_prompt else request.begun
-    _check_begun(begun, params, vocab, max_new_tokens)
-    context = Context(
-        prompts.edge if draft else prompts.target,
-        scores=None if request.num_best is None else Scores(request.num_best, len(begun)),
-        finish=None if request.writes else "length",
-        begun=begun,
-    )
-    with_signals = request.with_signals or plan.needs_signals or plan.k is None
-    opens = plan.k and START in plan.gate.content_rules and not begun and not params.think_end
-    turns, length = _turns(plan, draft, facts, len(prompts.edge.token_ids), OPENING if opens else 0)
-    drafter = verifier = None
-    if draft:
-        drafter = Drafter(
-            draft, prompts.edge, params, max_new_tokens, ends_blocks=_end_of_blocks(plan, gate, length, turns),
-            with_signals=with_signals, longest=facts.max_block if facts else 0 if verifying else MAX_K,
-            reuse=request.reuse, scores=context.scores,
-        )  # fmt: skip
-    if verifying:
-        # The target reads its prompt while the draft model reads, if that begins with it.
-        drafts_first = turns.longest() > 0 or turns.reads
-        verifier = verifying.verifier(context, prompts.target, vocab, request, drafts_first=drafts_first, outage=outage)
-    falls_back = bool(verifying and verifying.falls_back(plan))
-    thinking, seats = ThinkingAlong(params, vocab) if params.think_end else None, Seats((draft, local))
-    loop = SpeculativeLoop(context, drafter, gate, verifier, turns, vocab, falls_back, thinking, seats)
-    return Generation(loop, request, prompts, draft or edge, target, watch)
+    _check_begun(begun, request.params, vocab, max_new_tokens)
+    scores = None if request.num_best is None else Scores(request.num_best, len(begun))
+    prompt = prompts.edge if draft else prompts.target
+    context = Context(prompt, scores=scores, finish=None if request.writes else "length", begun=begun)
+    return context, max_new_tokens
 
 
 def prompted(request: GenerateRequest, reader: Engine) -> tuple[GenerateRequest, PromptPair]:
@@ -139,11 +146,13 @@ def _facts(plan: Plan, params: DecodingParams, target: Target | None) -> TargetF
 
 
 def _drafting(
-    request: GenerateRequest, edge: Engine, prompt: Prompt, facts: TargetFacts | None,
+    request: GenerateRequest, edge: Engine | None, prompt: Prompt, facts: TargetFacts | None,
     calibrations: Iterable[Path],
-) -> tuple[Engine, Gate]:  # fmt: skip
+) -> tuple[Engine | None, Gate]:  # fmt: skip
     """The draft model, with the adapter for this prompt, and the gate for both. An adapter that nobody named is left
     out where the gate needs a calibration and has none for it."""
+    if edge is None:
+        return None, _gate(request.plan, None, facts, request.calibration, calibrations)
     adapted = edge.adapters.choose(request.adapter, prompt.token_ids)
     try:
         return adapted, _gate(request.plan, adapted, facts, request.calibration, calibrations)

@@ -34,6 +34,7 @@ WRONG = {
     # what is written, and who checks it
     f"{GENERATE} --k 0": "--k must be",
     f"{GENERATE} --mode turbo": "no mode 'turbo'",
+    f"{GENERATE} --mode qualty": "Did you mean quality?",
     f"{GENERATE} --mode auto": "skydraft calibrate",
     f"{GENERATE} --style zh-long": "zh-short",
     f"{GENERATE} --temperature warm": "warm",

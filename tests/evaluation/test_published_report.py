@@ -106,6 +106,8 @@ def test_the_fastest_gated_mode_that_keeps_the_agreement_is_named(records: Recor
     assert answered(records, summary)[0] == "quality"  # the speeds are not told apart, and it keeps more
     setting(summary, "quality")["speed_over"]["cloud"] = figure(3.1)
     assert answered(records, summary)[0] == "quality"
+    del setting(summary, "quality")["speed_over"]["cloud"]  # not measured: it cannot be the fastest
+    assert answered(records, summary)[0] == "auto"
 
 
 def test_where_none_keeps_it_the_closest_is_named_and_said_to_fall_short(

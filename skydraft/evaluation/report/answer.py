@@ -19,8 +19,8 @@ def answer(run: RunLine, summary: Summary) -> tuple[str, list[str]] | None:
     enough = [name for name, value in known.items() if value >= KEPT]
     # A few prompts tell only some speeds apart: of modes that may be the fastest, the one that keeps most.
     fastest = max((speeds[name].value for name in enough if name in speeds), default=0.0)
-    near = [name for name in enough if name not in speeds or max(speeds[name].value, speeds[name].high) >= fastest]
-    mode = max(near or known, key=lambda name: known[name])
+    near = [name for name in enough if name in speeds and max(speeds[name].value, speeds[name].high) >= fastest]
+    mode = max(near or enough or known, key=lambda name: known[name])
     over = [settings[mode] for settings in linked if mode in settings]
     links = [
         f"Over a link of {each.link_ms:g} ms: {each.speed_over['cloud'].shown(2)} times ({each.num_prompts} prompts)."
