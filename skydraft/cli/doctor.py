@@ -21,10 +21,12 @@ from skydraft.cli.terminal import TERMINAL, console_for
 from skydraft.config import DecodingParams, free_bytes
 from skydraft.decoding.cost_model import CostModel
 from skydraft.engines.base import Engine
+from skydraft.engines.llama_library import check_gguf, load_library
+from skydraft.engines.registry import engine_names
 from skydraft.engines.vocab import check_same
 from skydraft.errors import OptionError, SkydraftError
 from skydraft.evaluation.tasks.sets import read_tasks
-from skydraft.models import KNOWN, cache_dir, present
+from skydraft.models import KNOWN, cache_dir, present, resolve
 from skydraft.models.fetch import verify
 from skydraft.models.found import OURS, StoredModel, models_here, pairs_of, places
 
@@ -116,7 +118,7 @@ def doctor(checks: CheckChoice, cloud: CloudChoice, models: ModelChoice) -> int:
     else:
         problems = [*_system(console), *_packages(console), *_models(console, (models.edge_model, models.target_name))]
         _propose(console, models_here(cache_dir(), places()))
-        problems += [] if checks.no_measure else _measure(console, models)
+        problems += _named(models) if checks.no_measure else _measure(console, models)
     for problem in problems:
         console.print(f"To do: {one_line(problem)}", style="yellow")
     if not problems:
@@ -149,6 +151,19 @@ def _models(console: Console, wanted: Container[str]) -> Iterator[str]:
                 verify(model, path)
         except SkydraftError as error:
             yield error.line
+
+
+def _named(models: ModelChoice) -> Iterator[str]:
+    """What stands in the way of each model that is no known one, as far as that shows before it is loaded."""
+    for side, name in (("draft", models.edge_model), ("target", models.target_name)):
+        if name in KNOWN:
+            continue
+        try:
+            path = resolve(name, cache_dir(), engine_names=engine_names(), offline=True).path
+            if path and path.suffix == ".gguf":
+                check_gguf(load_library(), path)
+        except SkydraftError as error:
+            yield f"the {side} model does not load: {error.line}"
 
 
 def _propose(console: Console, here: list[StoredModel]) -> None:

@@ -210,7 +210,7 @@ def check_gguf(lib: Library, path: Path) -> None:
     finally:
         lib.gguf_free(header)
     if fault:
-        raise BrokenModel(f"{path} is damaged: {fault}.", hint="Fetch it again, or check it with: skydraft doctor.")
+        raise BrokenModel(f"{path} is damaged: {fault}.", hint="Download or copy it again.")
 
 
 def kv_facts(lib: Library, path: Path) -> tuple[int, int]:

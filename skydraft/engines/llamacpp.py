@@ -64,7 +64,7 @@ def load_model(lib: Any, path: Path, gpu_layers: int) -> Any:
     if not model:
         raise BrokenModel(
             f"llama.cpp cannot load {path}: the file is damaged, or of a kind this version does not know.",
-            hint="Fetch it again, or check it with: skydraft doctor.",
+            hint="Download or copy it again.",
         )
     return model
 

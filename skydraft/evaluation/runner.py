@@ -115,7 +115,7 @@ class Comparison:
         before = read_records(self.path) if self.path.exists() and self.path.stat().st_size else None
         differs = _difference(before.run, run) if before else ""
         if before and differs and before.generations:
-            says = f"{self.path} holds another run: its {differs} differs."
+            says = f"{self.path} holds another run: not the same {differs}."
             raise RecordsError(says, hint="Give another --out, or remove the file.")
         if before and not differs:
             drop_cut_line(self.path)  # only now: other files stay unchanged
@@ -165,7 +165,7 @@ class Comparison:
 
 
 def _difference(before: RunLine, now: RunLine) -> str:
-    """What now is another than before, or ""."""
+    """What is not as before, or ""."""
     differs = [name.replace("_", " ") for name in _SAME if getattr(before, name) != getattr(now, name)]
     sides = ((side, getattr(before, side).fingerprint, getattr(now, side).fingerprint) for side in ("draft", "target"))
     differs += [f"{side} model" for side, old, new in sides if old != new]

@@ -146,6 +146,21 @@ def test_doctor_knows_every_extra_and_how_to_get_it(invoke: Invoke, monkeypatch:
     assert status == 1 and "To do: transformers 6.1.0 does not fit skydraft[omni]: pip install" in " ".join(out.split())
 
 
+@pytest.mark.parametrize("content", [None, b"GGUFxxxx"], ids=["missing", "damaged"])
+@pytest.mark.parametrize("side", ["edge", "cloud"])
+def test_doctor_names_a_file_that_cannot_be_loaded_without_loading_any(
+    invoke: Invoke, tmp_path: Path, side: str, content: bytes | None
+) -> None:
+    path = tmp_path / "mine.gguf"
+    if content:
+        path.write_bytes(content)
+    other = "cloud" if side == "edge" else "edge"
+    status, out, _ = invoke("doctor", "--no-measure", f"--{side}-model", str(path), f"--{other}-model", "toy")
+    line = " ".join(out.split())
+    assert status == 1 and f"To do: the {'draft' if side == 'edge' else 'target'} model does not load: " in line
+    assert ("is damaged" if content else "There is no file") in line and "Nothing to repair" not in line
+
+
 def test_doctor_measures_what_is_there(invoke: Invoke) -> None:
     _, out, _ = invoke("doctor", "--edge-model", "toy:drift=0.3", "--cloud-model", "toy")
     assert "invariant_rows" in out and "vocabulary   the same" in out and "with --k auto it" in out

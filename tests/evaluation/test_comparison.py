@@ -109,7 +109,7 @@ def test_a_calibration_is_refused_where_it_is_missing_of_another_pair_or_of_anot
         run(asked, tmp_path / "out", 0.1)
     assert not (tmp_path / "out").exists()
     assert len(run(asked, tmp_path / "out")[0].generations) == 3
-    with pytest.raises(RecordsError, match="its calibration differs"):
+    with pytest.raises(RecordsError, match="not the same calibration"):
         run(again, tmp_path / "out")
 
 

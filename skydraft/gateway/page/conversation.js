@@ -180,7 +180,8 @@ export class Conversation {
     branch.asks = answer.asks;
     turn.add(branch);
     this.#run(turn, branch);
-    branch.element.scrollIntoView({ block: 'nearest' });
+    const isBelow = branch.element.getBoundingClientRect().top > window.innerHeight / 2; // a phone has no room beside
+    branch.element.scrollIntoView({ block: isBelow ? 'start' : 'nearest' });
     branch.body.focus({ preventScroll: true });
   }
 

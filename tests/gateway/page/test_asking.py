@@ -156,6 +156,17 @@ def test_it_is_sound_for_screen_readers_and_fits_a_small_phone(open_page: Pages,
     assert grave(page) == [] and not is_too_wide(page)
 
 
+def test_a_branch_below_a_long_answer_is_brought_into_view(open_page: Pages) -> None:
+    page = open_page(viewport={"width": 360, "height": 740})
+    written(page, "quality", maxTokens=400)
+    go_to(page, 3)
+    page.locator("#token-draft button").nth(1).focus()
+    page.keyboard.press("Enter")
+    settled(page, 2)
+    tops = page.locator(".answer").evaluate_all("all => all.map(each => each.getBoundingClientRect().top)")
+    assert tops[0] < tops[1] < 370, "it is in the upper half, or it is longer and its end is shown"
+
+
 def test_branches_are_exported(page: Any, tmp_path: Path) -> None:
     text = written(page, "edge")
     go_to(page, 2)
