@@ -56,6 +56,7 @@ class Talk:
     system: str | None = None
     turns: list[Message] = field(default_factory=list)
     num_retries: int = 0
+    answered_by: tuple[Plan, str | None] | None = None  # how the last answer was asked for: mode, system prompt
     think: Think = "auto"
 
     @property
@@ -173,7 +174,7 @@ def _take_back_answer(talk: Talk) -> None:
     if not talk.turns:
         raise OptionError("There is no question to answer again.", hint="Ask one first.")
     talk.num_retries += 1
-    if not talk.params.temperature:
+    if not talk.params.temperature and talk.answered_by == (talk.plan, talk.system):
         TERMINAL.say("at temperature 0 only another mode or system prompt changes an answer; --temperature 0.8 varies.")
 
 
@@ -191,6 +192,7 @@ def _answer(
         cache_scope="chat",
     )
     console = console_for(output.color)
+    talk.answered_by = talk.plan, talk.system
     edge, target = sides
     with (
         api.start(request, edge=edge, cloud=target, observers=keep.observers) as generation,

@@ -13,6 +13,7 @@ import click
 from packaging.requirements import Requirement
 from rich.console import Console
 
+from skydraft import api
 from skydraft.characters import one_line
 from skydraft.cli.doctor_cloud import CheckChoice, examine_cloud, show_turns
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, models_section, server_section
@@ -21,12 +22,10 @@ from skydraft.cli.terminal import TERMINAL, console_for
 from skydraft.config import DecodingParams, free_bytes
 from skydraft.decoding.cost_model import CostModel
 from skydraft.engines.base import Engine
-from skydraft.engines.llama_library import check_gguf, load_library
-from skydraft.engines.registry import engine_names
 from skydraft.engines.vocab import check_same
 from skydraft.errors import OptionError, SkydraftError
 from skydraft.evaluation.tasks.sets import read_tasks
-from skydraft.models import KNOWN, cache_dir, present, resolve
+from skydraft.models import KNOWN, cache_dir, present
 from skydraft.models.fetch import verify
 from skydraft.models.found import OURS, StoredModel, models_here, pairs_of, places
 
@@ -159,9 +158,7 @@ def _named(models: ModelChoice) -> Iterator[str]:
         if name in KNOWN:
             continue
         try:
-            path = resolve(name, cache_dir(), engine_names=engine_names(), offline=True).path
-            if path and path.suffix == ".gguf":
-                check_gguf(load_library(), path)
+            api.fitting_context([name], 1, offline=True)  # it finds the file, and reads its header
         except SkydraftError as error:
             yield f"the {side} model does not load: {error.line}"
 

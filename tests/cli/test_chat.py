@@ -73,6 +73,8 @@ def test_retry_is_another_answer_to_the_same_question(tmp_path: Path, talk: Talk
     question, reply = json.loads(saved.read_text())
     assert question == user("语速") and reply["content"] == answer([user("语速")], temperature=0.9, seed=5)
     assert same not in err and same in talk("语速", "/retry")[1]
+    assert same not in talk("语速", "/mode edge", "/retry")[1]
+    assert same in talk("语速", "/mode edge", "/retry", "/retry")[1]
 
 
 def test_nonsense_gets_a_line_and_loses_nothing(tmp_path: Path, talk: Talk) -> None:
