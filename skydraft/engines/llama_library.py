@@ -79,6 +79,7 @@ class GgufParams(ctypes.Structure):
 
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # what it returns, what it takes
     "backend_init": (None,), "log_set": (None, _Log, c_void_p), "print_system_info": (c_char_p,),
+    "supports_gpu_offload": (c_bool,),
     "model_default_params": (ModelParams,), "model_load_from_file": (c_void_p, c_char_p, ModelParams),
     "model_free": (None, c_void_p), "model_get_vocab": (c_void_p, c_void_p), "model_n_ctx_train": (c_int32, c_void_p),
     "model_chat_template": (c_char_p, c_void_p, c_char_p),

@@ -73,6 +73,11 @@ class Weights:
     """The weights of one file, of which several engines may each have a context. Freed with the last of these."""
 
     def __init__(self, lib: Any, path: Path, gpu_layers: int, name: str) -> None:
+        if gpu_layers and not lib.supports_gpu_offload():
+            raise OptionError(
+                f"--gpu-layers {gpu_layers} needs a llama.cpp with a GPU: {lib.name} has none here.",
+                hint="docs/try.md says how it is compiled for one.",
+            )
         check_gguf(lib, path)
         self.fingerprint, self._name = weights_fingerprint([path]), name
         self.model = load_model(lib, path, gpu_layers)

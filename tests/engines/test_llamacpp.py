@@ -5,8 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from skydraft.engines.llama_library import load_library
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.registry import open_engine
+from skydraft.errors import OptionError
 
 pytestmark = [pytest.mark.model, pytest.mark.long]
 
@@ -42,3 +44,10 @@ def test_a_row_of_each_of_many_sequences_fits_into_one_forward(gguf_path: Path) 
         together = engine.extend_batch([(sequence, [1000 + i]) for i, sequence in enumerate(sequences)])
         for one, other in zip(alone, together, strict=True):
             assert np.abs(one - other).max() < 0.05 * np.abs(one).max()
+
+
+def test_layers_on_a_gpu_are_refused_where_the_library_has_none(gguf_path: Path) -> None:
+    if load_library().supports_gpu_offload():
+        pytest.skip("this llama.cpp has a GPU")
+    with pytest.raises(OptionError, match="gpu_layers -1 needs a llama"):
+        open_engine("gguf", "draft", gguf_path, EngineOptions(context_len=32, gpu_layers=-1))
