@@ -144,7 +144,7 @@ def _check_names(what: str, given: Iterable[str], known: Sequence[str]) -> None:
 
 
 def _nearest(name: str, known: Sequence[str], otherwise: str) -> str:
-    near = difflib.get_close_matches(name, known, 1, 0.5)
+    near = difflib.get_close_matches(name, known, 1)
     return f"Did you mean {near[0]}?" if near else f"{otherwise}: {', '.join(known)}."
 
 
