@@ -26,7 +26,7 @@ from skydraft.evaluation.delayed_link import DelayedLink
 from skydraft.evaluation.findings import Findings
 from skydraft.evaluation.modes import parse_modes
 from skydraft.evaluation.records import read_records
-from skydraft.evaluation.report.page import write_report
+from skydraft.evaluation.report.page import has_plots, write_report
 from skydraft.evaluation.report.plots import load_pyplot
 from skydraft.evaluation.runner import alone_in
 from skydraft.evaluation.summary import SettingFigures
@@ -174,23 +174,25 @@ _price_section = Section("prices", "Money", lambda price: parse_prices(price) if
 @_price_section
 def report(folder: Path, prices: Prices | None) -> None:
     """Make summary.json and report.html in FOLDER again, from its records.jsonl. Needs no model."""
-    _write_report(folder, folder / "records.jsonl", prices)
+    _write_report(folder, folder / "records.jsonl", prices, keeps_plots=True)
 
 
-def _write_report(out: Path, path: Path, prices: Prices | None) -> None:
+def _write_report(out: Path, path: Path, prices: Prices | None, *, keeps_plots: bool = False) -> None:
     records = read_records(path)
     if unjudged := len(records.unjudged()):
         what = f"Answers without a verdict of this version, which do not count: {unjudged}."
         click.echo(f"{what} To judge them, run the same skydraft compare again.", err=True)
     findings = Findings(records)
-    _show_table(write_report(findings, out).settings)
+    _show_table(write_report(findings, out, keeps_plots=keeps_plots).settings)
     if prices:
         _show_bill(findings, prices)
     click.echo(f"Report: {out / 'report.html'}", err=True)
     try:
         load_pyplot()
     except MissingDependency as error:
-        click.echo(f"It has no plots. {error.line} Then: skydraft report {shlex.quote(str(out))}", err=True)
+        is_old = has_plots((out / "report.html").read_text(encoding="utf-8"))
+        what = "It stays as it was, for its plots." if is_old else "It has no plots."
+        click.echo(f"{what} {error.line} Then: skydraft report {shlex.quote(str(out))}", err=True)
 
 
 def _show_table(settings: Sequence[SettingFigures]) -> None:

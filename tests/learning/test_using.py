@@ -344,7 +344,7 @@ def test_what_is_measured_and_calibrated_is_the_draft_model_with_its_adapter(
     first = (*by_itself, str(tmp_path / "one"), "--limit", "1")
     assert call(*first)[0] == 0
     assert read_records(tmp_path / "one" / "records.jsonl").run.draft.fingerprint == made.fingerprint
-    assert "its draft model differs" in call(*first, "--adapter", "none")[2]
+    assert "not the same draft model" in call(*first, "--adapter", "none")[2]
 
 
 def test_in_python_a_text_has_the_adapter_that_it_names(

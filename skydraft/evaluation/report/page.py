@@ -39,20 +39,30 @@ _ORIGIN_MARKS = {
 Coloured = tuple[str, str, list[tuple[str, str, str]]]
 
 
-def write_report(findings: Findings, folder: Path) -> Summary:
-    """Write summary.json and report.html into `folder`; returns the summary. Raises OptionError."""
+def write_report(findings: Findings, folder: Path, *, keeps_plots: bool = False) -> Summary:
+    """Write summary.json and report.html into `folder`; returns the summary. With `keeps_plots` no page without plots
+    replaces one with plots. Raises OptionError."""
     summary = summarize(findings)
     page = render(findings, summary)
     try:
         content = json.dumps(summary.model_dump(mode="json", by_alias=True), ensure_ascii=False, indent=1)
         folder.joinpath("summary.json").write_text(content + "\n", encoding="utf-8")
-        folder.joinpath("report.html").write_text(page, encoding="utf-8")
+        if not keeps_plots or has_plots(page) or not has_plots(_text_of(folder / "report.html")):
+            folder.joinpath("report.html").write_text(page, encoding="utf-8")
     except OSError as error:
         raise OptionError(
             f"{folder} cannot be written: {error.strerror}.",
             hint="Check its permissions, or choose another folder with --out.",
         ) from error
     return summary
+
+
+def has_plots(page: str) -> bool:
+    return "<svg" in page
+
+
+def _text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
 def render(findings: Findings, summary: Summary) -> str:
