@@ -190,8 +190,7 @@ def _write_report(out: Path, path: Path, prices: Prices | None, *, keeps_plots: 
     try:
         load_pyplot()
     except MissingDependency as error:
-        is_old = has_plots((out / "report.html").read_text(encoding="utf-8"))
-        what = "It stays as it was, for its plots." if is_old else "It has no plots."
+        what = "It stays as it was, for its plots." if has_plots(out) else "It has no plots."
         click.echo(f"{what} {error.line} Then: skydraft report {shlex.quote(str(out))}", err=True)
 
 

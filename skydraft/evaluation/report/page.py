@@ -47,7 +47,7 @@ def write_report(findings: Findings, folder: Path, *, keeps_plots: bool = False)
     try:
         content = json.dumps(summary.model_dump(mode="json", by_alias=True), ensure_ascii=False, indent=1)
         folder.joinpath("summary.json").write_text(content + "\n", encoding="utf-8")
-        if not keeps_plots or has_plots(page) or not has_plots(_text_of(folder / "report.html")):
+        if not (keeps_plots and "<svg" not in page and has_plots(folder)):
             folder.joinpath("report.html").write_text(page, encoding="utf-8")
     except OSError as error:
         raise OptionError(
@@ -57,12 +57,10 @@ def write_report(findings: Findings, folder: Path, *, keeps_plots: bool = False)
     return summary
 
 
-def has_plots(page: str) -> bool:
-    return "<svg" in page
-
-
-def _text_of(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.exists() else ""
+def has_plots(folder: Path) -> bool:
+    """Whether the report in a folder, if there is one, shows plots."""
+    path = folder / "report.html"
+    return path.exists() and b"<svg" in path.read_bytes()
 
 
 def render(findings: Findings, summary: Summary) -> str:
