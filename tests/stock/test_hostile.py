@@ -111,6 +111,21 @@ def test_a_server_that_cannot_be_met_is_one_clear_line(name: str, plan: str) -> 
             assert not set(generation.origins) & {"accepted", "recovered", "bonus", "cloud"}
 
 
+@pytest.mark.parametrize(
+    ("page", "told"),
+    [
+        (b"<!DOCTYPE HTML>\n<title>\nNot\nFound </title><p>Error code: 404</p>", "a web page (Not Found)"),
+        (b"<html><body>It works!</body></html>", "a web page"),
+    ],
+)
+def test_a_web_server_is_told_by_the_title_of_its_page_alone(page: bytes, told: str) -> None:
+    with fake("vllm", TARGET) as server, closing(skydraft.connect(f"{server.url}/v1", timeout_s=0.7)) as cloud:
+        server.fault_of = lambda path: faults.says(page, status=404)
+        with pytest.raises(SkydraftError, match="answered 404") as raised:
+            write(cloud, "cloud").run()
+    assert f"{told}, not the answer of a model server" in raised.value.message and "code" not in raised.value.message
+
+
 LOADING = faults.refuses(503, '{"error": {"message": "Loading model", "type": "unavailable_error", "code": 503}}')
 
 

@@ -1,6 +1,7 @@
 """What the errors of a server without skydraft mean: by its status, its words, and those of the connection."""
 
 import json
+import re
 import ssl
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +16,8 @@ _FILTERED = (
     "datainspectionfailed", "content exists risk",
 )  # fmt: skip
 _ZHIPU_FILTERED = "1301"
+_WEB_PAGE = re.compile(r"\s*<(!doctype html|html)\b", re.I)
+_TITLE = re.compile(r"<title>\s*(.+?)\s*</title>", re.I | re.S)
 NOT_READY = 503  # it loads its model, or a router has no server: for a text under way as good as gone
 _TOO_LONG = ("cannot be greater than", "context length", "context size", "maximum context", "too long", "exceed")
 
@@ -49,6 +52,9 @@ def _error(start: bytes) -> tuple[Mapping[str, Any], str]:
         body = json.loads(start)
     except (ValueError, RecursionError):
         body = start.decode(errors="replace")
+        if _WEB_PAGE.match(body):
+            title = _TITLE.search(body)
+            return {}, f"a web page{f' ({one_line(title[1])[:80]})' if title else ''}, not the answer of a model server"
     error = (body.get("error") or body) if isinstance(body, dict) else body
     if not isinstance(error, dict):
         return {}, one_line(str(error))[:300]
