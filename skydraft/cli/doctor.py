@@ -205,7 +205,7 @@ def _show_profile(console: Console, side: str, engine: Engine) -> None:
     profile, single = engine.profile, engine.profile.forward_ms[0]
     console.print(f"\n{side}: {engine.name}, context {engine.context_len}")
     console.print(f"  one row {single:.1f} ms ({1e3 / single:.0f} tokens/s alone)")
-    console.print(f"  invariant_rows {profile.invariant_rows}: so many rows in one forward have the bits of single rows")
+    console.print(f"  invariant_rows {profile.invariant_rows}: so many rows of a forward have the bits of single ones")
     rows = "  ".join(f"{n}: {ms / single:.2f}" for n, ms in enumerate(profile.forward_ms, 1))
     console.print(f"  forward of n rows, relative to one row: {rows}")
     if engine.has_kernels:
