@@ -111,7 +111,10 @@ def doctor(checks: CheckChoice, cloud: CloudChoice, models: ModelChoice) -> int:
     cloud.check(models)
     if checks.devices and cloud.address is None:
         raise OptionError("--devices needs a server.", hint="Add --cloud HOST:PORT or --cloud URL.")
-    models = replace(models, options=replace(models.options, probe_again=checks.probe_again))
+    # A place for each text: where two texts take turns in one, the draft model reads a whole text for each token.
+    num_texts = min(len(checks.prompts), _NUM_TASKS) if checks.devices else 1
+    options = replace(models.options, probe_again=checks.probe_again, max_sequences=num_texts)
+    models = replace(models, options=options)
     if cloud.address is not None:
         problems = list(examine_cloud(console, cloud, models, checks))
     else:
