@@ -247,7 +247,7 @@ def _measure_devices(
     num, loads = checks.devices, list[Load]()
     if not num:
         return
-    device = choice.but(require=True)  # it never goes on alone
+    device, draft = choice.but(require=True), edge.adapters.choose(None, ())  # a device never goes on alone
 
     def connect() -> Cloud:
         return device.connect(model).telling(lambda line: None)
@@ -256,12 +256,12 @@ def _measure_devices(
         f"\ndevices      {num} at once, {checks.seconds:g} s in each mode, "
         f"text after text of {len(checks.prompts)} prompts\n"
         "             Real: the server, the link, and each device's connection, requests and waits.\n"
-        f"             Recorded: what the draft model says; a step takes {edge.profile.forward_ms[0]:.1f} ms, as on "
+        f"             Recorded: what the draft model says; a step takes {draft.profile.forward_ms[0]:.1f} ms, as on "
         "this machine.\n"
         f"             {'mode':<26}{'agreement':>9}{'tokens/s':>10}{'of each':>9}{'wait p50':>12}{'p95':>12}"
         f"{'/ streaming':>13}"
     )
-    with closing(KeptRows(edge.adapters.choose(None, ()))) as kept:
+    with closing(KeptRows(draft)) as kept:
         params = DecodingParams(max_new_tokens=checks.max_new_tokens)
         for mode in parse_modes(_MODES, lambda _: params):
             try:
