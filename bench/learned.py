@@ -52,7 +52,7 @@ OPTIONS = EngineOptions(context_len=1024, max_sequences=NUM_SIDE_BY_SIDE, shared
 _PATIENT_S = 900.0
 _SAME = 0.1  # of points, whose labels would lie on each other
 _AT_RANDOM = "whole answers at random"
-_BESIDE = {"edge": (6, -10), "quality": (7, -9), "auto": (-6, 3), "answers": (6, 4), "cloud": (7, 2)}  # labels, in points
+_BESIDE = {"edge": (6, -10), "quality": (7, -9), "auto": (-6, 3), "answers": (6, 4), "cloud": (7, 2)}  # labels
 Line = dict[str, Any]  # of one answer: id, right, tokens, calls, written
 
 

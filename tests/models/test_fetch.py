@@ -153,7 +153,7 @@ def test_nothing_reachable_is_one_line(world: FakeWorld, offline: bool, says: st
 def test_a_file_that_is_cut_is_named_with_its_size(world: FakeWorld) -> None:
     path = world.fetch()
     path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(NetworkUnavailable, match="has [0-9,]+ of [0-9,]+ bytes, and nothing is downloaded") as raised:
+    with pytest.raises(NetworkUnavailable, match=r"has [0-9,]+ of [0-9,]+ bytes, and nothing is downloaded") as raised:
         world.fetch(offline=True)
     assert str(path) in raised.value.message and "not on this machine" not in raised.value.message
     assert world.fetch() == path and path.stat().st_size == world.published.model.bytes
