@@ -81,6 +81,11 @@ def _checks(tasks: str | None, **given: Any) -> CheckChoice:
     if not given["devices"]:
         raise OptionError("--tasks needs --devices.", hint="To answer tasks, use: skydraft compare --tasks.")
     found = read_tasks(tasks, limit=_NUM_TASKS).prompts
+    if any(each.audio or (each.task and (each.task.grammar or each.task.messages)) for each in found):
+        raise OptionError(
+            "With --devices a task is one question without a schema: what the draft model says is recorded.",
+            hint="Leave out the others, or their schemas.",
+        )
     return CheckChoice(**given, prompts=[each.prompt for each in found], max_new_tokens=DecodingParams().max_new_tokens)
 
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -64,6 +65,18 @@ def test_each_text_has_a_place_of_its_own_in_the_draft_model(
     monkeypatch.setattr("skydraft.cli.doctor_cloud.KeptRows", keep)
     invoke("doctor", "--cloud", address, *EDGE, "--devices", "2", "--seconds", "0.1")
     assert places == [len(PROMPTS)]
+
+
+@pytest.mark.parametrize(
+    "own", [{"prompt": "语速", "grammar": "regex:快|慢"}, {"messages": [{"role": "user", "content": "语速"}]}]
+)
+def test_a_task_that_cannot_be_recorded_is_refused(own: dict[str, Any], invoke: Invoke, tmp_path: Path) -> None:
+    """It was asked without its schema, or as an empty prompt, without a word."""
+    task = {"id": "own", **own, "check": {"kind": "exact", "answer": "快"}}
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(task), encoding="utf-8")
+    asks = ("--devices", "2", "--tasks", str(tmp_path / "tasks.jsonl"))
+    status, out, err = invoke("doctor", "--cloud", "localhost:1", *EDGE, *asks)
+    assert (status, out) == (2, "") and "one question without a schema" in err and len(err.splitlines()) == 1
 
 
 def test_each_mode_is_measured_with_so_many_devices(address: str, invoke: Invoke, tmp_path: Path) -> None:
