@@ -50,9 +50,10 @@ SETS = ("arithmetic", "zh-words", "zh-extract", "calendar", "logic")
 LEARNED = "-learned"  # at the end of a name: with the adapter
 OPTIONS = EngineOptions(context_len=1024, max_sequences=NUM_SIDE_BY_SIDE, shared_cache=True)
 _PATIENT_S = 900.0
-_SAME = 0.1  # of points, whose labels would lie on each other
+_SAME = (0.17, 0.1)  # between points whose labels would lie on each other
 _AT_RANDOM = "whole answers at random"
-_BESIDE = {"edge": (6, -10), "quality": (7, -9), "auto": (-6, 3), "answers": (6, 4), "cloud": (7, 2)}  # labels
+# Labels, in points.
+_BESIDE = {"edge": (-6, -10), "quality": (7, -9), "auto": (6, 4), "answers": (6, 4), "cloud": (7, 2)}
 Line = dict[str, Any]  # of one answer: id, right, tokens, calls, written
 
 
@@ -90,7 +91,12 @@ def answers(tasks: Workload, edge: Engine, cloud: Cloud, folder: Path) -> list[L
     return Answering(requests, edge, cloud, weights_of(cloud), Store(folder)).run(lambda lesson: None)
 
 
-def score(prompt: PromptEntry, text: str) -> float:
+def lesson_score(prompt: PromptEntry, lesson: Lesson | None, edge: Engine) -> float:
+    ids = lesson.token_ids if lesson else ()
+    return text_score(prompt, edge.vocab.decode([each for each in ids if each not in edge.vocab.end_ids]))
+
+
+def text_score(prompt: PromptEntry, text: str) -> float:
     assert prompt.task is not None  # sets have checks
     return prompt.task.check.judge(text).score
 
@@ -99,12 +105,9 @@ def write_alone(tasks: Workload, edge: Engine, cloud: Cloud, folder: Path, name:
     """A line for each task that the model behind `cloud` answers alone."""
     lines = list[Line]()
     for prompt, lesson in zip(tasks.prompts, answers(tasks, edge, cloud, folder / name), strict=True):
-        ids = lesson.token_ids if lesson else ()
-        text = edge.vocab.decode([each for each in ids if each not in edge.vocab.end_ids])
-        of_target = len(ids) if name == "cloud" else 0
-        lines.append(
-            {"id": prompt.id, "right": score(prompt, text), "tokens": len(ids), "calls": 0, "written": of_target}
-        )
+        num_tokens, right = len(lesson.token_ids) if lesson else 0, lesson_score(prompt, lesson, edge)
+        of_target = num_tokens if name == "cloud" else 0
+        lines.append({"id": prompt.id, "right": right, "tokens": num_tokens, "calls": 0, "written": of_target})
     folder.joinpath(f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
@@ -117,7 +120,7 @@ def write_mode(mode: str, tasks: Workload, edge: Engine, target: Engine, adapter
         with skydraft.start(request, edge=edge, cloud=target) as generation:
             text, stats = generation.run().text, generation.stats
         written = round((stats.target_written_per_token or 0.0) * stats.num_tokens)
-        line = {"id": prompt.id, "right": score(prompt, text), "tokens": stats.num_tokens}
+        line = {"id": prompt.id, "right": text_score(prompt, text), "tokens": stats.num_tokens}
         with path.open("a") as file:
             file.write(json.dumps({**line, "calls": stats.num_escalated, "written": written}) + "\n")
 
@@ -153,8 +156,10 @@ def run(given: argparse.Namespace) -> None:
             home.mkdir(parents=True, exist_ok=True)
             adapter = given.adapter
             if not given.tasks:
-                answers(read_tasks(f"{name}:dev", limit=given.learn), edge, cloud, home / "dev")
-                told(name, "dev half answered")
+                taught = read_tasks(f"{name}:dev", limit=given.learn)
+                lessons = answers(taught, edge, cloud, home / "dev")
+                rights = [lesson_score(task, each, edge) for task, each in zip(taught.prompts, lessons, strict=True)]
+                told(name, f"dev half answered, {np.mean(rights):.2f} right")
                 adapter = learned(name, edge, weights_of(cloud), home)
                 told(name, home.joinpath("training.json").read_text())
             tests, adapted = read_tasks(name, limit=given.test), edge.adapters.choose(str(adapter), ())
@@ -215,7 +220,7 @@ def plot(found: dict[str, Any], path: Path) -> None:
             shape, color, label = ("o", "0.5", "before") if key == mode else ("^", "C0", "after")
             axis.plot(*point, shape, color=color, label=label)
             near = points.get(f"{mode}{LEARNED}", point)
-            if key == mode and point != near and np.abs(np.subtract(point, near)).max() < _SAME:
+            if key == mode and point != near and (np.abs(np.subtract(point, near)) < _SAME).all():
                 continue  # one label is enough
             x, y = _BESIDE[mode]
             axis.annotate(mode, point, textcoords="offset points", xytext=(x, y),

@@ -38,7 +38,7 @@ PURPOSES = {
     "otel": "OpenTelemetry traces", "report": "plots of compare",
     "tasks": "sets of tasks of compare",
 }  # fmt: skip
-_NUM_TASKS = 8  # of each set
+_NUM_TASKS, _MOST_TEXTS = 8, 16  # tasks of each set; texts that the draft model keeps in memory
 _MEMORY_SHARE = 1.5  # of the weights: KV and buffers too
 
 
@@ -81,12 +81,16 @@ def _checks(tasks: str | None, **given: Any) -> CheckChoice:
     if not given["devices"]:
         raise OptionError("--tasks needs --devices.", hint="To answer tasks, use: skydraft compare --tasks.")
     found = read_tasks(tasks, limit=_NUM_TASKS).prompts
-    if any(each.audio or (each.task and (each.task.grammar or each.task.messages)) for each in found):
-        raise OptionError(
-            "With --devices a task is one question without a schema: what the draft model says is recorded.",
-            hint="Leave out the others, or their schemas.",
-        )
-    return CheckChoice(**given, prompts=[each.prompt for each in found], max_new_tokens=DecodingParams().max_new_tokens)
+    longest = [DecodingParams().max_new_tokens]
+    for each in found:
+        task = each.task
+        if task is None or each.audio or task.grammar or task.messages or task.tools:
+            raise OptionError(
+                f"With --devices a task is a prompt alone, and {each.id} has a schema, turns, tools or a recording.",
+                hint="Leave it out.",
+            )
+        longest.append(task.max_new_tokens or 0)
+    return CheckChoice(**given, prompts=[each.prompt for each in found], max_new_tokens=max(longest))
 
 
 _check_section = Section("checks", "What to check", _checks, [
@@ -98,7 +102,7 @@ _check_section = Section("checks", "What to check", _checks, [
     option("--seconds", "S", "With --devices: measure each mode for S seconds.", default=5.0,
            type=click.FloatRange(min=0, max=3600, min_open=True)),
     option("--tasks", "A,B,…", "With --devices: write whole answers to the first 8 tasks of each of these sets or "
-           "files (as for compare), not short ones to five prompts."),
+           "files (as for compare, prompts alone), not short ones to five prompts."),
 ])  # fmt: skip
 
 
@@ -117,7 +121,7 @@ def doctor(checks: CheckChoice, cloud: CloudChoice, models: ModelChoice) -> int:
     if checks.devices and cloud.address is None:
         raise OptionError("--devices needs a server.", hint="Add --cloud HOST:PORT or --cloud URL.")
     # A place for each text: where two texts take turns in one, the draft model reads a whole text for each token.
-    num_texts = min(len(checks.prompts), _NUM_TASKS) if checks.devices else 1
+    num_texts = min(len(checks.prompts), _MOST_TEXTS) if checks.devices else 1
     options = replace(models.options, probe_again=checks.probe_again, max_sequences=num_texts)
     models = replace(models, options=options)
     if cloud.address is not None:
@@ -213,7 +217,8 @@ def _show_profile(console: Console, side: str, engine: Engine) -> None:
     profile, single = engine.profile, engine.profile.forward_ms[0]
     console.print(f"\n{side}: {engine.name}, context {engine.context_len}")
     console.print(f"  one row {single:.1f} ms ({1e3 / single:.0f} tokens/s alone)")
-    console.print(f"  invariant_rows {profile.invariant_rows}: so many rows of a forward have the bits of single ones")
+    equal = f"up to {profile.invariant_rows} rows at once give the same bits as one by one"
+    console.print(f"  invariant_rows {profile.invariant_rows}: {equal}")
     rows = "  ".join(f"{n}: {ms / single:.2f}" for n, ms in enumerate(profile.forward_ms, 1))
     console.print(f"  forward of n rows, relative to one row: {rows}")
     if engine.has_kernels:

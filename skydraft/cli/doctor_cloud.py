@@ -30,7 +30,7 @@ _NUM_WRITTEN = 16  # tokens that a server without skydraft writes to show what i
 _NUM_TIMED = 32  # tokens of a prompt in each mode
 _LONG_S = 30.0  # of these texts together
 _CLEARLY = 1.1  # a ratio of speeds that a few prompts tell from none
-# Of devices. The second one drafts along the target's whole text, which records what lossless alone may not draft.
+# Of devices. The second drafts all along the text, so that rows are recorded which lossless drafts only under load.
 _MODES = "cloud,lossless;k=5,lossless,quality,auto,auto;gate=calibrated:0.9"
 _ASKED = (0.95, 0.9)  # agreements
 _BUSY = 0.8  # of a core; Python uses no more than one
@@ -247,7 +247,8 @@ def _measure_devices(
     num, loads = checks.devices, list[Load]()
     if not num:
         return
-    device, draft = choice.but(require=True), edge.adapters.choose(None, ())  # a device never goes on alone
+    device = choice.but(require=True)  # it never goes on alone
+    draft = edge.adapters.choose(None, ())
 
     def connect() -> Cloud:
         return device.connect(model).telling(lambda line: None)

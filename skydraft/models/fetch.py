@@ -174,15 +174,15 @@ def _join(job: _Job) -> Path:
 
 def _not_here(model: KnownModel, cache: Path, why: str) -> NetworkUnavailable:
     return NetworkUnavailable(
-        f"{_lack(model, cache)}, {why}",
+        f"{_absence(model, cache)}, {why}",
         hint=f"With a connection, run `skydraft models fetch {model.name}`; what was already downloaded is kept.",
     )
 
 
-def _lack(model: KnownModel, cache: Path) -> str:
+def _absence(model: KnownModel, cache: Path) -> str:
     path = model_path(model, cache)
     if path.is_file():
-        return f"{path} has {path.stat().st_size:,} of {model.bytes:,} bytes"
+        return f"{path} is not the whole model ({path.stat().st_size:,} bytes, and it has {model.bytes:,})"
     return f"{model.name} is not on this machine"
 
 
@@ -191,7 +191,7 @@ def present_path(name: str, cache: Path) -> Path:
     model = known_model(name)
     if path := present(model, cache):
         return path
-    raise UnknownModel(f"{_lack(model, cache)}.", hint=f"Run `skydraft models fetch {name}`.")
+    raise UnknownModel(f"{_absence(model, cache)}.", hint=f"Run `skydraft models fetch {name}`.")
 
 
 def verify(model: KnownModel, path: Path) -> None:

@@ -53,7 +53,7 @@ def test_the_devices_draft_with_the_adapter(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_each_text_has_a_place_of_its_own_in_the_draft_model(
-    address: str, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+    address: str, invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """In one place for all of them it read a whole text for each token that was not recorded: 0.07 of streaming."""
     places = list[int]()
@@ -63,12 +63,23 @@ def test_each_text_has_a_place_of_its_own_in_the_draft_model(
         return KeptRows(engine)
 
     monkeypatch.setattr("skydraft.cli.doctor_cloud.KeptRows", keep)
-    invoke("doctor", "--cloud", address, *EDGE, "--devices", "2", "--seconds", "0.1")
-    assert places == [len(PROMPTS)]
+    asks = ("doctor", "--cloud", address, *EDGE, "--devices", "2", "--seconds", "0.1")
+    line = json.dumps({"prompt": "语速", "check": {"kind": "exact", "answer": "快"}})
+    files = [tmp_path / f"{name}.jsonl" for name in "ab"]
+    for path in files:
+        path.write_text(f"{line}\n" * 9, encoding="utf-8")
+    assert invoke(*asks)[0] == 0 == invoke(*asks, "--tasks", ",".join(map(str, files)))[0]
+    assert places == [len(PROMPTS), 16]
+    assert _MODES.index("lossless;k=5") < _MODES.index(",lossless,")
 
 
 @pytest.mark.parametrize(
-    "own", [{"prompt": "语速", "grammar": "regex:快|慢"}, {"messages": [{"role": "user", "content": "语速"}]}]
+    "own",
+    [
+        {"prompt": "语速", "grammar": "regex:快|慢"},
+        {"messages": [{"role": "user", "content": "语速"}]},
+        {"prompt": "语速", "tools": [{"type": "function", "function": {"name": "f"}}]},
+    ],
 )
 def test_a_task_that_cannot_be_recorded_is_refused(own: dict[str, Any], invoke: Invoke, tmp_path: Path) -> None:
     """It was asked without its schema, or as an empty prompt, without a word."""
@@ -76,7 +87,7 @@ def test_a_task_that_cannot_be_recorded_is_refused(own: dict[str, Any], invoke: 
     (tmp_path / "tasks.jsonl").write_text(json.dumps(task), encoding="utf-8")
     asks = ("--devices", "2", "--tasks", str(tmp_path / "tasks.jsonl"))
     status, out, err = invoke("doctor", "--cloud", "localhost:1", *EDGE, *asks)
-    assert (status, out) == (2, "") and "one question without a schema" in err and len(err.splitlines()) == 1
+    assert (status, out) == (2, "") and "is a prompt alone" in err and len(err.splitlines()) == 1
 
 
 def test_each_mode_is_measured_with_so_many_devices(address: str, invoke: Invoke, tmp_path: Path) -> None:

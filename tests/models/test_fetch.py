@@ -7,8 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from skydraft.errors import HashMismatch, ModelFilesError, NetworkUnavailable, NotEnoughDisk, OptionError, SkydraftError
-from skydraft.models.fetch import DISK_MARGIN_BYTES
+from skydraft.errors import (
+    HashMismatch,
+    ModelFilesError,
+    NetworkUnavailable,
+    NotEnoughDisk,
+    OptionError,
+    SkydraftError,
+    UnknownModel,
+)
+from skydraft.models.fetch import DISK_MARGIN_BYTES, present_path
 from skydraft.models.sources import SourceName
 
 from .published import FakeWorld, sha256
@@ -153,9 +161,11 @@ def test_nothing_reachable_is_one_line(world: FakeWorld, offline: bool, says: st
 def test_a_file_that_is_cut_is_named_with_its_size(world: FakeWorld) -> None:
     path = world.fetch()
     path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(NetworkUnavailable, match=r"has [0-9,]+ of [0-9,]+ bytes, and nothing is downloaded") as raised:
+    with pytest.raises(NetworkUnavailable, match=r"is not the whole model .*, and nothing is") as raised:
         world.fetch(offline=True)
     assert str(path) in raised.value.message and "not on this machine" not in raised.value.message
+    with pytest.raises(UnknownModel, match="is not the whole model"):
+        present_path("tiny", world.cache)
     assert world.fetch() == path and path.stat().st_size == world.published.model.bytes
 
 

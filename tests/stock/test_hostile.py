@@ -3,12 +3,14 @@ servers that were not meant. All else is in `tests/hostile`, with the same promi
 
 import itertools
 import threading
+import time
 from contextlib import closing
 from typing import Any
 
 import pytest
 
 import skydraft
+from skydraft.edge.stock.refusals import refusal
 from skydraft.errors import CloudLost, SkydraftError
 from skydraft.gateway.pair import Pair
 from tests.gateway.running import gateway
@@ -116,6 +118,8 @@ def test_a_server_that_cannot_be_met_is_one_clear_line(name: str, plan: str) -> 
     [
         (b"<!DOCTYPE HTML>\n<title>\nNot\nFound </title><p>Error code: 404</p>", "a web page (Not Found)"),
         (b"<html><body>It works!</body></html>", "a web page"),
+        (b'\xef\xbb\xbf<?xml version="1.0"?>\n<!DOCTYPE html><title lang="en">A &amp; B</title>', "a web page (A & B)"),
+        (b"<html><title>" + b" " * 60_000, "a web page"),
     ],
 )
 def test_a_web_server_is_told_by_the_title_of_its_page_alone(page: bytes, told: str) -> None:
@@ -123,7 +127,14 @@ def test_a_web_server_is_told_by_the_title_of_its_page_alone(page: bytes, told: 
         server.fault_of = lambda path: faults.says(page, status=404)
         with pytest.raises(SkydraftError, match="answered 404") as raised:
             write(cloud, "cloud").run()
-    assert f"{told}, not the answer of a model server" in raised.value.message and "code" not in raised.value.message
+    assert f"404: {told}, not the answer of a model server." in raised.value.message
+    assert "code" not in raised.value.message
+
+
+def test_a_title_without_end_takes_no_time() -> None:
+    began = time.process_time()
+    error = refusal(404, {}, b"<html><title>" + b" " * 65_536)
+    assert "a web page" in error.message and time.process_time() - began < 0.5
 
 
 LOADING = faults.refuses(503, '{"error": {"message": "Loading model", "type": "unavailable_error", "code": 503}}')

@@ -4,6 +4,7 @@ import json
 import re
 import ssl
 from collections.abc import Mapping
+from html import unescape
 from typing import Any
 
 from skydraft import errors
@@ -16,8 +17,8 @@ _FILTERED = (
     "datainspectionfailed", "content exists risk",
 )  # fmt: skip
 _ZHIPU_FILTERED = "1301"
-_WEB_PAGE = re.compile(r"\s*<(!doctype html|html)\b", re.I)
-_TITLE = re.compile(r"<title>\s*(.+?)\s*</title>", re.I | re.S)
+_WEB_PAGE = re.compile(r"\s*(<\?xml[^>]{,200}>\s*)?<(!doctype html|html)\b", re.I)
+_TITLE = re.compile(r"<title[^>]{,200}>([^<]{1,200})", re.I)
 NOT_READY = 503  # it loads its model, or a router has no server: for a text under way as good as gone
 _TOO_LONG = ("cannot be greater than", "context length", "context size", "maximum context", "too long", "exceed")
 
@@ -47,14 +48,16 @@ def refusal(status: int, headers: Mapping[str, str], start: bytes) -> SkydraftEr
 
 
 def _error(start: bytes) -> tuple[Mapping[str, Any], str]:
-    """The error in a body that begins so, and the server's own sentence as one short line; both may be empty."""
+    """The error in a body that begins so, and the server's own sentence as one short line; both may be empty. A web
+    page says what it is called."""
     try:
         body = json.loads(start)
     except (ValueError, RecursionError):
-        body = start.decode(errors="replace")
+        body = start.decode("utf-8-sig", errors="replace")
         if _WEB_PAGE.match(body):
-            title = _TITLE.search(body)
-            return {}, f"a web page{f' ({one_line(title[1])[:80]})' if title else ''}, not the answer of a model server"
+            found = _TITLE.search(body)
+            title = one_line(unescape(found[1])).strip()[:80] if found else ""
+            return {}, f"a web page{title and f' ({title})'}, not the answer of a model server."
     error = (body.get("error") or body) if isinstance(body, dict) else body
     if not isinstance(error, dict):
         return {}, one_line(str(error))[:300]
