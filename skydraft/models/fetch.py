@@ -182,7 +182,7 @@ def _not_here(model: KnownModel, cache: Path, why: str) -> NetworkUnavailable:
 def _absence(model: KnownModel, cache: Path) -> str:
     path = model_path(model, cache)
     if path.is_file():
-        return f"{path} is not the whole model ({path.stat().st_size:,} bytes, and it has {model.bytes:,})"
+        return f"{path} is not the whole model ({path.stat().st_size:,} bytes instead of {model.bytes:,})"
     return f"{model.name} is not on this machine"
 
 
