@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from skydraft.cli.doctor import _checks
 from skydraft.cli.doctor_cloud import _MODES, PROMPTS, CheckChoice, _measure_devices
 from skydraft.cli.pair_options import CloudChoice
 from skydraft.engines.base import Engine
@@ -88,6 +89,14 @@ def test_a_task_that_cannot_be_recorded_is_refused(own: dict[str, Any], invoke: 
     asks = ("--devices", "2", "--tasks", str(tmp_path / "tasks.jsonl"))
     status, out, err = invoke("doctor", "--cloud", "localhost:1", *EDGE, *asks)
     assert (status, out) == (2, "") and "is a prompt alone" in err and len(err.splitlines()) == 1
+
+
+def test_answers_to_tasks_are_as_long_as_the_longest_asks(tmp_path: Path) -> None:
+    """They ended at 128 tokens, though they were said to be whole."""
+    tasks = [{"prompt": "语速", "max_new_tokens": n, "check": {"kind": "exact", "answer": "快"}} for n in (20, 320)]
+    (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, tasks)), encoding="utf-8")
+    given = {"no_measure": False, "probe_again": False, "devices": 2, "seconds": 1.0}
+    assert _checks(str(tmp_path / "tasks.jsonl"), **given).max_new_tokens == 320
 
 
 def test_each_mode_is_measured_with_so_many_devices(address: str, invoke: Invoke, tmp_path: Path) -> None:
