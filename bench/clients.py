@@ -39,6 +39,7 @@ from bench.emulated_link import EmulatedLink
 from bench.server import ServerProcess
 from bench.workload import machine, prompts
 from skydraft import EngineOptions, decoding_params, make_plan
+from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.stats import percentile
 from skydraft.evaluation.devices import Client, KeptRows, RecordedDraft, agreement_of, drive, turned
 from skydraft.evaluation.modes import Mode, parse_modes
@@ -59,18 +60,22 @@ class Recorded:
     """What a draft model said along lossless texts, and how long it takes for a block."""
 
     drafts: KeptRows
-    texts: dict[str, tuple[int, ...]]
+    texts: list[tuple[GenerateRequest, tuple[int, ...]]]
     draft_ms: float
 
     @property
     def prompt_len(self) -> float:
         """Mean tokens of a prompt."""
-        ids = [read_prompt(self.drafts.real, asked(prompt)).edge.token_ids for prompt in self.texts]
+        ids = [read_prompt(self.drafts.real, request.messages).edge.token_ids for request, _ in self.texts]
         return statistics.mean(map(len, ids))
 
     def num_strayed(self, clients: Seq[Client]) -> int:
         """How many whole texts differ from those that were recorded."""
-        return sum(token_ids != self.texts[prompt] for client in clients for prompt, token_ids in client.texts)
+        return sum(text not in self.texts for client in clients for text in client.texts)
+
+
+def requests_of(mode: Mode, texts: Seq[str]) -> list[GenerateRequest]:
+    return [GenerateRequest(asked(text), mode.plan, mode.params) for text in texts]
 
 
 def prefill_share(clients: Seq[Client], seconds: float) -> float:
@@ -106,17 +111,17 @@ def recorded(server: ServerProcess) -> Recorded:
     """Have the draft model write along with the target once. It stays open, since its tokenizer is needed."""
     edge = skydraft.load(default_pair().draft)
     connect, drafts = partial(skydraft.connect, server.address), KeptRows(edge)
-    asked_for = prompts(16)
-    (found,) = drive(connect, partial(RecordedDraft, drafts, edge.profile.forward_ms[0]), LOSSLESS, [asked_for])
-    return Recorded(drafts, dict(found.texts), K * edge.profile.forward_ms[0])
+    asked_for = requests_of(LOSSLESS, prompts(16))
+    (found,) = drive(connect, partial(RecordedDraft, drafts, edge.profile.forward_ms[0]), [asked_for])
+    return Recorded(drafts, found.texts, K * edge.profile.forward_ms[0])
 
 
 def replay(addresses: Seq[str], found: Recorded, think_ms: float, seconds: float) -> list[Client]:
     """One client for each address, all at once, with this time between two blocks."""
     each = iter(addresses)
     make_edge = partial(RecordedDraft, found.drafts, think_ms / K)
-    asked_for = turned([*found.texts], len(addresses))
-    return drive(lambda: skydraft.connect(next(each), timeout_s=120), make_edge, LOSSLESS, asked_for, seconds)
+    asked_for = turned([request for request, _ in found.texts], len(addresses))
+    return drive(lambda: skydraft.connect(next(each), timeout_s=120), make_edge, asked_for, seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +222,7 @@ def texts_of(kind: str) -> list[str]:
     return [json.loads(line)["prompt"] for line in lines][::5]
 
 
-def shared(texts: Seq[str], num: int) -> list[Seq[str]]:
+def shared(texts: Seq[GenerateRequest], num: int) -> list[Seq[GenerateRequest]]:
     """The prompts, dealt out to so many clients; each once to all together, or once to every eight."""
     return [texts[index % len(texts) :: num] for index in range(num)]
 
@@ -240,10 +245,10 @@ def carried(
         params, asked_for = decoding_params(max_new_tokens=LENGTHS[kind]), texts_of(kind)
         chosen = parse_modes(modes, lambda _, params=params: params)  # type: ignore[misc]
         for mode in chosen:  # what the draft model has to compute is not timed
-            drive(connect, make_edge, mode, [asked_for])
+            drive(connect, make_edge, [requests_of(mode, asked_for)])
         for num, mode in itertools.product(counts, chosen):
             before, known, began = scrape(port), drafts.num_computed, time.perf_counter()
-            clients = drive(connect, make_edge, mode, shared(asked_for, num))
+            clients = drive(connect, make_edge, shared(requests_of(mode, asked_for), num))
             seconds = round(time.perf_counter() - began, 2)
             points.append({"texts": kind, "clients": num, "mode": mode.name, "seconds": seconds,
                            "computed": drafts.num_computed - known}  # by the draft model, though it was recorded

@@ -28,11 +28,10 @@ from skydraft.cloud.server import running
 from skydraft.cloud.worker import Worker
 from skydraft.config import DecodingParams
 from skydraft.decoding.plan import make_plan
-from skydraft.decoding.request import GenerateRequest
 from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
-from skydraft.evaluation.comparison import asked_of, params_of
+from skydraft.evaluation.comparison import request_of
 from skydraft.evaluation.intervals import Figure, Resamples, share
 from skydraft.evaluation.modes import Mode, parse_mode
 from skydraft.evaluation.records import PromptEntry
@@ -80,14 +79,10 @@ def served(engine: Engine) -> Iterator[Cloud]:
         yield cloud
 
 
-def request_of(prompt: PromptEntry) -> GenerateRequest:
-    mode = Mode("cloud", make_plan("cloud"), DecodingParams())
-    return GenerateRequest(asked_of(prompt), params=params_of(mode, prompt))
-
-
 def answers(tasks: Workload, edge: Engine, cloud: Cloud, folder: Path) -> list[Lesson | None]:
     """What the model behind `cloud` answers alone, kept in `folder`."""
-    requests = [request_of(prompt) for prompt in tasks.prompts]
+    mode = Mode("cloud", make_plan("cloud"), DecodingParams())
+    requests = [request_of(prompt, mode) for prompt in tasks.prompts]
     return Answering(requests, edge, cloud, weights_of(cloud), Store(folder)).run(lambda lesson: None)
 
 
@@ -114,9 +109,9 @@ def write_alone(tasks: Workload, edge: Engine, cloud: Cloud, folder: Path, name:
 def write_mode(mode: str, tasks: Workload, edge: Engine, target: Engine, adapter: str, path: Path) -> None:
     """A line for each task that is answered in a mode; those that `path` has are not answered again."""
     done = {line["id"] for line in read(path)}
-    plan = parse_mode(mode, lambda style: DecodingParams()).plan
+    used = parse_mode(mode, lambda style: DecodingParams())
     for prompt in (prompt for prompt in tasks.prompts if prompt.id not in done):
-        request = replace(request_of(prompt), plan=plan, adapter=adapter)
+        request = replace(request_of(prompt, used), adapter=adapter)
         with skydraft.start(request, edge=edge, cloud=target) as generation:
             text, stats = generation.run().text, generation.stats
         written = round((stats.target_written_per_token or 0.0) * stats.num_tokens)

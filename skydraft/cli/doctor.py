@@ -81,16 +81,9 @@ def _checks(tasks: str | None, **given: Any) -> CheckChoice:
     if not given["devices"]:
         raise OptionError("--tasks needs --devices.", hint="To answer tasks, use: skydraft compare --tasks.")
     found = read_tasks(tasks, limit=_NUM_TASKS).prompts
-    longest = [DecodingParams().max_new_tokens]
-    for each in found:
-        task = each.task
-        if task is None or each.audio or task.grammar or task.messages or task.tools:
-            raise OptionError(
-                f"With --devices a task is a prompt alone, and {each.id} has a schema, turns, tools or a recording.",
-                hint="Leave it out.",
-            )
-        longest.append(task.max_new_tokens or 0)
-    return CheckChoice(**given, prompts=[each.prompt for each in found], max_new_tokens=max(longest))
+    if heard := next((each.id for each in found if each.audio), None):
+        raise OptionError(f"--devices write text, and {heard} has a recording.", hint="Leave it out.")
+    return CheckChoice(**given, prompts=found, max_new_tokens=DecodingParams().max_new_tokens)
 
 
 _check_section = Section("checks", "What to check", _checks, [
@@ -102,7 +95,7 @@ _check_section = Section("checks", "What to check", _checks, [
     option("--seconds", "S", "With --devices: measure each mode for S seconds.", default=5.0,
            type=click.FloatRange(min=0, max=3600, min_open=True)),
     option("--tasks", "A,B,…", "With --devices: write whole answers to the first 8 tasks of each of these sets or "
-           "files (as for compare, prompts alone), not short ones to five prompts."),
+           "files (as for compare, without recordings), not short ones to five prompts."),
 ])  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from skydraft.errors import CloudError, CloudLost, OptionError, SkydraftError
 from skydraft.evaluation.devices import KeptRows, Load, measure_load
 from skydraft.evaluation.diagnosis import NUM_PINGS, PROMPTS, drafts_after, examine_link, ping_times
 from skydraft.evaluation.modes import parse_modes
+from skydraft.evaluation.records import PromptEntry
 from skydraft.protocol.address import is_url, parse_addresses
 from skydraft.protocol.values import ServerInfo
 from skydraft.types import StepRecord
@@ -39,13 +40,13 @@ _BUSY = 0.8  # of a core; Python uses no more than one
 @dataclass(frozen=True, slots=True)
 class CheckChoice:
     """What to measure: nothing, which loads no model, or also what `devices` get in `seconds` of each mode. They write
-    answers to `prompts`, of up to `max_new_tokens`."""
+    answers to `prompts`, of up to `max_new_tokens` where a task does not say how many."""
 
     no_measure: bool
     probe_again: bool
     devices: int | None
     seconds: float
-    prompts: Seq[str] = PROMPTS
+    prompts: Seq[PromptEntry] = tuple(PromptEntry(id=prompt, prompt=prompt) for prompt in PROMPTS)
     max_new_tokens: int = 32
 
 

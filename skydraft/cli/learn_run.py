@@ -27,7 +27,7 @@ from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import OptionError, PromptError, RecordsError
-from skydraft.evaluation.comparison import asked_of, params_of
+from skydraft.evaluation.comparison import request_of
 from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import PromptEntry
 from skydraft.evaluation.tasks.sets import SETS, read_tasks
@@ -60,8 +60,7 @@ class Asked:
         mode = Mode("cloud", make_plan("cloud"), decoding.params())
 
         def request(each: PromptEntry) -> GenerateRequest:
-            messages, tools = asked_of(each, self.system), each.task.tools if each.task else ()
-            return GenerateRequest(messages, mode.plan, params_of(mode, each), think=decoding.think, tools=tools)
+            return replace(request_of(each, mode, system=self.system), think=decoding.think)
 
         return [(each, request(each)) for each in self.prompts]
 

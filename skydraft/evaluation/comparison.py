@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from skydraft import __version__, api
-from skydraft.config import DecodingParams, Execution
+from skydraft.config import Execution
 from skydraft.decoding.builder import prompted
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.request import GenerateRequest
@@ -33,7 +33,7 @@ from skydraft.evaluation.workloads import Workload, naming
 from skydraft.gating.calibration import Calibration, find_calibration
 from skydraft.models import cache_dir
 from skydraft.prompts.audio import Audio, load_audio
-from skydraft.prompts.messages import Message, asked, conversation
+from skydraft.prompts.messages import asked, conversation
 from skydraft.prompts.pair import ShareAudio
 from skydraft.prompts.thinking import Think
 
@@ -211,10 +211,8 @@ class _Stage:
     def request_of(self, prompt: PromptEntry, mode: Mode, link_ms: float | None = None) -> GenerateRequest:
         request = self._request
         audio = request.recordings[prompt.audio] if prompt.audio else None
-        return GenerateRequest(
-            asked_of(prompt, audio=audio), mode.plan, params_of(mode, prompt),
-            tools=prompt.task.tools if prompt.task else (),
-            think=request.think, share_audio=request.share_audio,
+        return replace(
+            request_of(prompt, mode, audio=audio), think=request.think, share_audio=request.share_audio,
             adapter="none",  # `_drafting` has chosen
             execution=request.execution if link_ms is None and not self._pair.server else None,
             calibration=self._calibration if mode.plan.gate.kind == "calibrated" else None,
@@ -228,19 +226,15 @@ class _Stage:
                 yield scorer.score(prompt.id, read, token_ids, request.params, mode.style)
 
 
-def asked_of(prompt: PromptEntry, system: str | None = None, audio: Audio | None = None) -> tuple[Message, ...]:
-    """The conversation of a prompt; a task may bring its own, and then has its own system prompt."""
-    if prompt.task and prompt.task.messages:
-        return conversation(prompt.task.messages)
-    return asked(prompt.prompt, system, audio=audio)
-
-
-def params_of(mode: Mode, prompt: PromptEntry) -> DecodingParams:
-    """The parameters of a mode, with those that belong to the task."""
-    if prompt.task is None:
-        return mode.params
-    own: dict[str, Any] = {"max_new_tokens": prompt.task.max_new_tokens, "grammar": prompt.task.grammar}
-    return replace(mode.params, **{name: value for name, value in own.items() if value})
+def request_of(
+    prompt: PromptEntry, mode: Mode, *, system: str | None = None, audio: Audio | None = None
+) -> GenerateRequest:
+    """A prompt in a mode. A task brings its parameters and tools, and may bring a conversation with a system prompt."""
+    task = prompt.task
+    messages = conversation(task.messages) if task and task.messages else asked(prompt.prompt, system, audio=audio)
+    own: dict[str, Any] = {"max_new_tokens": task.max_new_tokens, "grammar": task.grammar} if task else {}
+    params = replace(mode.params, **{name: value for name, value in own.items() if value})
+    return GenerateRequest(messages, mode.plan, params, tools=task.tools if task else ())
 
 
 def _describe(

@@ -4,8 +4,9 @@ The server, the link and all requests are real. A draft model computes each of i
 they are measured; later a step only takes the time that it takes. So one machine can stand for many devices.
 """
 
+from __future__ import annotations
+
 import itertools
-import math
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -19,6 +20,7 @@ import numpy as np
 
 from skydraft import api
 from skydraft.decoding.generation import Generation
+from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.stats import percentile
 from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine, Sequence
@@ -26,30 +28,54 @@ from skydraft.engines.options import RowProfile
 from skydraft.engines.toy import ListEngine
 from skydraft.engines.vocab import Rows, TokenIds, num_shared
 from skydraft.errors import SkydraftError
+from skydraft.evaluation.comparison import request_of
 from skydraft.evaluation.modes import Mode
-from skydraft.gating.gates import measure
-from skydraft.types import Signals, StepRecord
+from skydraft.evaluation.records import PromptEntry
+from skydraft.types import StepRecord
 
 _FAR = 8  # tokens; a text that differs in more is read from its beginning
+_NUM_KEPT = 4096  # tokens of a row: enough for what a schema forbids, and for the entropy to some hundredths of a nat
 _NO_WEIGHT = -200.0
 _LOOK_S = 5.0
 
 
+@dataclass(frozen=True, slots=True)
+class KeptRow:
+    """The best tokens of a row and their log-probabilities; all others have `rest`, as one row has no room for more."""
+
+    token_ids: TokenIds
+    logprobs: Rows
+    rest: float
+
+    @classmethod
+    def of(cls, row: Rows) -> KeptRow:
+        """Of a row of logits [vocab]."""
+        num = min(_NUM_KEPT, len(row))
+        best = np.argpartition(row, len(row) - num)[len(row) - num :].astype(np.int32)
+        weights = np.exp(np.maximum(row.astype(np.float64) - row.max(), _NO_WEIGHT))
+        weights /= weights.sum()
+        others = (1 - weights[best].sum()) / max(len(row) - num, 1)
+        return cls(best, np.log(weights[best]).astype(np.float32), float(np.log(max(others, np.exp(_NO_WEIGHT)))))
+
+    def write(self, row: Rows) -> None:
+        row[:] = self.rest
+        row[self.token_ids] = self.logprobs
+
+
 class KeptRows:
-    """The best token and the signals of a draft model after any text, each computed once. Any thread may ask."""
+    """The rows of a draft model after any text, each computed once. Any thread may ask."""
 
     def __init__(self, real: Engine) -> None:
         self.real, self.num_computed = real, 0
-        self._known: dict[bytes, tuple[int, Signals]] = {}
+        self._known: dict[bytes, KeptRow] = {}
         self._open = list[Sequence]()
 
-    def after(self, token_ids: TokenIds) -> tuple[int, Signals]:
-        """(best token, signals) of the row that follows these tokens."""
+    def after(self, token_ids: TokenIds) -> KeptRow:
+        """The row that follows these tokens."""
         key = token_ids.tobytes()
         if key not in self._known:
             with self.real.floor:
-                row = self._read(token_ids)
-                self._known[key] = int(np.argmax(row)), measure(row)
+                self._known[key] = KeptRow.of(self._read(token_ids))
                 self.num_computed += 1
         return self._known[key]
 
@@ -84,67 +110,55 @@ class RecordedDraft(ListEngine):
     def forward(self, feeds: Seq[tuple[Sequence, Seq[int] | TokenIds]], *, want_logits: bool) -> list[Rows]:
         until, found = time.perf_counter() + self._step_s, list[Rows]()
         for sequence, token_ids in feeds:
-            rows = np.full((len(token_ids) if want_logits else 0, self.vocab.size), _NO_WEIGHT, np.float32)
+            rows = np.empty((len(token_ids) if want_logits else 0, self.vocab.size), np.float32)
             for index, token_id in enumerate(token_ids):
                 sequence.slot.append(int(token_id))
                 if want_logits:
-                    write_row(rows[index], *self._kept.after(np.array(sequence.slot, np.int32)))
+                    self._kept.after(np.array(sequence.slot, np.int32)).write(rows[index])
             found.append(rows)
         time.sleep(max(until - time.perf_counter(), 0.0))
         return found
 
 
-def write_row(row: Rows, best: int, signals: Signals) -> None:
-    """Make a row [vocab] without weight one of these signals; what the best two leave is spread to give the entropy."""
-    second = max(signals.top_prob - signals.margin, 1e-9)
-    rest = max(1 - signals.top_prob - second, 1e-9)
-    head = -signals.top_prob * math.log(signals.top_prob) - second * math.log(second)
-    size = math.ceil(math.exp(min((signals.entropy - head) / rest + math.log(rest), math.log(len(row)))))
-    size = max(min(size, len(row) - 2), 1)
-    row[(best + 2 + np.arange(size)) % len(row)] = math.log(rest / size)
-    row[(best + 1) % len(row)] = math.log(second)
-    row[best] = math.log(signals.top_prob) + 1e-6
-
-
 @dataclass(slots=True)
 class Client:
     records: list[StepRecord] = field(default_factory=list)
-    texts: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
+    texts: list[tuple[GenerateRequest, tuple[int, ...]]] = field(default_factory=list)
     running: Generation | None = None
 
     @property
     def num_tokens(self) -> int:
         return sum(record.num_committed for record in self.records)
 
-    def write(self, edge: Engine, cloud: Cloud, mode: Mode, prompts: Iterable[str], over: threading.Event) -> None:
-        for prompt in prompts:
-            with api.generate(prompt, edge=edge, cloud=cloud, plan=mode.plan, params=mode.params) as self.running:
+    def write(self, edge: Engine, cloud: Cloud, asked_for: Iterable[GenerateRequest], over: threading.Event) -> None:
+        for request in asked_for:
+            with api.start(request, edge=edge, cloud=cloud) as self.running:
                 for done, _ in self.running.rounds():
                     if over.is_set():
                         return
                     self.records.append(done.record)
                 if over.is_set():  # it was cancelled
                     return
-                self.texts.append((prompt, self.running.token_ids))
+                self.texts.append((request, self.running.token_ids))
 
 
 def drive(
-    connect: Callable[[], Cloud], make_edge: Callable[[], Engine], mode: Mode, prompts: Seq[Iterable[str]],
+    connect: Callable[[], Cloud], make_edge: Callable[[], Engine], asked_for: Seq[Iterable[GenerateRequest]],
     seconds: float | None = None,
 ) -> list[Client]:  # fmt: skip
-    """A client for each of `prompts`, all at once, to their end or for `seconds`. Raises a client's SkydraftError."""
-    clients, over = [Client() for _ in prompts], threading.Event()
+    """A client for each of `asked_for`, all at once, to their end or for `seconds`. Raises a client's SkydraftError."""
+    clients, over = [Client() for _ in asked_for], threading.Event()
 
-    def live(client: Client, own: Iterable[str]) -> None:
+    def live(client: Client, own: Iterable[GenerateRequest]) -> None:
         try:
             with closing(connect()) as cloud:
-                client.write(make_edge(), cloud, mode, own, over)
+                client.write(make_edge(), cloud, own, over)
         except SkydraftError:
             if not over.is_set():
                 raise
 
     with ThreadPoolExecutor(len(clients)) as pool:
-        lives = [pool.submit(live, *each) for each in zip(clients, prompts, strict=True)]
+        lives = [pool.submit(live, *each) for each in zip(clients, asked_for, strict=True)]
         try:
             wait(lives, seconds, FIRST_EXCEPTION)
         finally:
@@ -157,9 +171,9 @@ def drive(
     return clients
 
 
-def turned(prompts: Seq[str], num: int) -> list[Iterable[str]]:
-    """The prompts over and over for each of so many clients, each from another one on."""
-    return [itertools.islice(itertools.cycle(prompts), first, None) for first in range(num)]
+def turned(asked_for: Seq[GenerateRequest], num: int) -> list[Iterable[GenerateRequest]]:
+    """The requests over and over for each of so many clients, each from another one on."""
+    return [itertools.islice(itertools.cycle(asked_for), first, None) for first in range(num)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,14 +199,15 @@ def agreement_of(records: Seq[StepRecord]) -> float | None:
 
 
 def measure_load(
-    connect: Callable[[], Cloud], kept: KeptRows, mode: Mode, prompts: Seq[str], num: int, seconds: float
+    connect: Callable[[], Cloud], kept: KeptRows, mode: Mode, prompts: Seq[PromptEntry], num: int, seconds: float
 ) -> Load:
     """Have each prompt answered once, which records the draft model, and measure. Raises a SkydraftError."""
+    asked_for = [request_of(prompt, mode) for prompt in prompts]
     step_ms = kept.real.profile.forward_ms[0]
     make_edge = partial(RecordedDraft, kept, step_ms)
-    drive(connect, make_edge, mode, [prompts])  # in turn: the draft model would read a text anew at each change
+    drive(connect, make_edge, [asked_for])  # in turn: the draft model would read a text anew at each change
     num_computed, spent_s = kept.num_computed, time.process_time()
-    clients = drive(connect, make_edge, mode, turned(prompts, num), seconds)
+    clients = drive(connect, make_edge, turned(asked_for, num), seconds)
     spent_s = time.process_time() - spent_s
     with closing(connect()) as cloud:
         cloud.ping(_LOOK_S)  # clients may have waited at the end for a server that was lost

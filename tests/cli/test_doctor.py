@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -13,9 +12,13 @@ from rich.console import Console
 from skydraft.cli.doctor import _checks
 from skydraft.cli.doctor_cloud import _MODES, PROMPTS, CheckChoice, _measure_devices
 from skydraft.cli.pair_options import CloudChoice
+from skydraft.config import DecodingParams
+from skydraft.decoding.plan import make_plan
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import open_toy
+from skydraft.evaluation.comparison import request_of
 from skydraft.evaluation.devices import KeptRows
+from skydraft.evaluation.modes import Mode
 
 from ..evaluation import pairs
 from ..serving import serving
@@ -74,29 +77,21 @@ def test_each_text_has_a_place_of_its_own_in_the_draft_model(
     assert _MODES.index("lossless;k=5") < _MODES.index(",lossless,")
 
 
-@pytest.mark.parametrize(
-    "own",
-    [
-        {"prompt": "语速", "grammar": "regex:快|慢"},
-        {"messages": [{"role": "user", "content": "语速"}]},
-        {"prompt": "语速", "tools": [{"type": "function", "function": {"name": "f"}}]},
-    ],
-)
-def test_a_task_that_cannot_be_recorded_is_refused(own: dict[str, Any], invoke: Invoke, tmp_path: Path) -> None:
-    """It was asked without its schema, or as an empty prompt, without a word."""
-    task = {"id": "own", **own, "check": {"kind": "exact", "answer": "快"}}
-    (tmp_path / "tasks.jsonl").write_text(json.dumps(task), encoding="utf-8")
-    asks = ("--devices", "2", "--tasks", str(tmp_path / "tasks.jsonl"))
-    status, out, err = invoke("doctor", "--cloud", "localhost:1", *EDGE, *asks)
-    assert (status, out) == (2, "") and "is a prompt alone" in err and len(err.splitlines()) == 1
-
-
-def test_answers_to_tasks_are_as_long_as_the_longest_asks(tmp_path: Path) -> None:
-    """They ended at 128 tokens, though they were said to be whole."""
-    tasks = [{"prompt": "语速", "max_new_tokens": n, "check": {"kind": "exact", "answer": "快"}} for n in (20, 320)]
-    (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, tasks)), encoding="utf-8")
-    given = {"no_measure": False, "probe_again": False, "devices": 2, "seconds": 1.0}
-    assert _checks(str(tmp_path / "tasks.jsonl"), **given).max_new_tokens == 320
+def test_tasks_are_asked_with_all_that_is_theirs_and_a_recording_is_refused(invoke: Invoke, tmp_path: Path) -> None:
+    """They were asked without schema, turns and tools, and ended at 128 tokens, without a word."""
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    own = {"prompt": "语速", "grammar": "regex:快|慢", "max_new_tokens": 320}
+    turns = {"messages": [{"role": "system", "content": "短"}, {"role": "user", "content": "语速"}], "tools": tools}
+    path, check = tmp_path / "tasks.jsonl", {"kind": "exact", "answer": "快"}
+    path.write_text("\n".join(json.dumps({**each, "check": check}) for each in (own, turns)), encoding="utf-8")
+    checks = _checks(str(path), no_measure=False, probe_again=False, devices=2, seconds=1.0)
+    asked_for = [request_of(each, Mode("edge", make_plan("edge"), DecodingParams())) for each in checks.prompts]
+    params = [each.params for each in asked_for]
+    assert [(each.grammar, each.max_new_tokens) for each in params] == [("regex:快|慢", 320), ("", 128)]
+    assert [message.role for message in asked_for[1].messages] == ["system", "user"] and asked_for[1].tools == (*tools,)
+    path.write_text(json.dumps({"audio": "a.wav", "check": check}), encoding="utf-8")
+    status, out, err = invoke("doctor", "--cloud", "localhost:1", *EDGE, "--devices", "2", "--tasks", str(path))
+    assert (status, out) == (2, "") and "has a recording" in err and len(err.splitlines()) == 1
 
 
 def test_each_mode_is_measured_with_so_many_devices(address: str, invoke: Invoke, tmp_path: Path) -> None:

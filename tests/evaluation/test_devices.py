@@ -2,6 +2,7 @@
 
 import threading
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -13,17 +14,21 @@ from hypothesis import strategies as st
 
 import skydraft
 from skydraft.config import DecodingParams
+from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.toy import open_toy
 from skydraft.errors import CloudError, OptionError
-from skydraft.evaluation.devices import KeptRows, RecordedDraft, agreement_of, drive, measure_load, turned, write_row
+from skydraft.evaluation.comparison import request_of
+from skydraft.evaluation.devices import KeptRow, KeptRows, RecordedDraft, agreement_of, drive, measure_load, turned
 from skydraft.evaluation.modes import Mode, parse_mode
+from skydraft.evaluation.records import PromptEntry
 from skydraft.gating.gates import measure
 
 from ..serving import Serving, serving
 from ..toys import law
 from . import pairs
 
-PROMPTS = pairs.prompts(1)[:3]
+TEXTS = pairs.prompts(1)[:3]
+PROMPTS = [PromptEntry(id=text, prompt=text) for text in TEXTS]
 FORWARD_S = 0.02
 
 
@@ -37,23 +42,28 @@ def server() -> Any:
         yield running
 
 
+def requests_in(name: str) -> list[GenerateRequest]:
+    return [request_of(prompt, mode(name)) for prompt in PROMPTS]
+
+
 def connecting(server: Serving, **options: Any) -> Any:
     return partial(skydraft.connect, server.address, require=True, **options)
 
 
 @law(60)
-@given(st.lists(st.floats(-30, 30, width=32), min_size=3, max_size=400))
-def test_a_row_that_is_written_has_the_best_token_and_the_signals_of_the_one_that_was_read(values: list[float]) -> None:
-    row = np.array(values, np.float32)
-    best, signals = int(row.argmax()), measure(row)
-    again = np.full(len(row), -200, np.float32)
-    write_row(again, best, signals)
-    found = measure(again)
-    assert int(again.argmax()) == best
+@given(st.lists(st.floats(-30, 30, width=32), min_size=3, max_size=400), st.integers(3, 400))
+def test_a_row_that_is_written_is_the_one_that_was_read(values: list[float], kept: int) -> None:
+    """Its best tokens, so that a schema may forbid some, and its signals. Those that are not kept are equal."""
+    row, again = np.array(values, np.float32), np.empty(len(values), np.float32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("skydraft.evaluation.devices._NUM_KEPT", kept)
+        KeptRow.of(row).write(again)
+    found, signals, best = measure(again), measure(row), np.argsort(-row, kind="stable")[:kept]
+    assert np.allclose(row[best] - row.max(), again[best] - again.max(), atol=1e-3)
     assert found.top_prob == pytest.approx(signals.top_prob, abs=1e-3)
     assert found.margin == pytest.approx(signals.margin, abs=1e-3)
-    rest = max(1 - 2 * signals.top_prob + signals.margin, 0)  # spread over a whole number of tokens
-    assert found.entropy == pytest.approx(signals.entropy, abs=0.7 * rest + 0.01)
+    rest = 1 - np.exp(again[best].astype(float)).sum()
+    assert -1e-3 <= found.entropy - signals.entropy <= max(rest, 0) * np.log(len(row)) + 1e-3
 
 
 @pytest.mark.parametrize("name", ["edge", "lossless;k=4", "gate=entropy:1.5;k=4"])
@@ -69,18 +79,30 @@ def test_recorded_drafts_write_what_their_model_writes_and_compute_it_once(name:
     assert texts[0] == texts[1] == texts[2] and counts[0] == 0 < counts[1] == counts[2]
 
 
+def test_recorded_drafts_follow_a_schema_as_their_model_does() -> None:
+    """The best token alone was recorded: where a schema forbids it, the next one has to be known too."""
+    real, target, texts, counts = open_toy("toy:drift=0.3"), open_toy("toy"), list[Any](), list[int]()
+    params = DecodingParams(max_new_tokens=20, grammar="regex:[0-9]{2}(左|右)[a-f]{3}。")
+    with closing(KeptRows(real)) as kept:
+        for edge in (real, RecordedDraft(kept, 0.0), RecordedDraft(kept, 0.0)):
+            done = skydraft.generate("语速", edge=edge, cloud=target, plan=mode("edge").plan, params=params).run()
+            texts.append((done.text, done.token_ids))
+            counts.append(kept.num_computed)
+    assert texts[0] == texts[1] == texts[2] and texts[0][0][-1] == "。"
+    assert counts[0] == 0 < counts[1] == counts[2]
+
+
 def test_all_clients_write_the_text_of_the_target(server: Serving) -> None:
     target, edge = open_toy("toy"), open_toy("toy:drift=0.3")
     with closing(KeptRows(edge)) as kept:
         make_edge = partial(RecordedDraft, kept, 0.0)
-        clients = drive(connecting(server), make_edge, mode("lossless;k=4"), [PROMPTS, PROMPTS[1:], PROMPTS[:1]])
+        asked_for = requests_in("lossless;k=4")
+        clients = drive(connecting(server), make_edge, [asked_for, asked_for[1:], asked_for[:1]])
     assert [len(client.texts) for client in clients] == [3, 2, 1]
     for client in clients:
         assert client.num_tokens == sum(len(token_ids) for _, token_ids in client.texts)
-        for prompt, token_ids in client.texts:
-            alone = skydraft.generate(
-                prompt, cloud=target, plan=skydraft.make_plan("cloud"), params=mode("cloud").params
-            )
+        for request, token_ids in client.texts:
+            alone = skydraft.start(replace(request, plan=skydraft.make_plan("cloud")), cloud=target)
             assert alone.run().token_ids == token_ids
 
 
@@ -124,9 +146,10 @@ def test_a_mode_that_cannot_be_is_refused_and_a_server_that_is_lost_is_no_figure
     with pytest.raises(OptionError, match="no calibration"):
         measure_load(connecting(server), kept, mode("auto"), PROMPTS, 2, 0.2)
     with serving(open_toy("toy")) as lost:
-        drive(connecting(lost), partial(RecordedDraft, kept, 0.0), mode("cloud"), [PROMPTS])
+        drive(connecting(lost), partial(RecordedDraft, kept, 0.0), [requests_in("cloud")])
         threading.Timer(0.5, lost.stop).start()
         with pytest.raises(CloudError):
             measure_load(connecting(lost, timeout_s=2.0), kept, mode("cloud"), PROMPTS, 2, 600.0)
     with pytest.raises(CloudError):
-        drive(connecting(lost, timeout_s=0.3), partial(RecordedDraft, kept, 0.0), mode("cloud"), turned(PROMPTS, 3), 9)
+        asked_for = turned(requests_in("cloud"), 3)
+        drive(connecting(lost, timeout_s=0.3), partial(RecordedDraft, kept, 0.0), asked_for, 9)
