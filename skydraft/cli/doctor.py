@@ -5,6 +5,7 @@ import os
 import platform
 import shlex
 import shutil
+import time
 from collections.abc import Container, Iterator
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,7 @@ from skydraft.decoding.cost_model import CostModel
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import check_same
 from skydraft.errors import OptionError, SkydraftError
+from skydraft.evaluation.diagnosis import PROMPTS
 from skydraft.evaluation.tasks.sets import read_tasks
 from skydraft.models import KNOWN, cache_dir, present
 from skydraft.models.fetch import verify
@@ -39,6 +41,7 @@ PURPOSES = {
     "tasks": "sets of tasks of compare",
 }  # fmt: skip
 _NUM_TASKS, _MOST_TEXTS = 8, 16  # tasks of each set; texts that the draft model keeps in memory
+_NUM_READ = 128  # tokens of a prompt
 _MEMORY_SHARE = 1.5  # of the weights: KV and buffers too
 
 
@@ -216,3 +219,7 @@ def _show_profile(console: Console, side: str, engine: Engine) -> None:
     console.print(f"  forward of n rows, relative to one row: {rows}")
     if engine.has_kernels:
         console.print("  measured once and kept; again with: --probe-again")
+    token_ids = (engine.vocab.encode(" ".join(PROMPTS)) * _NUM_READ)[:_NUM_READ]
+    began = time.perf_counter()
+    engine.open(token_ids).close()
+    console.print(f"  reads a prompt at {_NUM_READ / (time.perf_counter() - began):.0f} tokens/s (measured now)")
