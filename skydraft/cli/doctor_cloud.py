@@ -18,6 +18,7 @@ from skydraft.decoding.plan import make_plan
 from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.errors import CloudError, CloudLost, OptionError, SkydraftError
+from skydraft.evaluation.comparison import drafting, request_of
 from skydraft.evaluation.devices import KeptRows, Load, measure_load
 from skydraft.evaluation.diagnosis import NUM_PINGS, PROMPTS, drafts_after, examine_link, ping_times
 from skydraft.evaluation.modes import parse_modes
@@ -249,23 +250,16 @@ def _measure_devices(
     if not num:
         return
     device = choice.but(require=True)  # it never goes on alone
-    draft = edge.adapters.choose(None, ())
+    params = DecodingParams(max_new_tokens=checks.max_new_tokens)
+    modes = parse_modes(_MODES, lambda _: params)
+    draft = drafting(edge, (request_of(prompt, modes[0]) for prompt in checks.prompts))
 
     def connect() -> Cloud:
         return device.connect(model).telling(lambda line: None)
 
-    console.print(
-        f"\ndevices      {num} at once, {checks.seconds:g} s in each mode, "
-        f"text after text of {len(checks.prompts)} prompts\n"
-        "             Real: the server, the link, and each device's connection, requests and waits.\n"
-        f"             Recorded: what the draft model says; a step takes {draft.profile.forward_ms[0]:.1f} ms, as on "
-        "this machine.\n"
-        f"             {'mode':<26}{'agreement':>9}{'tokens/s':>10}{'of each':>9}{'wait p50':>12}{'p95':>12}"
-        f"{'/ streaming':>13}"
-    )
+    _show_devices(console, draft, checks)
     with closing(KeptRows(draft)) as kept:
-        params = DecodingParams(max_new_tokens=checks.max_new_tokens)
-        for mode in parse_modes(_MODES, lambda _: params):
+        for mode in modes:
             try:
                 with TERMINAL.state(f"{num} devices in mode {mode.name}…"):
                     load = measure_load(connect, kept, mode, checks.prompts, num, checks.seconds)
@@ -276,13 +270,35 @@ def _measure_devices(
                 yield f"the devices were not measured to the end: {error.line}"
                 break
             loads.append(load)
-            agreement = "" if load.agreement is None else f"{load.agreement:.3f}"
             console.print(
-                f"             {mode.name:<26}{agreement:>9}{load.tokens_per_s:>10.1f}{load.tokens_per_s / num:>9.1f}"
-                f"{load.wait_ms:>9.1f} ms{load.late_ms:>9.1f} ms{_ratio(load, loads[0]):>14}"
+                f"             {mode.name:<26}{_cell(load.agreement, '.3f'):>9}{load.tokens_per_s:>10.1f}"
+                f"{load.tokens_per_s / num:>9.1f}{_cell(load.wait_ms, '.1f', ' ms'):>12}"
+                f"{_cell(load.late_ms, '.1f', ' ms'):>12}{_ratio(load, loads[0]):>14}"
             )
+        else:
+            if not all(load.tokens_per_s for load in loads):
+                yield "nothing came in some modes, since the time was too short: give more with --seconds"
+            if not loads:
+                yield "no mode was measured with these devices"
     for remark in _remarks(loads):
         console.print(f"             {remark}")
+
+
+def _show_devices(console: Console, draft: Engine, checks: CheckChoice) -> None:
+    learned = f" with {draft.adapter}" if draft.adapter else ""
+    console.print(
+        f"\ndevices      {checks.devices} at once, {checks.seconds:g} s in each mode, "
+        f"text after text of {len(checks.prompts)} prompts\n"
+        "             Real: the server, the link, and each device's connection, requests and waits.\n"
+        f"             Recorded: what the draft model says{learned}; a step takes "
+        f"{draft.profile.forward_ms[0]:.1f} ms, as on this machine.\n"
+        f"             {'mode':<26}{'agreement':>9}{'tokens/s':>10}{'of each':>9}{'wait p50':>12}{'p95':>12}"
+        f"{'/ streaming':>13}"
+    )
+
+
+def _cell(value: float | None, form: str, unit: str = "") -> str:
+    return "" if value is None else f"{value:{form}}{unit}"
 
 
 def _remarks(loads: Seq[Load]) -> Iterator[str]:
@@ -290,8 +306,6 @@ def _remarks(loads: Seq[Load]) -> Iterator[str]:
         if keeping := [load for load in loads if (load.agreement or 0) >= asked]:
             best = max(keeping, key=lambda load: load.tokens_per_s)
             yield f"At an agreement of {asked:g} or more it carries most in mode {best.mode}."
-    if not all(load.tokens_per_s for load in loads):
-        yield "Where nothing came, the time was too short: give more with --seconds."
     if any(load.busy > _BUSY for load in loads):
         yield "This machine was busy with being so many devices: the server may carry more."
     if num_computed := sum(load.num_computed for load in loads):

@@ -23,12 +23,12 @@ FILE = "adapter.gguf"
 AUTO, NONE = "auto", "none"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Known:
     """An adapter's file as it was read, and its engine once a text has used it."""
 
     path: Path
-    stamp: tuple[int, int]  # when it was written, and its bytes
+    stamp: tuple[int, ...]  # which file it is, when it was written, and its bytes
     card: AdapterCard
     engine: Engine | None = None
 
@@ -47,6 +47,7 @@ class Adapters:
         self._known: dict[str, _Known] = {}
         self._replaced: dict[Engine, float] = {}  # and when
         self._lock = threading.Lock()
+        self._opening = threading.Lock()  # apart, so that texts with other adapters go on meanwhile
 
     @property
     def _base(self) -> Engine:
@@ -57,6 +58,12 @@ class Adapters:
     @property
     def names(self) -> list[str]:
         return sorted(path.parent.name for path in self.folder.glob(f"[!.]*/{FILE}")) if self.folder else []
+
+    @property
+    def usable(self) -> list[str]:
+        """The names of those that are whole, and were trained for these weights."""
+        with self._lock:
+            return [name for name in self.names if self._is_usable(name)]
 
     def choose(self, name: str | None, prompt: Seq[int] | TokenIds) -> Engine:
         """The engine for a text, with the adapter of that name or file; "none" is the model as it is, None `default`.
@@ -69,12 +76,13 @@ class Adapters:
             return self._base
         with self._lock:
             self._close_replaced()
+            known = self._fitting(prompt) if wanted == AUTO else self._named(wanted)
+        try:
+            return self._opened(known) if known else self._base
+        except SkydraftError:
             if wanted != AUTO:
-                return self._opened(self._named(wanted))
-            with suppress(SkydraftError):  # one that cannot be opened is said where it is named
-                if known := self._fitting(prompt):
-                    return self._opened(known)
-        return self._base
+                raise
+            return self._base  # one that cannot be opened is said where it is named
 
     def trained_on(self, chosen: Engine) -> frozenset[str]:
         """Digests of the prompts that the adapter of an engine of ours was trained on; none for the model as it is."""
@@ -83,13 +91,14 @@ class Adapters:
             return frozenset(cards[0].trained_on if cards else ())
 
     def _fitting(self, prompt: Seq[int] | TokenIds) -> _Known | None:
-        found = list[_Known]()
-        for name in self.names:
-            with suppress(SkydraftError):  # a damaged one is said where it is named
-                known = self._read(name)
-                if known.card.base == self._base.fingerprint and known.card.begins(prompt):
-                    found.append(known)
+        usable = [self._known[name] for name in self.names if self._is_usable(name)]
+        found = [known for known in usable if known.card.begins(prompt)]
         return max(found, key=lambda known: known.card.beginning_len, default=None)
+
+    def _is_usable(self, name: str) -> bool:
+        with suppress(SkydraftError):  # a damaged one is said where it is named
+            return self._read(name).card.base == self._base.fingerprint
+        return False
 
     def _named(self, name: str) -> _Known:
         if not name.endswith(".gguf") and name not in self.names:
@@ -107,7 +116,7 @@ class Adapters:
             stat = path.stat()
         except OSError as error:
             raise OptionError(f"{path} cannot be read: {error.strerror}.", hint="Check its name.") from error
-        stamp = stat.st_mtime_ns, stat.st_size
+        stamp = stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size
         before = self._known.get(name)
         if before is None or before.stamp != stamp:
             self._known[name] = _Known(path, stamp, read_adapter(path).card)
@@ -117,14 +126,23 @@ class Adapters:
 
     def _opened(self, known: _Known) -> Engine:
         if known.engine is None:
-            name = known.path.parent.name if known.path.name == FILE else known.path.stem
-            engine = self._base.open_adapted(known.path)
-            engine.name, engine.adapter = f"{self._base.name}+{name}", name
-            engine.is_local_only = self._base.is_local_only
-            engine.prefixes.share(self._base.prefixes.beginning)
-            known.engine = engine
+            with self._opening:
+                if known.engine is None:  # another text may have opened it meanwhile
+                    self._open(known)
+        assert known.engine is not None
         known.engine.prefixes.files = self._base.prefixes.files  # which may be given after it was opened
         return known.engine
+
+    def _open(self, known: _Known) -> None:
+        name = known.path.parent.name if known.path.name == FILE else known.path.stem
+        engine = self._base.open_adapted(known.path)
+        engine.name, engine.adapter = f"{self._base.name}+{name}", name
+        engine.is_local_only = self._base.is_local_only
+        engine.prefixes.share(self._base.prefixes.beginning)
+        with self._lock:
+            known.engine = engine
+            if known not in self._known.values():  # its file changed or went meanwhile
+                self._replaced[engine] = time.monotonic()
 
     def _close_replaced(self) -> None:
         for name, known in [*self._known.items()]:

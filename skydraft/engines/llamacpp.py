@@ -97,8 +97,18 @@ class Weights:
             self._num_users += 1
         return self
 
-    def give_back(self) -> None:
+    def load_adapter(self, path: Path) -> Any:
+        """An adapter of these weights in memory, which `give_back` frees. Raises OptionError."""
         with self._lock:
+            loaded = self._lib.adapter_lora_init(self.model, os.fsencode(path))
+        if not loaded:
+            raise OptionError(f"{path} does not fit {self._name}.", hint="Train another.")
+        return loaded
+
+    def give_back(self, adapter: Any = None) -> None:
+        with self._lock:
+            if adapter:  # else it would stay as long as the model
+                self._lib.adapter_lora_free(adapter)
             self._num_users -= 1
             if not self._num_users:
                 self._lib.model_free(self.model)
@@ -131,11 +141,12 @@ class LlamaCppEngine(Engine):
         self.context_len = min(options.context_len, trained)
         if trained < options.context_len:
             options.notify(f"{self.name} was trained with {trained} tokens: its context is not longer.")
+        self._adapter: Any = None
         try:
             self._adapter = self._load_adapter(adapter) if adapter else None
             self._context = self._open_context(options)
         except BaseException:
-            self._weights.give_back()
+            self._weights.give_back(self._adapter)
             raise
         self._memory = self._lib.get_memory(self._context)
         self._num_rows_padded = self._lib.vocab_n_tokens(self._lib.model_get_vocab(self._model))
@@ -150,10 +161,7 @@ class LlamaCppEngine(Engine):
         adapter = read_adapter(path)
         adapter.card.check_base(self.fingerprint, self.name)
         self.fingerprint = adapter.fingerprint
-        loaded = self._lib.adapter_lora_init(self._model, os.fsencode(path))
-        if not loaded:
-            raise OptionError(f"{path} does not fit {self.name}.", hint="Train another.")
-        return loaded
+        return self._weights.load_adapter(path)
 
     def open_adapted(self, adapter: Path) -> LlamaCppEngine:
         return LlamaCppEngine(self.path, self._options, name=self.name, weights=self._weights, adapter=adapter)
@@ -252,7 +260,7 @@ class LlamaCppEngine(Engine):
     def free(self) -> None:
         self._lib.batch_free(self._batch)
         self._lib.free(self._context)
-        self._weights.give_back()
+        self._weights.give_back(self._adapter)
 
 
 def _forget_mapped_pages(path: Path) -> None:

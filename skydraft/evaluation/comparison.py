@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from skydraft import __version__, api
-from skydraft.config import Execution
+from skydraft.config import MIN_CALL_PROB, Execution
 from skydraft.decoding.builder import prompted
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.request import GenerateRequest
@@ -33,9 +33,10 @@ from skydraft.evaluation.workloads import Workload, naming
 from skydraft.gating.calibration import Calibration, find_calibration
 from skydraft.models import cache_dir
 from skydraft.prompts.audio import Audio, load_audio
-from skydraft.prompts.messages import asked, conversation
+from skydraft.prompts.messages import Message, asked, conversation
 from skydraft.prompts.pair import ShareAudio
 from skydraft.prompts.thinking import Think
+from skydraft.prompts.tool_calls import may_answer
 
 _LINK_PROMPTS = 8  # over each link
 _ENGINE_OPTIONS = ("context_len", "num_threads", "gpu_layers", "device", "dtype")
@@ -127,7 +128,10 @@ def compare(
 ) -> Path:
     """Run what is missing of a comparison in the folder `out`; returns the path of its records. `tell` gets lines to
     show to the user. Raises UsageError before anything is run."""
-    pair, target = replace(pair, edge=_drafting(request, pair)), pair.target
+    # Records, scores and a calibration are of one draft model.
+    stage = _Stage(request, pair, None)
+    asks = (stage.request_of(prompt, request.modes[0]) for prompt in request.workload.prompts)
+    pair, target = replace(pair, edge=drafting(pair.edge, asks)), pair.target
     calibration = _calibration(request, pair, target)
     run = _describe(request, pair, target, calibration)
     if run.isolation:
@@ -157,16 +161,15 @@ def compare(
     return comparison.path
 
 
-def _drafting(request: ComparisonRequest, pair: LoadedPair) -> Engine:
-    """The draft model with the adapter of all prompts: records, scores and a calibration are of one draft model."""
-    adapters, stage = pair.edge.adapters, _Stage(request, pair, None)
+def drafting(edge: Engine, asks: Iterable[GenerateRequest]) -> Engine:
+    """The draft model with the one adapter of all these requests. Raises OptionError if they have several."""
+    adapters = edge.adapters
     if adapters.default != "auto" or not adapters.names:
         return adapters.choose(None, ())
-    asks = (stage.request_of(prompt, request.modes[0]) for prompt in request.workload.prompts)
-    chosen = {adapters.choose(None, prompted(each, pair.edge)[1].edge.token_ids) for each in asks}
+    chosen = {adapters.choose(None, prompted(each, edge)[1].edge.token_ids) for each in asks}
     if len(chosen) > 1:
         raise OptionError(
-            "These prompts are drafted with different adapters, and a comparison has one draft model.",
+            "These prompts are drafted with different adapters, and what is measured here has one draft model.",
             hint="Give --adapter NAME, or --adapter none.",
         )
     return chosen.pop()
@@ -213,7 +216,7 @@ class _Stage:
         audio = request.recordings[prompt.audio] if prompt.audio else None
         return replace(
             request_of(prompt, mode, audio=audio), think=request.think, share_audio=request.share_audio,
-            adapter="none",  # `_drafting` has chosen
+            adapter="none",  # `drafting` has chosen
             execution=request.execution if link_ms is None and not self._pair.server else None,
             calibration=self._calibration if mode.plan.gate.kind == "calibrated" else None,
         )  # fmt: skip
@@ -229,10 +232,15 @@ class _Stage:
 def request_of(
     prompt: PromptEntry, mode: Mode, *, system: str | None = None, audio: Audio | None = None
 ) -> GenerateRequest:
-    """A prompt in a mode. A task brings its parameters and tools, and may bring a conversation with a system prompt."""
+    """A prompt in a mode, as a gateway asks it. A task brings its parameters and tools, and may bring a conversation
+    with a system prompt of its own."""
     task = prompt.task
     messages = conversation(task.messages) if task and task.messages else asked(prompt.prompt, system, audio=audio)
+    if system and not any(message.role == "system" for message in messages):
+        messages = (Message("system", system), *messages)
     own: dict[str, Any] = {"max_new_tokens": task.max_new_tokens, "grammar": task.grammar} if task else {}
+    if task and task.tools and not task.grammar:
+        messages, own["min_call_prob"] = tuple(may_answer(messages)), MIN_CALL_PROB
     params = replace(mode.params, **{name: value for name, value in own.items() if value})
     return GenerateRequest(messages, mode.plan, params, tools=task.tools if task else ())
 

@@ -75,8 +75,9 @@ class KeptRows:
         key = token_ids.tobytes()
         if key not in self._known:
             with self.real.floor:
-                self._known[key] = KeptRow.of(self._read(token_ids))
-                self.num_computed += 1
+                if key not in self._known:  # another device may have asked for it meanwhile
+                    self._known[key] = KeptRow.of(self._read(token_ids))
+                    self.num_computed += 1
         return self._known[key]
 
     def _read(self, token_ids: TokenIds) -> Rows:
@@ -182,20 +183,22 @@ class Load:
 
     mode: str
     tokens_per_s: float
-    wait_ms: float
-    late_ms: float  # 95th percentile
+    wait_ms: float | None  # None where nothing came
+    late_ms: float | None  # 95th percentile
     busy: float  # how much of a processor core the clients took
     num_computed: int  # rows that were not recorded
     agreement: float | None = None
 
 
 def agreement_of(records: Seq[StepRecord]) -> float | None:
-    """The share of tokens that are the target's own choice; None where skipped ones are, and none was audited."""
+    """The share of tokens that are the target's own choice; None without any, and where none of the skipped ones was
+    audited."""
     skipped = sum(record.num_committed for record in records if record.outcome == "skipped")
     audited, agreed = sum(record.num_audited for record in records), sum(record.num_agreed for record in records)
-    if not audited:
-        return None if skipped else 1.0
-    return 1 - skipped * (1 - agreed / audited) / sum(record.num_committed for record in records)
+    num_tokens = sum(record.num_committed for record in records)
+    if not num_tokens or (skipped and not audited):
+        return None
+    return 1 - skipped * (1 - agreed / audited) / num_tokens if audited else 1.0
 
 
 def measure_load(
@@ -213,7 +216,7 @@ def measure_load(
         cloud.ping(_LOOK_S)  # clients may have waited at the end for a server that was lost
     records = [record for client in clients for record in client.records]
     waits = [record.link.rtt_ms for record in records if record.link.rtt_ms]
-    wait_ms, late_ms = (percentile(waits, percent) or 0.0 for percent in (50, 95))
+    wait_ms, late_ms = (percentile(waits, percent) for percent in (50, 95))
     return Load(
         mode.name, sum(client.num_tokens for client in clients) / seconds, wait_ms, late_ms, spent_s / seconds,
         kept.num_computed - num_computed, agreement_of(records),

@@ -70,15 +70,19 @@ class ModelNames:
 
     @property
     def modes(self) -> list[str]:
-        """`auto` is one unless the pair is known to have no calibration."""
-        if self._pair.cloud is None:
-            return ["edge"]
-        return [mode for mode in MODES if mode != "auto" or self._is_calibrated is not False]
+        """The modes to propose: `auto` unless the pair is known to have no calibration."""
+        return [mode for mode in self._taken if mode != "auto" or self._is_calibrated is not False]
+
+    @property
+    def _taken(self) -> tuple[str, ...]:
+        """The modes that a request may name. What `auto` needs may be there by now, or be an adapter's own."""
+        return ("edge",) if self._pair.cloud is None else tuple(MODES)
 
     @property
     def all(self) -> list[str]:
         names = [PREFIX, *(f"{PREFIX}-{mode}" for mode in self.modes)]
-        return names + [f"{name}:{adapter}" for adapter in self._pair.edge.adapters.names for name in names]
+        learned = [PREFIX, *(f"{PREFIX}-{mode}" for mode in self._taken)]  # what is learned is calibrated
+        return names + [f"{name}:{adapter}" for adapter in self._pair.edge.adapters.usable for name in learned]
 
     def adapter_of(self, model: str) -> str | None:
         """What the draft model has learned for this name, skydraft:ADAPTER or skydraft-MODE:ADAPTER; None: not said."""
@@ -90,7 +94,7 @@ class ModelNames:
         if name == PREFIX and is_known:
             return self.default_mode
         mode = name.removeprefix(f"{PREFIX}-")
-        if f"{PREFIX}-{mode}" != name or mode not in self.modes or not is_known:
+        if f"{PREFIX}-{mode}" != name or mode not in self._taken or not is_known:
             message = f"There is no model '{model[:80]}'. Use one of: {', '.join(self.all)}."
             raise Refusal(404, message, param="model", code="model_not_found")
         return mode
@@ -99,8 +103,8 @@ class ModelNames:
         """With `local_only` a gated text asks no cloud. Raises OptionError or Refusal."""
         named = self.mode_of(model)
         mode = choice.mode or named
-        if mode not in self.modes:
-            message = f"The mode '{mode}' is not available. Use one of: {', '.join(self.modes)}."
+        if mode not in self._taken:
+            message = f"The mode '{mode}' is not available. Use one of: {', '.join(self._taken)}."
             raise Refusal(400, message, param="skydraft.mode")
         k, accept = None if choice.k is None else str(choice.k), choice.accept or "exact"
         given = {"eager": choice.eager, "hand_back": choice.hand_back}
@@ -118,7 +122,7 @@ class ModelNames:
 
     def look(self) -> None:
         """Find out whether the pair is calibrated, unless the cloud is unreachable. Raises TargetChanged."""
-        if self._pair.cloud is None or self._is_calibrated is not None:
+        if self._pair.cloud is None or self._is_calibrated:
             return
         try:
             self._is_calibrated = api.is_calibrated(self._pair.edge, self._pair.cloud)

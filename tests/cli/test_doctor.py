@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
-from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,17 +14,21 @@ from skydraft.cli.doctor_cloud import _MODES, PROMPTS, CheckChoice, _measure_dev
 from skydraft.cli.pair_options import CloudChoice
 from skydraft.config import DecodingParams
 from skydraft.decoding.plan import make_plan
+from skydraft.engines.adapter import write_adapter
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import open_toy
 from skydraft.evaluation.comparison import request_of
 from skydraft.evaluation.devices import KeptRows
 from skydraft.evaluation.modes import Mode
 
+from ..engines.adapters import change
 from ..evaluation import pairs
+from ..later import later
 from ..serving import serving
 from ..stock.fakes import GENERATING, fake
 from .conftest import Invoke
 
+later("gguf")
 EDGE = ["--edge-model", "toy:drift=0.3"]
 ROW = re.compile(r"^ +(\S+) +(0\.\d+|1\.000)? +([\d.]+) +([\d.]+) +([\d.]+) ms +([\d.]+) ms(?: +([\d.]+))? *$", re.M)
 
@@ -39,21 +43,41 @@ def address(request: pytest.FixtureRequest) -> Iterator[str]:
             yield f"{stock.url}/v1"
 
 
-def test_the_devices_draft_with_the_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
-    edge, adapted, kept = open_toy("toy"), open_toy("toy:drift=0.1"), list[object]()
+def test_the_devices_draft_with_the_adapter_that_their_prompts_choose(
+    address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `generate` does. They were measured without it where it was not named."""
+    edge, adapted, kept = open_toy("toy"), open_toy("toy:drift=0.1"), list[Engine]()
+    made = change(edge.fingerprint, {"m": (8, 8)})
+    (tmp_path / "one").mkdir()
+    write_adapter(tmp_path / "one" / "adapter.gguf", replace(made, card=made.card.model_copy(update={"for_all": True})))
+    edge.adapters.folder = tmp_path
+    monkeypatch.setattr(edge, "open_adapted", lambda path: adapted)
 
-    def keep(engine: object) -> object:
+    def keep(engine: Engine) -> KeptRows:
         kept.append(engine)
-        return nullcontext()
+        return KeptRows(engine)
 
-    monkeypatch.setattr(edge.adapters, "choose", lambda name, prompt: adapted)
     monkeypatch.setattr("skydraft.cli.doctor_cloud.KeptRows", keep)
-    monkeypatch.setattr("skydraft.cli.doctor_cloud.parse_modes", lambda names, resolve: ())
-    monkeypatch.setattr("skydraft.cli.doctor_cloud.closing", lambda thing: thing)
-    assert not list(
-        _measure_devices(Console(), CloudChoice("localhost:1"), None, edge, CheckChoice(False, False, 2, 1))
-    )
-    assert kept == [adapted]
+    checks = CheckChoice(False, False, 1, 0.05)
+    for given, engine in (("auto", adapted), ("none", edge), ("one", adapted)):
+        edge.adapters.default = given
+        list(_measure_devices(Console(width=200), CloudChoice(address), None, edge, checks))
+        assert kept.pop() is engine
+        assert ("what the draft model says with one;" in capsys.readouterr().out) == (engine is adapted)
+
+
+def test_what_was_not_measured_is_no_figure(address: str, invoke: Invoke, tmp_path: Path) -> None:
+    """Nothing had an agreement of 1 and waits of 0 ms, carried most, and left nothing to repair."""
+    asks = ("doctor", "--cloud", address, *EDGE, "--devices", "2")
+    status, out, _ = invoke(*asks, "--seconds", "0.000001")
+    assert status == 1 and "give more with --seconds" in out and "Nothing to repair" not in out
+    table = out.partition("/ streaming")[2]
+    assert "0.0 ms" not in table and "1.000" not in table and "carries most" not in table
+    task = {"prompt": "语速", "grammar": "regex:[a", "check": {"kind": "exact", "answer": "a"}}
+    (tmp_path / "bad.jsonl").write_text(json.dumps(task), encoding="utf-8")
+    status, out, _ = invoke(*asks, "--seconds", "0.1", "--tasks", str(tmp_path / "bad.jsonl"))
+    assert status == 1 and "no mode was measured" in out and "Nothing to repair" not in out
 
 
 def test_each_text_has_a_place_of_its_own_in_the_draft_model(
@@ -88,7 +112,7 @@ def test_tasks_are_asked_with_all_that_is_theirs_and_a_recording_is_refused(invo
     asked_for = [request_of(each, Mode("edge", make_plan("edge"), DecodingParams())) for each in checks.prompts]
     params = [each.params for each in asked_for]
     assert [(each.grammar, each.max_new_tokens) for each in params] == [("regex:快|慢", 320), ("", 128)]
-    assert [message.role for message in asked_for[1].messages] == ["system", "user"] and asked_for[1].tools == (*tools,)
+    assert [message.content for message in asked_for[1].messages] == ["短", "语速"] and asked_for[1].tools == (*tools,)
     path.write_text(json.dumps({"audio": "a.wav", "check": check}), encoding="utf-8")
     status, out, err = invoke("doctor", "--cloud", "localhost:1", *EDGE, "--devices", "2", "--tasks", str(path))
     assert (status, out) == (2, "") and "has a recording" in err and len(err.splitlines()) == 1

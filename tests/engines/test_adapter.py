@@ -1,5 +1,7 @@
 """Adapters: a model with one is the model whose weights were changed, in both engines; and what is none is refused."""
 
+import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -12,6 +14,7 @@ import pytest
 from skydraft.engines.adapter import Adapter, digest, read_adapter, write_adapter
 from skydraft.engines.base import Engine
 from skydraft.engines.registry import open_engine
+from skydraft.engines.toy import open_toy
 from skydraft.errors import EngineError, OptionError, RecordsError, SkydraftError
 from tests.engines.tiny_checkpoint import OPTIONS, save_model
 
@@ -200,6 +203,68 @@ def test_the_adapter_whose_prompts_begin_alike_is_chosen_and_a_new_file_counts(
         assert choose(None, [1]) is choose(None, [1]) is engine
         with pytest.raises(EngineError, match="is closed"):
             after.open(TEXT)
+
+
+def test_a_replaced_adapter_of_llamacpp_leaves_the_memory(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They stayed as long as the weights, 18 MB a night."""
+    later("llama_cpp")
+    with opened(to_gguf(folder, tmp_path / "base.gguf")) as engine:
+        freed, free = list[int](), engine._lib.adapter_lora_free
+        monkeypatch.setattr(engine._lib, "adapter_lora_free", lambda each: (freed.append(each), free(each)))
+        before = rows(engine)
+        for seed in range(3):
+            write_adapter(tmp_path / "one.gguf", change(engine.fingerprint, {"blk.1.attn_q.weight": (32, 32)}, seed))
+            adapted = engine.adapters.choose(str(tmp_path / "one.gguf"), ())
+            adapted.wait_s = 0.0
+            assert len(freed) == max(seed - 1, 0) and np.abs(rows(adapted) - before).max() > 1e-3
+            assert engine.adapters.choose(str(tmp_path / "one.gguf"), ()) is adapted and len(freed) == seed
+        assert np.array_equal(rows(engine), before)
+    assert len(set(freed)) <= len(freed) == 3
+
+
+def test_a_new_file_with_the_time_and_size_of_the_old_one_counts(tmp_path: Path) -> None:
+    """As a copy that keeps times makes it; adapters of one rank have one size."""
+    engine, path = open_toy("toy"), tmp_path / "one" / "adapter.gguf"
+    path.parent.mkdir()
+    engine.adapters.folder = tmp_path
+    engine.open_adapted = lambda path: open_toy("toy")  # type: ignore[method-assign]
+    found = set[int]()
+    for seed in range(2):
+        write_adapter(path, change(engine.fingerprint, {"m": (8, 8)}, seed))
+        os.utime(path, (1e9, 1e9))
+        found.add(id(engine.adapters.choose("one", ())))
+    assert len(found) == 2
+
+
+def test_texts_go_on_while_an_adapter_is_opened(tmp_path: Path) -> None:
+    engine, opening, go_on = open_toy("toy"), threading.Event(), threading.Event()
+
+    def slowly(path: Path) -> Engine:
+        if path.parent.name == "slow":
+            opening.set()
+            assert go_on.wait(30)
+        return open_toy("toy")
+
+    engine.adapters.folder, engine.open_adapted = tmp_path, slowly  # type: ignore[method-assign]
+    for name in ("slow", "open"):
+        (tmp_path / name).mkdir()
+        write_adapter(tmp_path / name / "adapter.gguf", change(engine.fingerprint, {"m": (8, 8)}))
+    opened_before = engine.adapters.choose("open", ())
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(engine.adapters.choose, "slow", ())
+        assert opening.wait(30)
+        assert engine.adapters.choose("auto", TEXT) is engine and engine.adapters.usable == ["open", "slow"]
+        assert engine.adapters.choose("open", ()) is opened_before
+        (tmp_path / "slow" / "adapter.gguf").unlink()  # as `learn revert` does meanwhile
+        engine.adapters.choose("auto", TEXT)
+        go_on.set()
+        late = slow.result()
+    late.wait_s = 0.0
+    engine.adapters.choose("auto", TEXT)
+    with pytest.raises(EngineError, match="is closed"):
+        late.open(TEXT)
 
 
 def test_an_engine_that_takes_none_refuses(tmp_path: Path) -> None:

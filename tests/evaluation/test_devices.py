@@ -1,6 +1,7 @@
 """Many devices on one server: what they write is what one writes, and what they get is measured."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -92,6 +93,16 @@ def test_recorded_drafts_follow_a_schema_as_their_model_does() -> None:
     assert counts[0] == 0 < counts[1] == counts[2]
 
 
+def test_a_row_that_several_ask_for_at_once_is_computed_once() -> None:
+    with closing(KeptRows(open_toy("toy"))) as kept, ThreadPoolExecutor(8) as pool:
+        kept.real.floor.acquire()  # all of them come to wait for it
+        asked_for = [pool.submit(kept.after, np.array([1, 2, 3], np.int32)) for _ in range(8)]
+        threading.Event().wait(0.1)
+        kept.real.floor.release()
+        rows = {id(each.result()) for each in asked_for}
+    assert len(rows) == kept.num_computed == 1
+
+
 def test_all_clients_write_the_text_of_the_target(server: Serving) -> None:
     target, edge = open_toy("toy"), open_toy("toy:drift=0.3")
     with closing(KeptRows(edge)) as kept:
@@ -138,7 +149,7 @@ def test_the_agreement_is_that_of_the_audited_part_of_what_was_skipped() -> None
 
     seen = [record("skipped", 10), record("verified", 6), record("written", 4)]
     assert agreement_of([*seen[:2], record("written", 4, 4, 3)]) == pytest.approx(1 - 10 * 0.25 / 20)
-    assert agreement_of(seen) is None and agreement_of(seen[1:]) == 1
+    assert agreement_of(seen) is None and agreement_of(seen[1:]) == 1 and agreement_of([]) is None
 
 
 def test_a_mode_that_cannot_be_is_refused_and_a_server_that_is_lost_is_no_figure(server: Serving) -> None:

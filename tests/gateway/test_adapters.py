@@ -13,10 +13,12 @@ from skydraft.engines.adapter import digest, write_adapter
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import open_toy
 from skydraft.gateway.pair import Pair
+from skydraft.learning.calibrating import side_of
 from skydraft.prompts.messages import asked
 from skydraft.prompts.pair import read_prompt
 
 from ..engines.adapters import change
+from ..evaluation import pairs
 from ..later import later
 from .running import gateway
 
@@ -91,3 +93,26 @@ def test_a_damaged_file_is_the_operators_and_no_client_learns_where_it_lies(tmp_
         answer = running.chat("情绪", model="skydraft-edge:one")
         assert answer.status_code == 500 and str(tmp_path) not in answer.text
         assert all(running.chat("情绪", model=f"skydraft-edge{name}").status_code == 200 for name in ("", ":two"))
+
+
+def test_auto_is_taken_with_what_was_learned_whatever_was_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Listing the models of a pair that is not calibrated itself turned it into "no such model", until a restart."""
+    edge, target, home = draft_with(tmp_path), open_toy("toy", 4096, 6), tmp_path / "home" / "calibrations"
+    monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path / "home"))
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "adapter.gguf").write_bytes(b"GGUF")
+    with gateway(Pair(edge, target)) as running:
+        for _ in range(2):
+            answer = running.chat("情绪", model="skydraft-auto:one", max_tokens=4)
+            assert answer.status_code == 400 and "no calibration" in answer.json()["error"]["message"].lower()
+            listed = {each["id"] for each in running.client.get(f"{running.v1}/models").json()["data"]}
+            assert "skydraft-auto:one" in listed and "skydraft-auto" not in listed and "skydraft:damaged" not in listed
+        home.mkdir(parents=True)
+        for draft in (edge, open_toy(f"toy:drift={DRIFTS['one']}")):
+            made = pairs.calibration(0.3).model_copy(update={"draft": side_of(draft), "target": side_of(target)})
+            (home / f"{draft.fingerprint}.json").write_text(made.model_dump_json(by_alias=True))
+        for model in ("skydraft-auto:one", "skydraft-auto"):  # it was made meanwhile
+            assert running.chat("情绪", model=model, max_tokens=4).status_code == 200
+        assert "skydraft-auto" in running.client.get(f"{running.v1}/models").text
