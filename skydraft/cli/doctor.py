@@ -1,6 +1,7 @@
 """`skydraft doctor`: installed packages, models here and their speed, and the steps to repair the rest."""
 
 import importlib.metadata
+import math
 import os
 import platform
 import shlex
@@ -79,6 +80,8 @@ def _version(package: str) -> str | None:
 def _checks(tasks: str | None, **given: Any) -> CheckChoice:
     if given["no_measure"] and given["devices"]:
         raise OptionError("--devices measures, and --no-measure measures nothing: choose one.")
+    if math.isnan(given["seconds"]):  # which is in any range
+        raise OptionError("--seconds must be a number of seconds.", hint="For example: --seconds 20.")
     if tasks is None:
         return CheckChoice(**given)
     if not given["devices"]:

@@ -79,7 +79,7 @@ def export(folder: Path, models: ModelChoice) -> None:
     store, skipped, vocab = _store(folder), Counter[str](), models.load_edge().vocab
     for lesson in store.lessons(skipped):
         entry = lesson.model_dump(by_alias=True, mode="json", exclude_defaults=True)
-        if vocab.fingerprint == lesson.vocab:
+        if vocab.fingerprint == lesson.vocab and max(*lesson.prompt_ids, *lesson.token_ids) < vocab.size:
             entry |= {"prompt": vocab.written(lesson.prompt_ids), "text": vocab.decode(lesson.token_ids)}
         click.echo(json_line(entry))
     if skipped:
@@ -92,7 +92,7 @@ def export(folder: Path, models: ModelChoice) -> None:
 def forget(folder: Path, models: ModelChoice) -> None:
     """Delete everything collected in DIR, or the answers that NAME learned from. What was learned from them stays."""
     home = adapters.folder_of(models.edge_model, cache_dir()) / folder.name
-    if folder.name == str(folder) and home.is_dir() and not (folder.is_dir() and Store(folder).files()):
+    if adapters.is_name(str(folder)) and home.is_dir() and not (folder.is_dir() and Store(folder).files()):
         folder = home
     if not folder.is_dir():
         raise OptionError(f"There is nothing to forget: {folder} is not there.", hint="Check its name.")
@@ -127,7 +127,7 @@ def calibrate(folder: Path, models: ModelChoice) -> None:
     with models.load_edge() as base:
         edge = base.adapters.choose(None, ())
         learned_from = base.adapters.trained_on(edge)
-        lessons, left_out = choose(store, edge.vocab)
+        lessons, left_out = choose(store, edge.vocab, max_len=edge.context_len)
         if left_out:
             click.echo(f"Left out: {left_out}.", err=True)
         with counted(len(lessons), "answers") as done:

@@ -1,5 +1,6 @@
 """`skydraft learn run`: the target answers prompts, the draft model learns from that, is judged, and used."""
 
+import shutil
 import sys
 import time
 from collections import Counter
@@ -8,6 +9,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -70,6 +72,8 @@ def _asked(prompts: str | None, limit: int | None, system: str | None, folder: P
         raise OptionError("Give either --prompts FILE or --from DIR.", hint="See: skydraft learn run --help.")
     if folder and (limit or system is not None):
         raise OptionError("--limit and --system are for --prompts: what was collected has its own.")
+    if folder and not folder.exists():
+        raise OptionError(f"There are no answers: {folder} is not there.", hint="Check its name.")
     return Asked(_prompts(prompts, limit) if prompts else (), system, folder)
 
 
@@ -81,7 +85,8 @@ def _prompts(prompts: str, limit: int | None) -> Sequence[PromptEntry]:
     found = (read_tasks(prompts, limit=limit) if are_tasks else read_prompts(path, limit=limit)).prompts
     if any(each.audio for each in found):
         raise OptionError(f"{prompts} has speech, and only models of text are trained.", hint="Leave it out.")
-    number, least = len({each.model_dump_json(exclude={"id"}) for each in found}), dataset.MIN_GENERATIONS
+    unread: dict[str, Any] = {"id": True, "category": True, "task": {"set": True, "check": True}}  # by any model
+    number, least = len({each.model_dump_json(exclude=unread) for each in found}), dataset.MIN_GENERATIONS
     if number < least:
         raise RecordsError(
             f"{prompts} has {number} different prompts, and {least} are needed; 150 are a good number.",
@@ -174,7 +179,9 @@ class _Run:
         task, questions, written = self._answers()
         home.mkdir(parents=True, exist_ok=True)
         key, last = training.key_of(task, _SETTINGS), home / adapters.LAST_RUN
-        if last.exists() and (before := last.read_text()).startswith(key):
+        before = last.read_text() if last.exists() else ""
+        is_gone = before.endswith(adapters.IN_USE) and not (home / adapters.FILE).exists()
+        if before.startswith(key) and not is_gone:
             click.echo(f"Nothing is new since the last run, which {before.removeprefix(key)}.")
             return 0
         if self._asked.folder:
@@ -188,8 +195,8 @@ class _Run:
         if not objection:
             self._show(task, questions, written, result.held_out)
             stores = [store for each in (home, self._asked.folder) if each and (store := Store(each)).files()]
-            lessons = (lesson for store in stores for lesson in store.lessons(Counter()))
-            if task.last in map(dataset.answer_digest, lessons):
+            there = {dataset.answer_digest(lesson) for store in stores for lesson in store.lessons(Counter())}
+            if there.issuperset(map(dataset.answer_digest, (*task.trained, *task.held_out))):
                 sources = [store.folder for store in stores]
                 adapters.keep(self._trial.read_bytes(), home.name, self._models.edge_model, cache_dir(), sources)
             else:
@@ -197,7 +204,7 @@ class _Run:
         write_whole(last, f"{key}{f'kept nothing: {objection}' if objection else adapters.IN_USE}".encode(), 0o600)
         for done in (self._trial, self._trial.with_suffix(".json"), self._judged, self._state, self._begun):
             for path in (done, *home.glob(f".{done.name}-*")):  # a kill may have left half of one
-                path.unlink(missing_ok=True)
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         click.echo(f"Not kept: {objection}." if objection else _how_used(home.name, task, how))
         return 0 if (home / adapters.FILE).exists() else 1
 
@@ -207,8 +214,10 @@ class _Run:
         before = Store(self._home) if self._asked.folder else None
         guards = dataset.guard_requests()[: None if how.everything else _FEW_GUARDS]
         with self._models.load_edge() as edge:
-            dataset.trainable_file(edge)  # before the target is loaded
+            dataset.trainable_file(edge)  # before the target is loaded, as what follows
             self._leave_out_long(edge)
+            if self._asked.folder:
+                dataset.choose(store, edge.vocab, None, before, dataset.MAX_LEN)
             requests = [request for _, request in self._asks]
             with _target(self._cloud, _for_many(self._models, longest_of([*requests, *guards], edge))) as far:
                 weights = dataset.weights_of(far)
@@ -349,13 +358,15 @@ def _target(cloud: CloudChoice, models: ModelChoice) -> Iterator[Cloud]:
 
 def _may_begin(answering: Answering, guarding: Answering, how: How, cloud: CloudChoice) -> bool:
     """Say what is to come, and ask. Nobody is asked where there is nothing to write, or no terminal."""
-    num_todo = len(answering.todo)
+    num_todo = len(answering.todo) + len(guarding.todo)
     if not num_todo:
         return True
     num_tokens = sum(min(each.params.max_new_tokens, _TYPICAL) for each in (*answering.todo, *guarding.todo))
-    line = f"The target is to write {num_todo} answers, some {num_tokens} tokens"
+    num_prompt_tokens = answering.num_prompt_tokens + guarding.num_prompt_tokens
+    general = f" ({len(guarding.todo)} of them to general prompts)" if guarding.todo else ""
+    line = f"The target is to write {num_todo} answers{general}, some {num_tokens} tokens"
     if price := cloud.given.get("price"):
-        cost = parse_prices(price).total(0, answering.num_prompt_tokens, num_tokens)
+        cost = parse_prices(price).total(0, num_prompt_tokens, num_tokens)
         line += f", for about {cost * (1 + _NUM_JUDGED / num_todo):.2g} with those that judge"
     click.echo(f"{line}. Training then takes some minutes.", err=True)
     return how.yes or not sys.stdin.isatty() or click.confirm("Begin?", default=True, err=True)

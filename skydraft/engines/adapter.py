@@ -5,8 +5,10 @@ and `NAME.lora_b` [out, rank], in float32; the change is alpha / rank · B · A.
 Its field `skydraft.card` says in JSON what it was trained for.
 """
 
+import errno
 import hashlib
 import math
+import os
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
@@ -92,7 +94,9 @@ def write_adapter(path: Path, adapter: Adapter) -> None:
     """Write an adapter's file, which only the user can read. Raises OSError."""
     with importing("Adapters need", "learn"):
         from gguf import GGUFWriter
-    with TemporaryDirectory() as folder:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Beside it, where there has to be room anyway; what writes it says nothing of a full disk.
+    with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as folder:
         made = Path(folder) / "adapter"
         writer = GGUFWriter(made, adapter.card.architecture)
         writer.add_type("adapter")
@@ -105,7 +109,10 @@ def write_adapter(path: Path, adapter: Adapter) -> None:
         for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
             write()
         writer.close()
-        write_whole(path, made.read_bytes(), 0o600)
+        data = made.read_bytes()
+        if len(data) < sum(matrix.nbytes for pair in adapter.pairs.values() for matrix in pair):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        write_whole(path, data, 0o600)
 
 
 def read_adapter(path: Path) -> Adapter:
@@ -201,7 +208,10 @@ class AdaptedModel:
                 with torch.no_grad():
                     for matrix, pair in adapter.pairs.items():
                         for side, given in zip("AB", pair, strict=True):
-                            values[f"{matrix}.lora_{side}.{label}.weight"].copy_(torch.from_numpy(given))
+                            value = values[f"{matrix}.lora_{side}.{label}.weight"]
+                            if value.shape != given.shape:  # `copy_` would repeat one row for all
+                                raise ValueError(f"{matrix} has another form")
+                            value.copy_(torch.from_numpy(given))
             except (KeyError, ValueError, RuntimeError) as error:
                 self.remove(label)
                 raise OptionError(f"{path} does not fit {name}.", hint="Train another.") from error

@@ -76,7 +76,7 @@ def choose(
         raise RecordsError(
             f"{store.folder} has {len(newest)} usable answers, and {MIN_GENERATIONS} are needed: {missing} are missing"
             f"{left_out and f', and left out: {left_out}'}.",
-            hint=f"Go on with --learn {store.folder}; skydraft learn status {store.folder} says what is there.",
+            hint=f"Collect more, or add prompts; skydraft learn status {store.folder} says what is there.",
         )
     return list(newest), left_out
 

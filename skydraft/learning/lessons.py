@@ -180,7 +180,7 @@ class Store:
 
     def forget(self) -> tuple[int, int]:
         """Delete all lessons; returns the size that there was. Nothing else in the folder is touched."""
-        if not self.folder.is_dir():
+        if not self.folder.is_dir() or not self.files():
             return 0, 0
         with self._locked(), _errors_named(self.folder):
             size = self.size()

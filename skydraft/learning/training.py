@@ -181,7 +181,7 @@ class Training:
         vocab = self._occurring(trained)
         before, guarded = self._counts(held_out, "held out, before"), self._counts(guard, "guard, before")
         self._lora = self._inject()
-        self._optimizer = self._torch.optim.AdamW(list(self._lora.values()), lr=self._settings.rate)
+        self._optimizer = self._new_optimizer()
         self._resume()
         self._train(trained, held_out, vocab)
         self._put(self._state.best or {})
@@ -226,6 +226,9 @@ class Training:
         with torch.random.fork_rng():
             torch.manual_seed(0)
             return inject(self._trainable.model, matrices, self._settings.rank, _SCALE * self._settings.rank)
+
+    def _new_optimizer(self) -> Any:
+        return self._torch.optim.AdamW(list(self._lora.values()), lr=self._settings.rate)
 
     def _train(self, texts: Sequence[Activations], held_out: Sequence[Activations], vocab: Any) -> None:
         """Train to the end, or until α stops rising."""
@@ -301,10 +304,12 @@ class Training:
             values = self._torch.load(self._path, map_location=device, weights_only=True)
             if values["key"] != self._key:
                 raise ValueError("another training")
-            self._put(values["lora"])
+            state, lora = _State(**values["state"]), {name: values["lora"][name] for name in self._lora}
             self._optimizer.load_state_dict(values["optimizer"])
-            self._state = _State(**values["state"])
+            self._put(lora)  # last: what cannot be read to its end changes nothing
+            self._state = state
         except Exception:  # torch.load raises errors of many kinds for a damaged file
+            self._optimizer = self._new_optimizer()
             self._progress("what was begun before is of other lessons or settings: beginning anew", 0, 0, "")
 
     def _adapter(self) -> Adapter:

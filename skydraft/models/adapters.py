@@ -3,6 +3,7 @@
 Earlier versions merged what was learned into a copy of the model, in `adapted`; nothing uses these any more.
 """
 
+import json
 import os
 import re
 import shutil
@@ -29,9 +30,13 @@ def folder_of(model: str, cache: Path) -> Path:
     return cache / "adapters" / (name if name.strip(".") else name.replace(".", "%2E"))
 
 
+def is_name(name: str) -> bool:
+    return bool(_NAME.fullmatch(name)) and name not in _TAKEN and not name.endswith(".gguf")
+
+
 def home_of(name: str, model: str, cache: Path) -> Path:
     """The folder of one adapter. Raises OptionError for what is no name."""
-    if not _NAME.fullmatch(name) or name in _TAKEN or name.endswith(".gguf"):
+    if not is_name(name):
         raise OptionError(
             f"'{name[:80]}' cannot be the name of an adapter.",
             hint="Use letters, digits, - and _, for example: reviews.",
@@ -56,13 +61,14 @@ def made_from(folder: Path, cache: Path) -> list[tuple[str, str]]:
 
 def _sources_of(home: Path) -> list[list[str]]:
     """The folders of the adapter in use, and of each before it."""
-    noted = home / _SOURCE
-    text = noted.read_text() if noted.exists() else str(home.resolve())
-    return [each.splitlines() for each in text.split("\n\n")]
+    try:
+        return [list(map(str, each)) for each in json.loads((home / _SOURCE).read_text("ascii"))]
+    except (OSError, ValueError, TypeError):  # it is not there, or damaged
+        return [[str(home.resolve())]]
 
 
 def _note_sources(home: Path, sources: Sequence[Sequence[str]]) -> None:
-    write_whole(home / _SOURCE, "\n\n".join(map("\n".join, sources)).encode(), 0o600)
+    write_whole(home / _SOURCE, json.dumps(sources).encode(), 0o600)  # ASCII, whatever a folder is called
 
 
 def keep(data: bytes, name: str, model: str, cache: Path, sources: Sequence[Path] = ()) -> Path:
@@ -94,9 +100,9 @@ def keep(data: bytes, name: str, model: str, cache: Path, sources: Sequence[Path
 def revert(name: str, model: str, cache: Path) -> bool:
     """Use the adapter before this one again, or none; returns whether there was one. Raises OptionError."""
     home = home_of(name, model, cache)
-    if not (home / FILE).exists():
-        raise OptionError(f"{model} has no adapter '{name}'.", hint="See: skydraft models list.")
+    _check_there(home, name, model)
     with disk_errors_named(cache), locked(home / ".lock", f"Another process is changing {home}.", _LOCK_S):
+        _check_there(home, name, model)  # another process may have taken it back
         earlier, note = _earlier(home), home / LAST_RUN
         if not earlier:
             (home / FILE).unlink()
@@ -108,6 +114,11 @@ def revert(name: str, model: str, cache: Path) -> bool:
         if earlier:
             _note_sources(home, _sources_of(home)[1:] or _sources_of(home))
     return bool(earlier)
+
+
+def _check_there(home: Path, name: str, model: str) -> None:
+    if not (home / FILE).exists():
+        raise OptionError(f"{model} has no adapter '{name}'.", hint="See: skydraft models list.")
 
 
 def merged_copies(cache: Path) -> dict[str, Path]:

@@ -68,7 +68,7 @@ def test_the_mode_that_asks_least_is_named(capsys: pytest.CaptureFixture[str], a
 def test_the_price_has_the_answers_that_judge(capsys: pytest.CaptureFixture[str]) -> None:
     ask = GenerateRequest(asked("一"), params=DecodingParams(max_new_tokens=10))
     answering: Any = SimpleNamespace(todo=[ask] * 36, num_prompt_tokens=0)
-    guarding: Any = SimpleNamespace(todo=[])
+    guarding: Any = SimpleNamespace(todo=[], num_prompt_tokens=0)
     how: Any = SimpleNamespace(yes=True)
     cloud: Any = SimpleNamespace(given={"price": "0,0,1000000"})
     assert _may_begin(answering, guarding, how, cloud)

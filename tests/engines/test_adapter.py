@@ -304,6 +304,16 @@ def test_hostile_files_are_no_adapters(tmp_path: Path, how: str) -> None:
         read_adapter(tmp_path / "file")
 
 
+def test_a_full_disk_is_an_error_and_no_cut_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What writes the tensors says nothing of it: the trained adapter was there, damaged."""
+    write_adapter(tmp_path / "one.gguf", change("f" * 32, {"blk.0.attn_q.weight": (64, 96)}))
+    whole = (tmp_path / "one.gguf").read_bytes()
+    monkeypatch.setattr(gguf.GGUFWriter, "write_tensors_to_file", lambda writer: None)
+    with pytest.raises(OSError, match="No space left on device"):
+        write_adapter(tmp_path / "one.gguf", change("e" * 32, {"blk.0.attn_q.weight": (64, 96)}))
+    assert (tmp_path / "one.gguf").read_bytes() == whole and [*tmp_path.iterdir()] == [tmp_path / "one.gguf"]
+
+
 def test_what_is_no_file_is_said(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="it is not a file"):
         read_adapter(tmp_path)

@@ -121,6 +121,13 @@ def test_a_state_that_is_damaged_or_of_other_settings_is_begun_anew(task: Traini
         train(task, state, stop_at=6)
     fresh = train(task, tmp_path / "fresh", other)
     assert train(task, state, other).adapter.fingerprint == fresh.adapter.fingerprint
+    state.unlink()
+    with pytest.raises(KeyboardInterrupt):
+        train(task, state, other, stop_at=6)
+    torch = pytest.importorskip("torch")
+    values = torch.load(state, weights_only=True)  # as another version may write it
+    torch.save(values | {"state": values["state"] | {"more": 1}}, state)
+    assert train(task, state, other).adapter.fingerprint == fresh.adapter.fingerprint
     state.write_bytes(b"PK\x03\x04 not a state")
     assert train(task, state, other).adapter.fingerprint == fresh.adapter.fingerprint
     assert train(task, tmp_path / "another", replace(other, rate=1e-2)).adapter.fingerprint != fresh.adapter.fingerprint

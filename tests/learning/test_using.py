@@ -3,6 +3,7 @@
 import errno
 import itertools
 import json
+import os
 import re
 import shutil
 import sys
@@ -101,7 +102,10 @@ def test_a_task_is_learned_from_prompts_alone_and_used_where_a_conversation_begi
     status, said, err = call("learn", "run", "task", "--prompts", str(asked), "-s", SYSTEM, "-n", "12", "-y")
     assert status == 0, said + err
     assert "left out: 1 prompts of 640 tokens or more" in err and len({each.messages for each, _ in judged[0]}) == 2
-    assert "The target is to write 96 answers" in err and "held-out prompts, before → after" in said, said + err
+    assert (
+        "The target is to write 108 answers (12 of them to general prompts)" in err
+        and "held-out prompts, before → after" in said
+    ), said + err
     rows = [line.split() for line in said.splitlines()]
     assert {row[0] for row in rows if row} >= {"edge", "quality", "auto", "answers"}, said
     home = next((tmp_path / "home" / "adapters").glob("*/task"))
@@ -172,7 +176,9 @@ def test_a_run_goes_on_though_its_folder_grows_and_keeps_nothing_of_what_was_for
         step(self, *given)
 
     def forget(*given: Any) -> Any:
+        lessons = list(store.lessons(Counter()))
         store.forget()
+        store.add(lessons[-1])  # somebody asked it again
         return calibrate(*given)
 
     monkeypatch.setattr("skydraft.learning.training.Training._step", count)
@@ -219,6 +225,7 @@ def test_what_is_in_use_is_replaced_only_by_what_is_better_on_the_newest(
 
 def test_one_name_is_learned_by_one_process_at_a_time(call: Call, taught: Path, tmp_path: Path) -> None:
     folder = tmp_path / "home" / "adapters"
+    (tmp_path / "nothing").mkdir()
     call("learn", "run", "one", "--from", str(tmp_path / "nothing"), "-y")
     (lock,) = folder.glob("*/.one.lock")
     with FileLock(lock):
@@ -230,6 +237,10 @@ def test_wrong_use_is_one_line(
     call: Call, asked: Path, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "few.txt").write_text("one\ntwo\n" * 24)
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "half.jsonl").write_text(r'{"prompt": "\ud83d"}')
+    same = [{"prompt": "one", "category": f"{number}"} for number in range(24)]
+    (tmp_path / "same.jsonl").write_text("\n".join(map(json.dumps, same)))
     mixed = {"mixed": [{}, {"check": {"kind": "regex", "pattern": "a"}}], "spoken": [{"audio": "a.wav"}], "empty": []}
     for name, lines in mixed.items():
         text = "\n\n".join(json.dumps({"prompt": f"{number}"} | line) for number, line in enumerate(lines * 24))
@@ -247,7 +258,13 @@ def test_wrong_use_is_one_line(
         (("learn", "run", "a", "--prompts", str(tmp_path / "mixed.jsonl")), "Line 1 of"),
         (("learn", "run", "a", "--prompts", str(tmp_path / "spoken.jsonl")), "has speech"),
         (("learn", "run", "a", "--prompts", str(tmp_path / "empty.jsonl")), "holds no prompt"),
-        (("learn", "run", "a", "--from", str(tmp_path / "none"), "-y"), "has 0 usable answers, and 24 are needed"),
+        (("learn", "run", "a", "--prompts", str(tmp_path / "half.jsonl")), "it has half of a character"),
+        (
+            ("learn", "run", "a", "--prompts", str(tmp_path / "same.jsonl")),
+            "has 1 different prompts, and 24 are needed",
+        ),
+        (("learn", "run", "a", "--from", str(tmp_path / "none"), "-y"), "none is not there"),
+        (("learn", "run", "a", "--from", str(tmp_path / "bare"), "-y"), "has 0 usable answers, and 24 are needed"),
         (("learn", "forget", "nobody"), "There is nothing to forget"),
         (("learn", "export", "nowhere"), "nowhere is not there"),
         (("learn", "run", "a", *given, "--adapter", "b"), "--adapter does not apply here"),
@@ -292,6 +309,26 @@ def test_a_kill_while_they_move_loses_none_and_who_forgets_hears_of_all(tmp_path
         assert made_from(tmp_path / "0", tmp_path) == [("m", "one")]
         keep(b"later %d" % number, "one", "m", tmp_path, [tmp_path / "2"])
     assert not made_from(tmp_path / "0", tmp_path)  # none of it is left
+
+
+def test_folders_with_any_name_are_known_again(tmp_path: Path) -> None:
+    """One that is not UTF-8 ended a run after all of it; one with an empty line in its name was not known again."""
+    for number, name in enumerate((b"d\xff", b"d\n\nnl", "语".encode())):
+        folder = tmp_path / os.fsdecode(name)
+        keep(b"%d" % number, "one", "m", tmp_path, [folder])
+        assert made_from(folder, tmp_path) == [("m", "one")]
+    (tmp_path / "adapters" / "m" / "one" / "made-from").write_bytes(b"\xff")
+    assert made_from(tmp_path / "d", tmp_path) == []
+
+
+def test_one_that_is_gone_is_not_said_to_be_in_use(call: Call, taught: Path, tmp_path: Path) -> None:
+    asks = ("learn", "run", "one", "--from", str(taught), "-y")
+    assert call(*asks)[0] == 0
+    (path,) = tmp_path.glob("home/adapters/*/one/adapter.gguf")
+    kept = path.read_bytes()
+    assert call(*asks)[1].startswith("Nothing is new since the last run, which is in use")
+    path.unlink()
+    assert call(*asks)[0] == 0 and path.read_bytes() == kept
 
 
 def test_a_full_disk_loses_none_of_those_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from skydraft.characters import from_json
 from skydraft.config import CAPTION_PROMPT
 from skydraft.errors import OptionError, PromptError, importing
 from skydraft.evaluation.records import PromptEntry
 from skydraft.evaluation.tasks import chinese
 from skydraft.evaluation.tasks.checks import Task, load_gym
-from skydraft.evaluation.workloads import Workload, naming, read_lines
+from skydraft.evaluation.workloads import Workload, naming, read_lines, text_from_json
 from skydraft.grammars import check_grammar
 from skydraft.prompts.messages import conversation
 
@@ -89,7 +88,8 @@ def read_tasks(names: str, *, limit: int | None = None) -> Workload:
     chosen = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
     entries = [entry for name in chosen for entry in _set(name)[:limit]]
     if not entries:
-        raise PromptError("No tasks were named.", hint=f"Use --tasks with a file, or one of: {', '.join(SETS)}.")
+        what = f"{', '.join(chosen)} holds no task." if chosen else "No tasks were named."
+        raise PromptError(what, hint=f"Use --tasks with a file, or one of: {', '.join(SETS)}.")
     if len({entry.id for entry in entries}) < len(entries):
         raise PromptError("Two tasks have the same id.", hint="Give each task its own id, and each file its own name.")
     content = json.dumps([entry.model_dump(mode="json", by_alias=True) for entry in entries], ensure_ascii=False)
@@ -111,7 +111,7 @@ def _set(name: str) -> list[PromptEntry]:
 def _entry(name: str, folder: Path, fallback_id: str, where: str, line: str | dict[str, Any]) -> PromptEntry:
     hint = 'It needs at least {"prompt": "…", "check": {"kind": "number", "answer": 3}}; see docs/tasks.md.'
     with naming(f"{where} is not a task", hint):
-        given = _Line.model_validate(from_json(line) if isinstance(line, str) else line)
+        given = _Line.model_validate(text_from_json(line) if isinstance(line, str) else line)
         task = Task(set=name, **given.model_dump(exclude={"id", "prompt", "audio"}))
         if task.grammar:
             check_grammar(task.grammar)
