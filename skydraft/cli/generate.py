@@ -80,6 +80,8 @@ def generate(
         _finish(generation, audio, output, keep.auditor)
         if keep.auditor:
             keep.auditor.finish()
+            if keep.auditor.counts["lost"]:
+                TERMINAL.say("the answer was not audited: the cloud did not read it.")
     return _INTERRUPTED if generation.finish_reason == "interrupted" else 0
 
 

@@ -73,6 +73,7 @@ def test_a_server_audits_what_it_did_not_check(invoke: Invoke, server: Serving, 
         status, out, err = invoke("generate", "语速", *EDGE, "--mode", "edge", *given)
         assert (status, out) == (0, alone), err
         assert (re.search(r"no calls · audited agreement 0\.\d\d over 1 · ", err) is not None) == bool(learned), err
+        assert ("the answer was not audited" in err) != bool(learned), err
         assert "\n1 answer" in invoke("learn", "status", str(tmp_path / cloud))[1] or not learned
 
 

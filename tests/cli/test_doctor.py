@@ -17,6 +17,7 @@ from skydraft.decoding.plan import make_plan
 from skydraft.engines.adapter import write_adapter
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import open_toy
+from skydraft.errors import PromptError
 from skydraft.evaluation.comparison import request_of
 from skydraft.evaluation.devices import KeptRows
 from skydraft.evaluation.modes import Mode
@@ -117,6 +118,9 @@ def test_tasks_are_asked_with_all_that_is_theirs_and_a_recording_is_refused(invo
     params = [each.params for each in asked_for]
     assert [(each.grammar, each.max_new_tokens) for each in params] == [("regex:快|慢", 320), ("", 128)]
     assert [message.content for message in asked_for[1].messages] == ["短", "语速"] and asked_for[1].tools == (*tools,)
+    path.write_text("")
+    with pytest.raises(PromptError, match=r"tasks\.jsonl holds no task"):
+        _checks(str(path), no_measure=False, probe_again=False, devices=2, seconds=1.0)
     path.write_text(json.dumps({"audio": "a.wav", "check": check}), encoding="utf-8")
     status, out, err = invoke("doctor", "--cloud", "localhost:1", *EDGE, "--devices", "2", "--tasks", str(path))
     assert (status, out) == (2, "") and "has a recording" in err and len(err.splitlines()) == 1

@@ -21,6 +21,8 @@ WRONG = {
     f"generate {'你好' * 3000} {TOYS}": "12000 tokens",
     f"{GENERATE} --system ''": "system message is empty",
     f"{GENERATE} --raw --system x": "--raw",
+    # doctor
+    f"doctor {EDGE} --cloud localhost:1 --devices 2 --seconds nan": "--seconds",
     # models
     "generate 你好 --edge-model qwen2.5-coder-0.5": SMALL,
     "generate 你好 --edge-model nowhere.gguf": "nowhere.gguf",
