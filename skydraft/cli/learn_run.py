@@ -72,8 +72,6 @@ def _asked(prompts: str | None, limit: int | None, system: str | None, folder: P
         raise OptionError("Give either --prompts FILE or --from DIR.", hint="See: skydraft learn run --help.")
     if folder and (limit or system is not None):
         raise OptionError("--limit and --system are for --prompts: what was collected has its own.")
-    if folder and not folder.exists():
-        raise OptionError(f"There are no answers: {folder} is not there.", hint="Check its name.")
     return Asked(_prompts(prompts, limit) if prompts else (), system, folder)
 
 
@@ -149,6 +147,8 @@ def run(
         raise OptionError("--adapter does not apply here: the model as it is learns.", hint="Leave it out.")
     if asked.folder and (decoding.style or decoding.values or decoding.think != "auto"):
         raise OptionError("Decoding options are for --prompts: what was collected has its own.", hint="Leave them out.")
+    if asked.folder and not asked.folder.exists():
+        raise OptionError(f"There are no answers: {asked.folder} is not there.", hint="Check its name.")
     home = adapters.home_of(name, models.edge_model, cache_dir())
     bare = replace(models, adapter="none")
     with disk_errors_named(cache_dir()):
