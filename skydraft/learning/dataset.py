@@ -92,14 +92,16 @@ def _of_vocab(stores: Sequence[Store], vocab: Vocab, skipped: Counter[str]) -> I
 
 
 def split(lessons: Sequence[Lesson]) -> tuple[list[Lesson], list[Lesson]]:
-    """Split lessons into (to train with, held out). About a sixth is held out; all answers to a prompt stay together.
+    """Split lessons into (to train with, held out). About a sixth is held out; all answers to a prompt stay together,
+    and all of a conversation.
 
     Which are trained with, and in which order, does not depend on the order of the lessons: many are written at a time.
     What is held out keeps it. Raises RecordsError for too few prompts.
     """
     groups: dict[bytes, list[Lesson]] = {}
+    key_of = _conversations(lessons)
     for lesson in lessons:
-        groups.setdefault(_digest(*lesson.prompt_ids), []).append(lesson)
+        groups.setdefault(key_of[lesson.prompt_ids], []).append(lesson)
     order = sorted(groups, key=lambda key: hashlib.sha256(key + bytes(8)).digest())
     total = sum(map(len, groups.values()))
     held, num_held = set[bytes](), 0
@@ -114,7 +116,17 @@ def split(lessons: Sequence[Lesson]) -> tuple[list[Lesson], list[Lesson]]:
             hint="Collect answers to more prompts.",
         )
     trained = [lesson for key in order if key not in held for lesson in sorted(groups[key], key=encode)]
-    return trained, [lesson for lesson in lessons if _digest(*lesson.prompt_ids) in held]
+    return trained, [lesson for lesson in lessons if key_of[lesson.prompt_ids] in held]
+
+
+def _conversations(lessons: Sequence[Lesson]) -> dict[tuple[int, ...], bytes]:
+    """A digest for each prompt: its own, or, where it begins with another whole prompt, the shortest such one's."""
+    found, first = dict[tuple[int, ...], bytes](), tuple[int, ...]()
+    for prompt in sorted({lesson.prompt_ids for lesson in lessons}):  # after a prompt come those that begin with it
+        if not first or prompt[: len(first)] != first:
+            first = prompt
+        found[prompt] = _digest(*first)
+    return found
 
 
 def answer_digest(lesson: Lesson) -> str:

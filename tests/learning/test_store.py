@@ -265,3 +265,15 @@ def test_no_prompt_is_on_both_sides_and_nothing_is_lost(prompts: list[int]) -> N
 def test_answers_to_one_prompt_cannot_be_split() -> None:
     with pytest.raises(RecordsError, match="too few to hold some out"):
         split([lesson(1, token_ids=(number, 1, 1, 1)) for number in range(50)])
+
+
+def test_the_turns_of_a_conversation_are_not_split() -> None:
+    """The second one's prompt has the first answer: held out, it would be judged with that in view."""
+    turns = [lesson(number) for number in range(30)]
+    turns += [each.model_copy(update={"prompt_ids": (*each.prompt_ids, *each.token_ids, 9)}) for each in turns]
+    trained, held_out = split(turns[::-1])
+    firsts = {each.prompt_ids for each in turns[:30]}
+    for part in (trained, held_out):
+        begin = {each.prompt_ids for each in part if each.prompt_ids in firsts}
+        assert part and len(part) == 2 * len(begin)
+        assert all(each.prompt_ids in firsts or each.prompt_ids[: len(turns[0].prompt_ids)] in begin for each in part)
