@@ -14,13 +14,15 @@ from skydraft.cli.doctor_cloud import _MODES, PROMPTS, CheckChoice, _measure_dev
 from skydraft.cli.pair_options import CloudChoice
 from skydraft.config import DecodingParams
 from skydraft.decoding.plan import make_plan
-from skydraft.engines.adapter import write_adapter
+from skydraft.engines.adapter import digest, write_adapter
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import open_toy
 from skydraft.errors import PromptError
 from skydraft.evaluation.comparison import request_of
 from skydraft.evaluation.devices import KeptRows
 from skydraft.evaluation.modes import Mode
+from skydraft.prompts.messages import asked
+from skydraft.prompts.pair import read_prompt
 
 from ..engines.adapters import change
 from ..evaluation import pairs
@@ -51,7 +53,9 @@ def test_the_devices_draft_with_the_adapter_that_their_prompts_choose(
     edge, adapted, kept = open_toy("toy"), open_toy("toy:drift=0.1"), list[Engine]()
     made = change(edge.fingerprint, {"m": (8, 8)})
     (tmp_path / "one").mkdir()
-    write_adapter(tmp_path / "one" / "adapter.gguf", replace(made, card=made.card.model_copy(update={"for_all": True})))
+    first = read_prompt(edge, asked("语速")).edge.token_ids[:1]  # the template's
+    card = made.card.model_copy(update={"beginning_len": 1, "beginning": digest(first)})
+    write_adapter(tmp_path / "one" / "adapter.gguf", replace(made, card=card))
     edge.adapters.folder = tmp_path
     monkeypatch.setattr(edge, "open_adapted", lambda path: adapted)
 
