@@ -21,6 +21,7 @@ from skydraft.errors import PromptError
 from skydraft.evaluation.comparison import request_of
 from skydraft.evaluation.devices import KeptRows
 from skydraft.evaluation.modes import Mode
+from skydraft.evaluation.records import PromptEntry
 from skydraft.prompts.messages import asked
 from skydraft.prompts.pair import read_prompt
 
@@ -53,7 +54,7 @@ def test_the_devices_draft_with_the_adapter_that_their_prompts_choose(
     edge, adapted, kept = open_toy("toy"), open_toy("toy:drift=0.1"), list[Engine]()
     made = change(edge.fingerprint, {"m": (8, 8)})
     (tmp_path / "one").mkdir()
-    first = read_prompt(edge, asked("语速")).edge.token_ids[:1]  # the template's
+    first = read_prompt(edge, asked("语速")).edge.token_ids[:1]
     card = made.card.model_copy(update={"beginning_len": 1, "beginning": digest(first)})
     write_adapter(tmp_path / "one" / "adapter.gguf", replace(made, card=card))
     edge.adapters.folder = tmp_path
@@ -64,7 +65,8 @@ def test_the_devices_draft_with_the_adapter_that_their_prompts_choose(
         return KeptRows(engine)
 
     monkeypatch.setattr("skydraft.cli.doctor_cloud.KeptRows", keep)
-    checks = CheckChoice(False, False, 1, 0.05)
+    prompts = [PromptEntry(id=text, prompt=text) for text in ("语速", "语速慢")]
+    checks = CheckChoice(False, False, 1, 0.05, prompts)
     for given, engine in (("auto", adapted), ("none", edge), ("one", adapted)):
         edge.adapters.default = given
         list(_measure_devices(Console(width=200), CloudChoice(address), None, edge, checks))
@@ -145,8 +147,8 @@ def test_each_mode_is_measured_with_so_many_devices(address: str, invoke: Invoke
     rows = {name: [float(figure or 0) for figure in figures] for name, _, *figures in ROW.findall(out)}
     kept = {name: float(agreement) for name, agreement, *_ in ROW.findall(out) if agreement}
     assert kept["cloud"] == kept["lossless"] == 1
-    for asked, best in re.findall(r"agreement of ([\d.]+) or more it carries most in mode (\S+)\.$", out, re.M):
-        assert rows[best][0] == max(rows[name][0] for name in kept if kept[name] >= float(asked))
+    for least, best in re.findall(r"agreement of ([\d.]+) or more it carries most in mode (\S+)\.$", out, re.M):
+        assert rows[best][0] == max(rows[name][0] for name in kept if kept[name] >= float(least))
     first, *others = rows
     refused = set(re.findall(r"not measured: mode (\S+): ", out))
     assert first == "cloud" and {*others, *refused} == set(_MODES.split(",")) - {"cloud"}
