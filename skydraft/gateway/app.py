@@ -212,6 +212,7 @@ class Gateway:
     async def _models(self, request: Request) -> Response:
         pair, names = self.pair, self.names
         await asyncio.to_thread(names.look)  # may send a request to the cloud
+        listed = await asyncio.to_thread(lambda: names.all)  # reads adapters
         ours = {
             "edge": pair.edge.name,
             "cloud": pair.cloud_name,
@@ -220,7 +221,7 @@ class Gateway:
             "takes_audio": pair.edge.takes_audio,
             "context": pair.edge.context_len,
         }
-        return JSONResponse({"object": "list", "data": [model_card(name) for name in names.all], "skydraft": ours})
+        return JSONResponse({"object": "list", "data": [model_card(name) for name in listed], "skydraft": ours})
 
     async def _model(self, request: Request) -> Response:
         name = request.path_params["name"]
