@@ -85,12 +85,12 @@ class ModelNames:
         return names + [f"{name}:{adapter}" for adapter in self._pair.edge.adapters.usable for name in learned]
 
     def adapter_of(self, model: str) -> str | None:
-        """What the draft model has learned for this name, skydraft:ADAPTER or skydraft-MODE:ADAPTER; None: not said."""
+        """The adapter of this name, skydraft:ADAPTER or skydraft-MODE:ADAPTER, or "none"; None: not said."""
         return model.partition(":")[2] or None
 
     def mode_of(self, model: str) -> str:
         name, colon, adapter = model.partition(":")
-        is_known = not colon or adapter in self._pair.edge.adapters.names
+        is_known = not colon or adapter in ("none", *self._pair.edge.adapters.names)
         if name == PREFIX and is_known:
             return self.default_mode
         mode = name.removeprefix(f"{PREFIX}-")

@@ -75,6 +75,9 @@ def test_a_client_names_what_the_draft_model_has_learned(tmp_path: Path) -> None
         # where a conversation begins as its prompts do, nothing need be said
         words = "语速是慢"
         assert text("skydraft-edge", words) == text("skydraft-edge:one", words) != text("skydraft-edge:two", words)
+        bare = running.chat(words, model="skydraft-edge:none", max_tokens=128, temperature=0).json()
+        assert bare["skydraft"]["stats"]["adapter"] is None
+        assert bare["choices"][0]["message"]["content"] != text("skydraft-edge", words)
 
 
 @pytest.mark.parametrize(
