@@ -222,7 +222,8 @@ def _show_profile(console: Console, side: str, engine: Engine) -> None:
     console.print(f"  forward of n rows, relative to one row: {rows}")
     if engine.has_kernels:
         console.print("  measured once and kept; again with: --probe-again")
-    token_ids = (engine.vocab.encode(" ".join(PROMPTS)) * _NUM_READ)[:_NUM_READ]
+    num_read = min(_NUM_READ, engine.context_len // 2)
+    token_ids = (engine.vocab.encode(" ".join(PROMPTS)) * num_read)[:num_read]
     began = time.perf_counter()
     engine.open(token_ids).close()
-    console.print(f"  reads a prompt at {_NUM_READ / (time.perf_counter() - began):.0f} tokens/s (measured now)")
+    console.print(f"  reads a prompt at {num_read / (time.perf_counter() - began):.0f} tokens/s (measured now)")

@@ -162,7 +162,7 @@ def test_doctor_names_a_file_that_cannot_be_loaded_without_loading_any(
 
 
 def test_doctor_measures_what_is_there(invoke: Invoke) -> None:
-    _, out, _ = invoke("doctor", "--edge-model", "toy:drift=0.3", "--cloud-model", "toy")
+    _, out, _ = invoke("doctor", "--edge-model", "toy:drift=0.3", "--cloud-model", "toy", "--context", "64")
     assert "invariant_rows" in out and "vocabulary   the same" in out and "with --k auto it" in out
     assert len(re.findall(r"reads a prompt at [1-9]\d* tokens/s", out)) == 2
 
