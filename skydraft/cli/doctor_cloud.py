@@ -252,7 +252,11 @@ def _measure_devices(
     device = choice.but(require=True)  # it never goes on alone
     params = DecodingParams(max_new_tokens=checks.max_new_tokens)
     modes = parse_modes(_MODES, lambda _: params)
-    draft = drafting(edge, (request_of(prompt, modes[0]) for prompt in checks.prompts))
+    try:
+        draft = drafting(edge, (request_of(prompt, modes[0]) for prompt in checks.prompts))
+    except SkydraftError as error:
+        yield f"the devices were not measured: {error.line}"
+        return
 
     def connect() -> Cloud:
         return device.connect(model).telling(lambda line: None)

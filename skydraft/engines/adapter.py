@@ -106,13 +106,16 @@ def write_adapter(path: Path, adapter: Adapter) -> None:
         for name, pair in adapter.pairs.items():
             for side, matrix in zip(_SIDES, pair, strict=True):
                 writer.add_tensor(f"{name}.{side}", np.ascontiguousarray(matrix, np.float32))
-        for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
-            write()
-        writer.close()
-        data = made.read_bytes()
-        if len(data) < sum(matrix.nbytes for pair in adapter.pairs.values() for matrix in pair):
+        try:
+            for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+                write()
+            writer.close()
+            is_whole = read_adapter(made).fingerprint == adapter.fingerprint
+        except (OSError, RecordsError):
+            is_whole = False
+        if not is_whole:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        write_whole(path, data, 0o600)
+        write_whole(path, made.read_bytes(), 0o600)
 
 
 def read_adapter(path: Path) -> Adapter:

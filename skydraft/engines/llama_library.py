@@ -85,7 +85,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # what it returns, what it takes
     "model_chat_template": (c_char_p, c_void_p, c_char_p),
     "context_default_params": (ContextParams,), "init_from_model": (c_void_p, c_void_p, ContextParams),
     "free": (None, c_void_p),
-    "adapter_lora_init": (c_void_p, c_void_p, c_char_p), "adapter_lora_free": (None, c_void_p),
+    "adapter_lora_init": (c_void_p, c_void_p, c_char_p),
     "set_adapters_lora": (c_int32, c_void_p, POINTER(c_void_p), c_size_t, POINTER(c_float)),
     "get_memory": (c_void_p, c_void_p), "memory_seq_cp": (None, c_void_p, c_int32, c_int32, c_int32, c_int32),
     "memory_seq_rm": (c_bool, c_void_p, c_int32, c_int32, c_int32), "memory_seq_pos_max": (c_int32, c_void_p, c_int32),

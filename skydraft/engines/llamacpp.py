@@ -98,17 +98,16 @@ class Weights:
         return self
 
     def load_adapter(self, path: Path) -> Any:
-        """An adapter of these weights in memory, which `give_back` frees. Raises OptionError."""
+        """An adapter of these weights in memory, freed with them: contexts that open walk through all there are, so
+        freeing one alone would need a lock around each of their first forwards. Raises OptionError."""
         with self._lock:
             loaded = self._lib.adapter_lora_init(self.model, os.fsencode(path))
         if not loaded:
             raise OptionError(f"{path} does not fit {self._name}.", hint="Train another.")
         return loaded
 
-    def give_back(self, adapter: Any = None) -> None:
+    def give_back(self) -> None:
         with self._lock:
-            if adapter:  # else it would stay as long as the model
-                self._lib.adapter_lora_free(adapter)
             self._num_users -= 1
             if not self._num_users:
                 self._lib.model_free(self.model)
@@ -146,7 +145,7 @@ class LlamaCppEngine(Engine):
             self._adapter = self._load_adapter(adapter) if adapter else None
             self._context = self._open_context(options)
         except BaseException:
-            self._weights.give_back(self._adapter)
+            self._weights.give_back()
             raise
         self._memory = self._lib.get_memory(self._context)
         self._num_rows_padded = self._lib.vocab_n_tokens(self._lib.model_get_vocab(self._model))
@@ -260,7 +259,7 @@ class LlamaCppEngine(Engine):
     def free(self) -> None:
         self._lib.batch_free(self._batch)
         self._lib.free(self._context)
-        self._weights.give_back(self._adapter)
+        self._weights.give_back()
 
 
 def _forget_mapped_pages(path: Path) -> None:

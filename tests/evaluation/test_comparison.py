@@ -14,11 +14,14 @@ import soundfile
 import skydraft
 from skydraft import config
 from skydraft.config import DecodingParams
+from skydraft.decoding.plan import make_plan
+from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.toy import open_toy
 from skydraft.errors import OptionError, PromptError, RecordsError
 from skydraft.evaluation.bill import bills
-from skydraft.evaluation.comparison import ComparisonRequest
+from skydraft.evaluation.comparison import ComparisonRequest, request_of
 from skydraft.evaluation.findings import Findings
+from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import PromptEntry, Records
 from skydraft.evaluation.tasks.checks import Task
 from skydraft.evaluation.workloads import Workload, read_prompts
@@ -184,3 +187,19 @@ def test_recordings_are_heard_by_those_who_were_asked_to(tmp_path: Path, share: 
     edge_line, lossless = (by_text[line.token_ids] for line in found.generations)
     assert edge_line.drafted == edge_line.token_ids and lossless.choices == lossless.token_ids
     assert edge_line.choices != edge_line.token_ids
+
+
+def test_a_task_with_tools_or_turns_is_asked_with_the_system_prompt_that_an_app_has() -> None:
+    mode, check = Mode("edge", make_plan("edge"), DecodingParams()), {"kind": "exact", "answer": "a"}
+    tools = [{"type": "function", "function": {"name": "f"}}]
+
+    def asked_with(system: str | None, **task: Any) -> GenerateRequest:
+        made = Task(set="own", check=check, **task)  # type: ignore[arg-type]
+        return request_of(PromptEntry(id="a", prompt="语速", task=made), mode, system=system)
+
+    called = asked_with(None, tools=tools)
+    assert [each.role for each in called.messages] == ["system", "user"] and called.params.min_call_prob > 0
+    turns = [{"role": "user", "content": "语速"}]
+    assert [each.content for each in asked_with("短", messages=turns).messages] == ["短", "语速"]
+    own = [{"role": "system", "content": "长"}, *turns]
+    assert [each.content for each in asked_with("短", messages=own).messages] == ["长", "语速"]

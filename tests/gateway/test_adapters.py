@@ -118,4 +118,5 @@ def test_auto_is_taken_with_what_was_learned_whatever_was_listed(
             (home / f"{draft.fingerprint}.json").write_text(made.model_dump_json(by_alias=True))
         for model in ("skydraft-auto:one", "skydraft-auto"):  # it was made meanwhile
             assert running.chat("情绪", model=model, max_tokens=4).status_code == 200
-        assert "skydraft-auto" in running.client.get(f"{running.v1}/models").text
+        listed = {each["id"] for each in running.client.get(f"{running.v1}/models").json()["data"]}
+        assert "skydraft-auto" in listed
