@@ -88,7 +88,7 @@ def _checks(tasks: str | None, **given: Any) -> CheckChoice:
         raise OptionError("--tasks needs --devices.", hint="To answer tasks, use: skydraft compare --tasks.")
     found = read_tasks(tasks, limit=_NUM_TASKS).prompts
     if heard := next((each.id for each in found if each.audio), None):
-        raise OptionError(f"--devices write text, and {heard} has a recording.", hint="Leave it out.")
+        raise OptionError(f"--devices write text only, and {heard} has a recording.", hint="Leave it out.")
     return CheckChoice(**given, prompts=found, max_new_tokens=DecodingParams().max_new_tokens)
 
 

@@ -281,7 +281,7 @@ def _measure_devices(
             )
         else:
             if not all(load.tokens_per_s for load in loads):
-                yield "nothing came in some modes, since the time was too short: give more with --seconds"
+                yield "nothing came in some modes, perhaps for lack of time: give more with --seconds"
             if not loads:
                 yield "no mode was measured with these devices"
     for remark in _remarks(loads):

@@ -232,8 +232,8 @@ class _Stage:
 def request_of(
     prompt: PromptEntry, mode: Mode, *, system: str | None = None, audio: Audio | None = None
 ) -> GenerateRequest:
-    """A prompt in a mode, as a gateway asks it. A task brings its parameters and tools, and may bring a conversation
-    with a system prompt of its own."""
+    """A prompt in a mode, in the words of a gateway. A task brings its parameters and tools, and may bring a
+    conversation with a system prompt of its own."""
     task = prompt.task
     messages = conversation(task.messages) if task and task.messages else asked(prompt.prompt, system, audio=audio)
     if system and not any(message.role == "system" for message in messages):
