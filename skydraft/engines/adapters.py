@@ -155,7 +155,7 @@ class Adapters:
                 engine.close()
 
     def close(self) -> None:
-        with self._lock:
+        with self._opening, self._lock:  # one that is being opened is closed too
             engines = [*self._replaced, *(known.engine for known in self._known.values() if known.engine)]
             self._known, self._replaced = {}, {}
         for engine in engines:

@@ -248,6 +248,28 @@ def test_texts_go_on_while_an_adapter_is_opened(tmp_path: Path) -> None:
         late.open(TEXT)
 
 
+def test_an_adapter_that_is_being_opened_is_closed_with_the_others(tmp_path: Path) -> None:
+    engine, opening, go_on = open_toy("toy"), threading.Event(), threading.Event()
+
+    def slowly(path: Path) -> Engine:
+        opening.set()
+        assert go_on.wait(30)
+        return open_toy("toy")
+
+    engine.adapters.folder, engine.open_adapted = tmp_path, slowly  # type: ignore[method-assign]
+    (tmp_path / "slow").mkdir()
+    write_adapter(tmp_path / "slow" / "adapter.gguf", change(engine.fingerprint, {"m": (8, 8)}))
+    with ThreadPoolExecutor(2) as pool:
+        slow = pool.submit(engine.adapters.choose, "slow", ())
+        assert opening.wait(30)
+        closing_all = pool.submit(engine.adapters.close)
+        threading.Event().wait(0.1)
+        go_on.set()
+        closing_all.result(30)
+    with pytest.raises(EngineError, match="is closed"):
+        slow.result().open(TEXT)
+
+
 def test_an_engine_that_takes_none_refuses(tmp_path: Path) -> None:
     write_adapter(tmp_path / "a.gguf", change("", {"one": (32, 32)}))
     with open_engine("toy", "toy", None, replace(OPTIONS, num_threads=0)) as engine:
