@@ -7,7 +7,7 @@ import signal
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, TextIO
 
 import click
@@ -91,10 +91,21 @@ def _show(generation: Generation, output: options.OutputChoice, trace: TextIO | 
         for done, tokens in generation.rounds():
             if console:
                 show_tokens(console, tokens)
-            if trace:
-                print(trace_line(done, tokens), file=trace, flush=True)
+            if trace and not _is_traced(trace_line(done, tokens), trace):
+                trace = None
             if interrupted and (held := generation.interrupt()) and console:
                 TERMINAL.write(harmless(held, console))
+
+
+def _is_traced(line: str, trace: TextIO) -> bool:
+    """Write a line; a full disk ends the trace and not the answer."""
+    try:
+        print(line, file=trace, flush=True)
+    except OSError as error:
+        TERMINAL.say(f"the trace ends here: {trace.name} cannot be written: {error.strerror}.")
+        with suppress(OSError):  # what is left in its buffer fails again
+            trace.close()
+    return not trace.closed
 
 
 @contextmanager

@@ -70,7 +70,11 @@ def judge(
         return [mode for mode in _MODES if (mode != "auto" or has_auto) and (mode != "edge" or is_checked)]
 
     def asked(mode: str, adapter: str) -> list[Question]:
-        return [(replace(request, plan=make_plan(mode), adapter=adapter), check) for request, check in questions]
+        plan = make_plan(mode)
+        return [
+            (replace(each, plan=plan.checking_start() if each.params.min_call_prob else plan, adapter=adapter), check)
+            for each, check in questions
+        ]
 
     def keep(key: str, answer: Generation) -> None:
         found[key] = numbers_of(answer.records, answer.text, jobs[key][1])

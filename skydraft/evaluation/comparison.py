@@ -239,10 +239,12 @@ def request_of(
     if system and not any(message.role == "system" for message in messages):
         messages = (Message("system", system), *messages)
     own: dict[str, Any] = {"max_new_tokens": task.max_new_tokens, "grammar": task.grammar} if task else {}
+    plan = mode.plan
     if task and task.tools and not task.grammar:
         messages, own["min_call_prob"] = tuple(may_answer(messages)), MIN_CALL_PROB
+        plan = plan.checking_start() if plan.mode else plan  # a gate that was named alone is compared as it is
     params = replace(mode.params, **{name: value for name, value in own.items() if value})
-    return GenerateRequest(messages, mode.plan, params, tools=task.tools if task else ())
+    return GenerateRequest(messages, plan, params, tools=task.tools if task else ())
 
 
 def _describe(

@@ -86,9 +86,12 @@ def keep(data: bytes, name: str, model: str, cache: Path, sources: Sequence[Path
             made_from = [str(each.resolve()) for each in sources or (home,)]
             # All that needs room comes before anything moves, and at no moment there is none in use.
             write_whole(new, data, 0o600)
-            if is_used := (home / FILE).exists():
-                write_whole(copy, (home / FILE).read_bytes(), 0o600)
-            _note_sources(home, [made_from, *_sources_of(home)[: MAX_BEFORE * is_used]])
+            used, before = (home / FILE).read_bytes() if (home / FILE).exists() else b"", _sources_of(home)
+            is_moved = _before(home, 1).exists() and _before(home, 1).read_bytes() == used  # by a run that was killed
+            is_used = bool(used) and not is_moved
+            if is_used:
+                write_whole(copy, used, 0o600)
+            _note_sources(home, [made_from, *(before[1:] if is_moved else before[: MAX_BEFORE * is_used])])
             if is_used:
                 for number, path in reversed([*enumerate(_earlier(home)[: MAX_BEFORE - 1], 2)]):
                     os.replace(path, _before(home, number))

@@ -87,6 +87,13 @@ def test_a_missing_llama_cpp_names_what_to_install(
     refused(*told, says="Run: pip install 'skydraft[prebuilt]'. Or, faster", status=1)
 
 
+def test_a_full_disk_ends_the_trace_and_not_the_answer(invoke: Invoke) -> None:
+    args = ["generate", "你好", *TOYS, "--json", "--mode", "quality", "--max-new-tokens", "20"]
+    status, out, err = invoke(*args, "--trace", "/dev/full")
+    assert (status, json.loads(out)["text"]) == (0, json.loads(invoke(*args)[1])["text"])
+    assert err.splitlines() == ["skydraft: the trace ends here: /dev/full cannot be written: No space left on device."]
+
+
 def test_ctrl_c_ends_with_what_was_generated(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     args = ["generate", "你好", *TOYS, "--json", "--trace", str(trace), "-n", "90000", "--context", "100000"]

@@ -14,7 +14,7 @@ import soundfile
 import skydraft
 from skydraft import config
 from skydraft.config import DecodingParams
-from skydraft.decoding.plan import make_plan
+from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.toy import open_toy
 from skydraft.errors import OptionError, PromptError, RecordsError
@@ -193,12 +193,15 @@ def test_a_task_with_tools_or_turns_is_asked_with_the_system_prompt_that_an_app_
     mode, check = Mode("edge", make_plan("edge"), DecodingParams()), {"kind": "exact", "answer": "a"}
     tools = [{"type": "function", "function": {"name": "f"}}]
 
-    def asked_with(system: str | None, **task: Any) -> GenerateRequest:
+    def asked_with(system: str | None, of: Plan = mode.plan, **task: Any) -> GenerateRequest:
         made = Task(set="own", check=check, **task)  # type: ignore[arg-type]
-        return request_of(PromptEntry(id="a", prompt="语速", task=made), mode, system=system)
+        return request_of(PromptEntry(id="a", prompt="语速", task=made), replace(mode, plan=of), system=system)
 
     called = asked_with(None, tools=tools)
     assert [each.role for each in called.messages] == ["system", "user"] and called.params.min_call_prob > 0
+    plans = make_plan("auto"), make_plan(gate="prob:0.3")
+    gates = [str(asked_with(None, tools=tools, of=plan).plan.gate) for plan in plans]
+    assert gates == ["calibrated:0.95+start", "prob:0.3"]
     turns = [{"role": "user", "content": "语速"}]
     assert [each.content for each in asked_with("短", messages=turns).messages] == ["短", "语速"]
     own = [{"role": "system", "content": "长"}, *turns]

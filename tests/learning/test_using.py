@@ -1,9 +1,6 @@
 """From prompts, or from --learn, to an adapter in use, through the commands, on tiny checkpoints."""
 
-import errno
-import itertools
 import json
-import os
 import re
 import shutil
 import sys
@@ -21,17 +18,15 @@ import skydraft
 from skydraft.cli.learned import judge
 from skydraft.cli.main import run
 from skydraft.engines.adapter import digest, read_adapter, write_adapter
-from skydraft.errors import NotEnoughDisk
 from skydraft.evaluation.records import read_records
 from skydraft.evaluation.tasks.sets import read_tasks
 from skydraft.evaluation.workloads import read_prompts
-from skydraft.files import write_whole
 from skydraft.gating.calibration import read_calibration
 from skydraft.learning.calibrating import calibrate_lessons
 from skydraft.learning.dataset import beginning_of
 from skydraft.learning.lessons import Store
 from skydraft.learning.training import Training, TrainSettings
-from skydraft.models.adapters import MAX_BEFORE, all_adapters, folder_of, keep, made_from, revert
+from skydraft.models.adapters import folder_of, keep
 from skydraft.prompts.messages import asked as about
 from skydraft.prompts.pair import beginning_ids, read_prompt
 
@@ -281,46 +276,6 @@ def test_wrong_use_is_one_line(
     assert status == 1 and "needs peft, which is not installed" in err and "skydraft[learn]" in err
 
 
-def test_the_last_three_before_are_kept_and_come_back_in_turn(tmp_path: Path) -> None:
-    keep(b"here", "one", ".", tmp_path)
-    assert all_adapters(tmp_path) == {".": ["one"]} and not revert("one", ".", tmp_path)
-    for number in range(6):
-        keep(b"%d" % number, "one", "org/model", tmp_path)
-    home = tmp_path / "adapters" / "org%2Fmodel" / "one"
-    assert all_adapters(tmp_path) == {"org/model": ["one"]}
-    for number in range(5, 5 - MAX_BEFORE, -1):
-        assert (home / "adapter.gguf").read_bytes() == b"%d" % number
-        assert revert("one", "org/model", tmp_path)
-    assert not revert("one", "org/model", tmp_path) and not all_adapters(tmp_path)
-
-
-def test_a_kill_while_they_move_loses_none_and_who_forgets_hears_of_all(tmp_path: Path) -> None:
-    for number in range(4):
-        keep(b"%d" % number, "one", "m", tmp_path, [tmp_path / f"{number // 3}"])
-    home = tmp_path / "adapters" / "m" / "one"
-    (home / "before-1.gguf").unlink()  # it had just become the second one
-    keep(b"new", "one", "m", tmp_path)
-    assert [path.read_bytes() for path in sorted(home.glob("before-?.gguf"))] == [b"3", b"1", b"0"]
-    (home / "before-1.gguf").unlink()
-    assert revert("one", "m", tmp_path) and (home / "adapter.gguf").read_bytes() == b"1"
-    assert made_from(tmp_path / "0", tmp_path) == made_from(tmp_path / "1", tmp_path) == [("m", "one")]
-    assert revert("one", "m", tmp_path) and not made_from(tmp_path / "1", tmp_path)
-    for number in range(4):
-        assert made_from(tmp_path / "0", tmp_path) == [("m", "one")]
-        keep(b"later %d" % number, "one", "m", tmp_path, [tmp_path / "2"])
-    assert not made_from(tmp_path / "0", tmp_path)  # none of it is left
-
-
-def test_folders_with_any_name_are_known_again(tmp_path: Path) -> None:
-    """One that is not UTF-8 ended a run after all of it; one with an empty line in its name was not known again."""
-    for number, name in enumerate((b"d\xff", b"d\n\nnl", "语".encode())):
-        folder = tmp_path / os.fsdecode(name)
-        keep(b"%d" % number, "one", "m", tmp_path, [folder])
-        assert made_from(folder, tmp_path) == [("m", "one")]
-    (tmp_path / "adapters" / "m" / "one" / "made-from").write_bytes(b"\xff")
-    assert made_from(tmp_path / "d", tmp_path) == []
-
-
 def test_one_that_is_gone_is_not_said_to_be_in_use(call: Call, taught: Path, tmp_path: Path) -> None:
     asks = ("learn", "run", "one", "--from", str(taught), "-y")
     assert call(*asks)[0] == 0
@@ -329,26 +284,6 @@ def test_one_that_is_gone_is_not_said_to_be_in_use(call: Call, taught: Path, tmp
     assert call(*asks)[1].startswith("Nothing is new since the last run, which is in use")
     path.unlink()
     assert call(*asks)[0] == 0 and path.read_bytes() == kept
-
-
-def test_a_full_disk_loses_none_of_those_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(5):
-        keep(b"%d" % number, "one", "m", tmp_path)
-    for fails_at in (1, 2, 3):
-        calls = itertools.count(1)
-
-        def fill(path: Path, *args: Any, calls: Any = calls, fails_at: int = fails_at) -> None:
-            if next(calls) == fails_at:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            write_whole(path, *args)
-
-        with monkeypatch.context() as patch, pytest.raises(NotEnoughDisk):
-            patch.setattr("skydraft.models.adapters.write_whole", fill)
-            keep(b"new", "one", "m", tmp_path)
-    assert keep(b"new", "one", "m", tmp_path).read_bytes() == b"new"
-    for number in (4, 3, 2):
-        assert revert("one", "m", tmp_path)
-        assert (tmp_path / "adapters" / "m" / "one" / "adapter.gguf").read_bytes() == b"%d" % number
 
 
 def test_what_is_measured_and_calibrated_is_the_draft_model_with_its_adapter(
@@ -427,16 +362,6 @@ def test_prompts_of_no_task_are_drafted_by_the_model_as_it_is(
     assert len(others) == 62 + 164 and edge.adapters.names == ["a0", "a1", "a2"]
     assert all(edge.adapters.choose(None, read(each.prompt)) is edge for each in others)
     assert edge.adapters.choose(None, read(others[0].prompt, SYSTEM)).adapter == "a0"
-
-
-def test_what_was_taken_back_is_not_learned_again_by_a_timer(tmp_path: Path) -> None:
-    for data in (b"one", b"two"):
-        keep(data, "one", "m", tmp_path, (tmp_path,))
-    note = tmp_path / "adapters" / "m" / "one" / "last-run"
-    note.write_text("KEY is in use")
-    assert made_from(tmp_path, tmp_path) == [("m", "one")]
-    assert revert("one", "m", tmp_path) and note.read_text() == "KEY was taken back"
-    assert not revert("one", "m", tmp_path) and not note.exists()  # nothing is in use, so nothing was learned
 
 
 def test_who_forgets_a_name_means_its_answers_though_a_folder_is_called_so(
