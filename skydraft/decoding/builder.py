@@ -28,6 +28,7 @@ from skydraft.gating.calibration import MAX_BLOCK, Calibration, find_calibration
 from skydraft.gating.gates import START, Gate, is_unlikely
 from skydraft.gating.hand_back import HandBack
 from skydraft.prompts.pair import PromptPair, fixed_len, read_prompt
+from skydraft.prompts.systems import readable
 from skydraft.prompts.thinking import settings, tags_after, template_of
 from skydraft.types import Prompt, Signals
 
@@ -114,6 +115,8 @@ def prompted(request: GenerateRequest, reader: Engine) -> tuple[GenerateRequest,
     if request.prompt_ids:
         return request, PromptPair(Prompt(request.prompt_ids), Prompt(request.prompt_ids))
     given = {} if is_bare else settings(vocab, request.think, dict(request.settings))
+    if not is_bare and any(message.role == "system" for message in request.messages):
+        request = replace(request, messages=tuple(readable(vocab, request.messages)))
     prompts = read_prompt(
         reader, request.messages, raw=request.raw, share=request.share_audio, tools=request.tools, settings=given
     )

@@ -29,7 +29,6 @@ from skydraft.prompts import tool_calls
 from skydraft.prompts.audio import Audio, audio_from_bytes
 from skydraft.prompts.messages import Message, as_objects
 from skydraft.prompts.pair import ShareAudio
-from skydraft.prompts.systems import readable
 from skydraft.prompts.thinking import REASONING, Think
 
 B = TypeVar("B", bound=BaseModel)
@@ -175,8 +174,6 @@ def _chat_order(body: ChatRequest, edge: Engine, names: ModelNames, defaults: De
             params = replace(params, min_call_prob=MIN_CALL_PROB)
         # A call is an act, and a text begins as one or does not: the draft model alone never decides it.
         plan = plan if body.choice.gate else plan.checking_start()
-    if any(message.role == "system" for message in messages):
-        messages = readable(edge.vocab, messages)
     tools = (tool.model_dump(exclude_unset=True) for tool in body.described_tools)
     request = GenerateRequest(
         tuple(messages),

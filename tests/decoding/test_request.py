@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 from skydraft import GenerateRequest, decoding_params, generate, make_plan
+from skydraft.decoding.builder import prompted
 from skydraft.engines.toy import open_toy
 from skydraft.errors import OptionError, PromptError, VocabularyMismatch
 from skydraft.prompts.audio import Audio
-from skydraft.prompts.messages import asked
+from skydraft.prompts.messages import Message, asked
 
 from .. import toys
+from ..prompts.test_chat_template import TEMPLATES
 
 SPOKEN = asked("我", audio=Audio(np.zeros(1600, np.float32)))
 SIMPLE = GenerateRequest(asked("我"))
@@ -67,3 +69,13 @@ def test_two_vocabularies_are_refused_before_anything_is_computed(monkeypatch):
     edge, cloud = open_toy("toy"), toys.toy(1)
     with pytest.raises(VocabularyMismatch):
         generate("我", edge=edge, cloud=cloud)
+
+
+@pytest.mark.parametrize("name", ["gemma", "qwen2.5"])
+def test_a_system_prompt_is_read_wherever_it_comes_from(name):
+    """A command's --system was refused where the template takes no system message, and a gateway's was read."""
+    toy = open_toy("toy", 4096, 1)
+    toy.vocab.chat_template = TEMPLATES[name]
+    _, said = prompted(GenerateRequest(asked("我", "你")), toy)
+    told = (Message("user", "你\n\n我"),) if name == "gemma" else asked("我", "你")
+    assert said == prompted(GenerateRequest(told), toy)[1] and toy.vocab.written(said.edge.token_ids).count("你") == 1
