@@ -128,11 +128,15 @@ def caught_interrupt(then: Callable[[], None] = lambda: None) -> Iterator[list[i
 def _finish(
     generation: Generation, audio: dict[str, Any] | None, output: options.OutputChoice, auditor: Auditor | None
 ) -> None:
+    stats = generation.stats
+    if auditor and (output.json or not output.quiet):
+        auditor.finish()
+        stats = dataclasses.replace(stats, audits=auditor.figures_of(generation))
     if output.json:
         names = ("text", "token_ids", "origins", "finish_reason")
         answer = {name: getattr(generation, name) for name in names} | {"prompt_tokens": generation.num_prompt_tokens}
         answer |= {"reasoning": generation.reasoning} if generation.reasoning else {}
-        answer |= {"stats": dataclasses.asdict(generation.stats), "receipt": dataclasses.asdict(generation.receipt)}
+        answer |= {"stats": dataclasses.asdict(stats), "receipt": dataclasses.asdict(generation.receipt)}
         print(json_line(answer | ({"audio": audio} if audio else {})))
         return
     TERMINAL.write("\n")
@@ -140,8 +144,6 @@ def _finish(
         return
     if audio:
         click.echo(audio_line(audio), err=True)
-    if auditor:
-        auditor.finish()
     show_summary(generation, output.color, auditor)
 
 

@@ -16,7 +16,7 @@ from skydraft.decoding.generation import Generation
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.stats import AuditFigures
-from skydraft.decoding.target import Target
+from skydraft.decoding.target import Target, TargetFacts
 from skydraft.decoding.verification import Verifier
 from skydraft.engines.base import Engine
 from skydraft.errors import SkydraftError
@@ -63,7 +63,7 @@ class Watched:
 
     @property
     def figures(self) -> AuditFigures:
-        share = sum(map(sum, self._newest)) / sum(map(len, self._newest))
+        share = sum(sum(audit) / len(audit) for audit in self._newest) / len(self._newest)  # what the bets are about
         return AuditFigures(*self._of, round(share, 4), len(self._newest), self.asked, self.is_raised)
 
 
@@ -83,6 +83,7 @@ class Auditor:
         self._notify, self._kept, self._draw = notify, kept, draw
         self.counts = Counter(read=0, lost=0, dropped=0)  # lost with the target; dropped, since too many waited
         self._watched: dict[tuple[str, str], Watched] = {}  # by the draft model's fingerprint and gate, newest last
+        self._left_out = set[str]()  # adapters that have no calibration, so that their texts are drafted without them
         self._weights = ""  # of the target that read
         self._lock = threading.Lock()  # for these
         self._waiting: queue.Queue[Generation | None] = queue.Queue(_MAX_WAITING)
@@ -102,6 +103,9 @@ class Auditor:
 
     def _checked(self, request: GenerateRequest) -> GenerateRequest:
         gate, plan = _checks(request.plan), _stricter(request.plan)
+        if any(each.is_raised for each in self.figures):  # then it may be that nothing is read any more
+            with suppress(SkydraftError):
+                self._meet(self._target.facts(_FACTS_S))
         with self._lock:
             raised = {draft for (draft, of), each in self._watched.items() if each.is_raised and of == gate}
         if not raised:
@@ -111,7 +115,8 @@ class Auditor:
             draft = self._edge.adapters.choose(request.adapter, prompt.token_ids)
         except SkydraftError:  # the text says it itself
             return request
-        if draft.fingerprint not in raised:
+        is_left_out = draft.fingerprint in self._left_out and plan.gate.kind == "calibrated"
+        if (self._edge if is_left_out else draft).fingerprint not in raised:
             return request
         # What was learned wrongly is certain, and no gate sees it; limits were fitted to the adapter, and are its own.
         adapter = request.adapter if request.plan.verifies else "none"
@@ -138,7 +143,7 @@ class Auditor:
         for generation in iter(self._waiting.get, None):
             audit = () if self._is_closed else self._read(generation)
             try:
-                if audit:
+                if audit and not generation.stats.num_fallback_tokens:  # no gate asked for these
                     self._note(generation, audit)
                 self._kept(generation, audit)
             except Exception:
@@ -164,14 +169,21 @@ class Auditor:
             self.counts["lost"] += 1
             log.info("an answer was not audited: %s", error, exc_info=not isinstance(error, SkydraftError))
             return ()
-        if facts and facts.weights != self._weights:  # what another target said says nothing of this one
-            with self._lock:
-                self._weights, self._watched = facts.weights, {}
+        self._meet(facts)
         return (*verdict.audit, verdict.num_accepted == 1)
+
+    def _meet(self, facts: TargetFacts | None) -> None:
+        """What another target said says nothing of this one."""
+        with self._lock:
+            if facts and facts.weights != self._weights:
+                self._weights, self._watched = facts.weights, {}
 
     def _note(self, generation: Generation, audit: Audit) -> None:
         plan, edge = generation.request.plan, generation.edge
         assert edge is not None
+        if plan.gate.kind == "calibrated":
+            chosen = self._edge.adapters.choose(generation.request.adapter, generation.prompts.edge.token_ids)
+            (self._left_out.discard if chosen is edge else self._left_out.add)(chosen.fingerprint)
         gate, stricter = _checks(plan), _stricter(plan)
         asked = None if stricter == plan else plan.gate.threshold if plan.verifies else ASKED
         self.counts["read"] += 1

@@ -15,8 +15,9 @@ class CachedTokens:
 
 @dataclass(frozen=True, slots=True)
 class AuditFigures:
-    """`agreement` is the share of tokens of the newest audited answers, drafted with this adapter and checked by this
-    gate, that the target would have written too. With `is_raised` it was less than `asked`, so more is checked now."""
+    """`agreement` is the share of an answer's tokens that the target would have written too, the mean of the newest
+    audited answers, drafted with this adapter and checked by this gate. With `is_raised` it was certainly less than
+    `asked`, so more is checked now."""
 
     adapter: str | None
     gate: str

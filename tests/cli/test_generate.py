@@ -94,6 +94,11 @@ def test_a_full_disk_ends_the_trace_and_not_the_answer(invoke: Invoke) -> None:
     assert err.splitlines() == ["skydraft: the trace ends here: /dev/full cannot be written: No space left on device."]
 
 
+def test_the_audit_of_an_answer_is_in_its_json(invoke: Invoke) -> None:
+    args = ["generate", "你好", *TOYS, "--json", "--mode", "edge", "-n", "8", "--audit-share", "1"]
+    assert json.loads(invoke(*args)[1])["stats"]["audits"]["num_answers"] == 1
+
+
 def test_ctrl_c_ends_with_what_was_generated(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     args = ["generate", "你好", *TOYS, "--json", "--trace", str(trace), "-n", "90000", "--context", "100000"]

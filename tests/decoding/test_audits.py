@@ -147,6 +147,16 @@ def marks(share: float) -> Audit:
     return (float(share),)  # type: ignore[return-value]
 
 
+def test_what_is_shown_is_what_the_alarm_is_about() -> None:
+    """An alarm came beside a figure of 0.994, that of all tokens: short answers were wrong, and long ones right."""
+    short, long = Watched(0.95), Watched(0.95)
+    while not short.note((True,) * 500) and not short.note((False,)):
+        pass
+    for _ in range(200):
+        assert not long.note((True,)) and not long.note((True,) * 90 + (False,) * 9)
+    assert short.figures.agreement < 0.9 and long.figures.agreement > 0.95
+
+
 @pytest.mark.parametrize(
     ("mean", "before", "within"), [(0.85, 0, 20), (0.85, 50, 40), (0.85, 300, 50), (0.75, 300, 25)]
 )
@@ -209,6 +219,19 @@ def test_a_text_with_a_calibration_of_its_own_is_read(monkeypatch: pytest.Monkey
         Serving.wait_until(lambda: bool(watching.kept))
     ((_, audit),) = watching.kept
     assert len(audit) == len(done.token_ids)
+
+
+def test_an_alarm_holds_where_an_adapter_without_a_calibration_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The alarm was the draft model's as it is, and the next text was looked up by the adapter."""
+    edge, adapted, target = toys.toy(1, 50.0), toys.toy(1, 50.0), toys.toy(1)
+    adapted.fingerprint = "another"
+    monkeypatch.setattr(edge.adapters, "choose", lambda name, _: edge if name == "none" else adapted)
+    sides = {side: {"name": side, "fingerprint": of.fingerprint} for side, of in (("draft", edge), ("target", target))}
+    request = replace(REQUEST, plan=make_plan(gate="calibrated:0.6", k=4), calibration=made(**sides))
+    with closing(Watching(edge, target)) as watching:
+        gates = [str(watching.write(request).request.plan.gate) for _ in range(40)]
+        assert len(watching.lines) == 1 and gates[0] == "calibrated:0.6"
+        assert gates[-1] == "calibrated:0.6+start+digits+dates+values"
 
 
 def test_lessons_are_complete_where_an_answer_was_audited(tmp_path: Path) -> None:
@@ -338,6 +361,32 @@ def test_another_target_begins_with_no_figures_of_the_one_before() -> None:
             facts = cloud.facts(0)
             assert facts and facts.weights == toys.toy(seed).fingerprint  # a lesson is of this one, too
     assert [each and each.num_answers for each in kept] == [1, 2, 1, 2]
+
+
+def test_an_alarm_ends_with_another_target() -> None:
+    """After it nothing was read any more, so that nobody saw the other one."""
+    port, edge = free_port(), toys.toy(1)
+    with closing(skydraft.connect(f"127.0.0.1:{port}")) as cloud, closing(Watching(edge, cloud)) as watching:
+        with running(Worker(toys.toy(2), Limits()), ServeOptions(port=port)):
+            plans = [watching.write().request.plan for _ in range(9)]
+        assert plans[0] == EDGE and plans[-1] == QUALITY and len(watching.lines) == 1
+        with running(Worker(edge, Limits()), ServeOptions(port=port)):
+            assert [watching.write().request.plan for _ in range(3)] == [QUALITY, EDGE, EDGE]
+
+
+def test_what_went_on_without_its_server_is_no_fault_of_the_gate() -> None:
+    port, edge = free_port(), toys.toy(1)
+    request = replace(REQUEST, plan=GATED, is_audited=True)
+    cloud = skydraft.connect(f"127.0.0.1:{port}", fallback="start")
+    with closing(cloud), closing(Watching(edge, cloud)) as watching:
+        alone = skydraft.start(request, edge=edge, cloud=cloud).run()
+        assert alone.stats.num_fallback_tokens
+        with running(Worker(toys.toy(2), Limits()), ServeOptions(port=port)):
+            while not any(audit for _, audit in watching.kept):
+                watching.auditor.ended(request, alone, None)
+                watching.auditor.finish()
+            assert not watching.auditor.figures
+            assert watching.write(replace(REQUEST, plan=GATED)) and watching.auditor.figures
 
 
 def test_a_server_without_skydraft_is_refused() -> None:
