@@ -56,6 +56,8 @@ def generate(
     recording = speech.read(speech.audio) if speech.audio else None
     if prompt is not None or not recording:
         prompt = with_piped(prompt, quiet=models.is_quiet)
+    if recording and keep.audit_share:
+        raise OptionError("--audit-share does not apply to speech: such answers are not read.", hint="Leave it out.")
     if not recording and speech.share_audio:
         raise OptionError("--share-audio is about recordings, and there is none.", hint="Remove it.")
     request = GenerateRequest(

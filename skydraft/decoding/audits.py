@@ -44,18 +44,19 @@ class Watched:
     """
 
     def __init__(self, asked: float | None, adapter: str | None = None, gate: str = "", alarm: float = 0.01) -> None:
-        self.asked, self.is_raised, self._of = asked, False, (adapter, gate)
-        self._newest: deque[Audit] = deque(maxlen=_NEWEST)
+        self.asked, self.is_raised, self.of = asked, False, (adapter, gate)
+        self._newest: deque[float] = deque(maxlen=_NEWEST)  # the share of each that the target would have written
         self._rates = [] if asked is None or asked >= 1 else [share / (1 - asked) for share in (0.1, 0.3, 0.6)]
         self._capital, self._num, self._limit = [0.0] * len(self._rates), 0, len(self._rates) / alarm
 
     def note(self, audit: Audit) -> bool:
         """Take in the next answer; returns whether that is the alarm."""
-        self._newest.append(audit)
+        share = sum(audit) / len(audit)
+        self._newest.append(share)
         if self.asked is None or self.is_raised:
             return False
         self._num += 1
-        won, begun = self.asked - sum(audit) / len(audit), 1 / (self._num * (self._num + 1))
+        won, begun = self.asked - share, 1 / (self._num * (self._num + 1))
         bets = zip(self._capital, self._rates, strict=True)
         self._capital = [(capital + begun) * (1 + rate * won) for capital, rate in bets]
         self.is_raised = bool(self._rates) and sum(self._capital) >= self._limit
@@ -63,8 +64,8 @@ class Watched:
 
     @property
     def figures(self) -> AuditFigures:
-        share = sum(sum(audit) / len(audit) for audit in self._newest) / len(self._newest)  # what the bets are about
-        return AuditFigures(*self._of, round(share, 4), len(self._newest), self.asked, self.is_raised)
+        mean = sum(self._newest) / len(self._newest)  # which the bets are about
+        return AuditFigures(*self.of, round(mean, 4), len(self._newest), self.asked, self.is_raised)
 
 
 class Auditor:
@@ -96,6 +97,8 @@ class Auditor:
         """The request with its draw, and checked as such texts now are; what must stay here is not read elsewhere."""
         if (request.local_only or self._edge.is_local_only) and self._target.engine is None:
             return request
+        if any(message.audio for message in request.messages):
+            return request  # an audit would send speech that the answer needs nobody to hear, or not hear it
         request = self._checked(request)
         is_chosen = bool(request.begun) or request.begun_is_prompt  # by somebody, which says nothing of the draft model
         is_audited = request.plan.is_lossy and not is_chosen and self._draw() < self._share
@@ -176,7 +179,8 @@ class Auditor:
         """What another target said says nothing of this one."""
         with self._lock:
             if facts and facts.weights != self._weights:
-                self._weights, self._watched = facts.weights, {}
+                self._watched = {} if self._weights else self._watched  # it may answer late who it is
+                self._weights = facts.weights
 
     def _note(self, generation: Generation, audit: Audit) -> None:
         plan, edge = generation.request.plan, generation.edge
@@ -189,9 +193,13 @@ class Auditor:
         self.counts["read"] += 1
         with self._lock:
             watched = self._watched.pop((edge.fingerprint, gate), None) or Watched(asked, edge.adapter, gate)
+            taught_anew = [key for key, each in self._watched.items() if each.of == watched.of]
+            for key in taught_anew:  # under its name
+                del self._watched[key]
             self._watched[edge.fingerprint, gate] = watched
             if len(self._watched) > _MAX_WATCHED:
-                del self._watched[min(self._watched, key=lambda each: self._watched[each].is_raised)]
+                ranks = {key: (each.is_raised, each.asked is not None) for key, each in self._watched.items()}
+                del self._watched[min(ranks, key=ranks.__getitem__)]
             is_alarm, figures = watched.note(audit), watched.figures
         if is_alarm:
             of, then = (f" with {edge.adapter}", "are drafted without it, and ") if edge.adapter else ("", "")
@@ -219,11 +227,12 @@ class Auditor:
     def close(self) -> None:
         """End the reading; what waits is not read."""
         with self._lock:
-            self._is_closed = True
-        for waits in (self._target, self._verifier):  # a target in this process is never waited for
-            if cancel := getattr(waits, "cancel", None):
-                cancel()
-        self._waiting.put(None)  # the thread makes room
+            was_closed, self._is_closed = self._is_closed, True
+        if not was_closed:
+            for waits in (self._target, self._verifier):  # a target in this process is never waited for
+                if cancel := getattr(waits, "cancel", None):
+                    cancel()
+            self._waiting.put(None)  # the thread makes room
         self._thread.join()
 
 

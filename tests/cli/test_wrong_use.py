@@ -73,6 +73,7 @@ WRONG = {
     f"{GENERATE} --audit-share 0.5 -m lossless": "the target's own already",
     f"generate 你好 {EDGE} --cloud http://localhost:1/v1 -m fluency --audit-share 1": "does not apply to a server",
     f"gateway --edge-only {EDGE} --audit-share 0.1": "is to audit",
+    f"generate --audio {CLIP} {EDGE} --cloud-model toy -m edge --audit-share 1": "does not apply to speech",
     # recordings
     f"generate --audio {CLIP} --edge-model toy --mode edge": "takes no audio",
     "generate --audio nothing.wav --edge-model toy --mode edge": "no readable file",

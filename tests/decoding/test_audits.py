@@ -28,6 +28,7 @@ from skydraft.engines.toy import ToyEngine
 from skydraft.errors import EngineError, OptionError
 from skydraft.evaluation.scoring import Scorer
 from skydraft.learning.collect import Collector, marks_of
+from skydraft.prompts.audio import Audio
 from skydraft.prompts.messages import asked
 from tests import reference, toys
 from tests.gating.test_calibration import made
@@ -36,7 +37,7 @@ from tests.serving import Serving, free_port, ran_s, serving, waiting
 from tests.toys import PROMPT, PROMPT_IDS
 
 EDGE, QUALITY = make_plan("edge"), make_plan("quality")
-GATED, TOP = make_plan("fluency"), make_plan(gate="entropy:1", k=4, accept="top:3")
+GATED, TOP, AUTO = make_plan("fluency"), make_plan(gate="entropy:1", k=4, accept="top:3"), make_plan("auto")
 REQUEST = GenerateRequest(asked(PROMPT), EDGE, DecodingParams(max_new_tokens=20, min_new_tokens=20), raw=True)
 
 
@@ -324,6 +325,48 @@ def test_an_answer_that_ends_while_the_auditor_closes_is_kept(monkeypatch: pytes
     assert len(watching.kept) == 1
 
 
+def test_what_is_closed_twice_is_closed() -> None:
+    watching = Watching(toys.toy(1), toys.toy(1))
+    watching.close()
+    watching.close()
+    watching.auditor.finish()
+
+
+def test_answers_to_speech_are_not_read() -> None:
+    """An audit sent the speech that no question had allowed to leave, or asked a target that had not heard it."""
+    spoken = GenerateRequest(asked("我", audio=Audio(np.zeros(1600, np.float32))), EDGE)
+    with closing(Watching(toys.toy(1), toys.toy(1))) as watching:
+        assert watching.auditor.begins(replace(spoken, messages=asked("我"))).is_audited
+        assert watching.auditor.begins(spoken) == spoken
+
+
+def test_a_target_that_says_late_who_it_is_ends_no_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = target_of(toys.toy(2))
+    facts = target.facts(0)
+    told = iter([None] * 8)
+    monkeypatch.setattr(type(target), "facts", lambda *_: next(told, facts))
+    with closing(Watching(toys.toy(1), toys.toy(2))) as watching:
+        plans = [watching.write().request.plan for _ in range(12)]
+    assert len(watching.lines) == 1 and plans[-1] == QUALITY
+
+
+def test_what_is_taught_anew_leaves_no_figure_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    edge = worse_and_fine(tmp_path, monkeypatch)
+    with closing(Watching(edge, toys.toy(1))) as watching:
+        watching.write(replace(REQUEST, adapter="worse"))
+        edge.adapters.choose("worse", ()).fingerprint = "taught anew"
+        watching.write(replace(REQUEST, adapter="worse"))
+        watching.write()
+        assert [(each.adapter, each.num_answers) for each in watching.auditor.figures] == [("worse", 1), (None, 1)]
+
+
+def test_an_alarm_of_one_gate_says_nothing_of_another() -> None:
+    with closing(Watching(toys.toy(1), toys.toy(2))) as watching:
+        for _ in range(9):
+            watching.write()
+        assert watching.lines and watching.auditor.begins(replace(REQUEST, plan=AUTO)).plan == AUTO
+
+
 def test_closing_ends_the_wait_for_a_server_that_says_nothing() -> None:
     edge = toys.toy(1, 0.7)
     silent = socket.create_server(("127.0.0.1", 0))
@@ -403,7 +446,8 @@ def test_clients_with_gates_of_their_own_do_not_fill_the_memory(
     with closing(Watching(edge, toys.toy(1))) as watching:
         while not watching.lines:
             watching.write(replace(REQUEST, adapter="worse"))
+        watching.write()
         for number in range(6):
             watching.write(replace(REQUEST, plan=make_plan(gate=f"entropy:{number}{'+digits' * number}")))
         kept = [each.gate for each in watching.auditor.figures]
-        assert kept == ["never", "entropy:4+digits", "entropy:5+digits"]  # the one that was raised stays
+        assert kept == ["never", "never", "entropy:5+digits"]  # where an agreement was asked for, it is not forgotten
