@@ -49,10 +49,10 @@ SETS = ("arithmetic", "zh-words", "zh-extract", "calendar", "logic")
 LEARNED = "-learned"  # at the end of a name: with the adapter
 OPTIONS = EngineOptions(context_len=1024, max_sequences=NUM_SIDE_BY_SIDE, shared_cache=True)
 _PATIENT_S = 900.0
-_SAME = (0.17, 0.1)  # between points whose labels would lie on each other
+_SAME = (0.22, 0.1)  # between points whose labels would lie on each other
 _AT_RANDOM = "whole answers at random"
 # Labels, in points.
-_BESIDE = {"edge": (-6, -10), "quality": (7, -9), "auto": (6, 4), "answers": (6, 4), "cloud": (7, 2)}
+_BESIDE = {"edge": (-6, -10), "quality": (7, -9), "auto": (-6, 5), "answers": (6, 4), "cloud": (7, 2)}
 Line = dict[str, Any]  # of one answer: id, right, tokens, calls, written
 
 
@@ -218,6 +218,9 @@ def plot(found: dict[str, Any], path: Path) -> None:
             if key == mode and point != near and (np.abs(np.subtract(point, near)) < _SAME).all():
                 continue  # one label is enough
             x, y = _BESIDE[mode]
+            edge, auto = (points.get(f"{each}{key.removeprefix(mode)}", point) for each in ("edge", "auto"))
+            if mode in ("edge", "auto") and auto[1] < edge[1]:
+                y = -5 - y  # the lower one's label is below
             axis.annotate(mode, point, textcoords="offset points", xytext=(x, y),
                           ha="left" if x > 0 else "right", fontsize=8)  # fmt: skip
         axis.set(title=name, xlabel="written by the large model", xlim=(-0.2, 1.25))

@@ -113,16 +113,16 @@ def test_the_texts_of_the_page_are_those_of_the_report() -> None:
 def test_what_learning_brings_is_as_measured() -> None:
     page = (ROOT / "docs/learning.md").read_text(encoding="utf-8")
     for name, found in json.loads((ROOT / "docs/learned/figures.json").read_text(encoding="utf-8")).items():
-        for mode in ("edge", "quality", "auto", "auto;gate=calibrated:0.97", "answers"):
+        for mode in ("edge", "quality", "auto", "answers"):
             if (after := found.get(f"{mode}-learned")) is None:
                 continue
-            before = found.get(mode)  # not measured of a mode with other options
-            assert before is None or before["tasks"] == after["tasks"]
+            before = found[mode]
+            assert before["tasks"] == after["tasks"]
             cells = [str(after["tasks"])]
             for column, digits in (("right", 2), ("calls", 3), ("written", 2)):
-                old, new = (f"{each[column]['value']:.{digits}f}" if each else "" for each in (before, after))
-                cells.append(f"{old} → {new}".strip() if float(old or 0) or float(new) else "0")
-            assert f"| `{name}` | `{mode.replace(';gate=', ' --gate ')}` | {' | '.join(cells)} |" in page
+                old, new = (f"{each[column]['value']:.{digits}f}" for each in (before, after))
+                cells.append(f"{old} → {new}" if float(old) or float(new) else "0")
+            assert f"| `{name}` | `{mode}` | {' | '.join(cells)} |" in page
         cloud = found["cloud"]
         assert f"| `{name}` | `cloud` | {cloud['tasks']} | {cloud['right']['value']:.2f} |" in page
 
