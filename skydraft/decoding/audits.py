@@ -106,12 +106,10 @@ class Auditor:
 
     def _checked(self, request: GenerateRequest) -> GenerateRequest:
         gate, plan = _checks(request.plan), _stricter(request.plan)
-        if any(each.is_raised for each in self.figures):  # then it may be that nothing is read any more
+        if self._raised(gate):  # then it may be that nothing is read any more
             with suppress(SkydraftError):
                 self._meet(self._target.facts(_FACTS_S))
-        with self._lock:
-            raised = {draft for (draft, of), each in self._watched.items() if each.is_raised and of == gate}
-        if not raised:
+        if not (raised := self._raised(gate)):
             return request
         try:
             prompt = prompted(request, self._edge)[1].edge
@@ -124,6 +122,11 @@ class Auditor:
         # What was learned wrongly is certain, and no gate sees it; limits were fitted to the adapter, and are its own.
         adapter = request.adapter if request.plan.verifies else "none"
         return replace(request, plan=plan, adapter=adapter)
+
+    def _raised(self, gate: str) -> set[str]:
+        """The fingerprints of draft models that agree too little with this gate."""
+        with self._lock:
+            return {draft for (draft, of), each in self._watched.items() if each.is_raised and of == gate}
 
     def ended(self, request: GenerateRequest, generation: Generation | None, error: BaseException | None) -> None:
         if generation is None or not request.is_audited:
@@ -172,6 +175,7 @@ class Auditor:
             self.counts["lost"] += 1
             log.info("an answer was not audited: %s", error, exc_info=not isinstance(error, SkydraftError))
             return ()
+        self.counts["read"] += 1
         self._meet(facts)
         return (*verdict.audit, verdict.num_accepted == 1)
 
@@ -186,11 +190,11 @@ class Auditor:
         plan, edge = generation.request.plan, generation.edge
         assert edge is not None
         if plan.gate.kind == "calibrated":
-            chosen = self._edge.adapters.choose(generation.request.adapter, generation.prompts.edge.token_ids)
-            (self._left_out.discard if chosen is edge else self._left_out.add)(chosen.fingerprint)
+            with suppress(SkydraftError):  # it may be gone by now
+                chosen = self._edge.adapters.choose(generation.request.adapter, generation.prompts.edge.token_ids)
+                (self._left_out.discard if chosen is edge else self._left_out.add)(chosen.fingerprint)
         gate, stricter = _checks(plan), _stricter(plan)
         asked = None if stricter == plan else plan.gate.threshold if plan.verifies else ASKED
-        self.counts["read"] += 1
         with self._lock:
             watched = self._watched.pop((edge.fingerprint, gate), None) or Watched(asked, edge.adapter, gate)
             taught_anew = [key for key, each in self._watched.items() if each.of == watched.of]
