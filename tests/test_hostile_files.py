@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from skydraft.access.keys import Keyring
-from skydraft.cli.main import run
 from skydraft.engines.options import EngineOptions, RowProfile
 from skydraft.engines.probe import profile_of
 from skydraft.engines.toy import open_toy
@@ -116,12 +115,6 @@ def test_whatever_is_in_a_file_is_a_result_or_one_clear_error(
         tracemalloc.stop()
     assert slowest < 2.0
     assert num_refused < num  # it also met good files
-
-
-def test_a_full_disk_is_said_of_the_file_that_it_holds(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--edge-model", "toy", "--mode", "edge", "-n", "4", "--quiet"]
-    assert run(["generate", "今天", *options, "--trace", "/dev/full"]) == 1
-    assert "No space left on device: /dev/full." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644])

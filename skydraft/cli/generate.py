@@ -80,11 +80,12 @@ def generate(
         _show(generation, output, trace)
         audio = recording.figures(generation, request.share_audio) if recording else None
         _finish(generation, audio, output, keep.auditor)
+        is_cut = bool(trace and trace.closed)
         if keep.auditor:
             keep.auditor.finish()
             if keep.auditor.counts["lost"]:
                 TERMINAL.say("the answer was not audited: the cloud did not read it.")
-    return _INTERRUPTED if generation.finish_reason == "interrupted" else 0
+    return _INTERRUPTED if generation.finish_reason == "interrupted" else int(is_cut)
 
 
 def _show(generation: Generation, output: options.OutputChoice, trace: TextIO | None) -> None:
@@ -100,7 +101,7 @@ def _show(generation: Generation, output: options.OutputChoice, trace: TextIO | 
 
 
 def _is_traced(line: str, trace: TextIO) -> bool:
-    """Write a line; a full disk ends the trace and not the answer."""
+    """Write a line; a full disk ends the trace and not the answer, and makes the exit status 1."""
     try:
         print(line, file=trace, flush=True)
     except OSError as error:

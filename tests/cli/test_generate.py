@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -62,8 +63,8 @@ def test_the_trace_has_a_line_per_round(invoke: Invoke, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"nonsense" * 100, b"", b"GGUF" + bytes(500)])
 def test_a_broken_gguf_file_is_one_clear_line(invoke: Invoke, tmp_path: Path, content: bytes) -> None:
-    if content.startswith(b"GGUF"):
-        pytest.importorskip("llama_cpp")
+    if content.startswith(b"GGUF") and not find_spec("llama_cpp"):  # to import it would undo the silence of its log
+        pytest.skip("without llama.cpp")
     (tmp_path / "a.gguf").write_bytes(content)
     status, _, err = invoke("generate", "你好", "--edge-model", str(tmp_path / "a.gguf"), "--mode", "edge")
     assert status in (1, 2) and err.count("\n") == 1 and "a.gguf" in err
@@ -90,7 +91,7 @@ def test_a_missing_llama_cpp_names_what_to_install(
 def test_a_full_disk_ends_the_trace_and_not_the_answer(invoke: Invoke) -> None:
     args = ["generate", "你好", *TOYS, "--json", "--mode", "quality", "--max-new-tokens", "20"]
     status, out, err = invoke(*args, "--trace", "/dev/full")
-    assert (status, json.loads(out)["text"]) == (0, json.loads(invoke(*args)[1])["text"])
+    assert (status, json.loads(out)["text"]) == (1, json.loads(invoke(*args)[1])["text"])
     assert err.splitlines() == ["skydraft: the trace ends here: /dev/full cannot be written: No space left on device."]
 
 
