@@ -197,7 +197,7 @@ class Auditor:
         asked = None if stricter == plan else plan.gate.threshold if plan.verifies else ASKED
         with self._lock:
             watched = self._watched.pop((edge.fingerprint, gate), None) or Watched(asked, edge.adapter, gate)
-            taught_anew = [key for key, each in self._watched.items() if each.of == watched.of]
+            taught_anew = [key for key, each in self._watched.items() if each.of == watched.of and not each.is_raised]
             for key in taught_anew:  # under its name
                 del self._watched[key]
             self._watched[edge.fingerprint, gate] = watched
