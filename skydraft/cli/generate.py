@@ -133,7 +133,8 @@ def _finish(
 ) -> None:
     stats = generation.stats
     if auditor and (output.json or not output.quiet):
-        auditor.finish()
+        with suppress(KeyboardInterrupt):  # Ctrl-C ends the wait, and loses no answer
+            auditor.finish()
         stats = dataclasses.replace(stats, audits=auditor.figures_of(generation))
     if output.json:
         names = ("text", "token_ids", "origins", "finish_reason")

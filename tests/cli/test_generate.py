@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from skydraft.cli.pair_options import ModelChoice
+from skydraft.decoding.audits import Auditor
 from skydraft.engines.llama_library import load_library
 from skydraft.engines.toy import ToyEngine, character_vocab, random_toy
 
@@ -95,9 +96,17 @@ def test_a_full_disk_ends_the_trace_and_not_the_answer(invoke: Invoke) -> None:
     assert err.splitlines() == ["skydraft: the trace ends here: /dev/full cannot be written: No space left on device."]
 
 
-def test_the_audit_of_an_answer_is_in_its_json(invoke: Invoke) -> None:
+def test_the_audit_of_an_answer_is_in_its_json(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     args = ["generate", "你好", *TOYS, "--json", "--mode", "edge", "-n", "8", "--audit-share", "1"]
     assert json.loads(invoke(*args)[1])["stats"]["audits"]["num_answers"] == 1
+    waits = iter([KeyboardInterrupt()])
+
+    def finish(_: Auditor) -> None:
+        for interrupt in waits:
+            raise interrupt
+
+    monkeypatch.setattr(Auditor, "finish", finish)
+    assert len(json.loads(invoke(*args)[1])["token_ids"]) == 8  # Ctrl-C ends the wait alone
 
 
 def test_ctrl_c_ends_with_what_was_generated(tmp_path: Path) -> None:
