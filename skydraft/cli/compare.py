@@ -95,8 +95,7 @@ comparison_section = Section("chosen", "What to compare", ComparisonChoice, [
     option("--execution", None, "As in generate (default: exact).", type=Execution),
     option("--calibration", "FILE", "Use FILE for calibrated gates.", type=Path),
     option("--share-audio", None, "Part of recordings that the target gets.", type=ShareAudio, default="features"),
-    option("--run-code", None, "Run code that models write for tasks, isolated from this machine (Linux only).",
-           is_flag=True),
+    option("--run-code", None, "Run code that models write for tasks, in bubblewrap or Docker.", is_flag=True),
     option("--no-scores", None, "Do not score the texts with both models (agreement, NLL).", is_flag=True),
     option("--out", "DIR", "Folder for the results.", default="comparison", type=Path),
 ])  # fmt: skip
