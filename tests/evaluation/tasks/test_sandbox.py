@@ -88,8 +88,10 @@ def outside(isolated: None, tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
     assert os.listdir(tmp_path) == ["secret"] and (tmp_path / "secret").read_text() == "hidden"
     assert not [name for name in os.listdir("/tmp") if name.startswith("escaped")]
-    new_processes = [process for process in psutil.process_iter(["cmdline"]) if process.pid not in before]
-    assert not [process for process in new_processes if process.info["cmdline"] == PROGRAM]
+    deadline = time.monotonic() + 30  # the kernel ends the last of them after bubblewrap has ended
+    while any(each.info["cmdline"] == PROGRAM for each in psutil.process_iter(["cmdline"]) if each.pid not in before):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 # {tmp} is the folder outside, {pid} the process that runs the tests, {port} one that it listens to. Where a program
