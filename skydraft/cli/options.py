@@ -257,7 +257,7 @@ keep_section = Section("keep", "Learning and traces", _keep, [
     option("--learn", "DIR", "Keep prompts, answers and the target's corrections in DIR, to train the draft model "
            "(see: skydraft learn).", type=Path),
     option("--audit-share", "X", "Let the target read this share of the finished answers (0.05: one in 20), later and "
-           "in the background. If they agree with it less than was asked, texts are checked more.",
+           "in the background. A line tells you if they agree with it less than you asked for.",
            type=float),
     _otlp,
 ])  # fmt: skip
