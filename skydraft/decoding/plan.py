@@ -16,8 +16,7 @@ class Plan:
     `hand_back` None means that measured costs decide when the target writes on; it needs an adaptive `k`. A plan that
     does not draft uses the target alone. With `ends_early` a block ends where the gate escalates; else it ends once the
     draft model gives all of it less than `block_prob`. `goes_on`: the draft model writes on where the target is lost,
-    also if each block is checked; with `streams` it writes only then. Raises OptionError for parts that do not fit each
-    other.
+    also if each block is checked; with `streams` it writes only then. `make_plan` makes plans whose parts fit.
     """
 
     gate: GateSpec
@@ -31,19 +30,10 @@ class Plan:
     streams: bool = False
 
     def __post_init__(self) -> None:
-        kind = self.gate.kind
         if self.k is not None:
             parse_k(self.k)
-        if not self.drafts and kind != "always":
-            raise OptionError(
-                f"Where the target works alone, the gate {kind} has nothing to decide.",
-                hint="Remove the gate, or choose --mode quality.",
-            )
-        checking = {"--k auto": self.k is None, "--hand-back": self.hand_back != HandBack()}
-        if not self.verifies and (unfit := [option for option, is_given in checking.items() if is_given]):
-            raise OptionError(f"{unfit[0]} does not apply to the gate never, which checks nothing.", hint="Remove it.")
-        if self.hand_back is None and (self.k is not None or self.is_gated):
-            raise OptionError("Without a hand-back costs decide who writes, so every block is checked, with --k auto.")
+        assert self.drafts or self.gate.kind == "always"
+        assert self.hand_back is not None or (self.k is None and self.gate.kind == "always")
 
     @property
     def verifies(self) -> bool:
@@ -88,21 +78,21 @@ def make_plan(
     mode: str | None = None, gate: str | None = None, k: int | str | None = None, hand_back: str | int | None = None
 ) -> Plan:  # fmt: skip
     """The plan of a mode, or of what overrides its own. No mode means `lossless`, or just the gate if one is given.
-    Raises OptionError for an unknown name, a value out of range, and an option that cannot apply."""
+    A mode in which one model works alone has no use for `k` and `hand_back`. Raises OptionError for an unknown name, a
+    value out of range, and a gate that contradicts the mode."""
     name = mode or ("lossless" if gate is None else "")
     given_k = parse_k(k) if k is not None else DEFAULT_K
+    given_back = parse_hand_back(0 if hand_back is None else hand_back)
     if not name:
-        given_back = parse_hand_back(0 if hand_back is None else hand_back)
-        named = parse_gate(gate or "always")
-        return Plan(named, given_k, hand_back=given_back)
+        return Plan(parse_gate(gate or "always"), given_k, hand_back=given_back)
     spec = mode_spec(name)
-    given = {"--gate": gate, "--k": k, "--hand-back": hand_back}
-    unfit = [option for option, value in given.items() if value is not None]
-    if spec.k is None and unfit:
+    if spec.k is None and gate is not None:
         raise OptionError(
-            f"{unfit[0]} does not apply in mode {name}, where one model works alone.",
+            f"--gate does not apply in mode {name}, where one model works alone.",
             hint="Remove it, or choose --mode quality.",
         )
+    if spec.k is None:
+        return Plan(parse_gate(spec.gate), 1, drafts=name != "cloud", mode=name)
     if name == "lossless" and gate and parse_gate(gate).kind != "always":
         raise OptionError(
             f"--gate {gate} is lossy, and mode lossless is not.",
@@ -111,12 +101,11 @@ def make_plan(
     chosen_gate = parse_gate(gate or spec.gate)
     checks_all = chosen_gate.kind == "always"
     # Where all is checked blocks are long; they are not in a plan that a gate makes of it.
-    own_k = DEFAULT_K if spec.gate == "always" and not checks_all else spec.k or 1
+    own_k = DEFAULT_K if spec.gate == "always" and not checks_all else spec.k
     chosen_k = given_k if k is not None else parse_k(own_k)
-    back: HandBack | None = parse_hand_back(spec.hand_back if hand_back is None else hand_back)
-    if hand_back is None and chosen_gate.kind == "never":
-        back = HandBack()
+    takes_own = hand_back is None and chosen_gate.kind != "never"
+    back: HandBack | None = parse_hand_back(spec.hand_back) if takes_own else given_back
     if hand_back is None and chosen_k is None and checks_all:
         back = None  # every block is checked, and costs choose its length
     ends, block_prob = spec.ends_early and chosen_gate.needs_signals, spec.block_prob if checks_all else 0.0
-    return Plan(chosen_gate, chosen_k, name != "cloud", ends, name, back, block_prob, spec.goes_on)
+    return Plan(chosen_gate, chosen_k, True, ends, name, back, block_prob, spec.goes_on)

@@ -8,7 +8,7 @@ import pytest
 from skydraft.config import MAX_K
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.errors import OptionError
-from skydraft.gating.gates import GateSpec, parse_gate
+from skydraft.gating.gates import GateSpec
 from skydraft.gating.hand_back import HandBack
 from skydraft.types import WRITE_ALL
 
@@ -67,12 +67,9 @@ def test_plans(options, plan, verifies):
 
 CONFLICTS: dict[str, list[dict[str, Any]]] = {
     "no mode 'turbo'": [{"mode": "turbo"}],
-    "k does not apply": [{"mode": "edge", "k": 3}, {"mode": "cloud", "k": "auto"}],
     "gate does not apply": [{"mode": "edge", "gate": "always"}, {"mode": "cloud", "gate": "never"}],
     "lossy": [{"mode": "lossless", "gate": gate} for gate in ("never", "entropy:3")],
-    "checks nothing": [{"gate": "never", "k": "auto", **mode} for mode in ({}, {"mode": "quality"})],
     "from 1 to": [{"k": k} for k in (0, MAX_K + 1, -1, "many", "", "４")],
-    "does not apply": [{**only, "hand_back": "4"} for only in ({"mode": "edge"}, {"mode": "cloud"}, {"gate": "never"})],
     "no hand-back": [{"hand_back": "soon"}],
     "no gate": [{"gate": "maybe"}],
 }
@@ -85,13 +82,14 @@ def test_conflicts_are_refused_with_a_reason(options, says):
     assert raised.value.exit_status == 2
 
 
-@pytest.mark.parametrize(
-    ("gate", "parts", "says"),
-    [("always", {"k": 0}, "from 1 to"), ("entropy:3", {"drafts": False}, "nothing to decide")],
-)
-def test_a_good_plan_cannot_be_turned_into_a_bad_one(gate, parts, says):
-    with pytest.raises(OptionError, match=says):
-        replace(Plan(parse_gate(gate)), **parts)
+@pytest.mark.parametrize("mode", ["edge", "cloud"])
+def test_one_model_alone_has_no_use_for_a_block_length_or_a_hand_back(mode):
+    assert make_plan(mode, k=3, hand_back="agree:2") == make_plan(mode, k="auto") == make_plan(mode)
+
+
+def test_a_good_plan_cannot_be_turned_into_a_bad_one():
+    with pytest.raises(OptionError, match="from 1 to"):
+        replace(make_plan("quality"), k=0)
 
 
 @pytest.mark.parametrize(

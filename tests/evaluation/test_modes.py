@@ -35,7 +35,7 @@ def test_what_a_mode_plans(text: str, plan: dict[str, object], style: str | None
         ("quality;edge", "edge does not fit"), ("mode=quality;edge", "edge does not fit"),
         ("quality;", "a part of it does not fit"), ("quality;gate=", "gate= does not fit"),
         ("quality;colour=red", "colour=red does not fit"), ("quality;style=zh-long", "zh-short"),
-        ("gate=perplexity:3", "no gate"), ("lossless;gate=entropy:1", "lossy"), ("edge;k=3", "one model works alone"),
+        ("gate=perplexity:3", "no gate"), ("lossless;gate=entropy:1", "lossy"),
         ("", "No mode"), (" , ", "No mode"), ("edge,cloud,edge", "edge was named twice"),
     ],
 )  # fmt: skip
