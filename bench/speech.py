@@ -20,7 +20,7 @@ from skydraft.evaluation.findings import Findings, Setting
 from skydraft.evaluation.records import Records, read_records
 
 HELDOUT = Path(__file__).parent.parent / "data" / "speech_zh_heldout" / "truth.jsonl"
-MODES = "edge,cloud,lossless;k=5,fluency,quality,gate=calibrated:0.9995;k=12;eager"
+MODES = "edge,cloud,lossless;k=5,fluency,quality,auto;gate=calibrated:0.9995;k=12;hand-back=0"
 MODELS = ("--edge-model", "tiny-omni-edge", "--cloud-model", "tiny-omni-cloud")
 
 

@@ -87,7 +87,7 @@ class ComparisonChoice:
 
 
 comparison_section = Section("chosen", "What to compare", ComparisonChoice, [
-    option("--modes", "A,B,…", "Modes, separated by commas; also gate=G;k=N;hand-back=H;eager;style=S "
+    option("--modes", "A,B,…", "Modes, separated by commas; also gate=G;k=N;hand-back=H;style=S "
            f"(default: {_MODES}).", type=str),
     option("--repetitions", "N", "Runs of each.", type=_NUMBER, default=1),
     option("--emulate-rtt rtts_ms", "MS", "With --cloud on this machine: also over an emulated link with this round "

@@ -124,7 +124,7 @@ def _decoding_option(known: Field[Any]) -> click.Option:
 _RARELY = (  # given
     "min_new_tokens", "min_p", "no_repeat_ngram_size", "frequency_penalty", "presence_penalty", "logit_bias",
     "content_penalty", "content_ngram_size", "no_adjacent_repeat", "comma_gap", "full_stop_gap", "full_stop_shift",
-    "think_budget", "accept", "eager", "execution",
+    "think_budget", "execution",
 )  # fmt: skip
 decoding_section = Section("decoding", "Decoding", _decoding, [
     option("--style", "S", f"Ready-made settings: {', '.join(STYLES)}; or none (default; speech: zh-short)."),
@@ -158,11 +158,9 @@ gate_section = Section("gate", "Gate", _gate, [
            "+digits, +dates or +values (of JSON) to check these, too."),
     option("--k", "N", "Draft N tokens at a time; auto chooses from timings, so gated texts may differ between "
            "runs."),
-    option("--accept", "RULE", "exact, or top:R to accept any of the target's R best tokens (default: exact)."),
     option("--hand-back", "H", "How far the target writes on after a correction: 0 (not at all), N (N tokens), "
            "agree:M (until the draft model would have written the last M tokens itself) or text (to its end). With "
            "agree:M, gated texts may differ between runs over a link (default: by the mode; without one 0)."),
-    option("--eager", None, "End a block at the first token that the draft model is unsure of.", is_flag=True),
     option("--execution", None, "throughput is faster on a GPU, but near ties may differ (default: exact).",
            type=Execution),
 ], _RARELY)  # fmt: skip
@@ -253,7 +251,7 @@ keep_section = Section("keep", "Learning and traces", _keep, [
     option("--learn", "DIR", "Keep prompts, answers and the target's corrections in DIR, to train the draft model "
            "(see: skydraft learn).", type=Path),
     option("--audit-share", "X", "Let the target read this share of the finished answers (0.05: one in 20), later and "
-           "in the background. If they agree with it less than was asked, texts are checked more.",
+           "in the background. A line tells you if they agree with it less than you asked for.",
            type=float),
     _otlp,
 ])  # fmt: skip

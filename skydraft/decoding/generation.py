@@ -250,8 +250,7 @@ class Generation:
         adapter = self.edge.adapter if self.edge and self.request.plan.drafts else None
         if self.target is None:
             return stats_of(records, adapter=adapter)
-        is_exact = self.target.is_exact and not self.request.plan.top
-        return stats_of(records, is_exact=is_exact, prices=self.target.prices, adapter=adapter)
+        return stats_of(records, is_exact=self.target.is_exact, prices=self.target.prices, adapter=adapter)
 
 
 class TextStream:

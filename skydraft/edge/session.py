@@ -43,7 +43,7 @@ class OwnText:
         self._context = context
         self._opening = Opening(
             codec.short_fingerprint(vocab.fingerprint), prompt,
-            params=request.params, top=request.plan.top, cache_scope=request.cache_scope, num_best=request.num_best,
+            params=request.params, cache_scope=request.cache_scope, num_best=request.num_best,
         )  # fmt: skip
         self._prompt_ids = np.array(prompt.token_ids, np.int32)
         self._vocab_size = vocab.size

@@ -276,10 +276,7 @@ class GatewayMetrics:
         self._cached = Counter("cached_tokens", "Prompt tokens reused", ["side"], **ours)
         self._ttft = Histogram("ttft_seconds", "Start to first round", buckets=_TTFT_S, **ours)
         self._audits = Gauge("audits", "Answers drawn to be audited", ["outcome"], **ours)
-        self._watched = {
-            name: Gauge(f"audited_{name}", about, ["adapter", "gate"], **ours)
-            for name, about in {"agreement": "Of newest answers", "is_raised": "1: too low, so more is checked"}.items()
-        }
+        self._agreement = Gauge("audited_agreement", "Of the newest audited answers", ["adapter", "gate"], **ours)
         Gauge("running", "Choices being written", **ours).set_function(lambda: desk.num_running)
         Gauge("waiting", "Choices in the queue", **ours).set_function(lambda: desk.num_waiting)
         if cloud is not None:  # gauges: a server may tell late what it had in its cache
@@ -305,10 +302,9 @@ class GatewayMetrics:
         self._refusals.labels(str(status)).inc()
 
     def text(self) -> bytes:
-        for name, gauge in self._watched.items():
-            gauge.clear()
-            for each in self._auditor.figures if self._auditor else ():
-                gauge.labels(each.adapter or "", each.gate).set(getattr(each, name))
+        self._agreement.clear()
+        for each in self._auditor.figures if self._auditor else ():
+            self._agreement.labels(each.adapter or "", each.gate).set(each.agreement)
         for outcome, num in self._auditor.counts.items() if self._auditor else ():
             self._audits.labels(outcome).set(num)
         return generate_latest(self._registry)

@@ -105,8 +105,6 @@ class _Choice(Checked):
     mode: str | None = None
     gate: str | None = None
     k: Annotated[int, Field(strict=True, ge=1, le=MAX_K)] | Literal["auto"] | None = None
-    accept: str | None = None
-    eager: bool = False
     hand_back: str | Annotated[int, Field(strict=True)] | None = None
     style: Literal[tuple(STYLES)] | None = None  # type: ignore[valid-type]
     think: Think | None = None

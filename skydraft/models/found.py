@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,20 +41,9 @@ def places() -> Places:
     hub, llama_cpp = Path(constants.HF_HUB_CACHE), Path(os.environ.get("LLAMA_CACHE") or user_cache_dir("llama.cpp"))
     return {
         "Ollama": [(each, _MANIFESTS) for each in ([Path(given)] if given else [home / ".ollama/models", *services])],
-        "LM Studio": [(each, "*/*/*.gguf") for each in _lm_studio(home)],
         "llama.cpp": [(llama_cpp, each) for each in ("*.gguf", *_SNAPSHOTS)],
         "Hugging Face": [(hub, each) for each in _SNAPSHOTS],
     }
-
-
-def _lm_studio(home: Path) -> list[Path]:
-    """LM Studio's own folders, and the one that its settings name; what they say that is no path is left out."""
-    root, folders = home / ".lmstudio", [home / ".cache/lm-studio/models"]
-    with suppress(OSError, ValueError):
-        root = Path(read_file(home / ".lmstudio-home-pointer").decode().strip())
-    with suppress(OSError, ValueError, LookupError, TypeError):
-        folders.append(Path(json.loads(read_file(root / "settings.json"))["downloadsFolder"]))
-    return [root / "models", *folders]
 
 
 @dataclass(frozen=True, slots=True)

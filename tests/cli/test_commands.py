@@ -162,11 +162,12 @@ def test_models_of_other_programs_are_listed_with_their_pairs_and_doctor_names_o
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "other disk"))
+    monkeypatch.setenv("LLAMA_CACHE", str(tmp_path / "llama's"))
     home = Home(tmp_path)
     home.ollama = tmp_path / "other disk"
     home.pull("registry.ollama.ai/library/large/7b", gguf(9, 20_000))
     home.pull("registry.ollama.ai/library/embed/latest", gguf(9, **{"qwen2.pooling_type": 1}))
-    small = home.put(".lmstudio/models/me/it's/small.gguf", gguf(2, 4000, **{"tokenizer.chat_template": None}))
+    small = home.put("llama's/small.gguf", gguf(2, 4000, **{"tokenizer.chat_template": None}))
     status, out, err = invoke("models", "list")
     assert (status, err) == (0, "") and "ollama:embed:latest" in out and "not usable: it is an embedding model" in out
     pair = f"{shlex.quote(str(small))}  ollama:large:7b"

@@ -141,7 +141,7 @@ def test_a_link_is_emulated_to_one_server_on_this_machine_alone(again: Path, ref
 
 def test_calibrate_then_compare_with_what_it_wrote(again: Path, invoke: Invoke) -> None:
     """A calibration in the cache is found, and one by its name; another pair's is refused."""
-    mode = "gate=calibrated:0.85;k=12;eager"
+    mode = "auto;gate=calibrated:0.85;k=12;hand-back=0"
     args = compare_args(again, modes=f"edge,{mode}", tokens=40)
     status, _, err = invoke(*args)
     assert status == 2 and "no calibration for toy:drift=0.2 and toy" in err.splitlines()[-1]

@@ -1,5 +1,7 @@
 """After a correction the target writes on: every token is still the choice of the model that it is said to be."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,9 +42,9 @@ def turns_of(done):
 @given(
     toys.pairs(), toys.params(), gates | st.just("always"), st.integers(1, 12), st.booleans(), hand_backs, executions
 )
-def test_whoever_wrote_a_token_chose_it(pair, params, gate, k, eager, hand_back, execution):
+def test_whoever_wrote_a_token_chose_it(pair, params, gate, k, ends_early, hand_back, execution):
     edge, cloud = pair
-    plan = make_plan(gate=gate, k=k, eager=eager and gate != "always", hand_back=hand_back)
+    plan = replace(make_plan(gate=gate, k=k, hand_back=hand_back), ends_early=ends_early and gate != "always")
     done = decode(plan, params, edge, cloud, execution=execution)
     assert_whose(done, edge, cloud, params)
     assert_consistent(done, params)

@@ -41,9 +41,9 @@ AGREE = st.sampled_from(["agree:1", "agree:2", "agree:4"])
 )  # fmt: skip
 def test_where_a_stop_crosses_every_token_is_still_the_choice_of_the_model_that_it_is_said_to_be(
     clouds: dict[int, Any], seed: int, drafter: tuple[float, int], params: DecodingParams, gate: str, k: int,
-    eager: bool, hand_back: str,
+    ends_early: bool, hand_back: str,
 ) -> None:  # fmt: skip
-    plan = make_plan(gate=gate, k=k, eager=eager and gate != "always", hand_back=hand_back)
+    plan = replace(make_plan(gate=gate, k=k, hand_back=hand_back), ends_early=ends_early and gate != "always")
     edge, target = toys.toy(seed, drafter[0], sign=drafter[1]), toys.toy(seed)
     done = decode(plan, params, edge, clouds[seed])
     assert_whose(done, edge, target, params)

@@ -99,7 +99,7 @@ def test_a_calibration_is_refused_where_it_is_missing_of_another_pair_or_of_anot
         run(request("edge,gate=calibrated:0.9;k=4"), tmp_path / "out")
     mine = pairs.calibration(DRIFT)
     other = mine.model_copy(update={"risks": mine.risks[::-1]})
-    asked, again = (request("gate=calibrated:0.85;k=12;eager", calibration=each) for each in (mine, other))
+    asked, again = (request("auto;gate=calibrated:0.85;k=12;hand-back=0", calibration=each) for each in (mine, other))
     with pytest.raises(OptionError, match=r"made for toy:drift=0\.2 and toy"):
         run(asked, tmp_path / "out", 0.1)
     assert not (tmp_path / "out").exists()
@@ -140,7 +140,7 @@ def test_the_bill_of_the_same_texts_is_the_same_here_and_over_a_server_of_ours(t
 def test_every_mode_runs_as_it_was_resolved_whatever_presets_say_by_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = "edge,cloud,lossless,quality,gate=margin:0.2;k=3;eager,cloud;style=zh-short"
+    names = "edge,cloud,lossless,quality,answers;gate=margin:0.2;k=3,cloud;style=zh-short"
     asked = request(names, repetitions=2)
     monkeypatch.setattr(config, "MODES", {})
     monkeypatch.setattr(config, "STYLES", {})

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.browser
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    modes = "edge,cloud,lossless,quality,gate=entropy:1.5;k=4;eager"
+    modes = "edge,cloud,lossless,quality,gate=entropy:1.5;k=4"
     return compared(tmp_path_factory.mktemp("page"), modes=modes, tokens=40)
 
 

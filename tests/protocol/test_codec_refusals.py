@@ -57,7 +57,7 @@ def messages() -> Iterator[bytes]:
         temperature=0.8, top_p=0.9, seed=2**63, comma_gap=4, stop=("。\n", "ab"), logit_bias=((7, 1.5),)
     )
     heard = Media(np.arange(12, dtype=np.float32).reshape(2, 6))
-    opening = Opening("0123456789abcdef", Prompt((5, 151_643, 9), (heard, heard)), (1, 2), params, 3, "toy")
+    opening = Opening("0123456789abcdef", Prompt((5, 151_643, 9), (heard, heard)), (1, 2), params, "toy")
     cost = Cost(3, 17, 71.27, 40.0, 8.25, 1.5)
     audit = (True, False, True, True, True, True, True, True, False, True, True)
     yield codec.encode_open(OpenCall(2_000_000, 7, opening))

@@ -38,8 +38,8 @@ _HINT = "--content-penalty 1 turns that of a style off; vLLM and llama-server ta
 def _check_text(params: DecodingParams, plan: Plan) -> None:
     """Raise OptionError for what a server that gives text cannot follow."""
     there = "does not apply to a server that gives text, not token ids"
-    if params.top_k or params.min_p or params.stop_token_ids or plan.top:
-        raise OptionError(f"One of --top-k, --min-p, --accept and stop_token_ids {there}.")
+    if params.top_k or params.min_p or params.stop_token_ids:
+        raise OptionError(f"One of --top-k, --min-p and stop_token_ids {there}.")
     if others := [name for name in _changing(params) if name != "grammar"]:
         raise OptionError(f"{_flag(others[0])} {there}: it changes the target's logits.")
     if params.grammar and not plan.may_go_alone:
@@ -78,13 +78,9 @@ class Choices:
     kind: str
 
     def __post_init__(self) -> None:
-        params, top, changing = self.params, self.plan.top, _changing(self.params)
+        params, changing = self.params, _changing(self.params)
         if self.gives_text:
             _check_text(params, self.plan)
-        if top > MAX_BEST:
-            raise OptionError(f"--accept top:{top} is more than the best {MAX_BEST} tokens that this server tells.")
-        if top and self._draws_there:
-            raise OptionError(f"--accept needs --top-k 1 to {MAX_BEST} here, or --temperature 0.")
         if not self._is_native and (scales := [name for name in changing if name in _SCALES]):
             raise OptionError(f"{_flag(scales[0])} needs logits, and this server tells log-probabilities.", hint=_HINT)
         if self._draws_there and not self._is_native and (shifts := [name for name in changing if name not in _BANS]):
@@ -103,7 +99,7 @@ class Choices:
     @cached_property
     def _is_native(self) -> bool:
         """Whether the server does all that changes its logits: a repetition penalty is the same everywhere."""
-        is_alone = _changing(self.params) == ["repetition_penalty"] and not self.plan.top
+        is_alone = _changing(self.params) == ["repetition_penalty"]
         is_ours = self.params.temperature and 0 < self.params.top_k <= MAX_BEST
         return is_alone and not is_ours and self.kind != "sglang"
 
@@ -116,7 +112,7 @@ class Choices:
 
     @cached_property
     def _num_needed(self) -> int:
-        return max(self.params.top_k if self.params.temperature else 0, self.plan.top)
+        return self.params.top_k if self.params.temperature else 0
 
     @cached_property
     def _constrains(self) -> bool:

@@ -74,7 +74,7 @@ class StockText:
         prompt_len, plan = len(self._prompt), self._given.plan
         choices = Choices(self._params, plan, self._vocab, prompt_len, kind)
         stopping = Stopping(self._params, self._vocab, self._params.max_new_tokens)
-        self._rules = Rules(prompt_len, choices.chooser, stopping, plan.top)
+        self._rules = Rules(prompt_len, choices.chooser, stopping)
         return choices
 
     @property

@@ -10,7 +10,7 @@ const EXPLAINED = ['calls', 'written', 'agreement', 'watched', 'rounds'];
 const wide = matchMedia('(min-width: 1000px)');
 
 function noteOf(row, { agreed, audited, audits }) {
-  if (row === 'watched' && audits) return say(audits.is_raised ? 'watched.raised' : 'watched.note', { answers: audits.num_answers });
+  if (row === 'watched' && audits) return say('watched.note', { answers: audits.num_answers });
   return row === 'agreement' && audited ? say('agreement.note', { agreed, audited }) : null;
 }
 
@@ -19,9 +19,7 @@ function table(columns) {
   const shownRows = ROWS.filter((row) => row !== 'watched' || columns.some(({ figures }) => figures.audits));
   const rows = shownRows.map((row) => {
     const cells = columns.map(({ figures }) => make('td', { 'data-figure': row, title: noteOf(row, figures) }, shown[row](figures)));
-    const raised = row === 'watched' && columns.find(({ figures }) => figures.audits?.is_raised);
-    const told = raised ? noteOf(row, raised.figures) : say(`figure.${row}.note`);
-    const note = EXPLAINED.includes(row) ? make('p', { class: 'note' }, told) : null;
+    const note = EXPLAINED.includes(row) ? make('p', { class: 'note' }, say(`figure.${row}.note`)) : null;
     return make('tr', {}, make('th', { scope: 'row' }, say(`figure.${row}`), note), ...cells);
   });
   const corner = make('td', {});
