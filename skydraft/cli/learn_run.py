@@ -94,21 +94,17 @@ _asked_section = Section("asked", "What to learn", _asked, [
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """How long to train and for which texts, and whether to ask before it begins. Raises OptionError."""
+    """How long to train and for which texts, and whether to ask before it begins."""
 
     minutes: float
     yes: bool
     everything: bool
 
-    def __post_init__(self) -> None:
-        if not self.minutes >= 0:  # also refuses NaN
-            raise OptionError(f"--minutes must be 0 or more, not {self.minutes:g}.")
-
 
 _SETTINGS = training.TrainSettings()
 _how_section = Section("how", "Training", How, [
     option("--minutes", "N", "Stop after about N minutes; the same command continues (default: 0, no limit).",
-           default=0.0),
+           type=click.FloatRange(min=0), default=0.0),
     option("-y --yes", None, "Begin without a question.", is_flag=True),
     option("--everything", None, "Use it for all texts, not only those that begin as these do. Then it is kept only if "
            "general prompts do not suffer.", is_flag=True),
@@ -137,8 +133,6 @@ def run(
         raise OptionError("--adapter does not apply here: the model as it is learns.", hint="Leave it out.")
     if asked.folder and (decoding.style or decoding.values or decoding.think != "auto"):
         raise OptionError("Decoding options are for --prompts: what was collected has its own.", hint="Leave them out.")
-    if asked.folder and not asked.folder.exists():
-        raise OptionError(f"There are no answers: {asked.folder} is not there.", hint="Check its name.")
     home = adapters.home_of(name, models.edge_model, cache_dir())
     bare = replace(models, adapter="none")
     with disk_errors_named(cache_dir()):

@@ -10,10 +10,6 @@ from typing import Any
 import pytest
 
 import skydraft
-from skydraft.access.limits import Limits
-from skydraft.cloud.options import ServeOptions
-from skydraft.cloud.server import running
-from skydraft.cloud.worker import Worker
 from skydraft.config import DecodingParams
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.toy import open_toy
@@ -21,12 +17,12 @@ from skydraft.learning.answering import Answering
 from skydraft.learning.lessons import Store
 from skydraft.prompts.messages import asked
 
-LIMITS = Limits(max_sessions=16)
+from ..serving import serving
 
 
 @pytest.mark.parametrize("is_error", [True, False])
 def test_an_error_lets_the_answers_under_way_end_and_ctrl_c_does_not(tmp_path: Path, is_error: bool) -> None:
-    edge, target, store = open_toy("toy"), open_toy("toy", max_sequences=16), Store(tmp_path)
+    edge, store = open_toy("toy"), Store(tmp_path)
     length = 100 if is_error else 3000
     asks = [
         GenerateRequest(asked(f"{number}"), params=DecodingParams(max_new_tokens=length if number < 7 else 1))
@@ -42,8 +38,8 @@ def test_an_error_lets_the_answers_under_way_end_and_ctrl_c_does_not(tmp_path: P
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # processes of pytest-xdist ignore it
     try:
         with (
-            running(Worker(target, LIMITS), ServeOptions(port=0, limits=LIMITS)) as port,
-            closing(skydraft.connect(f"127.0.0.1:{port}", require=True)) as cloud,
+            serving(open_toy("toy", max_sequences=16), max_sessions=16) as server,
+            closing(skydraft.connect(server.address, require=True)) as cloud,
             pytest.raises(TimeoutError if is_error else KeyboardInterrupt),
         ):
             answering = Answering(asks, edge, cloud, "weights", store)

@@ -23,7 +23,7 @@ def narrow(text: str) -> str:
 def line_of(text: str, *, last: bool = False) -> str:
     """What the answer's line says, else the first or last line of the text, without what stands at its edges."""
     text = narrow(text)
-    lines = _ANSWER.findall(text)[-1:] or [line for line in text.splitlines() if line.strip(EDGES)] or [""]
+    lines: list[str] = _ANSWER.findall(text)[-1:] or [line for line in text.splitlines() if line.strip(EDGES)] or [""]
     return lines[-1 if last else 0].strip(EDGES)
 
 
