@@ -188,7 +188,7 @@ def report(folder: Path, prices: Prices | None) -> None:
 def _write_report(out: Path, path: Path, prices: Prices | None, *, keeps_plots: bool = False) -> None:
     records = read_records(path)
     if unjudged := len(records.unjudged()):
-        what = f"Answers without a verdict of this version, which do not count: {unjudged}."
+        what = f"Answers without a verdict, which do not count: {unjudged}."
         click.echo(f"{what} To judge them, run the same skydraft compare again.", err=True)
     findings = Findings(records)
     _show_table(write_report(findings, out, keeps_plots=keeps_plots).settings)

@@ -222,8 +222,8 @@ class Python(_Check):
         defines = re.compile(rf"^\s*(?:def|class|async def)\s+{re.escape(self.entry)}\b", re.MULTILINE)
         code = next(filter(defines.search, blocks), blocks[0])
         begin = self.before if defines.search(code) or not self.prompt else self.prompt
-        outcome = sandbox.run(f"{begin}\n{code}\n{self.tests}", self.seconds)
-        return _verdict(outcome.passed, code, outcome.note)
+        fault = sandbox.run(f"{begin}\n{code}\n{self.tests}", self.seconds)
+        return _verdict(not fault, code, fault)
 
 
 class Gym(_Check):

@@ -7,7 +7,6 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-READING = 3  # raised with each change by which another answer may be read out of the same text
 EDGES = " \t\r\n.,;:!?\"'`*$。，；：！？“”‘’（）()[]【】{}\\"
 _THOUGHTS = re.compile(r"\A.*</think>|<think>.*", re.DOTALL)
 _MINUS = {0x2212: "-", 0x2013: "-"}

@@ -7,7 +7,6 @@ that says that all tests were passed.
 import os
 import secrets
 import subprocess
-from dataclasses import dataclass
 from functools import cache
 
 from skydraft.errors import OptionError
@@ -22,14 +21,6 @@ _OWN_WORDS = ("bwrap:", "docker:", "setpriv:")  # begin the errors of a tool, wh
 # A program comes on the standard input. The end of its output is kept, and then its exit status.
 _INSIDE = '{ python3 -I -S -B - 2>&1; echo "ended with status $?"; } | tail -c 400'
 _DONE = "ended with status 0"
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a program ended: whether it came to its end, and the last line of its output, or why it was stopped."""
-
-    passed: bool
-    note: str
 
 
 def command(tool: str, seconds: int, *, is_root: bool) -> list[str]:
@@ -54,13 +45,13 @@ def command(tool: str, seconds: int, *, is_root: bool) -> list[str]:
     ]  # fmt: skip
 
 
-def run(program: str, seconds: int = SECONDS) -> Outcome:
-    """Run a Python program, with the standard library alone. Raises OptionError where this machine cannot isolate it.
-    An outcome is passed only if the last statement was reached, so that an early exit fails whatever its status."""
+def run(program: str, seconds: int = SECONDS) -> str:
+    """Run a Python program, with the standard library alone. Returns "" if its last statement was reached and it ended
+    well, else the last line of its output, or why it was stopped. Raises OptionError where nothing can isolate it."""
     return _run(_tool(), program, seconds)
 
 
-def _run(tool: str, program: str, seconds: int) -> Outcome:
+def _run(tool: str, program: str, seconds: int) -> str:
     word = secrets.token_hex(16)
     try:
         done = subprocess.run(
@@ -76,8 +67,8 @@ def _run(tool: str, program: str, seconds: int) -> Outcome:
         raise OptionError(faults[0], hint="Code that a model wrote runs only in isolation; see docs/tasks.md.")
     *said, status = [line for line in done.stdout.splitlines() if line.strip()] or [f"stopped within {seconds} s"]
     if said[-1:] == [word] and status == _DONE:
-        return Outcome(True, "")
-    return Outcome(False, ([line for line in said if line != word] or [status])[-1][:200])
+        return ""
+    return ([line for line in said if line != word] or [status])[-1][:200]
 
 
 @cache
@@ -86,13 +77,12 @@ def _tool() -> str:
     faults = []
     for tool in _TOOLS:
         try:
-            outcome = _run(tool, "", SECONDS)
+            fault = _run(tool, "", SECONDS)
+            if not fault:
+                return tool
+            faults.append(f"{tool}: {fault}")
         except OptionError as error:
             faults.append(error.args[0])
-        else:
-            if outcome.passed:
-                return tool
-            faults.append(f"{tool}: {outcome.note}")
     raise OptionError(
         f"--run-code needs bubblewrap 0.8 (bwrap) or Docker, and neither works here ({'; '.join(faults)}).",
         hint="Install one, for example with: apt install bubblewrap.",

@@ -138,8 +138,8 @@ def test_a_hostile_program_is_a_failed_task_and_nothing_happens_outside(
         for key, value in values.items():
             program = program.replace(key, value)
         began, free = time.perf_counter(), psutil.virtual_memory().available
-        outcome = run(program, SECONDS)
-        assert not outcome.passed and outcome.note and "hidden" not in outcome.note
+        fault = run(program, SECONDS)
+        assert fault and "hidden" not in fault
         assert time.perf_counter() - began < 20
         assert psutil.virtual_memory().available > free - (3 << 30)
         with pytest.raises(TimeoutError):
@@ -156,14 +156,13 @@ open("a", "w").write("x" * 100_000)
 child = subprocess.run([sys.executable, "-S", "-c", "print(6 * 7)"], capture_output=True, text=True)
 assert done and len(open("a").read()) == 100_000 and child.stdout == "42\\n"
 """
-    outcome = run(program)
-    assert outcome.passed, outcome.note
-    assert not run("import numpy", SECONDS).passed  # the standard library alone
+    assert run(program) == ""
+    assert run("import numpy", SECONDS)  # the standard library alone
 
 
 def test_a_word_that_a_program_prints_is_not_the_word_that_passes(isolated: None) -> None:
-    assert not run("print('0' * 32); raise SystemExit(0)", SECONDS).passed
-    assert run("raise ValueError('so')", SECONDS).note == "ValueError: so"
+    assert run("print('0' * 32); raise SystemExit(0)", SECONDS) == "0" * 32
+    assert run("raise ValueError('so')", SECONDS) == "ValueError: so"
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
