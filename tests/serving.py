@@ -124,8 +124,7 @@ def free_port() -> int:
 
 
 class Process:
-    """`skydraft serve` as a process that can be killed and started again on the same port, soon: else it is as
-    `bench.server.ServerProcess`."""
+    """`skydraft serve` as a process that can be killed and started again on the same port, soon."""
 
     def __init__(self, *options: str) -> None:
         self.port = free_port()
