@@ -173,7 +173,7 @@ def caption(
     1. The same command with the same --out continues where it stopped.
     """
     load_library()  # fail now, not after the models are loaded
-    cloud.check(models, gate)
+    cloud.check(models)
     request = GenerateRequest(
         messages,
         plan=gate.plan,

@@ -126,7 +126,7 @@ def compare(
         workload,
         parse_modes(modes, lambda style: decoding.params(style=style, max_new_tokens=_MAX_NEW_TOKENS)),
         chosen.repetitions,
-        chosen.rtts_ms,
+        tuple(dict.fromkeys(chosen.rtts_ms)),
         chosen.execution or "exact",
         chosen.share_audio,
         read_calibration(chosen.calibration) if chosen.calibration else None,

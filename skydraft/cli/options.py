@@ -201,12 +201,8 @@ class KeepChoice:
     audit_share: float = 0.0
     auditor: Auditor | None = None  # within `watching`
 
-    def check(self, *, verifies: bool, is_lossy: bool = True) -> None:
-        """Raise OptionError for --learn if nothing can be learned, and for --audit-share if nothing can be found."""
-        if self.audit_share and not is_lossy:
-            raise OptionError(
-                "--audit-share does not apply here: each token is the target's own already.", hint="Leave it out."
-            )
+    def check(self, *, verifies: bool) -> None:
+        """Raise OptionError for --learn if nothing can be learned."""
         if self.collector and not (verifies or self.audit_share):
             raise OptionError(
                 "--learn does not apply here: the draft model works alone, and nothing is checked.",

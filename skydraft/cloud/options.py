@@ -34,8 +34,6 @@ class ServeOptions:
             raise OptionError("--tls-cert and --tls-key belong together.", hint="Give both, or none.")
         if not 0 <= self.grace_s < float("inf"):
             raise OptionError(f"--grace must be a number of seconds, 0 or more, not {self.grace_s:g}.")
-        if not 0 <= self.port < 65536 or not 0 <= self.metrics_port < 65536:
-            raise OptionError("Ports (--port, --metrics-port) must be from 0 to 65535.")
         if self.otlp is not None:
             check_collector(self.otlp)
         if self.tls_cert is None and not self.insecure and not is_loopback(self.host):

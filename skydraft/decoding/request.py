@@ -96,8 +96,3 @@ class GenerateRequest:
                 "--share-audio none does not apply where the target works alone: no model would hear the recording.",
                 hint="Use --share-audio features.",
             )
-        if self.calibration and self.plan.gate.kind != "calibrated":
-            raise OptionError(
-                f"A calibration has no effect on the gate {self.plan.gate.kind}.",
-                hint="Remove it, or choose --mode auto.",
-            )

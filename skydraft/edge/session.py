@@ -21,7 +21,7 @@ from skydraft.edge.channel import Channel, SessionStream, Waiting
 from skydraft.edge.server import OURS
 from skydraft.edge.tls import ServerOptions
 from skydraft.engines.vocab import Vocab
-from skydraft.errors import CloudFailure, Diverged, OptionError, ProtocolError, SkydraftError, VocabularyMismatch
+from skydraft.errors import CloudFailure, Diverged, ProtocolError, SkydraftError, VocabularyMismatch
 from skydraft.protocol import codec, values
 from skydraft.protocol.values import SERVICE, Opening, ServerInfo, TargetId, Written
 from skydraft.types import Cost, DraftBlock, LinkCost, Prompt, Verdict
@@ -226,10 +226,7 @@ class OwnText:
 
     def _check_scores(self, told: Verdict | Written) -> None:
         if self._opening.num_best is not None and not told.scores:
-            raise OptionError(
-                f"The server at {self._server.address} is of an older skydraft, which tells no log-probabilities.",
-                hint="Update it.",
-            )
+            raise self._failed("no log-probabilities")
         if any(token_id >= self._vocab_size for each in told.scores for token_id, _ in each.best):
             raise self._failed("log-probabilities of tokens that the vocabulary does not have")
 

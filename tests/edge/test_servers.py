@@ -38,8 +38,11 @@ LONG = replace(PARAMS, max_new_tokens=1500, min_new_tokens=1500)  # what is stre
 # --- Lists
 
 
-LISTS = {"a": ["a:7373"], "a:1,b:2 , c": ["a:1", "b:2", "c:7373"], "[::1]:1,[::2]": ["[::1]:1", "[::2]:7373"]}
-TWICE = ("a,a:7373", "Cloud.example,cloud.EXAMPLE", "[::1],[0:0::1]:7373")
+LISTS = {
+    "a": ["a:7373"], "a:1,b:2 , c": ["a:1", "b:2", "c:7373"], "[::1]:1,[::2]": ["[::1]:1", "[::2]:7373"],
+    "a,b,a:7373": ["a:7373", "b:7373"], "Cloud.example,cloud.EXAMPLE": ["Cloud.example:7373"],
+    "[::1],[0:0::1]:7373": ["[::1]:7373"],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("text", LISTS)
@@ -49,9 +52,9 @@ def test_a_list_of_servers_has_commas_between(text: str) -> None:
         pass
 
 
-@pytest.mark.parametrize("text", ["", "a,,b", "a,", ",", *TWICE, "a,b c", "a,b:0", "a:７３７３", "::1,::2"])
+@pytest.mark.parametrize("text", ["", "a,,b", "a,", ",", "a,b c", "a,b:0", "a:７３７３", "::1,::2"])
 def test_a_list_that_cannot_be_meant_is_refused(text: str) -> None:
-    with pytest.raises(OptionError, match="twice" if text in TWICE else "not|nothing between"):
+    with pytest.raises(OptionError, match="not "):
         skydraft.connect(text)
 
 

@@ -68,15 +68,7 @@ def spoken_unshared(folder: Path) -> dict[str, Any]:
     return spoken(folder) | {"share_audio": "none"}
 
 
-def calibrated(folder: Path) -> dict[str, Any]:
-    return {"calibration": pairs.calibration(DRIFT)}
-
-
 REFUSED: dict[str, tuple[str, Given, str]] = {
-    "a round trip twice": ("lossless", lambda _: {"rtts_ms": (5.0, 20.0, 5.0)}, "the same round trip twice"),
-    "a calibration for no gate": ("quality", calibrated, "calibration is for calibrated gates"),
-    "nothing to share": ("edge", lambda _: {"share_audio": "none"}, "no prompt has one"),
-    "near ties in what is exact": ("edge,lossless", lambda _: {"execution": "throughput"}, "mode lossless is exact"),
     "a target that hears nothing": ("edge,cloud", spoken_unshared, "would hear nothing"),
     "one with a style too": ("cloud;style=zh-short", spoken_unshared, "would hear nothing"),
 }
