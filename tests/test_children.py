@@ -39,7 +39,6 @@ def run_code() -> None:
 CHILDREN: dict[str, Callable[[], None]] = {
     "skydraft/choosing/grammar.py": check_grammar,
     "skydraft/models/sources.py": download,
-    "skydraft/evaluation/tasks/jail.py": run_code,
     "skydraft/evaluation/tasks/sandbox.py": run_code,
 }
 

@@ -5,7 +5,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -95,8 +95,7 @@ comparison_section = Section("chosen", "What to compare", ComparisonChoice, [
     option("--execution", None, "As in generate (default: exact).", type=Execution),
     option("--calibration", "FILE", "Use FILE for calibrated gates.", type=Path),
     option("--share-audio", None, "Part of recordings that the target gets.", type=ShareAudio, default="features"),
-    option("--run-code", None, "Run code that models write for tasks, isolated from this machine (Linux only).",
-           is_flag=True),
+    option("--run-code", None, "Run code that models write for tasks, in bubblewrap or Docker.", is_flag=True),
     option("--no-scores", None, "Do not score the texts with both models (agreement, NLL).", is_flag=True),
     option("--out", "DIR", "Folder for the results.", default="comparison", type=Path),
 ])  # fmt: skip
@@ -113,7 +112,8 @@ def compare(
 ) -> None:
     """Run prompts or tasks in several modes, in turn; write records, figures and a report to DIR.
 
-    With --cloud the target is the model on that server, over the real link. Texts are not scored then.
+    With --cloud the target is the model on that server, over the real link. Texts are not scored then. --adapter A,none
+    compares what the draft model has learned with the model as it is: each has a folder in DIR, and a table.
 
     An interrupted comparison continues where it stopped when it is started again with the same options.
     """
@@ -138,11 +138,19 @@ def compare(
     with suppress(MissingDependency):  # a broken one fails now, not after hours of work
         load_pyplot()
     cloud = cloud.but(require=True)  # no text goes on alone here
-    with alone_in(chosen.out), cloud.sides(models, None) as (edge, target):
+    names = models.adapter.split(",")
+    with alone_in(chosen.out), cloud.sides(replace(models, adapter=names[0]), None) as (edge, target):
         assert edge and target  # as no plan does without one
         pair = LoadedPair(edge, target, models.options, behind)
-        records = run_comparison(request, pair, chosen.out, lambda line: click.echo(line, err=True), counted)
-        _write_report(chosen.out, records, pair.server.prices if pair.server else None)
+        for name in names:
+            edge.adapters.choose(name, ())  # one that is not there fails now
+        for name in names:
+            edge.adapters.default, out = name, chosen.out
+            if len(names) > 1:  # records are of one draft model
+                out /= name.replace("/", "-")
+                click.echo(f"\n--adapter {name}")
+            records = run_comparison(request, pair, out, lambda line: click.echo(line, err=True), counted)
+            _write_report(out, records, pair.server.prices if pair.server else None)
 
 
 def _behind(cloud: CloudChoice) -> Callable[[float], AbstractContextManager[Cloud]]:

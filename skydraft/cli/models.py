@@ -10,7 +10,7 @@ from skydraft.cli.progress import downloads
 from skydraft.cli.sections import Command, Section, option
 from skydraft.cli.terminal import console_for
 from skydraft.errors import UnknownModel
-from skydraft.models.adapters import all_adapters, merged_copies, remove_merged
+from skydraft.models.adapters import all_adapters
 from skydraft.models.cache import cache_dir, present
 from skydraft.models.fetch import fetch_model, present_path, remove, verify
 from skydraft.models.found import OURS, StoredModel, models_here, pairs_of, places
@@ -22,7 +22,7 @@ _MAX_PAIRS, _MAX_NAME = 12, 40  # that are shown; for which others make room
 
 def _known(context: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
     """The names, all checked before the first is used."""
-    for name in (each for each in names if each not in merged_copies(cache_dir())):
+    for name in names:
         if name in EMBEDDED:
             raise UnknownModel(f"{name} comes with skydraft: it is always here and cannot be removed.")
         known_model(name)
@@ -95,15 +95,13 @@ def _rows(here: list[StoredModel]) -> list[dict[str, Any]]:
             rows.append(row(found.spec, found.bytes, found.owner, found.path, "found") | more)
     others = adapters.keys() - {each["name"] for each in rows}
     rows += [row(name, _bytes_in(Path(name)), "-", Path(name), "own") for name in sorted(others)]
-    return rows + [row(name, _bytes_in(path), "-", path, "merged") for name, path in merged_copies(cache_dir()).items()]
+    return rows
 
 
 def _state(row: dict[str, Any]) -> str:
     state = row["path"] or f"not here; get it with: skydraft models fetch {row['name']}"
     if row["kind"] == "included":
         state = "always here: a toy for speech, trained on synthetic voices"
-    elif row["kind"] == "merged":
-        state = f"merged by an earlier version with what was learned, and unused: skydraft models remove {row['name']}"
     elif row.get("unfit"):
         return f"not usable: {row['unfit']}"
     elif row.get("has_template") is False:
@@ -141,10 +139,7 @@ def show_path(names: tuple[str, ...]) -> None:
 @models.command("remove", cls=Command)
 @_names
 def remove_models(names: tuple[str, ...]) -> None:
-    """Delete known models from this machine, or copies with what was learned, which earlier versions made."""
-    merged = merged_copies(cache_dir())
+    """Delete known models from this machine."""
     for name in names:
-        if name in merged:
-            remove_merged(merged[name], cache_dir())
-        for path in [merged[name]] if name in merged else remove(name, cache_dir()):
+        for path in remove(name, cache_dir()):
             click.echo(f"Removed {path}")

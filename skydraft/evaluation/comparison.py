@@ -77,7 +77,7 @@ class ComparisonRequest:
         """Try out the isolation if a check runs code, before hours of work."""
         runs_code = any(prompt.task and prompt.task.check.kind == "python" for prompt in self.workload.prompts)
         if runs_code and not self.run_code:
-            hint = "Add --run-code: it runs isolated from this machine. docs/tasks.md says how."
+            hint = "Add --run-code: it runs in bubblewrap or Docker. docs/tasks.md says how."
             raise OptionError("These tasks run code that a model wrote.", hint=hint)
         if runs_code:
             sandbox.isolation()

@@ -1,13 +1,9 @@
-"""The adapters of each model: `adapters/MODEL/NAME/adapter.gguf`, and beside it the ones before.
-
-Earlier versions merged what was learned into a copy of the model, in `adapted`; nothing uses these any more.
-"""
+"""The adapters of each model: `adapters/MODEL/NAME/adapter.gguf`, and beside it the ones before."""
 
 import hashlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -136,22 +132,6 @@ def _drop_half(home: Path) -> None:
 def _check_there(home: Path, name: str, model: str) -> None:
     if not (home / FILE).exists():
         raise OptionError(f"{model} has no adapter '{name}'.", hint="See: skydraft models list.")
-
-
-def merged_copies(cache: Path) -> dict[str, Path]:
-    """Copies of models by their names, with what was learned merged in, which an earlier version left."""
-    return {path.name: path for path in sorted((cache / "adapted").glob("[!.]*"))}
-
-
-def remove_merged(path: Path, cache: Path) -> None:
-    """Delete such a copy, and what lies beside the last one. Raises ModelFilesError."""
-    with disk_errors_named(cache):
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        path.with_name(f".{path.name}.json").unlink(missing_ok=True)
-        if not merged_copies(cache):
-            shutil.rmtree(path.parent, ignore_errors=True)
-            for name in ("adapters.json", "adapters.lock"):
-                (cache / name).unlink(missing_ok=True)
 
 
 def _before(home: Path, number: int) -> Path:

@@ -42,21 +42,6 @@ def test_a_model_is_listed_named_by_its_path_and_removed(invoke: Invoke) -> None
     assert invoke("models", "remove", SMALL) == (2, "", says)
 
 
-def test_merged_copies_of_earlier_versions_are_named_and_removed(invoke: Invoke) -> None:
-    folder, name = cache_dir() / "adapted", "qwen2.5-coder-0.5b-0123456789abcdef"
-    (folder / name).mkdir(parents=True)
-    for path in (folder / f"{name}.gguf", folder / f".{name}.gguf.json", folder / name / "model.safetensors"):
-        path.write_bytes(bytes(1_000_000))
-    (cache_dir() / "adapters.json").write_text("{}")
-    lines = [line for line in invoke("models", "list")[1].splitlines() if line.startswith(name)]
-    assert len(lines) == 2 and all("merged by an earlier version" in line and "models remove" in line for line in lines)
-    assert invoke("models", "remove", name, f"{name}.gguf")[:2] == (
-        0, f"Removed {folder / name}\nRemoved {folder / name}.gguf\n",
-    )  # fmt: skip
-    assert not folder.exists() and not (cache_dir() / "adapters.json").exists()
-    assert name not in invoke("models", "list")[1]
-
-
 def test_models_are_listed_as_json_and_one_a_line(invoke: Invoke, tmp_path: Path) -> None:
     cache, others = cache_dir(), "/models/一个 100% 很长的名字.gguf"
     for model, name in ((SMALL, "phone"), (SMALL, "desk"), (others, "phone")):
