@@ -283,12 +283,13 @@ def test_what_is_closed_twice_is_closed() -> None:
     watching.auditor.finish()
 
 
-def test_answers_to_speech_are_not_read() -> None:
+def test_answers_to_speech_and_those_that_somebody_began_are_not_read() -> None:
     """An audit sent the speech that no question had allowed to leave, or asked a target that had not heard it."""
     spoken = GenerateRequest(asked("我", audio=Audio(np.zeros(1600, np.float32))), EDGE)
     with closing(Watching(toys.toy(1), toys.toy(1))) as watching:
         assert watching.auditor.begins(replace(spoken, messages=asked("我"))).is_audited
         assert watching.auditor.begins(spoken) == spoken
+        assert not watching.auditor.begins(replace(REQUEST, begun=(3,))).is_audited
 
 
 def test_closing_ends_the_wait_for_a_server_that_says_nothing() -> None:
