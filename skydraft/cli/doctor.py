@@ -219,7 +219,7 @@ def _described(cloud: Cloud) -> tuple[str, dict[str, str]]:
         assert facts is not None
         return cloud.kind, {"model": one_line(facts.name)}
     info = cloud.info()
-    return f"skydraft {info.version}", {
+    return f"skydraft {info.version}, {info.num_sessions} of {info.max_sessions} sessions in use", {
         "model": f"{info.model} ({info.weights[:8]})",
         "vocabulary": info.fingerprint[:8],
         "execution": info.execution,
