@@ -241,17 +241,11 @@ class Generation:
 
     @property
     def stats(self) -> Stats:
-        return self.stats_after(())
-
-    def stats_after(self, earlier: Seq[StepRecord]) -> Stats:
-        """Figures over these rounds of an earlier generation by the same sides, and those of this one so far."""
-        began_ms = earlier[-1].ended_ms if earlier else 0.0
-        records = (*earlier, *(replace(record, ended_ms=began_ms + record.ended_ms) for record in self.records))
         adapter = self.edge.adapter if self.edge and self.request.plan.drafts else None
         if self.target is None:
-            return stats_of(records, adapter=adapter)
+            return stats_of(self.records, adapter=adapter)
         is_exact = self.target.is_exact and not self.request.plan.top
-        return stats_of(records, is_exact=is_exact, prices=self.target.prices, adapter=adapter)
+        return stats_of(self.records, is_exact=is_exact, prices=self.target.prices, adapter=adapter)
 
 
 class TextStream:

@@ -156,8 +156,7 @@ class Gateway:
             "owner": visit.label,
             "traceparent": trace if trace and is_traceparent(trace) else "",
         }
-        requests, anew = ([replace(each, **more) for each in some] for some in (order.requests, order.anew))
-        return body, replace(order, requests=requests, anew=anew)
+        return body, replace(order, requests=[replace(each, **more) for each in order.requests])
 
     async def _count(self, request: Request, kind: type[Answer]) -> Response:
         own = await self._body(request, kind.reads)
