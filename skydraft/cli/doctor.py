@@ -38,8 +38,7 @@ PURPOSES = {
     "grammar": "text that follows a grammar", "learn": "learning a task", "omni": "models that take speech",
     "service": "all that a gateway needs",
     "audio": "reading recordings", "serve": "skydraft serve", "gateway": "skydraft gateway",
-    "otel": "OpenTelemetry traces", "report": "plots of compare",
-    "tasks": "sets of tasks of compare",
+    "report": "plots of compare", "tasks": "sets of tasks of compare",
 }  # fmt: skip
 _NUM_TASKS, _MOST_TEXTS = 8, 16  # tasks of each set; texts that the draft model keeps in memory
 _NUM_READ = 128  # tokens of a prompt

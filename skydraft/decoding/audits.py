@@ -128,11 +128,10 @@ class Auditor:
         with self._lock:
             return {draft for (draft, of), each in self._watched.items() if each.is_raised and of == gate}
 
-    def ended(self, request: GenerateRequest, generation: Generation | None, error: BaseException | None) -> None:
-        if generation is None or not request.is_audited:
+    def ended(self, generation: Generation) -> None:
+        if not generation.request.is_audited:
             return
-        is_whole = not error and generation.finish_reason and generation.token_ids
-        if not (is_whole and self._takes(generation)):
+        if not (generation.finish_reason and generation.token_ids and self._takes(generation)):
             self._kept(generation, ())
 
     def _takes(self, generation: Generation) -> bool:
@@ -165,7 +164,7 @@ class Auditor:
         context.commit_skip(DraftBlock(0, tuple(before)), None)
         try:
             given = replace(generation.request, plan=_READING, calibration=None, num_best=None)
-            request = replace(given, cache_scope="", traceparent="")
+            request = replace(given, cache_scope="")
             with closing(self._target.verifier(context, prompt, edge.vocab, request)) as self._verifier:
                 if self._is_closed:
                     self._verifier.cancel()
