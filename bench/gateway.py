@@ -32,7 +32,7 @@ from skydraft.engines.toy import open_toy
 from skydraft.gateway.app import Gateway, GatewayOptions
 from skydraft.gateway.pair import Pair
 from skydraft.gateway.requests import Defaults
-from skydraft.gateway.server import ListenOptions, listen, server_of
+from skydraft.gateway.server import Entrance, ListenOptions, listen, server_of
 from skydraft.models import default_pair
 
 Messages = list[dict[str, str]]
@@ -43,7 +43,7 @@ def gateway(pair: Pair) -> Iterator[str]:
     """The URL of a gateway over `pair`, in this process."""
     made = Gateway(pair, Defaults(DecodingParams()), GatewayOptions(max_running=5))
     listening = listen(ListenOptions(port=0))
-    server = server_of(made, ListenOptions(port=0))
+    server = server_of(Entrance(made), ListenOptions(port=0))
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
     thread.start()
     while not server.started:

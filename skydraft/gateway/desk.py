@@ -124,6 +124,7 @@ class Desk:
         self._waiting: list[Ticket] = []
         self._running: set[Ticket] = set()
         self._pool = ThreadPoolExecutor(max_running, thread_name_prefix="generation")
+        self._is_stopping = False
 
     @property
     def num_running(self) -> int:
@@ -138,6 +139,8 @@ class Desk:
 
         If the client `streams`, its first token is sent before the second round begins.
         """
+        if self._is_stopping:
+            raise CloudLost("The gateway is shutting down.")
         num_choices = len(order.requests)
         if num_choices > self._num_places:
             raise Refusal(400, f"There is room for {self._num_places} choices at most.", param="n")
@@ -224,13 +227,15 @@ class Desk:
             stats = replace(stats, audits=auditor.figures_of(generation))
         ticket.tell(Ended(finish, left, generation.stop_string, stats, generation.receipt, scores))
 
-    def cancel_all(self) -> None:
+    def stop(self) -> None:
+        """Tell everybody that the gateway stops, from any thread."""
+        self._is_stopping = True
         for ticket in (*self._waiting, *self._running):
             ticket.tell(CloudLost("The gateway is shutting down."))
-            self.cancel(ticket)
 
     def close(self) -> None:
-        self.cancel_all()
+        for ticket in (*self._waiting, *self._running):
+            self.cancel(ticket)
         self._pool.shutdown(wait=True)
 
 
