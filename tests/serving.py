@@ -90,10 +90,9 @@ class Leash:
 
 
 class RawSession:
-    def __init__(self, channel: grpc.Channel, token: str = "", traceparent: str = "") -> None:
+    def __init__(self, channel: grpc.Channel, token: str = "") -> None:
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        named = {"authorization": token and f"Bearer {token}", "traceparent": traceparent}
-        metadata = [(name, value) for name, value in named.items() if value]
+        metadata = [("authorization", f"Bearer {token}")] if token else []
         method: Any = channel.stream_stream(f"/{SERVICE}/Session")
         self.call = method(iter(self._requests.get, None), metadata=metadata, timeout=2 * PATIENCE_S)
 

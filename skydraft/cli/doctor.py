@@ -36,8 +36,7 @@ PURPOSES = {
     "grammar": "text that follows a grammar", "learn": "learning a task", "omni": "models that take speech",
     "service": "all that a gateway needs",
     "audio": "reading recordings", "serve": "skydraft serve", "gateway": "skydraft gateway",
-    "otel": "OpenTelemetry traces", "report": "plots of compare",
-    "tasks": "sets of tasks of compare",
+    "report": "plots of compare", "tasks": "sets of tasks of compare",
 }  # fmt: skip
 _LOOK_S = 3.0  # for the first sign of life, and for each ping
 _NUM_PINGS = 10

@@ -329,7 +329,7 @@ def test_what_went_on_without_its_server_is_no_fault_of_the_gate() -> None:
         assert alone.stats.num_fallback_tokens
         with running(Worker(toys.toy(2), Limits()), ServeOptions(port=port)):
             while not any(audit for _, audit in watching.kept):
-                watching.auditor.ended(request, alone, None)
+                watching.auditor.ended(alone)
                 watching.auditor.finish()
             assert not watching.auditor.figures
             assert watching.write(replace(REQUEST, plan=FLUENCY)) and watching.auditor.figures
