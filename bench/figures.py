@@ -1,6 +1,6 @@
 """The tables of figures in README.md and docs/, each out of the file that its command wrote.
 
-    python -m bench.figures     puts what the files say into the tables of the pages
+    python -m bench figures     puts what the files say into the tables of the pages
 
 `sentences` are those of the pages that name such a figure; tests/docs/test_figures.py holds both to the files, and lets
 no page have a figure beside them.
@@ -321,7 +321,3 @@ def main() -> None:
     for page in TABLES:
         path = ROOT / page
         path.write_text(with_tables(page, path.read_text(encoding="utf-8")), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

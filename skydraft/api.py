@@ -225,23 +225,19 @@ def start(
 ) -> Generation:  # fmt: skip
     """As `generate`, from a finished request. `observers` watch it."""
     watch = Watch(observers, request)
-    try:
-        request = watch.request
-        if cloud is not None and not isinstance(cloud, Engine):
-            if not (request.local_only or (edge is not None and edge.is_local_only)):
-                request = fitting(request, cloud)
-            elif request.plan.verifies:
-                raise OptionError(
-                    "A text that must stay on this device cannot be checked by a server.",
-                    hint="Use --mode edge, or a target in this process.",
-                )
-            else:
-                cloud = None
-        target = target_of(cloud, request.execution or "exact") if cloud else None
-        return start_generation(request, edge, target, watch, [cache_dir() / "calibrations"])
-    except BaseException as error:
-        watch.end(None, error)
-        raise
+    request = watch.request
+    if cloud is not None and not isinstance(cloud, Engine):
+        if not (request.local_only or (edge is not None and edge.is_local_only)):
+            request = fitting(request, cloud)
+        elif request.plan.verifies:
+            raise OptionError(
+                "A text that must stay on this device cannot be checked by a server.",
+                hint="Use --mode edge, or a target in this process.",
+            )
+        else:
+            cloud = None
+    target = target_of(cloud, request.execution or "exact") if cloud else None
+    return start_generation(request, edge, target, watch, [cache_dir() / "calibrations"])
 
 
 def fitting(request: GenerateRequest, cloud: Cloud) -> GenerateRequest:

@@ -121,7 +121,7 @@ _PAIR_OPTIONS = [
            "or auto, the one for conversations that begin as this one does.", default="auto"),
     option("--cloud-model", "MODEL", f"Target model in this process (default: {_PAIR.target}), or one of the "
            "models of a server without skydraft."),
-    option("--local-only", None, "Let nothing leave this machine: no server, no download, no traces.", is_flag=True),
+    option("--local-only", None, "Let nothing leave this machine: no server, no download.", is_flag=True),
 ]  # fmt: skip
 models_section = Section("models", "Models", _models, [*_PAIR_OPTIONS, *_RUN])
 serving_models_section = Section("models", "Models", _models, [*_PAIR_OPTIONS, _FITTING, *_RUN[1:]])

@@ -58,10 +58,10 @@ class Auditor:
         may_be_read = request.plan.is_lossy and not stays and not is_unfit
         return replace(request, is_audited=may_be_read and self._draw() < self._share)
 
-    def ended(self, request: GenerateRequest, generation: Generation | None, error: BaseException | None) -> None:
-        if generation is None or not request.is_audited:
+    def ended(self, generation: Generation) -> None:
+        if not generation.request.is_audited:
             return
-        if not error and generation.finish_reason and generation.token_ids:
+        if generation.finish_reason and generation.token_ids:
             if self._room.acquire(blocking=False):
                 with suppress(RuntimeError):  # it is closed
                     self._thread.submit(self._audit, generation)
@@ -87,7 +87,7 @@ class Auditor:
         context.commit_skip(DraftBlock(0, tuple(before)), None)
         try:
             given = replace(generation.request, plan=_READING, calibration=None, num_best=None)
-            request = replace(given, cache_scope="", traceparent="")
+            request = replace(given, cache_scope="")
             with closing(self._target.verifier(context, prompt, edge.vocab, request)) as self._verifier:
                 if self._is_closed:
                     self._verifier.cancel()

@@ -48,7 +48,7 @@ class OwnText:
         self._prompt_ids = np.array(prompt.token_ids, np.int32)
         self._vocab_size = vocab.size
         self._server = server
-        self._traceparent, self._owner = request.traceparent, request.owner
+        self._owner = request.owner
         self._is_open = False  # the server has this epoch
         self._was_sent = False  # so the server may have it open, even without a reply
         self._stream: SessionStream | None = None
@@ -144,7 +144,7 @@ class OwnText:
         if stream is not None and not stream.is_over:
             await stream.finish(codec.encode_close(0 if is_named else self.number))
         elif was_sent:
-            await self._server.stream(self._traceparent).finish(codec.encode_close(self.number))
+            await self._server.stream().finish(codec.encode_close(self.number))
 
     def _opening_now(self) -> Opening:
         self._count(shared_bytes=codec.media_bytes(self._opening))
@@ -153,7 +153,7 @@ class OwnText:
 
     def _stream_now(self) -> SessionStream:
         if self._stream is None or self._stream.is_over:
-            self._stream = self._last = self._server.stream(self._traceparent)
+            self._stream = self._last = self._server.stream()
             self._is_named = False
         return self._stream
 

@@ -42,7 +42,6 @@ class EngineOptions:
     device: str = "cpu"
     dtype: str = "float32"
     profile_path: Path | None = None
-    probe_again: bool = False
     notify: Callable[[str], None] = field(default=lambda line: None, compare=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -114,7 +114,6 @@ class _Choice(Checked):
     continue_ids: Annotated[Some[TokenId], Field(max_length=2**18)] | None = None
     continue_as_prompt: bool = False
     local_only: bool = False
-    repeat_calls: bool = False
 
     def decoding(self) -> dict[str, Any]:
         return {

@@ -79,8 +79,8 @@ class Collector:
     def begins(self, request: GenerateRequest) -> GenerateRequest:
         return request
 
-    def ended(self, request: GenerateRequest, generation: Generation | None, error: BaseException | None) -> None:
-        if generation is not None and not request.is_audited:  # else it comes with its audit
+    def ended(self, generation: Generation) -> None:
+        if not generation.request.is_audited:  # else it comes with its audit
             self.keep(generation)
 
     def keep(self, generation: Generation, audit: Audit = ()) -> bool:

@@ -1,4 +1,4 @@
-"""`skydraft models`, `skydraft doctor` and the top level."""
+"""`skydraft models` and the top level."""
 
 import json
 import re
@@ -6,12 +6,10 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
-from skydraft.cli.doctor import PURPOSES
 from skydraft.errors import NetworkUnavailable
 from skydraft.models import KNOWN, cache_dir
 from skydraft.models.adapters import keep
@@ -104,60 +102,12 @@ def test_the_command_is_the_one_that_can_be_interrupted() -> None:
     assert page["tool"]["setuptools"]["py-modules"] == ["skydraft_command"]
 
 
-def test_doctor_knows_every_extra_and_how_to_get_it(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    extras = page["project"]["optional-dependencies"]
-    assert set(PURPOSES) == set(extras) - {"all", "conformance", "dev"}  # one names the others, two are ours
-    here = {"torch": "2.9.0", "transformers": "5.20.0", "soundfile": "0.13"}
-
-    def version(package: str) -> str:
-        if package not in here:
-            raise PackageNotFoundError(package)
-        return here[package]
-
-    monkeypatch.setattr("importlib.metadata.version", version)
-    status, out, _ = invoke("doctor", "--no-measure")
-    assert status == 1 and f"To do: get the model: skydraft models fetch {SMALL}" in " ".join(out.split())
-    for line in (
-        "  transformers installed: torch 2.9.0, transformers 5.20.0",
-        "  audio        missing soxr; for reading recordings: pip install 'skydraft[audio]'",
-        "To do: llama.cpp is missing, which runs GGUF models: pip install 'skydraft[prebuilt]'",
-    ):
-        assert line in out.splitlines()
-    assert all(f"skydraft[{extra}]'" in out for extra in PURPOSES.keys() - {"transformers"})
-    assert "get the model" not in invoke("doctor", "--no-measure", "--edge-model", "toy", "--cloud-model", "toy")[1]
-    here["transformers"] = "6.1.0"
-    status, out, _ = invoke("doctor", "--no-measure")
-    assert status == 1 and "To do: transformers 6.1.0 does not fit skydraft[omni]: pip install" in " ".join(out.split())
-
-
-@pytest.mark.parametrize("content", [None, b"GGUFxxxx"], ids=["missing", "damaged"])
-@pytest.mark.parametrize("side", ["edge", "cloud"])
-def test_doctor_names_a_file_that_cannot_be_loaded_without_loading_any(
-    invoke: Invoke, tmp_path: Path, side: str, content: bytes | None
-) -> None:
-    path = tmp_path / "mine.gguf"
-    if content:
-        path.write_bytes(content)
-    other = "cloud" if side == "edge" else "edge"
-    status, out, _ = invoke("doctor", "--no-measure", f"--{side}-model", str(path), f"--{other}-model", "toy")
-    line = " ".join(out.split())
-    assert status == 1 and f"To do: the {'draft' if side == 'edge' else 'target'} model does not load: " in line
-    assert ("is damaged" if content else "There is no file") in line and "Nothing to repair" not in line
-
-
-def test_doctor_measures_what_is_there(invoke: Invoke) -> None:
-    _, out, _ = invoke("doctor", "--edge-model", "toy:drift=0.3", "--cloud-model", "toy", "--context", "64")
-    assert "invariant_rows" in out and "vocabulary   the same" in out and "with --k auto it" in out
-    assert len(re.findall(r"reads a prompt at [1-9]\d* tokens/s", out)) == 2
-
-
 def test_no_command_shows_the_help(invoke: Invoke) -> None:
     status, _, err = invoke()
     assert status == 2 and "generate" in err
 
 
-def test_models_of_other_programs_are_listed_with_their_pairs_and_doctor_names_one(
+def test_models_of_other_programs_are_listed_with_their_pairs(
     invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -178,9 +128,3 @@ def test_models_of_other_programs_are_listed_with_their_pairs_and_doctor_names_o
     assert rows["ollama:embed:latest"]["unfit"] == "it is an embedding model" and not rows["ollama:large:7b"]["unfit"]
     assert rows[str(small)]["tokenizer"] == rows["ollama:large:7b"]["tokenizer"]
     assert said["pairs"] == [{"draft": str(small), "target": "ollama:large:7b", "ratio": 5.0}]
-    command = f"skydraft chat --edge-model {shlex.quote(str(small))} --cloud-model ollama:large:7b"
-    for kilobytes, says in ((40, command), (10, "they make no pair: the memory is too small")):
-        monkeypatch.setattr("skydraft.cli.doctor.free_bytes", lambda free=1024 * kilobytes: free)
-        assert says in invoke("doctor", "--no-measure")[1]
-    small.unlink()
-    assert "they make no pair: no two share a tokenizer" in invoke("doctor", "--no-measure")[1]

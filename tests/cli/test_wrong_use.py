@@ -21,8 +21,6 @@ WRONG = {
     f"generate {'你好' * 3000} {TOYS}": "12000 tokens",
     f"{GENERATE} --system ''": "system message is empty",
     f"{GENERATE} --raw --system x": "--raw",
-    # doctor
-    f"doctor {EDGE} --cloud localhost:1 --devices 2 --seconds nan": "--seconds",
     # models
     "generate 你好 --edge-model qwen2.5-coder-0.5": SMALL,
     "generate 你好 --edge-model nowhere.gguf": "nowhere.gguf",
@@ -56,10 +54,6 @@ WRONG = {
     f"chat {EDGE} --cloud x --cloud-model toy": "choose one",
     f"chat {TOYS} --mode best": "no mode 'best'",
     "doctor --cloud localhost:1 --cloud-model toy": "choose one",
-    "doctor --devices 4": "--devices needs a server",
-    "doctor --cloud localhost:1 --tasks arithmetic": "--tasks needs --devices",
-    "doctor --devices 257 --cloud localhost:1": "1<=x<=256",
-    "doctor --devices 4 --cloud localhost:1 --no-measure": "choose one",
     "learn run x --from nowhere --temperature 1": "Decoding options are for --prompts",
     "learn run x --from nowhere --think on": "Decoding options are for --prompts",
     # audits

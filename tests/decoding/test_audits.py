@@ -283,12 +283,13 @@ def test_what_is_closed_twice_is_closed() -> None:
     watching.auditor.finish()
 
 
-def test_answers_to_speech_are_not_read() -> None:
+def test_answers_to_speech_and_those_that_somebody_began_are_not_read() -> None:
     """An audit sent the speech that no question had allowed to leave, or asked a target that had not heard it."""
     spoken = GenerateRequest(asked("我", audio=Audio(np.zeros(1600, np.float32))), EDGE)
     with closing(Watching(toys.toy(1), toys.toy(1))) as watching:
         assert watching.auditor.begins(replace(spoken, messages=asked("我"))).is_audited
         assert watching.auditor.begins(spoken) == spoken
+        assert not watching.auditor.begins(replace(REQUEST, begun=(3,))).is_audited
 
 
 def test_closing_ends_the_wait_for_a_server_that_says_nothing() -> None:
@@ -328,7 +329,7 @@ def test_what_went_on_without_its_server_is_no_fault_of_the_gate() -> None:
         assert alone.stats.num_fallback_tokens
         with running(Worker(toys.toy(2), Limits()), ServeOptions(port=port)):
             while not any(audit for _, audit in watching.kept):
-                watching.auditor.ended(request, alone, None)
+                watching.auditor.ended(alone)
                 watching.auditor.finish()
             assert not watching.auditor.figures
             assert watching.write(replace(REQUEST, plan=FLUENCY)) and watching.auditor.figures

@@ -136,11 +136,10 @@ def test_it_is_never_much_slower_than_streaming_or_any_fixed_k(target_ms, rtt_ms
     """Replayed over texts whose tokens are sure or not, as real ones are."""
     times = Times(12.0, target_ms, lambda base: rtt_ms)
     texts = [text_of(seed, 400, [0.98, 0.95, 0.5, 0.3]) for seed in range(4)]
-    best = max(over(texts, times, lambda k=k: fixed(k)).tokens_per_s for k in range(13))
-    assert over(texts, times, lambda: AutoTurns(times.costs)).tokens_per_s >= 0.95 * best
+    streams, *drafts = (over(texts, times, lambda k=k: fixed(k)).tokens_per_s for k in range(13))
+    assert over(texts, times, lambda: AutoTurns(times.costs)).tokens_per_s >= 0.95 * max(streams, *drafts)
     never = over(texts, times, lambda: AutoTurns(times.costs, may_stream=False))
-    best_k = max(over(texts, times, lambda k=k: fixed(k)).tokens_per_s for k in range(1, 13))
-    assert never.tokens_per_s >= (1.02 if rtt_ms else 0.99) * best_k
+    assert never.tokens_per_s >= (1.02 if rtt_ms else 0.99) * max(drafts)
 
 
 def test_it_goes_back_to_drafting_when_the_link_is_fast_again():

@@ -51,7 +51,7 @@ plans = st.builds(
 )  # fmt: skip
 
 
-@law(250)
+@law(125)
 @given(st.sampled_from(SEEDS), st.sampled_from(toys.DRAFTERS), toys.params(), plans)
 def test_remote_is_local(
     clouds: dict[int, Any], seed: int, drafter: tuple[float, int], params: DecodingParams, plan: Any

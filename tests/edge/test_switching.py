@@ -82,7 +82,7 @@ def write(cloud: Any, params: DecodingParams, drift: float = 0.4) -> Generation:
     return skydraft.generate(PROMPT, edge=toys.toy(4, drift), cloud=cloud, plan=AUTO, params=params, raw=True).run()
 
 
-@law(60)
+@law(40)
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(1, 6)), max_size=12), st.sampled_from([0.0, 0.8]),
     st.integers(0, 2**32), st.sampled_from([0.0, 0.4, 50.0]), st.sampled_from([0, 2, WRITE_ALL]), st.booleans(),
