@@ -1,4 +1,3 @@
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,11 @@ from skydraft.errors import UnknownModel
 from skydraft.models.adapters import all_adapters
 from skydraft.models.cache import cache_dir, present
 from skydraft.models.fetch import fetch_model, present_path, remove, verify
-from skydraft.models.found import OURS, StoredModel, models_here, pairs_of, places
+from skydraft.models.found import OURS, StoredModel, models_here, places
 from skydraft.models.manifest import KNOWN, known_model
 from skydraft.models.resolve import EMBEDDED, embedded_path
 
-_MAX_PAIRS, _MAX_NAME = 12, 40  # that are shown; for which others make room
+_MAX_NAME = 40  # characters, for which other rows make room
 
 
 def _known(context: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -52,25 +51,16 @@ _list_section = Section("listing", "Output", lambda json: json, [
 @models.command("list", cls=Command)
 @_list_section
 def list_models(listing: bool) -> None:
-    """Show the known models, those of other programs here, what they have learned, and which two share a tokenizer."""
-    here, folder = models_here(cache_dir(), places()), cache_dir()
-    rows, pairs = _rows(here), pairs_of(here)
+    """Show the known models, those of other programs here, and what they have learned."""
+    folder, rows = cache_dir(), _rows(models_here(cache_dir(), places()))
     if listing:
-        told = [{"draft": each.draft.spec, "target": each.target.spec, "ratio": each.ratio} for each in pairs]
-        click.echo(json_line({"folder": str(folder), "models": rows, "pairs": told}))
+        click.echo(json_line({"folder": str(folder), "models": rows}))
         return
     wide = max(len(row["name"]) for row in rows if len(row["name"]) <= _MAX_NAME)
     console = console_for("auto")
     for row in rows:
         size = f"{row['bytes'] / 1e6:.{0 if row['bytes'] > 1e7 else 1}f} MB"
         console.print(f"{row['name']:<{wide}}  {size:>8}  {row['license']:<12}  {_state(row)}")
-    if pairs:
-        console.print("\nWith one tokenizer, for --edge-model and --cloud-model:")
-    for pair in pairs[:_MAX_PAIRS]:
-        specs = f"{shlex.quote(pair.draft.spec)}  {shlex.quote(pair.target.spec)}"
-        console.print(f"  {specs}  {pair.ratio:.1f} times as large")
-    if len(pairs) > _MAX_PAIRS:
-        console.print(f"  and {len(pairs) - _MAX_PAIRS} more: --json")
     console.print(
         f"\nOur own files are in {folder}, {_bytes_in(folder) / 1e6:.0f} MB; SKYDRAFT_HOME names another folder."
     )

@@ -1,16 +1,14 @@
 """Models that other programs keep on this machine. They are used where they lie; nothing is copied or hashed: Ollama
 and the hub's client name each file by its hash."""
 
-import itertools
 import json
-import math
 import os
 import re
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from huggingface_hub import constants
 from platformdirs import user_cache_dir
@@ -31,7 +29,6 @@ _SHA256 = re.compile(r"[0-9a-f]{64}$")
 _MAX_MANIFEST = 1 << 20
 _RUNNERS = ("llamacpp", "ggml", "ollama")  # of a manifest for each, by whose file llama.cpp reads best
 _SHADOW = re.compile(r"llamacpp:[0-9a-f]{64}")  # names that Ollama 0.40 leaves for earlier versions
-_LEAST_RATIO, _BEST_RATIO = 2.0, 10.0  # of the sizes of target and draft
 
 
 def places() -> Places:
@@ -57,12 +54,6 @@ class StoredModel:
     card: Card
 
 
-class StoredPair(NamedTuple):
-    draft: StoredModel
-    target: StoredModel
-    ratio: float  # of their bytes
-
-
 def models_here(cache: Path, where: Places) -> list[StoredModel]:
     """Our own known models, then those of other programs, each file once. What cannot be used says why."""
     own = ((each, present(each, cache)) for each in KNOWN.values())
@@ -77,18 +68,6 @@ def models_here(cache: Path, where: Places) -> list[StoredModel]:
         real = os.path.realpath(each.path)
         once.setdefault((_SHA256.findall(real) or [real])[0], each)
     return list(once.values())
-
-
-def pairs_of(found: Seq[StoredModel]) -> list[StoredPair]:
-    """All pairs that share a tokenizer, the largest target first, then the best draft. Both are not the same model."""
-    usable = [each for each in found if not each.card.unfit]
-    near = (  # of the same tokens
-        StoredPair(draft, target, target.bytes / max(draft.bytes, 1))
-        for draft, target in itertools.permutations(usable, 2)
-        if draft.card.tokenizer == target.card.tokenizer and draft.card.shape != target.card.shape
-    )
-    far = [each for each in near if each.ratio >= _LEAST_RATIO]
-    return sorted(far, key=lambda pair: (-pair.target.bytes, abs(math.log(pair.ratio / _BEST_RATIO))))
 
 
 def ollama_file(name: str, where: Places) -> Path:
