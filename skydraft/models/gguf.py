@@ -17,8 +17,8 @@ _MOST = 1 << 22  # fields, items of an array, bytes of a text
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One model. `tokenizer` is equal for models whose token ids mean the same. `unfit` is why it can be neither draft nor
-    target model, or ""."""
+    """One model. `tokenizer` is equal for models whose token ids mean the same. `unfit` is why it can be neither draft
+    nor target model, or ""."""
 
     unfit: str
     tokenizer: str = ""
