@@ -106,8 +106,6 @@ class DecodingParams:
                     raise OptionError(f"{name} must be between {option.low:.12g} and {option.high:.12g}, not {number}.")
         if 0 < self.temperature < _LOWEST_TEMPERATURE:
             raise OptionError(f"--temperature must be 0 (not random) or at least {_LOWEST_TEMPERATURE:g}.")
-        if isinstance(self.stop, str):
-            raise OptionError("Stop strings must be a tuple of texts, not a single text.")
         if not all(self.stop):
             raise OptionError("--stop must not be empty.")
         biased = [token_id for token_id, _ in self.logit_bias]
@@ -166,8 +164,8 @@ def decoding_params(style: str | None = None, **given: Any) -> DecodingParams:
         raise OptionError(f"There is no style '{style}'.", hint=f"Choose one of: {', '.join(STYLES)}.")
     _check_names("decoding_params", given, [field.name for field in fields(DecodingParams)])
     chosen = {name: value for name, value in given.items() if value is not None}
-    if "stop" in chosen and not isinstance(chosen["stop"], str):
-        chosen["stop"] = tuple(chosen["stop"])
+    if "stop" in chosen:
+        chosen["stop"] = (chosen["stop"],) if isinstance(chosen["stop"], str) else tuple(chosen["stop"])
     if "stop_token_ids" in chosen:
         chosen["stop_token_ids"] = tuple(sorted(set(chosen["stop_token_ids"])))
     temperature = chosen.get("temperature")

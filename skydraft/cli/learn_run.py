@@ -60,8 +60,6 @@ class Asked:
 def _asked(prompts: str | None, limit: int | None, system: str | None, folder: Path | None) -> Asked:
     if (prompts is None) == (folder is None):
         raise OptionError("Give either --prompts FILE or --from DIR.", hint="See: skydraft learn run --help.")
-    if folder and (limit or system is not None):
-        raise OptionError("--limit and --system are for --prompts: what was collected has its own.")
     return Asked(_prompts(prompts, limit) if prompts else (), system, folder)
 
 
@@ -129,10 +127,6 @@ def run(
     is 0 if NAME is in use at the end, or nothing is new since the last run.
     """
     cloud.check(models)
-    if models.adapter not in ("auto", "none"):
-        raise OptionError("--adapter does not apply here: the model as it is learns.", hint="Leave it out.")
-    if asked.folder and (decoding.style or decoding.values or decoding.think != "auto"):
-        raise OptionError("Decoding options are for --prompts: what was collected has its own.", hint="Leave them out.")
     home = adapters.home_of(name, models.edge_model, cache_dir())
     bare = replace(models, adapter="none")
     with disk_errors_named(cache_dir()):

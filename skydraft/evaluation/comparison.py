@@ -70,8 +70,6 @@ class ComparisonRequest:
         self._check_code()
         # Recordings are read now: a missing one fails before hours of work, and no measured time includes reading.
         self.recordings.update({p.audio: load_audio(p.audio) for p in self.workload.prompts if p.audio})
-        if self.share_audio == "none" and self.recordings and any(not mode.plan.drafts for mode in self.modes):
-            raise OptionError("Without shared audio, mode cloud would hear nothing.", hint="Leave that mode out.")
 
     def _check_code(self) -> None:
         """Try out the isolation if a check runs code, before hours of work."""

@@ -43,11 +43,8 @@ def parse_mode(text: str, resolve: Resolve) -> Mode:
 
 
 def parse_modes(text: str, resolve: Resolve) -> tuple[Mode, ...]:
-    """Several distinct modes, separated by commas. Raises OptionError."""
-    modes = tuple(parse_mode(part, resolve) for part in text.split(",") if part.strip())
+    """Several distinct modes, separated by commas; a repeated one counts once. Raises OptionError."""
+    modes = {mode.name: mode for part in text.split(",") if part.strip() for mode in [parse_mode(part, resolve)]}
     if not modes:
         raise OptionError("No mode was named.", hint=f"For example --modes {','.join(MODES)}.")
-    names = [mode.name for mode in modes]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise OptionError(f"The mode {twice[0]} was named twice.", hint="For more runs of each use --repetitions.")
-    return modes
+    return tuple(modes.values())

@@ -40,8 +40,6 @@ class ListenOptions:
     insecure: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise OptionError(f"--port must be from 0 to 65535, not {self.port}.")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise OptionError("--tls-cert and --tls-key belong together.", hint="Give both, or neither.")
         if is_loopback(self.host):

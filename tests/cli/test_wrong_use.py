@@ -54,8 +54,6 @@ WRONG = {
     f"chat {EDGE} --cloud x --cloud-model toy": "choose one",
     f"chat {TOYS} --mode best": "no mode 'best'",
     "doctor --cloud localhost:1 --cloud-model toy": "choose one",
-    "learn run x --from nowhere --temperature 1": "Decoding options are for --prompts",
-    "learn run x --from nowhere --think on": "Decoding options are for --prompts",
     # audits
     f"{GENERATE} --audit-share 0": "above 0",
     f"{GENERATE} --audit-share nan": "above 0",

@@ -255,7 +255,6 @@ def test_wrong_use_is_one_line(
         (("learn", "run", "a", "--from", str(tmp_path / "bare"), "-y"), "has 0 usable answers, and 24 are needed"),
         (("learn", "forget", "nobody"), "There is nothing to forget"),
         (("learn", "export", "nowhere"), "nowhere is not there"),
-        (("learn", "run", "a", *given, "--adapter", "b"), "--adapter does not apply here"),
         (("generate", "今天", "--adapter", "nobody"), "has no adapter 'nobody'"),
     ):
         status, _, err = call(*args)

@@ -281,7 +281,6 @@ def test_a_tokenizer_is_told_by_its_tokens(home: Home) -> None:
     """Tokens that only pad the vocabulary do not count."""
     padded = {"tokenizer.ggml.tokens": [*TOKENS, "[PAD]"], "tokenizer.ggml.token_type": [1, 1, 3, 5]}
     used = padded | {"tokenizer.ggml.token_type": [1, 1, 3, 1]}
-    names = ("small", "large", "other", "stranger")
     for name, data in {
         "small": gguf(2, 1000), "large": gguf(9, 10_000, **padded), "other": gguf(9, 9000, **used),
         "stranger": gguf(9, 9000, **{"tokenizer.ggml.tokens": ["b", "a", "<|end|>"]}),
