@@ -11,7 +11,7 @@ from skydraft.access.keys import Keyring
 from skydraft.access.limits import RowBudget
 from skydraft.access.shares import Shares
 from skydraft.choosing.grammar import compile_grammar
-from skydraft.cloud.calls import SESSION, Count, Method, RpcContext, abort, said
+from skydraft.cloud.calls import SESSION, Count, Method, RpcContext, abort, authorization
 from skydraft.cloud.docket import Answer, Job
 from skydraft.cloud.options import ServeOptions
 from skydraft.cloud.streams import Stream, Streams
@@ -50,7 +50,7 @@ class VerifierService:
     async def _session(self, requests: Any, context: RpcContext) -> None:
         is_entered = False
         try:
-            with self._streams.entered(said(context, "authorization")) as stream:
+            with self._streams.entered(authorization(context)) as stream:
                 is_entered = True
                 await self._answer_all(stream, context)
         except Exception as error:

@@ -135,7 +135,8 @@ class Desk:
         return len(self._waiting)
 
     def submit(self, order: Order, label: str = "", *, streams: bool = False) -> tuple[list[Ticket], Events]:
-        """Queue all choices or none; returns the queue of their events. Raises Refusal if there is no room.
+        """Queue all choices or none; returns the queue of their events. Raises Refusal if there is no room,
+        and CloudLost once the gateway stops.
 
         If the client `streams`, its first token is sent before the second round begins.
         """

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -118,7 +119,9 @@ def test_it_stops_whatever_its_clients_do(name: str) -> None:
     time.sleep(0.3)
     status, took_s = running.stop()
     for each in connected:
-        each.close()
+        with each, suppress(ConnectionResetError):
+            got = b"".join(iter(partial(each.recv, 65536), b""))
+            assert name not in ("reading", "waiting") or b"The gateway is shutting down." in got
     assert status == 0 and took_s < STOPPED_S and "Traceback" not in running.printed, running.printed
 
 
