@@ -49,6 +49,16 @@ HOSTILE = """<img src=/x onerror=alert(1)> & <b>bold</b> <script>alert(2)</scrip
 [click](javascript:alert(3)) [too](JaVa\tScript:alert(4)) [data](data:text/html,<script>alert(5)</script>)
 [there](<javascript:alert(6)>) ![pic](http://evil.example/x.png) ![](javascript:alert(7)) <javascript:alert(8)>
 [here](/v1/models) [an entity](java&#115;cript:alert(9)) [![in](http://evil.example/y.png)](vbscript:x)
+[title](http://evil.example/z 'x" onmouseover="alert(10)')
+
+| <img src=x onerror=alert(11)> | [t](javascript:alert(12)) |
+|---|---|
+| <svg/onload=alert(13)> | <math><mi//xlink:href="data:x,<script>alert(14)</script>"> |
+
+> - <form id=settings><input name=attributes></form> <a href="javascript:alert(15)" class="send">a</a>
+
+```x"onclick="alert(16)
+<script>alert(17)</script>
 """
 
 
@@ -140,9 +150,12 @@ def test_hostile_text_is_shown_and_does_nothing(page: Any, fake: FakeGateway) ->
     expect(page.locator(".said p")).to_have_text("<i>Hello</i> **there**")
     for part in ("<img src=/x onerror=alert(1)> & <b>bold</b> <script>alert(2)</script>", "click [too]"):
         expect(page.locator(".text")).to_contain_text(part)
-    assert page.locator(".turn :is(img, b, i, iframe, style, script, object)").count() == 0
+    assert page.locator(".text :is(img, b, i, iframe, style, script, object, svg:not(.icon), math, form)").count() == 0
     hrefs = page.locator(".text a").evaluate_all("all => all.map((a) => a.getAttribute('href'))")
-    assert hrefs == ["http://evil.example/x.png", "http://evil.example/y.png"]  # links to pictures, which nobody loads
+    assert hrefs == [f"http://evil.example/{name}" for name in ("x.png", "y.png", "z")]  # the pictures are links
+    names = page.locator(".text *").evaluate_all("all => all.flatMap((each) => each.getAttributeNames())")
+    assert not [name for name in names if name.startswith("on") or name in ("id", "src", "style", "name")]
+    expect(page.locator(".text pre")).to_have_text("<script>alert(17)</script>")  # in a fence that is still open
 
 
 _HARD = (">", "- ", "[", "*a ", "`", "$", "\\(", "<!--", "|-")
