@@ -85,6 +85,11 @@ export function copyButton(text) {
   return make('button', { class: 'quiet', onclick: copy }, icon('copy'), words);
 }
 
+function enclose(element, frame) {
+  element.replaceWith(frame);
+  frame.append(element);
+}
+
 function arrange(block) {
   for (const link of block.querySelectorAll('a')) {
     const href = link.getAttribute('href');
@@ -94,13 +99,10 @@ function arrange(block) {
   for (const pre of block.querySelectorAll('pre')) {
     const language = pre.firstChild.className.replace('language-', '');
     const head = make('figcaption', {}, make('span', {}, language), copyButton(() => pre.textContent));
-    pre.replaceWith(make('figure', { class: 'code' }, head, make('pre', { tabindex: 0 }, ...pre.childNodes)));
+    pre.tabIndex = 0; // it may be wider than the page
+    enclose(pre, make('figure', { class: 'code' }, head));
   }
-  for (const table of block.querySelectorAll('table')) {
-    const frame = make('div', { class: 'table', tabindex: 0 });
-    table.replaceWith(frame);
-    frame.append(table);
-  }
+  for (const table of block.querySelectorAll('table')) enclose(table, make('div', { class: 'table', tabindex: 0 }));
 }
 
 /** Where in the text, from `at` on, the letters stand that are shown from `from` on, as far as they are written so. */

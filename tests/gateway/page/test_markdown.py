@@ -137,6 +137,10 @@ def test_what_markdown_becomes(page: Any, fake: FakeGateway) -> None:
         ["https://example.org/a_b", "https://example.org/a_b", *safe],
     ]
     expect(text.locator("hr")).to_have_count(1)
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    text.get_by_role("button", name="Copy").click()
+    expect(text.get_by_role("button", name="Copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()").startswith("def reverse(head):\n    return [*head]")
     assert not grave(page)
     page.emulate_media(color_scheme="dark")
     page.set_viewport_size({"width": 360, "height": 740})
