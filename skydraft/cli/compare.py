@@ -16,10 +16,8 @@ from skydraft.cli.progress import counted
 from skydraft.cli.sections import Command, Section, option
 from skydraft.config import Execution
 from skydraft.decoding.plan import make_plan
-from skydraft.decoding.prices import Prices, parse_prices
 from skydraft.edge.cloud import Cloud
 from skydraft.errors import MissingDependency, OptionError
-from skydraft.evaluation.bill import LONG, bills
 from skydraft.evaluation.comparison import ComparisonRequest, LoadedPair
 from skydraft.evaluation.comparison import compare as run_comparison
 from skydraft.evaluation.delayed_link import DelayedLink
@@ -45,8 +43,6 @@ _STOCK_MODES = _MODES.replace("lossless;k=5,", "")  # a server without skydraft 
 _MAX_NEW_TOKENS = 64
 _NUMBER = click.IntRange(min=1)
 _SHOWN = (0.85, 0.9, 0.95, 0.98)
-_DAY, _WIDTH = 200, 24  # questions, characters of a mode
-_BILLED = ("read anew", "cached", "written", "by the draft", "requests", "cost", "/ streaming")
 
 
 def _workload(path: Path | None, tasks: str | None, limit: int | None) -> Workload:
@@ -150,7 +146,7 @@ def compare(
                 out /= name.replace("/", "-")
                 click.echo(f"\n--adapter {name}")
             records = run_comparison(request, pair, out, lambda line: click.echo(line, err=True), counted)
-            _write_report(out, records, pair.server.prices if pair.server else None)
+            _write_report(out, records)
 
 
 def _behind(cloud: CloudChoice) -> Callable[[float], AbstractContextManager[Cloud]]:
@@ -172,28 +168,19 @@ def _behind(cloud: CloudChoice) -> Callable[[float], AbstractContextManager[Clou
     return behind
 
 
-_price_section = Section("prices", "Money", lambda price: parse_prices(price) if price else None, [
-    option("--price", "HIT,MISS,OUT", "Also show the bill: prices of a million tokens cached, read, written."),
-])  # fmt: skip
-
-
 @click.command(cls=Command)
 @click.argument("folder", type=Path)
-@_price_section
-def report(folder: Path, prices: Prices | None) -> None:
+def report(folder: Path) -> None:
     """Make summary.json and report.html in FOLDER again, from its records.jsonl. Needs no model."""
-    _write_report(folder, folder / "records.jsonl", prices, keeps_plots=True)
+    _write_report(folder, folder / "records.jsonl", keeps_plots=True)
 
 
-def _write_report(out: Path, path: Path, prices: Prices | None, *, keeps_plots: bool = False) -> None:
+def _write_report(out: Path, path: Path, *, keeps_plots: bool = False) -> None:
     records = read_records(path)
     if unjudged := len(records.unjudged()):
         what = f"Answers without a verdict, which do not count: {unjudged}."
         click.echo(f"{what} To judge them, run the same skydraft compare again.", err=True)
-    findings = Findings(records)
-    _show_table(write_report(findings, out, keeps_plots=keeps_plots).settings)
-    if prices:
-        _show_bill(findings, prices)
+    _show_table(write_report(Findings(records), out, keeps_plots=keeps_plots).settings)
     click.echo(f"Report: {out / 'report.html'}", err=True)
     try:
         load_pyplot()
@@ -220,25 +207,6 @@ def _show_table(settings: Sequence[SettingFigures]) -> None:
             cells["calls a token"] = "one a text"
         link = f"  {'here' if each.link_ms is None else f'{each.link_ms:g}':>7}" if has_links else ""
         click.echo(f"{each.mode:<{width}}{link}" + "".join(f"{cell:>15}" for cell in cells.values()))
-
-
-def _show_bill(findings: Findings, prices: Prices) -> None:
-    """A day of such questions, by mode and by model; what is dearer than streaming first."""
-    each = f"{prices.hit:g}, {prices.miss:g} and {prices.out:g}"
-    click.echo(f"\nA day of {_DAY} such questions; a million tokens cached, read and written cost {each}.")
-    for is_long, kind in ((False, "up to"), (True, "more than")):
-        costs = {bill: prices.of(bill.link) for bill in bills(findings, is_long=is_long).values()}
-        stream = sum(cost for bill, cost in costs.items() if bill.mode == "cloud")
-        dearer = [f"{bill.mode} ({cost / stream:.2f})" for bill, cost in costs.items() if 0 < stream < cost]
-        for index, (bill, cost) in enumerate(costs.items()):
-            if not index:
-                click.echo(f"\nPrompts of {kind} {LONG} tokens. Dearer than streaming: {', '.join(dearer) or 'none'}.")
-                click.echo(f"{'':<{_WIDTH}}" + "".join(f"{name:>14}" for name in _BILLED))
-            link, scale = bill.link, _DAY / bill.num_questions
-            counts = link.tokens_in - link.tokens_hit, link.tokens_hit, link.tokens_out, bill.num_drafted
-            cells = "".join(f"{round(count * scale):>14,}" for count in (*counts, link.num_requests))
-            over = f"{cost / stream:.2f}" if stream else ""
-            click.echo(f"{bill.mode:<{_WIDTH}}{cells}{cost * scale:>14.4g}{over:>14}")
 
 
 _fitted_section = Section("workload", "Prompts", _together, [

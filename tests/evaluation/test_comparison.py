@@ -1,7 +1,6 @@
 """Whole comparisons of toys from Python: what is refused before anything runs, and what a mode means while it runs."""
 
 import json
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,18 +14,14 @@ from skydraft import config
 from skydraft.config import DecodingParams
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.request import GenerateRequest
-from skydraft.engines.toy import open_toy
 from skydraft.errors import OptionError, PromptError, RecordsError
-from skydraft.evaluation.bill import bills
 from skydraft.evaluation.comparison import ComparisonRequest, request_of
-from skydraft.evaluation.findings import Findings
 from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import PromptEntry, Records
 from skydraft.evaluation.tasks.checks import Task
 from skydraft.evaluation.workloads import Workload, read_prompts
 from skydraft.prompts.audio import load_audio
 
-from ..serving import serving
 from ..speech.hearing import HearingToy
 from . import lines, pairs
 
@@ -99,20 +94,6 @@ def test_a_prompt_that_a_mode_cannot_answer_is_found_before_the_first_is_answere
 
 
 # --- what is run
-
-
-def test_the_bill_of_the_same_texts_is_the_same_here_and_over_a_server_of_ours(tmp_path: Path) -> None:
-    asked = request("cloud,gate=entropy:0.2;k=4")
-    with serving(open_toy("toy")) as server, closing(skydraft.connect(server.address, require=True)) as cloud:
-        sides: Any = (pairs.pair(DRIFT)[0], cloud)
-        far, _ = pairs.compared(asked, tmp_path / "far", sides)
-    both = [Findings(records) for records in (run(asked, tmp_path / "near")[0], far)]
-    near, here = (
-        {mode: replace(bill.link, rtt_ms=0.0) for mode, bill in bills(found, is_long=False).items()} for found in both
-    )
-    sent = [found.settings[0].value("bytes_per_token") for found in both]
-    assert sent[0] is None and sent[1] and sent[1] > 1
-    assert near == here and near["cloud"].num_requests == 3 < near["gate=entropy:0.2;k=4"].num_requests
 
 
 def test_every_mode_runs_as_it_was_resolved_whatever_presets_say_by_then(
