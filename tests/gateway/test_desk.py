@@ -7,7 +7,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
@@ -62,21 +61,6 @@ def test_200_clients_that_hang_up_leave_nothing_behind() -> None:
         running.wait_until_idle()
         assert_all_is_free(running)
         assert len(os.listdir("/proc/self/fd")) <= before[0] + 2 and threading.active_count() <= before[1] + 2
-
-
-def test_hanging_up_frees_the_seat_in_the_cloud(tmp_path: Path) -> None:
-    edge = open_toy("toy:drift=0.2", 4096, 4)
-    with (
-        serving(slow(open_toy("toy", 4096, 4), 0.002), max_sessions=4) as server,
-        closing(skydraft.connect(server.address)) as cloud,
-        gateway(Pair(edge, cloud), max_running=2, max_waiting=20) as running,
-    ):
-        for model in ("skydraft-lossless", "skydraft-cloud", "skydraft-quality"):
-            for stream in (True, False):
-                hang_up(running, 0.4, body(model, max_tokens=3000, stream=stream))
-                running.wait_until_idle()
-                server.wait_until(lambda: server.num_sessions == 0)
-        assert_all_is_free(running)
 
 
 def test_who_hangs_up_while_a_long_prompt_is_read_stops_the_reading() -> None:

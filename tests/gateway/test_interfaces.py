@@ -235,6 +235,14 @@ def test_an_answer_goes_on_from_a_last_message_of_the_assistant() -> None:
         assert text(messages=[turns[0], {"role": "assistant", "content": [use]}], tools=[MESSAGES_TOOL])
 
 
+def test_a_system_message_is_read_where_the_template_takes_only_a_first_one() -> None:
+    strict = "{% if m.role == 'system' and not loop.first %}{{ raise_exception('not first') }}{% endif %}"
+    said = [{"role": role, "content": text} for role, text in (("user", "快"), ("system", "轻"), ("user", "重"))]
+    with written_by("{% for m in messages %}" + strict + "{{ m.content }}{% endfor %}") as running:
+        usage = running.chat(said).json()["usage"]
+        assert usage["prompt_tokens"] == len(running.gateway.pair.edge.vocab.encode("快轻\n\n重"))
+
+
 @pytest.mark.parametrize("options", [{}, {"tools": [TOOL], "tool_choice": "required", "max_output_tokens": 300}])
 def test_responses_have_all_fields_that_the_sdk_requires(served: Running, options: dict[str, Any]) -> None:
     """The SDK itself checks no answer, and other clients do."""
