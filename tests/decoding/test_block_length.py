@@ -158,21 +158,6 @@ def test_it_goes_back_to_drafting_when_the_link_is_fast_again():
     assert whole.spent_ms <= 1.08 * (0.8 * ideal.spent_ms + 0.2 * plain.spent_ms)
 
 
-@law(25)
-@given(
-    st.lists(st.sampled_from([0.05, 0.5, 0.8, 0.97]), min_size=1, max_size=3), st.integers(0, 100),
-    st.sampled_from([12.0, 20.0, 40.0]), st.sampled_from([20.0, 80.0, 150.0]), st.integers(30, 800),
-)  # fmt: skip
-def test_what_it_loses_is_bounded(chances, seed, draft_ms, rtt_ms, size):
-    """On a text that its first beliefs do not fit: a share of the target's time, some tokens, and the last try."""
-    times = Times(draft_ms, 45.0, lambda base: rtt_ms)
-    text = [text_of(seed, size, chances)]
-    plain_ms = over(text, times, lambda: fixed(0)).spent_ms
-    found_ms = over(text, times, lambda: AutoTurns(times.costs)).spent_ms
-    last_try_ms = MAX_AUTO_K * draft_ms + 3 * rtt_ms + 45.0
-    assert found_ms <= 1.04 * plain_ms + 4 * 45.0 + last_try_ms
-
-
 @pytest.mark.parametrize("prompt_ms", [0.0, 200.0, 2000.0])
 def test_a_stream_never_waits_long_for_what_was_not_read(prompt_ms):
     """The prompt is read once that may be lost; the tokens after it are read in the shadow of the target, in parts."""
@@ -221,20 +206,3 @@ def test_where_each_token_of_a_stream_waits_for_its_turn_a_block_that_waits_once
         if policy.reads:
             policy.read([True])
     assert (policy.longest() > 0) == drafts
-
-
-def test_nothing_is_read_or_drafted_where_no_block_can_pay():
-    times = Times(40.0, 45.0, lambda base: 150.0)
-    policy = AutoTurns(times.costs)
-    for number in range(1, 2000):
-        assert policy.longest() == 0 and not policy.reads
-        policy.observe(done(0, 0, number=number, wall_ms=45.0, outcome="written"))
-
-
-def test_shares_become_those_of_the_newest_tokens():
-    shares, rng = BinShares([0.5, 0.5], 4.0, 200.0), np.random.default_rng(3)
-    for chances in ((0.1, 0.9), (0.8, 0.9)):  # another kind of text
-        for _ in range(1500):
-            for at, chance in enumerate(chances):
-                shares.count(at, bool(rng.random() < chance))
-        assert [shares.of(0), shares.of(1)] == pytest.approx(chances, abs=0.1)

@@ -23,6 +23,7 @@ LOSSLESS = ({}, {"mode": "lossless"}, {"k": "auto"}, {"mode": "lossless", "gate"
 EDGE = Plan(NEVER, 1, mode="edge")
 AUTO = Plan(CALIBRATED, 6, ends_early=True, mode="auto", hand_back=AGREE)
 IN_QUALITY = Plan(ALWAYS, 24, mode="quality", hand_back=AGREE, block_prob=0.2, goes_on=True)
+IN_BLOCKS = replace(IN_QUALITY, k=5, block_prob=0.0)
 IN_MARGIN = replace(IN_QUALITY, gate=GateSpec("margin", 0.0), block_prob=0.0)
 STARTED = Plan(GateSpec("entropy", 3.25, RULES), 16, ends_early=True, mode="answers", hand_back=AGREE)
 
@@ -35,16 +36,8 @@ STARTED = Plan(GateSpec("entropy", 3.25, RULES), 16, ends_early=True, mode="answ
         ({"mode": "cloud"}, Plan(ALWAYS, 1, False, mode="cloud"), True),
         ({"mode": "fluency"}, Plan(FLUENCY, 4, mode="fluency", hand_back=AGREE), True),
         ({"mode": "quality", "k": "auto"}, replace(IN_QUALITY, k=None, hand_back=None), True),
-        (
-            {"mode": "quality", "gate": "never"},
-            replace(IN_QUALITY, gate=NEVER, k=5, block_prob=0.0, hand_back=HandBack()),
-            False,
-        ),
-        (
-            {"mode": "quality", "gate": "prob:0.5"},
-            replace(IN_QUALITY, gate=GateSpec("prob", 0.5), k=5, block_prob=0.0),
-            True,
-        ),
+        ({"mode": "quality", "gate": "never"}, replace(IN_BLOCKS, gate=NEVER, hand_back=HandBack()), False),
+        ({"mode": "quality", "gate": "prob:0.5"}, replace(IN_BLOCKS, gate=GateSpec("prob", 0.5)), True),
         ({"mode": "quality", "gate": "margin:0", "k": "auto"}, replace(IN_MARGIN, k=None), True),
         ({"mode": "answers"}, STARTED, True),
         ({"mode": "auto", "gate": "calibrated:0.9"}, replace(AUTO, gate=GateSpec("calibrated", 0.9)), True),

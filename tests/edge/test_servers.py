@@ -1,10 +1,8 @@
 """A list of servers: who goes where, who is left out, and that no text tells the difference."""
 
 import re
-import signal
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -23,11 +21,10 @@ from skydraft.edge.session import OwnServer, OwnText
 from skydraft.edge.tls import ServerOptions
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import open_toy
-from skydraft.errors import CloudLost, CloudTimeout, NotAuthorized, OptionError, VocabularyMismatch
+from skydraft.errors import CloudLost, CloudTimeout, NotAuthorized, OptionError
 from skydraft.protocol.address import parse_addresses
 
-from .. import toys
-from ..serving import PATIENCE_S, Process, free_port, waiting
+from ..serving import PATIENCE_S, free_port, waiting
 from ..toys import law
 from .coming_and_going import faults, written
 from .texts import ALONE, GATED, LOSSLESS, PARAMS, Start, begin, by_plan, connected, home, undisturbed
@@ -134,14 +131,6 @@ def slow(plan: Any) -> Engine:
     return engine
 
 
-def test_addresses_where_nobody_is_cost_no_token(start: Start) -> None:
-    addresses = ["127.0.0.1:9", start().address, f"[::1]:{free_port()}"]
-    with closing(skydraft.connect(addresses)) as cloud:
-        for _ in range(4):
-            assert begin(cloud).run().token_ids == undisturbed()
-        assert cloud.info().model == "toy"
-
-
 @pytest.mark.parametrize("fallback", ["lost", "start"])
 def test_nothing_is_opened_ahead_where_no_server_is_reached(fallback: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = list[OwnText]()
@@ -150,25 +139,6 @@ def test_nothing_is_opened_ahead_where_no_server_is_reached(fallback: Any, monke
     with closing(skydraft.connect(address, open_ahead=True, fallback=fallback)) as cloud, may_begin:
         begin(cloud, GATED).close()
     assert not opened
-
-
-def test_without_any_server_a_gated_text_goes_on_alone_and_takes_the_first_that_comes(
-    start: Start, unhurried: None
-) -> None:
-    ports, lines = [free_port(), free_port()], list[str]()
-    names = ",".join(f"127.0.0.1:{port}" for port in ports)
-    with closing(skydraft.connect(names, notify=lines.append, fallback="start")) as cloud:
-        generation = begin(cloud, GATED, replace(PARAMS, max_new_tokens=400, min_new_tokens=400))
-        server = None
-        for done, _ in generation.rounds():
-            if done.record.outcome == "fallback" and server is None:
-                assert f"The cloud at {names} was not reached (" in lines[-1] and lines[-1].count("no connection") == 2
-                server = start(port=ports[1])
-            if done.record.outcome == "fallback":
-                time.sleep(0.1)  # it is looked for now and then
-        assert generation.origins[0] == "edge-fallback" and "recovered" in generation.origins
-        assert len(generation.token_ids) == 400
-        assert [line for line in lines if "The cloud is back" in line] == lines[1:] and len(lines) == 2
 
 
 @pytest.mark.parametrize("require", [False, True])
@@ -185,78 +155,10 @@ def test_without_any_server_what_must_be_verified_fails_with_one_line_that_names
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("plan", [LOSSLESS, GATED], ids=["lossless", "gated"])
-def test_a_silent_server_is_left_for_another_one_long_before_patience_ends(plan: Any, unhurried: None) -> None:
-    """Stopped processes accept connections and say nothing."""
-    servers = [Process(), Process()]
-    try:
-        with closing(skydraft.connect([each.address for each in servers], timeout_s=PATIENCE_S)) as cloud:
-            servers[0].signal(signal.SIGSTOP)
-            began = time.monotonic()
-            for _ in range(2):
-                assert begin(cloud, plan).run().token_ids == undisturbed(plan)
-            assert time.monotonic() - began < PATIENCE_S
-    finally:
-        for each in servers:
-            each.kill()
-
-
 # --- Servers that are not alike
 
 
-ODD: dict[str, tuple[Callable[[], Engine], dict[str, Any]]] = {
-    "model": (lambda: open_toy("toy:drift=0.4"), {}),
-    "execution": (lambda: open_toy("toy"), {"execution": "throughput"}),
-}
-
-
-@pytest.mark.parametrize("what", ODD)
-def test_all_texts_go_to_servers_that_run_what_the_first_one_that_was_met_runs(start: Start, what: str) -> None:
-    engine, options = ODD[what]
-    servers = [start(), start(engine(), **options)]
-    with closing(connected(servers)) as cloud:
-        seen = set()
-        for plan in [LOSSLESS, GATED] * 5:
-            generation = begin(cloud, plan)
-            for done, _ in generation.rounds():
-                if done.record.outcome == "verified":
-                    break
-            there, _ = home(servers)
-            seen.add(there.address)
-            assert "edge-fallback" not in generation.origins
-            generation.close()
-            there.wait_until(lambda there=there: not there.num_sessions)  # type: ignore[misc]
-    assert len(seen) == 1
-
-
-def test_a_server_of_another_vocabulary_gets_no_text(start: Start) -> None:
-    foreign: Engine = toys.toy(4)
-    servers = [start(), start(foreign)]
-    with closing(connected(servers)) as cloud:
-        for plan in [LOSSLESS, GATED, ALONE] * 3:
-            assert begin(cloud, plan).run().token_ids == undisturbed(plan)
-    with closing(connected(servers[1:])) as cloud, pytest.raises(VocabularyMismatch):
-        begin(cloud).run()
-
-
 # --- Getting in
-
-
-def test_a_server_that_refuses_the_token_is_left_out_and_all_of_them_are_an_error(
-    start: Start, tmp_path: Path, unhurried: None
-) -> None:
-    files = [tmp_path / "ours", tmp_path / "theirs"]
-    files[0].write_text(TOKENS)
-    files[1].write_text("other another-token-of-24-chars\n")
-    servers = [start(token_file=each) for each in files]
-    with closing(connected(servers, token=TOKENS.split()[1])) as cloud:
-        for plan in [LOSSLESS, GATED] * 3:
-            assert begin(cloud, plan).run().token_ids == undisturbed(plan)
-        files[0].write_text("other another-token-of-24-chars\n")
-        time.sleep(1.1)  # the file is looked at once a second
-        for plan in (LOSSLESS, GATED):
-            with pytest.raises(NotAuthorized):
-                begin(cloud, plan).run()
 
 
 @pytest.mark.parametrize("plan", [LOSSLESS, GATED], ids=["lossless", "gated"])

@@ -140,17 +140,6 @@ def test_what_breaks_an_invariant_is_refused(decode: Callable[[bytes], Any], dat
     assert "\n" not in str(raised.value)
 
 
-def test_what_they_were_made_from_is_accepted() -> None:
-    assert read_call(opening_with()).opening.prompt == Prompt((1, 2))
-    assert read_call(heard()).opening.prompt.media == (Media(np.zeros((4, 3), np.float32)),)
-    assert read_call(call_with(opening={"committed_ids": [1] * 8}, catch_up_ids=[1])).base == 9
-    assert read_call(call_with(base=2, catch_up_ids=[3, 4])).catch_up_ids == (3, 4)
-    assert read_call(call_with(base=0, opening={"prompt_ids": [1] * 9})).base == 0
-    assert codec.decode_verdict(reply_with(base=0), 0)[0].base == 0
-    assert codec.decode_written(pb.SessionReply(written_ids=[1]).SerializeToString()).base == 0
-    assert verdict_on_9(reply_with(audit=b"\xff\x00"))[0].audit == (True,) * 8 + (False,)
-
-
 def test_lists_that_are_longer_than_the_context_are_no_defect_of_the_message() -> None:
     opened = [opening_with(prompt_ids=[1] * 21), opening_with(committed_ids=[1] * 21)]
     for data in (*opened, call_with(catch_up_ids=[1] * 21, base=21), call_with(draft_ids=[1] * 21)):
