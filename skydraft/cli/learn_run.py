@@ -39,7 +39,6 @@ from skydraft.models import adapters, cache_dir
 from skydraft.models.cache import disk_errors_named, locked
 
 _TYPICAL = 100  # tokens of an answer, before the first one is known
-_FEW_GUARDS = 20  # general prompts, where they are information
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +91,10 @@ _asked_section = Section("asked", "What to learn", _asked, [
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """How long to train and for which texts, and whether to ask before it begins."""
+    """How long to train, and whether to ask before it begins."""
 
     minutes: float
     yes: bool
-    everything: bool
 
 
 _SETTINGS = training.TrainSettings()
@@ -104,8 +102,6 @@ _how_section = Section("how", "Training", How, [
     option("--minutes", "N", "Stop after about N minutes; the same command continues (default: 0, no limit).",
            type=click.FloatRange(min=0), default=0.0),
     option("-y --yes", None, "Begin without a question.", is_flag=True),
-    option("--everything", None, "Use it for all texts, not only those that begin as these do. Then it is kept only if "
-           "general prompts do not suffer.", is_flag=True),
 ])  # fmt: skip
 
 
@@ -169,14 +165,13 @@ class _Run:
         for done in (self._trial, self._trial.with_suffix(".json"), self._state, self._begun):
             for path in (done, *home.glob(f".{done.name}-*")):  # a kill may have left half of one
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        click.echo(f"Not kept: {objection}." if objection else _how_used(home.name, task, self._how))
+        click.echo(f"Not kept: {objection}." if objection else _how_used(home.name, task))
         return 0 if (home / adapters.FILE).exists() else 1
 
     def _answered(self) -> dataset.TrainingTask:
         """The training's data, once the target has answered."""
         how, store = self._how, Store(self._asked.folder or self._home)
         before = Store(self._home) if self._asked.folder else None
-        guards = dataset.guard_requests()[: None if how.everything else _FEW_GUARDS]
         with self._models.load_edge() as edge:
             dataset.trainable_file(edge)  # before the target is loaded, as what follows
             self._leave_out_long(edge)
@@ -185,15 +180,12 @@ class _Run:
             with self._target() as target:
                 weights = dataset.weights_of(target)
                 answering = Answering(self._asks, edge, target, weights, store)
-                guarding = Answering(guards, edge, target, weights, Store(cache_dir() / "guard"))
-                if not _may_begin(answering, guarding, how, self._cloud):
+                if not _may_begin(answering, how, self._cloud):
                     raise OptionError("Nothing was begun.", hint="Give --yes to begin without a question.")
                 with self._counting(len(answering.todo), "answers", "what was answered is kept") as done:
                     answering.run(done)
-                with self._counting(len(guarding.todo), "general answers", "what was answered is kept") as done:
-                    guard = [each for each in guarding.run(done) if each]
             last = self._begun.read_text() if before and self._begun.exists() else ""
-            task = dataset.prepare(store, edge, weights, guard, for_all=how.everything, before=before, last=last)
+            task = dataset.prepare(store, edge, weights, before=before, last=last)
         if task.left_out:
             TERMINAL.say(f"left out: {task.left_out}.")
         click.echo(f"{len(task.trained)} answers to learn from, {len(task.held_out)} held out.", err=True)
@@ -226,9 +218,7 @@ class _Run:
                 made = training.train(task, _SETTINGS, run_on, self._state, progress.show, self._deadline)
             made.write(self._trial, key)
         click.echo(f"Agreement on held-out answers: {made.held_out}")
-        if made.guard:
-            click.echo(f"Agreement on general prompts:  {made.guard}")
-        return made.objection(self._how.everything, len(task.trained) + len(task.held_out))
+        return made.objection(len(task.trained) + len(task.held_out))
 
     def _calibrated(self, task: dataset.TrainingTask) -> str:
         """Say why what was trained should not replace what is in use, or calibrate the gate to it, and return ""."""
@@ -276,25 +266,20 @@ class _Run:
             yield on_done
 
 
-def _may_begin(answering: Answering, guarding: Answering, how: How, cloud: CloudChoice) -> bool:
+def _may_begin(answering: Answering, how: How, cloud: CloudChoice) -> bool:
     """Say what is to come, and ask. Nobody is asked where there is nothing to write, or no terminal."""
-    num_todo = len(answering.todo) + len(guarding.todo)
-    if not num_todo:
+    if not answering.todo:
         return True
-    num_tokens = sum(min(each.params.max_new_tokens, _TYPICAL) for each in (*answering.todo, *guarding.todo))
-    num_prompt_tokens = answering.num_prompt_tokens + guarding.num_prompt_tokens
-    general = f" ({len(guarding.todo)} of them to general prompts)" if guarding.todo else ""
-    line = f"The target is to write {num_todo} answers{general}, some {num_tokens} tokens"
+    num_tokens = sum(min(each.params.max_new_tokens, _TYPICAL) for each in answering.todo)
+    line = f"The target is to write {len(answering.todo)} answers, some {num_tokens} tokens"
     if price := cloud.given.get("price"):
-        line += f", for about {parse_prices(price).total(0, num_prompt_tokens, num_tokens):.2g}"
+        line += f", for about {parse_prices(price).total(0, answering.num_prompt_tokens, num_tokens):.2g}"
     click.echo(f"{line}. Training then takes some minutes.", err=True)
     return how.yes or not sys.stdin.isatty() or click.confirm("Begin?", default=True, err=True)
 
 
-def _how_used(name: str, task: dataset.TrainingTask, how: How) -> str:
+def _how_used(name: str, task: dataset.TrainingTask) -> str:
     compare = f"See what it is worth on other prompts: skydraft compare --prompts FILE --adapter {name},none"
-    if how.everything:
-        return f"{name} is used for all texts from now on. Undo it with: skydraft learn revert {name}\n{compare}"
     by_name = f"Use it with --adapter {name}; in the gateway as skydraft:{name}."
     if not task.card.beginning_len:
         return f"These prompts share no beginning, so {name} is used only when you name it. {by_name}\n{compare}"

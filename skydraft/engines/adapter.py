@@ -45,13 +45,10 @@ class AdapterCard(BaseModel):
     trained_on: tuple[str, ...] = ()  # digests of the prompts
     beginning_len: int = Field(default=0, ge=0)
     beginning: str = ""
-    for_all: bool = False
 
     def begins(self, prompt: Seq[int] | npt.NDArray[np.int32]) -> bool:
-        """Whether a prompt begins as all of those do that it was trained for; one `for_all` is for any prompt."""
-        return self.for_all or (
-            0 < self.beginning_len < len(prompt) and digest(prompt[: self.beginning_len]) == self.beginning
-        )
+        """Whether a prompt begins as all of those do that it was trained for."""
+        return 0 < self.beginning_len < len(prompt) and digest(prompt[: self.beginning_len]) == self.beginning
 
     def check_base(self, fingerprint: str, name: str) -> None:
         """Raise OptionError for a model with other weights than those that it was trained for."""

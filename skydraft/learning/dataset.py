@@ -1,7 +1,4 @@
-"""Chooses lessons of one vocabulary and one target, holds some out, and adds the guard.
-
-The guard is general prompts that come along, so that what is learned in one field does not cost the others.
-"""
+"""Chooses lessons of one vocabulary and one target, and holds some out."""
 
 from __future__ import annotations
 
@@ -9,15 +6,12 @@ import hashlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from skydraft.config import DecodingParams
-from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import target_of
 from skydraft.engines.adapter import AdapterCard, digest
 from skydraft.engines.base import Engine
@@ -25,7 +19,6 @@ from skydraft.engines.trainable import check_trainable
 from skydraft.engines.vocab import Vocab, num_shared
 from skydraft.errors import OptionError, RecordsError
 from skydraft.learning.lessons import Lesson, Store, encode
-from skydraft.prompts.messages import asked
 from skydraft.prompts.pair import beginning_ids
 
 if TYPE_CHECKING:
@@ -37,7 +30,6 @@ MAX_GENERATIONS = 1000  # the newest; what the lower layers say of them is in me
 _HELD_OUT = 1 / 6
 _MIN_HELD_OUT = 6
 _MIN_BEGINNING = 4  # tokens beyond the template's, by which prompts of one kind are known
-_GUARD_FILE, GUARD_TOKENS = "guard_prompts.txt", 32
 
 # What is under way, how much of it is done, of how much, and a note: "α 0.71".
 OnProgress: TypeAlias = Callable[[str, int, int, str], None]
@@ -138,18 +130,6 @@ def _digest(*token_ids: int) -> bytes:
     return hashlib.sha256(np.array(token_ids, "<i8").tobytes()).digest()
 
 
-def guard_prompts() -> tuple[str, ...]:
-    """General prompts: descriptions, questions, lists, code, English; one a line."""
-    text = resources.files("skydraft.learning").joinpath(_GUARD_FILE).read_text(encoding="utf-8")
-    return tuple(line for line in text.splitlines() if line.strip())
-
-
-def guard_requests() -> list[GenerateRequest]:
-    """What the target is asked for the guard."""
-    params = DecodingParams(max_new_tokens=GUARD_TOKENS)
-    return [GenerateRequest(asked(prompt), params=params) for prompt in guard_prompts()]
-
-
 def weights_of(cloud: Engine | Cloud) -> str:
     """What names the target. Raises OptionError for a server that does not tell."""
     facts = target_of(cloud).facts(None)
@@ -185,13 +165,12 @@ class TrainingTask:
     vocab_size: int
     trained: Sequence[Lesson]
     held_out: Sequence[Lesson]
-    guard: Sequence[Lesson]
     left_out: str = ""
     last: str = ""
 
     def digest(self) -> str:
         total = hashlib.sha256()
-        for part in (self.trained, self.held_out, self.guard):
+        for part in (self.trained, self.held_out):
             for lesson in part:
                 total.update(encode(lesson))
             total.update(b"|")
@@ -211,22 +190,18 @@ def trainable_file(engine: Engine) -> Path:
     return path
 
 
-def prepare(
-    store: Store, edge: Engine, weights: str, guard: Sequence[Lesson], *, for_all: bool = False,
-    before: Store | None = None, last: str = "",
-) -> TrainingTask:  # fmt: skip
-    """Choose and split the lessons for a draft model and the target `weights`; `for_all`: it is to serve any prompt.
+def prepare(store: Store, edge: Engine, weights: str, *, before: Store | None = None, last: str = "") -> TrainingTask:
+    """Choose and split the lessons for a draft model and the target `weights`.
 
     The lessons of the store `before` are older, and none is newer than `last`. Raises a SkydraftError.
     """
     path = trainable_file(edge)
     lessons, left_out = choose(store, edge.vocab, weights, before, MAX_LEN, last)
     trained, held_out = split(lessons)
-    beginning = () if for_all else beginning_of(lessons, beginning_ids(edge.vocab))
+    beginning = beginning_of(lessons, beginning_ids(edge.vocab))
     card = AdapterCard(
         base=edge.fingerprint, base_name=edge.name, vocab=edge.vocab.fingerprint, target=weights,
         beginning_len=len(beginning), beginning=digest(beginning) if beginning else "",
-        for_all=for_all,
     )  # fmt: skip
     last = answer_digest(lessons[-1])
-    return TrainingTask(path, card, edge.vocab.size, trained, held_out, guard, left_out, last)
+    return TrainingTask(path, card, edge.vocab.size, trained, held_out, left_out, last)

@@ -26,7 +26,6 @@ from skydraft.learning.dataset import OnProgress, TrainingTask
 from skydraft.learning.halves import Activations, Halves
 from skydraft.learning.lessons import Lesson
 
-MAX_GUARD_LOSS = 0.01
 _SCALE = 2.0  # of low-rank changes: alpha / rank
 _NUM_RIVALS = 4  # the draft model's best tokens at each place, which training makes less likely
 _MAX_NORM = 1.0
@@ -115,21 +114,20 @@ def _numbered(prompts: Sequence[object]) -> dict[object, int]:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """An adapter, and how α changed on the held-out lessons and on the guard's, if there is a guard."""
+    """An adapter, and how α changed on the held-out lessons."""
 
     adapter: Adapter
     held_out: Gain
-    guard: Gain | None
 
     def write(self, path: Path, key: str = "") -> None:
         """Write the adapter, and beside it what was measured, so that the training `key` is not done again."""
         path.with_suffix(".json").unlink(missing_ok=True)  # of another adapter
         write_adapter(path, self.adapter)
-        gains = {"held_out": asdict(self.held_out), "guard": self.guard and asdict(self.guard)}
-        write_whole(path.with_suffix(".json"), json.dumps({"key": key, **gains}).encode(), 0o600)
+        noted = {"key": key, "held_out": asdict(self.held_out)}
+        write_whole(path.with_suffix(".json"), json.dumps(noted).encode(), 0o600)
 
-    def objection(self, everything: bool, num_answers: int) -> str:
-        """Say why the adapter should not be kept; "" where it should. One for `everything` must not cost the guard.
+    def objection(self, num_answers: int) -> str:
+        """Say why the adapter should not be kept; "" where it should.
 
         `num_answers` is that of all lessons: the interval of the gain narrows with its root.
         """
@@ -138,8 +136,6 @@ class Trained:
             times = ((gain.difference - gain.low) / gain.difference) ** 2 if gain.difference > 0 else 0.0
             enough = f"; about {round(times * num_answers, -1) + 10:.0f} answers would tell" if 0 < times < 20 else ""
             return f"on the held-out answers the gain is not certain{enough}"
-        if everything and self.guard is not None and self.guard.difference < -MAX_GUARD_LOSS:
-            return f"on general prompts it is worse by more than {MAX_GUARD_LOSS:g}"
         return ""
 
 
@@ -177,18 +173,15 @@ class Training:
         task = self._task
         trained = self._lower(task.trained, "reading what to learn")
         held_out = self._lower(task.held_out, "reading what is held out")
-        guard = self._lower(task.guard, "reading the guard")
         vocab = self._occurring(trained)
-        before, guarded = self._counts(held_out, "held out, before"), self._counts(guard, "guard, before")
+        before = self._counts(held_out, "held out, before")
         self._lora = self._inject()
         self._optimizer = self._new_optimizer()
         self._resume()
         self._train(trained, held_out, vocab)
         self._put(self._state.best or {})
-        prompts, general = ([lesson.prompt_ids for lesson in lessons] for lessons in (task.held_out, task.guard))
-        gained = gain(before, cross_fitted(self._state.counts, prompts), prompts)
-        cost = gain(guarded, self._counts(guard, "guard, after"), general) if guard else None
-        return Trained(self._adapter(), gained, cost)
+        prompts = [lesson.prompt_ids for lesson in task.held_out]
+        return Trained(self._adapter(), gain(before, cross_fitted(self._state.counts, prompts), prompts))
 
     def _each(self, items: Sequence[T], what: str) -> Iterator[T]:
         """Give the items one by one, and report progress. Raises TimeoutError when time is over."""
@@ -337,8 +330,7 @@ def trained_before(path: Path, key: str) -> Trained | None:
     with suppress(OSError, ValueError, KeyError, TypeError, SkydraftError):
         noted = json.loads(path.with_suffix(".json").read_text())
         if noted["key"] == key:
-            guard = noted["guard"] and Gain(**noted["guard"])
-            return Trained(read_adapter(path), Gain(**noted["held_out"]), guard)
+            return Trained(read_adapter(path), Gain(**noted["held_out"]))
     return None
 
 

@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 # (what is called, which call of it, whether it writes), in the order of a run; after @ what its first argument names
 MOMENTS = [
     ("skydraft.learning.lessons:_append@/task/", 3, True),  # an answer
-    ("skydraft.learning.lessons:_append@/guard/", 1, True),  # a general one
     ("skydraft.learning.halves:Halves.activations", 9, False),
     ("skydraft.learning.training:Training._step", 3, False),
     ("skydraft.learning.training:write_whole", 1, True),  # a state
@@ -83,13 +82,8 @@ def main(homes: list[str], command: list[str]) -> list[tuple[int, str]]:
 
     from skydraft.cli import learn_run
     from skydraft.cli.main import run
-    from skydraft.learning import dataset
     from skydraft.learning.training import Trained, TrainSettings
 
-    from .conftest import prompts
-
-    dataset.guard_prompts = lambda: tuple(prompts(8, seed=5))
-    dataset.GUARD_TOKENS = 6
     vars(learn_run)["_SETTINGS"] = TrainSettings(rank=8, num_layers=1, rate=0.01)
     Trained.objection = lambda *_: ""  # type: ignore[method-assign]  # the gain of so few answers is not certain
 

@@ -51,8 +51,6 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     """Run a command; returns (exit status, stdout, stderr)."""
     monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLUMNS", "500")
-    monkeypatch.setattr("skydraft.learning.dataset.guard_prompts", lambda: tuple(prompts(12, seed=5)))
-    monkeypatch.setattr("skydraft.learning.dataset.GUARD_TOKENS", 8)
     train_by(monkeypatch)
 
     def invoke(*args: str) -> tuple[int, str, str]:
@@ -130,25 +128,19 @@ def test_a_task_is_learned_from_prompts_alone_and_used_where_a_conversation_begi
     assert "has no adapter 'task'" in call("learn", "revert", "task")[2]
 
 
-def test_what_was_collected_teaches_too_and_one_for_everything_has_a_guard(
-    call: Call, bare: Call, taught: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_collected_teaches_too(call: Call, taught: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = call(*ASK, "--mode", "edge")[1]
-    status, said, err = call("learn", "run", "all", "--from", str(taught), "--everything", "-y")
+    status, said, err = call("learn", "run", "one", "--from", str(taught), "-y")
     assert status == 0, said + err
-    assert "for all texts" in said and call(*ASK, "--mode", "edge")[1] != before
+    assert "only when you name it" in said and call(*ASK, "--mode", "edge")[1] == before
+    assert call(*ASK, "--mode", "edge", "--adapter", "one")[1] != before
     num_held_out = re.search(r"(\d+) held out", err)
     assert num_held_out and call("learn", "calibrate", str(taught))[1].startswith(f"On {num_held_out[1]} answers ")
-    monkeypatch.setattr("skydraft.learning.training.MAX_GUARD_LOSS", -1.0)
-    status, said, _ = call("learn", "run", "more", "--from", str(taught), "--everything", "-y")
-    assert status == 1 and "on general prompts it is worse" in said
-    status, said, _ = call("learn", "run", "one", "--from", str(taught), "-y")
-    assert status == 0 and "only when you name it" in said
-    assert [call("learn", "forget", str(taught.parent))[1].count(name) for name in ("all", "one")] == [0, 0]
+    assert "one" not in call("learn", "forget", str(taught.parent))[1]
     train_by(monkeypatch, rank=2, epochs=1, rate=1e-9)
     status, said, _ = call("learn", "run", "nothing", "--from", str(taught), "-y")
     assert status == 1 and "Not kept" in said
-    assert bare("models", "list")[1].count("learned: all, one") == 1
+    assert bare("models", "list")[1].count("learned: one") == 1
 
 
 def test_a_run_goes_on_though_its_folder_grows_and_keeps_nothing_of_what_was_forgotten(
