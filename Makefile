@@ -1,7 +1,5 @@
 # make demo | llamacpp | demo-speech | test | test-long | test-browser | test-conformance | test-stock | lint | docs
-#    | screenshots | report
-#    | bench | bench-identity | bench-cloud | bench-gateway | bench-zh | bench-speech
-#    | bench-link | tasks.
+#    | screenshots | report | tasks.
 # Each sets up what it needs.
 VENV ?= .venv
 PYTHON ?= python3
@@ -13,8 +11,8 @@ PROTO := skydraft/protocol/verifier.proto
 PROTOC := $(BIN)/python -m grpc_tools.protoc -I .
 FRESH := $(VENV)/protocol
 
-.PHONY: test-installs bench-link setup models demo llamacpp test test-long test-browser test-conformance stock test-stock lint protocol docs screenshots bench bench-identity \
-	bench-cloud bench-gateway bench-zh bench-speech demo-speech report tasks
+.PHONY: test-installs setup models demo llamacpp test test-long test-browser test-conformance stock test-stock lint protocol docs screenshots \
+	demo-speech report tasks
 
 setup: $(READY)
 
@@ -55,7 +53,7 @@ demo: $(TRYING)
 	@echo 'Step 2 of 3: two models, 1.6 GB, kept for every later run.'
 	@$(BIN)/skydraft models fetch $(PAIR)
 	@echo 'Step 3 of 3: one answer by both models together, then in four modes.'
-	@$(BIN)/python -m bench.demo
+	@$(BIN)/python -m bench demo
 
 # Three processes, since tests also wait. Byte code is kept whatever the machine says: rewriting asserts takes long. What fails
 # beside the others runs once more, alone: many tests measure time, on machines with other work. A real fault fails again.
@@ -126,7 +124,7 @@ lint: $(READY)
 	$(PROTOC) --python_out=$(FRESH) --pyi_out=$(FRESH) $(PROTO)
 	diff $(FRESH)/skydraft/protocol/verifier_pb2.py skydraft/protocol/verifier_pb2.py
 	diff $(FRESH)/skydraft/protocol/verifier_pb2.pyi skydraft/protocol/verifier_pb2.pyi
-	$(BIN)/python -m bench.reference | diff docs/cli.md -
+	$(BIN)/python -m bench reference | diff docs/cli.md -
 
 # Writes the code that verifier.proto stands for; lint fails when that was forgotten.
 protocol: $(READY)
@@ -134,44 +132,19 @@ protocol: $(READY)
 
 # Writes docs/cli.md, the help of every command; lint fails when that was forgotten.
 docs: $(READY)
-	$(BIN)/python -m bench.reference > docs/cli.md
-
-bench: models
-	$(BIN)/python -m bench.speed
-
-bench-identity: models
-	$(BIN)/python -m bench.identity
-
-bench-cloud: models
-	$(BIN)/python -m bench.cloud
-	$(BIN)/python -m bench.clients
-
-bench-gateway: models
-	$(BIN)/python -m bench.gateway overhead
-	$(BIN)/python -m bench.gateway turns
-	$(BIN)/python -m bench.gateway identity
+	$(BIN)/python -m bench reference > docs/cli.md
 
 # Pictures of the chat page, made with the demo pair and Chromium.
 screenshots: models
-	$(BIN)/python -m bench.screenshots docs/images
-
-bench-zh: models
-	$(BIN)/python -m bench.zh
-
-# Both times of the target, eight round trips, six prompts: about half an hour on two cores that are idle.
-bench-link: models
-	$(BIN)/python -m bench.link --out build/link.json
+	$(BIN)/python -m bench screenshots docs/images
 
 # The page under docs/: all dev prompts on the demo pair, half an hour on two cores.
 report: models
-	$(BIN)/python -m bench.report
+	$(BIN)/python -m bench report
 
 # Speech on the embedded toy pair; no download.
 demo-speech: $(READY)
-	$(BIN)/python -m bench.speech --demo --modes "edge,cloud,lossless;k=5,fluency,quality"
-
-bench-speech: $(READY)
-	$(BIN)/python -m bench.speech
+	$(BIN)/python -m bench speech --demo --modes "edge,cloud,lossless;k=5,fluency,quality"
 
 # What each mode scores on tasks with checks: some 30 hours on two idle cores (estimated), so TASK_SETS may name fewer sets.
 # A killed run goes on where it stopped.
@@ -179,7 +152,7 @@ TASK_SETS := human-eval,gsm-symbolic,arithmetic,calendar,logic,zh-words,zh-extra
 TASK_MODES := edge,cloud,lossless;k=16;hand-back=agree:4,fluency,quality,answers,auto;gate=calibrated:0.9,auto,auto;gate=calibrated:0.99
 SPEECH := --edge-model tiny-omni-edge --cloud-model tiny-omni-cloud
 tasks: models $(VENV)/.tasks
-	$(BIN)/python -m bench.tasks build/tasks
+	$(BIN)/python -m bench tasks build/tasks
 	$(BIN)/skydraft compare --tasks $(TASK_SETS) --limit 150 --modes "$(TASK_MODES)" --run-code --no-scores \
 		--out build/tasks/texts
 	$(BIN)/skydraft compare --tasks build/tasks/captions.jsonl $(SPEECH) --modes "edge,cloud,lossless;k=5,fluency,quality" \

@@ -1,1 +1,1 @@
-"""Measurements on the real pair. Each module is a command: python -m bench.identity, python -m bench.speed."""
+"""Measurements on the real pair: `python -m bench` lists them."""

@@ -1,10 +1,9 @@
 """The plainest greedy loop over llama.cpp: one token, one llama_decode, one argmax. Shares no code with the engine.
 
-What `edge` is compared with, both for its tokens (F14) and for its speed.
+The tests compare the tokens of `edge` with it (F14).
 """
 
 import ctypes
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,13 +39,12 @@ class BareLoop:
         batch.n_tokens = len(token_ids)
         assert lib.llama_decode(self._context, batch) == 0
 
-    def generate(self, prompt: Sequence[int], num_tokens: int, cut: int = 0) -> tuple[list[int], float]:
-        """(greedy tokens up to an end token, seconds from the start of the prompt).
+    def generate(self, prompt: Sequence[int], num_tokens: int, cut: int) -> list[int]:
+        """Greedy tokens up to an end token.
 
-        The prompt is fed at once, or in two parts where it is `cut`, which gives other bits: as the engine does where
-        the chat template's own part ends.
+        The prompt is fed in two parts, `cut` where the chat template's own part ends, as the engine does: at once it
+        would give other bits.
         """
-        began = time.perf_counter()
         lib.llama_memory_clear(lib.llama_get_memory(self._context), True)
         for start, end in ((0, cut), (cut, len(prompt) - 1)):
             if start < end:
@@ -60,7 +58,7 @@ class BareLoop:
             token_ids.append(last)
             if lib.llama_vocab_is_eog(self._vocab, last):
                 break
-        return token_ids, time.perf_counter() - began
+        return token_ids
 
     def close(self) -> None:
         lib.llama_batch_free(self._batch)

@@ -1,6 +1,6 @@
 """`make demo`: an answer of the real pair and a sentence on what it took, then the same prompt in other modes.
 
-python -m bench.demo
+python -m bench demo
 """
 
 import argparse
@@ -102,7 +102,3 @@ def main() -> None:
         demo()
     except SkydraftError as error:
         sys.exit(f"skydraft: {error.line}")
-
-
-if __name__ == "__main__":
-    main()

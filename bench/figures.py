@@ -1,6 +1,6 @@
 """The tables of figures in README.md and docs/, each out of the file that its command wrote.
 
-    python -m bench.figures     puts what the files say into the tables of the pages
+    python -m bench figures     puts what the files say into the tables of the pages
 
 `sentences` are those of the pages that name such a figure; tests/docs/test_figures.py holds both to the files, and lets
 no page have a figure beside them.
@@ -12,8 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from skydraft.decoding.prices import parse_prices
-from skydraft.evaluation.bill import Bill, bills
 from skydraft.evaluation.findings import Findings
 from skydraft.evaluation.records import read_records
 
@@ -33,7 +31,6 @@ WAYS = {
     "cloud": "streaming",
 }
 KINDS = ("text", "code", "copying")
-PRICES = ("0.02,1,4", "0.5,1,4")  # cached, read anew, written
 
 
 def read(name: str) -> Any:
@@ -44,24 +41,18 @@ FILES = "link tasks long devices everyday"
 SUMMARY, LINK, TASKS, LONG, DEVICES, EVERYDAY = (
     read(f"{name}.json") for name in ("report-zh-dev/summary", *(f"figures/{name}" for name in FILES.split()))
 )
-MORE_TOKENS = 2000  # of a prompt with a document in it
 
 
 @cache
-def findings(more_tokens: int) -> Findings:
-    """The committed answers, as they are or after so many more tokens of prompt."""
-    records = read_records(DOCS / "report-zh-dev/records.jsonl")
-    lines = (
-        line.model_copy(update={"num_prompt_tokens": line.num_prompt_tokens + more_tokens})
-        for line in records.generations
-    )
-    return Findings(records.model_copy(update={"generations": tuple(lines)}))
+def findings() -> Findings:
+    """The committed answers."""
+    return Findings(read_records(DOCS / "report-zh-dev/records.jsonl"))
 
 
 @cache
 def texts_of(mode: str) -> dict[str, tuple[int, ...]]:
     """The tokens of each prompt's answer, both models in one process."""
-    (cases,) = (each.cases for each in findings(0).settings if each.mode.name == mode and each.link_ms is None)
+    (cases,) = (each.cases for each in findings().settings if each.mode.name == mode and each.link_ms is None)
     return {case.prompt.id: case.generation.token_ids for (case,) in cases}
 
 
@@ -69,11 +60,6 @@ def same(mode: str) -> str:
     """How many answers are the target's, token for token."""
     theirs, mine = texts_of("cloud"), texts_of(mode)
     return str(sum(mine[prompt] == theirs[prompt] for prompt in theirs))
-
-
-@cache
-def day(more_tokens: int) -> dict[str, Bill]:
-    return bills(findings(more_tokens), is_long=more_tokens > 0)
 
 
 def setting(mode: str) -> dict[str, Any]:
@@ -244,23 +230,6 @@ def right_in_short() -> list[str]:
     )
 
 
-def a_day() -> list[str]:
-    rows = []
-    for more in (0, MORE_TOKENS):
-        for mode in ("cloud", "fluency", "quality", "auto", "auto;k=12;hand-back=0"):
-            bill, stream = day(more)[mode], day(more)["cloud"].link
-            link, scale = bill.link, 200 / bill.num_questions
-            counts = (link.tokens_in - link.tokens_hit, link.tokens_hit, link.tokens_out, bill.num_drafted)
-            cells = [f"{round(count * scale):,}" for count in counts]
-            costs = [
-                f"{price.of(link) * scale:.3f} ({price.of(link) / price.of(stream):.2f})"
-                for price in map(parse_prices, PRICES)
-            ]
-            rows.append(["long" if more else "short", code(mode), *cells, *costs])
-    head = ("read anew", "cached", "written", "by the draft model", *(f"cost at {price}" for price in PRICES))
-    return table(("prompts", "`--mode`", *head), rows)
-
-
 def sentences() -> Iterator[tuple[str, str]]:
     """Page and words of each figure that stands outside of tables."""
     written, also = kept("quality", "target_written_per_token"), EVERYDAY["quality"]["written"]["value"]
@@ -299,7 +268,6 @@ TABLES: dict[str, tuple[Callable[[], list[str]], ...]] = {
         how_many_devices,
         right_answers,
     ),
-    "docs/servers.md": (a_day,),
 }
 
 
@@ -321,7 +289,3 @@ def main() -> None:
     for page in TABLES:
         path = ROOT / page
         path.write_text(with_tables(page, path.read_text(encoding="utf-8")), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """Calls to the target against tokens that it writes, by hand-back, on the demo pair in one process.
 
-    python -m bench.hand_back RESULTS.jsonl [--prompts FILE ...] [--modes A,B] [--tokens 200] [--threads 1] [--part 0/2]
-    python -m bench.hand_back RESULTS.jsonl [OTHER.jsonl ...] --show
+    python -m bench hand_back RESULTS.jsonl [--prompts FILE ...] [--modes A,B] [--tokens 200] [--threads 1] [--part 0/2]
+    python -m bench hand_back RESULTS.jsonl [OTHER.jsonl ...] --show
 
 Every prompt is answered in every mode (written as for `skydraft compare --modes`) before the next prompt. A token that
 was skipped is compared with what the target would have written there: by the audit that came with a later verdict, or
@@ -152,7 +152,3 @@ def main() -> None:
         show([json.loads(line) for line in lines])
     else:
         run(asked)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Counts tokens of `lossless` and `quality` against `cloud` on the real pair: they must be the same ids, all of them.
 
-    python -m bench.identity [--limit PROMPTS] [--max-new-tokens N] [--only TEXT] [--threads N] [--gpu-layers N]
+    python -m bench identity [--limit PROMPTS] [--max-new-tokens N] [--only TEXT] [--threads N] [--gpu-layers N]
 
 All prompts at temperature 0 and 0.8 in `quality`, and in `lossless` with three block lengths, each with another
 hand-back; the first twelve also with repetition penalty and n-gram ban, with zh-short, and in a grammar; and one prompt
@@ -8,7 +8,6 @@ longer than 512 tokens, past which llama.cpp may use other kernels.
 """
 
 import argparse
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -95,7 +94,3 @@ def main() -> int:
     share = f"{total_equal} of {total} tokens equal ({total_equal / total:.2%})"
     print(f"lossless, quality == cloud: {share}, {minutes:.1f} min")
     return 0 if total_equal == total else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

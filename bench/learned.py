@@ -1,8 +1,8 @@
 """What learning a task brings: sets of tasks before and after, the draft model alone and through the modes.
 
-    SKYDRAFT_HOME=DIR/home python -m bench.learned DIR --sets arithmetic,zh-words      goes on where it was stopped
+    SKYDRAFT_HOME=DIR/home python -m bench learned DIR --sets arithmetic,zh-words      goes on where it was stopped
     … --tasks DIR/tests.jsonl --adapter HOME/adapters/MODEL/reviews/adapter.gguf      of what `learn run` has learned
-    python -m bench.learned DIR --show docs/learned        writes figures.json, sets that DIR has anew, and learning.svg
+    python -m bench learned DIR --show docs/learned        writes figures.json, sets that DIR has anew, and learning.svg
 
 The target answers the `:dev` half of each set, the draft model learns from that, and the other half is answered: by
 the target, by the draft model alone, and in each mode. One model alone writes its texts side by side, so there is no
@@ -251,7 +251,3 @@ def main() -> None:
         show(given.folder, given.show)
     else:
         run(given)
-
-
-if __name__ == "__main__":
-    main()

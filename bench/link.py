@@ -1,6 +1,6 @@
 """Tokens a second against the round trip: streaming, fixed blocks, and modes in which the target writes on.
 
-    python -m bench.link [--prompts 4] [--tokens 60] [--rtt 0,20,60] [--target-ms 45] [--threads 1]
+    python -m bench link [--prompts 4] [--tokens 60] [--rtt 0,20,60] [--target-ms 45] [--threads 1]
 
 The draft model drafts for real. The target is a server that says what the real one said before and waits what is stated
 for each forward, since both models on two cores would slow each other; the link is emulated. Each setting runs until a
@@ -25,7 +25,7 @@ from bench.emulated_link import EmulatedLink, LinkShape
 from bench.recorded_target import MAX_ROWS, RecordedServer
 from bench.workload import machine, prompts
 from skydraft.config import DecodingParams
-from skydraft.decoding.cost_model import CostModel, measured_alpha
+from skydraft.decoding.cost_model import CostModel
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.edge.cloud import Cloud
@@ -71,6 +71,12 @@ WAYS = [
 ]
 
 
+def measured_alpha(blocks: Sequence[tuple[int, int]]) -> float:
+    """Accepted drafts per judged draft, from (accepted, drafted) of blocks: judging ends at the first difference."""
+    num_judged = sum(min(accepted + 1, drafted) for accepted, drafted in blocks)
+    return sum(accepted for accepted, _ in blocks) / max(num_judged, 1)
+
+
 @dataclass
 class Found:
     """Sums over the prompts of one way at one point, without the first round of each."""
@@ -107,7 +113,7 @@ class Found:
     def row(self) -> dict[str, Any]:
         return {
             "tokens_per_s": round(self.tokens_per_s, 2), "acceptance": round(self.acceptance, 3),
-            "alpha": round(measured_alpha(self.drafts) or 0.0, 3), "num_tokens": self.num_tokens,
+            "alpha": round(measured_alpha(self.drafts), 3), "num_tokens": self.num_tokens,
             "draft_ms": round(statistics.median(self.step_ms), 2) if self.step_ms else None,
             "mean_k": round(sum(each for _, each in self.drafts) / max(len(self.drafts), 1), 2),
             "calls": round(self.num_calls / max(self.num_tokens, 1), 3), "other": self.num_other,
@@ -171,7 +177,7 @@ def chosen(num: int) -> dict[str, list[str]]:
 def theory(found: Found, rtt_ms: float, target_ms: float, k: int) -> float:
     """Tokens a second that the cost model expects of blocks of k."""
     model = CostModel(statistics.median(found.step_ms), (target_ms,) * MAX_ROWS, MAX_ROWS, wire_ms=rtt_ms)
-    return model.tokens_per_s(measured_alpha(found.drafts) or 0.0, k)
+    return model.tokens_per_s(measured_alpha(found.drafts), k)
 
 
 def show(point: dict[str, Any]) -> None:
@@ -225,10 +231,6 @@ def main() -> None:
                 )  # fmt: skip
                 show(points[-1])
             if asked.out:
-                command = f"python -m bench.link {shlex.join(sys.argv[1:])}"
+                command = f"python -m bench link {shlex.join(sys.argv[1:])}"
                 content = {"command": command, "machine": machine(), "points": points}
                 asked.out.write_text(json.dumps(content, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """A target that waits instead of computing: what it says was recorded, and each forward takes what is stated.
 
-    python -m bench.recorded_target --forward-ms 45     # serves it on a free port, and says which
+    python -m bench recorded_target --forward-ms 45     # serves it on a free port, and says which
 
 For measurements of the edge and the link on one machine, where a second model would slow the first. What the table does
 not know, the model of the demo pair computes once, which takes longer than stated; so what is timed is run before.
@@ -114,7 +114,7 @@ class RecordedServer:
     """`main` in a process of its own, for as long as the `with` block lasts. `port` is where it listens."""
 
     def __init__(self, forward_ms: float) -> None:
-        self._command = [sys.executable, "-m", "bench.recorded_target", "--forward-ms", str(forward_ms)]
+        self._command = [sys.executable, "-m", "bench", "recorded_target", "--forward-ms", str(forward_ms)]
 
     def __enter__(self) -> RecordedServer:
         self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
@@ -135,7 +135,3 @@ def main() -> None:
     engine = RecordedModel(target.vocab, target.fingerprint, {}, asked.forward_ms, target)
     options = ServeOptions(port=0)
     serve(lambda: Worker(engine, options.limits), options, lambda worker, port: print(port, flush=True))
-
-
-if __name__ == "__main__":
-    main()

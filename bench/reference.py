@@ -1,6 +1,6 @@
 """The page docs/cli.md, made of the help of every command: `make docs` writes it, `make lint` compares it.
 
-python -m bench.reference
+python -m bench reference
 """
 
 import argparse
@@ -101,7 +101,3 @@ def _write(formatter: click.HelpFormatter, title: str, rows: Rows) -> None:
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     print(reference(), end="")
-
-
-if __name__ == "__main__":
-    main()

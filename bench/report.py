@@ -1,6 +1,6 @@
 """The report of the dev set under docs/: every mode in one process.
 
-python -m bench.report [--out DIR]
+python -m bench report [--out DIR]
 """
 
 import argparse
@@ -33,7 +33,3 @@ def main() -> None:
     with closing(skydraft.load(pair.draft)) as edge, closing(skydraft.load(pair.target)) as target:
         records = compare(request, LoadedPair(edge, target, EngineOptions()), out, print, counted)
     write_report(Findings(read_records(records)), out)
-
-
-if __name__ == "__main__":
-    main()

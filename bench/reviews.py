@@ -1,9 +1,9 @@
 """A task that nobody here has tuned anything on: hotel reviews in Chinese, which the large model makes up itself.
 
-    python -m bench.reviews DIR       writes schema.json, reviews.jsonl (150) and tests.jsonl (the others); can go on
+    python -m bench reviews DIR       writes schema.json, reviews.jsonl (150) and tests.jsonl (the others); can go on
 
     skydraft learn run reviews --prompts DIR/reviews.jsonl --json-schema DIR/schema.json
-    python -m bench.learned RUNS --tasks DIR/tests.jsonl --adapter HOME/adapters/MODEL/reviews/adapter.gguf
+    python -m bench learned RUNS --tasks DIR/tests.jsonl --adapter HOME/adapters/MODEL/reviews/adapter.gguf
 
 Each line asks for a review's sentiment, its subject and the words that show it, as JSON. The check is the sentiment
 that the large model was told to write with, so a review that came out otherwise counts against every model alike.

@@ -1,25 +1,49 @@
 """Pictures of the chat page, at a gateway over the demo pair.
 
-    python -m bench.screenshots FOLDER [--threads N]
+    python -m bench screenshots FOLDER [--threads N]
 
 Wants Debian's packages chromium and fonts-noto-cjk.
 """
 
 import argparse
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
 
 import skydraft
-from bench.gateway import gateway
-from skydraft import EngineOptions
+from skydraft import DecodingParams, EngineOptions
+from skydraft.gateway.app import Gateway, GatewayOptions
 from skydraft.gateway.pair import Pair
+from skydraft.gateway.requests import Defaults
+from skydraft.gateway.server import ListenOptions, listen, server_of
 from skydraft.models import default_pair
 
 _FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 _QUESTIONS = ("请用一句话描述海边日落的景色。", "Write a Python function that reverses a linked list.")
 _SHORT = "Explain in two sentences why the sky is blue."
 _SETTINGS = '{"maxTokens": 160, "temperature": 0}'
+
+
+@contextmanager
+def gateway(pair: Pair) -> Iterator[str]:
+    """The address of a gateway over `pair`, in this process."""
+    made = Gateway(pair, Defaults(DecodingParams()), GatewayOptions())
+    listening = listen(ListenOptions(port=0))
+    server = server_of(made, ListenOptions(port=0))
+    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        made.close()
 
 
 def load(num_threads: int) -> Pair:
@@ -62,10 +86,6 @@ def main() -> None:
         browser = driver.chromium.launch(executable_path="/usr/bin/chromium", args=_FLAGS)
         page = browser.new_context(locale="en-US", viewport={"width": 1280, "height": 800}).new_page()
         page.add_init_script(f"localStorage['skydraft.settings'] ??= '{_SETTINGS}'")
-        page.goto(url.removesuffix("/v1/chat/completions"))
+        page.goto(url)
         show_pair(page, args.folder)
         browser.close()
-
-
-if __name__ == "__main__":
-    main()

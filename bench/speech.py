@@ -1,6 +1,6 @@
 """Speech on the embedded pair: what each mode gets right on the held-out clips.
 
-    python -m bench.speech [--out DIR] [--limit N] [--demo]
+    python -m bench speech [--out DIR] [--limit N] [--demo]
 
 Runs `skydraft compare` over data/speech_zh_heldout and reads attributes out of the captions it wrote. The models are a
 synthetic test bed (recipes/tiny_omni/MODEL_CARD.md): figures say whether drafting and checking speech works, nothing
@@ -9,7 +9,6 @@ about real voices.
 
 import argparse
 import json
-import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from skydraft.evaluation.findings import Findings, Setting
 from skydraft.evaluation.records import Records, read_records
 
 HELDOUT = Path(__file__).parent.parent / "data" / "speech_zh_heldout" / "truth.jsonl"
-MODES = "edge,cloud,lossless;k=5,fluency,quality,gate=calibrated:0.9995;k=12;eager"
+MODES = "edge,cloud,lossless;k=5,fluency,quality,auto;gate=calibrated:0.9995;k=12;hand-back=0"
 MODELS = ("--edge-model", "tiny-omni-edge", "--cloud-model", "tiny-omni-cloud")
 
 
@@ -73,7 +72,7 @@ def show_texts(records: Records) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("build/bench-speech"))
+    parser.add_argument("--out", type=Path, default=Path("build/speech"))
     parser.add_argument("--limit", type=int)
     parser.add_argument("--modes", default=MODES)
     parser.add_argument("--demo", action="store_true", help="Three clips, with their captions.")
@@ -88,7 +87,3 @@ def main() -> int:
         show_texts(records)
     show(records)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

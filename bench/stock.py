@@ -1,6 +1,6 @@
 """The demo pair with its target on a server without skydraft, beside the same target on `skydraft serve`.
 
-    python -m bench.stock --cloud URL [--serve HOST:PORT] [--out FILE] [--limit PROMPTS] [--tokens 64] [--modes A,B]
+    python -m bench stock --cloud URL [--serve HOST:PORT] [--out FILE] [--limit PROMPTS] [--tokens 64] [--modes A,B]
 
 URL serves the target of the demo pair, for example a llama-server with its file; without `--serve` the target beside it
 is in this process. Every prompt is answered in every mode by both before the next one. A run that was stopped goes on
@@ -142,7 +142,3 @@ def main() -> None:
             with asked.out.open("a", encoding="utf-8") as out:
                 print(json.dumps(lines[-1], ensure_ascii=False), file=out)
         show(lines)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Task files out of data that is here already: schemas and tools, and the captions of held-out clips.
 
-    python -m bench.tasks DIR     writes DIR/schemas.jsonl and DIR/captions.jsonl
+    python -m bench tasks DIR     writes DIR/schemas.jsonl and DIR/captions.jsonl
 
 `skydraft compare --tasks` reads them; `make tasks` does both.
 """
@@ -8,32 +8,41 @@
 import argparse
 import json
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from bench.speech import HELDOUT, truths
-from bench.structured import MAX_TOKENS, all_tasks, request_of
 from recipes.tiny_omni.attributes import CLASSES
 from recipes.tiny_omni.wording import FRAMES, WORDINGS
+from skydraft import json_schema
+from skydraft.prompts.messages import asked
+from skydraft.prompts.tool_calls import calling_grammar
 
+HERE, _TASKS = Path(__file__).parent, "structured_tasks.jsonl"
 Line = dict[str, Any]
 
 
+def lines_of(file: str) -> list[Line]:
+    return [json.loads(line) for line in HERE.joinpath(file).read_text(encoding="utf-8").splitlines()]
+
+
 def schemas() -> Iterator[Line]:
-    """The 60 tasks of `bench.structured` in JSON: calls of tools, and extractions."""
-    for task in all_tasks():
-        request = request_of(task, "cloud", with_grammar=True)
-        names = [tool["function"]["name"] for tool in request.tools]
-        check = {"kind": "call", "names": names} if names else {"kind": "json"}
+    """60 tasks in JSON, in turn a call of one of several tools and an extraction."""
+    tools_of, every = {line["set"]: line["tools"] for line in lines_of("structured_tools.jsonl")}, lines_of(_TASKS)
+    calls, others = [task for task in every if "set" in task], [task for task in every if "set" not in task]
+    for task in (task for both in zip(calls, others, strict=True) for task in both):
+        tools = tools_of.get(task.get("set"), [])
+        system = None if tools else "用 JSON 回答。"
+        grammar = calling_grammar(tools, parallel=False) if tools else json_schema(task["schema"])
+        check = {"kind": "call", "names": [tool["name"] for tool in tools]} if tools else {"kind": "json"}
         yield {
             "id": task["id"],
-            "messages": [{"role": each.role, "content": each.content} for each in request.messages],
-            "tools": request.tools,
-            "grammar": request.params.grammar,
+            "messages": [{"role": each.role, "content": each.content} for each in asked(task["prompt"], system)],
+            "tools": [{"type": "function", "function": tool} for tool in tools],
+            "grammar": grammar,
             "check": check | {"answer": task["answer"]},
-            "max_new_tokens": MAX_TOKENS,
+            "max_new_tokens": 160,
         }
 
 
@@ -63,7 +72,3 @@ def main() -> int:
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         folder.joinpath(f"{name}.jsonl").write_text(text, encoding="utf-8")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

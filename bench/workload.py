@@ -3,20 +3,15 @@
 import json
 import platform
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 import skydraft
-from skydraft import Plan, make_plan
 from skydraft.config import num_cores
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.probe import cpu_model
 from skydraft.evaluation.intervals import Resamples, Sides, interval
-from skydraft.evaluation.records import ScoreLine
-from skydraft.gating.fitting import LabelledText
 from skydraft.models import default_pair
-from skydraft.types import Signals
 
 PROMPTS_FILE = Path(__file__).parent.parent / "data" / "prompts_zh_dev.jsonl"
 
@@ -31,18 +26,6 @@ def load_pair(options: EngineOptions | None = None) -> tuple[skydraft.Engine, sk
     """Draft and target of the demo pair."""
     pair = default_pair()
     return skydraft.load(pair.draft, options), skydraft.load(pair.target, options)
-
-
-def drafting(mode: str) -> Plan:
-    """The plan of a mode. `lossless` gets blocks of five: by itself it drafts nothing where that is faster."""
-    return make_plan(mode, k=5 if mode == "lossless" else None)
-
-
-def labelled(line: ScoreLine, path: Literal["target", "draft"]) -> LabelledText:
-    """A scored text for a replay of gates."""
-    signals = tuple(Signals(*each) for each in line.signals)
-    disagrees = tuple(mine != theirs for mine, theirs in zip(line.drafted, line.choices, strict=True))
-    return LabelledText(path, signals, disagrees)
 
 
 def difference(resamples: Resamples, a: Sides, b: Sides) -> tuple[float, float]:

@@ -161,19 +161,11 @@ def _servers(
     from skydraft.protocol.address import is_url, parse_addresses
 
     if isinstance(address, str) and is_url(address):
-        if tls_name:
-            raise OptionError("--tls-name does not apply to a server without skydraft.", hint="Remove it.")
         where = StockOptions(address, api, model, token, tls_ca, insecure)
         day_sum = DaySum(cache_dir() / "spent.json", where.host.lower())
         prices = parse_prices(price) if price is not None else None
         budget = Budget(prices, max_cost, max_calls, day_sum, max_cost_of)
         return Servers([StockServer(where, budget)])
-    given = {"--cloud-model": model, "--cloud-api": api != "auto", "--price": price, "--max-cost": max_cost}
-    if unfit := [option for option, value in given.items() if value not in (None, False)]:
-        raise OptionError(
-            f"{unfit[0]} needs a server without skydraft, at http://… or https://….",
-            hint="Remove it, or give such an address.",
-        )
     budget = Budget(max_calls=max_calls)
     addresses = parse_addresses(address if isinstance(address, str) else ",".join(address))
     return Servers([OwnServer(ServerOptions(each, token, tls_ca, tls_name, insecure), budget) for each in addresses])
@@ -233,23 +225,19 @@ def start(
 ) -> Generation:  # fmt: skip
     """As `generate`, from a finished request. `observers` watch it."""
     watch = Watch(observers, request)
-    try:
-        request = watch.request
-        if cloud is not None and not isinstance(cloud, Engine):
-            if not (request.local_only or (edge is not None and edge.is_local_only)):
-                request = fitting(request, cloud)
-            elif request.plan.verifies:
-                raise OptionError(
-                    "A text that must stay on this device cannot be checked by a server.",
-                    hint="Use --mode edge, or a target in this process.",
-                )
-            else:
-                cloud = None
-        target = target_of(cloud, request.execution or "exact") if cloud else None
-        return start_generation(request, edge, target, watch, [cache_dir() / "calibrations"])
-    except BaseException as error:
-        watch.end(None, error)
-        raise
+    request = watch.request
+    if cloud is not None and not isinstance(cloud, Engine):
+        if not (request.local_only or (edge is not None and edge.is_local_only)):
+            request = fitting(request, cloud)
+        elif request.plan.verifies:
+            raise OptionError(
+                "A text that must stay on this device cannot be checked by a server.",
+                hint="Use --mode edge, or a target in this process.",
+            )
+        else:
+            cloud = None
+    target = target_of(cloud, request.execution or "exact") if cloud else None
+    return start_generation(request, edge, target, watch, [cache_dir() / "calibrations"])
 
 
 def fitting(request: GenerateRequest, cloud: Cloud) -> GenerateRequest:

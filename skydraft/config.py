@@ -106,8 +106,6 @@ class DecodingParams:
                     raise OptionError(f"{name} must be between {option.low:.12g} and {option.high:.12g}, not {number}.")
         if 0 < self.temperature < _LOWEST_TEMPERATURE:
             raise OptionError(f"--temperature must be 0 (not random) or at least {_LOWEST_TEMPERATURE:g}.")
-        if isinstance(self.stop, str):
-            raise OptionError("Stop strings must be a tuple of texts, not a single text.")
         if not all(self.stop):
             raise OptionError("--stop must not be empty.")
         biased = [token_id for token_id, _ in self.logit_bias]
@@ -166,8 +164,8 @@ def decoding_params(style: str | None = None, **given: Any) -> DecodingParams:
         raise OptionError(f"There is no style '{style}'.", hint=f"Choose one of: {', '.join(STYLES)}.")
     _check_names("decoding_params", given, [field.name for field in fields(DecodingParams)])
     chosen = {name: value for name, value in given.items() if value is not None}
-    if "stop" in chosen and not isinstance(chosen["stop"], str):
-        chosen["stop"] = tuple(chosen["stop"])
+    if "stop" in chosen:
+        chosen["stop"] = (chosen["stop"],) if isinstance(chosen["stop"], str) else tuple(chosen["stop"])
     if "stop_token_ids" in chosen:
         chosen["stop_token_ids"] = tuple(sorted(set(chosen["stop_token_ids"])))
     temperature = chosen.get("temperature")
@@ -180,12 +178,13 @@ def decoding_params(style: str | None = None, **given: Any) -> DecodingParams:
 
 @dataclass(frozen=True, slots=True)
 class ModeSpec:
-    """`k` auto adapts, None is one model alone; an `eager` block ends where the gate escalates, others once the draft
-    model gives all of their tokens together less than `block_prob`. Without a target some `go_on`."""
+    """`k` auto adapts, None is one model alone. If it `ends_early`, a block ends where the gate escalates. Other blocks
+    end once the draft model gives all of their tokens together less than `block_prob`. Without a target some `go_on`.
+    """
 
     gate: str
     k: int | Literal["auto"] | None
-    eager: bool = False
+    ends_early: bool = False
     hand_back: str = "0"
     block_prob: float = 0.0
     goes_on: bool = False
@@ -199,8 +198,8 @@ MODES: dict[str, ModeSpec] = {
     # A call is due for each correction at least, so blocks go on while they are likely to be right.
     "quality": ModeSpec("always", 24, hand_back="agree:4", block_prob=0.2, goes_on=True),
     # Long blocks, since most are checked where much is a number or JSON.
-    "answers": ModeSpec("entropy:3.25+start+digits+dates+values", 16, eager=True, hand_back="agree:4"),
-    "auto": ModeSpec("calibrated:0.95", 6, eager=True, hand_back="agree:4"),
+    "answers": ModeSpec("entropy:3.25+start+digits+dates+values", 16, ends_early=True, hand_back="agree:4"),
+    "auto": ModeSpec("calibrated:0.95", 6, ends_early=True, hand_back="agree:4"),
 }
 
 DEFAULT_MODE = "quality"  # of the pair, wherever nothing else is said: what the target would write, in few calls
@@ -228,16 +227,6 @@ def parse_k(text: str | int) -> int | None:
 def is_number(text: str) -> bool:
     """Whether `text` is a whole number of ASCII digits, below 10^10."""
     return text.isascii() and text.isdecimal() and len(text) <= 10
-
-
-def parse_accept(text: str) -> int:
-    """The accept rule as a rank: `exact` is 0, `top:R` is R. Raises OptionError."""
-    if text == "exact":
-        return 0
-    name, _, rank = text.partition(":")
-    if name != "top" or not is_number(rank) or int(rank) < 1:
-        raise OptionError(f"There is no accept rule '{text}'.", hint="Use exact, or top:R, for example top:5.")
-    return int(rank)
 
 
 def check_execution(execution: str) -> None:

@@ -86,7 +86,7 @@ _FIXED_K = {
     "tests/cli/test_learn.py", "tests/cloud/test_grammars.py", "tests/cloud/test_operating.py",
     "tests/cloud/test_serving.py", "tests/decoding/test_conversations.py",
     "tests/decoding/test_laws.py", "tests/edge/test_lying_servers.py", "tests/edge/test_mending.py",
-    "tests/edge/test_remote.py", "tests/edge/test_unreliable.py", "tests/evaluation/test_diagnosis.py",
+    "tests/edge/test_remote.py", "tests/edge/test_unreliable.py",
     "tests/gateway/test_desk.py", "tests/gateway/test_structured.py", "tests/speech/test_tiny_pair.py",
 }  # fmt: skip
 

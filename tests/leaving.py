@@ -59,7 +59,6 @@ def commands(folder: Path) -> dict[str, int]:
     assert typed("compare", "--prompts", str(prompts), *compared, *LOCAL) == 0
     for refused in (
         ["generate", "快", "--local-only", "--cloud", AWAY], ["generate", "快", "--local-only", "--edge-model", "a/b"],
-        ["generate", "快", *LOCAL, "--otlp", "http://10.77.0.2:4318"],
         ["chat", "--local-only", "--cloud", "http://10.77.0.2:8000/v1"], ["gateway", "--local-only", "--cloud", AWAY],
         ["compare", "--prompts", str(prompts), "--emulate-rtt", "10", *LOCAL],
     ):  # fmt: skip

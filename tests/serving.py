@@ -90,10 +90,9 @@ class Leash:
 
 
 class RawSession:
-    def __init__(self, channel: grpc.Channel, token: str = "", traceparent: str = "") -> None:
+    def __init__(self, channel: grpc.Channel, token: str = "") -> None:
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        named = {"authorization": token and f"Bearer {token}", "traceparent": traceparent}
-        metadata = [(name, value) for name, value in named.items() if value]
+        metadata = [("authorization", f"Bearer {token}")] if token else []
         method: Any = channel.stream_stream(f"/{SERVICE}/Session")
         self.call = method(iter(self._requests.get, None), metadata=metadata, timeout=2 * PATIENCE_S)
 
@@ -124,8 +123,7 @@ def free_port() -> int:
 
 
 class Process:
-    """`skydraft serve` as a process that can be killed and started again on the same port, soon: else it is as
-    `bench.server.ServerProcess`."""
+    """`skydraft serve` as a process that can be killed and started again on the same port, soon."""
 
     def __init__(self, *options: str) -> None:
         self.port = free_port()

@@ -140,6 +140,8 @@ def _become(
     fds: list[int], folder: bytes, environment: dict[bytes, bytes], words: list[bytes], kept: list[int]
 ) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # `nohup` and background jobs ignore some of them
+        signal.signal(number, signal.SIG_DFL)
     for number, fd in zip(kept, fds, strict=True):
         os.dup2(fd, number)
         os.close(fd)

@@ -7,16 +7,33 @@ from pathlib import Path
 
 import pytest
 
-NEEDS = dict.fromkeys(("baselines", "bare_loop", "speed"), "llama_cpp") | {
-    "screenshots": "playwright", "speech_identity": "transformers",
-}  # fmt: skip
+from bench.__main__ import commands, main
+
+NEEDS = {"bare_loop": "llama_cpp", "screenshots": "playwright"}
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in (Path(__file__).parent.parent / "bench").glob("*.py")))
+BENCH = Path(__file__).parent.parent / "bench"
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in BENCH.glob("[a-z]*.py")))
 def test_a_measurement_imports_and_explains_itself(name: str) -> None:
     pytest.importorskip(NEEDS.get(name, "skydraft"))
     module = importlib.import_module(f"bench.{name}")
-    assert module.__doc__ and (not hasattr(module, "main") or f"python -m bench.{name}" in module.__doc__)
+    assert module.__doc__ and hasattr(module, "main") == (name in commands())
+    assert name not in commands() or f"python -m bench {name}" in module.__doc__
+
+
+def test_bench_lists_its_commands_and_runs_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main([])
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [*commands()]
+    with pytest.raises(SystemExit, match="There is no nothing"):
+        main(["nothing"])
+    monkeypatch.setattr("sys.argv", [])
+    with pytest.raises(SystemExit) as ended:
+        main(["reference", "--help"])
+    assert not ended.value.code and capsys.readouterr().out.startswith("usage: python -m bench reference")
 
 
 @pytest.mark.skipif(not shutil.which("make"), reason="there is no make")

@@ -30,7 +30,7 @@ def download() -> None:
 
 def run_code() -> None:
     try:
-        assert run("x = 1").passed
+        assert run("x = 1") == ""
     except OptionError as error:
         pytest.skip(str(error))
 
@@ -39,7 +39,6 @@ def run_code() -> None:
 CHILDREN: dict[str, Callable[[], None]] = {
     "skydraft/choosing/grammar.py": check_grammar,
     "skydraft/models/sources.py": download,
-    "skydraft/evaluation/tasks/jail.py": run_code,
     "skydraft/evaluation/tasks/sandbox.py": run_code,
 }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent / "skydraft"
-_LEAVES = {"types", "errors", "characters", "config", "files", "grammars", "thinking", "tracing"}
+_LEAVES = {"types", "errors", "characters", "config", "files", "grammars", "thinking"}
 _CONTRACT = _LEAVES | {"engines.base", "engines.options", "engines.vocab"}
 _QUESTIONS = {"choosing", "gating", "prompts", "protocol"}
 _MACHINERY = {"edge", "decoding", "models"}
@@ -24,7 +24,6 @@ ALLOWED: dict[str, set[str]] = {
     "grammars": {"errors"},
     "thinking": set(),
     "config": {"errors", "grammars"},
-    "tracing": {"characters", "errors"},
     "engines": _LEAVES,
     "choosing": _CONTRACT,
     "gating": _CONTRACT,
@@ -61,7 +60,6 @@ HEAVY: dict[str, tuple[str, ...]] = {
     "grpc": ("protocol", "cloud", "edge"),
     "httpx2": ("edge",),
     "click": ("cli",),
-    "opentelemetry": ("tracing",),
     "starlette": ("gateway",),
     "uvicorn": ("gateway",),
 }
@@ -114,7 +112,6 @@ PLANTED = [(room, "from skydraft.cli.main import main") for room in ALLOWED if r
     ("cli", "from skydraft.engines.registry import open_engine"),
     ("edge", "def late(): from skydraft.cloud.worker import Worker"),
     ("cloud", "def late(): from skydraft.edge.channel import Channel"),
-    ("tracing", "import opentelemetry"),
     ("engines", "import torch"),
     ("learning", "import torch"),
     ("choosing", "import llguidance"),

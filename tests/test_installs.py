@@ -24,7 +24,6 @@ USES: dict[str, list[str]] = {
     "": [TOYS],
     "service": [f"{TOYS} --regex [a-z]+", "-m skydraft.cli.main gateway --help", "-c import\txllamacpp"],
     "report": ["-c from\tskydraft.evaluation.report.plots\timport\tload_pyplot;load_pyplot()"],
-    "otel": ["-c import\topentelemetry.sdk.trace,opentelemetry.exporter.otlp.proto.http"],
     "omni,learn": ["-c from\tskydraft.engines.trainable\timport\tcheck_trainable;check_trainable()", CONTRACT],
 }
 

@@ -1,5 +1,6 @@
 """One vocabulary and one colour code for origins: JSON, terminal, report and chat page say and show the same."""
 
+import json
 import re
 from pathlib import Path
 from typing import get_args
@@ -20,8 +21,8 @@ def test_the_documentation_has_the_words_of_the_table() -> None:
 
 
 def test_the_page_has_the_colours_lines_and_words_of_the_table() -> None:
-    style, words = (PAGE.joinpath(name).read_text(encoding="utf-8") for name in ("theme.css", "words.js"))
-    english = words[: words.index("const zh")]
+    style = (PAGE / "theme.css").read_text(encoding="utf-8")
+    english = json.loads((PAGE / "words/en.json").read_text(encoding="utf-8"))
     for origin, look in LOOKS.items():
         assert f"--{origin}: light-dark({look.light}, {look.dark});" in style
         (rule,) = re.findall(rf"\.coloured \.{origin}, \.key \.{origin} {{([^}}]*)}}", style)
@@ -30,4 +31,4 @@ def test_the_page_has_the_colours_lines_and_words_of_the_table() -> None:
         parts = [given.get(name, plain) for name, plain in zip(line, ("underline", "", "1.5px"), strict=True)]
         assert given["color"] == f"var(--{origin})"
         assert (" ".join(parts) if parts[0] != "none" else "none") == look.line
-        assert f"'origin.{origin}': '{origin}'" in english and f"'meaning.{origin}': '{look.meaning}'" in english
+        assert (english[f"origin.{origin}"], english[f"meaning.{origin}"]) == (origin, look.meaning)

@@ -42,7 +42,7 @@ def test_the_wheel_has_every_file_of_the_package_and_nothing_else(wheel: Path) -
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
     files = {path for path in (ROOT / "skydraft").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     assert packed == {str(path.relative_to(ROOT)) for path in files} | {"skydraft_command.py"}
-    assert {Path(name).suffix for name in packed} >= {".html", ".css", ".js", ".j2", ".json", ".safetensors", ".proto"}
+    assert {Path(name).suffix for name in packed} >= {".html", ".js", ".LICENSE", ".j2", ".safetensors", ".proto"}
 
 
 def test_the_wheel_is_of_this_version_for_any_machine_and_all_names_every_extra_for_users(wheel: Path) -> None:

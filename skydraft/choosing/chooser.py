@@ -100,8 +100,3 @@ class Chooser:
 
     def _end_of_thinking(self, prefix: TokenIds) -> int | None:
         return self._thinking.forced(prefix[self._prompt_len :]) if self._thinking else None
-
-    def rank(self, row: Row, prefix: TokenIds, token_id: int) -> int:
-        """How many tokens have a higher edited logit: 0 for the greedy choice, all for a banned token."""
-        edited = self.constrain(row, prefix)
-        return len(edited) if edited[token_id] == -np.inf else int((edited > edited[token_id]).sum())

@@ -15,7 +15,7 @@ import click
 
 from skydraft import api
 from skydraft.characters import json_line
-from skydraft.cli.options import DecodingChoice, GateChoice, KeepChoice, decoding_section, gate_section, traces_section
+from skydraft.cli.options import DecodingChoice, GateChoice, decoding_section, gate_section
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, cloud_section, models_section
 from skydraft.cli.progress import counted
 from skydraft.cli.sections import Command, Section, option
@@ -161,11 +161,10 @@ _question_section = Section("messages", "What to write", asked, [
 @table_section
 @cloud_section
 @models_section
-@traces_section
 @speech_section
 def caption(
     files: tuple[Path, ...], messages: tuple[Message, ...], speech: SpeechChoice, decoding: DecodingChoice,
-    gate: GateChoice, cloud: CloudChoice, models: ModelChoice, table: TableChoice, keep: KeepChoice,
+    gate: GateChoice, cloud: CloudChoice, models: ModelChoice, table: TableChoice,
 ) -> int:  # fmt: skip
     """Describe the speaker of each recording in FILES in one sentence.
 
@@ -173,7 +172,7 @@ def caption(
     1. The same command with the same --out continues where it stopped.
     """
     load_library()  # fail now, not after the models are loaded
-    cloud.check(models, gate)
+    cloud.check(models)
     request = GenerateRequest(
         messages,
         plan=gate.plan,
@@ -196,7 +195,7 @@ def caption(
             def described(path: Path) -> Row:
                 recording = speech.read(path)
                 asked = dataclasses.replace(request, messages=spoken(messages, recording.audio))
-                with api.start(asked, edge=edge, cloud=target, observers=keep.observers) as generation:
+                with api.start(asked, edge=edge, cloud=target) as generation:
                     return _row(generation.run(), recording.figures(generation, request.share_audio))
 
             return _describe_all(todo, described, rows)

@@ -5,7 +5,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -16,10 +16,8 @@ from skydraft.cli.progress import counted
 from skydraft.cli.sections import Command, Section, option
 from skydraft.config import Execution
 from skydraft.decoding.plan import make_plan
-from skydraft.decoding.prices import Prices, parse_prices
 from skydraft.edge.cloud import Cloud
 from skydraft.errors import MissingDependency, OptionError
-from skydraft.evaluation.bill import LONG, bills
 from skydraft.evaluation.comparison import ComparisonRequest, LoadedPair
 from skydraft.evaluation.comparison import compare as run_comparison
 from skydraft.evaluation.delayed_link import DelayedLink
@@ -45,8 +43,6 @@ _STOCK_MODES = _MODES.replace("lossless;k=5,", "")  # a server without skydraft 
 _MAX_NEW_TOKENS = 64
 _NUMBER = click.IntRange(min=1)
 _SHOWN = (0.85, 0.9, 0.95, 0.98)
-_DAY, _WIDTH = 200, 24  # questions, characters of a mode
-_BILLED = ("read anew", "cached", "written", "by the draft", "requests", "cost", "/ streaming")
 
 
 def _workload(path: Path | None, tasks: str | None, limit: int | None) -> Workload:
@@ -87,7 +83,7 @@ class ComparisonChoice:
 
 
 comparison_section = Section("chosen", "What to compare", ComparisonChoice, [
-    option("--modes", "A,B,…", "Modes, separated by commas; also gate=G;k=N;hand-back=H;eager;style=S "
+    option("--modes", "A,B,…", "Modes, separated by commas; also gate=G;k=N;hand-back=H;style=S "
            f"(default: {_MODES}).", type=str),
     option("--repetitions", "N", "Runs of each.", type=_NUMBER, default=1),
     option("--emulate-rtt rtts_ms", "MS", "With --cloud on this machine: also over an emulated link with this round "
@@ -95,8 +91,7 @@ comparison_section = Section("chosen", "What to compare", ComparisonChoice, [
     option("--execution", None, "As in generate (default: exact).", type=Execution),
     option("--calibration", "FILE", "Use FILE for calibrated gates.", type=Path),
     option("--share-audio", None, "Part of recordings that the target gets.", type=ShareAudio, default="features"),
-    option("--run-code", None, "Run code that models write for tasks, isolated from this machine (Linux only).",
-           is_flag=True),
+    option("--run-code", None, "Run code that models write for tasks, in bubblewrap or Docker.", is_flag=True),
     option("--no-scores", None, "Do not score the texts with both models (agreement, NLL).", is_flag=True),
     option("--out", "DIR", "Folder for the results.", default="comparison", type=Path),
 ])  # fmt: skip
@@ -113,7 +108,8 @@ def compare(
 ) -> None:
     """Run prompts or tasks in several modes, in turn; write records, figures and a report to DIR.
 
-    With --cloud the target is the model on that server, over the real link. Texts are not scored then.
+    With --cloud the target is the model on that server, over the real link. Texts are not scored then. --adapter A,none
+    compares what the draft model has learned with the model as it is: each has a folder in DIR, and a table.
 
     An interrupted comparison continues where it stopped when it is started again with the same options.
     """
@@ -126,7 +122,7 @@ def compare(
         workload,
         parse_modes(modes, lambda style: decoding.params(style=style, max_new_tokens=_MAX_NEW_TOKENS)),
         chosen.repetitions,
-        chosen.rtts_ms,
+        tuple(dict.fromkeys(chosen.rtts_ms)),
         chosen.execution or "exact",
         chosen.share_audio,
         read_calibration(chosen.calibration) if chosen.calibration else None,
@@ -138,11 +134,19 @@ def compare(
     with suppress(MissingDependency):  # a broken one fails now, not after hours of work
         load_pyplot()
     cloud = cloud.but(require=True)  # no text goes on alone here
-    with alone_in(chosen.out), cloud.sides(models, None) as (edge, target):
+    names = models.adapter.split(",")
+    with alone_in(chosen.out), cloud.sides(replace(models, adapter=names[0]), None) as (edge, target):
         assert edge and target  # as no plan does without one
         pair = LoadedPair(edge, target, models.options, behind)
-        records = run_comparison(request, pair, chosen.out, lambda line: click.echo(line, err=True), counted)
-        _write_report(chosen.out, records, pair.server.prices if pair.server else None)
+        for name in names:
+            edge.adapters.choose(name, ())  # one that is not there fails now
+        for name in names:
+            edge.adapters.default, out = name, chosen.out
+            if len(names) > 1:  # records are of one draft model
+                out /= name.replace("/", "-")
+                click.echo(f"\n--adapter {name}")
+            records = run_comparison(request, pair, out, lambda line: click.echo(line, err=True), counted)
+            _write_report(out, records)
 
 
 def _behind(cloud: CloudChoice) -> Callable[[float], AbstractContextManager[Cloud]]:
@@ -164,28 +168,19 @@ def _behind(cloud: CloudChoice) -> Callable[[float], AbstractContextManager[Clou
     return behind
 
 
-_price_section = Section("prices", "Money", lambda price: parse_prices(price) if price else None, [
-    option("--price", "HIT,MISS,OUT", "Also show the bill: prices of a million tokens cached, read, written."),
-])  # fmt: skip
-
-
 @click.command(cls=Command)
 @click.argument("folder", type=Path)
-@_price_section
-def report(folder: Path, prices: Prices | None) -> None:
+def report(folder: Path) -> None:
     """Make summary.json and report.html in FOLDER again, from its records.jsonl. Needs no model."""
-    _write_report(folder, folder / "records.jsonl", prices, keeps_plots=True)
+    _write_report(folder, folder / "records.jsonl", keeps_plots=True)
 
 
-def _write_report(out: Path, path: Path, prices: Prices | None, *, keeps_plots: bool = False) -> None:
+def _write_report(out: Path, path: Path, *, keeps_plots: bool = False) -> None:
     records = read_records(path)
     if unjudged := len(records.unjudged()):
-        what = f"Answers without a verdict of this version, which do not count: {unjudged}."
+        what = f"Answers without a verdict, which do not count: {unjudged}."
         click.echo(f"{what} To judge them, run the same skydraft compare again.", err=True)
-    findings = Findings(records)
-    _show_table(write_report(findings, out, keeps_plots=keeps_plots).settings)
-    if prices:
-        _show_bill(findings, prices)
+    _show_table(write_report(Findings(records), out, keeps_plots=keeps_plots).settings)
     click.echo(f"Report: {out / 'report.html'}", err=True)
     try:
         load_pyplot()
@@ -212,25 +207,6 @@ def _show_table(settings: Sequence[SettingFigures]) -> None:
             cells["calls a token"] = "one a text"
         link = f"  {'here' if each.link_ms is None else f'{each.link_ms:g}':>7}" if has_links else ""
         click.echo(f"{each.mode:<{width}}{link}" + "".join(f"{cell:>15}" for cell in cells.values()))
-
-
-def _show_bill(findings: Findings, prices: Prices) -> None:
-    """A day of such questions, by mode and by model; what is dearer than streaming first."""
-    each = f"{prices.hit:g}, {prices.miss:g} and {prices.out:g}"
-    click.echo(f"\nA day of {_DAY} such questions; a million tokens cached, read and written cost {each}.")
-    for is_long, kind in ((False, "up to"), (True, "more than")):
-        costs = {bill: prices.of(bill.link) for bill in bills(findings, is_long=is_long).values()}
-        stream = sum(cost for bill, cost in costs.items() if bill.mode == "cloud")
-        dearer = [f"{bill.mode} ({cost / stream:.2f})" for bill, cost in costs.items() if 0 < stream < cost]
-        for index, (bill, cost) in enumerate(costs.items()):
-            if not index:
-                click.echo(f"\nPrompts of {kind} {LONG} tokens. Dearer than streaming: {', '.join(dearer) or 'none'}.")
-                click.echo(f"{'':<{_WIDTH}}" + "".join(f"{name:>14}" for name in _BILLED))
-            link, scale = bill.link, _DAY / bill.num_questions
-            counts = link.tokens_in - link.tokens_hit, link.tokens_hit, link.tokens_out, bill.num_drafted
-            cells = "".join(f"{round(count * scale):>14,}" for count in (*counts, link.num_requests))
-            over = f"{cost / stream:.2f}" if stream else ""
-            click.echo(f"{bill.mode:<{_WIDTH}}{cells}{cost * scale:>14.4g}{over:>14}")
 
 
 _fitted_section = Section("workload", "Prompts", _together, [

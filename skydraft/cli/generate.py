@@ -22,7 +22,7 @@ from skydraft.cli.terminal import TERMINAL, console_for, harmless, show_summary,
 from skydraft.decoding.audits import Auditor
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.request import GenerateRequest
-from skydraft.errors import OptionError, PromptError
+from skydraft.errors import PromptError
 from skydraft.prompts.messages import asked
 
 _INTERRUPTED = 130
@@ -50,16 +50,12 @@ def generate(
     The answer goes to stdout, everything else to stderr. With --audio you can leave PROMPT out: then the answer
     describes the speaker. Ctrl-C ends the answer after the current round.
     """
-    cloud.check(models, gate, audits=keep.audit_share > 0)
-    keep.check(verifies=gate.plan.verifies, is_lossy=gate.plan.is_lossy)
+    cloud.check(models)
+    keep.check(verifies=gate.plan.verifies)
     models = dataclasses.replace(models, is_quiet=output.quiet or output.json)
     recording = speech.read(speech.audio) if speech.audio else None
     if prompt is not None or not recording:
         prompt = with_piped(prompt, quiet=models.is_quiet)
-    if recording and keep.audit_share:
-        raise OptionError("--audit-share does not apply to speech: such answers are not read.", hint="Leave it out.")
-    if not recording and speech.share_audio:
-        raise OptionError("--share-audio is about recordings, and there is none.", hint="Remove it.")
     request = GenerateRequest(
         asked(prompt, writing.system, recording.audio if recording else None),
         plan=gate.plan,

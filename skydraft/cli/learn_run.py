@@ -1,21 +1,18 @@
-"""`skydraft learn run`: the target answers prompts, the draft model learns from that, is judged, and used."""
+"""`skydraft learn run`: the target answers prompts, the draft model learns from that, is calibrated, and used."""
 
 import shutil
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from skydraft.access.limits import Limits
 from skydraft.cli.learn import learn
-from skydraft.cli.learned import MAX_PROMPTS, Numbers, Question, judge, numbers_of, show_table
 from skydraft.cli.options import DecodingChoice, as_text, decoding_section
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, models_section, server_section
 from skydraft.cli.progress import counted, showing
@@ -27,7 +24,6 @@ from skydraft.decoding.prices import parse_prices
 from skydraft.decoding.request import GenerateRequest
 from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
-from skydraft.engines.vocab import Vocab
 from skydraft.errors import OptionError, PromptError, RecordsError
 from skydraft.evaluation.comparison import request_of
 from skydraft.evaluation.modes import Mode
@@ -36,16 +32,13 @@ from skydraft.evaluation.tasks.sets import SETS, read_tasks
 from skydraft.evaluation.workloads import read_lines, read_prompts
 from skydraft.files import write_whole
 from skydraft.learning import dataset, training
-from skydraft.learning.answering import NUM_SIDE_BY_SIDE, SPARE, Answering, longest_of
+from skydraft.learning.answering import Answering
 from skydraft.learning.calibrating import calibrate_lessons, gain_over, read_lessons, write_calibration
-from skydraft.learning.lessons import Lesson, Store
-from skydraft.learning.training import Gain
+from skydraft.learning.lessons import Store
 from skydraft.models import adapters, cache_dir
 from skydraft.models.cache import disk_errors_named, locked
 
-_PATIENT_S = 600.0  # this machine may be slow, but it does not go away
 _TYPICAL = 100  # tokens of an answer, before the first one is known
-_NUM_JUDGED = 6 * MAX_PROMPTS  # answers in three modes, before and after; what the target reads makes up for the rest
 _FEW_GUARDS = 20  # general prompts, where they are information
 
 
@@ -57,21 +50,16 @@ class Asked:
     system: str | None
     folder: Path | None
 
-    def requests(self, decoding: DecodingChoice) -> list[tuple[PromptEntry, GenerateRequest]]:
+    def requests(self, decoding: DecodingChoice) -> list[GenerateRequest]:
         """Each prompt as the app would ask it, with the tools and parameters of its task."""
         mode = Mode("cloud", make_plan("cloud"), decoding.params())
-
-        def request(each: PromptEntry) -> GenerateRequest:
-            return replace(request_of(each, mode, system=self.system), think=decoding.think)
-
-        return [(each, request(each)) for each in self.prompts]
+        asks = (request_of(each, mode, system=self.system) for each in self.prompts)
+        return [replace(each, think=decoding.think) for each in asks]
 
 
 def _asked(prompts: str | None, limit: int | None, system: str | None, folder: Path | None) -> Asked:
     if (prompts is None) == (folder is None):
         raise OptionError("Give either --prompts FILE or --from DIR.", hint="See: skydraft learn run --help.")
-    if folder and (limit or system is not None):
-        raise OptionError("--limit and --system are for --prompts: what was collected has its own.")
     return Asked(_prompts(prompts, limit) if prompts else (), system, folder)
 
 
@@ -94,8 +82,8 @@ def _prompts(prompts: str, limit: int | None) -> Sequence[PromptEntry]:
 
 
 _asked_section = Section("asked", "What to learn", _asked, [
-    option("--prompts", "FILE", "Prompts like those of your app: .jsonl, or one a line; 150 are a good number. With "
-           "checks (see docs/tasks.md) right answers are counted. Or a set of tasks, for example arithmetic:dev."),
+    option("--prompts", "FILE", "Prompts like those of your app: .jsonl, or one a line; 150 are a good number. Or "
+           "tasks: a file, or a set such as arithmetic:dev."),
     option("--limit", "N", "Use the first N prompts only.", type=click.IntRange(min=1)),
     option("-s --system", "TEXT", "System prompt of your app.", callback=as_text),
     option("--from folder", "DIR", "Learn from what was collected with --learn DIR instead.", type=Path),
@@ -104,21 +92,17 @@ _asked_section = Section("asked", "What to learn", _asked, [
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """How long to train and for which texts, and whether to ask before it begins. Raises OptionError."""
+    """How long to train and for which texts, and whether to ask before it begins."""
 
     minutes: float
     yes: bool
     everything: bool
 
-    def __post_init__(self) -> None:
-        if not self.minutes >= 0:  # also refuses NaN
-            raise OptionError(f"--minutes must be 0 or more, not {self.minutes:g}.")
-
 
 _SETTINGS = training.TrainSettings()
 _how_section = Section("how", "Training", How, [
     option("--minutes", "N", "Stop after about N minutes; the same command continues (default: 0, no limit).",
-           default=0.0),
+           type=click.FloatRange(min=0), default=0.0),
     option("-y --yes", None, "Begin without a question.", is_flag=True),
     option("--everything", None, "Use it for all texts, not only those that begin as these do. Then it is kept only if "
            "general prompts do not suffer.", is_flag=True),
@@ -137,18 +121,12 @@ def run(
 ) -> int:  # fmt: skip
     """Let the draft model learn a task from the target's own answers, and use what it learned as NAME.
 
-    The target answers the prompts, many side by side; the draft model is trained on most of the answers, judged on the
-    others, and calibrated. It is kept only if it agrees with the target on more of them, and on more than what NAME has
-    learned before. No labels are needed. Each step is kept: after Ctrl-C, or at the end of --minutes, the same command
-    continues. The exit status is 0 if NAME is in use at the end, or nothing is new since the last run.
+    The target answers the prompts. The draft model is trained on most of the answers, and calibrated on the others. It
+    is kept only if it agrees with the target on more of these, and on more than what NAME has learned before. No labels
+    are needed. Each step is kept: after Ctrl-C, or at the end of --minutes, the same command continues. The exit status
+    is 0 if NAME is in use at the end, or nothing is new since the last run.
     """
     cloud.check(models)
-    if models.adapter not in ("auto", "none"):
-        raise OptionError("--adapter does not apply here: the model as it is learns.", hint="Leave it out.")
-    if asked.folder and (decoding.style or decoding.values or decoding.think != "auto"):
-        raise OptionError("Decoding options are for --prompts: what was collected has its own.", hint="Leave them out.")
-    if asked.folder and not asked.folder.exists():
-        raise OptionError(f"There are no answers: {asked.folder} is not there.", hint="Check its name.")
     home = adapters.home_of(name, models.edge_model, cache_dir())
     bare = replace(models, adapter="none")
     with disk_errors_named(cache_dir()):
@@ -162,7 +140,7 @@ def run(
 
 
 class _Run:
-    """One run: each step leaves a file in `home`, which a later run of the same command finds."""
+    """One run: answer, train, calibrate, apply. Each step leaves a file in `home`, for the next run of the command."""
 
     def __init__(
         self, home: Path, asked: Asked, how: How, decoding: DecodingChoice, cloud: CloudChoice, models: ModelChoice
@@ -170,13 +148,13 @@ class _Run:
         self._home, self._asked, self._how, self._cloud, self._models = home, asked, how, cloud, models
         self._deadline = time.monotonic() + (60 * how.minutes or float("inf"))
         self._asks = asked.requests(decoding)
-        self._trial, self._judged, self._state = home / "trial.gguf", home / "judged.json", home / "training"
+        self._trial, self._state = home / "trial.gguf", home / "training"
         self._begun = home / "begun"  # names the last lesson of a run with a folder, which may grow before its end
 
     def steps(self) -> int:
         """Returns the exit status. Raises TimeoutError when time is over."""
-        home, how = self._home, self._how
-        task, questions, written = self._answers()
+        home = self._home
+        task = self._answered()
         home.mkdir(parents=True, exist_ok=True)
         key, last = training.key_of(task, _SETTINGS), home / adapters.LAST_RUN
         before = last.read_text() if last.exists() else ""
@@ -186,30 +164,16 @@ class _Run:
             return 0
         if self._asked.folder:
             write_whole(self._begun, task.last.encode(), 0o600)
-        result = self._trained(task, key)
-        click.echo(f"Agreement on held-out answers: {result.held_out}")
-        if result.guard:
-            click.echo(f"Agreement on general prompts:  {result.guard}")
-        num_answers = len(task.trained) + len(task.held_out)
-        objection = result.objection(how.everything, num_answers) or self._calibrated(task)
-        if not objection:
-            self._show(task, questions, written, result.held_out)
-            stores = [store for each in (home, self._asked.folder) if each and (store := Store(each)).files()]
-            there = {dataset.answer_digest(lesson) for store in stores for lesson in store.lessons(Counter())}
-            if there.issuperset(map(dataset.answer_digest, (*task.trained, *task.held_out))):
-                sources = [store.folder for store in stores]
-                adapters.keep(self._trial.read_bytes(), home.name, self._models.edge_model, cache_dir(), sources)
-            else:
-                objection = "the answers that it learned from were forgotten meanwhile"
+        objection = self._trained(task, key) or self._calibrated(task) or self._applied(task)
         write_whole(last, f"{key}{f'kept nothing: {objection}' if objection else adapters.IN_USE}".encode(), 0o600)
-        for done in (self._trial, self._trial.with_suffix(".json"), self._judged, self._state, self._begun):
+        for done in (self._trial, self._trial.with_suffix(".json"), self._state, self._begun):
             for path in (done, *home.glob(f".{done.name}-*")):  # a kill may have left half of one
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        click.echo(f"Not kept: {objection}." if objection else _how_used(home.name, task, how))
+        click.echo(f"Not kept: {objection}." if objection else _how_used(home.name, task, self._how))
         return 0 if (home / adapters.FILE).exists() else 1
 
-    def _answers(self) -> tuple[dataset.TrainingTask, list[Question], Numbers]:
-        """The training's data, once the target has answered; what is to be judged, and the target's answers to it."""
+    def _answered(self) -> dataset.TrainingTask:
+        """The training's data, once the target has answered."""
         how, store = self._how, Store(self._asked.folder or self._home)
         before = Store(self._home) if self._asked.folder else None
         guards = dataset.guard_requests()[: None if how.everything else _FEW_GUARDS]
@@ -218,28 +182,32 @@ class _Run:
             self._leave_out_long(edge)
             if self._asked.folder:
                 dataset.choose(store, edge.vocab, None, before, dataset.MAX_LEN)
-            requests = [request for _, request in self._asks]
-            with _target(self._cloud, _for_many(self._models, longest_of([*requests, *guards], edge))) as far:
-                weights = dataset.weights_of(far)
-                answering = Answering(requests, edge, far, weights, store)
-                guarding = Answering(guards, edge, far, weights, Store(cache_dir() / "guard"))
+            with self._target() as target:
+                weights = dataset.weights_of(target)
+                answering = Answering(self._asks, edge, target, weights, store)
+                guarding = Answering(guards, edge, target, weights, Store(cache_dir() / "guard"))
                 if not _may_begin(answering, guarding, how, self._cloud):
                     raise OptionError("Nothing was begun.", hint="Give --yes to begin without a question.")
                 with self._counting(len(answering.todo), "answers", "what was answered is kept") as done:
-                    lessons = answering.run(done)
+                    answering.run(done)
                 with self._counting(len(guarding.todo), "general answers", "what was answered is kept") as done:
                     guard = [each for each in guarding.run(done) if each]
             last = self._begun.read_text() if before and self._begun.exists() else ""
             task = dataset.prepare(store, edge, weights, guard, for_all=how.everything, before=before, last=last)
-            if task.left_out:
-                TERMINAL.say(f"left out: {task.left_out}.")
-            click.echo(f"{len(task.trained)} answers to learn from, {len(task.held_out)} held out.", err=True)
-            return task, *self._to_judge(task, lessons, edge.vocab)
+        if task.left_out:
+            TERMINAL.say(f"left out: {task.left_out}.")
+        click.echo(f"{len(task.trained)} answers to learn from, {len(task.held_out)} held out.", err=True)
+        return task
+
+    def _target(self) -> AbstractContextManager[Engine | Cloud]:
+        if self._cloud.address:
+            return closing(self._cloud.but(require=True).connect(self._models.cloud_model))
+        return self._models.load(self._models.target_name)
 
     def _leave_out_long(self, edge: Engine) -> None:
         """Ask for nothing that is too long to be trained with. Raises RecordsError where too few are left."""
         most, least = min(dataset.MAX_LEN, edge.context_len), dataset.MIN_GENERATIONS
-        fit = [each for each in self._asks if len(prompted(each[1], edge)[1].edge.token_ids) < most]
+        fit = [each for each in self._asks if len(prompted(each, edge)[1].edge.token_ids) < most]
         if self._asks and len(fit) < least:
             raise RecordsError(
                 f"{len(fit)} of the prompts have fewer than {most} tokens, and {least} are needed.",
@@ -249,34 +217,18 @@ class _Run:
             TERMINAL.say(f"left out: {num_long} prompts of {most} tokens or more.")
         self._asks = fit
 
-    def _to_judge(
-        self, task: dataset.TrainingTask, lessons: Sequence[Lesson | None], vocab: Vocab
-    ) -> tuple[list[Question], Numbers]:
-        """Some of the prompts that are held out; and what the target wrote there, if it was asked here."""
-        if not lessons:
-            newest = task.held_out[-MAX_PROMPTS:]
-            requests = [GenerateRequest((), params=each.decoding, prompt_ids=each.prompt_ids) for each in newest]
-            return [(request, None) for request in requests], Counter()
-        held_out, questions, written = {each.prompt_ids for each in task.held_out}, list[Question](), Counter[str]()
-        for (prompt, request), lesson in zip(self._asks, lessons, strict=True):
-            if lesson and lesson.prompt_ids in held_out and len(questions) < MAX_PROMPTS:
-                check = prompt.task.check if prompt.task and prompt.task.check.kind != "python" else None
-                text = vocab.decode([each for each in lesson.token_ids if each not in vocab.end_ids])
-                questions.append((request, check))
-                held_out.discard(lesson.prompt_ids)  # the same prompt may come again
-                num_tokens = len(lesson.token_ids)
-                written += numbers_of((), text, check) + Counter(tokens=num_tokens, calls=1, written=num_tokens)
-        return questions, written
-
-    def _trained(self, task: dataset.TrainingTask, key: str) -> training.Trained:
-        if found := training.trained_before(self._trial, key):
-            return found
-        self._judged.unlink(missing_ok=True)  # with another adapter
-        with showing() as progress:
-            run_on = (self._models.options.device, self._models.options.num_threads)
-            made = training.train(task, _SETTINGS, run_on, self._state, progress.show, self._deadline)
-        made.write(self._trial, key)
-        return made
+    def _trained(self, task: dataset.TrainingTask, key: str) -> str:
+        """Train, and say why what was trained should not be kept; "" where it should."""
+        made = training.trained_before(self._trial, key)
+        if not made:
+            with showing() as progress:
+                run_on = (self._models.options.device, self._models.options.num_threads)
+                made = training.train(task, _SETTINGS, run_on, self._state, progress.show, self._deadline)
+            made.write(self._trial, key)
+        click.echo(f"Agreement on held-out answers: {made.held_out}")
+        if made.guard:
+            click.echo(f"Agreement on general prompts:  {made.guard}")
+        return made.objection(self._how.everything, len(task.trained) + len(task.held_out))
 
     def _calibrated(self, task: dataset.TrainingTask) -> str:
         """Say why what was trained should not replace what is in use, or calibrate the gate to it, and return ""."""
@@ -301,19 +253,15 @@ class _Run:
                 TERMINAL.say(f"auto has no limits of its own with {name}: {error.line}")
         return ""
 
-    def _show(self, task: dataset.TrainingTask, questions: Sequence[Question], target: Numbers, alone: Gain) -> None:
-        """Answer what is held out in each mode, before and after, and show the table."""
-        if not questions:  # what is held out was asked before, with other prompts
-            return
-        longest = max(len(each.prompt_ids) + each.decoding.max_new_tokens for each in task.held_out) + SPARE
-        models = _for_many(self._models, longest)
-        counting = partial(self._counting, what="judging", kept="what was judged is kept")
-        with models.load_edge() as edge, _target(self._cloud, models) as far:
-            if far.is_stock and self._asked.folder:
-                return  # such a server is asked by messages, and lessons have tokens
-            before, after = judge(questions, ("none", str(self._trial)), (edge, far), self._judged, counting)
-        click.echo(f"\n{len(questions)} held-out prompts, before → after")
-        show_table(before, after, (alone.before, alone.after), target)
+    def _applied(self, task: dataset.TrainingTask) -> str:
+        """Use what was trained from now on, and return ""; unless its answers were forgotten meanwhile."""
+        stores = [store for each in (self._home, self._asked.folder) if each and (store := Store(each)).files()]
+        there = {dataset.answer_digest(lesson) for store in stores for lesson in store.lessons(Counter())}
+        if not there.issuperset(map(dataset.answer_digest, (*task.trained, *task.held_out))):
+            return "the answers that it learned from were forgotten meanwhile"
+        sources = [store.folder for store in stores]
+        adapters.keep(self._trial.read_bytes(), self._home.name, self._models.edge_model, cache_dir(), sources)
+        return ""
 
     @contextmanager
     def _counting(self, total: int, what: str, kept: str) -> Iterator[Callable[..., None]]:
@@ -328,34 +276,6 @@ class _Run:
             yield on_done
 
 
-def _for_many(models: ModelChoice, longest: int) -> ModelChoice:
-    """Models for many texts at a time, of up to `longest` tokens."""
-    context_len = min(longest, models.options.context_len)
-    options = replace(models.options, context_len=context_len, max_sequences=NUM_SIDE_BY_SIDE, shared_cache=True)
-    return replace(models, options=options)
-
-
-@contextmanager
-def _target(cloud: CloudChoice, models: ModelChoice) -> Iterator[Cloud]:
-    """The server, or the target of this process behind a server of its own, which computes many texts at once."""
-    if cloud.address:
-        with closing(cloud.but(require=True).connect(models.cloud_model)) as far:
-            yield far
-        return
-    from skydraft.cloud.options import ServeOptions
-    from skydraft.cloud.server import running
-    from skydraft.cloud.worker import Worker
-
-    limits = Limits(max_sessions=NUM_SIDE_BY_SIDE)
-    options = ServeOptions(port=0, execution="throughput", limits=limits)
-    with (
-        models.load(models.target_name) as engine,
-        running(Worker(engine, limits, execution="throughput"), options) as port,
-        closing(CloudChoice(f"127.0.0.1:{port}", {"require": True, "timeout_s": _PATIENT_S}).connect()) as far,
-    ):
-        yield far
-
-
 def _may_begin(answering: Answering, guarding: Answering, how: How, cloud: CloudChoice) -> bool:
     """Say what is to come, and ask. Nobody is asked where there is nothing to write, or no terminal."""
     num_todo = len(answering.todo) + len(guarding.todo)
@@ -366,16 +286,16 @@ def _may_begin(answering: Answering, guarding: Answering, how: How, cloud: Cloud
     general = f" ({len(guarding.todo)} of them to general prompts)" if guarding.todo else ""
     line = f"The target is to write {num_todo} answers{general}, some {num_tokens} tokens"
     if price := cloud.given.get("price"):
-        cost = parse_prices(price).total(0, num_prompt_tokens, num_tokens)
-        line += f", for about {cost * (1 + _NUM_JUDGED / num_todo):.2g} with those that judge"
+        line += f", for about {parse_prices(price).total(0, num_prompt_tokens, num_tokens):.2g}"
     click.echo(f"{line}. Training then takes some minutes.", err=True)
     return how.yes or not sys.stdin.isatty() or click.confirm("Begin?", default=True, err=True)
 
 
 def _how_used(name: str, task: dataset.TrainingTask, how: How) -> str:
+    compare = f"See what it is worth on other prompts: skydraft compare --prompts FILE --adapter {name},none"
     if how.everything:
-        return f"{name} is used for all texts from now on. Undo it with: skydraft learn revert {name}"
+        return f"{name} is used for all texts from now on. Undo it with: skydraft learn revert {name}\n{compare}"
     by_name = f"Use it with --adapter {name}; in the gateway as skydraft:{name}."
     if not task.card.beginning_len:
-        return f"{by_name} The prompts begin alike in nothing, so it is used only where it is named."
-    return f"{name} is used from now on where a conversation begins as these prompts do. {by_name}"
+        return f"These prompts share no beginning, so {name} is used only when you name it. {by_name}\n{compare}"
+    return f"{name} is used from now on where a conversation begins as these prompts do. {by_name}\n{compare}"

@@ -1,4 +1,3 @@
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +9,19 @@ from skydraft.cli.progress import downloads
 from skydraft.cli.sections import Command, Section, option
 from skydraft.cli.terminal import console_for
 from skydraft.errors import UnknownModel
-from skydraft.models.adapters import all_adapters, merged_copies, remove_merged
+from skydraft.models.adapters import all_adapters
 from skydraft.models.cache import cache_dir, present
 from skydraft.models.fetch import fetch_model, present_path, remove, verify
-from skydraft.models.found import OURS, StoredModel, models_here, pairs_of, places
+from skydraft.models.found import OURS, StoredModel, models_here, places
 from skydraft.models.manifest import KNOWN, known_model
 from skydraft.models.resolve import EMBEDDED, embedded_path
 
-_MAX_PAIRS, _MAX_NAME = 12, 40  # that are shown; for which others make room
+_MAX_NAME = 40  # characters, for which other rows make room
 
 
 def _known(context: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
     """The names, all checked before the first is used."""
-    for name in (each for each in names if each not in merged_copies(cache_dir())):
+    for name in names:
         if name in EMBEDDED:
             raise UnknownModel(f"{name} comes with skydraft: it is always here and cannot be removed.")
         known_model(name)
@@ -52,25 +51,16 @@ _list_section = Section("listing", "Output", lambda json: json, [
 @models.command("list", cls=Command)
 @_list_section
 def list_models(listing: bool) -> None:
-    """Show the known models, those of other programs here, what they have learned, and which two share a tokenizer."""
-    here, folder = models_here(cache_dir(), places()), cache_dir()
-    rows, pairs = _rows(here), pairs_of(here)
+    """Show the known models, those of other programs here, and what they have learned."""
+    folder, rows = cache_dir(), _rows(models_here(cache_dir(), places()))
     if listing:
-        told = [{"draft": each.draft.spec, "target": each.target.spec, "ratio": each.ratio} for each in pairs]
-        click.echo(json_line({"folder": str(folder), "models": rows, "pairs": told}))
+        click.echo(json_line({"folder": str(folder), "models": rows}))
         return
     wide = max(len(row["name"]) for row in rows if len(row["name"]) <= _MAX_NAME)
     console = console_for("auto")
     for row in rows:
         size = f"{row['bytes'] / 1e6:.{0 if row['bytes'] > 1e7 else 1}f} MB"
         console.print(f"{row['name']:<{wide}}  {size:>8}  {row['license']:<12}  {_state(row)}")
-    if pairs:
-        console.print("\nWith one tokenizer, for --edge-model and --cloud-model:")
-    for pair in pairs[:_MAX_PAIRS]:
-        specs = f"{shlex.quote(pair.draft.spec)}  {shlex.quote(pair.target.spec)}"
-        console.print(f"  {specs}  {pair.ratio:.1f} times as large")
-    if len(pairs) > _MAX_PAIRS:
-        console.print(f"  and {len(pairs) - _MAX_PAIRS} more: --json")
     console.print(
         f"\nOur own files are in {folder}, {_bytes_in(folder) / 1e6:.0f} MB; SKYDRAFT_HOME names another folder."
     )
@@ -95,15 +85,13 @@ def _rows(here: list[StoredModel]) -> list[dict[str, Any]]:
             rows.append(row(found.spec, found.bytes, found.owner, found.path, "found") | more)
     others = adapters.keys() - {each["name"] for each in rows}
     rows += [row(name, _bytes_in(Path(name)), "-", Path(name), "own") for name in sorted(others)]
-    return rows + [row(name, _bytes_in(path), "-", path, "merged") for name, path in merged_copies(cache_dir()).items()]
+    return rows
 
 
 def _state(row: dict[str, Any]) -> str:
     state = row["path"] or f"not here; get it with: skydraft models fetch {row['name']}"
     if row["kind"] == "included":
         state = "always here: a toy for speech, trained on synthetic voices"
-    elif row["kind"] == "merged":
-        state = f"merged by an earlier version with what was learned, and unused: skydraft models remove {row['name']}"
     elif row.get("unfit"):
         return f"not usable: {row['unfit']}"
     elif row.get("has_template") is False:
@@ -141,10 +129,7 @@ def show_path(names: tuple[str, ...]) -> None:
 @models.command("remove", cls=Command)
 @_names
 def remove_models(names: tuple[str, ...]) -> None:
-    """Delete known models from this machine, or copies with what was learned, which earlier versions made."""
-    merged = merged_copies(cache_dir())
+    """Delete known models from this machine."""
     for name in names:
-        if name in merged:
-            remove_merged(merged[name], cache_dir())
-        for path in [merged[name]] if name in merged else remove(name, cache_dir()):
+        for path in remove(name, cache_dir()):
             click.echo(f"Removed {path}")

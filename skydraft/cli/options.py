@@ -1,6 +1,5 @@
 """The sections that several commands share: prompt, decoding, gate, output, and observers."""
 
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -19,7 +18,6 @@ from skydraft.decoding.audits import Auditor
 from skydraft.decoding.generation import Observer
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.target import target_of
-from skydraft.decoding.traced import TraceObserver
 from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.errors import OptionError
@@ -27,7 +25,6 @@ from skydraft.files import open_named, read_file
 from skydraft.gating.gates import SIGNALS
 from skydraft.learning.collect import Collector
 from skydraft.prompts.thinking import Think
-from skydraft.tracing import Tracing
 
 Color = Literal["auto", "always", "never"]
 
@@ -124,7 +121,7 @@ def _decoding_option(known: Field[Any]) -> click.Option:
 _RARELY = (  # given
     "min_new_tokens", "min_p", "no_repeat_ngram_size", "frequency_penalty", "presence_penalty", "logit_bias",
     "content_penalty", "content_ngram_size", "no_adjacent_repeat", "comma_gap", "full_stop_gap", "full_stop_shift",
-    "think_budget", "accept", "eager", "execution",
+    "think_budget", "execution",
 )  # fmt: skip
 decoding_section = Section("decoding", "Decoding", _decoding, [
     option("--style", "S", f"Ready-made settings: {', '.join(STYLES)}; or none (default; speech: zh-short)."),
@@ -158,11 +155,9 @@ gate_section = Section("gate", "Gate", _gate, [
            "+digits, +dates or +values (of JSON) to check these, too."),
     option("--k", "N", "Draft N tokens at a time; auto chooses from timings, so gated texts may differ between "
            "runs."),
-    option("--accept", "RULE", "exact, or top:R to accept any of the target's R best tokens (default: exact)."),
     option("--hand-back", "H", "How far the target writes on after a correction: 0 (not at all), N (N tokens), "
            "agree:M (until the draft model would have written the last M tokens itself) or text (to its end). With "
            "agree:M, gated texts may differ between runs over a link (default: by the mode; without one 0)."),
-    option("--eager", None, "End a block at the first token that the draft model is unsure of.", is_flag=True),
     option("--execution", None, "throughput is faster on a GPU, but near ties may differ (default: exact).",
            type=Execution),
 ], _RARELY)  # fmt: skip
@@ -194,19 +189,18 @@ def open_for_writing(path: Path) -> TextIO:
 
 @dataclass(frozen=True, slots=True)
 class KeepChoice:
-    """The optional observers of each generation: one sends traces, one keeps corrections, and one audits a share."""
+    """The optional observers of each generation: one keeps corrections, and one audits a share."""
 
-    observers: tuple[Observer, ...] = ()
     collector: Collector | None = None
     audit_share: float = 0.0
     auditor: Auditor | None = None  # within `watching`
 
-    def check(self, *, verifies: bool, is_lossy: bool = True) -> None:
-        """Raise OptionError for --learn if nothing can be learned, and for --audit-share if nothing can be found."""
-        if self.audit_share and not is_lossy:
-            raise OptionError(
-                "--audit-share does not apply here: each token is the target's own already.", hint="Leave it out."
-            )
+    @property
+    def observers(self) -> tuple[Observer, ...]:
+        return tuple(filter(None, (self.collector, self.auditor)))
+
+    def check(self, *, verifies: bool) -> None:
+        """Raise OptionError for --learn if nothing can be learned."""
         if self.collector and not (verifies or self.audit_share):
             raise OptionError(
                 "--learn does not apply here: the draft model works alone, and nothing is checked.",
@@ -215,7 +209,7 @@ class KeepChoice:
 
     @contextmanager
     def watching(self, edge: Engine | None, target: Engine | Cloud | None) -> Iterator["KeepChoice"]:
-        """With an auditor as the last observer, if there are audits. Raises OptionError."""
+        """With an auditor, if there are audits. Raises OptionError."""
         if not self.audit_share:
             yield self
             return
@@ -223,41 +217,27 @@ class KeepChoice:
         reader = target_of(target if isinstance(target, Engine) else target.in_background())
         kept = (self.collector.keep,) if self.collector else ()
         with closing(Auditor(edge, reader, self.audit_share, TERMINAL.say, *kept)) as auditor:
-            yield replace(self, observers=(*self.observers, auditor), auditor=auditor)
+            yield replace(self, auditor=auditor)
 
 
-def _keep(learn: Path | None, otlp: str | None, audit_share: float | None = None) -> KeepChoice:
-    observers, collector = list[Observer](), None
+def _keep(learn: Path | None, audit_share: float | None) -> KeepChoice:
+    collector = None
     if audit_share is not None and not 0 < audit_share <= 1:  # also refuses NaN
         raise OptionError(f"--audit-share must be above 0 and at most 1, not {audit_share:g}.")
-    context = click.get_current_context()
-    if otlp:
-        if context.params.get("local_only"):
-            raise OptionError("--local-only lets nothing leave this machine, --otlp sends traces: choose one.")
-        tracing = Tracing(f"skydraft-{context.info_name}", otlp, TERMINAL.say)
-        context.call_on_close(tracing.close)
-        # The answers of a gateway belong to its clients' traces, not to the shell's trace.
-        parent = "" if context.info_name == "gateway" else os.environ.get("TRACEPARENT", "")
-        observers.append(TraceObserver(tracing, parent))
     if learn:
-        observers.append(collector := Collector(learn, notify=TERMINAL.say))
-        context.call_on_close(collector.close)
+        collector = Collector(learn, notify=TERMINAL.say)
+        click.get_current_context().call_on_close(collector.close)
         TERMINAL.say(
             f"learning: prompts, answers and their corrections are kept in {learn}, only on this machine. "
             f"To delete them: skydraft learn forget {learn}"
         )
-    return KeepChoice(tuple(observers), collector, audit_share or 0.0)
+    return KeepChoice(collector, audit_share or 0.0)
 
 
-_otlp = option(
-    "--otlp", "URL", "Send OpenTelemetry traces, which hold no text, to the collector at URL (OTLP over HTTP)."
-)
-traces_section = Section("keep", "Traces", lambda otlp: _keep(None, otlp), [_otlp])
-keep_section = Section("keep", "Learning and traces", _keep, [
+keep_section = Section("keep", "Learning", _keep, [
     option("--learn", "DIR", "Keep prompts, answers and the target's corrections in DIR, to train the draft model "
            "(see: skydraft learn).", type=Path),
     option("--audit-share", "X", "Let the target read this share of the finished answers (0.05: one in 20), later and "
-           "in the background. If they agree with it less than was asked, texts are checked more.",
+           "in the background. A line tells you if they agree with it less than you asked for.",
            type=float),
-    _otlp,
 ])  # fmt: skip

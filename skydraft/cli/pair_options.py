@@ -10,7 +10,6 @@ from typing import Any, Literal, Self
 import click
 
 from skydraft import api
-from skydraft.cli.options import GateChoice
 from skydraft.cli.progress import downloads
 from skydraft.cli.sections import Section, option
 from skydraft.cli.terminal import TERMINAL
@@ -122,7 +121,7 @@ _PAIR_OPTIONS = [
            "or auto, the one for conversations that begin as this one does.", default="auto"),
     option("--cloud-model", "MODEL", f"Target model in this process (default: {_PAIR.target}), or one of the "
            "models of a server without skydraft."),
-    option("--local-only", None, "Let nothing leave this machine: no server, no download, no traces.", is_flag=True),
+    option("--local-only", None, "Let nothing leave this machine: no server, no download.", is_flag=True),
 ]  # fmt: skip
 models_section = Section("models", "Models", _models, [*_PAIR_OPTIONS, *_RUN])
 serving_models_section = Section("models", "Models", _models, [*_PAIR_OPTIONS, _FITTING, *_RUN[1:]])
@@ -145,21 +144,14 @@ class CloudChoice:
     def but(self, address: str | None = None, **given: Any) -> Self:
         return replace(self, address=address or self.address, given={**self.given, **given})
 
-    def check(self, models: ModelChoice, gate: GateChoice | None = None, *, audits: bool = False) -> None:
-        """Raise OptionError for an option that misleads about what leaves this machine, or what checks."""
+    def check(self, models: ModelChoice) -> None:
+        """Raise OptionError for options that contradict each other about the model that checks, and where it runs."""
         if self.address is None:
             return
         if models.local_only:
             raise OptionError("--local-only lets nothing leave this machine, --cloud sends to a server: choose one.")
         if models.cloud_model and not is_url(self.address):
             raise OptionError("--cloud-model runs a target in this process, --cloud uses one on a server: choose one.")
-        if gate and gate.execution and not is_url(self.address):
-            raise OptionError("A server chooses its own --execution.", hint="Give it to skydraft serve.")
-        if gate and not gate.plan.verifies and not audits:
-            raise OptionError(
-                "--cloud does not apply here: the draft model works alone, and nothing is checked.",
-                hint="Remove it, choose --mode quality, or add --audit-share 0.05.",
-            )
 
     def connect(self, model: str | None = None) -> Cloud:
         """The connection, before anything is sent. `model` is one of several of a server without skydraft."""
@@ -191,9 +183,6 @@ class CloudChoice:
 
 def _cloud(address: str | None, **values: Any) -> CloudChoice:
     given = {name: value for name, value in values.items() if value is not None and value is not False}  # 0 is a value
-    if address is None and given:
-        flag = next(each.opts[0] for each in (*_SERVER, *_USE) if each.name in given)
-        raise OptionError(f"{flag} needs a cloud server, but none was given.", hint="Give one with --cloud HOST:PORT.")
     return CloudChoice(address, given)
 
 

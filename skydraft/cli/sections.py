@@ -9,6 +9,7 @@ from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 import click
 
 T = TypeVar("T")
+PORTS = click.IntRange(0, 65535)
 _RARE = "Rarely needed"
 _REST = "Other options"
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -35,7 +36,7 @@ def with_default(help: str, default: object) -> str:
 def listening(port: int) -> list[click.Option]:
     return [
         option("--host", "HOST", "Address to listen on.", default="127.0.0.1"),
-        option("--port", "PORT", "Port to listen on; 0 is any free one.", default=port),
+        option("--port", "PORT", "Port to listen on; 0 is any free one.", type=PORTS, default=port),
         option("--tls-cert", "FILE", "PEM certificate chain.", type=Path),
         option("--tls-key", "FILE", "Private key of the certificate, as PEM.", type=Path),
     ]

@@ -6,7 +6,7 @@ import click
 
 from skydraft.access.limits import Limits
 from skydraft.cli.pair_options import ModelChoice, served_model_section
-from skydraft.cli.sections import Command, Section, configured, listening, option
+from skydraft.cli.sections import PORTS, Command, Section, configured, listening, option
 from skydraft.cloud.options import ServeOptions
 from skydraft.config import Execution
 from skydraft.models.manifest import KNOWN
@@ -24,8 +24,7 @@ _server_section = Section("server", "Server", ServeOptions, [
     option("--token-file", "FILE", "Accept only clients with a token from FILE (lines: LABEL TOKEN).", type=Path),
     option("--insecure", None, "Allow unencrypted connections from other machines.", is_flag=True),
     option("--grace grace_s", "S", "Seconds that requests have to finish after Ctrl-C.", default=30.0),
-    option("--metrics-port", "PORT", "Port of Prometheus metrics over HTTP (default: 0, off).", default=0),
-    option("--otlp", "URL", "Send OpenTelemetry traces to the collector at URL (OTLP over HTTP, port 4318)."),
+    option("--metrics-port", "PORT", "Port of Prometheus metrics over HTTP (default: 0, off).", type=PORTS, default=0),
     option("--log-prompts", None, "Write the token ids of prompts into the log.", is_flag=True),
     option("--execution", None, "exact: each answer is bit for bit the same as without other requests. throughput: one "
            "forward for all waiting requests: faster, but near ties may differ.", type=Execution, default="exact"),

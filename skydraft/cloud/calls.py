@@ -64,8 +64,8 @@ def _is_news(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], grpc.aio.InternalError))
 
 
-def said(context: RpcContext, name: str) -> str:
-    return str(dict(context.invocation_metadata() or ()).get(name, ""))
+def authorization(context: RpcContext) -> str:
+    return str(dict(context.invocation_metadata() or ()).get("authorization", ""))
 
 
 async def abort(context: RpcContext, error: Exception) -> None:

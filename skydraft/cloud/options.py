@@ -7,13 +7,12 @@ from skydraft.access.limits import Limits
 from skydraft.config import Execution, check_execution
 from skydraft.errors import OptionError
 from skydraft.protocol.address import DEFAULT_PORT, is_loopback
-from skydraft.tracing import check_collector
 
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
     """`port` 0 takes a free port; `metrics_port` 0 serves no metrics. Plaintext beyond this machine needs `insecure`.
-    At the end, open requests have `grace_s` seconds to finish. `otlp` is the URL of a collector that gets traces."""
+    At the end, open requests have `grace_s` seconds to finish."""
 
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
@@ -25,7 +24,6 @@ class ServeOptions:
     metrics_port: int = 0
     grace_s: float = 30.0
     log_prompts: bool = False
-    otlp: str | None = None
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -34,10 +32,6 @@ class ServeOptions:
             raise OptionError("--tls-cert and --tls-key belong together.", hint="Give both, or none.")
         if not 0 <= self.grace_s < float("inf"):
             raise OptionError(f"--grace must be a number of seconds, 0 or more, not {self.grace_s:g}.")
-        if not 0 <= self.port < 65536 or not 0 <= self.metrics_port < 65536:
-            raise OptionError("Ports (--port, --metrics-port) must be from 0 to 65535.")
-        if self.otlp is not None:
-            check_collector(self.otlp)
         if self.tls_cert is None and not self.insecure and not is_loopback(self.host):
             raise OptionError(
                 f"Listening on {self.host} without TLS would send tokens and texts unencrypted over the network.",

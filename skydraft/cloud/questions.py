@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from skydraft.access.keys import Keyring
-from skydraft.cloud.calls import GET_INFO, HEALTH, Count, Method, RpcContext, abort, said
+from skydraft.cloud.calls import GET_INFO, HEALTH, Count, Method, RpcContext, abort, authorization
 from skydraft.errors import CloudTimeout, NotAuthorized
 from skydraft.protocol.codec import encode_info
 from skydraft.protocol.values import SERVICE, ServerInfo
@@ -26,7 +26,7 @@ def questions(info: Callable[[], ServerInfo], keyring: Keyring, count: Count) ->
 
     async def get_info(asked: bytes, context: RpcContext) -> bytes:
         try:
-            keyring.label(said(context, "authorization"))
+            keyring.label(authorization(context))
         except NotAuthorized as error:
             count("info", error)
             raise

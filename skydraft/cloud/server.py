@@ -18,7 +18,6 @@ from skydraft.cloud.worker import Worker
 from skydraft.errors import EngineError, OptionError, importing
 from skydraft.protocol.codec import short_fingerprint
 from skydraft.protocol.values import ServerInfo
-from skydraft.tracing import Tracing
 
 log = logging.getLogger("skydraft.cloud")
 Run: TypeAlias = Callable[[Coroutine[Any, Any, Any]], Any]
@@ -33,11 +32,10 @@ class CloudServer:
         self._options = options
         self._listener = listener or Listener(options, takes_audio=worker.served.engine.takes_audio)
         self._metrics = _metrics(worker.served.engine.name, options) if options.metrics_port else None
-        self._tracing = Tracing("skydraft-serve", options.otlp, log.warning) if options.otlp else None
         self._thread = threading.Thread(target=self._work, name="worker", daemon=True)
         keyring = self._listener.keyring
         count = self._metrics.asked if self._metrics else uncounted
-        self._service = VerifierService(worker, keyring, options, self._tracing, count)
+        self._service = VerifierService(worker, keyring, options, count)
         self._listener.calls.add(questions(self.info, keyring, count) | self._service.methods)
 
     def info(self) -> ServerInfo:
@@ -86,8 +84,6 @@ class CloudServer:
         await asyncio.to_thread(self._thread.join)
         if self._metrics:
             await asyncio.to_thread(self._metrics.close)
-        if self._tracing:
-            await asyncio.to_thread(self._tracing.close)
 
 
 @contextmanager

@@ -3,8 +3,6 @@
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -13,15 +11,13 @@ from skydraft.access.keys import Keyring
 from skydraft.access.limits import RowBudget
 from skydraft.access.shares import Shares
 from skydraft.choosing.grammar import compile_grammar
-from skydraft.cloud.calls import SESSION, Count, Method, RpcContext, abort, said
+from skydraft.cloud.calls import SESSION, Count, Method, RpcContext, abort, authorization
 from skydraft.cloud.docket import Answer, Job
 from skydraft.cloud.options import ServeOptions
 from skydraft.cloud.streams import Stream, Streams
-from skydraft.cloud.traces import request_span
 from skydraft.cloud.worker import Worker
 from skydraft.protocol import codec
 from skydraft.protocol.values import CloseCall, OpenCall, Opened, Opening, VerifyCall, Written
-from skydraft.tracing import HEADER, Tracing
 from skydraft.types import Verdict
 
 log = logging.getLogger("skydraft.cloud")
@@ -35,9 +31,7 @@ def uncounted(kind: str, error: Exception | None) -> None:
 class VerifierService:
     """The sessions, over one worker. It parses messages itself, so a broken message gets a clear error."""
 
-    def __init__(
-        self, worker: Worker, keyring: Keyring, options: ServeOptions, tracing: Tracing | None, count: Count
-    ) -> None:
+    def __init__(self, worker: Worker, keyring: Keyring, options: ServeOptions, count: Count) -> None:
         limits = options.limits
         self._worker, self._docket = worker, worker.docket
         self._context_len = worker.served.engine.context_len
@@ -47,7 +41,6 @@ class VerifierService:
         self._streams = Streams(keyring, limits, worker.clock)
         self._clock = worker.clock
         self._log_prompts = options.log_prompts
-        self._tracing = tracing
         self._count = count
         self._places = Shares(limits.max_queue, apart=keyring.has_tokens)  # one a request, until its last answer
         self._compiling: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by owner
@@ -57,7 +50,7 @@ class VerifierService:
     async def _session(self, requests: Any, context: RpcContext) -> None:
         is_entered = False
         try:
-            with self._streams.entered(said(context, "authorization")) as stream:
+            with self._streams.entered(authorization(context)) as stream:
                 is_entered = True
                 await self._answer_all(stream, context)
         except Exception as error:
@@ -114,9 +107,7 @@ class VerifierService:
             if self._limits.rows_per_s:
                 self._budget.spend(owner, call.num_rows)
             grammar = await self._compile(call.opening, owner)
-            traced = self._tracing and request_span(self._tracing, said(context, HEADER), call, owner)
-            with traced or nullcontext(lambda answer: None) as note:
-                await self._serve(call, stream, context, note)
+            await self._serve(call, stream, context)
             del grammar
         except Exception as error:
             self._count(kind, error)
@@ -124,15 +115,12 @@ class VerifierService:
         self._count(kind, None)
         return True
 
-    async def _serve(
-        self, call: OpenCall | VerifyCall, stream: Stream, context: RpcContext, note: Callable[[Any], None]
-    ) -> None:
+    async def _serve(self, call: OpenCall | VerifyCall, stream: Stream, context: RpcContext) -> None:
         stream.job, answers = self._submit(call, stream)
         try:
             answer, is_last = await answers.get()
             if isinstance(answer, errors.SkydraftError):
                 raise answer
-            note(answer)
             self._log(call, stream.owner, answer)
             # The target is named to who does not name it.
             target = self._worker.served.target_id if call.opening and call.opening.target is None else None
@@ -148,7 +136,6 @@ class VerifierService:
                     raise written
                 assert isinstance(written, Written)
                 self._keyring.label(stream.authorization)  # the token may have been revoked meanwhile
-                note(written)
                 await context.write(codec.encode_written(written))
         finally:
             if not stream.job.is_answered:

@@ -140,7 +140,7 @@ class Sessions:
             )
         return TargetSession(
             self._engine, opening.prompt, opening.params,
-            top=opening.top, committed=opening.committed_ids, num_best=opening.num_best,
+            committed=opening.committed_ids, num_best=opening.num_best,
         )  # fmt: skip
 
     def check(self, call: OpenCall | VerifyCall) -> None:

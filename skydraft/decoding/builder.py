@@ -182,7 +182,7 @@ def _end_of_blocks(
     plan: Plan, gate: Gate, length: AutoTurns | None, turns: Turns
 ) -> Callable[[Seq[Signals]], bool] | None:
     """What ends a block early. A skipped block costs no round: if the gate may skip, only what it sends is compared."""
-    if plan.eager:
+    if plan.ends_early:
         return gate.is_unsure
     if turns.opens:
         return turns.end_of_opening(gate.is_unsure)

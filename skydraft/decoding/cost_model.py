@@ -1,10 +1,9 @@
-"""The expected speed of speculation, for the adaptive block length, `skydraft doctor` and the report.
+"""The expected speed of speculation, for the adaptive block length.
 
 Notation of the field: alpha acceptance per judged token, k drafted tokens, t_d a draft step, t_v(n) a target forward
 of n rows, R the round trip, E(k) tokens a round. All times in milliseconds.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 _LEAST_MS = 1e-3
@@ -13,13 +12,6 @@ _LEAST_MS = 1e-3
 def expected_tokens(alpha: float, k: int) -> float:
     """Tokens committed by a round of k drafts: (1 - alpha^(k+1)) / (1 - alpha)."""
     return float(k + 1) if alpha >= 1 else (1 - alpha ** (k + 1)) / (1 - alpha)
-
-
-def measured_alpha(blocks: Iterable[tuple[int, int]]) -> float | None:
-    """Accepted drafts per judged draft, from (accepted, drafted) of blocks: judging ends at the first difference."""
-    known = list(blocks)
-    num_judged = sum(min(accepted + 1, drafted) for accepted, drafted in known)
-    return sum(accepted for accepted, _ in known) / num_judged if num_judged else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +48,3 @@ class CostModel:
 
     def best_k(self, alpha: float, min_k: int, max_k: int) -> int:
         return max(range(min_k, max_k + 1), key=lambda k: self.tokens_per_s(alpha, k))
-
-    def break_even_ms(self, alpha: float, k: int) -> float:
-        """The round trip below which blocks of k beat streaming: E·t_v(1) − t_v(k + 1) − k·t_d. May be negative. If
-        more rows cost no time, t_v(k + 1) = t_v(1), this is (E − 1)·t_v(1) − k·t_d."""
-        return expected_tokens(alpha, k) * self.pass_ms(1) - self.verify_ms(alpha, k) - k * self.draft_ms

@@ -32,9 +32,8 @@ class Observer(Protocol):
     def begins(self, request: GenerateRequest) -> GenerateRequest:
         """Return the request to generate, changed or not. Called before anything is computed."""
 
-    def ended(self, request: GenerateRequest, generation: Generation | None, error: BaseException | None) -> None:
-        """Called once for each request that began, as all observers made it. `generation` is None if none could be
-        started, `error` if it is complete, was cancelled, or was closed."""
+    def ended(self, generation: Generation) -> None:
+        """Called once for each generation: it is complete, has failed, was cancelled, or was closed."""
 
 
 class Watch:
@@ -50,11 +49,11 @@ class Watch:
             except Exception:
                 log.exception("an observer failed")
 
-    def end(self, generation: Generation | None, error: BaseException | None = None) -> None:
+    def end(self, generation: Generation) -> None:
         observers, self._observers = self._observers, []
         for observer in observers:
             try:
-                observer.ended(self.request, generation, error)
+                observer.ended(generation)
             except Exception:
                 log.exception("an observer failed")
 
@@ -100,7 +99,7 @@ class Generation:
             raise  # this iterator is dropped; the generation may still go on
         except BaseException as error:
             if not (self._loop.is_cancelled and isinstance(error, SkydraftError)):  # that is how a prefill is cancelled
-                self._watch.end(self, error)
+                self._watch.end(self)
                 raise
         self.close()
 
@@ -166,13 +165,13 @@ class Generation:
             pass
         return self
 
-    def close(self, error: BaseException | None = None) -> None:
-        """Free the KV memory; observers see that it was closed, or the error that ended it."""
+    def close(self) -> None:
+        """Free the KV memory; observers see the end."""
         self._has_begun = True
         try:
             self._loop.close()
         finally:
-            self._watch.end(self, error)
+            self._watch.end(self)
 
     def __del__(self) -> None:
         # A dropped generation must free its sequences. This may run in any thread, even within an observer, so it calls
@@ -182,8 +181,8 @@ class Generation:
     def __enter__(self) -> Generation:
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
-        self.close(error)
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def text(self) -> str:
@@ -241,17 +240,10 @@ class Generation:
 
     @property
     def stats(self) -> Stats:
-        return self.stats_after(())
-
-    def stats_after(self, earlier: Seq[StepRecord]) -> Stats:
-        """Figures over these rounds of an earlier generation by the same sides, and those of this one so far."""
-        began_ms = earlier[-1].ended_ms if earlier else 0.0
-        records = (*earlier, *(replace(record, ended_ms=began_ms + record.ended_ms) for record in self.records))
         adapter = self.edge.adapter if self.edge and self.request.plan.drafts else None
         if self.target is None:
-            return stats_of(records, adapter=adapter)
-        is_exact = self.target.is_exact and not self.request.plan.top
-        return stats_of(records, is_exact=is_exact, prices=self.target.prices, adapter=adapter)
+            return stats_of(self.records, adapter=adapter)
+        return stats_of(self.records, is_exact=self.target.is_exact, prices=self.target.prices, adapter=adapter)
 
 
 class TextStream:

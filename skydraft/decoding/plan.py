@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from skydraft.config import DEFAULT_K, mode_spec, named, parse_accept, parse_k
+from skydraft.config import DEFAULT_K, mode_spec, named, parse_k
 from skydraft.errors import OptionError
 from skydraft.gating.gates import START, GateSpec, parse_gate
 from skydraft.gating.hand_back import HandBack, parse_hand_back
@@ -11,19 +11,18 @@ from skydraft.types import WRITE_ALL
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a text is decoded. `k` None means adaptive; `top` 0 means exact acceptance; `mode` names the preset, if any.
+    """How a text is decoded. `k` None means adaptive; `mode` names the preset, if any.
 
     `hand_back` None means that measured costs decide when the target writes on; it needs an adaptive `k`. A plan that
-    does not draft uses the target alone. A block ends once the draft model gives all of it less than `block_prob`.
-    `goes_on`: the draft model writes on where the target is lost, also if each block is checked; with `streams` it
-    writes only then. Raises OptionError for parts that do not fit each other.
+    does not draft uses the target alone. With `ends_early` a block ends where the gate escalates; else it ends once the
+    draft model gives all of it less than `block_prob`. `goes_on`: the draft model writes on where the target is lost,
+    also if each block is checked; with `streams` it writes only then. `make_plan` makes plans whose parts fit.
     """
 
     gate: GateSpec
     k: int | None = DEFAULT_K
     drafts: bool = True
-    top: int = 0
-    eager: bool = False
+    ends_early: bool = False
     mode: str = ""
     hand_back: HandBack | None = HandBack()  # noqa: RUF009 (it is frozen)
     block_prob: float = 0.0
@@ -31,26 +30,10 @@ class Plan:
     streams: bool = False
 
     def __post_init__(self) -> None:
-        kind = self.gate.kind
         if self.k is not None:
             parse_k(self.k)
-        if self.top < 0:
-            raise OptionError(f"The rank R of top:R must be at least 1, not {self.top}.")
-        if not self.drafts and kind != "always":
-            raise OptionError(
-                f"Where the target works alone, the gate {kind} has nothing to decide.",
-                hint="Remove the gate, or choose --mode quality.",
-            )
-        if self.eager and not self.gate.needs_signals:
-            raise OptionError(
-                f"--eager does not apply to the gate {kind}, which does not look at how unsure a token is.",
-                hint="Remove --eager, or choose a gate such as entropy:3.25.",
-            )
-        checking = {"--accept": self.top, "--k auto": self.k is None, "--hand-back": self.hand_back != HandBack()}
-        if not self.verifies and (unfit := [option for option, is_given in checking.items() if is_given]):
-            raise OptionError(f"{unfit[0]} does not apply to the gate never, which checks nothing.", hint="Remove it.")
-        if self.hand_back is None and (self.k is not None or self.is_gated):
-            raise OptionError("Without a hand-back costs decide who writes, so every block is checked, with --k auto.")
+        assert self.drafts or self.gate.kind == "always"
+        assert self.hand_back is not None or (self.k is None and self.gate.kind == "always")
 
     @property
     def verifies(self) -> bool:
@@ -70,7 +53,7 @@ class Plan:
         """This plan at a server that checks a draft by writing: where each block is checked, it streams from the start,
         since it writes as much in one call, and each token is its own in any case."""
         own = (None, parse_hand_back(mode_spec(self.mode).hand_back) if self.mode else None)
-        if self.is_gated or self.top or not self.goes_on or self.hand_back not in own:
+        if self.is_gated or not self.goes_on or self.hand_back not in own:
             return self
         return replace(self, k=self.k or DEFAULT_K, hand_back=HandBack(WRITE_ALL), streams=True)
 
@@ -81,7 +64,7 @@ class Plan:
     @property
     def is_lossy(self) -> bool:
         """Whether it may commit a token that the target would not have written."""
-        return self.drafts and (self.gate.kind != "always" or self.top > 0)
+        return self.gate.kind != "always"
 
     def checking_start(self) -> Plan:
         """This plan with a target that also checks how a text begins, where blocks may be skipped."""
@@ -92,43 +75,37 @@ class Plan:
 
 @named
 def make_plan(
-    mode: str | None = None, gate: str | None = None, k: int | str | None = None, accept: str | None = None,
-    eager: bool = False, hand_back: str | int | None = None,
+    mode: str | None = None, gate: str | None = None, k: int | str | None = None, hand_back: str | int | None = None
 ) -> Plan:  # fmt: skip
     """The plan of a mode, or of what overrides its own. No mode means `lossless`, or just the gate if one is given.
-    Raises OptionError for an unknown name, a value out of range, and an option that cannot apply."""
+    A mode in which one model works alone has no use for `k` and `hand_back`. Raises OptionError for an unknown name, a
+    value out of range, and a gate that contradicts the mode."""
     name = mode or ("lossless" if gate is None else "")
-    top = parse_accept(accept) if accept is not None else 0
     given_k = parse_k(k) if k is not None else DEFAULT_K
+    given_back = parse_hand_back(0 if hand_back is None else hand_back)
     if not name:
-        given_back = parse_hand_back(0 if hand_back is None else hand_back)
-        named = parse_gate(gate or "always")
-        return Plan(named, given_k, top=top, eager=eager, hand_back=given_back)
+        return Plan(parse_gate(gate or "always"), given_k, hand_back=given_back)
     spec = mode_spec(name)
-    given = {
-        "--gate": gate is not None, "--k": k is not None, "--accept": top > 0, "--eager": eager,
-        "--hand-back": hand_back is not None,
-    }  # fmt: skip
-    unfit = [option for option, is_given in given.items() if is_given]
-    if spec.k is None and unfit:
+    if spec.k is None and gate is not None:
         raise OptionError(
-            f"{unfit[0]} does not apply in mode {name}, where one model works alone.",
+            f"--gate does not apply in mode {name}, where one model works alone.",
             hint="Remove it, or choose --mode quality.",
         )
-    if name == "lossless" and (top or (gate and parse_gate(gate).kind != "always")):
+    if spec.k is None:
+        return Plan(parse_gate(spec.gate), 1, drafts=name != "cloud", mode=name)
+    if name == "lossless" and gate and parse_gate(gate).kind != "always":
         raise OptionError(
-            f"{'--accept top' if top else f'--gate {gate}'} is lossy, and mode lossless is not.",
+            f"--gate {gate} is lossy, and mode lossless is not.",
             hint="Use --mode quality, or give --gate (--gate always to check every block) and no --mode.",
         )
     chosen_gate = parse_gate(gate or spec.gate)
     checks_all = chosen_gate.kind == "always"
     # Where all is checked blocks are long; they are not in a plan that a gate makes of it.
-    own_k = DEFAULT_K if spec.gate == "always" and not checks_all else spec.k or 1
+    own_k = DEFAULT_K if spec.gate == "always" and not checks_all else spec.k
     chosen_k = given_k if k is not None else parse_k(own_k)
-    back: HandBack | None = parse_hand_back(spec.hand_back if hand_back is None else hand_back)
-    if hand_back is None and chosen_gate.kind == "never":
-        back = HandBack()
+    takes_own = hand_back is None and chosen_gate.kind != "never"
+    back: HandBack | None = parse_hand_back(spec.hand_back) if takes_own else given_back
     if hand_back is None and chosen_k is None and checks_all:
         back = None  # every block is checked, and costs choose its length
-    drafts, ends, block_prob = name != "cloud", eager or spec.eager, spec.block_prob if checks_all else 0.0
-    return Plan(chosen_gate, chosen_k, drafts, top, ends, name, back, block_prob, spec.goes_on)
+    ends, block_prob = spec.ends_early and chosen_gate.needs_signals, spec.block_prob if checks_all else 0.0
+    return Plan(chosen_gate, chosen_k, True, ends, name, back, block_prob, spec.goes_on)

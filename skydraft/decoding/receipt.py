@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate, groupby
 
 from skydraft.types import LinkCost, Origin, Token
@@ -26,10 +26,6 @@ class Seen:
 
     tokens: tuple[int, int]
     chars: tuple[int, int]
-
-    def after(self, num_tokens: int, num_chars: int) -> Seen:
-        (first, end), (begins, ends) = self.tokens, self.chars
-        return Seen((first + num_tokens, end + num_tokens), (begins + num_chars, ends + num_chars))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +53,6 @@ class Receipt:
     shared_bytes: int
     cost: float | None
     audited: bool = False
-
-    def after(self, earlier: Receipt, num_tokens: int, num_chars: int) -> Receipt:
-        """The receipt for two texts in a row; the earlier one has so many tokens and characters."""
-        costs = [each.cost for each in (earlier, self) if each.cost is not None]
-        return Receipt(
-            tuple(dict.fromkeys((*earlier.servers, *self.servers))),
-            earlier.prompt_tokens + self.prompt_tokens,
-            (*earlier.seen, *(each.after(num_tokens, num_chars) for each in self.seen)),
-            (*earlier.rejected, *(replace(each, at=each.at + num_tokens) for each in self.rejected)),
-            earlier.calls + self.calls, earlier.bytes_up + self.bytes_up, earlier.bytes_down + self.bytes_down,
-            earlier.shared_bytes + self.shared_bytes, sum(costs) if costs else None, earlier.audited or self.audited,
-        )  # fmt: skip
 
 
 def receipt_of(

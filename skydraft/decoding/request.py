@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from skydraft.characters import one_line
 from skydraft.config import DecodingParams, Execution, check_execution
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.errors import OptionError, PromptError
@@ -11,7 +10,6 @@ from skydraft.gating.calibration import Calibration
 from skydraft.prompts.messages import Message
 from skydraft.prompts.pair import ShareAudio
 from skydraft.prompts.thinking import Think, check_think
-from skydraft.tracing import is_traceparent
 from skydraft.types import Reuse
 
 
@@ -28,14 +26,13 @@ class GenerateRequest:
     earlier ones; the text does not change. With `num_best` each token is scored, beside so many of the best ones of its
     place; with `scores_prompt` those of the prompt are scored too, and without `writes` they alone. The answer begins
     with the tokens `begun`, which are final, and no part of what is written. Where `begun_is_prompt` they belong to
-    the prompt instead: that is read faster, but noise and rules begin after it. `traceparent` is
-    the W3C header of the request's trace, which servers get, or "". With `shares_target` other owners use the target
-    too: nothing is told of its cache if they share that. With `local_only` nothing of the text leaves this device: no
-    server is asked, and its trace is not sent. `adapter` is the draft model's, by name or file; "auto" is the one for
-    prompts that begin as this one does, if any, "none" is none, and None is what the draft model was loaded with.
-    With `is_audited` the target reads the finished answer, which changes nothing in it. `owner` is whose budget pays
-    for it; no server learns of that. `fixed_len` is that of `Reuse`; it is counted where the prompt is read. Raises
-    PromptError or OptionError.
+    the prompt instead: that is read faster, but noise and rules begin after it. With `shares_target` other owners use
+    the target too: nothing is told of its cache if they share that. With `local_only` nothing of the text leaves this
+    device: no server is asked. `adapter` is the draft model's, by name or file; "auto" is the one for prompts that
+    begin as this one does, if any, "none" is none, and None is what the draft model was loaded with. With `is_audited`
+    the target reads the finished answer, which changes nothing in it. `owner` is whose budget pays for it; no server
+    learns of that. `fixed_len` is that of `Reuse`; it is counted where the prompt is read. Raises PromptError or
+    OptionError.
     """
 
     messages: tuple[Message, ...]
@@ -57,7 +54,6 @@ class GenerateRequest:
     writes: bool = True
     begun: tuple[int, ...] = ()
     begun_is_prompt: bool = False
-    traceparent: str = ""
     local_only: bool = False
     adapter: str | None = None
     is_audited: bool = False
@@ -81,8 +77,6 @@ class GenerateRequest:
                 "--raw continues a single text, without a system prompt or earlier messages.",
                 hint="Remove --raw, or give one prompt alone.",
             )
-        if self.traceparent and not is_traceparent(self.traceparent):
-            raise OptionError(f"{one_line(self.traceparent[:80])} is not a traceparent header.")
         if self.execution is not None:
             check_execution(self.execution)
         if self.execution == "throughput" and self.plan.mode == "lossless":
@@ -95,9 +89,4 @@ class GenerateRequest:
             raise OptionError(
                 "--share-audio none does not apply where the target works alone: no model would hear the recording.",
                 hint="Use --share-audio features.",
-            )
-        if self.calibration and self.plan.gate.kind != "calibrated":
-            raise OptionError(
-                f"A calibration has no effect on the gate {self.plan.gate.kind}.",
-                hint="Remove it, or choose --mode auto.",
             )

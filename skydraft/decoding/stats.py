@@ -16,15 +16,13 @@ class CachedTokens:
 @dataclass(frozen=True, slots=True)
 class AuditFigures:
     """`agreement` is the share of an answer's tokens that the target would have written too, the mean of the newest
-    audited answers, drafted with this adapter and checked by this gate. With `is_raised` it was certainly less than
-    `asked`, so more is checked now."""
+    audited answers, drafted with this adapter and checked by this gate. `asked` is the agreement asked for, if any."""
 
     adapter: str | None
     gate: str
+    asked: float | None
     agreement: float
     num_answers: int
-    asked: float | None
-    is_raised: bool
 
 
 @dataclass(frozen=True, slots=True)

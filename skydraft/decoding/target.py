@@ -91,7 +91,7 @@ class LocalTarget:
     ) -> Verifier:  # fmt: skip
         return LocalVerifier(
             self.engine, prompt, request.params,
-            max_rows=self._max_rows, top=request.plan.top, reuse=request.reuse, num_best=request.num_best,
+            max_rows=self._max_rows, reuse=request.reuse, num_best=request.num_best,
             committed=context.generated[: context.num_seen].tolist(),
         )  # fmt: skip
 
@@ -107,10 +107,10 @@ class LocalVerifier(TargetSession):
     max_block: int | None = None
 
     def __init__(
-        self, engine: Engine, prompt: Prompt, params: DecodingParams, *, max_rows: int, top: int = 0,
+        self, engine: Engine, prompt: Prompt, params: DecodingParams, *, max_rows: int,
         reuse: Reuse | None = None, num_best: int | None = None, committed: Seq[int] = (),
     ) -> None:  # fmt: skip
-        super().__init__(engine, prompt, params, top=top, committed=committed, num_best=num_best)
+        super().__init__(engine, prompt, params, committed=committed, num_best=num_best)
         self._reuse = reuse
         self._max_rows = max_rows
         self._num_to_write = 0

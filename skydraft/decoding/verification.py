@@ -49,12 +49,11 @@ class Verifier(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How a text is judged. `top` > 0 accepts drafts within the target's `top` best; `num_best` wants scores."""
+    """How a text is judged; `num_best` wants scores."""
 
     prompt_len: int
     chooser: Chooser
     stopping: Stopping
-    top: int = 0
     num_best: int | None = None
 
 
@@ -112,10 +111,7 @@ class Verification:
             self._audit.append(choice == drafted)
             self._score(row, drafted)
             return
-        stands = choice == drafted
-        if drafted is not None and rules.top and not stands:
-            stands = rules.chooser.rank(row, prefix, drafted) < rules.top
-        if stands:
+        if choice == drafted:
             self._num_accepted += 1
             text = self._extended[: length + 1]
         else:
@@ -138,19 +134,19 @@ class TargetSession:
     """The target's side of one generation: prompt, committed tokens, end, and a sequence of the engine.
 
     It owns its sequence from `adopt` to `release`; `prefill` feeds the prompt in parts. `committed` are generated
-    tokens that are final already; `top` and `num_best` are as in `Rules`, and `scores` are those of all later tokens.
+    tokens that are final already; `num_best` is as in `Rules`, and `scores` are those of all later tokens.
     `finish` says why the generation ended, None before its end. Raises PromptError for a prompt that does not fit, and
     LimitExceeded if `committed` fills the text.
     """
 
     def __init__(
         self, engine: Engine, prompt: Prompt, params: DecodingParams, *,
-        top: int = 0, committed: Seq[int] = (), num_best: int | None = None,
+        committed: Seq[int] = (), num_best: int | None = None,
     ) -> None:  # fmt: skip
         self._prompt = prompt
         room, prompt_len = engine.room(prompt.token_ids, prompt.media), len(prompt.token_ids)
         stopping = Stopping(params, engine.vocab, min(params.max_new_tokens, room))
-        self._rules = Rules(prompt_len, Chooser(params, engine.vocab, prompt_len), stopping, top, num_best)
+        self._rules = Rules(prompt_len, Chooser(params, engine.vocab, prompt_len), stopping, num_best)
         self.scores: list[Score] = []
         self._tokens = TokenBuffer((*prompt.token_ids, *committed))
         self.finish: FinishReason | None = None

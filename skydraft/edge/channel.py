@@ -21,7 +21,6 @@ from skydraft.edge.tls import ServerOptions, first_error
 from skydraft.errors import CloudDraining, CloudLost, CloudTimeout, OptionError, SessionNotFound, SkydraftError
 from skydraft.protocol.status import from_rpc
 from skydraft.protocol.values import FEW_FRAMES, SERVICE
-from skydraft.tracing import HEADER as TRACE_HEADER
 
 T = TypeVar("T")
 _HEALTH = "/grpc.health.v1.Health/Check"
@@ -245,10 +244,9 @@ class Channel:
         if await self.call(_HEALTH, timeout_s) != _SERVING:
             raise CloudDraining("it is shutting down.")
 
-    def stream(self, traceparent: str) -> SessionStream:
-        trace = [(TRACE_HEADER, traceparent)] if traceparent else []
+    def stream(self) -> SessionStream:
         method: Any = self.wire.stream_stream(_SESSION)
-        return SessionStream(self, self.wire, method(metadata=[*self._authorization, *trace]))
+        return SessionStream(self, self.wire, method(metadata=self._authorization))
 
 
 class SessionStream:

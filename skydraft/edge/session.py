@@ -21,7 +21,7 @@ from skydraft.edge.channel import Channel, SessionStream, Waiting
 from skydraft.edge.server import OURS
 from skydraft.edge.tls import ServerOptions
 from skydraft.engines.vocab import Vocab
-from skydraft.errors import CloudFailure, Diverged, OptionError, ProtocolError, SkydraftError, VocabularyMismatch
+from skydraft.errors import CloudFailure, Diverged, ProtocolError, SkydraftError, VocabularyMismatch
 from skydraft.protocol import codec, values
 from skydraft.protocol.values import SERVICE, Opening, ServerInfo, TargetId, Written
 from skydraft.types import Cost, DraftBlock, LinkCost, Prompt, Verdict
@@ -45,12 +45,12 @@ class OwnText:
         self._context = context
         self._opening = Opening(
             codec.short_fingerprint(vocab.fingerprint), prompt,
-            params=request.params, top=request.plan.top, cache_scope=request.cache_scope, num_best=request.num_best,
+            params=request.params, cache_scope=request.cache_scope, num_best=request.num_best,
         )  # fmt: skip
         self._prompt_ids = np.array(prompt.token_ids, np.int32)
         self._vocab_size = vocab.size
         self._server = server
-        self._traceparent, self._owner = request.traceparent, request.owner
+        self._owner = request.owner
         self._is_open = False  # the server has this epoch
         self._was_sent = False  # so the server may have it open, even without a reply
         self._stream: SessionStream | None = None
@@ -146,7 +146,7 @@ class OwnText:
         if stream is not None and not stream.is_over:
             await stream.finish(codec.encode_close(0 if is_named else self.number))
         elif was_sent:
-            await self._server.stream(self._traceparent).finish(codec.encode_close(self.number))
+            await self._server.stream().finish(codec.encode_close(self.number))
 
     def _opening_now(self) -> Opening:
         self._count(shared_bytes=codec.media_bytes(self._opening))
@@ -155,7 +155,7 @@ class OwnText:
 
     def _stream_now(self) -> SessionStream:
         if self._stream is None or self._stream.is_over:
-            self._stream = self._last = self._server.stream(self._traceparent)
+            self._stream = self._last = self._server.stream()
             self._is_named = False
         return self._stream
 
@@ -228,10 +228,7 @@ class OwnText:
 
     def _check_scores(self, told: Verdict | Written) -> None:
         if self._opening.num_best is not None and not told.scores:
-            raise OptionError(
-                f"The server at {self._server.address} is of an older skydraft, which tells no log-probabilities.",
-                hint="Update it.",
-            )
+            raise self._failed("no log-probabilities")
         if any(token_id >= self._vocab_size for each in told.scores for token_id, _ in each.best):
             raise self._failed("log-probabilities of tokens that the vocabulary does not have")
 

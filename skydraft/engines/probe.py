@@ -73,7 +73,7 @@ def profile_of(engine: Engine, key: str, options: EngineOptions) -> RowProfile:
     everything that could change the answer: file, library, processor, threads, cache types."""
     path = options.profile_path
     known = _read(path).get(key) if path else None
-    if known and not options.probe_again:
+    if known:
         return known
     profile = probe(engine, options.notify)
     if path:

@@ -19,7 +19,7 @@ _GROUP = "skydraft.engines"
 _MODULES = {"toy": "toy", "gguf": "llamacpp", "omni": "transformers_omni", "checkpoint": "transformers_text"}
 _OURS = {name: EntryPoint(name, f"{_GROUP}.{module}:KIND", _GROUP) for name, module in _MODULES.items()}
 # Every engine takes these.
-_FOR_ALL = {"context_len", "max_sequences", "wait_s", "shared_cache", "profile_path", "probe_again", "notify"}
+_FOR_ALL = {"context_len", "max_sequences", "wait_s", "shared_cache", "profile_path", "notify"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,36 +67,16 @@ class ComparisonRequest:
     recordings: dict[str, Audio] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        if self.execution == "throughput" and any(mode.plan.mode == "lossless" for mode in self.modes):
-            raise OptionError(
-                "--execution throughput is exact except at near ties, and mode lossless is exact.",
-                hint="Compare gate=always instead.",
-            )
-        if len(set(self.rtts_ms)) < len(self.rtts_ms):
-            raise OptionError("--emulate-rtt names the same round trip twice.")
-        calibrated = any(mode.plan.gate.kind == "calibrated" for mode in self.modes)
-        if self.calibration and not calibrated:
-            raise OptionError(
-                "--calibration is for calibrated gates, and no mode here has one.",
-                hint="Add auto to --modes, or remove it.",
-            )
         self._check_code()
         # Recordings are read now: a missing one fails before hours of work, and no measured time includes reading.
         self.recordings.update({p.audio: load_audio(p.audio) for p in self.workload.prompts if p.audio})
-        if self.share_audio == "none":
-            if not self.recordings:
-                raise OptionError("--share-audio is about recordings, and no prompt has one.", hint="Remove it.")
-            if any(not mode.plan.drafts for mode in self.modes):
-                raise OptionError("Without shared audio, mode cloud would hear nothing.", hint="Leave that mode out.")
 
     def _check_code(self) -> None:
         """Try out the isolation if a check runs code, before hours of work."""
         runs_code = any(prompt.task and prompt.task.check.kind == "python" for prompt in self.workload.prompts)
         if runs_code and not self.run_code:
-            hint = "Add --run-code: it runs isolated from this machine. docs/tasks.md says how."
+            hint = "Add --run-code: it runs in bubblewrap or Docker. docs/tasks.md says how."
             raise OptionError("These tasks run code that a model wrote.", hint=hint)
-        if self.run_code and not runs_code:
-            raise OptionError("--run-code is for tasks whose check runs code, and none here does.")
         if runs_code:
             sandbox.isolation()
 

@@ -7,7 +7,7 @@ from skydraft.config import MODES, DecodingParams
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.errors import OptionError
 
-_KEYS = ("mode", "gate", "k", "accept", "hand-back", "style")
+_KEYS = ("mode", "gate", "k", "hand-back", "style")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,34 +24,27 @@ Resolve = Callable[[str | None], DecodingParams]  # from a mode's own style, if 
 
 
 def parse_mode(text: str, resolve: Resolve) -> Mode:
-    """`quality`, `gate=entropy:2;k=8;eager`, `edge;style=zh-short`. Raises OptionError."""
+    """`quality`, `gate=entropy:2;k=8`, `edge;style=zh-short`. Raises OptionError."""
     text = text.strip()
     given: dict[str, str] = {}
-    eager = False
     for part in text.split(";"):
         key, equals, value = (piece.strip() for piece in part.partition("="))
-        if part.strip() == "eager":
-            eager = True
-            continue
         if not equals:
             key, value = "mode", key
         if key not in _KEYS or not value or key in given:
             raise OptionError(
                 f"'{text}' is not a mode: {part.strip() or 'a part of it'} does not fit.",
-                hint=f"Use {', '.join(MODES)}, or such as gate=entropy:2;k=8;eager;style=zh-short.",
+                hint=f"Use {', '.join(MODES)}, or such as gate=entropy:2;k=8;style=zh-short.",
             )
         given[key] = value
     style = given.pop("style", None)
     plan = {key.replace("-", "_"): value for key, value in given.items()}
-    return Mode(text, make_plan(**plan, eager=eager), resolve(style), style)
+    return Mode(text, make_plan(**plan), resolve(style), style)
 
 
 def parse_modes(text: str, resolve: Resolve) -> tuple[Mode, ...]:
-    """Several distinct modes, separated by commas. Raises OptionError."""
-    modes = tuple(parse_mode(part, resolve) for part in text.split(",") if part.strip())
+    """Several distinct modes, separated by commas; a repeated one counts once. Raises OptionError."""
+    modes = {mode.name: mode for part in text.split(",") if part.strip() for mode in [parse_mode(part, resolve)]}
     if not modes:
         raise OptionError("No mode was named.", hint=f"For example --modes {','.join(MODES)}.")
-    names = [mode.name for mode in modes]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise OptionError(f"The mode {twice[0]} was named twice.", hint="For more runs of each use --repetitions.")
-    return modes
+    return tuple(modes.values())

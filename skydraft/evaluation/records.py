@@ -20,7 +20,6 @@ from skydraft.config import Execution
 from skydraft.errors import OptionError, RecordsError, first_fault
 from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.tasks.checks import Task
-from skydraft.evaluation.tasks.reading import READING
 from skydraft.files import read_file
 from skydraft.prompts.thinking import Think
 from skydraft.types import EndedBy, FinishReason, Origin, Round, Signals, StepRecord
@@ -158,7 +157,7 @@ def _check_lengths(*lists: Sized) -> None:
 
 
 class VerdictLine(Line):
-    """What a task's check says of a text; `reading` are the rules by which it read the answer."""
+    """What a task's check says of a text."""
 
     kind: Literal["verdict"] = "verdict"
     prompt: str
@@ -166,7 +165,6 @@ class VerdictLine(Line):
     score: float = Field(ge=0, le=1)
     answer: str
     note: str
-    reading: int = READING
 
 
 AnyLine = RunLine | GenerationLine | ScoreLine | VerdictLine
@@ -201,7 +199,7 @@ def signals_entry(signals: Signals) -> tuple[float, float, float]:
 
 
 def read_records(path: Path) -> Records:
-    """All lines but an incomplete last one, and verdicts by other rules of reading. Raises RecordsError."""
+    """All lines but an incomplete last one. Raises RecordsError."""
     lines = list(_parse(path))
     if not lines or not isinstance(lines[0], RunLine):
         raise RecordsError(f"{path} does not begin with a line of kind run.", hint=_NAME_IT)
@@ -209,7 +207,7 @@ def read_records(path: Path) -> Records:
         raise RecordsError(f"{path} holds more than one run.")
     generations = tuple(line for line in lines if isinstance(line, GenerationLine))
     scores = tuple(line for line in lines if isinstance(line, ScoreLine))
-    verdicts = tuple(line for line in lines if isinstance(line, VerdictLine) and line.reading == READING)
+    verdicts = tuple(line for line in lines if isinstance(line, VerdictLine))
     records = Records(run=lines[0], generations=generations, scores=scores, verdicts=verdicts)
     _check_references(path, records)
     return records

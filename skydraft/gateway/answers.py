@@ -121,7 +121,7 @@ class Answer(ABC):
         if isinstance(event, Exception):
             raise event
         if isinstance(event, Began):
-            choice.num_prompt_tokens += event.num_prompt_tokens
+            choice.num_prompt_tokens = event.num_prompt_tokens
             choice.begins = event.begins
             choice.scores += self._wanted(event.prompt_scores)
             yield from self._began(index, event)
@@ -190,9 +190,7 @@ class Answer(ABC):
         each, numbers = self._body.n or 1, [choice.num_prompt_tokens for choice in self.choices]
         stats = self.choices[0].stats
         cached = max(stats.cached_tokens.edge, stats.cached_tokens.cloud) if stats else 0
-        num_read = sum(max(numbers[first : first + each]) for first in range(0, len(numbers), each))
-        # Cached tokens are those of the first prompt, which may have been read twice.
-        return num_read, min(cached, numbers[0]), sum(len(choice.token_ids) for choice in self.choices)
+        return sum(numbers[::each]), min(cached, numbers[0]), sum(len(choice.token_ids) for choice in self.choices)
 
     @property
     def num_reasoning(self) -> int:

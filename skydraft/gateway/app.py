@@ -34,15 +34,14 @@ from skydraft.gateway.responses import ResponsesAnswer
 from skydraft.gateway.schema import ChatRequest, Sent, TextRequest, Translated
 from skydraft.gateway.tokens import DetokenizeRequest, TokenizeRequest
 from skydraft.prompts.messages import asked
-from skydraft.tracing import HEADER as TRACE_HEADER
-from skydraft.tracing import is_traceparent
 
 T = TypeVar("T")
 B = TypeVar("B", bound=BaseModel)
 log = logging.getLogger("skydraft.gateway")
 _PAGE_HEADERS = {  # that keep other sites from using the page
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src 'self' data:; media-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "img-src 'self' data:; media-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types dompurify",
     "Cross-Origin-Resource-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -148,16 +147,13 @@ class Gateway:
         order = await self._reading(is_long, order_of, body, self.pair.edge, self.names, self._defaults)
         # What the recordings are unpacked to; all choices share them.
         visit.take(sum(audio.samples.nbytes for message in order.requests[0].messages for audio in message.audio))
-        trace = request.headers.get(TRACE_HEADER, "")
         more: dict[str, Any] = {
             # Of a label's conversations; a hash, since the cloud must not learn the label.
             "cache_scope": hashlib.sha256(repr((visit.label, body.cache_salt)).encode()).hexdigest()[:16],
             "shares_target": self._is_shared(),
             "owner": visit.label,
-            "traceparent": trace if trace and is_traceparent(trace) else "",
         }
-        requests, anew = ([replace(each, **more) for each in some] for some in (order.requests, order.anew))
-        return body, replace(order, requests=requests, anew=anew)
+        return body, replace(order, requests=[replace(each, **more) for each in order.requests])
 
     async def _count(self, request: Request, kind: type[Answer]) -> Response:
         own = await self._body(request, kind.reads)

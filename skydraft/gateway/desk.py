@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import takewhile, zip_longest
+from itertools import takewhile
 from typing import Any, TypeAlias
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -37,7 +37,7 @@ _TTFT_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """A choice is about to be written, or written anew, after the text `begins`. Scores are empty unless wanted."""
+    """A choice is about to be written, after the text `begins`. Scores are empty unless wanted."""
 
     num_prompt_tokens: int
     begins: str
@@ -57,8 +57,8 @@ class Wrote:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The choice is complete. `pieces` are its last ones. The figures are of all that was written for it, and `scores`
-    are those of its tokens by the draft model and by the target, if any are wanted."""
+    """The choice is complete. `pieces` are its last ones. `scores` are those of its tokens by the draft model and by
+    the target, if any are wanted."""
 
     finish: FinishReason  # "interrupted" after the only call that was allowed
     pieces: Seq[Piece]
@@ -76,27 +76,19 @@ Events: TypeAlias = "asyncio.Queue[tuple[int, Event]]"
 class Ticket:
     """One choice to write. Its events go into `events` with its `index`: Began, then Wrote, then Ended or an error.
 
-    If all calls that `reader` finds are left out, `anew` is written after it, with the tokens that it has left. `label`
-    names its client. `has_begun` is set once the client has its first token, or if no client streams it.
+    `label` names its client. `has_begun` is set once the client has its first token, or if no client streams it.
     """
 
     request: GenerateRequest
     label: str
     index: int
     events: Events
-    reader: Reader | None = None  # only its thread uses it, and changes the next four
-    anew: GenerateRequest | None = None
+    reader: Reader | None = None  # only its thread uses it, and changes the next two
     pair: Pair | None = None
     generation: Generation | None = None
-    first: Generation | None = None  # which was written before the one of `anew`
     has_begun: threading.Event = field(default_factory=threading.Event)
     is_cancelled: bool = False  # only `Desk.cancel` changes it
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-
-    @property
-    def is_unfit(self) -> bool:
-        """Whether its text, once complete, is to be followed by another one."""
-        return self.anew is not None and self.reader is not None and self.reader.only_repeats
 
     @property
     def is_done(self) -> bool:
@@ -110,9 +102,6 @@ class Ticket:
                 return
             thought = [ThoughtText(token.reasoning)] if token.reasoning else []
             yield [*thought, *(self.reader.push(token.text) if self.reader else filter(None, [token.text]))]
-
-    def num_left(self, first: Generation) -> int:
-        return self.request.params.max_new_tokens - len(first.token_ids)
 
     def tell(self, event: Event) -> None:
         if not self.is_cancelled:
@@ -135,6 +124,7 @@ class Desk:
         self._waiting: list[Ticket] = []
         self._running: set[Ticket] = set()
         self._pool = ThreadPoolExecutor(max_running, thread_name_prefix="generation")
+        self._is_stopping = False
 
     @property
     def num_running(self) -> int:
@@ -145,10 +135,13 @@ class Desk:
         return len(self._waiting)
 
     def submit(self, order: Order, label: str = "", *, streams: bool = False) -> tuple[list[Ticket], Events]:
-        """Queue all choices or none; returns the queue of their events. Raises Refusal if there is no room.
+        """Queue all choices or none; returns the queue of their events. Raises Refusal if there is no room,
+        and CloudLost once the gateway stops.
 
         If the client `streams`, its first token is sent before the second round begins.
         """
+        if self._is_stopping:
+            raise CloudLost("The gateway is shutting down.")
         num_choices = len(order.requests)
         if num_choices > self._num_places:
             raise Refusal(400, f"There is room for {self._num_places} choices at most.", param="n")
@@ -157,8 +150,7 @@ class Desk:
         self._places.take(label, num_choices)
         events: Events = asyncio.Queue()  # bounded by the length of the answers
         tickets = [
-            Ticket(request, label, index, events, order.reader(), then)
-            for index, (request, then) in enumerate(zip_longest(order.requests, order.anew))
+            Ticket(request, label, index, events, order.reader()) for index, request in enumerate(order.requests)
         ]
         if not streams:
             for ticket in tickets:
@@ -198,38 +190,30 @@ class Desk:
         notices: list[str] = []  # lines about the cloud, in the order in which they came
         try:
             ticket.pair = self._pair.telling(notices.append)
-            first = self._write(ticket, ticket.request, notices)
-            if first and ticket.anew and ticket.is_unfit and (num_left := ticket.num_left(first)):
-                ticket.reader, ticket.first = None, first
-                params = replace(ticket.anew.params, max_new_tokens=num_left)
-                self._write(ticket, replace(ticket.anew, params=params), notices)
+            if not ticket.is_cancelled:  # before there was anything to cancel
+                with ticket.pair.start(ticket.request) as ticket.generation:
+                    self._write(ticket, ticket.generation, notices)
         except Exception as error:
             ticket.tell(error)  # `tell` drops it for a cancelled ticket
         finally:
-            ticket.pair = ticket.generation = ticket.first = None
+            ticket.pair = ticket.generation = None
 
-    def _write(self, ticket: Ticket, request: GenerateRequest, notices: list[str]) -> Generation | None:
-        """None if it was cancelled before it began."""
-        if ticket.is_cancelled or ticket.pair is None:  # before there was anything to cancel
-            return None
-        with ticket.pair.start(request) as generation:
-            ticket.generation = generation
-            if ticket.is_cancelled:
-                return None
-            scored = takewhile(lambda _: not ticket.is_cancelled, generation.prompt_scores())
-            ticket.tell(Began(generation.num_prompt_tokens, generation.begins, tuple(scored)))
-            self._finish(ticket, generation)  # where nothing is to be written
-            for done, tokens in generation.rounds():
-                lines, notices[:] = " ".join(notices), []
-                pieces = list(ticket.read(tokens))
-                shown, scores = tokens[: len(pieces)], generation.scores(done)[: len(pieces)]
-                ticket.tell(Wrote(done, shown, pieces, lines, scores))
-                if ticket.is_done:
-                    generation.interrupt()
-                self._finish(ticket, generation)  # sent before observers run
-                # The next round would slow the event loop down, which must first send the token.
-                ticket.has_begun.wait(_FIRST_TOKEN_S)
-        return generation
+    def _write(self, ticket: Ticket, generation: Generation, notices: list[str]) -> None:
+        if ticket.is_cancelled:
+            return
+        scored = takewhile(lambda _: not ticket.is_cancelled, generation.prompt_scores())
+        ticket.tell(Began(generation.num_prompt_tokens, generation.begins, tuple(scored)))
+        self._finish(ticket, generation)  # where nothing is to be written
+        for done, tokens in generation.rounds():
+            lines, notices[:] = " ".join(notices), []
+            pieces = list(ticket.read(tokens))
+            shown, scores = tokens[: len(pieces)], generation.scores(done)[: len(pieces)]
+            ticket.tell(Wrote(done, shown, pieces, lines, scores))
+            if ticket.is_done:
+                generation.interrupt()
+            self._finish(ticket, generation)  # sent before observers run
+            # The next round would slow the event loop down, which must first send the token.
+            ticket.has_begun.wait(_FIRST_TOKEN_S)
 
     def _finish(self, ticket: Ticket, generation: Generation) -> None:
         finish, left = generation.finish_reason, list[Piece]()
@@ -237,29 +221,22 @@ class Desk:
             return
         if ticket.reader:
             left = ticket.reader.finish("" if generation.text or finish != "eos" else generation.reasoning)
-        if ticket.is_unfit and ticket.num_left(generation):
-            return
-        if ticket.is_unfit:
-            finish = "length"
-        elif ticket.is_done:  # whatever else the last token was
+        if ticket.is_done:  # whatever else the last token was
             finish = "interrupted"
-        stats, receipt, (draft, target) = generation.stats, generation.receipt, generation.scores_of_both()
-        if first := ticket.first:
-            before = first.scores_of_both()
-            draft, target = before[0] + draft, before[1] + target
-            stats = generation.stats_after(first.records)
-            receipt = receipt.after(first.receipt, len(first.token_ids), len(first.text))
+        stats, scores = generation.stats, generation.scores_of_both()
         if auditor := self._pair.auditor:
             stats = replace(stats, audits=auditor.figures_of(generation))
-        ticket.tell(Ended(finish, left, generation.stop_string, stats, receipt, (draft, target)))
+        ticket.tell(Ended(finish, left, generation.stop_string, stats, generation.receipt, scores))
 
-    def cancel_all(self) -> None:
+    def stop(self) -> None:
+        """Tell everybody that the gateway stops, from any thread."""
+        self._is_stopping = True
         for ticket in (*self._waiting, *self._running):
             ticket.tell(CloudLost("The gateway is shutting down."))
-            self.cancel(ticket)
 
     def close(self) -> None:
-        self.cancel_all()
+        for ticket in (*self._waiting, *self._running):
+            self.cancel(ticket)
         self._pool.shutdown(wait=True)
 
 
@@ -276,10 +253,7 @@ class GatewayMetrics:
         self._cached = Counter("cached_tokens", "Prompt tokens reused", ["side"], **ours)
         self._ttft = Histogram("ttft_seconds", "Start to first round", buckets=_TTFT_S, **ours)
         self._audits = Gauge("audits", "Answers drawn to be audited", ["outcome"], **ours)
-        self._watched = {
-            name: Gauge(f"audited_{name}", about, ["adapter", "gate"], **ours)
-            for name, about in {"agreement": "Of newest answers", "is_raised": "1: too low, so more is checked"}.items()
-        }
+        self._agreement = Gauge("audited_agreement", "Of the newest audited answers", ["adapter", "gate"], **ours)
         Gauge("running", "Choices being written", **ours).set_function(lambda: desk.num_running)
         Gauge("waiting", "Choices in the queue", **ours).set_function(lambda: desk.num_waiting)
         if cloud is not None:  # gauges: a server may tell late what it had in its cache
@@ -305,10 +279,9 @@ class GatewayMetrics:
         self._refusals.labels(str(status)).inc()
 
     def text(self) -> bytes:
-        for name, gauge in self._watched.items():
-            gauge.clear()
-            for each in self._auditor.figures if self._auditor else ():
-                gauge.labels(each.adapter or "", each.gate).set(getattr(each, name))
+        self._agreement.clear()
+        for each in self._auditor.figures if self._auditor else ():
+            self._agreement.labels(each.adapter or "", each.gate).set(each.agreement)
         for outcome, num in self._auditor.counts.items() if self._auditor else ():
             self._audits.labels(outcome).set(num)
         return generate_latest(self._registry)

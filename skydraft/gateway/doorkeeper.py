@@ -3,7 +3,6 @@
 import asyncio
 import ipaddress
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
 from urllib.parse import urlsplit
@@ -69,8 +68,7 @@ class Doorkeeper:
                 if not _is_open(scope):
                     await self._read(visit, scope, receive)
                 scope.setdefault("state", {})["visit"] = visit
-                with suppress(asyncio.CancelledError):  # the gateway stops; uvicorn would log a traceback
-                    await self._app(scope, receive, send)
+                await self._app(scope, receive, send)
             finally:
                 self._memory.give_back(visit.label, visit.num_taken)
         except Refusal as refusal:

@@ -106,9 +106,7 @@ class ModelNames:
         if mode not in self._taken:
             message = f"The mode '{mode}' is not available. Use one of: {', '.join(self._taken)}."
             raise Refusal(400, message, param="skydraft.mode")
-        k, accept = None if choice.k is None else str(choice.k), choice.accept or "exact"
-        given = {"eager": choice.eager, "hand_back": choice.hand_back}
-        plan = make_plan(mode, choice.gate, k=k, accept=accept, **given)
+        plan = make_plan(mode, choice.gate, choice.k, choice.hand_back)
         if not choice.local_only or not plan.verifies or isinstance(self._pair.cloud, Engine):
             return plan
         if plan.may_go_alone:

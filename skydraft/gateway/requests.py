@@ -69,12 +69,9 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a body asks for. If all calls of a choice were answered before, its request in `anew` comes after it."""
-
     requests: list[GenerateRequest]  # one for each choice
     # Makes what finds the calls in one choice, if it can have any.
     reader: Callable[[], tool_calls.Reader | None] = lambda: None
-    anew: Seq[GenerateRequest] = ()  # one for each choice, or none at all
     left_out: Seq[str] = ()  # what was asked for and is not done: kinds of tools, thinking
 
 
@@ -189,12 +186,9 @@ def _chat_order(body: ChatRequest, edge: Engine, names: ModelNames, defaults: De
         local_only=body.choice.local_only,
         adapter=names.adapter_of(body.model),
     )
-    requests, answered = _choices(request, body.n or 1), frozenset[tool_calls.Called]()
-    if body.callable_tools and not body.must_call and not body.choice.repeat_calls:
-        answered = tool_calls.answered_calls(messages)
-    anew = [_without_tools(body, each) for each in requests if answered]
     left_out = sorted({tool.type for tool in body.tools or () if isinstance(tool, OtherTool)})
-    return Order(requests, partial(reader_of, body, answered), anew, left_out + ["thinking"] * thinking.is_unmet)
+    left_out += ["thinking"] * thinking.is_unmet
+    return Order(_choices(request, body.n or 1), partial(reader_of, body), left_out)
 
 
 def _begun(body: ChatRequest, edge: Engine) -> tuple[int, ...]:
@@ -216,26 +210,18 @@ def _num_best(body: ChatRequest | TextRequest) -> int | None:
     return max((each for each in (body.num_best, body.choice.logprobs) if each is not None), default=None)
 
 
-def reader_of(body: ChatRequest, answered: frozenset[tool_calls.Called]) -> tool_calls.Reader | None:
-    """What finds the calls in one choice; calls that are `answered` are left out. None if it can have none."""
+def reader_of(body: ChatRequest) -> tool_calls.Reader | None:
+    """What finds the calls in one choice. None if it can have none."""
     if not body.callable_tools:
         return None
-    single, is_certain = not body.calls_in_parallel, body.must_call or body.schema_of_answer is not None
-    # A call that may have to be left out is read whole, in a text of a grammar too.
-    if is_certain and not answered:
+    single = not body.calls_in_parallel
+    if body.must_call or body.schema_of_answer is not None:
         return tool_calls.EnforcedReader(single=single)
-    return tool_calls.CallReader({tool.name: tool.parameters for tool in body.callable_tools}, answered, single=single)
+    return tool_calls.CallReader({tool.name: tool.parameters for tool in body.callable_tools}, single=single)
 
 
-def _without_tools(body: ChatRequest, request: GenerateRequest) -> GenerateRequest:
-    grammar = _grammar(body, may_call=False) or body.choice.grammar or ""
-    params = replace(request.params, grammar=grammar, min_call_prob=0.0)
-    messages = tool_calls.results_before_questions(request.messages)
-    return replace(request, tools=(), params=params, messages=tuple(messages))
-
-
-def _grammar(body: ChatRequest, *, may_call: bool = True) -> str:
-    schema, functions = body.schema_of_answer, body.callable_tools if may_call else []
+def _grammar(body: ChatRequest) -> str:
+    schema, functions = body.schema_of_answer, body.callable_tools
     if functions and (body.must_call or schema is not None):
         tools = [function.model_dump() for function in functions]
         answer = None if body.must_call else json.dumps(schema, ensure_ascii=False)

@@ -105,8 +105,6 @@ class _Choice(Checked):
     mode: str | None = None
     gate: str | None = None
     k: Annotated[int, Field(strict=True, ge=1, le=MAX_K)] | Literal["auto"] | None = None
-    accept: str | None = None
-    eager: bool = False
     hand_back: str | Annotated[int, Field(strict=True)] | None = None
     style: Literal[tuple(STYLES)] | None = None  # type: ignore[valid-type]
     think: Think | None = None
@@ -116,7 +114,6 @@ class _Choice(Checked):
     continue_ids: Annotated[Some[TokenId], Field(max_length=2**18)] | None = None
     continue_as_prompt: bool = False
     local_only: bool = False
-    repeat_calls: bool = False
 
     def decoding(self) -> dict[str, Any]:
         return {

@@ -1,4 +1,4 @@
-"""The gateway as a process: uvicorn around the application, with limits for slow clients."""
+"""The gateway as a process: uvicorn around the application."""
 
 import asyncio
 import signal
@@ -6,9 +6,8 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,11 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from skydraft.errors import OptionError
 from skydraft.gateway.app import Gateway
-from skydraft.gateway.connections import MAX_CONNECTIONS, Connections, PatientProtocol
 from skydraft.protocol.address import is_loopback
 
-_IDLE_S = 30  # how long a connection may be without a request, before the first one or after an answer
-_GRACE_S = 0.7  # for clients to read their last answers, once the gateway stops
+_IDLE_S = 30  # how long a connection may be without a request, after an answer
+_GRACE_S = 1  # for clients to read their last answers, once the gateway stops
+_BACKLOG = 128  # connections that wait to be accepted; with no file left for them asyncio logs so many errors a second
 _LOOK_S = 0.5
 _STARTING = {"message": "The gateway is starting: its models load.", "type": "server_error", "code": "starting"}
 _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="2">
@@ -41,8 +40,6 @@ class ListenOptions:
     insecure: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise OptionError(f"--port must be from 0 to 65535, not {self.port}.")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise OptionError("--tls-cert and --tls-key belong together.", hint="Give both, or neither.")
         if is_loopback(self.host):
@@ -73,7 +70,8 @@ class Entrance:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if self.gateway:
-            await self.gateway.app(scope, receive, send)
+            with suppress(asyncio.CancelledError):  # the gateway stops; uvicorn would log a traceback
+                await self.gateway.app(scope, receive, send)
             return
         headers = {"Retry-After": "2"}
         body = {"status": "starting"} if scope["path"] == "/health" else {"error": _STARTING}
@@ -83,54 +81,20 @@ class Entrance:
         await answer(scope, receive, send)
 
 
-class _Server(uvicorn.Server):
-    """uvicorn on one listening socket, which ends streams when it stops."""
-
-    def __init__(self, config: uvicorn.Config, entrance: Entrance) -> None:
-        super().__init__(config)
-        self.entrance = entrance
-        self.servers = []
-
-    async def startup(self, sockets: Any = None) -> None:
-        """Accept connections by `Connections`; nothing of uvicorn's own start is wanted."""
-        (self._listening,) = sockets
-        make = partial(PatientProtocol, config=self.config, server_state=self.server_state, app_state={})
-        self._accepting = asyncio.create_task(Connections(self._listening, make, self.config.ssl).accept())
-        self.started = True
-
-    async def shutdown(self, sockets: Any = None) -> None:
-        """End within two seconds. Who still sends a body is hung up on at once, who waits or reads after `_GRACE_S`."""
-        self._accepting.cancel()
-        self._listening.close()
-        if self.entrance.gateway:
-            self.entrance.gateway.desk.cancel_all()
-        self._hang_up(lambda connection: connection.cycle is not None and connection.cycle.more_body)
-        rest = asyncio.get_running_loop().call_later(_GRACE_S, self._hang_up, lambda connection: True)
-        await super().shutdown(sockets)
-        rest.cancel()
-
-    def _hang_up(self, on: Callable[[Any], bool]) -> None:
-        for connection in filter(on, list(self.server_state.connections)):
-            connection.transport.abort()
-
-
-def server_of(gateway: Gateway | None, options: ListenOptions) -> _Server:
-    """`gateway` may come later; `run` takes its socket. Raises OptionError for certificates that do not load."""
-    entrance = Entrance(gateway)
+def server_of(entrance: Entrance, options: ListenOptions) -> uvicorn.Server:
+    """Its `run` takes the listening socket. Raises OptionError for certificates that do not load."""
     try:
         config = uvicorn.Config(
-            entrance, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
-            limit_concurrency=MAX_CONNECTIONS + 1, timeout_keep_alive=_IDLE_S,
-            timeout_graceful_shutdown=1,  # for what is in a thread
-            ssl_certfile=str(options.tls_cert) if options.tls_cert else None,
-            ssl_keyfile=str(options.tls_key) if options.tls_key else None,
+            entrance, http="h11", ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
+            backlog=_BACKLOG, timeout_keep_alive=_IDLE_S, timeout_graceful_shutdown=_GRACE_S,
+            ssl_certfile=options.tls_cert, ssl_keyfile=options.tls_key,
         )  # fmt: skip
         config.load()
     except (OSError, ssl.SSLError) as error:
         raise OptionError(
             f"The certificate cannot be used: {error.strerror or error}.", hint="Give PEM files that belong together."
         ) from error
-    return _Server(config, entrance)
+    return uvicorn.Server(config)
 
 
 def listen(options: ListenOptions) -> socket.socket:
@@ -140,7 +104,7 @@ def listen(options: ListenOptions) -> socket.socket:
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((options.host, options.port))
-        listening.listen(1024)
+        listening.listen(_BACKLOG)
     except OSError as error:
         listening.close()
         raise OptionError(
@@ -157,14 +121,20 @@ def serve(
 
     `ready` gets the port. It runs in a thread of its own: loading takes the main thread, where Ctrl-C ends it.
     """
-    server = server_of(None, options)
+    entrance = Entrance()
+    server = server_of(entrance, options)
     thread = threading.Thread(target=server.run, args=([listening],), name="serving", daemon=True)
     thread.start()
     try:
         # Also while it loads: the first process of a container ends at no signal without a handler.
         with _signals(signal.default_int_handler), closing(load()) as gateway:
-            server.entrance.gateway = gateway
-            with _signals(server.handle_exit):
+            entrance.gateway = gateway
+
+            def stop(*_: object) -> None:
+                gateway.desk.stop()
+                server.should_exit = True
+
+            with _signals(stop):
                 ready(gateway, listening.getsockname()[1])
                 while thread.is_alive():  # a signal that comes just before a wait without end is seen only after it
                     thread.join(_LOOK_S)

@@ -16,20 +16,14 @@ from skydraft.types import Round
 _FACTS_S = 0.5  # how long a server is asked for what it runs
 
 
-def marks_of(rounds: Iterable[Round], *, top: int = 0, audit: Audit = ()) -> str:
-    """A mark for each token, from the rounds of one generation, whose accept rule was `top`.
+def marks_of(rounds: Iterable[Round], audit: Audit = ()) -> str:
+    """A mark for each token, from the rounds of one generation.
 
-    An audit, of a later round or of the whole text, marks a token that was skipped; without one it stays unjudged. With
-    `top` an accepted token needs that of the text, too: the target ranked it high, but might have chosen another. Where
-    the draft model read along, a token that the target wrote says whether it would have written it too. A token that a
-    grammar forces says nothing of either.
+    An audit, of a later round or of the whole text, marks a token that was skipped; without one it stays unjudged.
+    Where the draft model read along, a token that the target wrote says whether it would have written it too. A token
+    that a grammar forces says nothing of either.
     """
     marks, num_seen, forced = list[str](), 0, list[int]()
-
-    def drafted(num: int) -> list[str]:
-        of_audit = [AGREED if agrees else WRONG for agrees in audit[len(marks) : len(marks) + num]]
-        return of_audit or [UNJUDGED] * num
-
     for done in rounds:
         committed = done.block.forced[: len(done.token_ids)]
         forced += [index for index, is_forced in enumerate(committed, done.block.base) if is_forced]
@@ -38,12 +32,13 @@ def marks_of(rounds: Iterable[Round], *, top: int = 0, audit: Audit = ()) -> str
                 marks[index] = UNJUDGED if agrees is None else AGREED if agrees else CORRECTED
         num_committed = len(done.token_ids)
         if done.record.outcome in ("skipped", "fallback"):
-            marks += drafted(num_committed)
+            of_audit = [AGREED if agrees else WRONG for agrees in audit[len(marks) : len(marks) + num_committed]]
+            marks += of_audit or [UNJUDGED] * num_committed
             continue
         for index, agrees in enumerate(done.audit, num_seen):
             marks[index] = AGREED if agrees else WRONG
         num_accepted = done.record.num_accepted
-        marks += drafted(num_accepted) if top else AGREED * num_accepted
+        marks += AGREED * num_accepted
         if num_committed > num_accepted:
             marks.append(CORRECTED if num_accepted < len(done.block.token_ids) else TAUGHT)
         num_seen = len(marks)
@@ -54,7 +49,7 @@ def marks_of(rounds: Iterable[Round], *, top: int = 0, audit: Audit = ()) -> str
 
 def lesson_of(generation: Generation, draft: str, target: str, vocab: str, audit: Audit = ()) -> Lesson | None:
     """The lesson of a generation with models of these fingerprints; None where the target judged nothing."""
-    marks = marks_of(generation.rounds_so_far, top=generation.request.plan.top, audit=audit)
+    marks = marks_of(generation.rounds_so_far, audit)
     if generation.finish_reason == "content_filter":
         marks = marks[:-1] + UNJUDGED  # no model chose the end
     if not set(marks) - {UNJUDGED}:
@@ -84,8 +79,8 @@ class Collector:
     def begins(self, request: GenerateRequest) -> GenerateRequest:
         return request
 
-    def ended(self, request: GenerateRequest, generation: Generation | None, error: BaseException | None) -> None:
-        if generation is not None and not request.is_audited:  # else it comes with its audit
+    def ended(self, generation: Generation) -> None:
+        if not generation.request.is_audited:  # else it comes with its audit
             self.keep(generation)
 
     def keep(self, generation: Generation, audit: Audit = ()) -> bool:

@@ -1,13 +1,11 @@
-"""The adapters of each model: `adapters/MODEL/NAME/adapter.gguf`, and beside it the ones before.
+"""The adapters of each model: `adapters/MODEL/NAME/adapter.gguf`, and beside it the ones before."""
 
-Earlier versions merged what was learned into a copy of the model, in `adapted`; nothing uses these any more.
-"""
-
+import hashlib
 import json
 import os
 import re
-import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -54,20 +52,26 @@ def all_adapters(cache: Path) -> dict[str, list[str]]:
 
 def made_from(folder: Path, cache: Path) -> list[tuple[str, str]]:
     """(model, name) of each adapter that, or one before it, was made from the lessons in a folder."""
-    found = [(model, name) for model, names in all_adapters(cache).items() for name in names]
     wanted = str(folder.resolve())
-    return [each for each in found if any(wanted in one for one in _sources_of(folder_of(each[0], cache) / each[1]))]
+    found = [(model, name) for model, names in all_adapters(cache).items() for name in names]
+    sources = [_there(folder_of(model, cache) / name).values() for model, name in found]
+    return [each for each, folders in zip(found, sources, strict=True) if any(wanted in one for one in folders)]
 
 
-def _sources_of(home: Path) -> list[list[str]]:
-    """The folders of the adapter in use, and of each before it."""
-    try:
-        return [list(map(str, each)) for each in json.loads((home / _SOURCE).read_text("ascii"))]
-    except (OSError, ValueError, TypeError):  # it is not there, or damaged
-        return [[str(home.resolve())]]
+def _there(home: Path) -> dict[str, list[str]]:
+    """The folders that the adapter in use and those before it were made from, by the digests of their files."""
+    noted = dict[str, list[str]]()
+    with suppress(OSError, ValueError, AttributeError):  # it is not there, or damaged
+        noted = {digest: [*map(str, each)] for digest, each in json.loads((home / _SOURCE).read_text("ascii")).items()}
+    digests = [_digest(path.read_bytes()) for path in (home / FILE, *_earlier(home)) if path.exists()]
+    return {digest: noted.get(digest, [str(home.resolve())]) for digest in digests}
 
 
-def _note_sources(home: Path, sources: Sequence[Sequence[str]]) -> None:
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _note_sources(home: Path, sources: Mapping[str, Sequence[str]]) -> None:
     write_whole(home / _SOURCE, json.dumps(sources).encode(), 0o600)  # ASCII, whatever a folder is called
 
 
@@ -82,21 +86,19 @@ def keep(data: bytes, name: str, model: str, cache: Path, sources: Sequence[Path
         if (home / FILE).exists() and (home / FILE).read_bytes() == data:
             return home / FILE
         with locked(home / ".lock", f"Another process is changing {home}.", _LOCK_S):
+            _drop_half(home)
             new, copy = home / "new.gguf", home / "copy.gguf"
-            made_from = [str(each.resolve()) for each in sources or (home,)]
             # All that needs room comes before anything moves, and at no moment there is none in use.
             write_whole(new, data, 0o600)
-            used, before = (home / FILE).read_bytes() if (home / FILE).exists() else b"", _sources_of(home)
-            is_moved = _before(home, 1).exists() and _before(home, 1).read_bytes() == used  # by a run that was killed
-            is_used = bool(used) and not is_moved
-            if is_used:
-                write_whole(copy, used, 0o600)
-            _note_sources(home, [made_from, *(before[1:] if is_moved else before[: MAX_BEFORE * is_used])])
+            if is_used := (home / FILE).exists():
+                write_whole(copy, (home / FILE).read_bytes(), 0o600)
+            _note_sources(home, _there(home) | {_digest(data): [str(each.resolve()) for each in sources or (home,)]})
             if is_used:
                 for number, path in reversed([*enumerate(_earlier(home)[: MAX_BEFORE - 1], 2)]):
                     os.replace(path, _before(home, number))
                 os.replace(copy, _before(home, 1))
             os.replace(new, home / FILE)
+            _note_sources(home, _there(home))
     return home / FILE
 
 
@@ -106,6 +108,7 @@ def revert(name: str, model: str, cache: Path) -> bool:
     _check_there(home, name, model)
     with disk_errors_named(cache), locked(home / ".lock", f"Another process is changing {home}.", _LOCK_S):
         _check_there(home, name, model)  # another process may have taken it back
+        _drop_half(home)
         earlier, note = _earlier(home), home / LAST_RUN
         if not earlier:
             (home / FILE).unlink()
@@ -115,29 +118,20 @@ def revert(name: str, model: str, cache: Path) -> bool:
         for number, path in enumerate(earlier):
             os.replace(path, _before(home, number))
         if earlier:
-            _note_sources(home, _sources_of(home)[1:] or _sources_of(home))
+            _note_sources(home, _there(home))
     return bool(earlier)
+
+
+def _drop_half(home: Path) -> None:
+    """What a kill left of a replacement: the adapter in use as the one before it, too."""
+    first = _before(home, 1)
+    if first.exists() and (home / FILE).exists() and first.read_bytes() == (home / FILE).read_bytes():
+        first.unlink()
 
 
 def _check_there(home: Path, name: str, model: str) -> None:
     if not (home / FILE).exists():
         raise OptionError(f"{model} has no adapter '{name}'.", hint="See: skydraft models list.")
-
-
-def merged_copies(cache: Path) -> dict[str, Path]:
-    """Copies of models by their names, with what was learned merged in, which an earlier version left."""
-    return {path.name: path for path in sorted((cache / "adapted").glob("[!.]*"))}
-
-
-def remove_merged(path: Path, cache: Path) -> None:
-    """Delete such a copy, and what lies beside the last one. Raises ModelFilesError."""
-    with disk_errors_named(cache):
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        path.with_name(f".{path.name}.json").unlink(missing_ok=True)
-        if not merged_copies(cache):
-            shutil.rmtree(path.parent, ignore_errors=True)
-            for name in ("adapters.json", "adapters.lock"):
-                (cache / name).unlink(missing_ok=True)
 
 
 def _before(home: Path, number: int) -> Path:

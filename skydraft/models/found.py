@@ -1,17 +1,14 @@
 """Models that other programs keep on this machine. They are used where they lie; nothing is copied or hashed: Ollama
 and the hub's client name each file by its hash."""
 
-import itertools
 import json
-import math
 import os
 import re
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from huggingface_hub import constants
 from platformdirs import user_cache_dir
@@ -32,7 +29,6 @@ _SHA256 = re.compile(r"[0-9a-f]{64}$")
 _MAX_MANIFEST = 1 << 20
 _RUNNERS = ("llamacpp", "ggml", "ollama")  # of a manifest for each, by whose file llama.cpp reads best
 _SHADOW = re.compile(r"llamacpp:[0-9a-f]{64}")  # names that Ollama 0.40 leaves for earlier versions
-_LEAST_RATIO, _BEST_RATIO = 2.0, 10.0  # of the sizes of target and draft
 
 
 def places() -> Places:
@@ -42,20 +38,9 @@ def places() -> Places:
     hub, llama_cpp = Path(constants.HF_HUB_CACHE), Path(os.environ.get("LLAMA_CACHE") or user_cache_dir("llama.cpp"))
     return {
         "Ollama": [(each, _MANIFESTS) for each in ([Path(given)] if given else [home / ".ollama/models", *services])],
-        "LM Studio": [(each, "*/*/*.gguf") for each in _lm_studio(home)],
         "llama.cpp": [(llama_cpp, each) for each in ("*.gguf", *_SNAPSHOTS)],
         "Hugging Face": [(hub, each) for each in _SNAPSHOTS],
     }
-
-
-def _lm_studio(home: Path) -> list[Path]:
-    """LM Studio's own folders, and the one that its settings name; what they say that is no path is left out."""
-    root, folders = home / ".lmstudio", [home / ".cache/lm-studio/models"]
-    with suppress(OSError, ValueError):
-        root = Path(read_file(home / ".lmstudio-home-pointer").decode().strip())
-    with suppress(OSError, ValueError, LookupError, TypeError):
-        folders.append(Path(json.loads(read_file(root / "settings.json"))["downloadsFolder"]))
-    return [root / "models", *folders]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +52,6 @@ class StoredModel:
     path: Path
     bytes: int
     card: Card
-
-
-class StoredPair(NamedTuple):
-    draft: StoredModel
-    target: StoredModel
-    ratio: float  # of their bytes
 
 
 def models_here(cache: Path, where: Places) -> list[StoredModel]:
@@ -89,18 +68,6 @@ def models_here(cache: Path, where: Places) -> list[StoredModel]:
         real = os.path.realpath(each.path)
         once.setdefault((_SHA256.findall(real) or [real])[0], each)
     return list(once.values())
-
-
-def pairs_of(found: Seq[StoredModel]) -> list[StoredPair]:
-    """All pairs that share a tokenizer, the largest target first, then the best draft. Both are not the same model."""
-    usable = [each for each in found if not each.card.unfit]
-    near = (  # of the same tokens
-        StoredPair(draft, target, target.bytes / max(draft.bytes, 1))
-        for draft, target in itertools.permutations(usable, 2)
-        if draft.card.tokenizer == target.card.tokenizer and draft.card.shape != target.card.shape
-    )
-    far = [each for each in near if each.ratio >= _LEAST_RATIO]
-    return sorted(far, key=lambda pair: (-pair.target.bytes, abs(math.log(pair.ratio / _BEST_RATIO))))
 
 
 def ollama_file(name: str, where: Places) -> Path:

@@ -17,12 +17,11 @@ _MOST = 1 << 22  # fields, items of an array, bytes of a text
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One model. `tokenizer` is equal for models whose token ids mean the same; `shape` counts layers and width.
-    `unfit` is why it can be neither draft nor target model, or ""."""
+    """One model. `tokenizer` is equal for models whose token ids mean the same. `unfit` is why it can be neither draft
+    nor target model, or ""."""
 
     unfit: str
     tokenizer: str = ""
-    shape: tuple[Any, Any] = (0, 0)
     has_template: bool = False
 
 
@@ -59,8 +58,7 @@ def _card_of(fields: dict[str, Any]) -> Card:
     while tokens and types[len(tokens) - 1 :][:1] == (_UNUSED,):
         tokens.pop()
     names = hashlib.sha256(b"".join(b"%d %b" % (len(token), token) for token in tokens))
-    shape = fields.get(f"{name}.block_count"), fields.get(f"{name}.embedding_length")
-    return Card("", names.hexdigest()[:16], shape, bool(fields.get("tokenizer.chat_template")))
+    return Card("", names.hexdigest()[:16], bool(fields.get("tokenizer.chat_template")))
 
 
 def _fields(read: Callable[[int], bytes]) -> dict[str, Any]:

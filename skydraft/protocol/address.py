@@ -41,13 +41,11 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def parse_addresses(text: str) -> list[str]:
-    """HOST:PORT of each server of a comma-separated list. Raises OptionError, also for a repeated server."""
-    servers = [parse_address(entry.strip()) for entry in text.split(",")]
-    places = [(str(_ip(host) or host.lower()), port) for host, port in servers]  # one spelling for each
-    for host, port in places:
-        if places.count((host, port)) > 1:
-            raise OptionError(f"{host}:{port} is in the list twice.", hint="Name each server once.")
-    return [f"{host}:{port}" for host, port in servers]
+    """HOST:PORT of each server of a comma-separated list, without repetitions. Raises OptionError."""
+    servers = dict[tuple[str, int], str]()
+    for host, port in (parse_address(entry.strip()) for entry in text.split(",")):
+        servers.setdefault((str(_ip(host) or host.lower()), port), f"{host}:{port}")  # one spelling for each
+    return list(servers.values())
 
 
 def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

@@ -91,7 +91,7 @@ def _opening_message(opening: Opening) -> pb.Opening:
             fingerprint=bytes.fromhex(opening.fingerprint),
             prompt_ids=opening.prompt.token_ids, committed_ids=opening.committed_ids,
             params=_params_message(opening.params) if opening.params != DecodingParams() else None,
-            top=opening.top, num_best=opening.num_best, cache_scope=opening.cache_scope,
+            num_best=opening.num_best, cache_scope=opening.cache_scope,
             target=_target_message(opening.target), media=map(_media_message, opening.prompt.media),
         )  # fmt: skip
     except (ValueError, TypeError) as error:
@@ -134,7 +134,7 @@ def _read_opening(message: pb.Opening, most: int) -> Opening:
     return Opening(
         fingerprint=message.fingerprint.hex(),
         prompt=Prompt(_checked(message.prompt_ids, most), tuple(map(_read_media, message.media))),
-        committed_ids=_checked(message.committed_ids, most), params=_read_params(message.params), top=message.top,
+        committed_ids=_checked(message.committed_ids, most), params=_read_params(message.params),
         cache_scope=message.cache_scope, target=_read_target(message),
         num_best=message.num_best if message.HasField("num_best") else None,
     )  # fmt: skip

@@ -33,7 +33,7 @@ class Opening:
     """Everything that a session needs to begin, or to begin again.
 
     `fingerprint` is the vocabulary's, shortened to 16 hex digits. `committed_ids` are the generated tokens that the
-    target has seen. `top` 0 means exact acceptance. Speech in the prompt crosses in half precision, so round it before
+    target has seen. Speech in the prompt crosses in half precision, so round it before
     with `Media.rounded`. KV is shared with earlier prompts of the same owner and `cache_scope`, and not at all with "".
     `target` is the target at which the text began, None before that. With `num_best` its tokens are scored.
     """
@@ -42,7 +42,6 @@ class Opening:
     prompt: Prompt
     committed_ids: tuple[int, ...] = ()
     params: DecodingParams = field(default_factory=DecodingParams)
-    top: int = 0
     cache_scope: str = ""
     target: TargetId | None = None
     num_best: int | None = None
@@ -52,7 +51,7 @@ class Opening:
         return len(self.prompt.token_ids) + len(self.committed_ids)
 
     def begins_like(self, other: Opening) -> bool:
-        mine, theirs = ((o.prompt, o.params, o.top, o.cache_scope, o.num_best) for o in (self, other))
+        mine, theirs = ((o.prompt, o.params, o.cache_scope, o.num_best) for o in (self, other))
         return mine == theirs
 
 

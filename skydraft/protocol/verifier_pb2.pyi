@@ -105,12 +105,11 @@ class LogitBias(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., bias: _Optional[float] = ...) -> None: ...
 
 class Opening(_message.Message):
-    __slots__ = ("fingerprint", "prompt_ids", "committed_ids", "params", "top", "media", "cache_scope", "target", "num_best")
+    __slots__ = ("fingerprint", "prompt_ids", "committed_ids", "params", "media", "cache_scope", "target", "num_best")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
-    TOP_FIELD_NUMBER: _ClassVar[int]
     MEDIA_FIELD_NUMBER: _ClassVar[int]
     CACHE_SCOPE_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
@@ -119,12 +118,11 @@ class Opening(_message.Message):
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
     committed_ids: _containers.RepeatedScalarFieldContainer[int]
     params: DecodingParams
-    top: int
     media: _containers.RepeatedCompositeFieldContainer[Media]
     cache_scope: str
     target: TargetId
     num_best: int
-    def __init__(self, fingerprint: _Optional[bytes] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[DecodingParams, _Mapping]] = ..., top: _Optional[int] = ..., media: _Optional[_Iterable[_Union[Media, _Mapping]]] = ..., cache_scope: _Optional[str] = ..., target: _Optional[_Union[TargetId, _Mapping]] = ..., num_best: _Optional[int] = ...) -> None: ...
+    def __init__(self, fingerprint: _Optional[bytes] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[DecodingParams, _Mapping]] = ..., media: _Optional[_Iterable[_Union[Media, _Mapping]]] = ..., cache_scope: _Optional[str] = ..., target: _Optional[_Union[TargetId, _Mapping]] = ..., num_best: _Optional[int] = ...) -> None: ...
 
 class TargetId(_message.Message):
     __slots__ = ("weights", "context_len")

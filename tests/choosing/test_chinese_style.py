@@ -29,19 +29,6 @@ def banned(written, **options):
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
-        (["，我"], {"我", "我们"}),  # merged tokens end in a character, too
-        (["员", "，"], set()),
-        (["a", *YUAN], {"员"}),  # a character that was spelled in bytes
-        ([*YUAN[:2]], set()),  # half a character is none
-    ],
-)
-def test_no_adjacent_repeat(written, expected):
-    assert banned(written, no_adjacent_repeat=True) == expected
-
-
-@pytest.mark.parametrize(
-    ("written", "expected"),
-    [
         (["员", "，", "在", "员"], {"在"}),  # F9: not through punctuation
         (["员", "a", "在", "3", "员"], {"在"}),  # nor through what is no content
     ],

@@ -33,13 +33,6 @@ def test_the_edited_row_is_what_the_rules_say_word_by_word(seed, prefix, prompt_
     assert np.array_equal(chooser.constrain(row, token_ids), edited)
 
 
-def test_rank_counts_what_the_edited_row_puts_before_a_token():
-    chooser = Chooser(DecodingParams(repetition_penalty=4.0), VOCAB, 1)
-    row = np.full(VOCAB.size, -9.0, np.float32)
-    row[:4] = 4.0, 3.0, 2.0, 2.0
-    assert [chooser.rank(row, toys.array([0]), token_id) for token_id in range(4)] == [3, 0, 1, 1]
-
-
 def test_a_bias_of_an_id_that_is_no_token_is_refused() -> None:
     with pytest.raises(OptionError, match="has no id"):
         Chooser(decoding_params(logit_bias=[(VOCAB.size, 1.0)]), VOCAB, 1)

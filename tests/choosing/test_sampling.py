@@ -95,21 +95,3 @@ def test_logits_that_are_no_numbers_are_an_error_not_a_token(temperature):
     row[3] = np.nan
     with pytest.raises(EngineError, match="not numbers"):
         chooser.choose(row, toys.array([1]))
-
-
-@pytest.mark.parametrize("distance", [0.1, 0.4, 1.0])
-def test_shared_noise_agrees_more_often_than_independent_samples(distance):
-    """Gumbel coupling: at least (1 - TV) / (1 + TV), at most 1 - TV, and above the sum of p * q."""
-    rng, num_positions = np.random.default_rng(8), 4000
-    target = rng.normal(0, 1.5, 200)
-    draft = target + distance * rng.normal(0, 1.5, 200)
-    params = DecodingParams(temperature=1.0, seed=11)
-    equal = sum(
-        sample(target.astype(np.float32), params, position) == sample(draft.astype(np.float32), params, position)
-        for position in range(num_positions)
-    )
-    p, q = reference.probabilities(target), reference.probabilities(draft)
-    variation, sigma = 0.5 * np.abs(p - q).sum(), 0.5 / num_positions**0.5
-    rate = equal / num_positions
-    assert rate > (p * q).sum() + 10 * sigma
-    assert (1 - variation) / (1 + variation) - 4 * sigma <= rate <= 1 - variation + 4 * sigma

@@ -94,22 +94,6 @@ def test_what_the_prompt_holds_ends_nothing(mode, prompt, text, options):
 
 
 @pytest.mark.parametrize(
-    ("pieces", "stop", "expected"),
-    [
-        (["a", "ab"], ("aab",), 2),  # across tokens
-        (["a", "3", "ab", "b"], ("3a",), 3),  # ends inside a token
-        (["我们"], ("们",), 1),
-        ([b"\xe5", b"\x91", b"\x98"], ("员",), 3),  # a character in bytes
-        (["a", "3", "b"], ("ab", "zzzzzzz"), None),
-        (["a", b"<tool_call>", b"<tool_call>", b"<tool_call>", "b"], ("ab",), 5),  # across special tokens
-    ],
-)
-def test_stop_strings(pieces, stop, expected):
-    ended = ending(ids(*pieces), stop=stop)
-    assert ended == (expected and (expected, "stop_string"))
-
-
-@pytest.mark.parametrize(
     ("pieces", "options", "expected"),
     [
         ([*ids("我"), EOS], {}, (2, "eos")),
@@ -120,6 +104,7 @@ def test_stop_strings(pieces, stop, expected):
         (ids("我", "我", "。"), {"max_new_tokens": 3, "sentences": 1}, (3, "sentences")),
         (ids("a", "b"), {"max_new_tokens": 2, "stop": ("ab",)}, (2, "stop_string")),
         (ids("我", "。"), {"sentences": 1, "stop": ("。",)}, (2, "stop_string")),
+        ([*ids("a"), TOOL, *ids("b")], {"stop": ("ab",)}, (3, "stop_string")),  # across special tokens
     ],
 )
 def test_the_order_of_reasons(pieces, options, expected):

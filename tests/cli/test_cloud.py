@@ -149,10 +149,10 @@ def test_the_doctor_says_at_once_that_a_connection_is_refused(invoke: Invoke, ad
 
 def test_the_doctor_looks_at_each_cloud_and_gives_a_verdict(invoke: Invoke, server: Serving) -> None:
     with serving(open_toy("toy")) as second:
-        status, out, err = invoke("doctor", "--cloud", f"{server.address},{second.address}", *EDGE)
+        names = f"{server.address},{second.address}"
+        status, out, err = invoke("doctor", "--cloud", names, *EDGE)
     assert (status, "skydraft:" in err) == (0, False)
-    parts = "round trip", "target, ms", "acceptance", "bytes a token", "draft model", "streaming", "verdict"
-    assert all(out.count(part) >= 2 for part in parts) and "Nothing to repair." in out
+    assert out.count("gives a token every") == 2 and out.endswith(f"Ready: toy:drift=0.2 drafts, {names} checks.\n")
 
 
 def test_the_doctor_says_what_is_wrong_with_a_cloud(invoke: Invoke, guarded: tuple[str, str], foreign: str) -> None:
@@ -175,15 +175,10 @@ def test_serve_says_where_it_is_and_ends_cleanly(number: signal.Signals) -> None
     assert "stopping; requests that have begun get up to 30 s. Ctrl-C again ends them at once." in rest
 
 
-def test_doctor_asks_a_server_whether_it_answers_without_loading_a_model(invoke: Invoke, server: Serving) -> None:
-    status, out, err = invoke("doctor", "--cloud", server.address, "--no-measure", "--edge-model", "no-such-model")
-    assert status == 0 and "round trip" in out and "Nothing to repair." in out and "acceptance" not in out, err
-
-
 def test_servers_with_other_models_are_named_by_the_doctor(invoke: Invoke, server: Serving) -> None:
     with serving(open_toy("toy:drift=0.4")) as odd:
         names = f"{server.address},{odd.address},127.0.0.1:9"
-        status, out, _ = invoke("doctor", "--cloud", names, "--cloud-timeout", "0.5", "--no-measure")
+        status, out, _ = invoke("doctor", "--cloud", names, "--cloud-timeout", "0.5", *EDGE)
     assert status == 1 and out.count("round trip") == 2
     for part in (server.address, odd.address, "127.0.0.1:9 cannot be used", "differ in their model"):
         assert part in out.replace("\n", " ")

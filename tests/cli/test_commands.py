@@ -1,17 +1,14 @@
-"""`skydraft models`, `skydraft doctor` and the top level."""
+"""`skydraft models` and the top level."""
 
 import json
 import re
-import shlex
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
-from skydraft.cli.doctor import PURPOSES
 from skydraft.errors import NetworkUnavailable
 from skydraft.models import KNOWN, cache_dir
 from skydraft.models.adapters import keep
@@ -42,21 +39,6 @@ def test_a_model_is_listed_named_by_its_path_and_removed(invoke: Invoke) -> None
     assert invoke("models", "remove", SMALL) == (0, f"Removed {path}\n", "") and not path.exists()
     says = f"skydraft: {SMALL} is not on this machine, so there is nothing to remove.\n"
     assert invoke("models", "remove", SMALL) == (2, "", says)
-
-
-def test_merged_copies_of_earlier_versions_are_named_and_removed(invoke: Invoke) -> None:
-    folder, name = cache_dir() / "adapted", "qwen2.5-coder-0.5b-0123456789abcdef"
-    (folder / name).mkdir(parents=True)
-    for path in (folder / f"{name}.gguf", folder / f".{name}.gguf.json", folder / name / "model.safetensors"):
-        path.write_bytes(bytes(1_000_000))
-    (cache_dir() / "adapters.json").write_text("{}")
-    lines = [line for line in invoke("models", "list")[1].splitlines() if line.startswith(name)]
-    assert len(lines) == 2 and all("merged by an earlier version" in line and "models remove" in line for line in lines)
-    assert invoke("models", "remove", name, f"{name}.gguf")[:2] == (
-        0, f"Removed {folder / name}\nRemoved {folder / name}.gguf\n",
-    )  # fmt: skip
-    assert not folder.exists() and not (cache_dir() / "adapters.json").exists()
-    assert name not in invoke("models", "list")[1]
 
 
 def test_models_are_listed_as_json_and_one_a_line(invoke: Invoke, tmp_path: Path) -> None:
@@ -119,82 +101,24 @@ def test_the_command_is_the_one_that_can_be_interrupted() -> None:
     assert page["tool"]["setuptools"]["py-modules"] == ["skydraft_command"]
 
 
-def test_doctor_knows_every_extra_and_how_to_get_it(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    extras = page["project"]["optional-dependencies"]
-    assert set(PURPOSES) == set(extras) - {"all", "conformance", "dev"}  # one names the others, two are ours
-    here = {"torch": "2.9.0", "transformers": "5.20.0", "soundfile": "0.13"}
-
-    def version(package: str) -> str:
-        if package not in here:
-            raise PackageNotFoundError(package)
-        return here[package]
-
-    monkeypatch.setattr("importlib.metadata.version", version)
-    status, out, _ = invoke("doctor", "--no-measure")
-    assert status == 1 and f"To do: get the model: skydraft models fetch {SMALL}" in " ".join(out.split())
-    for line in (
-        "  transformers installed: torch 2.9.0, transformers 5.20.0",
-        "  audio        missing soxr; for reading recordings: pip install 'skydraft[audio]'",
-        "To do: llama.cpp is missing, which runs GGUF models: pip install 'skydraft[prebuilt]'",
-    ):
-        assert line in out.splitlines()
-    assert all(f"skydraft[{extra}]'" in out for extra in PURPOSES.keys() - {"transformers"})
-    assert "get the model" not in invoke("doctor", "--no-measure", "--edge-model", "toy", "--cloud-model", "toy")[1]
-    here["transformers"] = "6.1.0"
-    status, out, _ = invoke("doctor", "--no-measure")
-    assert status == 1 and "To do: transformers 6.1.0 does not fit skydraft[omni]: pip install" in " ".join(out.split())
-
-
-@pytest.mark.parametrize("content", [None, b"GGUFxxxx"], ids=["missing", "damaged"])
-@pytest.mark.parametrize("side", ["edge", "cloud"])
-def test_doctor_names_a_file_that_cannot_be_loaded_without_loading_any(
-    invoke: Invoke, tmp_path: Path, side: str, content: bytes | None
-) -> None:
-    path = tmp_path / "mine.gguf"
-    if content:
-        path.write_bytes(content)
-    other = "cloud" if side == "edge" else "edge"
-    status, out, _ = invoke("doctor", "--no-measure", f"--{side}-model", str(path), f"--{other}-model", "toy")
-    line = " ".join(out.split())
-    assert status == 1 and f"To do: the {'draft' if side == 'edge' else 'target'} model does not load: " in line
-    assert ("is damaged" if content else "There is no file") in line and "Nothing to repair" not in line
-
-
-def test_doctor_measures_what_is_there(invoke: Invoke) -> None:
-    _, out, _ = invoke("doctor", "--edge-model", "toy:drift=0.3", "--cloud-model", "toy", "--context", "64")
-    assert "invariant_rows" in out and "vocabulary   the same" in out and "with --k auto it" in out
-    assert len(re.findall(r"reads a prompt at [1-9]\d* tokens/s", out)) == 2
-
-
 def test_no_command_shows_the_help(invoke: Invoke) -> None:
     status, _, err = invoke()
     assert status == 2 and "generate" in err
 
 
-def test_models_of_other_programs_are_listed_with_their_pairs_and_doctor_names_one(
-    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_models_of_other_programs_are_listed(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "other disk"))
+    monkeypatch.setenv("LLAMA_CACHE", str(tmp_path / "llama's"))
     home = Home(tmp_path)
     home.ollama = tmp_path / "other disk"
     home.pull("registry.ollama.ai/library/large/7b", gguf(9, 20_000))
     home.pull("registry.ollama.ai/library/embed/latest", gguf(9, **{"qwen2.pooling_type": 1}))
-    small = home.put(".lmstudio/models/me/it's/small.gguf", gguf(2, 4000, **{"tokenizer.chat_template": None}))
+    small = home.put("llama's/small.gguf", gguf(2, 4000, **{"tokenizer.chat_template": None}))
     status, out, err = invoke("models", "list")
     assert (status, err) == (0, "") and "ollama:embed:latest" in out and "not usable: it is an embedding model" in out
-    pair = f"{shlex.quote(str(small))}  ollama:large:7b"
-    assert f"With one tokenizer, for --edge-model and --cloud-model:\n  {pair}  5.0 times as large\n" in out
     assert f"{small}; without a chat template" in out
     said = json.loads(invoke("models", "list", "--json")[1])
     rows = {row["name"]: row for row in said["models"] if row["kind"] == "found"}
     assert rows["ollama:embed:latest"]["unfit"] == "it is an embedding model" and not rows["ollama:large:7b"]["unfit"]
     assert rows[str(small)]["tokenizer"] == rows["ollama:large:7b"]["tokenizer"]
-    assert said["pairs"] == [{"draft": str(small), "target": "ollama:large:7b", "ratio": 5.0}]
-    command = f"skydraft chat --edge-model {shlex.quote(str(small))} --cloud-model ollama:large:7b"
-    for kilobytes, says in ((40, command), (10, "they make no pair: the memory is too small")):
-        monkeypatch.setattr("skydraft.cli.doctor.free_bytes", lambda free=1024 * kilobytes: free)
-        assert says in invoke("doctor", "--no-measure")[1]
-    small.unlink()
-    assert "they make no pair: no two share a tokenizer" in invoke("doctor", "--no-measure")[1]

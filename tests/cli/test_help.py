@@ -28,10 +28,10 @@ def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[s
 
 COMMANDS = dict(commands(cli))
 _SHARED = ["Gate", "What to write", "Decoding", "Output", "Cloud", "Models"]
-ASKING = [*_SHARED, "Learning and traces", "Speech", "Rarely needed"]
+ASKING = [*_SHARED, "Learning", "Speech", "Rarely needed"]
 SECTIONS = {
     "generate": [*ASKING, "Other options"],
-    "caption": [*ASKING, "Other options"],
+    "caption": [*_SHARED, "Speech", "Rarely needed", "Other options"],
     "serve": ["Server", "Limits", "Models", "Other options"],
     "models remove": ["Other options"],
 }

@@ -17,9 +17,7 @@ from ..comparing import compared, read_lines
 from ..evaluation.recount import Recount, tables_of
 from .conftest import Invoke, Refused
 
-MODES = (
-    "edge,cloud,lossless;k=5,quality,gate=entropy:1.5;k=4;eager,cloud;style=zh-short,gate=entropy:2;k=3;style=zh-short"
-)
+MODES = "edge,cloud,lossless;k=5,quality,gate=entropy:1.5;k=4,cloud;style=zh-short,gate=entropy:2;k=3;style=zh-short"
 NOT_HERE = {"bytes_per_token", "task_score"}  # no link, and no tasks
 
 

@@ -193,16 +193,14 @@ class Desk:
 class Edge:
     """A client's own record of one generation, and a target in this process that judges the same blocks."""
 
-    def __init__(
-        self, number: int, seed: int, params: DecodingParams, prompt: tuple[int, ...] = (0, 3), top: int = 0
-    ) -> None:
+    def __init__(self, number: int, seed: int, params: DecodingParams, prompt: tuple[int, ...] = (0, 3)) -> None:
         self.number, self.epoch = number, 1
-        self.prompt, self.params, self.top = prompt, params, top
+        self.prompt, self.params = prompt, params
         self.generated: list[int] = []
         self.num_seen = 0
         self._chooser = Chooser(params, VOCAB, len(prompt))
         self._engine = toys.toy(seed)
-        self._local = LocalVerifier(self._engine, Prompt(prompt), params, max_rows=3, top=top)
+        self._local = LocalVerifier(self._engine, Prompt(prompt), params, max_rows=3)
         self.is_finished = False
 
     @property
@@ -215,7 +213,7 @@ class Edge:
 
     def opening(self) -> Opening:
         committed = tuple(self.generated[: self.num_seen])
-        return Opening(FINGERPRINT, Prompt(self.prompt), committed, self.params, self.top)
+        return Opening(FINGERPRINT, Prompt(self.prompt), committed, self.params)
 
     def open(self) -> OpenCall:
         return OpenCall(self.number, self.epoch, self.opening())

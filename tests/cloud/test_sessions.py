@@ -43,7 +43,7 @@ WRONG: list[Wrong] = [
     (errors.SessionNotFound, lambda e, c: c, "bob"),
     (errors.SessionTaken, lambda e, c: reopening(e, c, 9), "bob"),
     (errors.SessionTaken, lambda e, c: reopening(e, c, 9, prompt=Prompt((1,) * len(e.prompt))), "ann"),
-    (errors.SessionTaken, lambda e, c: reopening(e, c, 9, top=1), "ann"),
+    (errors.SessionTaken, lambda e, c: reopening(e, c, 9, num_best=1), "ann"),
     (errors.VocabularyMismatch, lambda e, c: reopening(e, c, 9, fingerprint="00" * 8), "ann"),
     (errors.ProtocolError, lambda e, c: reopening(e, c, 9, committed_ids=(VOCAB.size,)), "ann"),
     (errors.SessionNotFound, lambda e, c: OpenCall(0, 2, e.opening()), "ann"),

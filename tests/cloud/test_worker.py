@@ -36,14 +36,14 @@ WRITING = moves(0, 0, 1, 3, 30)
 
 @st.composite
 def edges(draw: st.DrawFn, seed: int) -> list[Edge]:
-    """Four generations of one target, each with prompt, parameters and acceptance of its own."""
+    """Four generations of one target, each with a prompt and parameters of its own."""
     found = []
     for number in range(4):
         params = draw(toys.params())
         if draw(st.integers(0, 3)):  # most of them do not end soon
             params = dataclasses.replace(params, max_new_tokens=400, min_new_tokens=400, sentences=0, stop=())
         prompt = tuple(draw(st.lists(st.integers(0, 24), min_size=1, max_size=9)))
-        found.append(Edge(number, seed, params, prompt, draw(st.sampled_from([0, 0, 3]))))
+        found.append(Edge(number, seed, params, prompt))
     return found
 
 

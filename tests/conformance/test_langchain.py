@@ -6,19 +6,7 @@ import pytest
 
 from tests.gateway.running import Running
 
-from .asking import (
-    CONVERSATION,
-    ENOUGH,
-    MAX_TOKENS,
-    MODEL,
-    NOTHING_FITS,
-    QUESTION,
-    SEED,
-    TOO_LONG,
-    Voice,
-    expected,
-    pick_city,
-)
+from .asking import CONVERSATION, MAX_TOKENS, MODEL, NOTHING_FITS, QUESTION, SEED, TOO_LONG, expected, pick_city
 
 langchain_openai: Any = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
 exceptions: Any = pytest.importorskip("langchain_core.exceptions", reason="langchain-core is not installed")
@@ -33,45 +21,15 @@ def chat(served: Running, **options: Any) -> Any:
     return langchain_openai.ChatOpenAI(base_url=served.v1, api_key="none", **given)
 
 
-def test_an_answer_and_its_usage(served: Running) -> None:
-    want = expected()
-    got = chat(served).invoke(QUESTION)
+def test_an_answer_and_its_usage_whole_and_streamed(served: Running) -> None:
+    want, asked = expected(CONVERSATION), messages.convert_to_messages(CONVERSATION)
+    got, chunks = chat(served).invoke(asked), list(chat(served, stream_usage=True).stream(asked))
     assert got.content == want.text and got.response_metadata["finish_reason"] == "length"
-    used = got.usage_metadata
-    assert (used["input_tokens"], used["output_tokens"]) == (want.num_prompt_tokens, MAX_TOKENS)
-    assert used["total_tokens"] == want.num_prompt_tokens + MAX_TOKENS
-
-
-def test_a_stream_is_the_same_answer(served: Running) -> None:
-    want = expected()
-    chunks = list(chat(served, stream_usage=True).stream(QUESTION))
     assert "".join(chunk.content for chunk in chunks) == want.text
     assert sum(bool(chunk.content) for chunk in chunks) > 1  # it came in parts
-    used = [chunk.usage_metadata for chunk in chunks if chunk.usage_metadata]
-    assert [(each["input_tokens"], each["output_tokens"]) for each in used] == [(want.num_prompt_tokens, MAX_TOKENS)]
-
-
-def test_a_conversation_with_a_system_message(served: Running) -> None:
-    want = expected(CONVERSATION)
-    got = chat(served).invoke(messages.convert_to_messages(CONVERSATION))
-    assert got.content == want.text != expected(CONVERSATION[1:]).text
-    assert got.usage_metadata["input_tokens"] == want.num_prompt_tokens
-
-
-@pytest.mark.parametrize("choice", ["any", "pick_city"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_call_that_is_asked_for_is_made(served: Running, choice: str, temperature: float) -> None:
-    model = chat(served, max_tokens=ENOUGH, temperature=temperature).bind_tools([pick_city], tool_choice=choice)
-    got = model.invoke(QUESTION)
-    assert got.tool_calls and not got.invalid_tool_calls and not got.content
-    assert len(got.tool_calls) == 1 or choice == "any"
-    for call in got.tool_calls:
-        assert call["name"] == "pick_city" and pick_city(**call["args"])
-        assert set(call["args"]) == {"city", "days"} and call["args"]["city"] in ("上海", "北京")
-    chunks = list(model.stream(QUESTION))
-    whole = sum(chunks[1:], chunks[0])
-    told = [(call["name"], call["args"]) for call in whole.tool_calls]
-    assert told == [(call["name"], call["args"]) for call in got.tool_calls] and len(chunks) > 3
+    used = [each.usage_metadata for each in (got, *chunks) if each.usage_metadata]
+    numbers = want.num_prompt_tokens, MAX_TOKENS
+    assert [(each["input_tokens"], each["output_tokens"]) for each in used] == [numbers] * 2
 
 
 def test_a_loop_ends_with_what_the_tool_gave(called: Running) -> None:
@@ -82,14 +40,6 @@ def test_a_loop_ends_with_what_the_tool_gave(called: Running) -> None:
     turns.append(messages.ToolMessage(pick_city(**call["args"]), tool_call_id=call["id"]))
     last = model.invoke(turns)
     assert last.content == "done" and not last.tool_calls
-
-
-@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_an_answer_is_a_pydantic_model(served: Running, method: str, temperature: float) -> None:
-    model = chat(served, max_tokens=ENOUGH, temperature=temperature).with_structured_output(Voice, method=method)
-    got = model.invoke(QUESTION)
-    assert isinstance(got, Voice) and got.speed in ("快", "慢")
 
 
 def test_what_is_refused_is_an_error_of_its_own_kind(served: Running) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.gateway.running import PATIENCE_S, Running
 
-from .asking import CONVERSATION, ENOUGH, MAX_TOKENS, MODEL, QUESTION, SEED, Voice, expected
+from .asking import ENOUGH, MAX_TOKENS, MODEL, QUESTION, SEED, Voice, expected
 
 llm: Any = pytest.importorskip("llm", reason="llm is not installed")
 openai: Any = pytest.importorskip("openai", reason="openai is not installed")
@@ -32,10 +32,6 @@ _MODELS = """
 - model_id: nobody
   model_name: gpt-9
   api_base: {url}
-- model_id: older
-  model_name: skydraft-lossless
-  api_base: {url}
-  completion: true
 """
 
 
@@ -65,13 +61,6 @@ def test_the_command_writes_the_same_answer_plain_and_streamed(home: Path) -> No
         assert f"{want.num_prompt_tokens} input, {MAX_TOKENS} output" in done.stderr
 
 
-def test_the_command_goes_on_with_a_conversation(home: Path) -> None:
-    first = run("-m", "sky", "-s", "慢", QUESTION)
-    second = run("-c", "音调", "-u")
-    turns = [*CONVERSATION[:2], {"role": "assistant", "content": first.stdout.removesuffix("\n")}, CONVERSATION[-1]]
-    assert second.stdout.removesuffix("\n") == expected(turns).text, second.stderr
-
-
 def test_an_unknown_model_and_a_bad_request(home: Path) -> None:
     done = run("-m", "nobody", QUESTION)
     assert done.returncode == 1 and "There is no model 'gpt-9'" in done.stderr and not done.stdout
@@ -89,9 +78,3 @@ def test_the_command_calls_tools_until_there_is_an_answer(home: Path) -> None:
     source = 'def pick_city(city: str, days: int) -> str:\n    "Pick a city."\n    return f"{city} {days * 7}"\n'
     done = run("-m", "caller", "天", "--functions", source, "--td", max_tokens=ENOUGH)
     assert done.stdout.endswith("done\n") and "上海 21" in done.stderr, done.stderr
-
-
-def test_the_older_interface_continues_a_text(home: Path) -> None:
-    model = llm.get_model("older")
-    text = model.prompt(QUESTION, stream=False, temperature=0, max_tokens=8).text()
-    assert text and model.prompt(QUESTION, stream=True, temperature=0, max_tokens=8).text() == text

@@ -74,35 +74,6 @@ def url() -> Iterator[str]:
         process.communicate(timeout=60)
 
 
-def by_openai(url: str, choice: str, *, streams: bool = False) -> str:
-    openai = pytest.importorskip("openai")
-    completions = openai.OpenAI(base_url=url, api_key="none", timeout=PATIENCE_S).chat.completions
-    # One call: with `required` the model may ask of city after city, until its tokens end in the middle of a call.
-    options = {"model": MODEL, "tools": [TOOL], "max_tokens": MAX_TOKENS, "parallel_tool_calls": False}
-    messages: list[Any] = [{"role": "user", "content": QUESTION}]
-    for turn in range(MAX_TURNS):
-        asks = options | {"messages": messages, "tool_choice": "auto" if turn else choice}
-        if streams:
-            with completions.stream(**asks) as stream:
-                done = stream.until_done().get_final_completion()
-        else:
-            done = completions.create(**asks)
-        message = done.choices[0].message
-        if not message.tool_calls:
-            break
-        messages += [message, *map(result_of, message.tool_calls)]
-    return str(message.content)
-
-
-by_openai_stream = partial(by_openai, streams=True)
-
-
-def result_of(call: Any) -> Any:
-    """What a tool answers to a call of OpenAI's SDK."""
-    content = get_weather(**json.loads(call.function.arguments))
-    return {"role": "tool", "tool_call_id": call.id, "content": content}
-
-
 def by_pydantic_ai(url: str, choice: str) -> str:
     pydantic_ai = pytest.importorskip("pydantic_ai")
     models = pytest.importorskip("pydantic_ai.models.openai")

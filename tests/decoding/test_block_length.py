@@ -136,11 +136,10 @@ def test_it_is_never_much_slower_than_streaming_or_any_fixed_k(target_ms, rtt_ms
     """Replayed over texts whose tokens are sure or not, as real ones are."""
     times = Times(12.0, target_ms, lambda base: rtt_ms)
     texts = [text_of(seed, 400, [0.98, 0.95, 0.5, 0.3]) for seed in range(4)]
-    best = max(over(texts, times, lambda k=k: fixed(k)).tokens_per_s for k in range(13))
-    assert over(texts, times, lambda: AutoTurns(times.costs)).tokens_per_s >= 0.95 * best
+    streams, *drafts = (over(texts, times, lambda k=k: fixed(k)).tokens_per_s for k in range(13))
+    assert over(texts, times, lambda: AutoTurns(times.costs)).tokens_per_s >= 0.95 * max(streams, *drafts)
     never = over(texts, times, lambda: AutoTurns(times.costs, may_stream=False))
-    best_k = max(over(texts, times, lambda k=k: fixed(k)).tokens_per_s for k in range(1, 13))
-    assert never.tokens_per_s >= (1.02 if rtt_ms else 0.99) * best_k
+    assert never.tokens_per_s >= (1.02 if rtt_ms else 0.99) * max(drafts)
 
 
 def test_it_goes_back_to_drafting_when_the_link_is_fast_again():
@@ -157,21 +156,6 @@ def test_it_goes_back_to_drafting_when_the_link_is_fast_again():
     assert ideal.tokens_per_s > 1.2 * plain.tokens_per_s
     # Four of five parts as fast as there, one as fast as the target alone.
     assert whole.spent_ms <= 1.08 * (0.8 * ideal.spent_ms + 0.2 * plain.spent_ms)
-
-
-@law(25)
-@given(
-    st.lists(st.sampled_from([0.05, 0.5, 0.8, 0.97]), min_size=1, max_size=3), st.integers(0, 100),
-    st.sampled_from([12.0, 20.0, 40.0]), st.sampled_from([20.0, 80.0, 150.0]), st.integers(30, 800),
-)  # fmt: skip
-def test_what_it_loses_is_bounded(chances, seed, draft_ms, rtt_ms, size):
-    """On a text that its first beliefs do not fit: a share of the target's time, some tokens, and the last try."""
-    times = Times(draft_ms, 45.0, lambda base: rtt_ms)
-    text = [text_of(seed, size, chances)]
-    plain_ms = over(text, times, lambda: fixed(0)).spent_ms
-    found_ms = over(text, times, lambda: AutoTurns(times.costs)).spent_ms
-    last_try_ms = MAX_AUTO_K * draft_ms + 3 * rtt_ms + 45.0
-    assert found_ms <= 1.04 * plain_ms + 4 * 45.0 + last_try_ms
 
 
 @pytest.mark.parametrize("prompt_ms", [0.0, 200.0, 2000.0])
@@ -222,20 +206,3 @@ def test_where_each_token_of_a_stream_waits_for_its_turn_a_block_that_waits_once
         if policy.reads:
             policy.read([True])
     assert (policy.longest() > 0) == drafts
-
-
-def test_nothing_is_read_or_drafted_where_no_block_can_pay():
-    times = Times(40.0, 45.0, lambda base: 150.0)
-    policy = AutoTurns(times.costs)
-    for number in range(1, 2000):
-        assert policy.longest() == 0 and not policy.reads
-        policy.observe(done(0, 0, number=number, wall_ms=45.0, outcome="written"))
-
-
-def test_shares_become_those_of_the_newest_tokens():
-    shares, rng = BinShares([0.5, 0.5], 4.0, 200.0), np.random.default_rng(3)
-    for chances in ((0.1, 0.9), (0.8, 0.9)):  # another kind of text
-        for _ in range(1500):
-            for at, chance in enumerate(chances):
-                shares.count(at, bool(rng.random() < chance))
-        assert [shares.of(0), shares.of(1)] == pytest.approx(chances, abs=0.1)

@@ -11,9 +11,9 @@ import skydraft
 from skydraft import DecodingParams, Generation, make_plan
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import PromptError
-from skydraft.prompts.messages import Message, conversation
+from skydraft.prompts.messages import conversation
 from tests import toys
-from tests.partial import PART, Partial
+from tests.partial import Partial
 from tests.serving import serving
 
 _TEMPLATE = "{% for m in messages %}{{ m.role[0] ~ m.content ~ '\n' }}{% endfor %}a"
@@ -62,11 +62,11 @@ def clouds() -> Iterator[list[Any]]:
 @pytest.mark.parametrize("mode", ["lossless", "cloud", "gated", "edge"])
 @pytest.mark.parametrize("where", ["here", "served"])
 def test_a_conversation_is_its_messages_sent_to_fresh_engines(mode: str, where: str, clouds: list[Any]) -> None:
-    """Over 250 conversations in all, several at a time, so that they take each other's places, and change servers."""
+    """Over 120 conversations in all, several at a time, so that they take each other's places, and change servers."""
     rng = random.Random(f"{mode}{where}")
     num_cached = 0
     edge, here = engine(1, 0.3), engine(1)
-    for _ in range(8):
+    for _ in range(4):
         talks: list[list[dict[str, str]]] = [[] for _ in range(4)]
         for _ in range(12):
             number = rng.randrange(len(talks))
@@ -80,19 +80,6 @@ def test_a_conversation_is_its_messages_sent_to_fresh_engines(mode: str, where: 
             num_cached += got.stats.cached_tokens.edge + got.stats.cached_tokens.cloud
             talk.append({"role": "assistant", "content": got.text})
     assert num_cached > 100
-
-
-def test_the_second_turn_feeds_the_answer_the_question_and_at_most_one_part() -> None:
-    edge, cloud = engine(1, 0.3), engine(1)
-    talk = [turn(random.Random(3)) for _ in range(5)]
-    first = ask(talk, edge, cloud, "lossless", 0, "mine", 0.0)
-    assert first.stats.cached_tokens == (nothing := type(first.stats.cached_tokens)(0, 0))
-    longer = [*talk, Message("assistant", first.text), turn(random.Random(4))]
-    second = ask(longer, edge, cloud, "lossless", 0, "mine", 0.0)
-    num_new = second.num_prompt_tokens - first.num_prompt_tokens
-    for num_cached in (second.stats.cached_tokens.edge, second.stats.cached_tokens.cloud):
-        assert 0 <= second.num_prompt_tokens - num_cached - num_new <= PART
-    assert ask(talk, edge, cloud, "lossless", 0, "", 0.0).stats.cached_tokens == nothing  # nobody asked for it
 
 
 def test_one_owners_prompt_is_never_taken_up_by_another(tmp_path: Any) -> None:

@@ -6,6 +6,7 @@ F14 in test_hand_back.py (whoever wrote a token chose it) and on the real pair;
 F16 in tests/engines/test_omni.py."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -71,12 +72,12 @@ def test_f6_a_loop_as_long_as_a_sentence_is_left_where_the_target_would_leave_it
     assert num_tokens() == 150
 
 
-@pytest.mark.parametrize("eager", [False, True])
-def test_f15_blocks_are_whole_unless_asked_otherwise(eager: bool) -> None:
+@pytest.mark.parametrize("ends_early", [False, True])
+def test_f15_blocks_are_whole_but_in_modes_that_end_them_early(ends_early: bool) -> None:
     edge, cloud = random_toy(VOCAB, drift=0.5, scale=1.0), random_toy(VOCAB, scale=1.0)
-    plan = make_plan(gate="entropy:1.5", k=4, eager=eager)
+    plan = replace(make_plan(gate="entropy:1.5", k=4), ends_early=ends_early)
     with skydraft.generate(
         "今天天气", edge=edge, cloud=cloud, plan=plan, params=DecodingParams(max_new_tokens=60)
     ) as generation:
         lengths = {record.num_draft for record in generation.run().records if record.base + 4 <= 60}
-    assert lengths == {4} if not eager else min(lengths) < 4
+    assert lengths == {4} if not ends_early else min(lengths) < 4

@@ -8,7 +8,7 @@ import pytest
 from skydraft.config import MAX_K
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.errors import OptionError
-from skydraft.gating.gates import GateSpec, parse_gate
+from skydraft.gating.gates import GateSpec
 from skydraft.gating.hand_back import HandBack
 from skydraft.types import WRITE_ALL
 
@@ -17,45 +17,37 @@ FLUENCY = GateSpec("entropy", 5.5)
 CALIBRATED = GateSpec("calibrated", 0.95)
 RULES = ("start", "digits", "dates", "values")
 AGREE = HandBack(WRITE_ALL, 4)
-LOSSLESS = ({}, {"mode": "lossless"}, {"k": "auto"}, {"mode": "lossless", "gate": "always", "accept": "exact"})
+LOSSLESS = ({}, {"mode": "lossless"}, {"k": "auto"}, {"mode": "lossless", "gate": "always"})
 
 
 EDGE = Plan(NEVER, 1, mode="edge")
-AUTO = Plan(CALIBRATED, 6, eager=True, mode="auto", hand_back=AGREE)
+AUTO = Plan(CALIBRATED, 6, ends_early=True, mode="auto", hand_back=AGREE)
 IN_QUALITY = Plan(ALWAYS, 24, mode="quality", hand_back=AGREE, block_prob=0.2, goes_on=True)
+IN_BLOCKS = replace(IN_QUALITY, k=5, block_prob=0.0)
 IN_MARGIN = replace(IN_QUALITY, gate=GateSpec("margin", 0.0), block_prob=0.0)
-STARTED = Plan(GateSpec("entropy", 3.25, RULES), 16, eager=True, mode="answers", hand_back=AGREE)
+STARTED = Plan(GateSpec("entropy", 3.25, RULES), 16, ends_early=True, mode="answers", hand_back=AGREE)
 
 
 @pytest.mark.parametrize(
     ("options", "plan", "verifies"),
     [
         *((given, Plan(ALWAYS, None, mode="lossless", hand_back=None), True) for given in LOSSLESS),
-        *(({"mode": "edge", **more}, EDGE, False) for more in ({}, {"accept": "exact"})),
+        ({"mode": "edge"}, EDGE, False),
         ({"mode": "cloud"}, Plan(ALWAYS, 1, False, mode="cloud"), True),
-        ({"mode": "fluency", "eager": True}, Plan(FLUENCY, 4, eager=True, mode="fluency", hand_back=AGREE), True),
+        ({"mode": "fluency"}, Plan(FLUENCY, 4, mode="fluency", hand_back=AGREE), True),
         ({"mode": "quality", "k": "auto"}, replace(IN_QUALITY, k=None, hand_back=None), True),
-        (
-            {"mode": "quality", "gate": "never"},
-            replace(IN_QUALITY, gate=NEVER, k=5, block_prob=0.0, hand_back=HandBack()),
-            False,
-        ),
-        (
-            {"mode": "quality", "gate": "prob:0.5"},
-            replace(IN_QUALITY, gate=GateSpec("prob", 0.5), k=5, block_prob=0.0),
-            True,
-        ),
+        ({"mode": "quality", "gate": "never"}, replace(IN_BLOCKS, gate=NEVER, hand_back=HandBack()), False),
+        ({"mode": "quality", "gate": "prob:0.5"}, replace(IN_BLOCKS, gate=GateSpec("prob", 0.5)), True),
         ({"mode": "quality", "gate": "margin:0", "k": "auto"}, replace(IN_MARGIN, k=None), True),
-        ({"mode": "quality", "accept": "top:3"}, replace(IN_QUALITY, top=3), True),
         ({"mode": "answers"}, STARTED, True),
         ({"mode": "auto", "gate": "calibrated:0.9"}, replace(AUTO, gate=GateSpec("calibrated", 0.9)), True),
+        ({"mode": "auto", "gate": "always"}, replace(AUTO, gate=ALWAYS, ends_early=False), True),
         ({"mode": "auto", "hand_back": "0"}, replace(AUTO, hand_back=HandBack()), True),
         ({"hand_back": "text"}, Plan(ALWAYS, None, mode="lossless", hand_back=HandBack(WRITE_ALL)), True),
         ({"k": 3, "hand_back": 8}, Plan(ALWAYS, 3, mode="lossless", hand_back=HandBack(8)), True),
         ({"gate": "prob:0.3", "hand_back": "agree:4"}, Plan(GateSpec("prob", 0.3), 5, hand_back=AGREE), True),
         ({"k": "7"}, Plan(ALWAYS, 7, mode="lossless"), True),
         ({"gate": "never"}, Plan(NEVER, 5), False),
-        ({"gate": "always", "accept": "top:2"}, Plan(ALWAYS, 5, top=2), True),
     ],
 )
 def test_plans(options, plan, verifies):
@@ -68,25 +60,11 @@ def test_plans(options, plan, verifies):
 
 CONFLICTS: dict[str, list[dict[str, Any]]] = {
     "no mode 'turbo'": [{"mode": "turbo"}],
-    "k does not apply": [{"mode": "edge", "k": 3}, {"mode": "cloud", "k": "auto"}],
     "gate does not apply": [{"mode": "edge", "gate": "always"}, {"mode": "cloud", "gate": "never"}],
-    "eager does not apply": [{"mode": "edge", "eager": True}],
-    "accept does not apply": [{"mode": "cloud", "accept": "top:2"}],
-    "lossy": [{"mode": "lossless", **more} for more in ({"gate": "never"}, {"gate": "entropy:3"}, {"accept": "top:1"})],
-    "how unsure": [{**given, "eager": True} for given in ({"mode": "lossless"}, {"gate": "always"}, {"gate": "never"})],
-    "checks nothing": [
-        {"gate": "never", **mode, **more}
-        for mode in ({}, {"mode": "quality"})
-        for more in ({"k": "auto"}, {"accept": "top:5"})
-    ],
+    "lossy": [{"mode": "lossless", "gate": gate} for gate in ("never", "entropy:3")],
     "from 1 to": [{"k": k} for k in (0, MAX_K + 1, -1, "many", "", "４")],
-    "does not apply": [{**only, "hand_back": "4"} for only in ({"mode": "edge"}, {"mode": "cloud"}, {"gate": "never"})],
     "no hand-back": [{"hand_back": "soon"}],
     "no gate": [{"gate": "maybe"}],
-    "accept rule": [
-        {"gate": "always", "accept": rule}
-        for rule in ("top:0", "top", "top:-1", "top:²", "top:٤", "top:" + "9" * 5000, "exact:1", "")
-    ],
 }
 
 
@@ -97,18 +75,14 @@ def test_conflicts_are_refused_with_a_reason(options, says):
     assert raised.value.exit_status == 2
 
 
-@pytest.mark.parametrize(
-    ("gate", "parts", "says"),
-    [
-        ("always", {"k": 0}, "from 1 to"),
-        ("always", {"top": -1}, "at least 1"),
-        ("entropy:3", {"drafts": False}, "nothing to decide"),
-        ("always", {"eager": True}, "gate always, which does not look"),
-    ],
-)
-def test_a_good_plan_cannot_be_turned_into_a_bad_one(gate, parts, says):
-    with pytest.raises(OptionError, match=says):
-        replace(Plan(parse_gate(gate)), **parts)
+@pytest.mark.parametrize("mode", ["edge", "cloud"])
+def test_one_model_alone_has_no_use_for_a_block_length_or_a_hand_back(mode):
+    assert make_plan(mode, k=3, hand_back="agree:2") == make_plan(mode, k="auto") == make_plan(mode)
+
+
+def test_a_good_plan_cannot_be_turned_into_a_bad_one():
+    with pytest.raises(OptionError, match="from 1 to"):
+        replace(make_plan("quality"), k=0)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +105,7 @@ def test_the_start_is_checked_as_well_where_blocks_may_be_skipped(mode, gate, fo
 @pytest.mark.parametrize(
     ("options", "streams"),
     [({}, True), ({"k": 3}, True), ({"k": "auto"}, True), ({"hand_back": "agree:4"}, True), ({"hand_back": 0}, False),
-     ({"hand_back": "agree:8"}, False), ({"accept": "top:2"}, False), ({"gate": "entropy:1"}, False),
+     ({"hand_back": "agree:8"}, False), ({"gate": "entropy:1"}, False),
      ({"gate": "never"}, False)],
 )  # fmt: skip
 def test_quality_streams_at_a_server_without_skydraft_unless_it_was_told_otherwise(options, streams):

@@ -27,7 +27,6 @@ SIMPLE = GenerateRequest(asked("我"))
         *(({"execution": each}, OptionError, f"exact, throughput, not '{each}'") for each in ("Exact", "")),
         ({"execution": "throughput"}, OptionError, "mode lossless is exact"),
         ({"messages": SPOKEN, "share_audio": "none", "plan": make_plan("cloud")}, OptionError, "no model would hear"),
-        ({"calibration": object()}, OptionError, "no effect on the gate always"),
         *(({name: given}, OptionError, "come from make_plan") for name, given in (("plan", "edge"), ("params", {}))),
     ],
 )

@@ -4,13 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import skydraft
 from skydraft import DecodingParams, api, make_plan
 from skydraft.decoding.request import GenerateRequest
-from skydraft.decoding.scoring import prompt_scores, score
+from skydraft.decoding.scoring import prompt_scores
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import open_toy
 from skydraft.errors import OptionError
@@ -18,7 +16,6 @@ from skydraft.prompts.messages import asked
 from skydraft.types import Prompt
 
 from .. import reference
-from ..toys import law
 
 MODES = ["edge", "cloud", "lossless", "fluency", "quality"]
 
@@ -27,21 +24,6 @@ def row_after(engine: Engine, prefix: tuple[int, ...]) -> np.ndarray:
     """Log-probabilities [vocab] of the token after `prefix`, computed without the module under test."""
     row = reference.row_after(engine, prefix).astype(np.float64)
     return row - np.logaddexp.reduce(row)
-
-
-@law(60)
-@given(st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=30), st.integers(0, 40), st.data())
-def test_a_score_is_the_log_softmax_and_the_best_come_first(
-    logits: list[float], num_best: int, data: st.DataObject
-) -> None:
-    row = np.array(logits, np.float32)
-    token_id = data.draw(st.integers(0, len(logits) - 1))
-    told = score(row, token_id, num_best)
-    want = row.astype(np.float64) - np.logaddexp.reduce(row.astype(np.float64))
-    assert told.token_id == token_id and told.logprob == pytest.approx(want[token_id], rel=1e-6)
-    best = sorted(range(len(want)), key=lambda each: -want[each])[:num_best]
-    assert [logprob for _, logprob in told.best] == pytest.approx([want[each] for each in best], rel=1e-6)
-    assert all(logprob == pytest.approx(want[each], rel=1e-6) for each, logprob in told.best)
 
 
 @pytest.mark.parametrize("mode", MODES)

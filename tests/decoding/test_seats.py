@@ -1,8 +1,6 @@
 """A generation waits its turn where a model has no free sequence: in order, and never for ever."""
 
 import threading
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,6 +11,8 @@ from skydraft import Generation, make_plan
 from skydraft.engines import seats
 from skydraft.engines.toy import ToyEngine, open_toy
 from skydraft.errors import EngineBusy, EngineError, OptionError
+
+from ..serving import Serving
 
 PATIENT_S = 60.0
 
@@ -36,13 +36,6 @@ def text(num: int = 40, **sides: Any) -> Generation:
     return skydraft.generate("你好世界", plan=plan, params=skydraft.decoding_params(max_new_tokens=num), **sides)
 
 
-def until(holds: Callable[[], bool]) -> None:
-    late = time.monotonic() + PATIENT_S
-    while not holds():
-        assert time.monotonic() < late
-        time.sleep(0.002)
-
-
 def begun(generation: Generation) -> Generation:
     next(iter(generation))
     return generation
@@ -52,12 +45,7 @@ def begun(generation: Generation) -> Generation:
 def test_as_many_as_come_get_the_text_of_one_whichever_models_they_need_in_which_role(num: int) -> None:
     """Each model drafts for some and checks for others: who took them one by one would wait for ever."""
     one, other = few(num), few(num, spec="toy:drift=0.2")
-    roles: list[dict[str, Any]] = [
-        {"edge": one, "cloud": other},
-        {"edge": other, "cloud": one},
-        {"cloud": one},
-        {"edge": other},
-    ]
+    roles = [{"edge": one, "cloud": other}, {"edge": other, "cloud": one}, {"cloud": one}, {"edge": other}]
     alone = [text(**{side: open_toy(toy.name) for side, toy in sides.items()}).text for sides in roles]
     with ThreadPoolExecutor(8) as pool:
         done = list(pool.map(lambda n: text(**roles[n % 4]).text, range(24)))
@@ -70,7 +58,7 @@ def test_they_come_on_in_the_order_of_their_arrival() -> None:
     for number in range(5):
         threads.append(threading.Thread(target=lambda n=number: (text(edge=toy).run(), came.append(n))))
         threads[-1].start()
-        until(lambda: len(seats._line) == len(threads))
+        Serving.wait_until(lambda: len(seats._line) == len(threads))
     holder.close()
     for thread in threads:
         thread.join(PATIENT_S)
@@ -90,7 +78,7 @@ def test_a_wait_ends_by_cancelling_by_closing_and_with_the_engine(end: str) -> N
 
     thread = threading.Thread(target=run)
     thread.start()
-    until(lambda: bool(seats._line))
+    Serving.wait_until(lambda: bool(seats._line))
     {"cancel": waiting.cancel, "close": waiting.close, "engine": toy.close}[end]()
     thread.join(PATIENT_S)
     assert found == (["toy is closed."] if end == "engine" else [()])

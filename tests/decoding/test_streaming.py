@@ -13,28 +13,13 @@ from skydraft.decoding.generation import TextStream
 from skydraft.engines.toy import open_toy
 from skydraft.errors import EngineError
 
-from ..toys import VOCAB, ids, law
+from ..toys import VOCAB, law
 
 
 def stream(pieces, stop=()):
     """What each token shows, and what is left for the end."""
     text = TextStream(VOCAB, stop)
     return [text.push(token_id)[1] for token_id in pieces], text.finish()[1]
-
-
-@pytest.mark.parametrize(
-    ("pieces", "stop", "shown", "rest"),
-    [
-        ([b"\xe5", b"\x91", b"\x98", "a"], (), ["", "", "员", "a"], ""),
-        ([b"\xe5", "a"], (), ["", "\ufffda"], ""),
-        (["a", "b", "b", "e"], ("be",), ["a", "", "b", ""], ""),
-        (["a", "b"], ("be",), ["a", ""], "b"),  # held, and right in the end
-        (["a", "b", "a", "e"], ("abb", "bae"), ["", "", "a", ""], ""),
-        (["我", b"<tool_call>", "你"], (), ["我", "", "你"], ""),
-    ],
-)
-def test_what_is_shown_when(pieces, stop, shown, rest):
-    assert stream(ids(*pieces), stop) == (shown, rest)
 
 
 @law(200)

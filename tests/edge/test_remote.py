@@ -1,5 +1,6 @@
 """Remote equals local: whatever a generation does over a link, it does in one process, and the other way round."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -43,15 +44,14 @@ def assert_same(remote: Generation, local: Generation) -> None:
 
 
 plans = st.builds(
-    lambda gate, k, eager, accept, hand_back: make_plan(
-        gate=gate, k=k, eager=eager and gate != "always", accept=accept, hand_back=hand_back
+    lambda gate, k, ends_early, hand_back: replace(
+        make_plan(gate=gate, k=k, hand_back=hand_back), ends_early=ends_early and gate != "always"
     ),
-    gates, st.integers(1, 12), st.booleans(), st.sampled_from(["exact", "exact", "exact", "top:1", "top:4"]),
-    st.sampled_from(["0", "0", "1", "2", "7", "text"]),
+    gates, st.integers(1, 12), st.booleans(), st.sampled_from(["0", "0", "1", "2", "7", "text"]),
 )  # fmt: skip
 
 
-@law(250)
+@law(125)
 @given(st.sampled_from(SEEDS), st.sampled_from(toys.DRAFTERS), toys.params(), plans)
 def test_remote_is_local(
     clouds: dict[int, Any], seed: int, drafter: tuple[float, int], params: DecodingParams, plan: Any

@@ -1,6 +1,5 @@
 """Probes: rows that are bit-equal near the beginning only, busy moments, and what is remembered."""
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -82,9 +81,7 @@ def test_busy_moments_leave_no_mark_and_a_slow_machine_is_told_of_and_timed_less
     assert len(told) == num_lines and all("measuring toy" in line for line in told)
 
 
-def test_a_profile_is_measured_once_for_each_key_or_again_on_demand(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_profile_is_measured_once_for_each_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[RowProfile] = []
 
     def measure(engine: object, notify: object) -> RowProfile:
@@ -93,12 +90,9 @@ def test_a_profile_is_measured_once_for_each_key_or_again_on_demand(
 
     monkeypatch.setattr(probing, "probe", measure)
     options = EngineOptions(profile_path=tmp_path / "cache" / "profiles.json")
-    for key, again, expected in (
-        ("a", False, 1), ("a", False, 1), ("b", False, 2), ("a", False, 1), ("a", True, 3), ("a", False, 3),
-        ("b", False, 2),
-    ):  # fmt: skip
-        assert profile_of(toy(), key, replace(options, probe_again=again)).invariant_rows == expected
-    assert profile_of(toy(), "a", options) == measured[2]
+    for key, expected in (("a", 1), ("a", 1), ("b", 2), ("a", 1)):
+        assert profile_of(toy(), key, options).invariant_rows == expected
+    assert profile_of(toy(), "a", options) == measured[0]
     (blocked := tmp_path / "file").touch()
-    for path, expected in ((None, 4), (None, 5), (blocked / "profiles.json", 6)):
+    for path, expected in ((None, 3), (None, 4), (blocked / "profiles.json", 5)):
         assert profile_of(toy(), "a", EngineOptions(profile_path=path)).invariant_rows == expected

@@ -1,8 +1,6 @@
 """Whole comparisons of toys from Python: what is refused before anything runs, and what a mode means while it runs."""
 
 import json
-from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,18 +14,14 @@ from skydraft import config
 from skydraft.config import DecodingParams
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.request import GenerateRequest
-from skydraft.engines.toy import open_toy
 from skydraft.errors import OptionError, PromptError, RecordsError
-from skydraft.evaluation.bill import bills
 from skydraft.evaluation.comparison import ComparisonRequest, request_of
-from skydraft.evaluation.findings import Findings
 from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import PromptEntry, Records
 from skydraft.evaluation.tasks.checks import Task
 from skydraft.evaluation.workloads import Workload, read_prompts
 from skydraft.prompts.audio import load_audio
 
-from ..serving import serving
 from ..speech.hearing import HearingToy
 from . import lines, pairs
 
@@ -55,41 +49,6 @@ def tone(folder: Path, name: str = "a.wav") -> Path:
     return path
 
 
-# --- what cannot be asked for
-
-Given = Callable[[Path], dict[str, Any]]  # what is asked for besides modes; files go into a folder
-
-
-def spoken(folder: Path) -> dict[str, Any]:
-    return {"workload": read_prompts(tone(folder))}
-
-
-def spoken_unshared(folder: Path) -> dict[str, Any]:
-    return spoken(folder) | {"share_audio": "none"}
-
-
-def calibrated(folder: Path) -> dict[str, Any]:
-    return {"calibration": pairs.calibration(DRIFT)}
-
-
-REFUSED: dict[str, tuple[str, Given, str]] = {
-    "a round trip twice": ("lossless", lambda _: {"rtts_ms": (5.0, 20.0, 5.0)}, "the same round trip twice"),
-    "a calibration for no gate": ("quality", calibrated, "calibration is for calibrated gates"),
-    "nothing to share": ("edge", lambda _: {"share_audio": "none"}, "no prompt has one"),
-    "near ties in what is exact": ("edge,lossless", lambda _: {"execution": "throughput"}, "mode lossless is exact"),
-    "a target that hears nothing": ("edge,cloud", spoken_unshared, "would hear nothing"),
-    "one with a style too": ("cloud;style=zh-short", spoken_unshared, "would hear nothing"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_a_request_that_cannot_be_is_never_made(tmp_path: Path, case: str) -> None:
-    names, given, says = REFUSED[case]
-    with pytest.raises(OptionError) as caught:
-        request(names, **given(tmp_path))
-    assert says in str(caught.value) and "\n" not in str(caught.value)
-
-
 def test_recordings_are_read_before_anything_runs(tmp_path: Path) -> None:
     workload = read_prompts(tone(tmp_path))
     ((path, audio),) = request("edge,lossless", workload=workload).recordings.items()
@@ -107,13 +66,19 @@ def test_a_calibration_is_refused_where_it_is_missing_of_another_pair_or_of_anot
         run(request("edge,gate=calibrated:0.9;k=4"), tmp_path / "out")
     mine = pairs.calibration(DRIFT)
     other = mine.model_copy(update={"risks": mine.risks[::-1]})
-    asked, again = (request("gate=calibrated:0.85;k=12;eager", calibration=each) for each in (mine, other))
+    asked, again = (request("auto;gate=calibrated:0.85;k=12;hand-back=0", calibration=each) for each in (mine, other))
     with pytest.raises(OptionError, match=r"made for toy:drift=0\.2 and toy"):
         run(asked, tmp_path / "out", 0.1)
     assert not (tmp_path / "out").exists()
     assert len(run(asked, tmp_path / "out")[0].generations) == 3
     with pytest.raises(RecordsError, match="not the same calibration"):
         run(again, tmp_path / "out")
+
+
+@pytest.mark.parametrize("names", ["edge,cloud", "cloud;style=zh-short"])
+def test_a_target_that_hears_nothing_does_not_work_alone(tmp_path: Path, names: str) -> None:
+    with pytest.raises(OptionError, match="no model would hear the recording"):
+        run(request(names, workload=read_prompts(tone(tmp_path)), share_audio="none"), tmp_path / "out")
 
 
 def test_a_prompt_that_a_mode_cannot_answer_is_found_before_the_first_is_answered(tmp_path: Path) -> None:
@@ -131,24 +96,10 @@ def test_a_prompt_that_a_mode_cannot_answer_is_found_before_the_first_is_answere
 # --- what is run
 
 
-def test_the_bill_of_the_same_texts_is_the_same_here_and_over_a_server_of_ours(tmp_path: Path) -> None:
-    asked = request("cloud,gate=entropy:0.2;k=4")
-    with serving(open_toy("toy")) as server, closing(skydraft.connect(server.address, require=True)) as cloud:
-        sides: Any = (pairs.pair(DRIFT)[0], cloud)
-        far, _ = pairs.compared(asked, tmp_path / "far", sides)
-    both = [Findings(records) for records in (run(asked, tmp_path / "near")[0], far)]
-    near, here = (
-        {mode: replace(bill.link, rtt_ms=0.0) for mode, bill in bills(found, is_long=False).items()} for found in both
-    )
-    sent = [found.settings[0].value("bytes_per_token") for found in both]
-    assert sent[0] is None and sent[1] and sent[1] > 1
-    assert near == here and near["cloud"].num_requests == 3 < near["gate=entropy:0.2;k=4"].num_requests
-
-
 def test_every_mode_runs_as_it_was_resolved_whatever_presets_say_by_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = "edge,cloud,lossless,quality,gate=margin:0.2;k=3;eager,cloud;style=zh-short"
+    names = "edge,cloud,lossless,quality,answers;gate=margin:0.2;k=3,cloud;style=zh-short"
     asked = request(names, repetitions=2)
     monkeypatch.setattr(config, "MODES", {})
     monkeypatch.setattr(config, "STYLES", {})

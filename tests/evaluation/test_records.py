@@ -53,7 +53,7 @@ gates = st.one_of(
     st.builds("calibrated:{}+digits".format, numbers),
     st.builds("margin:{}+dates".format, numbers),
 )
-plans = st.builds(make_plan, gate=gates, k=st.integers(1, 32), accept=st.sampled_from([None, "exact", "top:3"]))
+plans = st.builds(make_plan, gate=gates, k=st.integers(1, 32))
 modes = st.lists(st.builds(Mode, texts, plans, params(), texts), max_size=3, unique_by=lambda mode: mode.name)
 
 

@@ -119,10 +119,6 @@ class Apart:
         assert found
         return int(found[1]) / 1024
 
-    @property
-    def num_files(self) -> int:
-        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
-
     def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, float]:
         """Its status and the seconds that it took to end; `printed` is complete then."""
         began = time.monotonic()

@@ -14,7 +14,7 @@ from skydraft.gateway.app import Gateway, GatewayOptions
 from skydraft.gateway.doorkeeper import Authorize
 from skydraft.gateway.pair import Pair
 from skydraft.gateway.requests import Defaults
-from skydraft.gateway.server import ListenOptions, listen, server_of
+from skydraft.gateway.server import Entrance, ListenOptions, listen, server_of
 
 from ..serving import PATIENCE_S as PATIENCE_S
 from ..serving import Serving
@@ -66,7 +66,7 @@ def gateway(
     """Serve a pair; `options` are those of GatewayOptions."""
     made = Gateway(pair or toy_pair(), defaults or Defaults(DecodingParams()), GatewayOptions(**options), authorize)
     listening = listen(ListenOptions())
-    server = server_of(made, ListenOptions())
+    server = server_of(Entrance(made), ListenOptions())
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
     thread.start()
     Running.wait_until(lambda: server.started or not thread.is_alive())
@@ -75,6 +75,7 @@ def gateway(
         yield running
     finally:
         running.client.close()
+        made.desk.stop()
         server.should_exit = True
         thread.join(PATIENCE_S)
         made.close()

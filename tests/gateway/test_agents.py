@@ -95,9 +95,9 @@ def test_a_prompt_that_is_too_long_is_told_in_the_words_of_each_client(served: R
 
 
 class Held:
-    """A pair whose draft model stops within its first prompt, until it may go on."""
+    """A pair whose draft model stops within its first prompt, until it may go on, or fails then."""
 
-    def __init__(self) -> None:
+    def __init__(self, fault: Exception | None = None) -> None:
         self.pair, self.goes_on, self.is_there = toy_pair(), threading.Event(), threading.Event()
         forward = self.pair.edge.forward
 
@@ -106,6 +106,8 @@ class Held:
             if feeds[0][0].length >= 512:
                 self.is_there.set()
                 assert self.goes_on.wait(30)
+                if fault:
+                    raise fault
             return rows
 
         self.pair.edge.forward = held  # type: ignore[method-assign]
@@ -129,12 +131,14 @@ def test_health_says_how_far_prompts_are_read_and_nothing_of_those_of_other_keys
     ("chat/completions", ": ping"), ("messages", 'event: ping\ndata: {"type":"ping"}'),
     ("responses", "event: response.in_progress"),
 ])  # fmt: skip
-def test_a_client_that_waits_gets_signs_of_life_that_it_counts(path: str, ping: str) -> None:
-    held = Held()
+@pytest.mark.parametrize("fault", [None, RuntimeError("/secret/path")], ids=["answered", "failed"])
+def test_a_client_that_waits_gets_signs_of_life_that_it_counts(path: str, ping: str, fault: Exception | None) -> None:
+    held = Held(fault)
     body = plain(path, "语" * 600, 4, model="skydraft-edge", stream=True)
     with gateway(held.pair, hold_s=0.05, ping_s=0.05) as served:
         threading.Timer(0.6, held.goes_on.set).start()
-        assert served.post(path, **body).text.count(ping) >= 3
+        text = served.post(path, **body).text
+        assert text.count(ping) >= 3 and "secret" not in text and ("its log says why" in text) == (fault is not None)
 
 
 def test_the_fixed_beginning_ends_before_all_that_a_user_says() -> None:

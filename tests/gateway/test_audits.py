@@ -9,49 +9,41 @@ from skydraft.decoding.target import target_of
 from skydraft.engines.toy import open_toy
 from skydraft.gateway.pair import Pair
 
-from .running import Running, gateway, toy_pair
+from .running import gateway, toy_pair
 from .test_adapters import draft_with
 
 
-def audited(pair: Pair, lines: list[str]) -> tuple[Pair, Auditor]:
-    auditor = Auditor(pair.edge, target_of(pair.cloud), 1.0, lines.append)  # type: ignore[arg-type]
+def audited(pair: Pair) -> tuple[Pair, Auditor]:
+    auditor = Auditor(pair.edge, target_of(pair.cloud), 1.0, print)  # type: ignore[arg-type]
     return replace(pair, observers=(auditor,), auditor=auditor), auditor
 
 
-def test_an_adapter_that_agrees_too_little_is_checked_more_and_all_can_see_it(tmp_path: Path) -> None:
-    lines, asked = list[str](), list[str]()
-    pair, auditor = audited(Pair(draft_with(tmp_path), open_toy("toy", 4096, 6)), lines)
+def test_all_can_see_how_far_an_adapter_agrees(tmp_path: Path) -> None:
+    pair, auditor = audited(Pair(draft_with(tmp_path), open_toy("toy", 4096, 6)))
     with closing(auditor), gateway(pair) as running:
 
-        def ask(model: str, content: str = "情绪") -> dict[str, object]:
-            asked.append(model)
-            answer = running.chat(content, model=model, max_tokens=64, temperature=0).json()["skydraft"]["stats"]
+        def ask(model: str) -> dict[str, object]:
+            answer = running.chat("情绪", model=model, max_tokens=64, temperature=0).json()["skydraft"]["stats"]
             auditor.finish()
             return answer  # type: ignore[no-any-return]
 
-        assert ask("skydraft-edge:two")["audits"] is None  # nothing was read yet
-        for _ in range(12):
-            stats = ask("skydraft-edge:two")
-        assert len(lines) == 1 and "with two" in lines[0]
-        assert stats["audits"] is None  # of a text that is checked as a whole
-        for model in ("skydraft-edge:one", "skydraft-edge"):
+        for model in ("skydraft-edge:two", "skydraft-edge"):
             assert ask(model)["audits"] is None
             # An answer may be handed to the auditor after its client has it: on a busy machine a later one tells.
             told_of = next(filter(None, (ask(model)["audits"] for _ in range(5))))
             assert told_of["gate"] == "never"  # type: ignore[index]
         health = running.client.get(f"{running.url}/health").json()
         told = {(each["adapter"], each["gate"]): each for each in health["audits"]["newest"]}
-        assert 5 <= health["audits"]["read"] < len(asked) and told["two", "never"]["is_raised"]
-        assert not told["one", "never"]["is_raised"] and told["two", "never"]["asked"] == 0.95
+        assert health["audits"]["read"] >= 2 and told["two", "never"]["asked"] == 0.95
         lines = running.client.get(f"{running.url}/metrics").text.splitlines()
         assert f'skydraft_gateway_audits{{outcome="read"}} {health["audits"]["read"]}.0' in lines
-        assert 'skydraft_gateway_audited_is_raised{adapter="two",gate="never"} 1.0' in lines
-        agreement = told[None, "never"]["agreement"]
-        assert f'skydraft_gateway_audited_agreement{{adapter="",gate="never"}} {agreement}' in lines
+        for adapter in ("two", None):
+            agreement = float(told[adapter, "never"]["agreement"])
+            assert f'skydraft_gateway_audited_agreement{{adapter="{adapter or ""}",gate="never"}} {agreement}' in lines
 
 
 def test_a_stream_tells_of_earlier_audits_too_and_without_them_nothing_is_said() -> None:
-    pair, auditor = audited(toy_pair(), [])
+    pair, auditor = audited(toy_pair())
     for given, count in ((pair, 1), (toy_pair(), None)):
         with gateway(given) as running:
             for _ in range(2):
@@ -65,23 +57,9 @@ def test_a_stream_tells_of_earlier_audits_too_and_without_them_nothing_is_said()
 
 def test_a_token_that_is_asked_is_no_answer_to_audit() -> None:
     """The first one too, which has nothing before it: a bias holds it, so the target would agree."""
-    pair, auditor = audited(toy_pair(), [])
+    pair, auditor = audited(toy_pair())
     with closing(auditor), gateway(pair) as running:
         ours = {"logprobs": 5, "continue_ids": [], "continue_as_prompt": True}
         running.chat("语速", model="skydraft-edge", max_tokens=1, logit_bias={"5": 100}, skydraft=ours)
         auditor.finish()
         assert auditor.counts["read"] == 0
-
-
-def test_a_client_that_hangs_up_leaves_nothing_to_read() -> None:
-    pair, auditor = audited(toy_pair(), [])
-    with closing(auditor), gateway(pair) as running:
-        body = {"model": "skydraft-edge", "messages": [{"role": "user", "content": "语速"}], "stream": True}
-        with running.client.stream(
-            "POST", f"{running.v1}/chat/completions", json=body | {"max_tokens": 4000}
-        ) as answer:
-            next(answer.iter_bytes())
-        Running.wait_until(lambda: not running.gateway.desk.num_running)
-        auditor.finish()
-        assert auditor.counts["read"] in (0, 1)  # it may have been done before
-        assert auditor.counts["lost"] == auditor.counts["dropped"] == 0

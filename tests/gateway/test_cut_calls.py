@@ -20,15 +20,6 @@ def test_a_call_that_ends_with_the_stop_string_is_whole(served: Running, path: s
 
 
 @pytest.mark.parametrize("path", WHOLE)
-@pytest.mark.parametrize(("stop", "left"), [("}", '{"city": "Paris"'), ("{", "")])
-def test_a_call_that_a_stop_string_cut_is_none(served: Running, path: str, stop: str, left: str) -> None:
-    told = ask(served, path, body_of(path, stop=[stop], one=True))
-    cut = (("get_weather", left, False),) if left and path != "messages" else ()
-    ending = ENDS[path].get("stop", ("stop_sequence", stop))
-    assert told == Told(cut, False, ending)
-
-
-@pytest.mark.parametrize("path", WHOLE)
 @pytest.mark.parametrize("mode", ["edge", "lossless", "cloud"])
 def test_where_one_call_is_allowed_the_text_ends_with_it(served: Running, path: str, mode: str) -> None:
     for text in (

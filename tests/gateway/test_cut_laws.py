@@ -65,7 +65,7 @@ def pieces_of(text: str, length: int) -> list[str]:
 
 
 def written(body: ChatRequest | TextRequest, pieces: Seq[str], finish: FinishReason) -> Iterator[Event]:
-    reader = reader_of(body, frozenset()) if isinstance(body, ChatRequest) else None
+    reader = reader_of(body) if isinstance(body, ChatRequest) else None
     reader, record = reader or Plain(), StepRecord(0, 0, 0, 0, 1, "written", "", 1.0, 1.0)
     yield Began(3, "")
     for number, piece in enumerate(pieces):

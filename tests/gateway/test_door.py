@@ -1,7 +1,6 @@
 """Who may come in, and what broken, slow and endless requests get."""
 
 import socket
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from skydraft.access.keys import Keyring
 from skydraft.errors import OptionError
-from skydraft.gateway import connections, server
+from skydraft.gateway import server
 from skydraft.gateway.server import ListenOptions
 
 from .interfaces import ALL_WHOLE, plain
@@ -158,29 +157,6 @@ def test_a_body_that_does_not_come_is_refused(
         head = f"POST {path} HTTP/1.1\r\nHost: a\r\n{key}Content-Length: {num_bytes}\r\n\r\n"
         client.sendall(head.encode() + b" " * num_sent)
         assert f" {status} ".encode() in client.recv(1000).splitlines()[0]
-
-
-def health(client: socket.socket) -> bytes:
-    """Ask on an open connection; returns what comes, up to the end of the answer or of the connection."""
-    client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    found = b""
-    while b"}" not in found and (more := client.recv(1000)):
-        found += more
-    return found
-
-
-def test_an_idle_connection_is_kept_and_a_head_byte_by_byte_is_cut_off(
-    monkeypatch: pytest.MonkeyPatch, served: Running
-) -> None:
-    monkeypatch.setattr(connections, "_HEAD_S", 0.3)
-    with socket.create_connection(("127.0.0.1", served.port), timeout=10) as client:
-        for _ in range(2):
-            assert b" 200 " in health(client)
-            time.sleep(1)
-        with pytest.raises(ConnectionError):  # a next head, which has as long as the first one
-            for byte in b"GET /health HTTP/1.1\r\n" * 100:
-                client.sendall(bytes([byte]))
-                time.sleep(0.02)
 
 
 def test_beyond_this_machine_keys_want_tls_too() -> None:

@@ -19,7 +19,7 @@ EXPECTED = {200, 400, 404, 413}
 PATHS = (*FOLLOWED_IN, "responses/input_tokens", "/tokenize", "/detokenize")
 MODELS = ["skydraft", *(f"skydraft-{mode}" for mode in ("edge", "cloud", "lossless", "fluency", "quality", "answers"))]
 OURS: dict[str, list[Any]] = {
-    "gate": ["entropy:1", "always"], "accept": ["exact", "top:2"], "mode": ["edge", "cloud", "quality"], "k": [3],
+    "gate": ["entropy:1", "always"], "mode": ["edge", "cloud", "quality"], "k": [3],
     "hand_back": [8, "agree:2"], "grammar": ["regex:[0-9]+", "json_object:", 'lark:start: "a"+'], "token_ids": [True],
     "style": ["zh-short"], "local_only": [True], "no_repeat_ngram_size": [3],
 }  # fmt: skip

@@ -1,7 +1,6 @@
-"""Clients of the gateway that take and do not read, and keys that would have it for themselves."""
+"""Clients that send deep bodies, and keys that would have the gateway for themselves."""
 
 import asyncio
-import socket
 import threading
 
 import httpx2 as httpx
@@ -10,7 +9,6 @@ import pytest
 from skydraft import DecodingParams, api, make_plan
 from skydraft.decoding.request import GenerateRequest
 from skydraft.errors import TargetChanged
-from skydraft.gateway import connections
 from skydraft.gateway.desk import Desk, Ended
 from skydraft.gateway.refusals import Refusal
 from skydraft.gateway.requests import Order
@@ -18,18 +16,6 @@ from skydraft.prompts.messages import asked
 
 from ..gateway.running import Running, gateway, toy_pair
 from ..serving import PATIENCE_S, waiting
-
-
-def test_a_client_that_reads_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page needs no key: 512 connections that ask for it and never read would have been all there are, for ever."""
-    monkeypatch.setattr(connections, "_UNREAD_S", 0.5)
-    with gateway() as running, socket.socket() as greedy:
-        greedy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-        greedy.connect(("127.0.0.1", running.port))
-        greedy.settimeout(PATIENCE_S)
-        with pytest.raises(ConnectionError):  # the other end is gone, not only full
-            for _ in range(1_000_000):
-                greedy.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20)
 
 
 def test_one_key_leaves_places_and_turns_to_the_others() -> None:

@@ -237,17 +237,10 @@ def test_an_answer_goes_on_from_a_last_message_of_the_assistant() -> None:
 
 def test_a_system_message_is_read_where_the_template_takes_only_a_first_one() -> None:
     strict = "{% if m.role == 'system' and not loop.first %}{{ raise_exception('not first') }}{% endif %}"
-    turns = [("user", "快"), ("assistant", "高"), ("system", "轻"), ("user", "重"), ("system", "清")]
-    said: Any = [{"role": role, "content": text} for role, text in turns]
-    codex: Any = [{"role": "developer", "content": "轻"}, {"role": "user", "content": "重"}]
+    said = [{"role": role, "content": text} for role, text in (("user", "快"), ("system", "轻"), ("user", "重"))]
     with written_by("{% for m in messages %}" + strict + "{{ m.content }}{% endfor %}") as running:
-        vocab = running.gateway.pair.edge.vocab
-        reply = post(running, "messages", max_tokens=16, messages=said, system="慢").json()
-        assert reply["usage"]["input_tokens"] == len(vocab.encode("慢快高轻\n\n清\n\n重"))
-        chat = running.chat(said, model="skydraft-lossless").json()
-        assert chat["usage"]["prompt_tokens"] == len(vocab.encode("快高轻\n\n重\n\n清"))
-        answer = post(running, "responses", instructions="慢", input=codex, max_output_tokens=16).json()
-        assert answer["usage"]["input_tokens"] == len(vocab.encode("慢\n\n轻重"))
+        usage = running.chat(said).json()["usage"]
+        assert usage["prompt_tokens"] == len(running.gateway.pair.edge.vocab.encode("快轻\n\n重"))
 
 
 @pytest.mark.parametrize("options", [{}, {"tools": [TOOL], "tool_choice": "required", "max_output_tokens": 300}])
@@ -265,7 +258,6 @@ def test_responses_have_all_fields_that_the_sdk_requires(served: Running, option
 def test_the_first_events_hold_nothing_yet_and_the_last_what_was_used(served: Running) -> None:
     events = events_of(post(served, "responses", **plain("responses", stream=True)).text)
     assert all(event["response"]["output"] == [] and event["response"]["usage"] is None for event in events[:2])
-    assert len({event["item_id"] for event in events if "item_id" in event}) == 1
     first, *_, delta, last = events_of(post(served, "messages", **plain("messages", stream=True)).text)
     assert first["message"]["content"] == [] and first["message"]["usage"]["input_tokens"] == 2
     assert delta["usage"]["output_tokens"] == 16 and last == {"type": "message_stop"}

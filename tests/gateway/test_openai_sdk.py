@@ -6,7 +6,7 @@ import httpx2 as httpx
 import pytest
 
 import skydraft
-from skydraft import DecodingParams, decoding_params, make_plan
+from skydraft import DecodingParams, make_plan
 from skydraft.engines.toy import open_toy
 from skydraft.gateway.requests import Defaults
 
@@ -147,9 +147,3 @@ def test_what_the_gateway_was_started_with_holds_where_a_client_says_nothing() -
         assert said["choices"][0]["message"]["content"] == want.text
         schema = body | {"response_format": {"type": "json_object"}, "skydraft": {}}  # which decides where it ends
         assert httpx.post(f"{running.v1}/chat/completions", json=schema).status_code == 200
-        body["skydraft"] = {"style": "zh-short"}  # a style stands for itself
-        said = httpx.post(f"{running.v1}/chat/completions", json=body).json()
-        params = decoding_params("zh-short", max_new_tokens=9, seed=6, temperature=0.4)
-        edge, cloud = open_toy("toy:drift=0.2"), open_toy("toy")
-        styled = skydraft.generate(messages=body["messages"], edge=edge, cloud=cloud, params=params).run()
-        assert said["choices"][0]["message"]["content"] == styled.text

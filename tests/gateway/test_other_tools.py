@@ -17,27 +17,13 @@ SPAWN = {
 EXEC = {"type": "function", "name": "exec_command", "parameters": {"type": "object", "properties": {}}}
 AGENTS = {"type": "namespace", "name": "agents", "description": "Agents.", "tools": [SPAWN, {**EXEC, "strict": True}]}
 OTHERS: list[dict[str, Any]] = [
-    {"type": "web_search", "external_web_access": True},
-    {"type": "local_shell"},
+    {"type": "web_search", "external_web_access": True}, {"type": "what_comes_next"}, {"type": "local_shell"},
     {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": "a"}},
     {"type": "mcp", "server_label": "x", "server_url": "https://x.example"},
-    {"type": "image_generation"}, {"type": "file_search", "vector_store_ids": ["a"]}, {"type": "tool_search"},
-    {"type": "code_interpreter", "container": {"type": "auto"}}, {"type": "what_comes_next"},
 ]  # fmt: skip
-ITEMS: list[dict[str, Any]] = [
-    {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAAA"},
-    {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "other"}},
-    {"type": "mcp_list_tools", "id": "m", "server_label": "x", "tools": []},
-    {"type": "mcp_call", "id": "m2", "server_label": "x", "name": "look", "arguments": "{}", "output": "seen"},
-    {"type": "mcp_approval_request", "id": "m3", "server_label": "x", "name": "look", "arguments": "{}"},
-    {"type": "mcp_approval_response", "approval_request_id": "m3", "approve": True},
-    {"type": "image_generation_call", "id": "i", "status": "completed", "result": "AAAA"},
-    {"type": "file_search_call", "id": "f", "queries": ["a"], "status": "completed"},
-    {"type": "code_interpreter_call", "id": "c", "code": "1", "container_id": "c", "outputs": []},
-    {"type": "computer_call_output", "call_id": "c", "output": {"type": "computer_screenshot"}},
-    {"type": "tool_search_call", "call_id": "t", "execution": "client", "arguments": {}},
-    {"type": "tool_search_output", "call_id": "t", "execution": "client", "status": "completed", "tools": []},
-    {"type": "compaction", "encrypted_content": "gAAAA"}, {"type": "ghost_snapshot", "ghost_commit": {}},
+SKIPPED = [
+    "reasoning", "web_search_call", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response",
+    "computer_call_output", "tool_search_call", "tool_search_output", "compaction", "ghost_snapshot",
 ]  # fmt: skip
 
 
@@ -49,25 +35,6 @@ def num_tokens(served: Running, **body: Any) -> int:
     answer = respond(served, "responses/input_tokens", **body)
     assert answer.status_code == 200, answer.text
     return int(answer.json()["input_tokens"])
-
-
-def test_what_codex_sends_is_answered(served: Running) -> None:
-    """Codex 0.169.0, as seen on the wire."""
-    developer = [{"type": "input_text", "text": "<permissions instructions>"}, {"type": "input_text", "text": "b"}]
-    body = {
-        "instructions": "You are Codex.",
-        "input": [
-            {"type": "message", "role": "developer", "content": developer},
-            {"type": "message", "role": "developer", "content": developer[:1]},
-            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "语速"}]},
-        ],
-        "tools": [EXEC, {**EXEC, "name": "view_image"}, AGENTS | {"tools": [SPAWN]}, *OTHERS[:1]],
-        "tool_choice": "auto", "parallel_tool_calls": True, "reasoning": {"summary": "auto"}, "store": False,
-        "stream": True, "include": ["reasoning.encrypted_content"], "prompt_cache_key": "019a",
-        "client_metadata": {"x-codex-turn-metadata": "{}"}, "text": {"verbosity": "low"},
-    }  # fmt: skip
-    answer = respond(served, **body)
-    assert answer.status_code == 200 and "event: response.incomplete" in answer.text, answer.text
 
 
 LEFT_OUT: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
@@ -133,11 +100,9 @@ def test_a_call_of_a_namespace_goes_on_under_the_name_that_the_model_knows(serve
 
 def test_items_that_no_model_here_reads_are_skipped(served: Running) -> None:
     messages = [{"role": role, "content": "语速"} for role in ("user", "assistant", "user")]
-    for item in ITEMS:
-        if item["type"] != "mcp_call":
-            given = [messages[0], item, *messages[1:]]
-            assert num_tokens(served, input=given) == num_tokens(served, input=messages), item
-    assert respond(served, input=[messages[0], *ITEMS, *messages[1:]]).status_code == 200
+    for kind in SKIPPED:
+        item = {"type": kind, "id": "a", "status": "completed", "arguments": {}, "output": [], "summary": []}
+        assert num_tokens(served, input=[messages[0], item, *messages[1:]]) == num_tokens(served, input=messages), kind
 
 
 CALLS: dict[str, tuple[list[dict[str, Any]], str, str, str]] = {
@@ -145,12 +110,6 @@ CALLS: dict[str, tuple[list[dict[str, Any]], str, str, str]] = {
         [{"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": "*** Begin"},
          {"type": "custom_tool_call_output", "call_id": "c", "output": "Done!"}],
         "patch", "*** Begin", "Done!",
-    ),
-    "a shell": (
-        [{"type": "local_shell_call", "call_id": "c", "status": "completed",
-          "action": {"type": "exec", "command": ["ls"], "env": {}}},
-         {"type": "function_call_output", "call_id": "c", "output": "a.txt"}],
-        "local_shell", '{"type": "exec", "command": ["ls"], "env": {}}', "a.txt",
     ),
     "a shell's own output": (
         [{"type": "shell_call", "call_id": "c", "action": {"commands": ["ls"]}, "status": "completed"},
@@ -178,7 +137,6 @@ def test_calls_of_other_tools_and_their_results_are_read_as_those_of_functions(s
     ]
     question = {"role": "user", "content": "语速"}
     assert num_tokens(served, input=[question, *items]) == num_tokens(served, input=[question, *function])
-    assert respond(served, input=[question, *items]).status_code == 200
 
 
 def test_what_would_need_a_memory_or_is_no_type_is_refused(served: Running) -> None:

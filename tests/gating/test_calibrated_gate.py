@@ -54,7 +54,7 @@ agreements = st.floats(0.05, 0.99)
 
 @law(50)
 @given(toys.pairs(), agreements, st.integers(1, 12))
-def test_an_eager_block_ends_right_after_the_token_whose_running_sum_passes(
+def test_a_block_that_ends_early_ends_right_after_the_token_whose_running_sum_passes(
     pair: tuple[ToyEngine, ToyEngine], agreement: float, k: int
 ) -> None:
     drafter = Drafter(pair[0], toys.ASKED, DecodingParams(), 64, ends_blocks=gate(agreement).is_unsure)
@@ -154,7 +154,7 @@ def achieved(drift: float, agreement: float, k: int) -> tuple[float, float]:
     """(agreement by scoring the texts, calls per token) over prompts that the calibration was not fitted on."""
     edge, cloud = pairs.pair(drift)
     params = DecodingParams(max_new_tokens=pairs.NUM_TOKENS)
-    plan = make_plan(gate=f"calibrated:{agreement}", k=k, eager=True)
+    plan = make_plan("auto", f"calibrated:{agreement}", k, hand_back=0)
     scorer = Scorer(edge, cloud)
     agreed = calls = total = 0
     for prompt in pairs.prompts(1):

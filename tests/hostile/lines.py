@@ -59,6 +59,8 @@ def line(wire: str, *, token_s: float = 0.0, is_other: bool = False) -> Iterator
 
 @contextmanager
 def known(line: OwnLine | StockLine, timeout_s: float, **options: Any) -> Iterator[Cloud]:
-    with closing(skydraft.connect(line.url, timeout_s=timeout_s, **options)) as cloud:
+    """A connection that has worked, however long that took, and waits for so long from now on."""
+    with closing(skydraft.connect(line.url, **options)) as cloud:
         assert write(cloud, "cloud").run().token_ids == ALONE
+        cloud.timeout_s = timeout_s
         yield cloud

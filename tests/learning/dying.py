@@ -25,7 +25,6 @@ MOMENTS = [
     ("skydraft.learning.training:write_adapter", 1, True),
     ("skydraft.learning.calibrating:labelled", 3, False),
     ("skydraft.learning.calibrating:write_whole", 1, True),
-    ("skydraft.cli.learned:write_whole", 2, True),  # an answer that is judged
     ("skydraft.models.adapters:write_whole", 1, True),
     ("skydraft.cli.learn_run:write_whole", 1, True),  # what the run did
 ]
@@ -90,7 +89,7 @@ def main(homes: list[str], command: list[str]) -> list[tuple[int, str]]:
     from .conftest import prompts
 
     dataset.guard_prompts = lambda: tuple(prompts(8, seed=5))
-    dataset.GUARD_TOKENS = vars(learn_run)["MAX_PROMPTS"] = 6
+    dataset.GUARD_TOKENS = 6
     vars(learn_run)["_SETTINGS"] = TrainSettings(rank=8, num_layers=1, rate=0.01)
     Trained.objection = lambda *_: ""  # type: ignore[method-assign]  # the gain of so few answers is not certain
 

@@ -1,13 +1,15 @@
-"""Many answers side by side: what the first error and Ctrl-C leave of them."""
+"""Answers of a server side by side, of which the first error and Ctrl-C leave some, and of a target of this process."""
 
 import signal
 import threading
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import skydraft
 from skydraft.config import DecodingParams
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.toy import open_toy
@@ -15,17 +17,17 @@ from skydraft.learning.answering import Answering
 from skydraft.learning.lessons import Store
 from skydraft.prompts.messages import asked
 
+from ..serving import serving
+
 
 @pytest.mark.parametrize("is_error", [True, False])
 def test_an_error_lets_the_answers_under_way_end_and_ctrl_c_does_not(tmp_path: Path, is_error: bool) -> None:
-    cloud: Any = open_toy("toy", max_sequences=16)
-    store = Store(tmp_path)
+    edge, store = open_toy("toy"), Store(tmp_path)
     length = 100 if is_error else 3000
     asks = [
         GenerateRequest(asked(f"{number}"), params=DecodingParams(max_new_tokens=length if number < 7 else 1))
         for number in range(8)
     ]
-    answering = Answering(asks, cloud, cloud, "weights", store)
 
     def on_done(lesson: Any) -> None:
         if is_error:
@@ -35,7 +37,12 @@ def test_an_error_lets_the_answers_under_way_end_and_ctrl_c_does_not(tmp_path: P
 
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # processes of pytest-xdist ignore it
     try:
-        with pytest.raises(TimeoutError if is_error else KeyboardInterrupt):
+        with (
+            serving(open_toy("toy", max_sequences=16), max_sessions=16) as server,
+            closing(skydraft.connect(server.address, require=True)) as cloud,
+            pytest.raises(TimeoutError if is_error else KeyboardInterrupt),
+        ):
+            answering = Answering(asks, edge, cloud, "weights", store)
             answering.run(on_done)
     finally:
         signal.signal(signal.SIGINT, handler)
@@ -45,3 +52,16 @@ def test_an_error_lets_the_answers_under_way_end_and_ctrl_c_does_not(tmp_path: P
     else:
         assert lengths == [1]
     assert len(answering.todo) == 8 - len(lengths)
+
+
+def test_a_target_of_this_process_writes_its_own_texts_and_each_once(tmp_path: Path) -> None:
+    edge, target = open_toy("toy:drift=0.4"), open_toy("toy")  # of one sequence
+    asks = [
+        GenerateRequest(asked(prompt), params=DecodingParams(max_new_tokens=9)) for prompt in ("你好", "我们", "你好")
+    ]
+    done = list[Any]()
+    found = Answering(asks, edge, target, "weights", Store(tmp_path)).run(done.append)
+    plan, params = skydraft.make_plan("cloud"), asks[0].params
+    texts = [skydraft.generate(prompt, cloud=target, plan=plan, params=params).run() for prompt in ("你好", "我们")]
+    assert [each and each.token_ids for each in found] == [texts[index].token_ids for index in (0, 1, 0)]
+    assert len(done) == 2 and not Answering(asks, edge, target, "weights", Store(tmp_path)).todo

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import skydraft
-from bench.workload import labelled as scored
 from skydraft.config import DecodingParams
 from skydraft.decoding.plan import make_plan
 from skydraft.evaluation.scoring import Scorer
@@ -32,12 +31,13 @@ def test_prompts_are_labelled_along_what_each_model_writes_alone() -> None:
             alone = skydraft.generate(entry.prompt, edge=edge, cloud=cloud, plan=make_plan(mode), params=params).run()
             scorer = Scorer(edge, cloud)
             prompts = read_prompt(edge, asked(entry.prompt))
-            slow.append(scored(scorer.score(entry.id, prompts, alone.token_ids, params), path))  # type: ignore[arg-type]
+            slow.append((path, scorer.score(entry.id, prompts, alone.token_ids, params)))
             scorer.close()
-    for mine, theirs in zip(texts, slow, strict=True):
-        assert (mine.path, mine.disagrees) == (theirs.path, theirs.disagrees)
-        for one, other in zip(mine.signals, theirs.signals, strict=True):
-            assert astuple(one) == pytest.approx(astuple(other), abs=1e-4)  # a record has them rounded
+    for mine, (path, line) in zip(texts, slow, strict=True):
+        differ = tuple(one != other for one, other in zip(line.drafted, line.choices, strict=True))
+        assert (mine.path, mine.disagrees) == (path, differ)
+        for one, other in zip(mine.signals, line.signals, strict=True):
+            assert astuple(one) == pytest.approx(other, abs=1e-4)  # a record has them rounded
     share, num_tokens = agreement(texts[1::2])
     assert num_tokens == 60 and 0.2 < share < 1
 

@@ -33,12 +33,11 @@ PLANS = [
     make_plan("cloud"),
     make_plan("quality"),
     make_plan("fluency"),
-    make_plan(gate="entropy:1", k=3, eager=True),
+    make_plan("answers", gate="entropy:1", k=3, hand_back=0),
     make_plan(gate="prob:0.4", k=8),
-    make_plan(gate="entropy:1", k=4, accept="top:3"),
     make_plan(k=4, hand_back="agree:2"),
     make_plan(gate="entropy:1", k=3, hand_back="agree:1"),
-    make_plan(gate="prob:0.4", k=6, eager=True, hand_back="agree:3"),
+    make_plan("auto", gate="prob:0.4", k=6, hand_back="agree:3"),
     make_plan(gate="entropy:1", k=4, hand_back=3),
 ]
 
@@ -49,11 +48,11 @@ def answered(pair: tuple[Engine, Engine], plan: Plan, params: DecodingParams) ->
 
 def assert_marks_are_true(done: Generation, pair: tuple[Engine, Engine], audit: Audit = ()) -> None:
     """Each mark is what the two models say at that prefix, and all that was judged is said."""
-    found, top, params = lesson_of(done, "d", "t", "v", audit), done.request.plan.top, done.request.params
+    found, params = lesson_of(done, "d", "t", "v", audit), done.request.params
     prompt = list(done.prompts.edge.token_ids)
     judged = {i for i, origin in enumerate(done.origins) if origin not in ("skipped", "edge", "edge-fallback")}
     if found is None:
-        assert not judged or top or params.grammar  # what is forced is no label
+        assert not judged or params.grammar  # what is forced is no label
         return
     prefix, last = [*prompt], len(audit) - 1 if audit else max(judged)
     for index, (token_id, mark) in enumerate(zip(found.token_ids, found.marks, strict=True)):
@@ -63,9 +62,7 @@ def assert_marks_are_true(done: Generation, pair: tuple[Engine, Engine], audit: 
             "c": mine != theirs == token_id,
             "t": theirs == token_id,
             "w": mine == token_id != theirs,
-            "-": index > last
-            or (top > 0 and done.origins[index] == "accepted")
-            or is_forced(pair[0], prefix, len(prompt), params),
+            "-": index > last or is_forced(pair[0], prefix, len(prompt), params),
         }
         assert says[mark], (index, mark)
         assert mark in "t-" or not is_forced(pair[0], prefix, len(prompt), params)
@@ -85,7 +82,7 @@ def test_every_mark_is_what_the_two_models_say_at_that_prefix(
     done = answered(pair, plan, params)
     assert_marks_are_true(done, pair)
     if plan.hand_back and plan.hand_back.reads:
-        marks = marks_of(done.rounds_so_far, top=plan.top)
+        marks = marks_of(done.rounds_so_far)
         written = [mark for mark, origin in zip(marks, done.origins, strict=True) if origin == "cloud"]
         # The draft model has read them, but maybe not the text's last; what a budget of thinking forces is no label.
         assert set(written[:-1]) <= set("ac-" if params.think_budget else "ac")

@@ -2,8 +2,9 @@
 
 import errno
 import itertools
-import json
 import os
+import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,35 +28,49 @@ def test_the_last_three_before_are_kept_and_come_back_in_turn(tmp_path: Path) ->
     assert not revert("one", "org/model", tmp_path) and not all_adapters(tmp_path)
 
 
-def test_a_kill_while_they_move_loses_none_and_who_forgets_hears_of_all(tmp_path: Path) -> None:
+def test_who_forgets_hears_of_all_that_is_left(tmp_path: Path) -> None:
     for number in range(4):
         keep(b"%d" % number, "one", "m", tmp_path, [tmp_path / f"{number // 3}"])
     home = tmp_path / "adapters" / "m" / "one"
-    (home / "before-1.gguf").unlink()  # it had just become the second one
-    keep(b"new", "one", "m", tmp_path)
-    assert [path.read_bytes() for path in sorted(home.glob("before-?.gguf"))] == [b"3", b"1", b"0"]
     (home / "before-1.gguf").unlink()
     assert revert("one", "m", tmp_path) and (home / "adapter.gguf").read_bytes() == b"1"
-    assert made_from(tmp_path / "0", tmp_path) == made_from(tmp_path / "1", tmp_path) == [("m", "one")]
-    assert revert("one", "m", tmp_path) and not made_from(tmp_path / "1", tmp_path)
+    assert made_from(tmp_path / "0", tmp_path) == [("m", "one")] and not made_from(tmp_path / "1", tmp_path)
     for number in range(4):
         assert made_from(tmp_path / "0", tmp_path) == [("m", "one")]
         keep(b"later %d" % number, "one", "m", tmp_path, [tmp_path / "2"])
     assert not made_from(tmp_path / "0", tmp_path)  # none of it is left
 
 
-def test_one_that_was_moved_before_a_kill_is_not_moved_twice(tmp_path: Path) -> None:
-    for number in range(2):
-        keep(b"%d" % number, "one", "m", tmp_path, [tmp_path / f"{number}"])
-    home = tmp_path / "adapters" / "m" / "one"
-    (home / "before-1.gguf").rename(home / "before-2.gguf")
-    (home / "before-1.gguf").write_bytes(b"1")
-    sources = json.loads((home / "made-from").read_text())
-    (home / "made-from").write_text(json.dumps([[str(tmp_path / "new")], *sources]))  # which comes first
-    keep(b"new", "one", "m", tmp_path, [tmp_path / "new"])
-    assert [path.read_bytes() for path in sorted(home.glob("before-?.gguf"))] == [b"1", b"0"]
-    assert len(json.loads((home / "made-from").read_text())) == 3
-    assert revert("one", "m", tmp_path) and not made_from(tmp_path / "new", tmp_path)
+@pytest.mark.parametrize("at", range(8))
+def test_a_kill_at_any_move_loses_none_but_the_oldest(at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It shifted the folders that they were made from, and the one in use came twice."""
+    cache, other = tmp_path / "a", tmp_path / "b"
+    for number in range(4):
+        keep(b"%d" % number, "one", "m", cache, [tmp_path / f"{number}"])
+    home, moves, move = cache / "adapters" / "m" / "one", itertools.count(), os.replace
+
+    def die(*paths: Any) -> None:
+        if next(moves) == at:
+            raise KeyboardInterrupt
+        move(*paths)
+
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr(os, "replace", die)
+        keep(b"4", "one", "m", cache, [tmp_path / "4"])
+    files = [home / "adapter.gguf", *sorted(home.glob("before-?.gguf"))]
+    assert {b"1", b"2", b"3"} <= {path.read_bytes() for path in files}
+    for path in files:
+        assert made_from(tmp_path / path.read_text(), cache)
+    shutil.copytree(cache, other)
+    used = files[0].read_bytes()
+    assert revert("one", "m", other)
+    assert (other / files[0].relative_to(cache)).read_bytes() == b"%d" % (int(used) - 1)
+    keep(b"5", "one", "m", cache, [tmp_path / "5"])
+    kept = [path.read_bytes() for path in (files[0], *sorted(home.glob("before-?.gguf")))]
+    assert kept == [b"5", used, *kept[2:]] and kept == sorted(kept, reverse=True) and len({*kept}) == len(kept) >= 3
+    for path in kept:
+        assert made_from(tmp_path / path.decode(), cache)
+    assert not made_from(tmp_path / "0", cache) or b"0" in kept
 
 
 def test_folders_with_any_name_are_known_again(tmp_path: Path) -> None:

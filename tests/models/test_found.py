@@ -14,7 +14,7 @@ import pytest
 
 from skydraft.errors import BrokenModel, SkydraftError, UnknownModel
 from skydraft.models import resolve
-from skydraft.models.found import StoredModel, models_here, ollama_file, pairs_of, places
+from skydraft.models.found import StoredModel, models_here, ollama_file, places
 from skydraft.models.gguf import MISSING, read_card
 
 from ..mutating import flipped
@@ -239,10 +239,9 @@ UNFIT: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_is_no_language_model_is_named(kind: str, home: Home, world: FakeWorld) -> None:
     changes, says = UNFIT[kind]
     home.pull(f"{OURS}/it/latest", gguf(**changes))
-    path = home.put(".lmstudio/models/me/it/it.gguf", gguf(**changes, x=1))
+    path = home.put(".cache/llama.cpp/it.gguf", gguf(**changes, x=1))
     found = home.found()
     assert says in found["ollama:it:latest"].card.unfit and says in found[str(path)].card.unfit
-    assert not pairs_of(list(found.values()))
     with pytest.raises(BrokenModel, match=says):
         resolve("ollama:it", world.cache)
 
@@ -251,7 +250,7 @@ def test_all_programs_are_found_each_file_once(home: Home, monkeypatch: pytest.M
     blob = home.pull(f"{OURS}/a/latest", gguf(1))
     home.pull(f"{OURS}/a/1b", gguf(1))  # another name of the same file
     elsewhere = home.put("disk/b.gguf", gguf(2))
-    linked = home.root / ".cache/lm-studio/models/me/b/b.gguf"
+    linked = home.root / ".cache/llama.cpp/b.gguf"
     linked.parent.mkdir(parents=True)
     linked.symlink_to(elsewhere)
     gone = linked.with_name("gone.gguf")
@@ -259,7 +258,7 @@ def test_all_programs_are_found_each_file_once(home: Home, monkeypatch: pytest.M
     home.put(".cache/llama.cpp/ggml-org_c_c.gguf", gguf(3))
     home.put(".cache/llama.cpp/half.gguf.downloadInProgress", gguf(9))
     for number in (1, 2):
-        home.put(f".lmstudio/models/me/big/big-0000{number}-of-00002.gguf", gguf(9, **{"split.count": 2}))
+        home.put(f".cache/llama.cpp/big-0000{number}-of-00002.gguf", gguf(9, **{"split.count": 2}))
     repo = home.root / "hub/models--Org--d"
     for data in (gguf(4), gguf(1)):  # the second one is Ollama's
         sha256 = hashlib.sha256(data).hexdigest()
@@ -268,44 +267,29 @@ def test_all_programs_are_found_each_file_once(home: Home, monkeypatch: pytest.M
         name.parent.mkdir(parents=True, exist_ok=True)
         name.symlink_to(f"../../../blobs/{sha256}")
     found = home.found()
-    assert {(each.owner, each.card.shape[0]) for each in found.values() if not each.card.unfit} == {
-        ("Ollama", 1), ("LM Studio", 2), ("llama.cpp", 3), ("Hugging Face", 4)
-    }  # fmt: skip
+    fit = [each.owner for each in found.values() if not each.card.unfit]
+    assert fit == ["Ollama", "llama.cpp", "llama.cpp", "Hugging Face"]
     unfit = {Path(spec).name: each.card for spec, each in found.items() if each.card.unfit}
     assert unfit.keys() == {"gone.gguf", "big-00001-of-00002.gguf"} and unfit["gone.gguf"] == MISSING
     assert len(found) == 6 and found["ollama:a:1b"].path == blob
     monkeypatch.setenv("LLAMA_CACHE", str(home.root / "hub"))  # as llama.cpp has it since 2026
     monkeypatch.setenv("OLLAMA_MODELS", str(home.root / "none"))
-    assert {each.owner for each in home.found().values()} == {"LM Studio", "llama.cpp"}
+    assert {each.owner for each in home.found().values()} == {"llama.cpp"}
 
 
-def test_the_folder_that_lm_studio_was_given_is_found(home: Home) -> None:
-    path = home.put("disk/models/me/a/a.gguf", gguf(1))
-    settings = home.put("studio/settings.json", json.dumps({"downloadsFolder": str(path.parents[2])}).encode())
-    pointer = home.put(".lmstudio-home-pointer", f"{settings.parent}\n".encode())
-    beside = home.put("studio/models/me/b/b.gguf", gguf(2))
-    assert home.found().keys() == {str(path), str(beside)}
-    for data in (b"[]", b"{", b'{"downloadsFolder": 3}', b"\xff"):
-        settings.write_bytes(data)
-        assert home.found().keys() == {str(beside)}
-    pointer.write_bytes(b"\xff\x00")
-    assert not home.found()
-
-
-def test_pairs_share_a_tokenizer_and_differ_in_size(home: Home) -> None:
-    """Tokens that only pad the vocabulary do not count, nor does the same model with other bits."""
+def test_a_tokenizer_is_told_by_its_tokens(home: Home) -> None:
+    """Tokens that only pad the vocabulary do not count."""
     padded = {"tokenizer.ggml.tokens": [*TOKENS, "[PAD]"], "tokenizer.ggml.token_type": [1, 1, 3, 5]}
     used = padded | {"tokenizer.ggml.token_type": [1, 1, 3, 1]}
     for name, data in {
-        "small": gguf(2, 1000), "small-q8": gguf(2, 2000), "large": gguf(9, 10_000, **padded), "near": gguf(3, 1500),
-        "other": gguf(9, 9000, **used), "stranger": gguf(9, 9000, **{"tokenizer.ggml.tokens": ["b", "a", "<|end|>"]}),
+        "small": gguf(2, 1000), "large": gguf(9, 10_000, **padded), "other": gguf(9, 9000, **used),
+        "stranger": gguf(9, 9000, **{"tokenizer.ggml.tokens": ["b", "a", "<|end|>"]}),
     }.items():  # fmt: skip
         home.pull(f"{OURS}/{name}/latest", data)
-    pairs = pairs_of(list(home.found().values()))
-    assert [(pair.draft.spec[7:-7], pair.target.spec[7:-7]) for pair in pairs] == [
-        ("small", "large"), ("near", "large"), ("small-q8", "large")
-    ]  # fmt: skip
-    assert pairs[0].ratio == 10.0
+    small, large, *others = (
+        home.found()[f"ollama:{name}:latest"].card.tokenizer for name in ("small", "large", "other", "stranger")
+    )
+    assert small == large and len({small, *others}) == 3
 
 
 @pytest.fixture
@@ -326,14 +310,14 @@ def test_a_folder_of_another_user_is_said(monkeypatch: pytest.MonkeyPatch, reque
         root.chmod(0o755)
         home = Home(root)
         home.pull(f"{OURS}/closed/latest", gguf()).chmod(0)
-        home.put("LM/.keep").parent.chmod(0)
+        home.put("shut/.keep").parent.chmod(0)
         request.getfixturevalue("someone_else")
-        where: Any = {"Ollama": [(home.ollama, "manifests*/*/*/*/*")], "LM Studio": [(root / "LM", "*/*/*.gguf")]}
+        where: Any = {"Ollama": [(home.ollama, "manifests*/*/*/*/*")], "llama.cpp": [(root / "shut", "*.gguf")]}
         found = {each.spec: each.card.unfit for each in models_here(root / "cache", where)}
         assert found["ollama:closed:latest"] == "its file cannot be read (Permission denied)"
-        assert found[str(root / "LM")].startswith("it cannot be read (Permission denied)")
+        assert found[str(root / "shut")].startswith("it cannot be read (Permission denied)")
         with pytest.raises(UnknownModel, match="Permission denied"):
-            ollama_file("qwen", {"Ollama": [(root / "LM", "manifests*/*/*/*/*")]})
+            ollama_file("qwen", {"Ollama": [(root / "shut", "manifests*/*/*/*/*")]})
         if not os.getuid():
             os.seteuid(0)  # to remove it
 
@@ -358,7 +342,7 @@ def test_a_header_is_read_and_no_weight(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_not_printed_is_said(home: Home) -> None:
-    home.put(os.fsdecode(b".lmstudio/models/me/x/\x1b[2J\xff\n.gguf"), gguf())
+    home.put(os.fsdecode(b".cache/llama.cpp/\x1b[2J\xff\n.gguf"), gguf())
     ((spec, found),) = home.found().items()
     assert spec.isprintable() and "not printed" in found.card.unfit
     with pytest.raises(SkydraftError):

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from skydraft.errors import BrokenModel, NetworkUnavailable, OptionError, SkydraftError, UnknownModel
+from skydraft.errors import BrokenModel, NetworkUnavailable, SkydraftError, UnknownModel
 from skydraft.models.resolve import ResolvedModel, resolve
 
 from .published import FakeWorld
@@ -96,10 +96,7 @@ def test_a_hub_checkpoint(place: Path, world: FakeWorld, offline: bool) -> None:
 
 @pytest.mark.parametrize("spec", ["org/name", "org/name/file.gguf"])
 @pytest.mark.parametrize("offline", [False, True])
-def test_an_unreachable_hub_and_a_source_of_known_models_alone(world: FakeWorld, spec: str, offline: bool) -> None:
-    with pytest.raises(OptionError, match=f"{spec} is on the Hugging Face hub"):
-        resolve(spec, world.cache, source="pypi")
-    assert world.asked == []
+def test_an_unreachable_hub(world: FakeWorld, spec: str, offline: bool) -> None:
     with pytest.raises(NetworkUnavailable, match=r"nothing is downloaded offline|no hub"):
         resolve(spec, world.cache, offline=offline)
     assert len(world.asked) == (0 if offline and spec.endswith(".gguf") else 1)

@@ -157,27 +157,6 @@ def test_what_looks_like_a_call_and_is_none_is_unchanged(text: str) -> None:
     assert read([text]) == read(list(text)) == (text, [])
 
 
-@law(100)
-@given(
-    st.sampled_from(["", "好的。"]), st.lists(st.tuples(st.sampled_from(NAMES), arguments), max_size=3),
-    st.tuples(st.sampled_from(NAMES), arguments), st.sampled_from(["", "\n说明。", "\n<tool_call>"]),
-    st.lists(st.integers(0, 999), max_size=8),
-)  # fmt: skip
-def test_answered_calls_are_left_out_and_the_others_are_not(
-    said: str, others: list[tuple[str, Any]], again: tuple[str, Any], rest: str, places: list[int]
-) -> None:
-    turn = {"id": "a", "function": {"name": again[0], "arguments": dict(reversed(again[1].items()))}}
-    known = tool_calls.answered_calls([Message("assistant", "", (("tool_calls", [turn]),)), result("a", "晴")])
-    reader = CallReader(TOOLS, known)
-    text = "\n".join([*([said] if said else []), call_text(*again), *(call_text(*other) for other in others)]) + rest
-    pieces = [piece for part in cut(text, places) for piece in reader.push(part)] + reader.finish()
-    assert "".join(piece for piece in pieces if isinstance(piece, str)) == said
-    found = [(piece.name, json.loads(piece.arguments)) for piece in pieces if isinstance(piece, CallText)]
-    canonical = json.dumps(again[1], sort_keys=True)
-    new = [each for each in others if (each[0], json.dumps(each[1], sort_keys=True)) != (again[0], canonical)]
-    assert found == new and reader.only_repeats == (not new)
-
-
 def called(*calls: tuple[str, Any], said: str = "") -> Message:
     turns = [{"id": of, "function": {"name": "天气", "arguments": given}} for of, given in calls]
     return Message("assistant", said, (("tool_calls", turns),))

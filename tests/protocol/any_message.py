@@ -67,7 +67,6 @@ openings = st.builds(
     prompt=st.builds(Prompt, few_ids, st.lists(media, max_size=3).map(tuple)),
     committed_ids=few_ids,
     params=st.just(DecodingParams()) | any_params,
-    top=numbers,
     cache_scope=texts,
     target=st.none() | targets,
 )

@@ -57,7 +57,7 @@ def messages() -> Iterator[bytes]:
         temperature=0.8, top_p=0.9, seed=2**63, comma_gap=4, stop=("。\n", "ab"), logit_bias=((7, 1.5),)
     )
     heard = Media(np.arange(12, dtype=np.float32).reshape(2, 6))
-    opening = Opening("0123456789abcdef", Prompt((5, 151_643, 9), (heard, heard)), (1, 2), params, 3, "toy")
+    opening = Opening("0123456789abcdef", Prompt((5, 151_643, 9), (heard, heard)), (1, 2), params, "toy")
     cost = Cost(3, 17, 71.27, 40.0, 8.25, 1.5)
     audit = (True, False, True, True, True, True, True, True, False, True, True)
     yield codec.encode_open(OpenCall(2_000_000, 7, opening))
@@ -138,17 +138,6 @@ def test_what_breaks_an_invariant_is_refused(decode: Callable[[bytes], Any], dat
     with pytest.raises(ProtocolError) as raised:
         decode(data)
     assert "\n" not in str(raised.value)
-
-
-def test_what_they_were_made_from_is_accepted() -> None:
-    assert read_call(opening_with()).opening.prompt == Prompt((1, 2))
-    assert read_call(heard()).opening.prompt.media == (Media(np.zeros((4, 3), np.float32)),)
-    assert read_call(call_with(opening={"committed_ids": [1] * 8}, catch_up_ids=[1])).base == 9
-    assert read_call(call_with(base=2, catch_up_ids=[3, 4])).catch_up_ids == (3, 4)
-    assert read_call(call_with(base=0, opening={"prompt_ids": [1] * 9})).base == 0
-    assert codec.decode_verdict(reply_with(base=0), 0)[0].base == 0
-    assert codec.decode_written(pb.SessionReply(written_ids=[1]).SerializeToString()).base == 0
-    assert verdict_on_9(reply_with(audit=b"\xff\x00"))[0].audit == (True,) * 8 + (False,)
 
 
 def test_lists_that_are_longer_than_the_context_are_no_defect_of_the_message() -> None:

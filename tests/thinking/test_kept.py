@@ -25,7 +25,6 @@ CASES = [
     ({"gate": "entropy:1", "k": 3}, {"think_budget": 3}),
     ({"gate": "entropy:1", "k": 3, "hand_back": "agree:2"}, {}),
     ({"gate": "entropy:1", "k": 3, "hand_back": "2"}, {"grammar": "regex:([ab35]|在){5}"}),
-    ({"gate": "entropy:1", "k": 4, "accept": "top:3"}, {}),
 ]  # fmt: skip
 
 

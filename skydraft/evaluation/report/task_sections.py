@@ -7,7 +7,8 @@ from skydraft.evaluation.report.plots import against_cost
 from skydraft.evaluation.tasks.figures import MIN_GAP, TaskSet
 
 _COLUMNS = (
-    ("score", "score", "mean score of the tasks, with Wilson's interval"),
+    ("score", "score", "mean score of the tasks, with Wilson's interval. An answer is what the line “Answer: X” says, "
+     "else the last number, or the first line"),
     ("over_cloud", "over cloud", "score less that of cloud, paired"),
     ("recovered", "gap closed", "(score − edge) / (cloud − edge), paired; empty where the gap may be none"),
     ("over_line", "over the line", "score less that of handing over whole answers at random, so many that the large "

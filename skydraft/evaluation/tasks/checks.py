@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import re
-import unicodedata
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictFloat, 
 
 from skydraft.errors import importing
 from skydraft.evaluation.tasks import sandbox
-from skydraft.evaluation.tasks.reading import EDGES, choice_of, line_of, number_of, value_of
+from skydraft.evaluation.tasks.reading import EDGES, choice_of, line_of, narrow, number_of
 
 _FENCE = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _MAX_ANSWER = 2_000  # characters of an answer that are kept
@@ -63,7 +62,8 @@ def _verdict(right: bool, answer: object, note: str = "") -> Judgement:
 
 
 class Exact(_Check):
-    """The first line of the answer is one of `answer`; case, spaces and punctuation at both ends do not count."""
+    """The line of the answer, else the first one, is one of `answer`; case, and spaces and punctuation at the ends, do
+    not count."""
 
     kind: Literal["exact"]
     answer: str | tuple[str, ...]
@@ -76,7 +76,7 @@ class Exact(_Check):
 
     def _wanted(self) -> set[str]:
         given = (self.answer,) if isinstance(self.answer, str) else self.answer
-        return {unicodedata.normalize("NFKC", each).strip(EDGES).casefold() for each in given}
+        return {narrow(each).strip(EDGES).casefold() for each in given}
 
     def judge(self, text: str) -> Judgement:
         found = line_of(text)
@@ -92,17 +92,14 @@ class Number(_Check):
 
     def judge(self, text: str) -> Judgement:
         found = number_of(text)
-        if found is None or found.is_one_of_several:
-            return _verdict(False, "", "several numbers" if found else "no number")
-        try:
-            difference = abs(value_of(found.said) - Decimal(str(self.answer)))
-        except ArithmeticError:
-            return _verdict(False, found.said, "no value")
-        return _verdict(difference <= Decimal(str(self.tolerance)), found.said)
+        if not found:
+            return _verdict(False, "", "no number")
+        difference = abs(Decimal(found) - Decimal(str(self.answer)))
+        return _verdict(difference <= Decimal(str(self.tolerance)), found)
 
 
 class OneOf(_Check):
-    """The answer names `answer` and no other of `choices`."""
+    """The line of the answer, else the first one, names `answer` and no other of `choices`."""
 
     kind: Literal["choice"]
     answer: str
@@ -110,20 +107,16 @@ class OneOf(_Check):
 
     @model_validator(mode="after")
     def _can_be_right(self) -> OneOf:
-        if len({unicodedata.normalize("NFKC", each) for each in self.choices if each.strip()}) < 2:
-            raise ValueError("a choice needs two choices or more")
+        names = {narrow(each).casefold() for each in self.choices if each.strip()}
+        if len(names) < max(2, len(self.choices)):
+            raise ValueError("a choice needs two choices or more, which differ by more than their case")
         if self.answer not in self.choices:
             raise ValueError(f"the answer '{self.answer}' is none of the choices")
         return self
 
     def judge(self, text: str) -> Judgement:
         found = choice_of(text, self.choices)
-        if found is None or found.is_one_of_several:
-            return _verdict(False, "", "several of the choices" if found else "none of the choices")
-        names = [unicodedata.normalize("NFKC", each) for each in (self.answer, *self.choices)]
-        folds = found.said not in names  # where it is, "a" is not "A"
-        right = found.said.casefold() == names[0].casefold() if folds else found.said == names[0]
-        return _verdict(right, found.said)
+        return _verdict(found == self.answer, found, "" if found else "none or several of the choices")
 
 
 class Regex(_Check):
@@ -229,8 +222,8 @@ class Python(_Check):
         defines = re.compile(rf"^\s*(?:def|class|async def)\s+{re.escape(self.entry)}\b", re.MULTILINE)
         code = next(filter(defines.search, blocks), blocks[0])
         begin = self.before if defines.search(code) or not self.prompt else self.prompt
-        outcome = sandbox.run(f"{begin}\n{code}\n{self.tests}", self.seconds)
-        return _verdict(outcome.passed, code, outcome.note)
+        fault = sandbox.run(f"{begin}\n{code}\n{self.tests}", self.seconds)
+        return _verdict(not fault, code, fault)
 
 
 class Gym(_Check):

@@ -1,84 +1,97 @@
-"""Runs code that a model wrote: in a process of its own that sees no network, no other process and no file of yours.
+"""Runs code that a model wrote, isolated by bubblewrap or Docker.
 
-It keeps the machine from harm. It does not keep a program from cheating: one that reads its own source finds the word
+It keeps the machine from harm. It does not keep a program from cheating: one that finds its own code finds the word
 that says that all tests were passed.
 """
 
-import json
 import os
 import secrets
 import subprocess
-import sys
-import tempfile
-from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 from skydraft.errors import OptionError
 
-_JAIL = Path(__file__).with_name("jail.py")
 SECONDS = 10  # of a program, where its task says no other
-_LIMITS = {"memory": 512 << 20, "files": 16 << 20, "processes": 8}  # bytes a process, bytes of all files together
-_START_S = 20  # most that making the namespaces may take on a busy machine; the jail keeps the time of the program
+_MEMORY, _FILES, _PROCESSES = 512 << 20, 16 << 20, 12  # bytes, bytes of files; half of the processes are ours
+_START_S = 120.0  # to start the isolation on a busy machine; Docker may fetch its image meanwhile
+_NOBODY = "65534"
+_IMAGE = "python:3.12-slim"
+_TOOLS = ("bwrap", "docker")
+_OWN_WORDS = ("bwrap:", "docker:", "setpriv:")  # begin the errors of a tool, which no program can write there
+# A program comes on the standard input. The end of its output is kept, and then its exit status.
+_INSIDE = '{ python3 -I -S -B - 2>&1; echo "ended with status $?"; } | tail -c 400'
+_DONE = "ended with status 0"
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a program ended: whether it came to its end, and the last line of its output, or why it was stopped."""
+def command(tool: str, seconds: int, *, is_root: bool) -> list[str]:
+    """What isolates a Python program with `tool` and ends it, and all that it started, after `seconds`."""
+    inside = ["timeout", "-s", "KILL", str(seconds), "sh", "-c", _INSIDE]
+    if tool == "docker":
+        return [
+            "docker", "run", "--rm", "--interactive", "--network=none", "--ipc=none", "--read-only",
+            f"--tmpfs=/work:size={_FILES},mode=1777", "--workdir=/work", f"--memory={_MEMORY}",
+            f"--memory-swap={_MEMORY}", f"--pids-limit={_PROCESSES}", "--ulimit=core=0", "--ulimit=nofile=64",
+            "--cap-drop=ALL", "--security-opt=no-new-privileges", f"--user={_NOBODY}:{_NOBODY}", "--log-driver=none",
+            _IMAGE, *inside,
+        ]  # fmt: skip
+    # The kernel does not count the processes of root, whatever user it is inside.
+    drop = ["setpriv", f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups"] if is_root else []
+    return [
+        *drop, "bwrap", "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session",
+        "--clearenv", "--setenv", "PATH", "/usr/local/bin:/usr/bin:/bin", "--ro-bind", "/usr", "/usr",
+        *(part for path in ("/bin", "/lib", "/lib64") for part in ("--ro-bind-try", path, path)),
+        "--size", str(_FILES), "--tmpfs", "/work", "--chdir", "/work", "--remount-ro", "/",
+        "prlimit", f"--as={_MEMORY}", f"--nproc={_PROCESSES}", f"--fsize={_FILES}", "--nofile=64", "--core=0", *inside,
+    ]  # fmt: skip
 
-    passed: bool
-    note: str
+
+def run(program: str, seconds: int = SECONDS) -> str:
+    """Run a Python program, with the standard library alone. Returns "" if its last statement was reached and it ended
+    well, else the last line of its output, or why it was stopped. Raises OptionError where nothing can isolate it."""
+    return _run(_tool(), program, seconds)
 
 
-def run(program: str, seconds: int = SECONDS) -> Outcome:
-    """Run a Python program, with the standard library alone. Raises OptionError where this machine cannot isolate it.
-    An outcome is passed only if the last statement was reached, so that an early exit fails whatever its status."""
+def _run(tool: str, program: str, seconds: int) -> str:
     word = secrets.token_hex(16)
-    found = _start(f"{program}\nprint('\\n{word}')\n", seconds)
-    if "failed" in found:
-        raise OptionError(
-            f"This machine does not let a program be isolated ({found['failed']}).",
-            hint="Code runs only on Linux 5.14 or later, as root or where users may make namespaces.",
-        )
-    *said, last = [line for line in str(found["tail"]).splitlines() if line.strip()] or [""]
-    passed = found["status"] == 0 and last == word
-    if passed:
-        return Outcome(True, "")
-    note = last if last != word else (said or [""])[-1]
-    return Outcome(False, note[:200] or f"ended with status {found['status']}")
-
-
-def _start(program: str, seconds: int) -> dict[str, object]:
-    with tempfile.TemporaryDirectory(prefix="skydraft-code-") as root:
-        asked = json.dumps({**_LIMITS, "seconds": seconds, "root": root})
-        command = [sys.executable, "-P", "-I", "-S", str(_JAIL), asked]
-        command[0] = os.path.realpath(command[0])  # the jail has no virtual environment
-        # Its own session, so that no terminal is there; whatever is left dies with the namespace.
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, env={}, start_new_session=True, cwd="/",
-        )  # fmt: skip
-        try:
-            said, _ = process.communicate(program.encode(errors="replace"), timeout=seconds + _START_S)
-        except subprocess.TimeoutExpired:
-            said = b""
-        finally:
-            process.kill()  # and with it the namespace
-            process.communicate()
     try:
-        found: dict[str, object] = json.loads(said)
-    except ValueError:  # process 1 did not live to say anything
-        return {"status": -9, "tail": "stopped from outside"}
-    return found
+        done = subprocess.run(
+            command(tool, seconds, is_root=os.geteuid() == 0), input=f"{program}\nprint('\\n{word}')\n",
+            encoding="utf-8", errors="replace", capture_output=True, timeout=seconds + _START_S, cwd="/",
+        )  # fmt: skip
+        faults = [line for line in done.stderr.splitlines() if line.startswith(_OWN_WORDS)]
+    except OSError as error:
+        faults = [f"{tool}: {error.strerror}"]
+    except subprocess.TimeoutExpired:
+        faults = [f"{tool}: no answer"]
+    if faults:
+        raise OptionError(faults[0], hint="Code that a model wrote runs only in isolation; see docs/tasks.md.")
+    *said, status = [line for line in done.stdout.splitlines() if line.strip()] or [f"stopped within {seconds} s"]
+    if said[-1:] == [word] and status == _DONE:
+        return ""
+    return ([line for line in said if line != word] or [status])[-1][:200]
 
 
 @cache
+def _tool() -> str:
+    """What isolates a program here, tried out once. Raises OptionError."""
+    faults = []
+    for tool in _TOOLS:
+        try:
+            fault = _run(tool, "", SECONDS)
+            if not fault:
+                return tool
+            faults.append(f"{tool}: {fault}")
+        except OptionError as error:
+            faults.append(error.args[0])
+    raise OptionError(
+        f"--run-code needs bubblewrap 0.8 (bwrap) or Docker, and neither works here ({'; '.join(faults)}).",
+        hint="Install one, for example with: apt install bubblewrap.",
+    )
+
+
 def isolation() -> str:
-    """What isolation this machine gives, tried out once. Raises OptionError if it gives none."""
-    if not run("").passed:
-        raise OptionError("A program that does nothing fails in isolation here.", hint="Leave out --run-code.")
+    """What isolates code on this machine. Raises OptionError if nothing does."""
     return (
-        "Code runs in namespaces of its own: no network, no other process, no files except Python's and the system's, "
-        f"read-only; at most {SECONDS} s, {_LIMITS['processes']} processes, {_LIMITS['memory'] >> 20} MiB a process "
-        f"and {_LIMITS['files'] >> 20} MiB of files."
+        f"Code runs in {_tool()}: no network, no files except the system's, read-only; at most {SECONDS} s, "
+        f"{_MEMORY >> 20} MiB of memory, {_FILES >> 20} MiB of files and {_PROCESSES} processes."
     )

@@ -6,92 +6,77 @@ import { percent } from './figures.js';
 import { worded } from './language.js';
 
 const JUDGED = ['accepted', 'recovered', 'bonus', 'cloud'];
-const SIDES = [['draft', 'edge'], ['target', 'cloud']];
+let stopper = new AbortController();
+
+$('token').addEventListener('close', () => stopper.abort());
 
 /** A token so that its spaces and line breaks are seen. */
-export const visible = (text) => text.replaceAll(' ', '␣').replaceAll('\n', '↵').replaceAll('\t', '⇥');
+const visible = (text) => text.replaceAll(' ', '␣').replaceAll('\n', '↵').replaceAll('\t', '⇥');
+
+const note = (key, args) => worded(make('p', { class: 'note' }), key, args);
 
 /** Whether the large model may be asked of a token: one on another machine only of what it has judged, at once, or
  * later, with the tokens that came before a checked block. */
 function mayAsk({ part: { origin, round, before } }, { rounds }) {
-  return $('link').dataset.link === 'local' || JUDGED.includes(origin) || (!before && rounds.some((record) => record.round > round && record.num_audited));
+  const isAudited = rounds.some((record) => record.round > round && record.num_audited);
+  return $('link').dataset.link === 'local' || JUDGED.includes(origin) || (!before && isAudited);
 }
 
-export class Asking {
-  #stopper = new AbortController();
+function facts({ part: { origin, round, reason, before }, forced }, { rounds }) {
+  const say = (key, args) => worded(make('p'), key, args);
+  const lines = [say('token.origin', { origin: `@origin.${origin}`, meaning: `@meaning.${origin}` })];
+  if (forced) lines.push(say('token.forced'));
+  const record = before ? null : rounds.find((each) => each.round === round);
+  if (!record) return lines;
+  const { num_committed: tokens, num_draft: draft, num_accepted: accepted, outcome } = record;
+  const { wall_ms: ms, rtt_ms: rtt = 0, bytes_up: up = 0, bytes_down: down = 0 } = record;
+  lines.push(say('token.round', { round, tokens, draft, accepted, ms: Math.round(ms) }), say(`outcome.${outcome}`));
+  if (reason && draft) lines.push(say('token.reason', { reason: `@reason.${reason}` }));
+  if (up || down) lines.push(say('token.link', { rtt: Math.round(rtt), up, down }));
+  return lines;
+}
 
-  /** `likeliest(answer, at, mode, signal)` asks the gateway; `onBranch(answer, at, entry)` lets the text go on. */
-  constructor({ likeliest, onBranch }) {
-    Object.assign(this, { likeliest, onBranch });
-    $('close-token').addEventListener('click', () => $('token').close());
-    $('token').addEventListener('close', () => this.#stopper.abort());
-  }
+/** One of the likeliest tokens: a button to go on with it, unless it ends the text. */
+function entry({ id, token, logprob, ends }, isOwn, isBusy, onChoice) {
+  const share = Math.exp(logprob);
+  const bar = make('span', { class: 'bar', 'aria-hidden': 'true' });
+  bar.style.width = `${100 * share}%`;
+  const mark = isOwn ? 'token.here' : ends && 'token.ends';
+  const words = mark ? worded(make('span', { class: 'note' }), mark) : '';
+  const amount = make('span', { class: 'amount' }, percent(share));
+  const parts = [make('span', { class: 'mono' }, visible(token)), words, amount, bar];
+  if (ends) return make('p', {}, ...parts);
+  const choose = () => {
+    $('token').close();
+    onChoice({ id, token: visible(token) });
+  };
+  return make('button', { disabled: isBusy, onclick: choose }, ...parts);
+}
 
-  open(answer, at, busy) {
-    this.#stopper = new AbortController();
-    const token = answer.tokens[at];
-    worded($('token-title'), 'token', { token: visible(answer.text.slice(token.from, token.to)) });
-    this.#tell(token, answer.figures);
-    for (const [side, mode] of SIDES) {
-      const place = $(`token-${side}`);
-      place.replaceChildren();
-      if (mode === 'cloud' && !mayAsk(token, answer.figures)) place.append(worded(make('p', { class: 'note' }), 'token.unjudged'));
-      else this.#fill(place, answer, at, side, mode, busy);
-    }
-    $('token').showModal();
-  }
-
-  #tell({ part, forced }, { rounds }) {
-    const { origin, round, reason, before } = part;
-    const say = (key, args) => worded(make('p'), key, args);
-    const lines = [say('token.origin', { origin: `@origin.${origin}`, meaning: `@meaning.${origin}` })];
-    if (forced) lines.push(say('token.forced'));
-    const record = before ? null : rounds.find((each) => each.round === round);
-    if (record) {
-      const { num_committed: tokens, num_draft: draft, num_accepted: accepted, wall_ms: ms, outcome } = record;
-      const kind = outcome === 'verified' ? 'token.round' : 'token.round.unchecked';
-      lines.push(say(kind, { round, tokens, draft, accepted, ms: Math.round(ms), outcome: `@outcome.${outcome}` }));
-      lines.push(say({ verified: 'token.call', written: 'token.went-on' }[outcome] ?? 'token.no-call'));
-      if (reason && draft) lines.push(say('token.reason', { reason: `@reason.${reason}` }));
-      const { rtt_ms: rtt = 0, bytes_up: up = 0, bytes_down: down = 0 } = record;
-      if (up || down) lines.push(say('token.link', { rtt: Math.round(rtt), up, down }));
-    } else lines.push(say(origin === 'chosen' ? 'token.no-round' : 'token.before'));
-    $('token-facts').replaceChildren(...lines);
-  }
-
-  async #fill(place, answer, at, side, mode, busy) {
-    const { signal } = this.#stopper;
-    place.append(worded(make('p', { class: 'note', role: 'status' }), 'token.asking'));
+/** Opens the dialog of a token. `likeliest(mode, signal)` asks the gateway for what one model would write in its place;
+ * `onChoice({id, token})` lets the text go on with another one. */
+export function askToken(answer, at, isBusy, likeliest, onChoice) {
+  stopper = new AbortController();
+  const { signal } = stopper;
+  const token = answer.tokens[at];
+  const fill = async (side, mode) => {
+    const place = $(`token-${side}`);
+    if (mode === 'cloud' && !mayAsk(token, answer.figures)) return place.replaceChildren(note('token.unjudged'));
+    place.replaceChildren(note('thinking'));
     try {
-      const { logprobs } = (await this.likeliest(answer, at, mode, signal)).skydraft;
-      if (!signal.aborted) place.replaceChildren(this.#list(answer, at, logprobs[side][0], busy));
+      const [told] = (await likeliest(mode, signal)).skydraft.logprobs[side];
+      const best = told.top_logprobs;
+      const list = best.some(({ id }) => id === token.id) ? best : [...best, told]; // what stands there comes last
+      const entries = list.map((each) => make('li', {}, entry(each, each.id === token.id, isBusy, onChoice)));
+      if (!signal.aborted) place.replaceChildren(make('ul', { class: 'likely' }, ...entries));
     } catch (error) {
-      if (signal.aborted) return;
-      place.replaceChildren(worded(make('p', { class: 'note' }), 'token.unknown', { why: error.message }));
+      if (!signal.aborted) place.replaceChildren(note('token.unknown', { why: error.message }));
     }
-  }
-
-  /** The likeliest tokens, each a way for the text to go on; and at the end the one that stands there, if it is none. */
-  #list(answer, at, told, busy) {
-    const { id: own } = answer.tokens[at];
-    const best = told.top_logprobs;
-    const shown = best.some(({ id }) => id === own) ? best : [...best, told];
-    return make('ul', { class: 'likely' }, ...shown.map((entry) => make('li', {}, this.#entry(answer, at, entry, entry.id === own, busy))));
-  }
-
-  #entry(answer, at, { id, token, logprob, ends }, isOwn, busy) {
-    const share = Math.exp(logprob);
-    const bar = make('span', { class: 'bar', 'aria-hidden': 'true' });
-    bar.style.width = `${100 * share}%`;
-    const text = make('span', { class: 'mono' }, visible(token));
-    const parts = [text, make('span', { class: 'amount' }, percent(share)), bar];
-    if (isOwn) parts.splice(1, 0, worded(make('span', { class: 'note' }), 'token.here'));
-    if (ends) return make('p', {}, ...parts, worded(make('span', { class: 'note' }), 'token.ends'));
-    const choose = () => {
-      $('token').close();
-      this.onBranch(answer, at, { id, token: visible(token) });
-    };
-    const button = make('button', { type: 'button', disabled: busy, onclick: choose }, ...parts);
-    return worded(button, 'token.choose', { token: visible(token), share: percent(share) }, 'wordTitle');
-  }
+    return undefined;
+  };
+  worded($('token-title'), 'token', { token: visible(answer.text.slice(token.from, token.to)) });
+  $('token-facts').replaceChildren(...facts(token, answer.figures));
+  fill('draft', 'edge');
+  fill('target', 'cloud');
+  $('token').showModal();
 }

@@ -1,11 +1,12 @@
 // Speech: recordings as 16-bit WAV, files as they are, both as base64 for the wire.
 
-export const MOST_MB = 25;
+import { make } from './dom.js';
+
 const RATE = 16000; // what the models hear; more would only be sent in vain
 const KINDS = { wav: 'wav', wave: 'wav', mp3: 'mp3', flac: 'flac', ogg: 'ogg', oga: 'ogg' };
 
 /** wav, mp3, flac or ogg by the file's name; undefined for anything else. */
-export const kindOf = (file) => KINDS[file.name.split('.').pop().toLowerCase()];
+export const kindOf = ({ name }) => KINDS[name.split('.').pop().toLowerCase()];
 
 export function base64(blob) {
   return new Promise((resolve, reject) => {
@@ -16,72 +17,39 @@ export function base64(blob) {
   });
 }
 
-/** A kept sound with an address to hear it at. */
-export function heard(audio) {
-  const bytes = Uint8Array.from(atob(audio.data), (letter) => letter.charCodeAt(0));
-  return { ...audio, url: URL.createObjectURL(new Blob([bytes], { type: `audio/${audio.format}` })) };
+/** A sound with its name, to be heard. */
+export function player({ data, format, name }) {
+  const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
+  const url = URL.createObjectURL(new Blob([bytes], { type: `audio/${format}` }));
+  const sound = make('audio', { controls: true, preload: 'metadata', src: url, 'aria-label': name });
+  return make('figure', { class: 'sound' }, make('figcaption', {}, name), sound);
 }
 
-/** Samples between -1 and 1 as a mono WAV file of 16 bits. */
-export function wavOf(samples, rate) {
-  const view = new DataView(new ArrayBuffer(44 + 2 * samples.length));
-  const write = (at, letters) => [...letters].forEach((letter, i) => view.setUint8(at + i, letter.charCodeAt(0)));
-  write(0, 'RIFF');
-  view.setUint32(4, 36 + 2 * samples.length, true);
-  write(8, 'WAVEfmt ');
-  view.setUint32(16, 16, true);
-  view.setUint16(20, 1, true); // PCM
-  view.setUint16(22, 1, true); // channels
-  view.setUint32(24, rate, true);
-  view.setUint32(28, 2 * rate, true);
-  view.setUint16(32, 2, true);
-  view.setUint16(34, 16, true);
-  write(36, 'data');
-  view.setUint32(40, 2 * samples.length, true);
-  samples.forEach((sample, i) => view.setInt16(44 + 2 * i, Math.max(-1, Math.min(1, sample)) * 32767, true));
-  return new Blob([view], { type: 'audio/wav' });
-}
-
-async function resampled(samples, rate) {
-  const offline = new OfflineAudioContext(1, Math.max(1, Math.ceil((samples.length * RATE) / rate)), RATE);
-  const source = offline.createBufferSource();
-  source.buffer = offline.createBuffer(1, Math.max(1, samples.length), rate);
-  source.buffer.copyToChannel(samples, 0);
-  source.connect(offline.destination);
-  source.start();
-  return (await offline.startRendering()).getChannelData(0);
-}
-
-function joined(pieces) {
-  const whole = new Float32Array(pieces.reduce((length, piece) => length + piece.length, 0));
-  let at = 0;
-  for (const piece of pieces) {
-    whole.set(piece, at);
-    at += piece.length;
-  }
-  return whole;
+/** What was recorded, in any format of the browser, as a WAV file of one channel. */
+async function wavOf(recorded) {
+  const sound = await new OfflineAudioContext(1, 1, RATE).decodeAudioData(await recorded.arrayBuffer());
+  const samples = Int16Array.from(sound.getChannelData(0), (each) => Math.max(-1, Math.min(1, each)) * 32767);
+  const [riff, wave, format, data] = [0x46464952, 0x45564157, 0x20746d66, 0x61746164];
+  const size = samples.byteLength; // then: PCM in one channel, samples and bytes a second, 2 bytes of 16 bits
+  const head = [riff, 36 + size, wave, format, 16, 0x10001, RATE, 2 * RATE, 0x100002, data, size];
+  return new Blob([Uint32Array.from(head), samples], { type: 'audio/wav' });
 }
 
 // Pages without HTTPS have no microphone, localhost apart.
-export const canRecord = () => Boolean(navigator.mediaDevices?.getUserMedia && window.AudioWorkletNode);
+export const canRecord = () => Boolean(navigator.mediaDevices?.getUserMedia && window.MediaRecorder);
 
-export class Recorder {
-  #pieces = [];
-
-  async start() {
-    this.stream = await navigator.mediaDevices.getUserMedia({ audio: { channelCount: 1 } });
-    this.context = new AudioContext();
-    await this.context.audioWorklet.addModule('/page/recorder.js');
-    const node = new AudioWorkletNode(this.context, 'recorder');
-    node.port.onmessage = ({ data }) => this.#pieces.push(data);
-    this.context.createMediaStreamSource(this.stream).connect(node);
-    node.connect(this.context.destination); // it writes silence; unconnected nodes need not run
-  }
-
-  async stop() {
-    this.stream.getTracks().forEach((track) => track.stop());
-    const rate = this.context.sampleRate;
-    await this.context.close();
-    return wavOf(await resampled(joined(this.#pieces), rate), RATE);
-  }
+/** Begins to record. Returns what ends it, and then returns the WAV file. */
+export async function record() {
+  const stream = await navigator.mediaDevices.getUserMedia({ audio: { channelCount: 1 } });
+  const recorder = new MediaRecorder(stream);
+  const pieces = [];
+  recorder.addEventListener('dataavailable', ({ data }) => pieces.push(data));
+  recorder.start();
+  return async () => {
+    const ended = new Promise((resolve) => recorder.addEventListener('stop', resolve));
+    recorder.stop();
+    await ended;
+    for (const track of stream.getTracks()) track.stop();
+    return wavOf(new Blob(pieces));
+  };
 }

@@ -1,4 +1,4 @@
-// Calls of tools in an answer: which tool with what, as the model wrote it, and a place to give the results.
+// Calls of tools in an answer: which tool with what, and a place to give the results.
 
 import { make } from './dom.js';
 import { worded } from './language.js';
@@ -13,34 +13,22 @@ function spread(json) {
 }
 
 export class Calls {
+  list = []; // as messages of the next turn have them
   #boxes = [];
 
   constructor(onResults) {
-    this.list = []; // as messages of the next turn have them
-    const field = () => [...this.#boxes].map(({ result }, at) => ({ id: this.list[at].id, content: result.value }));
-    const give = worded(make('button', { type: 'submit', class: 'plain' }), 'call.give');
-    this.written = make('pre', { class: 'written mono' });
-    const raw = make('details', { class: 'raw' }, worded(make('summary'), 'call.raw'), this.written);
+    this.give = worded(make('button', { class: 'plain' }), 'call.give');
     const send = (event) => {
       event.preventDefault();
-      onResults(field());
+      onResults(this.list.map(({ id }, at) => ({ id, content: this.#boxes[at].result.value })));
     };
-    this.form = make('form', { class: 'give', onsubmit: send }, give);
-    this.element = make('div', { class: 'calls', hidden: true }, this.form, raw);
-  }
-
-  clear() {
-    this.list = [];
-    this.#boxes = [];
-    this.written.replaceChildren();
-    this.form.replaceChildren(this.form.lastChild);
-    this.element.hidden = true;
+    this.element = make('form', { class: 'calls', hidden: true, onsubmit: send }, this.give);
   }
 
   /** Takes the pieces of one chunk. */
-  take(deltas) {
+  take(pieces) {
     this.element.hidden = false;
-    for (const { index, id, function: { name, arguments: more = '' } } of deltas) {
+    for (const { index, id, function: { name, arguments: more = '' } } of pieces) {
       if (name) this.#begin(index, id, name);
       const call = this.list[index].function;
       call.arguments += more;
@@ -54,11 +42,11 @@ export class Calls {
     const result = make('input', { type: 'text', autocomplete: 'off' });
     const label = make('label', {}, worded(make('span'), 'call.result', { name }), result);
     this.#boxes[index] = { shown, result };
-    this.form.lastChild.before(make('div', { class: 'call' }, worded(make('h4'), 'call.title', { name }), shown, label));
+    this.give.before(make('div', { class: 'call' }, worded(make('h4'), 'call.title', { name }), shown, label));
   }
 
   /** Results can be given to calls of the last answer. */
   open(isOpen) {
-    for (const element of [this.form.lastChild, ...this.form.querySelectorAll('label')]) element.hidden = !isOpen;
+    for (const element of [this.give, ...this.element.querySelectorAll('label')]) element.hidden = !isOpen;
   }
 }

@@ -2,12 +2,11 @@
 
 import { Answer } from './answer.js';
 import { chat, complete } from './api.js';
-import { Asking } from './asking.js';
-import { heard } from './audio.js';
-import { $ } from './dom.js';
-import { asked } from './formats.js';
-import { askKey } from './key.js';
-import { headOf, keep, turnsOf } from './kept.js';
+import { askToken } from './asking.js';
+import { $, follow } from './dom.js';
+import { headOf, keep, newId, turnsOf } from './kept.js';
+import { announce } from './language.js';
+import { read } from './settings.js';
 import { Turn } from './turn.js';
 
 const OPEN = 'skydraft.open'; // which conversation this tab shows
@@ -15,58 +14,26 @@ const LONGEST_TITLE = 80;
 const KEEP_EVERY_MS = 2000; // while an answer comes
 
 const newSeed = () => crypto.getRandomValues(new Uint32Array(1))[0] >>> 1;
-const newId = () => `${Date.now()}-${newSeed()}`;
-
-/** Keeps the end of the page in sight while it grows, unless the reader has gone up. */
-function follow(grow) {
-  const page = document.documentElement;
-  const isAtEnd = window.scrollY + window.innerHeight > page.scrollHeight - 90;
-  grow();
-  if (isAtEnd) window.scrollTo(0, page.scrollHeight);
-}
-
-function pause(seconds, signal, each) {
-  return new Promise((resolve, reject) => {
-    const until = performance.now() + seconds * 1000;
-    const step = () => {
-      const left = Math.ceil((until - performance.now()) / 1000);
-      if (signal.aborted) reject(new DOMException('stopped', 'AbortError'));
-      else if (left <= 0) resolve();
-      else {
-        each(left);
-        setTimeout(step, Math.min(250, until - performance.now()));
-      }
-    };
-    step();
-  });
-}
 
 export class Conversation {
   turns = [];
+  head = { id: newId() }; // what it is kept as
   keeping = Promise.resolve();
-  #id = newId();
-  #changed = {}; // when this tab last kept it
-  #parted = new Set(); // conversations that another tab went on with, and this one under another id
   #keptAt = 0;
   #running = new Map();
 
-  constructor({ settings, announce, onChange, onNews }) {
-    Object.assign(this, { settings, announce, onChange, onNews });
-    const likeliest = (answer, at, mode, signal) => complete(this.#question(answer, at, mode), signal);
-    this.asking = new Asking({ likeliest, onBranch: (...branch) => this.#branch(...branch) });
+  constructor({ settings, onChange, onNews }) {
+    Object.assign(this, { settings, onChange, onNews });
   }
 
   get busy() {
     return this.#running.size > 0;
   }
 
-  send(text, audio, modes) {
-    this.#begin({ text, audio }, modes);
-  }
-
-  #begin(asks, modes) {
+  /** Asks a text, a recording or both, or gives the results of calls. */
+  send(asks, modes) {
     const seed = newSeed();
-    const turn = this.#add(asks, modes.map((mode) => new Answer(mode, seed, this.#does)));
+    const turn = this.#add(asks, modes.map((mode) => new Answer(mode, seed, this)));
     turn.element.scrollIntoView({ block: 'start' });
     for (const answer of turn.answers) this.#run(turn, answer);
   }
@@ -78,57 +45,60 @@ export class Conversation {
     return turn;
   }
 
-  /** Asks anew from here on. What followed stays in the list of conversations, as it was. */
-  #edit(turn, text) {
-    if (this.busy) return;
-    const at = this.turns.indexOf(turn);
-    if (at < this.turns.length - 1) this.#become(newId());
-    for (const old of this.turns.splice(at)) old.element.remove();
-    const asked = turn.answers.filter(({ branch }) => !branch);
-    const modes = asked.length > 1 ? asked.map(({ mode }) => mode) : [this.settings.values.mode];
-    this.send(text, turn.audio, modes);
+  /** Removes what follows a turn. The list of conversations has it still, as it was. */
+  #cutAfter(turn) {
+    const removed = this.turns.splice(this.turns.indexOf(turn) + 1);
+    for (const { element } of removed) element.remove();
+    if (removed.length) this.#become({ id: newId() });
   }
 
-  // What the buttons of an answer do, and what it asks for.
-  #does = {
-    follow,
-    isRendered: () => this.settings.values.rendered,
-    retry: (answer) => this.#again(answer, answer.seed),
-    regenerate: (answer) => this.#again(answer, newSeed()),
-    results: (answer, results) => {
-      if (this.busy) return;
-      this.#choose(answer);
-      this.#begin({ results }, [answer.mode]);
-    },
-    ask: (answer, at) => this.asking.open(answer, at, this.busy),
-    choose: (answer) => {
-      this.#choose(answer);
-      this.#place();
-      this.#keep();
-    },
-  };
-
-  #choose(answer) {
-    const turn = this.#turnOf(answer);
-    turn.chosen = turn.answers.indexOf(answer);
+  /** Asks anew from here on. */
+  #edit(turn, text) {
+    if (this.busy) return;
+    this.#cutAfter(turn);
+    this.turns.pop().element.remove();
+    const modes = turn.answers.filter(({ branch }) => !branch).map(({ mode }) => mode);
+    this.send({ text, audio: turn.audio }, modes.length > 1 ? modes : [this.settings.values.mode]);
   }
 
   #turnOf(answer) {
     return this.turns.find(({ answers }) => answers.includes(answer));
   }
 
-  #again(answer, seed) {
-    const turn = this.#turnOf(answer);
-    if (this.#running.has(answer)) return;
-    answer.seed = seed;
+  // What an answer's buttons and tokens do.
+
+  /** Asks again: what failed with the same seed, anything else with another. */
+  again(old) {
+    const turn = this.#turnOf(old);
     // The mode may have been switched since; side by side each answer keeps its own.
-    if (turn.answers.length === 1) answer.setMode(this.settings.values.mode);
+    const mode = turn.answers.length === 1 ? this.settings.values.mode : old.mode;
+    const answer = new Answer(mode, old.status === 'failed' ? old.seed : newSeed(), this, old.branch);
+    answer.asks = old.asks;
+    turn.replace(old, answer);
     this.#run(turn, answer);
     answer.body.focus({ preventScroll: true }); // the button that was pressed is gone
   }
 
+  choose(answer) {
+    const turn = this.#turnOf(answer);
+    turn.chosen = turn.answers.indexOf(answer);
+    this.#place();
+    this.#keep();
+  }
+
+  giveResults(answer, results) {
+    if (this.busy) return;
+    this.choose(answer);
+    this.send({ results }, [answer.mode]);
+  }
+
+  ask(answer, at) {
+    const likeliest = (mode, signal) => complete(this.#question(answer, at, mode), signal);
+    askToken(answer, at, this.busy, likeliest, (choice) => this.#branch(answer, at, choice));
+  }
+
   /** All that was said before and in `turn`; a question that was never answered is left out. */
-  history(turn, { system } = this.settings.values) {
+  #history(turn, { system }) {
     const messages = system.trim() ? [{ role: 'system', content: system.trim() }] : [];
     for (const past of this.turns.slice(0, this.turns.indexOf(turn))) {
       const answer = [past.answers[past.chosen], ...past.answers].find(({ isEmpty }) => !isEmpty);
@@ -139,18 +109,19 @@ export class Conversation {
 
   /** A branch is asked as the answer was of which it is one. */
   #request(turn, answer) {
-    const { system, temperature, maxTokens, tools, toolChoice, schema } = answer.branch ? answer.asks : this.settings.values;
-    answer.asks = { system, temperature, maxTokens, tools, toolChoice, schema };
+    if (!answer.branch) answer.asks = { ...this.settings.values };
+    const { temperature, maxTokens, tools, schema } = answer.asks;
     const ids = answer.branch?.ids ?? [];
     return {
       model: answer.mode ? `skydraft-${answer.mode}` : 'skydraft',
-      messages: this.history(turn, answer.asks),
+      messages: this.#history(turn, answer.asks),
       stream: true,
       stream_options: { include_usage: true },
       max_tokens: Math.max(maxTokens - ids.length, 1),
       temperature,
       seed: answer.seed,
-      ...asked(answer.asks),
+      tools: read('tools', tools),
+      response_format: read('schema', schema),
       skydraft: { token_ids: true, ...(ids.length ? { continue_ids: ids } : {}) },
     };
   }
@@ -160,7 +131,7 @@ export class Conversation {
     const { ids } = answer.before(at);
     return {
       model: `skydraft-${mode}`,
-      messages: this.history(this.#turnOf(answer), answer.asks),
+      messages: this.#history(this.#turnOf(answer), answer.asks),
       max_tokens: 1,
       temperature: 0,
       logit_bias: { [answer.tokens[at].id]: 100 },
@@ -168,16 +139,14 @@ export class Conversation {
     };
   }
 
-  /** Lets the text go on from another token at the place of one. What followed stays in the list of conversations. */
+  /** Lets the text go on from another token at the place of one. */
   #branch(answer, at, { id, token }) {
     if (this.busy) return;
     const turn = this.#turnOf(answer);
-    const place = this.turns.indexOf(turn);
-    if (place < this.turns.length - 1) this.#become(newId());
-    for (const old of this.turns.splice(place + 1)) old.element.remove();
     const { chunks, ids } = answer.before(at);
-    const branch = new Answer(answer.mode, answer.seed, this.#does, { chunks, ids: [...ids, id], token, of: turn.answers.indexOf(answer) });
+    const branch = new Answer(answer.mode, answer.seed, this, { chunks, ids: [...ids, id], token });
     branch.asks = answer.asks;
+    this.#cutAfter(turn);
     turn.add(branch);
     this.#run(turn, branch);
     const isBelow = branch.element.getBoundingClientRect().top > window.innerHeight / 2; // a phone has no room beside
@@ -189,50 +158,24 @@ export class Conversation {
     const stopper = new AbortController();
     this.#running.set(answer, stopper);
     this.#place();
+    this.#keep();
+    const began = performance.now();
     try {
-      await this.#attempt(turn, answer, stopper.signal);
-      follow(() => answer.finish('done'));
-      this.announce('announce.ready', { tokens: answer.figures.tokens });
-    } catch (error) {
-      if (error.name === 'AbortError') {
-        answer.finish('stopped');
-        this.announce('announce.stopped');
-      } else {
-        follow(() => answer.fail(error));
-        this.announce('announce.failed', { message: error.message });
+      for await (const chunk of chat(this.#request(turn, answer), stopper.signal)) {
+        answer.take(chunk, performance.now() - began);
+        if (chunk.skydraft?.notice) this.onNews();
+        this.onChange();
+        if (performance.now() - this.#keptAt > KEEP_EVERY_MS) this.#keep();
       }
+      follow(() => answer.finish('done'));
+      announce('announce.ready', { tokens: answer.figures.tokens });
+    } catch (error) {
+      follow(() => (error.name === 'AbortError' ? answer.finish('stopped') : answer.fail(error)));
     }
     this.#running.delete(answer);
     follow(() => this.#place());
     if (this.turns.includes(turn)) this.#keep();
     this.onNews();
-  }
-
-  async #attempt(turn, answer, signal, waited = false) {
-    answer.start();
-    this.#place();
-    this.#keep();
-    const began = performance.now();
-    try {
-      for await (const chunk of chat(this.#request(turn, answer), signal)) this.#take(answer, chunk, performance.now() - began);
-    } catch (error) {
-      if (error.status === 401 && (await askKey())) return this.#attempt(turn, answer, signal, waited);
-      const isBusy = error.status === 503 && error.retryAfter !== null && error.code !== 'cloud_timeout'; // that one has waited
-      if (!isBusy || waited) throw error;
-      await pause(error.retryAfter, signal, (seconds) => answer.wait(seconds));
-      return this.#attempt(turn, answer, signal, true);
-    }
-    return undefined;
-  }
-
-  #take(answer, chunk, ms) {
-    answer.take(chunk, ms);
-    if (chunk.skydraft?.notice) {
-      this.announce('notice', { words: chunk.skydraft.notice });
-      this.onNews();
-    }
-    this.onChange();
-    if (performance.now() - this.#keptAt > KEEP_EVERY_MS) this.#keep();
   }
 
   stop() {
@@ -242,10 +185,9 @@ export class Conversation {
   clear() {
     if (this.busy) this.#keep();
     this.stop();
-    for (const { audio } of this.turns) if (audio) URL.revokeObjectURL(audio.url);
     this.turns = [];
     $('turns').replaceChildren();
-    this.#become(newId());
+    this.#become({ id: newId() });
     this.#place();
   }
 
@@ -258,22 +200,17 @@ export class Conversation {
     const last = this.turns.at(-1);
     $('turns').classList.toggle('busy', this.busy);
     for (const turn of this.turns) {
-      turn.answers.forEach((answer, at) =>
-        answer.place({ last: turn === last, several: turn.answers.length > 1, chosen: turn.chosen === at }));
+      const [isLast, several] = [turn === last, turn.answers.length > 1];
+      turn.answers.forEach((answer, at) => answer.place({ last: isLast, several, chosen: turn.chosen === at }));
     }
     this.onChange();
   }
 
   // The browser's copy
 
-  get id() {
-    return this.#id;
-  }
-
-  #become(id, changed = 0) {
-    this.#id = id;
-    this.#changed = { [id]: changed };
-    sessionStorage.setItem(OPEN, id);
+  #become(head) {
+    this.head = head;
+    sessionStorage.setItem(OPEN, head.id);
   }
 
   /** Shows the conversation that this tab showed before a reload. */
@@ -288,11 +225,10 @@ export class Conversation {
     const turns = head && (await turnsOf(id));
     if (!turns || !isWanted()) return;
     this.clear();
-    this.#parted.delete(id);
-    this.#become(id, head.changed);
-    for (const { answers, audio, chosen, ...asks } of turns) {
-      const shown = answers.map(({ mode, seed, branch }) => new Answer(mode, seed, this.#does, branch));
-      this.#add({ ...asks, audio: audio && heard(audio) }, shown).chosen = chosen;
+    this.#become(head);
+    for (const { answers, chosen, ...asks } of turns) {
+      const shown = answers.map(({ mode, seed, branch }) => new Answer(mode, seed, this, branch));
+      this.#add(asks, shown).chosen = chosen;
       shown.forEach((answer, at) => answer.restore(answers[at]));
     }
     this.#place();
@@ -301,24 +237,11 @@ export class Conversation {
 
   /** Keeps the turns as they are now, after what is being kept already. */
   #keep() {
-    const [id, turns] = [this.#id, this.turns.map((turn) => turn.kept)];
+    const [{ text, audio }] = this.turns;
+    const [head, turns] = [this.head, this.turns.map((turn) => turn.kept)];
+    head.title ??= (text || audio.name).slice(0, LONGEST_TITLE);
     this.#keptAt = performance.now();
-    sessionStorage.setItem(OPEN, id);
-    this.keeping = this.keeping.then(() => this.#keepAs(id, turns)).catch(() => this.announce('saved.failed'));
-  }
-
-  async #keepAs(id, turns) {
-    if (this.#parted.has(id)) return; // what is here now was kept under another id since
-    const before = await headOf(id);
-    if (before && before.changed !== (this.#changed[id] ?? before.changed)) {
-      this.#parted.add(id); // another tab went on with it
-      this.#become(newId());
-      return this.#keep();
-    }
-    const [{ text, audio }] = turns;
-    const title = before?.title ?? (text || audio?.name || '–').slice(0, LONGEST_TITLE);
-    const changed = Date.now();
-    if (id === this.#id) this.#changed = { [id]: changed };
-    return keep({ id, title, changed }, turns);
+    const kept = this.keeping.then(() => keep(head, turns)).then(() => sessionStorage.setItem(OPEN, this.head.id));
+    this.keeping = kept.catch(() => announce('saved.failed'));
   }
 }

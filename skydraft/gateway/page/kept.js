@@ -1,10 +1,11 @@
-// Conversations that this browser keeps; nothing of them is on the server. The oldest make room for new ones.
+// Conversations that this browser keeps, the newest of them; nothing of them is on the server.
 
 const MOST = 100;
-const MOST_LETTERS = 50e6;
-const STORES = ['heads', 'turns']; // {id, title, changed, length} to list, and the turns of each as JSON
+const STORES = ['heads', 'turns']; // {id, title, changed} to list, and the turns of each as JSON
 
 let opening = null;
+
+export const newId = () => `${Date.now()}-${Math.random()}`;
 
 function database() {
   opening ??= new Promise((resolve, reject) => {
@@ -40,25 +41,17 @@ export async function allHeads() {
 
 export const turnsOf = async (id) => JSON.parse(await inStores('readonly', (_, turns) => turns.get(id)));
 
+/** Keeps a conversation's turns under its id; under a new one if another tab went on with it meanwhile. */
 export async function keep(head, turns) {
-  const text = JSON.stringify(turns);
+  const before = await headOf(head.id);
+  if (before && before.changed !== head.changed) head.id = newId();
+  head.changed = Date.now();
   await inStores('readwrite', (heads, texts) => {
-    texts.put(text, head.id);
-    return heads.put({ ...head, length: text.length });
+    texts.put(JSON.stringify(turns), head.id);
+    return heads.put(head);
   });
-  let letters = 0;
-  for (const [at, { id, length }] of (await allHeads()).entries()) {
-    letters += length;
-    if (at >= MOST || (at && letters > MOST_LETTERS)) await forget(id);
-  }
+  for (const { id } of (await allHeads()).slice(MOST)) await forget(id);
 }
-
-/** Changes nothing but the title: a turn may have been kept since the list was drawn. */
-export const rename = (id, title) => inStores('readwrite', (heads) => {
-  const found = heads.get(id);
-  found.onsuccess = () => found.result && heads.put({ ...found.result, title });
-  return found;
-});
 
 export const forget = (id) => inStores('readwrite', (heads, turns) => {
   turns.delete(id);

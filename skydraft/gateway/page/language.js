@@ -1,6 +1,6 @@
 // Words of the page in the language that is chosen. An element remembers its key, so that a switch can say it again.
 
-import { WORDS } from './words.js';
+import { $ } from './dom.js';
 
 const PLACES = {
   word: (element, text) => { element.textContent = text; },
@@ -9,24 +9,17 @@ const PLACES = {
   wordPlaceholder: (element, text) => element.setAttribute('placeholder', text),
 };
 const MARKED = '[data-word],[data-word-title],[data-word-label],[data-word-placeholder]';
+const load = async (name) => [name, await (await fetch(`/page/words/${name}.json`)).json()];
+const WORDS = Object.fromEntries(await Promise.all(['en', 'zh'].map(load)));
 
 let language = 'en';
 
-export const currentLanguage = () => language;
-
-export function guessLanguage() {
-  return (navigator.language || 'en').toLowerCase().startsWith('zh') ? 'zh' : 'en';
-}
-
-function argument(value) {
-  return typeof value === 'string' && value.startsWith('@') ? say(value.slice(1)) : String(value ?? '');
-}
-
 /** The words of a key. `{name}` is filled from `args`, where "@key" stands for other words. */
 export function say(key, args = {}) {
+  const fill = (value) => (String(value).startsWith('@') ? say(value.slice(1)) : value);
   // A name that we have no word for (a new mode, a new reason) is better shown as it is than hidden.
   const template = WORDS[language][key] ?? key.slice(key.indexOf('.') + 1);
-  return template.replace(/\{(\w+)\}/g, (_, name) => argument(args[name]));
+  return template.replace(/\{(\w+)\}/g, (_, name) => fill(args[name] ?? ''));
 }
 
 /** Says `key` in `element`: as its text, or as its title, label or placeholder. */
@@ -37,15 +30,15 @@ export function worded(element, key, args = {}, place = 'word') {
   return element;
 }
 
-function repeat(element) {
-  for (const [place, put] of Object.entries(PLACES)) {
-    const key = element.dataset[place];
-    if (key) put(element, say(key, JSON.parse(element.dataset[`${place}Args`] || '{}')));
-  }
-}
+/** Says something to screen readers. */
+export const announce = (key, args) => worded($('announce'), key, args);
 
 export function setLanguage(chosen) {
-  language = chosen in WORDS ? chosen : 'en';
-  document.documentElement.lang = language === 'zh' ? 'zh-CN' : 'en';
-  document.querySelectorAll(MARKED).forEach(repeat);
+  language = chosen;
+  document.documentElement.lang = chosen === 'zh' ? 'zh-CN' : 'en';
+  for (const element of document.querySelectorAll(MARKED)) {
+    for (const place of Object.keys(PLACES).filter((each) => element.dataset[each])) {
+      worded(element, element.dataset[place], JSON.parse(element.dataset[`${place}Args`] ?? '{}'), place);
+    }
+  }
 }

@@ -4,39 +4,20 @@ import { health } from './api.js';
 import { $ } from './dom.js';
 import { worded } from './language.js';
 
-const EVERY_MS = 3000, READING_MS = 1000;
 const LONG = 1024; // tokens; shorter prompts are read before anyone looks
+let timer = 0;
 
-export class Link {
-  #timer = 0;
-  #asking = false;
-  #told = false; // that a prompt is being read
-
-  constructor(onBack) {
-    this.onBack = onBack;
-    worded($('link-words'), 'link.asking');
-    document.addEventListener('visibilitychange', () => this.ask());
-  }
-
-  async ask() {
-    clearTimeout(this.#timer);
-    if (document.hidden || this.#asking) return;
-    this.#asking = true;
-    const before = $('link').dataset.link;
-    const { cloud: state, reading } = await health().catch(() => ({ cloud: 'lost' }));
-    this.#asking = false;
-    const isLong = reading?.of >= LONG;
-    if (state !== before || isLong || this.#told) this.#show(state, isLong && reading);
-    if (state !== 'lost' && before === 'lost') this.onBack();
-    clearTimeout(this.#timer);
-    this.#timer = setTimeout(() => this.ask(), isLong ? READING_MS : EVERY_MS);
-  }
-
-  #show(state, reading) {
-    $('link').dataset.link = state;
-    this.#told = Boolean(reading);
-    if (reading) worded($('link-words'), 'link.reading', { percent: Math.floor(100 * reading.tokens / reading.of) });
-    else worded($('link-words'), `link.${state}`);
-    worded($('link'), `link.${state}`, {}, 'wordTitle');
-  }
+/** Shows the link from now on; `onBack` is called when a gateway that was lost is back. */
+export async function watchLink(onBack) {
+  clearTimeout(timer);
+  if (document.hidden) return;
+  const before = $('link').dataset.link;
+  const { cloud, reading } = await health().catch(() => ({ cloud: 'lost' }));
+  const isLong = reading?.of >= LONG;
+  const percent = Math.floor((100 * reading?.tokens) / reading?.of);
+  $('link').dataset.link = cloud;
+  worded($('link-words'), isLong ? 'link.reading' : `link.${cloud}`, { percent });
+  if (before === 'lost' && cloud !== 'lost') onBack();
+  clearTimeout(timer);
+  timer = setTimeout(() => watchLink(onBack), isLong ? 1000 : 3000);
 }

@@ -1,231 +1,182 @@
-// Markdown as elements. lezer says of each character where it stands, so its origin stays with it. Text never becomes
-// markup: HTML is shown as it was written, and addresses of links are all that has to be checked.
+// Markdown as elements: marked reads it, and DOMPurify lets only harmless elements through. HTML in an answer is text.
+// Then each letter is traced to its place in the answer, so its origin stays with it.
 
-import { copyButton } from './clipboard.js';
-import { make } from './dom.js';
-import { GFM, InlineContext, parser } from './lezer.js';
+import { icon, make } from './dom.js';
+import { announce, worded } from './language.js';
+import { Marked, Tokenizer } from './vendor/marked.esm.js';
+import './vendor/purify.min.js';
 
-const TAGS = {
-  Paragraph: 'p', Task: 'p', Blockquote: 'blockquote', BulletList: 'ul', OrderedList: 'ol', ListItem: 'li', HorizontalRule: 'hr',
-  ATXHeading1: 'h4', ATXHeading2: 'h5', ATXHeading3: 'h6', ATXHeading4: 'h6', ATXHeading5: 'h6', ATXHeading6: 'h6',
-  Emphasis: 'em', StrongEmphasis: 'strong', Strikethrough: 'del', InlineCode: 'code', MathBlock: 'div',
+const CLEAN = {
+  ALLOWED_TAGS: ['p', 'br', 'hr', 'h4', 'h5', 'h6', 'blockquote', 'ul', 'ol', 'li', 'em', 'strong', 'del', 'a', 'code',
+    'pre', 'table', 'thead', 'tbody', 'tr', 'th', 'td'],
+  ALLOWED_ATTR: ['href', 'start', 'align', 'class'], // a class names the language of code
+  ADD_URI_SAFE_ATTR: ['start', 'align'],
+  ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
+  ALLOW_ARIA_ATTR: false,
+  ALLOW_DATA_ATTR: false,
+  RETURN_DOM_FRAGMENT: true,
 };
-const HOLDERS = ['Blockquote', 'BulletList', 'OrderedList', 'ListItem', 'HorizontalRule']; // no text of their own
-const MARKS = ['HeaderMark', 'QuoteMark', 'ListMark', 'EmphasisMark', 'StrikethroughMark', 'CodeMark'];
-const SAFE = ['http:', 'https:', 'mailto:'];
 const WIDE = /[\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef]/; // East Asian, which has no spaces between words
-const MATH = /^(?:\\\([^]+?\\\)|\\\[[^]+?\\\]|\$\$[^]+?\$\$|\$(?![\s$])[^$\n]*?[^\s\\$]\$(?!\d))/;
-const LONGEST_MATH = 2000;
+const FORMULA = /^(?:\\\([^]{1,999}?\\\)|\\\[[^]{1,999}?\\\]|\$\$[^]{1,999}?\$\$|\$(?![\s$])[^$\n]*?[^\s\\$]\$(?!\d))/;
+const STRONG = /^\*\*(?=\S)([^*\n]*[^*\s])\*\*/; // though punctuation and no space stands beside it, as in Chinese
 
 /** Formulas stay as they are written: `_`, `*` and backslashes mean something else in them. */
-const inlineMath = {
-  name: 'Math',
-  before: 'Escape',
-  parse(cx, next, pos) {
-    const found = (next === 36 || next === 92) && MATH.exec(cx.slice(pos, Math.min(cx.end, pos + LONGEST_MATH)));
-    return found ? cx.addElement(cx.elt('Math', pos, pos + found[0].length)) : -1;
+const formula = (name, level, begins, ending) => ({
+  name,
+  level,
+  start: (text) => text.search(begins),
+  tokenizer(text) {
+    const [raw] = FORMULA.exec(text) ?? [];
+    return raw && ending.test(text.slice(raw.length)) ? { type: name, raw } : undefined;
   },
-};
-
-const opensMath = (line) => /^(?:\$\$|\\\[)/.test(line.text.slice(line.pos));
-
-const mathBlock = {
-  name: 'MathBlock',
-  before: 'FencedCode',
-  endLeaf: (cx, line) => opensMath(line),
-  parse(cx, line) {
-    if (!opensMath(line)) return false;
-    const from = cx.lineStart + line.pos;
-    const end = line.text.startsWith('$$', line.pos) ? '$$' : '\\]';
-    let at = line.text.indexOf(end, line.pos + 2);
-    if (at >= 0 && line.text.slice(at + 2).trim()) return false; // a formula at the beginning of a sentence
-    while (at < 0 && cx.nextLine() && line.depth >= cx.depth && line.text.trim()) at = line.text.indexOf(end);
-    if (at >= 0) cx.nextLine();
-    cx.addElement(cx.elt('MathBlock', from, cx.prevLineEnd()));
-    return true;
+  renderer({ raw }) {
+    const text = raw.replace(/[&<>]/g, (mark) => `&#${mark.charCodeAt(0)};`);
+    return level === 'block' ? `<p>${text}</p>` : text;
   },
-};
-
-/** Emphasis beside Chinese: a mark may open or close at punctuation too, since no space stands there. */
-const emphasis = {
-  name: 'WideEmphasis',
-  before: 'Emphasis',
-  parse(cx, next, pos) {
-    if (next !== 42) return -1;
-    let to = pos + 1;
-    while (cx.char(to) === 42) to += 1;
-    const [before, after] = [cx.slice(pos - 1, pos), cx.slice(to, to + 1)];
-    const mark = (one) => /[\p{P}\p{S}]/u.test(one);
-    const gap = (one) => !one.trim();
-    if (!WIDE.test(before) && !WIDE.test(after)) return -1;
-    const opens = !gap(after) && (!mark(after) || WIDE.test(after) || gap(before) || mark(before) || WIDE.test(before));
-    const closes = !gap(before) && (!mark(before) || WIDE.test(before) || gap(after) || mark(after) || WIDE.test(after));
-    return cx.addDelimiter(InlineContext.emphasisAsterisk, pos, to, opens, closes);
-  },
-};
-
-// Without what is rare in answers and would turn a line that is not complete yet into something else.
-const remove = ['HTMLBlock', 'SetextHeading', 'LinkReference'];
-const defineNodes = ['Math', { name: 'MathBlock', block: true }];
-const reader = parser.configure([GFM, { remove, defineNodes, parseBlock: [mathBlock], parseInline: [inlineMath, emphasis] }]);
-
-/** The character of a reference such as `&amp;`; the document it is read in shows and runs nothing. */
-const decoded = (entity) => new DOMParser().parseFromString(entity, 'text/html').documentElement.textContent;
-
-/** An address that a link may have, or null. */
-function addressOf(written) {
-  const plain = written.replace(/^<|>$/g, '').replace(/\\([!-/:-@[-`{-~])/g, '$1').replace(/&#?\w+;/g, decoded);
-  const full = /^www\./i.test(plain) ? `https:${plain}` : /^[^:/]+@/.test(plain) ? `mailto:${plain}` : plain;
-  const url = URL.canParse(full) ? new URL(full) : null;
-  return url && SAFE.includes(url.protocol) ? url.href : null;
-}
-
-const linkTo = (href) => make('a', { href, title: href, target: '_blank', rel: 'noopener noreferrer' });
-
-/** Alignments of columns from the row of dashes below a table's head. */
-const alignments = (dashes) => dashes.trim().replace(/^\||\|$/g, '').split('|').map((column) => {
-  const [left, right] = [column.trim().startsWith(':'), column.trim().endsWith(':')];
-  return right ? (left ? 'to-middle' : 'to-right') : null;
 });
 
-function cellsOf(row) {
-  const cells = [];
-  let cell = null;
-  for (let part = row.firstChild; part; part = part.nextSibling) {
-    if (part.name === 'TableCell') cell = part;
-    else {
-      if (part.from > row.from) cells.push(cell);
-      cell = null;
-    }
+const strong = {
+  name: 'strong',
+  level: 'inline',
+  start: (text) => text.indexOf('**'),
+  tokenizer(text) {
+    const [raw, inner] = STRONG.exec(text) ?? [];
+    return raw && { type: 'strong', raw, text: inner, tokens: this.lexer.inlineTokens(inner) };
+  },
+};
+
+const none = () => undefined;
+const marked = new Marked({
+  breaks: true,
+  extensions: [
+    strong,
+    formula('formula', 'inline', /\$|\\[([]/, /^/),
+    formula('display', 'block', /(?<=\n)(?:\$\$|\\\[)/, /^ *(?:\n|$)/),
+  ],
+  tokenizer: {
+    // HTML is text, and what is rare in answers would turn a line that is not complete yet into something else.
+    ...{ html: none, tag: none, def: none, lheading: none },
+    url(text) {
+      const end = text.search(WIDE); // Chinese that follows without a space is no part of an address
+      return end > 0 && Tokenizer.prototype.url.call(this, text.slice(0, end));
+    },
+  },
+  renderer: {
+    heading({ tokens, depth }) {
+      const tag = `h${Math.min(depth + 3, 6)}`;
+      return `<${tag}>${this.parser.parseInline(tokens)}</${tag}>`;
+    },
+    image({ href, tokens }) {
+      return this.link({ href, tokens }); // what a model names is never loaded by itself
+    },
+    checkbox: ({ checked }) => (checked ? '☑ ' : '☐ '),
+  },
+});
+
+/** A button that copies what `text()` says then. */
+export function copyButton(text) {
+  const words = worded(make('span'), 'copy');
+  const copy = async () => {
+    await navigator.clipboard.writeText(text());
+    announce('copied');
+    worded(words, 'copied');
+    setTimeout(() => worded(words, 'copy'), 1500);
+  };
+  return make('button', { class: 'quiet', onclick: copy }, icon('copy'), words);
+}
+
+function enclose(element, frame) {
+  element.replaceWith(frame);
+  frame.append(element);
+}
+
+function arrange(block) {
+  for (const link of block.querySelectorAll('a')) {
+    const href = link.getAttribute('href');
+    if (!href) link.replaceWith(...link.childNodes);
+    else Object.assign(link, { title: href, target: '_blank', rel: 'noopener noreferrer' });
   }
-  return cell ? [...cells, cell] : cells;
+  for (const pre of block.querySelectorAll('pre')) {
+    const language = pre.firstChild.className.replace('language-', '');
+    const head = make('figcaption', {}, make('span', {}, language), copyButton(() => pre.textContent));
+    pre.tabIndex = 0; // it may be wider than the page
+    enclose(pre, make('figure', { class: 'code' }, head));
+  }
+  for (const table of block.querySelectorAll('table')) enclose(table, make('div', { class: 'table', tabindex: 0 }));
+}
+
+/** Where in the text, from `at` on, the letters stand that are shown from `from` on, as far as they are written so. */
+function placeOf(text, at, shown, from) {
+  const [ahead] = /\n|.{1,16}/.exec(shown.slice(from));
+  for (let length = ahead.length; length >= 1; length >>= 1) {
+    const place = text.indexOf(ahead.slice(0, length), at);
+    if (place >= 0 && place - at <= 8 * length ** 2) return place;
+  }
+  return Math.min(at, text.length - 1);
 }
 
 export class Markdown {
-  #shown = []; // {name, from, to} of each block in the body
+  #shown = []; // types and texts of the blocks in the body
 
-  /** `put(element, from, to, as)` writes a part of the text into an element, or `as` in its place. */
+  /** `put(element, at, letters)` writes letters into an element, which stand in the text from `at` on. */
   constructor(body, put) {
     Object.assign(this, { body, put });
   }
 
-  clear() {
-    this.#shown = [];
-    this.body.replaceChildren();
-  }
-
   /** Shows the text, which has only grown since the last time. Blocks that are complete stay as they are. */
   show(text, isRendered) {
-    this.text = text;
-    const blocks = isRendered ? this.#parsed() : [{ name: 'AsWritten', from: 0, to: text.length }];
-    const same = blocks.findIndex(({ name, from, to }, at) => {
-      const old = this.#shown[at];
-      return old?.name !== name || old.from !== from || old.to !== to;
+    const blocks = isRendered ? this.#read(text) : [{ raw: text }];
+    const names = blocks.map(({ type, raw }) => `${type} ${raw}`);
+    const first = names.findIndex((name, at) => name !== this.#shown[at]);
+    const same = first < 0 ? blocks.length : first;
+    while (this.body.children.length > same) this.body.lastChild.remove();
+    let at = 0;
+    blocks.forEach((block, index) => {
+      if (index >= same) this.body.append(this.#block(block, text, at));
+      at += block.raw.length;
     });
-    const kept = same < 0 ? blocks.length : same;
-    while (this.body.children.length > kept) this.body.lastChild.remove();
-    for (const block of blocks.slice(kept)) this.body.append(this.#block(block));
-    this.#shown = blocks.map(({ name, from, to }) => ({ name, from, to }));
+    this.#shown = names;
   }
 
-  #parsed() {
-    const blocks = [];
-    for (let node = reader.parse(this.text).topNode.firstChild; node; node = node.nextSibling) blocks.push(node);
-    return blocks;
-  }
-
-  #block(node) {
-    const element = make('div', { class: 'block' });
+  #read(text) {
     try {
-      if (node.name === 'AsWritten') throw new RangeError('not parsed');
-      this.#place(element, node);
-    } catch (error) {
-      if (!(error instanceof RangeError)) throw error; // nested too deeply
-      element.replaceChildren();
-      element.classList.add('as-written');
-      this.put(element, node.from, node.to);
+      return marked.lexer(text.replaceAll('\r', ' '));
+    } catch {
+      return [{ raw: text }]; // it is nested too deeply
     }
-    return element;
   }
 
-  /** Writes a node's text and parts between `from` and `to`. */
-  #fill(element, node, from = node.from, to = node.to) {
-    const isText = !HOLDERS.includes(node.name);
+  #block(token, text, at) {
+    const block = make('div', { class: 'block' });
+    try {
+      block.append(DOMPurify.sanitize(marked.parser([token]), CLEAN));
+    } catch { // marked knows no such token, or it is nested too deeply
+      block.className = 'as-written';
+      this.put(block, at, token.raw);
+      return block;
+    }
+    this.#trace(block, text.slice(0, at + token.raw.length), at);
+    arrange(block);
+    return block;
+  }
+
+  /** Writes the letters of a block anew: those that are shown stand in the text in the same order. */
+  #trace(block, text, from) {
+    const walker = document.createTreeWalker(block, NodeFilter.SHOW_TEXT);
+    const nodes = [];
+    while (walker.nextNode()) nodes.push(walker.currentNode);
     let at = from;
-    for (let part = node.firstChild; part; part = part.nextSibling) {
-      if (part.from < from || part.to > to) continue;
-      if (isText) this.put(element, at, part.from);
-      this.#place(element, part);
-      at = part.to;
+    for (const node of nodes.filter(({ data }) => data.trim())) {
+      const written = new DocumentFragment();
+      for (let letter = 0; letter < node.data.length;) {
+        at = placeOf(text, at, node.data, letter);
+        let length = 1; // of letters that follow each other in both
+        while (letter + length < node.data.length && node.data[letter + length] === text[at + length]) length += 1;
+        this.put(written, at, node.data.slice(letter, letter + length));
+        letter += length;
+        at += length;
+      }
+      node.replaceWith(written);
     }
-    if (isText) this.put(element, at, to);
-    return element;
-  }
-
-  #place(element, node) {
-    const { name, from, to } = node;
-    if (MARKS.includes(name)) return;
-    if (name === 'FencedCode' || name === 'CodeBlock') element.append(this.#code(node));
-    else if (name === 'Table') element.append(this.#table(node));
-    else if (name === 'Link' || name === 'Image') this.#link(element, node);
-    else if (name === 'URL') this.#address(element, node);
-    else if (name === 'Autolink') this.#fill(element, node, from + 1, to - 1);
-    else if (name === 'Escape') this.put(element, from + 1, to);
-    else if (name === 'Entity') this.put(element, from, to, decoded(this.text.slice(from, to)));
-    else if (name === 'TaskMarker') this.put(element, from, to, this.text[from + 1] === ' ' ? '☐' : '☑');
-    else if (name === 'HardBreak') element.append(make('br'));
-    else if (name in TAGS) element.append(this.#fill(this.#element(node), node));
-    else this.put(element, from, to);
-  }
-
-  #element(node) {
-    const first = node.name === 'OrderedList' ? Number.parseInt(this.text.slice(node.from), 10) : 1;
-    return make(TAGS[node.name], { class: node.name === 'MathBlock' ? 'formula' : null, start: first === 1 ? null : first });
-  }
-
-  #code(node) {
-    const info = node.getChild('CodeInfo');
-    const parts = node.getChildren('CodeText');
-    const code = make('code');
-    for (const { from, to } of parts) this.put(code, from, to);
-    const copy = copyButton(() => parts.map(({ from, to }) => this.text.slice(from, to)).join(''));
-    const head = make('figcaption', {}, make('span', {}, info ? this.text.slice(info.from, info.to) : ''), copy);
-    return make('figure', { class: 'code' }, head, make('pre', { tabindex: 0 }, code));
-  }
-
-  #table(node) {
-    const dashes = node.getChild('TableDelimiter');
-    const columns = alignments(this.text.slice(dashes.from, dashes.to));
-    const row = (line, tag) => {
-      const cells = cellsOf(line);
-      return make('tr', {}, ...columns.map((to, at) => {
-        const cell = make(tag, { class: to });
-        return cells[at] ? this.#fill(cell, cells[at]) : cell;
-      }));
-    };
-    const head = make('thead', {}, row(node.getChild('TableHeader'), 'th'));
-    const body = make('tbody', {}, ...node.getChildren('TableRow').map((line) => row(line, 'td')));
-    return make('div', { class: 'table', tabindex: 0 }, make('table', {}, head, body));
-  }
-
-  /** A link, or a picture as a link to it: what a model names is never loaded by itself. */
-  #link(element, node) {
-    const [open, close] = node.getChildren('LinkMark');
-    const url = node.getChildren('URL').find(({ from }) => from >= close.to);
-    const href = url && !element.closest('a') ? addressOf(this.text.slice(url.from, url.to)) : null;
-    if (!href) this.#fill(element, node);
-    else element.append(this.#fill(linkTo(href), node, open.to, close.from));
-  }
-
-  /** A bare address. Chinese that follows without a space is no part of it. */
-  #address(element, { from, to }) {
-    const written = this.text.slice(from, to);
-    const length = written.search(WIDE);
-    const end = length > 0 ? from + length : to;
-    const href = element.closest('a') ? null : addressOf(this.text.slice(from, end));
-    const anchor = href ? linkTo(href) : element;
-    if (href) element.append(anchor);
-    this.put(anchor, from, end);
-    this.put(element, end, to);
   }
 }

@@ -1,29 +1,44 @@
-// What the user chose, remembered in this browser, and the panel to choose it in.
+// What the user chose, remembered in this browser, and the fields to choose it in: the id of each is its setting.
 
 import { $ } from './dom.js';
-import { formatOf, toolsOf } from './formats.js';
-import { guessLanguage, setLanguage, worded, currentLanguage } from './language.js';
+import { setLanguage } from './language.js';
 
 const NAME = 'skydraft.settings';
 const DEFAULTS = {
-  mode: '', secondMode: '', compare: false, temperature: 0, maxTokens: 512, system: '',
-  theme: 'system', language: '', coloured: true, rendered: true, seen: false, tools: '', toolChoice: 'auto', schema: '',
+  mode: '', secondMode: '', temperature: 0, maxTokens: 512, system: '', theme: '', language: '',
+  coloured: true, rendered: true, tools: '', schema: '',
+};
+const READERS = {
+  /** Tools from a list of functions, bare or as OpenAI wraps them. */
+  tools(list) {
+    const tools = list.map((each) => (each.function ? each : { type: 'function', function: each }));
+    return tools.every((tool) => tool.function.name) ? tools : undefined;
+  },
+  /** The format of answers that fit a schema. */
+  schema(schema) {
+    return schema.constructor === Object ? { type: 'json_schema', json_schema: { name: 'answer', schema } } : undefined;
+  },
 };
 
-function remembered() {
+/** What the JSON of a setting says; undefined where it says nothing that can be used. */
+export function read(name, text) {
   try {
-    return { ...DEFAULTS, ...JSON.parse(localStorage.getItem(NAME) ?? '{}') };
+    return READERS[name](JSON.parse(text));
   } catch {
-    return { ...DEFAULTS };
+    return undefined;
   }
 }
 
 export class Settings {
-  constructor(onLanguage, onRendered) {
-    this.values = remembered();
-    Object.assign(this, { onLanguage, onRendered });
-    if (!this.values.language) this.values.language = guessLanguage();
-    this.#wire();
+  constructor() {
+    this.values = { ...DEFAULTS, ...JSON.parse(localStorage.getItem(NAME)) };
+    for (const field of document.querySelectorAll('[data-setting]')) this.#wire(field, field.id);
+    $('theme').addEventListener('click', () => {
+      const theme = this.values.theme || (matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light');
+      this.set({ theme: theme === 'dark' ? 'light' : 'dark' });
+    });
+    $('language').addEventListener('click', () => this.set({ language: this.values.language === 'zh' ? 'en' : 'zh' }));
+    this.values.language ||= navigator.language.toLowerCase().startsWith('zh') ? 'zh' : 'en';
     this.#apply();
   }
 
@@ -33,77 +48,27 @@ export class Settings {
     this.#apply();
   }
 
+  #wire(field, name) {
+    const what = { checkbox: 'checked', number: 'valueAsNumber' }[field.type] ?? 'value';
+    const show = () => { field[what] = this.values[name]; };
+    field.addEventListener('input', () => {
+      if (field.validity.valid && !Number.isNaN(field[what])) this.set({ [name]: field[what] });
+    });
+    field.addEventListener('change', show); // in place of what cannot be used
+    show();
+  }
+
   #apply() {
-    const { theme, language, coloured, temperature, maxTokens, system } = this.values;
+    const { theme, language, coloured } = this.values;
     document.documentElement.dataset.theme = theme;
     document.body.classList.toggle('coloured', coloured);
-    if (language !== currentLanguage() || !this.spoken) {
-      this.spoken = true;
-      setLanguage(language);
-      this.#languageButton();
-      this.onLanguage();
+    if (language !== this.language) setLanguage(language);
+    this.language = language;
+    $('language').lang = language === 'zh' ? 'en' : 'zh-CN';
+    for (const name of Object.keys(READERS)) {
+      const isWrong = this.values[name].trim() !== '' && !read(name, this.values[name]);
+      $(name).setAttribute('aria-invalid', String(isWrong));
+      $(`${name}-note`).hidden = !isWrong;
     }
-    $('theme-choice').value = theme;
-    $('language-choice').value = language;
-    $('coloured').checked = coloured;
-    document.body.classList.toggle('shows-seen', this.values.seen);
-    $('seen').checked = this.values.seen;
-    $('rendered').checked = this.values.rendered;
-    $('temperature').value = temperature;
-    $('temperature-value').textContent = Number(temperature).toFixed(2);
-    if (document.activeElement !== $('max-tokens')) $('max-tokens').value = maxTokens;
-    if (document.activeElement !== $('system')) $('system').value = system;
-    $('tool-choice').value = this.values.toolChoice;
-    this.#applyJson('tools', toolsOf);
-    this.#applyJson('schema', formatOf);
-  }
-
-  /** Shows what was written, and whether it can be used. */
-  #applyJson(name, read) {
-    const field = $(name);
-    if (document.activeElement !== field) field.value = this.values[name];
-    let isRead = true;
-    try {
-      read(this.values[name]);
-    } catch {
-      isRead = false;
-    }
-    field.setAttribute('aria-invalid', String(!isRead));
-    $(`${name}-note`).hidden = isRead;
-  }
-
-  #languageButton() {
-    const button = worded($('language'), 'language.other');
-    button.lang = currentLanguage() === 'zh' ? 'en' : 'zh-CN';
-    worded(button, 'language.switch', {}, 'wordTitle');
-  }
-
-  #wire() {
-    const dark = matchMedia('(prefers-color-scheme: dark)');
-    $('theme').addEventListener('click', () => {
-      const isDark = this.values.theme === 'system' ? dark.matches : this.values.theme === 'dark';
-      this.set({ theme: isDark ? 'light' : 'dark' });
-    });
-    $('language').addEventListener('click', () => this.set({ language: currentLanguage() === 'zh' ? 'en' : 'zh' }));
-    $('theme-choice').addEventListener('change', (event) => this.set({ theme: event.target.value }));
-    $('language-choice').addEventListener('change', (event) => this.set({ language: event.target.value }));
-    $('coloured').addEventListener('change', (event) => this.set({ coloured: event.target.checked }));
-    $('seen').addEventListener('change', (event) => this.set({ seen: event.target.checked }));
-    $('rendered').addEventListener('change', (event) => {
-      this.set({ rendered: event.target.checked });
-      this.onRendered();
-    });
-    $('temperature').addEventListener('input', (event) => this.set({ temperature: Number(event.target.value) }));
-    $('system').addEventListener('input', (event) => this.set({ system: event.target.value }));
-    for (const name of ['tools', 'schema']) {
-      $(name).addEventListener('input', (event) => this.set({ [name]: event.target.value }));
-    }
-    $('tool-choice').addEventListener('change', (event) => this.set({ toolChoice: event.target.value }));
-    $('max-tokens').addEventListener('input', ({ target }) => {
-      if (target.value && target.validity.valid) this.set({ maxTokens: Number(target.value) });
-    });
-    $('max-tokens').addEventListener('blur', () => { $('max-tokens').value = this.values.maxTokens; });
-    $('open-settings').addEventListener('click', () => $('settings').showModal());
-    $('close-settings').addEventListener('click', () => $('settings').close());
   }
 }

@@ -1,91 +1,34 @@
-// The live strip beside the conversation: figures, rounds, shares, and the legend of origins.
+// The live strip beside the conversation: the figures of the last answers, and the legend of origins with their shares.
 
-import { outcomeKey, roundsChart, shareBar } from './chart.js';
-import { $, eachFrame, make } from './dom.js';
-import { ORIGINS, percent, shares, shown } from './figures.js';
-import { say, worded } from './language.js';
+import { $, make } from './dom.js';
+import { ORIGINS, percent, shown } from './figures.js';
+import { worded } from './language.js';
 
-const ROWS = ['calls', 'written', 'agreement', 'watched', 'speed', 'tokens', 'rounds'];
-const EXPLAINED = ['calls', 'written', 'agreement', 'watched', 'rounds'];
 const wide = matchMedia('(min-width: 1000px)');
+const open = () => { $('strip').open = wide.matches; };
+wide.addEventListener('change', open);
+open();
 
-function noteOf(row, { agreed, audited, audits }) {
-  if (row === 'watched' && audits) return say(audits.is_raised ? 'watched.raised' : 'watched.note', { answers: audits.num_answers });
-  return row === 'agreement' && audited ? say('agreement.note', { agreed, audited }) : null;
+function row(name, values) {
+  const cells = values.map((each) => make('td', { 'data-figure': name }, each[name] ?? '–'));
+  return make('tr', {}, worded(make('th', { scope: 'row' }), `figure.${name}`), ...cells);
 }
 
-function table(columns) {
-  const heads = columns.map(({ name }) => make('th', { scope: 'col' }, name));
-  const shownRows = ROWS.filter((row) => row !== 'watched' || columns.some(({ figures }) => figures.audits));
-  const rows = shownRows.map((row) => {
-    const cells = columns.map(({ figures }) => make('td', { 'data-figure': row, title: noteOf(row, figures) }, shown[row](figures)));
-    const raised = row === 'watched' && columns.find(({ figures }) => figures.audits?.is_raised);
-    const told = raised ? noteOf(row, raised.figures) : say(`figure.${row}.note`);
-    const note = EXPLAINED.includes(row) ? make('p', { class: 'note' }, told) : null;
-    return make('tr', {}, make('th', { scope: 'row' }, say(`figure.${row}`), note), ...cells);
-  });
-  const corner = make('td', {});
-  return [make('thead', {}, make('tr', {}, corner, ...heads)), make('tbody', {}, ...rows)];
+function legendEntry(origin, columns) {
+  const shares = columns.map(({ figures }) => percent((figures.origins[origin] ?? 0) / (figures.tokens || 1)));
+  const sample = worded(make('span', { class: `run ${origin}` }), `origin.${origin}`);
+  const head = make('dt', {}, sample, make('span', { class: 'amount' }, shares.join(' · ')));
+  return [head, worded(make('dd'), `meaning.${origin}`)];
 }
 
-function legendEntry(origin, share) {
-  const sample = make('span', { class: `run ${origin}` }, say(`origin.${origin}`));
-  const amount = make('span', { class: 'amount' }, share ? percent(share) : '');
-  return [make('dt', {}, sample, amount), make('dd', {}, say(`meaning.${origin}`))];
-}
-
-export class Strip {
-  #columns = [];
-  #open = wide.matches;
-
-  constructor() {
-    this.draw = eachFrame(() => this.#draw());
-    $('strip-toggle').addEventListener('click', () => this.#show(!this.#open));
-    wide.addEventListener('change', () => this.#show(wide.matches));
-    this.#show(wide.matches);
-  }
-
-  #show(open) {
-    this.#open = open;
-    $('strip-body').hidden = !open;
-    $('strip-toggle').setAttribute('aria-expanded', String(open));
-    this.draw();
-  }
-
-  /** Columns of the table: a name and figures each; the first `drawn` of them have charts. */
-  set(columns, drawn) {
-    this.#columns = columns;
-    this.drawn = drawn;
-    this.draw();
-  }
-
-  #draw() {
-    const columns = this.#columns.map(({ word, figures }) => ({ name: say(word), figures }));
-    if (!columns.length) return;
-    this.#line(columns[0].figures);
-    if (!this.#open) return;
-    $('figures').replaceChildren(...table(columns));
-    const charted = columns.slice(0, this.drawn);
-    const parts = (chart) => charted.flatMap(({ name, figures }) => {
-      const head = charted.length > 1 ? name : '';
-      return [head ? make('p', { class: 'of' }, head) : null, chart(figures, head)].filter(Boolean);
-    });
-    $('charts').replaceChildren(...parts(roundsChart));
-    $('shares').replaceChildren(...parts(shareBar));
-    $('outcomes').replaceChildren(...outcomeKey());
-    $('seen-choice').hidden = !columns.some(({ figures }) => figures.receipt?.servers.length);
-    const [first] = charted;
-    const used = shares(first.figures).filter(({ origin }) => charted.some(({ figures }) => figures.origins[origin]));
-    const known = used.filter(({ origin }) => ORIGINS.includes(origin));
-    $('legend').replaceChildren(...known.flatMap(({ origin, share }) => legendEntry(origin, charted.length === 1 && share)));
-  }
-
-  #line(figures) {
-    if (!figures.tokens) {
-      worded($('strip-line'), 'figures.idle');
-      return;
-    }
-    const values = Object.fromEntries(ROWS.map((row) => [row, shown[row](figures)]));
-    worded($('strip-line'), 'figures.line', values);
-  }
+/** Shows answers, each with the key of its name and its figures. */
+export function showFigures(columns) {
+  const values = columns.map(({ figures }) => shown(figures));
+  worded($('strip-line'), values[0].tokens ? 'figures.line' : 'figures', values[0]);
+  const heads = columns.map(({ word }) => worded(make('th', { scope: 'col' }), word));
+  const head = columns.length > 1 ? make('tr', {}, make('td'), ...heads) : '';
+  const known = Object.keys(values[0]).filter((name) => values.some((each) => each[name] !== null));
+  $('figures').replaceChildren(head, ...known.map((name) => row(name, values)));
+  const used = ORIGINS.filter((origin) => columns.some(({ figures }) => figures.origins[origin]));
+  $('legend').replaceChildren(...used.flatMap((origin) => legendEntry(origin, columns)));
 }

@@ -1,7 +1,7 @@
 // One turn of a conversation: what was asked, and the answers side by side.
 
-import { player } from './composer.js';
-import { make } from './dom.js';
+import { player } from './audio.js';
+import { isEnter, make } from './dom.js';
 import { worded } from './language.js';
 
 export class Turn {
@@ -13,12 +13,17 @@ export class Turn {
     this.said = make('div', { class: 'said' }, worded(make('h3', { class: 'hidden' }), 'you'));
     if (audio) this.said.append(player(audio));
     if (text) this.said.append(make('p', {}, text));
-    if (results) this.said.append(make('ul', { class: 'results' }, ...results.map(({ content }) => make('li', {}, content || '–'))));
-    const edit = make('button', { type: 'button', class: 'quiet edit', onclick: () => this.#edit() });
-    this.editButton = text ? worded(edit, 'edit') : '';
+    if (results) this.said.append(make('ul', {}, ...results.map(({ content }) => make('li', {}, content || '–'))));
+    const edit = make('button', { class: 'quiet edit', hidden: !text, onclick: () => this.#edit() });
+    this.editButton = worded(edit, 'edit');
     this.side = make('div', { class: 'answers' }, ...answers.map(({ element }) => element));
     this.side.classList.toggle('several', answers.length > 1);
     this.element = make('section', { class: 'turn' }, this.said, this.editButton, this.side);
+  }
+
+  replace(old, answer) {
+    this.answers[this.answers.indexOf(old)] = answer;
+    old.element.replaceWith(answer.element);
   }
 
   /** Another answer beside those that are there, with which the conversation goes on. */
@@ -28,51 +33,33 @@ export class Turn {
     this.side.classList.add('several');
   }
 
-  /** Lets the question be written anew in its place. */
+  /** Lets the question be written anew in its place, or leaves it as it was. */
   #edit() {
-    const field = make('textarea', { rows: Math.min(8, this.text.split('\n').length + 1) });
-    field.value = this.text;
-    worded(field, 'question', {}, 'wordLabel');
-    const close = () => {
-      form.remove();
-      for (const element of [this.said, this.editButton]) element.hidden = false;
-      this.editButton.focus();
-    };
-    const cancel = worded(make('button', { type: 'button', class: 'plain', onclick: close }), 'cancel');
-    const send = worded(make('button', { type: 'submit', class: 'primary' }), 'send');
-    const form = make('form', { class: 'rewrite' }, field, make('div', { class: 'buttons' }, cancel, send));
-    form.addEventListener('submit', (event) => {
+    if (!this.said.isConnected) return this.field.replaceWith(this.said);
+    this.field = worded(make('textarea', { class: 'rewrite', rows: 4 }), 'question', {}, 'wordPlaceholder');
+    this.field.value = this.text;
+    this.field.addEventListener('keydown', (event) => {
+      if (event.key === 'Escape') this.editButton.click();
+      if (!isEnter(event)) return;
       event.preventDefault();
-      if (field.value.trim()) this.onEdit(this, field.value.trim());
+      if (this.field.value.trim()) this.onEdit(this, this.field.value.trim());
     });
-    field.addEventListener('keydown', (event) => {
-      if (event.key === 'Escape') close();
-      if (event.key !== 'Enter' || event.shiftKey || event.isComposing || event.keyCode === 229) return;
-      event.preventDefault();
-      form.requestSubmit();
-    });
-    for (const element of [this.said, this.editButton]) element.hidden = true;
-    this.said.before(form);
-    field.focus();
+    this.said.replaceWith(this.field);
+    return this.field.focus();
   }
 
   /** What it asks, as messages. */
   get messages() {
     if (this.results) return this.results.map(({ id, content }) => ({ role: 'tool', tool_call_id: id, content }));
-    return [{ role: 'user', content: this.#content }];
-  }
-
-  get #content() {
-    if (!this.audio) return this.text;
-    const { data, format } = this.audio;
+    const { data, format } = this.audio ?? {};
     const heard = { type: 'input_audio', input_audio: { data, format } };
-    return this.text ? [{ type: 'text', text: this.text }, heard] : [heard];
+    const parts = this.text ? [{ type: 'text', text: this.text }, heard] : [heard];
+    return [{ role: 'user', content: data ? parts : this.text }];
   }
 
   /** What a browser keeps of it. */
   get kept() {
     const { text, audio, results, chosen, answers } = this;
-    const sound = audio && { data: audio.data, format: audio.format, name: audio.name };
-    return { text, audio: sound, results, chosen, answers: answers.map((answer) => answer.kept) };
+    return { text, audio, results, chosen, answers: answers.map((answer) => answer.kept) };
   }
 }

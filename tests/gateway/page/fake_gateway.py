@@ -9,7 +9,7 @@ import json
 import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
@@ -34,8 +34,6 @@ Step = Event | float | threading.Event | object
 class Refusal:
     status: int
     message: str
-    headers: dict[str, str] = field(default_factory=dict)
-    code: str = ""
 
 
 Reply = Sequence[Step] | Refusal
@@ -147,7 +145,7 @@ class FakeGateway:
         self.bodies.append(body)
         reply = self.by_model.get(body["model"]) or (self.replies.pop(0) if self.replies else mixed_reply())
         if isinstance(reply, Refusal):
-            return JSONResponse(mistake(reply.message, reply.code), reply.status, headers=reply.headers)
+            return JSONResponse(mistake(reply.message), reply.status)
         return StreamingResponse(self._stream(number, body["model"], reply), media_type="text/event-stream")
 
     async def _stream(self, number: int, model: str, reply: Sequence[Step]) -> AsyncIterator[str]:

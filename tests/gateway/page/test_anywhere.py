@@ -26,7 +26,7 @@ def test_axe_finds_nothing_grave_and_nothing_is_wider_than_a_small_phone(
 
     assert is_sound()
     answered(page, "Hello")
-    page.click("#compare")
+    page.select_option("#secondMode", "edge")
     answered(page, "x" * 200, 3)
     assert is_sound()
     for opens in ("#open-saved", "#open-settings"):
@@ -34,7 +34,7 @@ def test_axe_finds_nothing_grave_and_nothing_is_wider_than_a_small_phone(
         assert is_sound()
         page.keyboard.press("Escape")
     page.set_viewport_size({"width": 360, "height": 740})
-    page.click("#strip-toggle")
+    page.click("#strip-line")
     expect(page.locator("#figures")).to_be_visible()
     assert not is_too_wide(page)
 
@@ -69,7 +69,7 @@ def test_the_keyboard_reaches_every_control_in_sight(page: Any) -> None:
         name, outline = page.evaluate(focused)
         reached[name] = outline
     del reached["question"]  # its box has the outline
-    controls = ["new", "open-saved", "language", "theme", "open-settings", "mode", "compare", "send"]
+    controls = ["new", "open-saved", "language", "theme", "open-settings", "mode", "secondMode", "send"]
     assert [reached.get(name, "not reached") for name in controls] == ["solid"] * len(controls)
 
 
@@ -89,9 +89,10 @@ def test_enter_that_takes_a_candidate_does_not_send(page: Any) -> None:
 
 
 def test_what_is_forbidden_would_be_noticed(page: Any, problems: list[str], expected: list[str]) -> None:
-    parts = ["style-src", "connect-src", "loud"]
-    expected += [*parts, "127.0.0.2:9"]
-    page.evaluate("document.body.insertAdjacentHTML('beforeend', '<p style=\"color: red\">')")
+    parts = ["style-src", "require-trusted-types-for", "connect-src", "loud"]
+    expected += [*parts, "TrustedHTML", "127.0.0.2:9"]
+    page.evaluate("document.body.setAttribute('style', 'color: red')")
+    page.evaluate("try { document.body.innerHTML = '<p>'; } catch {}")
     page.evaluate("fetch('http://127.0.0.2:9/').catch(() => {})")
     page.evaluate("console.error('loud')")
 

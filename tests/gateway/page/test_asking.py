@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -140,7 +139,6 @@ def test_a_target_that_tells_nothing_is_told_in_words_and_a_token_is_asked_by_th
     expect(page.locator("#token-draft .likely")).to_be_visible()
     page.click("#close-token")
     expect(page.locator("#token")).to_be_hidden()
-    expect(page.locator("#tip")).to_be_hidden()  # though the token has the focus again
 
 
 @pytest.mark.parametrize(("theme", "locale"), [("light", "en-US"), ("dark", "zh-CN")])
@@ -166,25 +164,6 @@ def test_a_branch_below_a_long_answer_is_brought_into_view(open_page: Pages) -> 
     settled(page, 2)
     tops = page.locator(".answer").evaluate_all("all => all.map(each => each.getBoundingClientRect().top)")
     assert tops[0] < tops[1] < 370, "it is in the upper half, or it is longer and its end is shown"
-
-
-def test_branches_are_exported(page: Any, tmp_path: Path) -> None:
-    text = written(page, "edge")
-    go_to(page, 2)
-    page.locator("#token-draft button").nth(1).focus()
-    page.keyboard.press("Enter")
-    settled(page, 2)
-    branch = page.locator(".text").nth(1).inner_text()
-    page.click("#open-saved")
-    for word, ending in (("json", "json"), ("markdown", "md")):
-        with page.expect_download() as download:
-            page.locator(f'[data-word="saved.{word}"]').first.click()
-        download.value.save_as(tmp_path / f"kept.{ending}")
-    first, second = json.loads((tmp_path / "kept.json").read_text(encoding="utf-8"))["turns"][0]["answers"]
-    assert (first["content"], second["content"]) == (text, branch) and "branch" not in first
-    assert second["branch"]["of"] == 0 and second["branch"]["at"] == 2 and second["parts"][0]["text"]
-    assert "chosen" in [part["origin"] for part in second["parts"]]
-    assert "going on from" in (tmp_path / "kept.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

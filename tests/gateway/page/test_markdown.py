@@ -1,11 +1,12 @@
 """Markdown in answers: what it becomes, that each letter keeps its origin, and that hostile text does nothing."""
 
+import re
 from typing import Any
 
 import pytest
 
 from .browsing import answered, expect, grave, is_too_wide
-from .fake_gateway import FakeGateway, plain_reply
+from .fake_gateway import FakeGateway, plain_reply, run
 
 pytestmark = pytest.mark.browser
 LONG = r"""# Reversing a list
@@ -48,47 +49,66 @@ HOSTILE = """<img src=/x onerror=alert(1)> & <b>bold</b> <script>alert(2)</scrip
 [click](javascript:alert(3)) [too](JaVa\tScript:alert(4)) [data](data:text/html,<script>alert(5)</script>)
 [there](<javascript:alert(6)>) ![pic](http://evil.example/x.png) ![](javascript:alert(7)) <javascript:alert(8)>
 [here](/v1/models) [an entity](java&#115;cript:alert(9)) [![in](http://evil.example/y.png)](vbscript:x)
+[title](http://evil.example/z 'x" onmouseover="alert(10)')
+
+| <img src=x onerror=alert(11)> | [t](javascript:alert(12)) |
+|---|---|
+| <svg/onload=alert(13)> | <math><mi//xlink:href="data:x,<script>alert(14)</script>"> |
+
+> - <form id=settings><input name=attributes></form> <a href="javascript:alert(15)" class="send">a</a>
+
+```x"onclick="alert(16)
+<script>alert(17)</script>
 """
 
 
-def test_any_text_is_written_once_in_its_order_and_growing_changes_nothing(page: Any) -> None:
+def test_letters_are_shown_in_their_order_and_growing_changes_nothing(page: Any) -> None:
     assert page.evaluate(_LAW, 400) == []
 
 
-# Texts made of what means something in Markdown. What is written: each part of the text at most once and in its order,
-# in harmless elements, and the same whether the text was there at once or grew in steps. Returns texts that break this.
+# Texts made of what means something in Markdown: each becomes harmless elements, its letters in their order, the same
+# whether the text was there at once or grew in steps. Returns texts that break this.
 _LAW = r"""async (count) => {
   const { Markdown } = await import('/page/markdown.js');
   const bits = [
     '*', '**', '_', '`', '```', '```py\n', '~~', '#', '# ', '> ', '- ', '1. ', '[ ] ', '[', '](', ')', '![', '<', '>',
     '<b>', '<!--', '&amp;', '&#0;', '\\', '$', '$$', '\\(', '\\]', '\n', '\n\n', '\n    ', ' ', '\t', '|', '|-|-|\n',
-    '---\n', '===', 'a', 'b c', '中', '，', '“', '🙂', 'https://a.b/c', 'javascript:x', 'x@y.z', 'www.a.b'];
+    '---\n', '===', 'a', 'b c', '中', '，', '“', '🙂', 'https://a.b/c', 'javascript:x', 'x@y.z', 'www.a.b',
+    '<img src=//a onerror=x>', '<a href=javascript:x>'];
   let state = 1;
   const random = (below) => { state = (state * 48271) % 2147483647; return state % below; };
   const written = (steps) => {
     const body = document.createElement('div');
-    const parts = [];
-    const markdown = new Markdown(body, (element, from, to, as) => {
-      if (from === to) return;
-      parts.push([from, to]);
-      element.append(as ?? steps.at(-1).slice(from, to));
+    const places = [];
+    const markdown = new Markdown(body, (element, at, letters) => {
+      places.push(at);
+      element.append(letters);
     });
-    for (const text of steps) { parts.length = 0; markdown.show(text, true); }
-    return [body, parts];
+    for (const text of steps) { places.length = 0; markdown.show(text, true); }
+    return [body, places];
   };
   const broken = [];
   for (let at = 0; at < count; at += 1) {
     const text = Array.from({ length: 2 + random(40) }, () => bits[random(bits.length)]).join('');
-    const [whole, parts] = written([text]);
-    const ends = [0, ...parts.map(([, to]) => to)];
-    const isOrdered = parts.every(([from, to], at) => from >= ends[at] && to > from && to <= text.length);
+    const [whole, places] = written([text]);
+    const isOrdered = places.every((place, at) => place >= (places[at - 1] ?? 0) && place < text.length);
     const cuts = [random(text.length + 1), random(text.length + 1)].sort((a, b) => a - b);
     const [grown] = written([...cuts.map((cut) => text.slice(0, cut)), text]);
-    const harmful = whole.querySelectorAll('img, script, style, iframe, b, a:not([href^="https:"], [href^="mailto:"])');
-    if (!isOrdered || grown.innerHTML !== whole.innerHTML || harmful.length) broken.push(text);
+    const kinds = 'img, script, style, iframe, b, a:not([href^="https:"], [href^="http:"], [href^="mailto:"])';
+    if (!isOrdered || grown.innerHTML !== whole.innerHTML || whole.querySelector(kinds)) broken.push(text);
   }
   return broken;
 }"""
+
+
+def test_each_word_keeps_the_origin_of_its_token(page: Any, fake: FakeGateway) -> None:
+    """Every word of the text is a token of its own; marks, addresses and markers of lists belong to words too."""
+    words = re.findall(r"\s*\S+", LONG)
+    fake.replies = [[run(word, "edge", at, token_ids=[at], token_chars=[len(word)]) for at, word in enumerate(words)]]
+    answered(page, "Hello")
+    told = page.locator(".text .run").evaluate_all("all => all.map((run) => [run.dataset.token, run.textContent])")
+    assert len(told) > 80
+    assert [[at, shown] for at, shown in told if shown.strip() not in words[int(at)] and shown != "☑"] == []
 
 
 def test_what_markdown_becomes(page: Any, fake: FakeGateway) -> None:
@@ -103,13 +123,13 @@ def test_what_markdown_becomes(page: Any, fake: FakeGateway) -> None:
     expect(text.locator("th")).to_have_text(["step", "pointer", "cost"])
     expect(text.locator("td")).to_have_text(["one", "next", "1", "two", "", "$O(n)$"])
     sides = text.locator("th").evaluate_all("all => all.map((cell) => getComputedStyle(cell).textAlign)")
-    assert sides == ["left", "center", "right"]
+    assert [side.removeprefix("-webkit-") for side in sides] == ["left", "center", "right"]
     expect(text.locator("ol > li")).to_have_count(2)
     expect(text.locator("ol")).to_have_attribute("start", "3")
     expect(text.locator("ol ul li")).to_have_text(["nested item", "☑ done"])
     expect(text.locator("blockquote p")).to_contain_text("second line")
     expect(text).to_contain_text(r"$a_1 * b_2 * c$ and \(x^2_i\), $5 or $6. A & B, *not* arr[i]")
-    expect(text.locator(".formula")).to_have_text("\\[\n\\sum_{i=1}^{n} x_i * y_i\n= b\n\\]")
+    expect(text).to_contain_text("\\[ \\sum_{i=1}^{n} x_i * y_i = b \\]")
     links = text.locator("a").evaluate_all("all => all.map((a) => [a.href, a.textContent, a.target, a.rel])")
     safe = ["_blank", "noopener noreferrer"]
     assert links == [
@@ -117,6 +137,10 @@ def test_what_markdown_becomes(page: Any, fake: FakeGateway) -> None:
         ["https://example.org/a_b", "https://example.org/a_b", *safe],
     ]
     expect(text.locator("hr")).to_have_count(1)
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    text.get_by_role("button", name="Copy").click()
+    expect(text.get_by_role("button", name="Copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()").startswith("def reverse(head):\n    return [*head]")
     assert not grave(page)
     page.emulate_media(color_scheme="dark")
     page.set_viewport_size({"width": 360, "height": 740})
@@ -128,14 +152,14 @@ def test_hostile_text_is_shown_and_does_nothing(page: Any, fake: FakeGateway) ->
     fake.replies = [plain_reply(HOSTILE)]
     answered(page, "<i>Hello</i> **there**")
     expect(page.locator(".said p")).to_have_text("<i>Hello</i> **there**")
-    for part in (
-        "<img src=/x onerror=alert(1)> & <b>bold</b> <script>alert(2)</script>",
-        "[click](javascript:alert(3))",
-    ):
+    for part in ("<img src=/x onerror=alert(1)> & <b>bold</b> <script>alert(2)</script>", "click [too]"):
         expect(page.locator(".text")).to_contain_text(part)
-    assert page.locator(".turn :is(img, b, i, iframe, style, script, object)").count() == 0
+    assert page.locator(".text :is(img, b, i, iframe, style, script, object, svg:not(.icon), math, form)").count() == 0
     hrefs = page.locator(".text a").evaluate_all("all => all.map((a) => a.getAttribute('href'))")
-    assert hrefs == ["http://evil.example/x.png", "http://evil.example/y.png"]  # links to pictures, which nobody loads
+    assert hrefs == [f"http://evil.example/{name}" for name in ("x.png", "y.png", "z")]  # the pictures are links
+    names = page.locator(".text *").evaluate_all("all => all.flatMap((each) => each.getAttributeNames())")
+    assert not [name for name in names if name.startswith("on") or name in ("id", "src", "style", "name")]
+    expect(page.locator(".text pre")).to_have_text("<script>alert(17)</script>")  # in a fence that is still open
 
 
 _HARD = (">", "- ", "[", "*a ", "`", "$", "\\(", "<!--", "|-")

@@ -3,6 +3,7 @@
 import base64
 import io
 import wave
+from array import array
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ DROP = """([name, bytes]) => {
   files.items.add(new File([new Uint8Array(bytes)], name));
   for (const type of ['dragover', 'drop']) {
     const event = new DragEvent(type, { dataTransfer: files, bubbles: true, cancelable: true });
-    document.querySelector('#composer').dispatchEvent(event);
+    document.body.dispatchEvent(event);
   }
 }"""
 
@@ -29,22 +30,6 @@ def silence() -> bytes:
         out.setframerate(16_000)
         out.writeframes(bytes(3200))
     return file.getvalue()
-
-
-# What the page hears of a recording: how many samples, how many in a second, and whether one of them is a sound.
-HEARD = """() => {
-  window.heard = { samples: 0, rate: 0, isLoud: false };
-  window.AudioWorkletNode = class extends AudioWorkletNode {
-    constructor(context, name) {
-      super(context, name);
-      heard.rate = context.sampleRate;
-      this.port.addEventListener('message', ({ data }) => {
-        heard.samples += data.length;
-        heard.isLoud ||= data.some(Boolean);
-      });
-    }
-  };
-}"""
 
 
 @pytest.fixture
@@ -78,11 +63,9 @@ def test_a_dropped_file_is_sent(page: Any, fake: FakeGateway) -> None:
 
 
 def test_a_recording_is_a_wav_of_one_channel(page: Any, fake: FakeGateway) -> None:
-    page.evaluate(HEARD)
     page.click("#record")
-    expect(page.locator("#record")).to_have_attribute("aria-label", "Stop recording")
-    wait_for(lambda: bool(page.evaluate("heard.isLoud && heard.samples > heard.rate / 2")))
-    least_s = page.evaluate("heard.samples / heard.rate")
+    expect(page.locator("#record")).to_have_attribute("title", "Stop recording")
+    page.wait_for_timeout(1500)  # Chromium's false microphone beeps once a second
     page.click("#record")
     expect(page.locator("#attached figcaption")).to_have_text("Recording")
     page.click("#send")
@@ -90,5 +73,5 @@ def test_a_recording_is_a_wav_of_one_channel(page: Any, fake: FakeGateway) -> No
     (heard,) = fake.bodies[0]["messages"][0]["content"]
     with wave.open(io.BytesIO(base64.b64decode(heard["input_audio"]["data"]))) as sound:
         assert (sound.getnchannels(), sound.getsampwidth(), sound.getframerate()) == (1, 2, 16_000)
-        assert least_s <= sound.getnframes() / 16_000 <= page.evaluate("heard.samples / heard.rate") + 0.001
-        assert any(sound.readframes(sound.getnframes()))  # Chromium's false microphone beeps
+        assert sound.getnframes() > 16_000
+        assert any(abs(sample) > 1000 for sample in array("h", sound.readframes(sound.getnframes())))

@@ -1,0 +1,79 @@
+"""The clients of `python -m bench clients`: what was recorded writes what its model writes, and costs nothing again."""
+
+from contextlib import closing
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import skydraft
+from bench.clients import agreement_of, drive, requests_of
+from bench.recorded_draft import KeptRow, KeptRows, RecordedDraft
+from skydraft.config import DecodingParams
+from skydraft.engines.toy import open_toy
+from skydraft.evaluation.modes import parse_mode
+from skydraft.gating.gates import measure
+
+from .serving import serving
+from .toys import law
+
+TEXTS = ("语速", "语速慢", "你好")
+PARAMS = DecodingParams(max_new_tokens=20)
+
+
+@law(60)
+@given(st.lists(st.floats(-30, 30, width=32), min_size=3, max_size=400), st.integers(3, 400))
+def test_a_row_that_is_written_is_the_one_that_was_read(values: list[float], kept: int) -> None:
+    """Its best tokens, so that a schema may forbid some, and its signals. Those that are not kept are equal."""
+    row, again = np.array(values, np.float32), np.empty(len(values), np.float32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bench.recorded_draft._NUM_KEPT", kept)
+        (read := KeptRow.of(row)).write(again)
+    found, signals, best = measure(again), measure(row), read.token_ids
+    assert sorted(row[best]) == sorted(row)[-kept:]  # of equal ones, any
+    assert np.allclose(row[best] - row.max(), again[best] - again.max(), atol=1e-3)
+    assert found.top_prob == pytest.approx(signals.top_prob, abs=1e-3)
+    assert found.margin == pytest.approx(signals.margin, abs=1e-3)
+    rest = 1 - np.exp(again[best].astype(float)).sum()
+    assert -1e-3 <= found.entropy - signals.entropy <= max(rest, 0) * np.log(len(row)) + 1e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "grammar"),
+    [("edge", ""), ("lossless;k=4", ""), ("gate=entropy:1.5;k=4", ""), ("edge", "regex:[0-9]{2}(左|右)[a-f]{3}。")],
+)
+def test_recorded_drafts_write_what_their_model_writes_and_compute_it_once(name: str, grammar: str) -> None:
+    """Also where rejected drafts are rolled back, a gate looks at what was recorded, or a schema forbids the best."""
+    real, target, mode = open_toy("toy:drift=0.3"), open_toy("toy"), parse_mode(name, lambda _: PARAMS)
+    params = DecodingParams(max_new_tokens=20, grammar=grammar)
+    texts, counts = list[Any](), list[int]()
+    with closing(KeptRows(real)) as kept:
+        for edge in (real, RecordedDraft(kept, 0.0), RecordedDraft(kept, 0.0)):
+            done = skydraft.generate("语速", edge=edge, cloud=target, plan=mode.plan, params=params).run()
+            texts.append((done.token_ids, done.origins))
+            counts.append(kept.num_computed)
+    assert texts[0] == texts[1] == texts[2] and counts[0] == 0 < counts[1] == counts[2]
+
+
+def test_all_clients_write_the_text_of_the_target() -> None:
+    mode, target = parse_mode("lossless;k=4", lambda _: PARAMS), open_toy("toy")
+    asked_for = requests_of(mode, TEXTS)
+    with serving(open_toy("toy"), max_sessions=4) as server, closing(KeptRows(open_toy("toy:drift=0.3"))) as kept:
+        connect = partial(skydraft.connect, server.address, require=True)
+        done = drive(connect, partial(RecordedDraft, kept, 0.0), [asked_for, asked_for[1:], asked_for[:1]])
+    alone = [skydraft.generate(t, cloud=target, plan=skydraft.make_plan("cloud"), params=PARAMS).run() for t in TEXTS]
+    first, second, third = (each.token_ids for each in alone)
+    assert [each.token_ids for each in done] == [first, second, third, second, third, first]
+
+
+def test_the_agreement_is_that_of_the_audited_part_of_what_was_skipped() -> None:
+    def record(outcome: str, committed: int, audited: int = 0, agreed: int = 0) -> Any:
+        return SimpleNamespace(outcome=outcome, num_committed=committed, num_audited=audited, num_agreed=agreed)
+
+    seen = [record("skipped", 10), record("verified", 6), record("written", 4)]
+    assert agreement_of([*seen[:2], record("written", 4, 4, 3)]) == pytest.approx(1 - 10 * 0.25 / 20)
+    assert agreement_of(seen) is None and agreement_of(seen[1:]) == 1 and agreement_of([]) is None
