@@ -35,6 +35,7 @@
         ├── SessionNotFound     the session ended, was evicted, or the server was restarted
         ├── SessionTaken        another generation uses this session number
         ├── Diverged            the two sides have different texts of the same length
+        ├── BrokenOff           a chat ended within its answer, from which it cannot go on
         └── CloudFailure        the server failed; its log says why
             ├── ContentFiltered the server refuses the text for what it says
             └── LeftGrammar     the text that the server writes is not one of the grammar
@@ -248,6 +249,9 @@ class SessionTaken(CloudError):
 
 class Diverged(CloudError):
     grpc_status = "FAILED_PRECONDITION"
+
+
+class BrokenOff(CloudError): ...
 
 
 class CloudFailure(CloudError): ...

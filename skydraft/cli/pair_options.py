@@ -26,7 +26,7 @@ from skydraft.protocol.address import is_url
 _PAIR = default_pair()
 Fallback = Literal["lost", "start"]
 OpenWhen = Literal["lazy", "ahead"]
-CloudApi = Literal["auto", "vllm", "sglang", "llama-server", "completions", "chat"]
+CloudApi = Literal["auto", "vllm", "sglang", "llama-server", "chat"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from skydraft.decoding.plan import Plan
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
 from skydraft.edge.channel import Awaited, shared_loop
-from skydraft.edge.server import OURS, Server
+from skydraft.edge.server import OURS, Server, check_drafts
 from skydraft.edge.servers import Servers
 from skydraft.edge.session import OwnServer
 from skydraft.edge.verifier import SILENT_S, Notices, Notify, Patience, RemoteVerifier, silent, too_late
@@ -208,10 +208,12 @@ class Cloud:
 
     def meet_for(self, plan: Plan, vocab: Vocab) -> CloudError | None:
         """Why a text that may go on alone begins so: the cloud is not there yet, and `fallback` allows it. Raises
-        CloudLost if it does not."""
+        CloudLost if it does not, and OptionError where the cloud cannot check drafts."""
+        check_drafts(plan, self.kind)
         if not self.falls_back(plan) or self.servers.is_met:
             return None
         gone = self.meet(vocab)
+        check_drafts(plan, self.kind)
         is_loading = isinstance(gone, CloudLoading)
         if not isinstance(gone, CloudLost) or (self.servers.is_reached and not is_loading):
             return None  # the verification finds out

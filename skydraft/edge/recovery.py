@@ -86,6 +86,7 @@ def _wanted(error: SkydraftError, now: Situation) -> Recovery:
                 return Recovery("alone" if now.falls_back else "give up")
             is_elsewhere = now.has_others and now.num_failures > 0
             return Recovery("elsewhere") if is_elsewhere else Recovery("open again", pause_s)
-        case errors.LimitExceeded() | errors.BudgetSpent() if now.falls_back:  # perhaps the text outgrew the context
+        # Perhaps the text outgrew the context.
+        case errors.LimitExceeded() | errors.BudgetSpent() | errors.BrokenOff() if now.falls_back:
             return Recovery("alone", is_final=True)
     return Recovery("give up")

@@ -6,16 +6,27 @@ from collections.abc import Coroutine
 from typing import Any, Protocol
 
 from skydraft.decoding.context import Context
+from skydraft.decoding.plan import Plan
 from skydraft.decoding.receipt import Sent
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
 from skydraft.edge.budget import Budget
 from skydraft.edge.channel import Waiting
 from skydraft.engines.vocab import Vocab
+from skydraft.errors import OptionError
 from skydraft.protocol.values import TargetId, Written
 from skydraft.types import DraftBlock, LinkCost, Prompt, Verdict
 
-OURS = "skydraft"
+OURS, CHAT = "skydraft", "chat"
+
+
+def check_drafts(plan: Plan, kind: str) -> None:
+    """Raise OptionError where a server of this kind cannot check the drafts of a plan."""
+    if kind == CHAT and plan.drafts and not plan.streams:
+        raise OptionError(
+            "A chat server cannot check a draft: that needs skydraft serve, vLLM, SGLang or llama-server.",
+            hint="Choose --mode quality, lossless or cloud, without --gate.",
+        )
 
 
 class Server(Protocol):
@@ -63,11 +74,15 @@ class RemoteText(Protocol):
     """One text at one server. Its asynchronous methods run on the event loop, one at a time, and each tries once.
 
     Only `target` may go on with it, None before one has begun it. `is_writing` says that the target writes, so that
-    `next_written` has an answer. Any thread may read what it has `spent`.
+    `next_written` has an answer. Any thread may read what it has `spent`. One that `resumes` can be gone on with after
+    tokens of the draft model.
     """
 
     target: TargetId | None
     sent: Sent
+
+    @property
+    def resumes(self) -> bool: ...
 
     @property
     def is_writing(self) -> bool: ...

@@ -32,6 +32,8 @@ _ONE_FAMILY = "Choose two models of one family."
 
 
 class OwnText:
+    resumes = True
+
     def __init__(
         self, server: OwnServer, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest
     ) -> None:

@@ -231,7 +231,7 @@ class RemoteVerifier:
         self._outage = gone
         if is_said := self._notices.may_tell_outage(time.monotonic()):
             self._unsaid.append(f"{self._gone(gone)}; going on alone.")
-        if not is_final:
+        if not is_final and self._text.resumes:
             self._probing = asyncio.ensure_future(self._probe(gone, is_said=is_said))
 
     def _gone(self, error: CloudError) -> str:

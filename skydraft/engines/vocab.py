@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ def num_shared(one: TokenIds, other: TokenIds) -> int:
     return int(differs.argmax()) if differs.any() else length
 
 
+_ANCHOR = "\n"  # joins no text after it; without it sentencepiece would put a space before a part
 _LOOKS_SPECIAL = re.compile(rb"<(?:\||\xef\xbd\x9c)\S+(?:\||\xef\xbd\x9c)>")  # <|name|>, with DeepSeek's bars too
 _MIN_CHINESE_SHARE = 0.01  # Qwen2.5 has 0.17
 
@@ -72,6 +74,17 @@ class Vocab:
     def encode(self, text: str) -> tuple[int, ...]:
         """Special tokens written out in the text are read as such."""
         return tuple(self._encode(text))
+
+    def encode_within(self, text: str) -> tuple[int, ...]:
+        """The same of a text that follows another one, as a part of its own."""
+        anchor, anchored = self.encode(_ANCHOR), self.encode(_ANCHOR + text)
+        return anchored[len(anchor) :] if anchored[: len(anchor)] == anchor else self.encode(text)
+
+    def literal(self, text: str) -> tuple[int, ...]:
+        """The tokens of a text within another, whatever it says: none is special."""
+        ends = [match.end() for match in self.marks.finditer(text)]
+        parts = (text[begin:end] for begin, end in pairwise((0, *ends, len(text))))
+        return tuple(token_id for part in parts for token_id in self.encode_within(part))
 
     def token_bytes(self, token_id: int) -> bytes:
         return self.pieces[token_id]

@@ -13,7 +13,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cache, lru_cache, partial
-from itertools import islice, product, takewhile
+from itertools import chain, islice, product, takewhile
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
@@ -32,7 +32,6 @@ _TEXTS = ("a", "1", "中", "\nb", " c", "<d")  # their first characters join the
 _DAYS = (datetime(2001, 2, 3), datetime(2032, 11, 30))
 _OTHER = "〻"  # no one begins with it
 _MIN_BEGINNING = 4
-_ANCHOR = "\n"  # joins no text after it; without it sentencepiece would put a space before a part
 _CHARS_READ = 8  # for each token of the context, before a longer text is read whole
 
 
@@ -121,17 +120,8 @@ def _changed(value: Any, change: Callable[[str], str]) -> Any:
 
 def _encode_parts(vocab: Vocab, text: str, cut: str) -> tuple[int, ...]:
     first, *others = text.split(cut)
-    token_ids = list(vocab.encode(first))
-    anchor = vocab.encode(_ANCHOR) if others else ()
-
-    @cache
-    def inner(part: str) -> tuple[int, ...]:
-        anchored = vocab.encode(_ANCHOR + part)
-        return anchored[len(anchor) :] if anchored[: len(anchor)] == anchor else vocab.encode(part)
-
-    for part in others:
-        token_ids += inner(part)
-    return tuple(token_ids)
+    within = cache(vocab.encode_within)
+    return (*vocab.encode(first), *chain.from_iterable(map(within, others)))
 
 
 def check_length(vocab: Vocab, text: str, most: int) -> None:

@@ -72,7 +72,7 @@ def test_a_file_that_does_not_load_is_named(
         assert f"To do: the {name} model needs 0.0 GB of memory, and 0.0 GB are free" in invoke(*asks)[1]
 
 
-@pytest.mark.parametrize("kind", ["own", "vllm", "llama-server", "completions"])
+@pytest.mark.parametrize("kind", ["own", "vllm", "llama-server", "openai", "vllm without a cache"])
 def test_a_server_is_described_and_its_link_measured(invoke: Invoke, kind: str) -> None:
     """What it writes for that is all that it writes. One that tells of no cache has something to repair."""
     asked: list[str] = []
@@ -81,14 +81,14 @@ def test_a_server_is_described_and_its_link_measured(invoke: Invoke, kind: str) 
             address, what = server.address, "skydraft "
             status, out, err = invoke("doctor", "--cloud", address, *EDGE)
     else:
-        with fake(kind) as stock:
-            stock.fault_of, address, what = asked.append, stock.url, kind  # type: ignore[assignment]
-            api = ["--cloud-api", kind] if kind == "completions" else []
-            status, out, err = invoke("doctor", "--cloud", address, *EDGE, *api)
+        with fake(kind.split()[0], block_len=4096 if "without" in kind else 1) as stock:
+            stock.fault_of, address = asked.append, stock.url  # type: ignore[assignment]
+            what = {"openai": "chat"}.get(kind, kind.split()[0])
+            status, out, err = invoke("doctor", "--cloud", address, *EDGE)
     assert re.search(rf"^server +{re.escape(address)}, {what}.*, plaintext$", out, re.M), err
     assert re.search(r"^model +toy", out, re.M) and re.search(LINK, out, re.M)
     assert sum(path in GENERATING for path in asked) in (0, 2)
-    told = kind != "completions"
+    told = kind != "vllm without a cache"
     assert status == (not told) and (f"Ready: toy:drift=0.3 drafts, {address} checks." in out) == told
     assert ("turn on the server's prefix cache" in out) != told
 

@@ -32,6 +32,7 @@ MENDED: dict[type[SkydraftError], tuple[Step, Step, Step]] = {
     errors.LimitExceeded: ("give up", "give up", "alone"),
     errors.NotAuthorized: ("give up", "elsewhere", "give up"),
     RateLimited: ("again", "again", "again"),
+    errors.BrokenOff: ("give up", "give up", "alone"),
     errors.BudgetSpent: ("give up", "give up", "alone"),
     SessionNotFound: ("open again", "open again", "open again"),
     errors.SessionTaken: ("open again", "open again", "open again"),

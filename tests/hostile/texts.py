@@ -16,6 +16,7 @@ PLANS = {
     "checked": make_plan(gate="always", k=4),
     "hand-back": make_plan(gate="always", k=4, hand_back="agree:2"),
 }
+STREAMS = {"cloud": PLANS["cloud"], "quality": make_plan("quality")}  # which a chat can be asked for
 
 
 def letters(spec: str) -> ToyEngine:
@@ -42,7 +43,8 @@ ALONE = skydraft.generate(TEXT, cloud=TARGET, plan=PLANS["cloud"], params=_PARAM
 def write(cloud: Any, plan: str, *, raw: bool = True, length: int = LENGTH) -> Generation:
     execution: Any = {"execution": "throughput"} if plan in ("checked", "hand-back") and cloud.is_stock else {}
     params = DecodingParams(max_new_tokens=length)
-    return skydraft.generate(TEXT, edge=DRAFT, cloud=cloud, plan=PLANS[plan], params=params, raw=raw, **execution)
+    plans = PLANS | STREAMS
+    return skydraft.generate(TEXT, edge=DRAFT, cloud=cloud, plan=plans[plan], params=params, raw=raw, **execution)
 
 
 def choices(engine: ToyEngine, token_ids: tuple[int, ...]) -> list[int]:

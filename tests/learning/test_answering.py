@@ -14,10 +14,13 @@ from skydraft.config import DecodingParams
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.toy import open_toy
 from skydraft.learning.answering import Answering
+from skydraft.learning.dataset import weights_of
 from skydraft.learning.lessons import Store
 from skydraft.prompts.messages import asked
 
+from ..hostile.texts import ALONE, DRAFT, LENGTH, TARGET, TEXT
 from ..serving import serving
+from ..stock.fakes import HOSTS, fake
 
 
 @pytest.mark.parametrize("is_error", [True, False])
@@ -52,6 +55,15 @@ def test_an_error_lets_the_answers_under_way_end_and_ctrl_c_does_not(tmp_path: P
     else:
         assert lengths == [1]
     assert len(answering.todo) == 8 - len(lengths)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_chat_answers_prompts(host: str, tmp_path: Path) -> None:
+    """Its text is learned from in tokens of the draft model."""
+    asks = [GenerateRequest(asked(TEXT), params=DecodingParams(max_new_tokens=LENGTH))]
+    with fake(host, TARGET) as server, closing(skydraft.connect(server.url, require=True)) as cloud:
+        (lesson,) = Answering(asks, DRAFT, cloud, weights_of(cloud), Store(tmp_path)).run(lambda lesson: None)
+    assert lesson and lesson.token_ids == ALONE and lesson.target == "name:toy" and set(lesson.marks) == {"t"}
 
 
 def test_a_target_of_this_process_writes_its_own_texts_and_each_once(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tests.hostile.texts import TARGET, write
 from tests.stock.fakes import GENERATING, Fake, fake
 from tests.stock.faults import Fault
 
-# `write` a text with this plan while the server, from its request `after` on, answers so; gives it and its requests.
+# `write` a text with this plan while the server answers so; gives it and how many requests it took.
 Spoilt: TypeAlias = Callable[..., tuple[Generation, int]]
 
 
@@ -29,17 +29,17 @@ def spoilt() -> Iterator[Spoilt]:
 
         @cache
         def met(api: str) -> tuple[Fake, Any]:
-            server = stack.enter_context(fake("completions" if api == "completions" else "vllm", TARGET))
+            server = stack.enter_context(fake("openai" if api == "chat" else api, TARGET))
             cloud = skydraft.connect(server.url, timeout_s=20, api=api, model="toy")
             stack.enter_context(closing(cloud))
             write(cloud, "cloud", raw=api != "chat").run()
             return server, cloud
 
         @cache
-        def spoil(api: str, plan: str, fault: Fault | None = None, *, after: int = 0) -> tuple[Generation, int]:
+        def spoil(api: str, plan: str, fault: Fault | None = None) -> tuple[Generation, int]:
             server, cloud = met(api)
             begun = num_asked(server)
-            server.fault_of = lambda path: fault if path in GENERATING and num_asked(server) - begun > after else None
+            server.fault_of = lambda path: fault if path in GENERATING else None
             try:
                 return write(cloud, plan, raw=api != "chat").run(), num_asked(server) - begun
             finally:

@@ -25,18 +25,18 @@ from tests.stock.answering import Answering
 from tests.stock.faults import SOUND, Cut, Fault, HungUp, Message, Receive, Send, gone
 from tests.stock.model import Asked, Model
 from tests.stock.native import LlamaServer, Sglang
-from tests.stock.openai import Completions, Hosted, Vllm
+from tests.stock.openai import DeepSeek, Gemini, OpenAI, Vllm
 
 DIALECTS: dict[str, Callable[..., Answering]] = {
     "vllm": Vllm,
     "llama-server": LlamaServer,
     "sglang": Sglang,
-    "completions": Completions,
-    "dashscope": partial(Hosted, continues="partial"),
-    "deepseek": partial(Hosted, continues="prefix"),
-    "mistral": partial(Hosted, continues="prefix", echoes=True),
-    "siliconflow": partial(Hosted, continues="extra prefix"),
+    "openai": OpenAI,
+    "openai, new": partial(OpenAI, new=True),
+    "deepseek": partial(DeepSeek, owner="deepseek"),
+    "gemini": partial(Gemini, owner="google"),
 }
+HOSTS = ("openai", "openai, new", "deepseek", "gemini")
 # Faults are for what generates; a handshake is spoilt by a fault for its own path.
 GENERATING = ("/v1/completions", "/v1/chat/completions", "/completion", "/generate")
 

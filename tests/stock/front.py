@@ -39,7 +39,7 @@ class Post:
     def prompt(self) -> Any:
         """Ids, or text."""
         if "messages" in self.body:
-            return "".join(each["content"] for each in self.body["messages"]) + self.body.get("prefix", "")
+            return "".join(each["content"] for each in self.body["messages"])
         return self.body.get("prompt", self.body.get("input_ids"))
 
     @property

@@ -1,7 +1,7 @@
 """What all fake servers share: a toy engine that writes, and a memory of what it was asked."""
 
 import codecs
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from skydraft.choosing.grammar import GrammarAlong, compile_grammar, masked
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Vocab, num_shared
 
@@ -22,21 +23,26 @@ class Sampling:
     seed: int | None = None
     ignore_eos: bool = False
     bias: tuple[tuple[int, float], ...] = ()
-    allowed: tuple[int, ...] | None = None
-    penalty: float = 1.0  # of the last tokens
-    last_n: int = -1
-    presence: float = 0.0
+    penalty: float = 1.0
+    presence: float = 0.0  # this and the next of the tokens that were written, without the prompt
+    frequency: float = 0.0
+    last_n: int | None = None  # llama-server: all three of so many last tokens
+    min_tokens: int = 0
+    grammar: str = ""
     is_late: bool = False  # the temperature comes after all that leaves tokens out
 
-    def edited(self, row: npt.NDArray[Any], ids: list[int]) -> npt.NDArray[Any]:
-        """Logits as they are chosen from: a bias, then a penalty of repeated tokens."""
-        if self.allowed is not None:
-            row = np.where(np.isin(np.arange(len(row)), self.allowed), row, -np.inf)
-        for token_id, bias in self.bias:
-            row = row + bias * (np.arange(len(row)) == token_id)
-        last = [*{*(ids[-self.last_n :] if self.last_n >= 0 else ids)}]
+    def edited(self, row: npt.NDArray[Any], ids: list[int], written: list[int], vocab: Vocab) -> npt.NDArray[Any]:
+        """Logits as they are chosen from."""
         row = row.copy()
-        row[last] = np.where(row[last] > 0, row[last] / self.penalty, row[last] * self.penalty) - self.presence
+        for token_id, bias in self.bias:
+            row[token_id] += bias
+        seen = ids if self.last_n is None else ids[-self.last_n :]
+        last = [*{*seen}]
+        row[last] = np.where(row[last] > 0, row[last] / self.penalty, row[last] * self.penalty)
+        counts = Counter(written if self.last_n is None else seen)
+        row[[*counts]] -= self.presence + self.frequency * np.array([*counts.values()])
+        if len(written) < self.min_tokens:
+            row[[*vocab.end_ids]] = -np.inf
         return row
 
     def chances(self, row: npt.NDArray[Any]) -> dict[int, float]:
@@ -115,12 +121,15 @@ class Model:
         noise = np.random.default_rng(len(self.asked) if how.seed is None else how.seed)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         ids, vocab = list(prompt), self.engine.vocab
+        along = GrammarAlong(compile_grammar(how.grammar, vocab), vocab, len(prompt)) if how.grammar else None
         self._texts.append((asked.salt, ids))
         sequence = self.engine.open(prompt)
         try:
             for index in range(num):
                 row = self.engine.extend_batch([(sequence, ids[-1:])])[0][0].copy()
-                token_id = how.pick(how.edited(row.astype(np.float64), ids), noise)
+                edited = how.edited(row.astype(np.float64), ids, ids[len(prompt) :], vocab)
+                edited = masked(edited, along.allowed(np.array(ids, np.int32))) if along else edited
+                token_id = how.pick(edited, noise)
                 ids.append(token_id)
                 asked.num_written += 1
                 is_end = token_id in vocab.end_ids and not how.ignore_eos

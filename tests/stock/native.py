@@ -1,10 +1,10 @@
 """Servers with a way of speaking of their own: llama-server, and SGLang's `/generate`."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any, ClassVar
 
-import numpy as np
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -56,12 +56,13 @@ class LlamaServer(Vllm):
     def _sampled(self, body: Body) -> Sampling:
         named = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "seed": None, "ignore_eos": False}
         given: Any = {name: body.get(name, usual) for name, usual in named.items()}
-        bias = tuple((i, -np.inf if x is False else x) for i, x in body.get("logit_bias", []))
-        given |= {"top_k": max(given["top_k"], 0), "bias": bias, "last_n": body.get("repeat_last_n", 64)}
-        order, usual = body.get("samplers", ["top_p", "temperature"]), self.model.usual
-        given |= {"presence": body.get("presence_penalty", usual["presence_penalty"])}
+        given |= {"top_k": max(given["top_k"], 0), "last_n": body.get("repeat_last_n", 64)}
+        order = body.get("samplers", ["top_p", "temperature"])
         given |= {"is_late": order.index("temperature") > order.index("top_p")}
-        return Sampling(**given, penalty=body.get("repeat_penalty", usual["repetition_penalty"]))
+        if "json_schema" in body:
+            given["grammar"] = f"json_schema:{json.dumps(body['json_schema'])}"
+        penalty = body.get("repeat_penalty", self.model.usual["repetition_penalty"])
+        return Sampling(**given | self.penalties_of(body) | {"penalty": penalty})
 
     async def completion(self, request: Request) -> Response:
         body = await self.body(request)
@@ -144,11 +145,12 @@ class Sglang(Vllm):
     async def generate(self, request: Request) -> Response:
         body = await self.body(request)
         given = dict(body.get("sampling_params") or {})
-        num, top_k = given.pop("max_new_tokens", 128), given.pop("top_k", -1)
+        num, top_k = given.get("max_new_tokens", 128), given.get("top_k", -1)
+        grammar = next((f"{kind}:{given[kind]}" for kind in ("json_schema", "regex") if given.get(kind)), "")
         how = Sampling(
             temperature=given.get("temperature", 1.0), top_k=max(top_k, 0), top_p=given.get("top_p", 1.0),
-            min_p=given.get("min_p", 0.0), ignore_eos=given.get("ignore_eos", False),
-            bias=tuple((int(i), x) for i, x in given.get("logit_bias", {}).items()),
+            min_p=given.get("min_p", 0.0), ignore_eos=given.get("ignore_eos", False), grammar=grammar,
+            min_tokens=given.get("min_new_tokens", 0), **self.penalties_of(given) | {"penalty": 1.0},
         )  # fmt: skip
         run = self.run(request, body, ids_of(body["input_ids"]), num, how)
         if body.get("stream"):

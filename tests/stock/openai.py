@@ -54,14 +54,18 @@ class Vllm(Answering):
         return list(self.model.tokenizer.encode(given)) if isinstance(given, str) else ids_of(given)
 
     def sampling_of(self, body: Body) -> Sampling:
-        named = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "seed": None, "ignore_eos": False}
+        named = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "seed": None, "ignore_eos": False, "min_tokens": 0}
         given: Any = {name: body.get(name, usual) for name, usual in named.items()}
-        bias = tuple((int(i), min(max(x, -100.0), 100.0)) for i, x in (body.get("logit_bias") or {}).items())
-        allowed = body.get("allowed_token_ids") if self.has_ids else None
+        for kind, content in (body.get("structured_outputs") or {}).items():
+            given["grammar"] = f"{ {'json': 'json_schema', 'grammar': 'lark'}.get(kind, kind) }:{content}"
+        return Sampling(top_k=max(body.get("top_k", 0), 0), **given, **self.penalties_of(body))
+
+    def penalties_of(self, body: Body) -> Body:
+        """Clamped, as vLLM does it; the names of all but llama-server."""
         usual = {name: body.get(name, value) for name, value in self.model.usual.items()}
-        how = {"bias": bias, "allowed": allowed, "penalty": usual["repetition_penalty"]}
-        how["presence"] = usual["presence_penalty"]
-        return Sampling(top_k=max(body.get("top_k", 0), 0), **given | how)
+        bias = tuple((int(i), min(max(x, -100.0), 100.0)) for i, x in (body.get("logit_bias") or {}).items())
+        how = {"bias": bias, "penalty": usual["repetition_penalty"], "presence": usual["presence_penalty"]}
+        return how | {"frequency": body.get("frequency_penalty", 0.0)}
 
     async def completions(self, request: Request) -> Response:
         body = await self.body(request)
@@ -117,62 +121,97 @@ class Vllm(Answering):
         usage["prompt_tokens_details"] = {"cached_tokens": run.asked.cached} if self.has_ids else None
         return usage
 
-    # --- Chat that goes on from the assistant's last message
-
-    continues = "continue_final_message"  # or partial, prefix, extra prefix: what a request says to have that
-    echoes = False  # whether a stream begins with what it goes on from
-
     async def chat(self, request: Request) -> Response:
         body = await self.body(request)
-        text, before = self._conversation(body)
-        prompt = list(self.model.tokenizer.encode(text))
-        run = self.run(request, body, prompt, body.get("max_tokens", 16), self.sampling_of(body))
-        return self.stream(run, self._deltas(run, before if self.echoes else ""), done=True)
+        run = self.run(request, body, self.conversation_of(body), body.get("max_tokens", 16), self.sampling_of(body))
+        return self.stream(run, self.deltas(run), done=True)
 
-    async def _deltas(self, run: Run, shown: str) -> AsyncIterator[Body]:
-        def part(delta: Body, ends: str | None = None) -> Body:
-            choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": ends}
-            return self._answer(run, [choice]) | {"object": "chat.completion.chunk"}
+    def conversation_of(self, body: Body) -> list[int]:
+        """What the model reads, by the toy's template: what was said, in a row."""
+        return list(self.model.tokenizer.encode("".join(message["content"] for message in body["messages"])))
 
-        yield part({"role": "assistant", "content": shown})
+    async def deltas(self, run: Run) -> AsyncIterator[Body]:
+        yield self.part(run, {"role": "assistant", "content": ""})
         async for token in run.tokens():
-            yield part({"content": token.text}, token.ends or None)
+            yield self.part(run, {"content": token.text}, token.ends or None)
         if (run.body.get("stream_options") or {}).get("include_usage"):
             yield self._answer(run, []) | {"object": "chat.completion.chunk", "usage": self._usage(run)}
 
-    def _conversation(self, body: Body) -> tuple[str, str]:
-        """What the model reads, by the toy's template (what was said, in a row), and what it goes on from.
-
-        A last message that is not gone on from is closed with <eos>, and another turn begins.
-        """
-        messages = body["messages"]
-        last = messages[-1]
-        said = "".join(message["content"] for message in messages)
-        if self.continues == "extra prefix" and "prefix" in body:
-            return said + body["prefix"], body["prefix"]
-        if last["role"] != "assistant":
-            return said, ""
-        goes_on = last.get(self.continues) is True
-        if self.continues == "continue_final_message":
-            goes_on = body.get("continue_final_message") and body.get("add_generation_prompt") is False
-        return (said, last["content"]) if goes_on else (said + "<eos>", "")
+    def part(self, run: Run, delta: Body, ends: str | None = None) -> Body:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": ends}
+        return self._answer(run, [choice]) | {"object": "chat.completion.chunk"}
 
 
-class Completions(Vllm):
-    """OpenAI's completions and chat without any extension: ids may be asked with, and only text comes back."""
-
-    paths: ClassVar = {"/v1/models": "models", "/v1/completions": "completions", "/v1/chat/completions": "chat"}
-    has_ids = False
-    salt = ""
-    continues = "nothing"
-
-
-class Hosted(Completions):
-    """A chat that takes messages alone. `continues` is DashScope's partial, DeepSeek's and Mistral's prefix, or
-    SiliconFlow's prefix beside the messages ("extra prefix")."""
+class OpenAI(Vllm):
+    """Chats as hosts document them: text alone, and an end that comes apart from it. `owner` is of its models; `new`
+    ones take neither max_tokens nor a temperature of their own. None of these hosts was asked by us."""
 
     paths: ClassVar = {"/v1/models": "models", "/v1/chat/completions": "chat"}
+    has_ids = False
+    salt = ""
+    thought = ()  # pieces, before the answer
 
-    def __init__(self, *args: Any, continues: str = "partial", echoes: bool = False, **named: Any) -> None:
+    def __init__(self, *args: Any, owner: str = "system", new: bool = False, **named: Any) -> None:
         super().__init__(*args, **named)
-        self.continues, self.echoes = continues, echoes
+        self.owner, self.new = owner, new
+
+    async def models(self, request: Request) -> Response:
+        card = {"id": self.model.name, "object": "model", "created": 1, "owned_by": self.owner}
+        return JSONResponse({"object": "list", "data": [card]})
+
+    async def chat(self, request: Request) -> Response:
+        body = await self.body(request)
+        if self.new and "max_tokens" in body:
+            raise Refused(400, "Unsupported parameter: 'max_tokens' is not supported with this model. "
+                               "Use 'max_completion_tokens' instead.")  # fmt: skip
+        if self.new and "temperature" in body:
+            raise Refused(400, f"Unsupported value: 'temperature' does not support {body['temperature']} with this "
+                               "model. Only the default (1) value is supported.")  # fmt: skip
+        limit = body.get("max_completion_tokens", body.get("max_tokens", 16))
+        how = Sampling(temperature=0.0) if self.new else self.sampling_of(body)
+        run = self.run(request, body, self.conversation_of(body), limit, how)
+        return self.stream(run, self.deltas(run), done=True)
+
+    async def deltas(self, run: Run) -> AsyncIterator[Body]:
+        yield self.part(run, {"role": "assistant", "content": "", "refusal": None}) | {"usage": None}
+        for piece in self.thought:
+            yield self.thinking(run, piece)
+        ends = ""
+        async for token in run.tokens():
+            ends = token.ends
+            if token.text:
+                yield self.part(run, {"content": token.text}) | {"usage": None}
+        for last in self.ending(run, ends):
+            yield last
+
+    def thinking(self, run: Run, piece: str) -> Body:
+        raise NotImplementedError
+
+    def ending(self, run: Run, ends: str) -> list[Body]:
+        last = self.part(run, {}, ends) | {"usage": None}
+        return [last, self.part(run, {}) | {"choices": [], "usage": self._usage(run)}]
+
+
+class DeepSeek(OpenAI):
+    """It thinks aloud first. The end, the usage and an empty text are one event."""
+
+    thought = ("嗯，", "so I think", "。")
+
+    def thinking(self, run: Run, piece: str) -> Body:
+        return self.part(run, {"content": None, "reasoning_content": piece})
+
+    def ending(self, run: Run, ends: str) -> list[Body]:
+        usage = self._usage(run) | {"prompt_cache_hit_tokens": 0}
+        return [self.part(run, {"content": "", "reasoning_content": None}, ends) | {"usage": usage}]
+
+
+class Gemini(OpenAI):
+    """Its last text has the end, and each event a usage whose total counts thoughts that nobody sees."""
+
+    async def deltas(self, run: Run) -> AsyncIterator[Body]:
+        async for token in run.tokens():
+            delta = {"role": "assistant", "content": token.text}
+            usage = self._usage(run)
+            yield self.part(run, delta, token.ends or None) | {
+                "usage": usage | {"total_tokens": 40 + usage["total_tokens"]}
+            }

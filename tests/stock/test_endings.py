@@ -8,7 +8,7 @@ import pytest
 
 from skydraft.learning.collect import lesson_of
 from skydraft.learning.lessons import UNJUDGED
-from tests.hostile.texts import ALONE, TARGET, assert_all_is_accounted_for
+from tests.hostile.texts import ALONE, LENGTH, STREAMS, TARGET, assert_all_is_accounted_for
 from tests.stock import faults
 from tests.stock.conftest import Spoilt
 from tests.stock.faults import Fault
@@ -41,14 +41,21 @@ ENDS: dict[str, Fault] = {
 
 
 @pytest.mark.parametrize("plan", ["cloud", "checked", "hand-back"])
-@pytest.mark.parametrize("api", ["completions", "vllm"])
 @pytest.mark.parametrize("name", ENDS)
-def test_what_came_before_a_bad_end_is_kept(name: str, api: str, plan: str, spoilt: Spoilt) -> None:
+def test_what_came_before_a_bad_end_is_kept(name: str, plan: str, spoilt: Spoilt) -> None:
     """54 tokens took 40 requests: each brought a token, whatever else had come with it."""
-    (_, num_sound), (generation, num_asked) = spoilt(api, plan), spoilt(api, plan, ENDS[name])
+    (_, num_sound), (generation, num_asked) = spoilt("vllm", plan), spoilt("vllm", plan, ENDS[name])
     assert_all_is_accounted_for(generation)
     assert generation.token_ids == ALONE and "edge-fallback" not in generation.origins
     assert num_asked <= num_sound + len(ALONE) / (NUM - 1)
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_the_draft_model_goes_on_where_a_chat_ends_badly(name: str, spoilt: Spoilt) -> None:
+    """The first event of this chat has no text."""
+    generation, num_asked = spoilt("chat", "quality", ENDS[name])
+    assert_all_is_accounted_for(generation)
+    assert list(generation.origins) == ["cloud"] * (NUM - 1) + ["edge-fallback"] * (LENGTH - NUM + 1) and num_asked == 1
 
 
 def refused(status: int, **error: Any) -> Fault:
@@ -75,23 +82,18 @@ REFUSED: dict[str, Fault] = {
 }
 
 
-@pytest.mark.parametrize("plan", ["cloud", "checked", "gated", "hand-back"])
+@pytest.mark.parametrize("plan", STREAMS)
 @pytest.mark.parametrize("name", [*FILTERS, *REFUSED])
 def test_a_filter_ends_the_text(name: str, plan: str, spoilt: Spoilt) -> None:
-    """It was asked again, then the text was lost; a gated text went on past it."""
-    # What was written before a refusal is kept. Where the target writes on, one request may bring the whole text.
-    num_before = 2 if name in REFUSED and plan in ("checked", "gated") else 0
-    sound, num_sound = spoilt("chat", plan)
-    generation, num_asked = spoilt("chat", plan, (FILTERS | REFUSED)[name], after=num_before)
-    assert generation.finish_reason == "content_filter"
+    """It was asked again, then the text was lost; the draft model went on past it."""
+    generation, num_asked = spoilt("chat", plan, (FILTERS | REFUSED)[name])
+    assert generation.finish_reason == "content_filter" and num_asked == 1
     own = generation.token_ids[:-1]
-    assert generation.text == TARGET.vocab.decode(own) and sound.token_ids[: len(own)] == own
+    assert generation.text == TARGET.vocab.decode(own) and ALONE[: len(own)] == own and bool(own) == (name in FILTERS)
     assert generation.token_ids[-1] in TARGET.vocab.end_ids and "edge-fallback" not in generation.origins
-    assert bool(own) == (name in FILTERS or num_before > 0)
-    assert num_asked <= (num_before + 2 if name in REFUSED else num_sound)  # with one that opens
 
 
 def test_a_filter_is_not_learned_from(spoilt: Spoilt) -> None:
     """No model chose the token that stands for its end."""
-    lesson = lesson_of(spoilt("completions", "checked", FILTERS["Zhipu: sensitive"])[0], "a", "b", "c")
+    lesson = lesson_of(spoilt("chat", "cloud", FILTERS["Zhipu: sensitive"])[0], "a", "b", "c")
     assert lesson is not None and lesson.marks[-1] == UNJUDGED and set(lesson.marks[:-1]) != {UNJUDGED}

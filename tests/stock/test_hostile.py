@@ -14,7 +14,16 @@ from skydraft.edge.stock.refusals import refusal
 from skydraft.errors import CloudLost, SkydraftError
 from skydraft.gateway.pair import Pair
 from tests.gateway.running import gateway
-from tests.hostile.texts import ALONE, DRAFT, LENGTH, TARGET, assert_all_is_accounted_for, assert_one_clear_line, write
+from tests.hostile.texts import (
+    ALONE,
+    DRAFT,
+    LENGTH,
+    STREAMS,
+    TARGET,
+    assert_all_is_accounted_for,
+    assert_one_clear_line,
+    write,
+)  # fmt: skip
 from tests.serving import Unhurried
 from tests.stock import faults
 from tests.stock.fakes import GENERATING, Fake, fake
@@ -46,26 +55,23 @@ WIRED: dict[str, Fault] = {
 # --- Text in place of ids
 
 
-@pytest.mark.parametrize(("api", "plan"), [("completions", "gated"), ("completions", "cloud"), ("chat", "gated")])
+@pytest.mark.parametrize("plan", STREAMS)
 @pytest.mark.parametrize("name", [*WIRED, *LATER])
-def test_a_server_of_text_that_fails_costs_no_token(name: str, api: str, plan: str) -> None:
-    """What it writes is cut into tokens here. Where each try brings three of them, a text comes to its end so."""
+def test_a_chat_that_fails_costs_no_token(name: str, plan: str) -> None:
     with (
-        fake("completions" if api == "completions" else "vllm", TARGET) as server,
-        closing(skydraft.connect(server.url, timeout_s=0.7, api=api, model="toy")) as cloud,
+        fake("openai", TARGET) as server,
+        closing(skydraft.connect(server.url, timeout_s=0.7, api="chat", model="toy")) as cloud,
     ):
-        raw = api != "chat"  # the toy's template adds nothing
-        assert write(cloud, "cloud", raw=raw).run().token_ids == ALONE
-        storm(server, (WIRED | LATER)[name], after=0 if plan == "cloud" else 2)
-        generation = write(cloud, plan, raw=raw)
+        assert write(cloud, "cloud", raw=False).run().token_ids == ALONE
+        storm(server, (WIRED | LATER)[name], after=0)
+        generation = write(cloud, plan, raw=False)
         try:
             generation.run()
         except SkydraftError as error:
             assert plan == "cloud" or name == "401"
             assert_one_clear_line(error)
         else:
-            assert "edge-fallback" in generation.origins or name in LATER
-            assert len(generation.token_ids) == LENGTH
+            assert "edge-fallback" in generation.origins and len(generation.token_ids) == LENGTH
         assert_all_is_accounted_for(generation)
 
 
@@ -73,7 +79,9 @@ def test_a_server_of_text_that_fails_costs_no_token(name: str, api: str, plan: s
 
 GREETINGS: dict[str, tuple[str, Fault]] = {
     "no models": ("/v1/models", faults.says(b'{"data": []}', "application/json")),
-    "models of nobody": ("/v1/models", faults.says(b'{"data": [{"id": "x"}]}', "application/json")),
+    "models of a host, which checks no draft": (
+        "/v1/models", faults.says(b'{"data": [{"id": "toy"}]}', "application/json"),
+    ),
     "models that are no list": ("/v1/models", faults.says(b'{"data": 7}', "application/json")),
     "a model without a name": ("/v1/models", faults.says(b'{"data": [{"owned_by": "vllm"}]}', "application/json")),
     "a model named by a list": (
@@ -143,13 +151,10 @@ LOADING = faults.refuses(503, '{"error": {"message": "Loading model", "type": "u
 ALREADY = [(), ("/v1/models",), ("/v1/models", "/props", "/health")]  # what it answers before it has loaded its model
 
 
-@pytest.mark.parametrize(
-    ("api", "already"), [*itertools.product(["llama-server", "vllm"], ALREADY), ("completions", ALREADY[1])]
-)
+@pytest.mark.parametrize(("api", "already"), [*itertools.product(["llama-server", "vllm"], ALREADY)])
 def test_a_server_that_loads_its_model_was_never_there_and_is_waited_for(api: str, already: tuple[str, ...]) -> None:
-    how: Any = {"api": api, "model": "toy"} if api == "completions" else {}
     lines: list[str] = []
-    with fake(api, TARGET) as server, closing(skydraft.connect(server.url, notify=lines.append, **how)) as cloud:
+    with fake(api, TARGET) as server, closing(skydraft.connect(server.url, notify=lines.append)) as cloud:
 
         def loading(path: str) -> Fault | None:
             return None if path in already else LOADING
@@ -162,8 +167,8 @@ def test_a_server_that_loads_its_model_was_never_there_and_is_waited_for(api: st
         assert len(lines) == 1 and "is not ready; waiting up to 30 s. The server answered 503: Loading" in lines[0]
 
         server.fault_of = loading
-        impatient = skydraft.connect(server.url, timeout_s=0.3, **how)
-        alone = skydraft.connect(server.url, timeout_s=0.3, fallback="start", **how)
+        impatient = skydraft.connect(server.url, timeout_s=0.3)
+        alone = skydraft.connect(server.url, timeout_s=0.3, fallback="start")
         with closing(impatient), closing(alone):
             for _ in range(2):
                 impatient.facts(0.2)

@@ -1,6 +1,5 @@
 """A server without skydraft gives what its model gives in this process, whatever the gate, the draft and the seed."""
 
-import re
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -12,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import skydraft
-from skydraft import DecodingParams, Generation, make_plan
-from skydraft.edge.stock.chat import HOSTS
+from skydraft import DecodingParams, make_plan
 from skydraft.engines.toy import open_toy
 
 from .. import toys
@@ -23,7 +21,6 @@ from ..toys import PROMPT, law
 from .fakes import GENERATING, fake
 from .faults import cut
 
-GATED = [("entropy:2", 4, "0"), ("entropy:2", 6, "4"), ("margin:0.5", 3, "text"), ("entropy:0.5", 1, "1")]
 DIALECTS = ("vllm", "llama-server", "sglang")
 SEED = 17
 plans = st.builds(
@@ -92,62 +89,6 @@ def test_quality_at_a_stock_server_goes_on_alone_and_then_streams_again() -> Non
     alone = done.origins.index("edge-fallback")
     assert len(done.token_ids) == 120 and 0 < alone <= 20 and set(done.origins[:alone]) == {"cloud"}
     assert done.origins[-1] == "cloud" and done.origins.count("cloud") > 40
-
-
-@pytest.mark.parametrize("dialect", ["vllm", "llama-server", "completions"])
-@pytest.mark.parametrize("drift", [0.0, 0.2, 0.8])
-def test_quality_at_a_stock_server_fits_a_grammar(dialect: str, drift: float) -> None:
-    pattern = "[0-9a-z]{3}-[0-9]{2,8}"
-    api = "completions" if dialect == "completions" else "auto"
-    params, edge = DecodingParams(max_new_tokens=40, grammar=skydraft.regex(pattern)), open_toy(f"toy:drift={drift}")
-    with fake(dialect) as server, closing(skydraft.connect(f"{server.url}/v1", api=api)) as cloud:
-        done = skydraft.generate("语速", edge=edge, cloud=cloud, plan=make_plan("quality"), params=params).run()
-    assert re.fullmatch(pattern, done.text) and done.finish_reason == "eos"
-
-
-TEXTS = ("completions", "dashscope", "deepseek", "mistral", "siliconflow")
-NAMES = {"dashscope": "aliyuncs", "deepseek": "deepseek", "mistral": "mistral", "siliconflow": "siliconflow"}
-APIS = {"completions": "completions"}
-
-
-@pytest.mark.parametrize("dialect", TEXTS)
-def test_a_server_that_gives_text_writes_what_its_model_would_after_that_text(
-    dialect: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if dialect != "completions":
-        monkeypatch.setitem(HOSTS, "127.0.0.1", next(how for host, how in HOSTS.items() if NAMES[dialect] in host))
-    edge, target, num_calls = open_toy("toy:drift=0.2"), open_toy("toy"), 0
-
-    def alone(text: str) -> str:
-        params = DecodingParams(max_new_tokens=48)
-        return skydraft.generate(text, cloud=target, plan=make_plan("cloud"), params=params, raw=True).run().text
-
-    with (
-        fake(dialect) as server,
-        closing(skydraft.connect(server.url, require=True, api=APIS.get(dialect, "chat"), model="toy")) as cloud,
-    ):
-        for gate, k, back in (*GATED, (None, None, None)):
-            plan = make_plan(gate=gate, k=k, hand_back=back) if gate else make_plan("cloud")
-            params = DecodingParams(max_new_tokens=40)
-            far = skydraft.generate("语速", edge=edge, cloud=cloud, plan=plan, params=params).run()
-            for begin, end in calls(far):
-                before, written = edge.vocab.decode(far.token_ids[:begin]), far.token_ids[begin:end]
-                num_calls += 1
-                assert alone("语速" + before).startswith(edge.vocab.decode(written))
-    assert num_calls > 10
-
-
-def calls(done: Generation) -> Iterator[tuple[int, int]]:
-    """From which to which token each call of the target reaches, with what it wrote on."""
-    starts = [r.base for r in done.records if r.outcome == "verified"]
-    for start in starts:
-        after = [r for r in done.records if r.base >= start]
-        end = start
-        for record in after:
-            if record.base != start and record.outcome != "written":
-                break
-            end = record.base + record.num_committed
-        yield start, end
 
 
 def test_a_gated_text_that_outgrew_the_servers_context_goes_on_alone(monkeypatch: pytest.MonkeyPatch) -> None:

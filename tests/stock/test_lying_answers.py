@@ -1,6 +1,7 @@
 """Answers that are small to send and much to keep, or that no Python number, terminal or header can carry."""
 
 import asyncio
+import copy
 import resource
 import sys
 import time
@@ -15,7 +16,7 @@ import skydraft
 from skydraft.edge.channel import Waiting
 from skydraft.edge.stock.dialect import Read, count, name
 from skydraft.edge.stock.wire import parsed
-from skydraft.edge.stock.writing import TextWriting
+from skydraft.edge.stock.writing import ChatWriting
 from skydraft.errors import CloudFailure, OptionError
 from tests.hostile.texts import ALONE, TARGET, assert_one_clear_line, write
 from tests.stock import faults
@@ -66,26 +67,24 @@ def test_a_megabyte_of_text_is_cut_a_little_at_a_time() -> None:
     async def come(waiting: Waiting) -> Any:
         return {}
 
-    vocab: Any = SimpleNamespace(encode=encode, pieces=TARGET.vocab.pieces, end_ids=TARGET.vocab.end_ids)
-    dialect = SimpleNamespace(echoes=False, written=lambda event: Read(text="语速" * 100_000))
+    vocab = copy.copy(TARGET.vocab)
+    vocab.encode = encode  # type: ignore[method-assign]
+    dialect = SimpleNamespace(written=lambda event: Read(text="语速" * 100_000))
     request = SimpleNamespace(says=lambda usage: None)
     events: Any = SimpleNamespace(arriving=come, read=lambda came: came, has_more=False, request=request)
-    writing = TextWriting(events, dialect, np.array([1], np.int32), vocab, text="", pending=b"", end_id=0)
+    writing = ChatWriting(events, dialect, np.array([1], np.int32), vocab, 0, ())
     rows = [asyncio.run(writing.next_row(Waiting(1, 1, 1))) for _ in range(4)]
-    assert [vocab.pieces[row.token_id].decode() for row in rows if row] and max(lengths) <= 1024
+    assert [vocab.pieces[row.token_id].decode() for row in rows if row] and max(lengths) <= 1025
 
 
 def test_a_count_that_no_price_can_be_made_of_is_none() -> None:
     """10**4000 tokens times a price is no float: the text ended with a traceback."""
     usage = {"completion_tokens": 10**4000}
     assert count(usage, "completion_tokens") == 0
-    event = faults.says(b'data: {"choices": [{"text": "A"}], "usage": {"completion_tokens": 1%s}}\n\n' % (b"0" * 4000))
-    with (
-        fake("completions", TARGET) as server,
-        closing(skydraft.connect(server.url, api="completions", model="m", price="1,1,1")) as cloud,
-    ):
-        server.fault_of = lambda path: event if path in GENERATING else None
-        assert write(cloud, "gated").run().receipt.cost
+    event = b'data: {"choices": [{"delta": {"content": "A"}}], "usage": {"completion_tokens": 1%s}}\n\n' % (b"0" * 4000)
+    with fake("openai", TARGET) as server, closing(skydraft.connect(server.url, price="1,1,1")) as cloud:
+        server.fault_of = lambda path: faults.says(event) if path in GENERATING else None
+        assert write(cloud, "quality", raw=False).run().receipt.cost
 
 
 @pytest.mark.parametrize("text", ["\x1b]0;x\x07", "\ud800", "a\nb"])

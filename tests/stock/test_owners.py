@@ -14,17 +14,15 @@ from skydraft.gateway.pair import Pair
 from tests.gateway.running import Running, gateway
 from tests.hostile.texts import DRAFT
 from tests.stock.front import Front
-from tests.stock.test_money import APIS, DIALECTS, standing
+from tests.stock.test_money import DIALECTS, standing
 
 KEYS = {"anna": "a" * 24, "bert": "b" * 24}
 SECRET = "语速，" * 24
 
 
 @contextmanager
-def shared(front: Front, dialect: str, *keys: str) -> Iterator[Running]:
-    api = APIS.get(dialect, "auto")
-    how: Any = {"api": api, "model": "toy" if dialect in APIS else None, "price": "1,10,0"}
-    with closing(skydraft.connect(front.url, **how)) as cloud:
+def shared(front: Front, *keys: str) -> Iterator[Running]:
+    with closing(skydraft.connect(front.url, price="1,10,0")) as cloud:
         labels = {f"Bearer {KEYS[name]}": name for name in keys}
         with gateway(Pair(DRAFT, cloud), authorize=labels.__getitem__ if len(keys) > 1 else None) as running:
             yield running
@@ -44,7 +42,7 @@ def told(answer: Any) -> Any:
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_key_does_not_learn_what_another_asked(dialect: str, tmp_path: Path) -> None:
-    with standing(dialect, tmp_path) as front, shared(front, dialect, "anna", "bert") as running:
+    with standing(dialect, tmp_path) as front, shared(front, "anna", "bert") as running:
         ask(running, "anna", "速")  # the first text may also ask what the server is
         new = told(ask(running, "anna"))
         assert told(ask(running, "bert")) == new and new[:3] == (0, 0, 0)
@@ -54,12 +52,12 @@ def test_a_key_does_not_learn_what_another_asked(dialect: str, tmp_path: Path) -
         assert other[0] > 0 if dialect == "vllm" else other == new
 
 
-@pytest.mark.parametrize("dialect", ["vllm", "llama-server", "sglang", "dashscope"])
+@pytest.mark.parametrize("dialect", ["vllm", "llama-server", "sglang", "openai"])
 def test_with_one_owner_cached_tokens_are_told(dialect: str, tmp_path: Path) -> None:
-    with standing(dialect, tmp_path) as front, shared(front, dialect, "anna") as running:
+    with standing(dialect, tmp_path) as front, shared(front, "anna") as running:
         assert told(ask(running, "anna"))[0] == 0
         answer = ask(running, "anna")
-        if dialect != "dashscope":  # this one tells none
+        if dialect != "openai":  # this one tells none
             assert 0 < told(answer)[0] <= answer["usage"]["prompt_tokens"] and told(answer)[2] > 0
 
 
@@ -70,7 +68,7 @@ def test_usage_is_of_one_prompt_however_often_it_is_sent(dialect: str, path: str
     given = {"input": SECRET} if path == "responses" else {"messages": [{"role": "user", "content": SECRET}]}
     how = {"model": "skydraft-quality", "skydraft": {"gate": "entropy:0.3", "k": 2, "hand_back": "0"}}
     limit = "max_output_tokens" if path == "responses" else "max_tokens"
-    with standing(dialect, tmp_path) as front, shared(front, dialect) as running:
+    with standing(dialect, tmp_path) as front, shared(front) as running:
         for _ in range(2):
             answer = httpx.post(f"{running.v1}/{path}", json={**how, **given, limit: 24}, timeout=30.0).json()
             usage, stats = answer["usage"], answer.get("skydraft", {}).get("stats")
@@ -109,7 +107,7 @@ def test_a_keyring_knows_whether_it_has_several_owners(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dialect", ["llama-server", "sglang"])
 def test_bytes_do_not_tell_what_another_asked(dialect: str, tmp_path: Path) -> None:
     """Counts of more digits, and signs of a prompt's progress that are left out, make an answer longer or shorter."""
-    with standing(dialect, tmp_path) as front, shared(front, dialect, "anna", "bert") as running:
+    with standing(dialect, tmp_path) as front, shared(front, "anna", "bert") as running:
         ask(running, "anna", "速")
         received = [ask(running, name)["skydraft"]["receipt"]["bytes_down"] for name in ("anna", "bert")]
         assert received[0] == received[1] > 0

@@ -19,7 +19,7 @@ COMMANDS = [
     if command.startswith("skydraft ")
 ]
 KINDS = {"http://gpu-box:8000/v1": "vllm", "http://localhost:8000/v1": "vllm", "http://localhost:8080": "llama-server",
-         "https://api.example/v1": "dashscope"}  # fmt: skip
+         "https://api.example/v1": "openai"}  # fmt: skip
 
 
 def test_the_page_has_commands() -> None:

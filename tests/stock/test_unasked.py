@@ -64,13 +64,9 @@ def test_a_receipt_is_what_the_server_was_asked(dialect: str, plan: str) -> None
     assert generation.receipt.servers == (cloud.name,)
 
 
-@pytest.mark.parametrize("dialect", ["vllm", "sglang", "llama-server", "completions"])
+@pytest.mark.parametrize("dialect", ["vllm", "sglang", "llama-server", "openai"])
 def test_a_first_contact_costs_nothing(dialect: str) -> None:
-    api = "completions" if dialect == "completions" else "auto"
-    with (
-        fake(dialect, TARGET) as server,
-        closing(skydraft.connect(server.url, api=api, price="1,2,3", max_cost=1.0)) as cloud,
-    ):
+    with fake(dialect, TARGET) as server, closing(skydraft.connect(server.url, price="1,2,3", max_cost=1.0)) as cloud:
         facts = cloud.facts(None)
         assert facts is not None and facts.name == "toy" and facts.wire_ms > 0
         assert not server.model.num_written and cloud.servers.all[0].budget.cost == 0  # type: ignore[attr-defined]

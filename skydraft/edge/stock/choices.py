@@ -1,9 +1,7 @@
-"""The choices of a text by what a server tells of them: its own tokens, or its best ones with log-probabilities.
+"""What a server without skydraft is asked to follow, and the choices of a text by what it tells.
 
-What the parameters change in the target's logits (a grammar, bans, penalties, a bias) changes these best tokens here.
-Each change is monotone in a token's own logit, so a token that the server did not tell, and which has at most the
-lowest logit of those that it told, has a bound after it. Where the best allowed one is not below it, it is the
-target's own constrained choice. Else one more request says which tokens may come.
+It applies penalties, biases and grammars by itself. A grammar begins with a request, so the request at the beginning of
+the answer carries it; each token that comes is held against it.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -14,47 +12,52 @@ import numpy as np
 import numpy.typing as npt
 
 from skydraft.choosing.chooser import Chooser
+from skydraft.choosing.thinking import ThinkingAlong
 from skydraft.config import DecodingParams
 from skydraft.decoding.plan import Plan
-from skydraft.edge.stock.dialect import Drawing, Row
-from skydraft.engines.vocab import Mask, TokenIds, Vocab
-from skydraft.errors import CloudFailure, OptionError
+from skydraft.edge.server import check_drafts
+from skydraft.edge.stock.dialect import Dialect, Row
+from skydraft.engines.vocab import TokenIds, Vocab
+from skydraft.errors import CloudFailure, LeftGrammar, OptionError
 
 MAX_BEST = 20  # log-probabilities of so many tokens; vLLM gives no more unless told to at its start
-# What changes no logits. With `min_call_prob` the draft model is careful about calls; a server decides by itself.
-_KEPT = frozenset((
-    "max_new_tokens", "stop", "stop_token_ids", "sentences", "temperature", "top_k", "top_p", "min_p", "seed",
-    "min_call_prob", "think_start", "think_end",
+# What the edge sees to, or every server takes. With `min_call_prob` the draft model is careful; a server decides alone.
+_EVERYWHERE = frozenset((
+    "max_new_tokens", "stop", "sentences", "temperature", "top_p", "seed", "grammar", "think_budget", "think_start",
+    "think_end", "min_call_prob",
 ))  # fmt: skip
-_BANS = (
-    "grammar", "no_repeat_ngram_size", "min_new_tokens", "content_ngram_size", "no_adjacent_repeat", "comma_gap",
-    "think_budget",
-)  # fmt: skip
-_SCALES = ("repetition_penalty", "content_penalty")  # by the sign of a logit, which log-probabilities do not tell
+_WITH_IDS = frozenset(("top_k", "min_p", "stop_token_ids"))
+_COUNTED = ("grammar", "presence_penalty", "frequency_penalty")  # by a server: from the beginning of a request
 _OFF = DecodingParams()
-_HINT = "--content-penalty 1 turns that of a style off; vLLM and llama-server take a repetition penalty without others."
 
 
-def _check_text(params: DecodingParams, plan: Plan) -> None:
-    """Raise OptionError for what a server that gives text cannot follow."""
-    there = "does not apply to a server that gives text, not token ids"
-    if params.top_k or params.min_p or params.stop_token_ids:
-        raise OptionError(f"One of --top-k, --min-p and stop_token_ids {there}.")
-    if others := [name for name in _changing(params) if name != "grammar"]:
-        raise OptionError(f"{_flag(others[0])} {there}: it changes the target's logits.")
-    if params.grammar and not plan.may_go_alone:
-        hint = "Choose --mode quality: the draft model goes on where the server's text leaves the grammar."
-        raise OptionError(f"--grammar in a mode without a gate {there}.", hint=hint)
-
-
-def _changing(params: DecodingParams) -> list[str]:
-    """The parameters that change the target's logits."""
-    names = (each.name for each in fields(params))
-    return [name for name in names if name not in _KEPT and getattr(params, name) != getattr(_OFF, name)]
+def _given(params: DecodingParams) -> set[str]:
+    return {each.name for each in fields(params) if getattr(params, each.name) != getattr(_OFF, each.name)}
 
 
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
+
+
+def check(params: DecodingParams, plan: Plan, kind: type[Dialect], *, has_tools: bool) -> None:
+    """Raise OptionError for what a server of this kind cannot follow. With tools a grammar says that one is called."""
+    check_drafts(plan, kind.name)
+    given, there = _given(params), f"at a server without skydraft ({kind.name})"
+    takes = kind.takes | _EVERYWHERE | (_WITH_IDS if kind.gives_ids else set())
+    if unfit := sorted(given - takes):
+        hint = "Leave it out (a --style, too), or use skydraft serve."
+        raise OptionError(f"{_flag(unfit[0])} does not apply {there}.", hint=hint)
+    if plan.drafts and not plan.streams and (unfit := [each for each in _COUNTED if each in given]):
+        hint = "Choose --mode quality, lossless or cloud, or use skydraft serve."
+        raise OptionError(f"{_flag(unfit[0])} needs a mode that streams {there}.", hint=hint)
+    if params.min_new_tokens and params.think_end:
+        hint = "Add --think off, or use skydraft serve."
+        raise OptionError(f"--min-new-tokens would count thoughts {there}.", hint=hint)
+    if params.grammar and (grammar := params.grammar.partition(":")[0]) not in kind.grammars:
+        hint = f"It takes the kinds {', '.join(kind.grammars)}; skydraft serve takes all."
+        hint = hint if kind.grammars else "Use skydraft serve, vLLM, SGLang or llama-server."
+        what = "tool_choice with a call that must come" if has_tools else f"A grammar of the kind {grammar}"
+        raise OptionError(f"{what} does not apply {there}.", hint=hint)
 
 
 class _Told(Chooser):
@@ -64,111 +67,94 @@ class _Told(Chooser):
 
 @dataclass(frozen=True)
 class Choices:
-    """How one text's tokens are chosen at a server of a `kind`. For one thread at a time.
+    """How the tokens of one text are chosen at a server of a kind that `check` found fit. For one thread at a time.
 
-    Above temperature 0 the best tokens are enough where top-k keeps no others; else the server draws, with random
-    numbers of its own. So it does for a stream: each draw of ours that differs from what it writes costs a request.
-    Raises OptionError for parameters that the server cannot follow.
+    Above temperature 0 the server draws, with random numbers of its own. The edge draws, from the server's best tokens,
+    where those are all that top-k keeps, drafts are to be accepted and nothing else changes the logits.
     """
 
     params: DecodingParams
     plan: Plan
     vocab: Vocab
     prompt_len: int
-    kind: str
-
-    def __post_init__(self) -> None:
-        params, changing = self.params, _changing(self.params)
-        if self.gives_text:
-            _check_text(params, self.plan)
-        if not self._is_native and (scales := [name for name in changing if name in _SCALES]):
-            raise OptionError(f"{_flag(scales[0])} needs logits, and this server tells log-probabilities.", hint=_HINT)
-        if self._draws_there and not self._is_native and (shifts := [name for name in changing if name not in _BANS]):
-            raise OptionError(f"{_flag(shifts[0])} needs --top-k 1 to {MAX_BEST} here, or --temperature 0.")
-
-    @property
-    def gives_text(self) -> bool:
-        return self.kind in ("completions", "chat")
+    kind: type[Dialect]
 
     @cached_property
-    def _draws_there(self) -> bool:
-        params = self.params
-        is_ours = 0 < params.top_k <= MAX_BEST and ((self.plan.drafts and not self.plan.streams) or self._constrains)
-        return bool(params.temperature) and (self.gives_text or not is_ours)
-
-    @cached_property
-    def _is_native(self) -> bool:
-        """Whether the server does all that changes its logits: a repetition penalty is the same everywhere."""
-        is_alone = _changing(self.params) == ["repetition_penalty"]
-        is_ours = self.params.temperature and 0 < self.params.top_k <= MAX_BEST
-        return is_alone and not is_ours and self.kind != "sglang"
-
-    @cached_property
-    def drawing(self) -> Drawing:
-        penalty = self.params.repetition_penalty if self._is_native else 1.0
-        if self._draws_there or self.gives_text or self._is_native:
-            return Drawing(drawn=self.params if self.params.temperature else None, penalty=penalty)
-        return Drawing(MAX_BEST if self._constrains else self._num_needed)
-
-    @cached_property
-    def _num_needed(self) -> int:
-        return self.params.top_k if self.params.temperature else 0
-
-    @cached_property
-    def _constrains(self) -> bool:
-        return bool(_changing(self.params)) and not self._is_native
+    def num_best(self) -> int:
+        """How many of its best tokens the server tells; 0 where it chooses."""
+        params, plan = self.params, self.plan
+        draws = params.temperature and 0 < params.top_k <= MAX_BEST and not _given(params) & self.kind.takes
+        return params.top_k if draws and plan.drafts and not plan.streams else 0
 
     @cached_property
     def chooser(self) -> Chooser:
         """What the rules of a verification choose with."""
-        kind = Chooser if self.drawing.num_best else _Told
+        kind = Chooser if self.num_best else _Told
         return kind(replace(self.params, min_call_prob=0.0), self.vocab, self.prompt_len)
 
-    def allowed(self, prefix: TokenIds) -> Mask | None:
-        """The tokens that text may go on with, [vocab]; None if that may be any."""
-        return self.changes(prefix) > -np.inf if self.gives_text and self._constrains else None
+    @cached_property
+    def _thinking(self) -> ThinkingAlong | None:
+        """A chat's text has no thoughts."""
+        return ThinkingAlong(self.params, self.vocab) if self.params.think_end and self.kind.gives_ids else None
+
+    def begins(self, text: TokenIds, first: int | None = None) -> bool:
+        """Whether the grammar, if there is one, begins after `text`. Where a text may think, its `first` token says so,
+        or the end of its thinking."""
+        generated = text[self.prompt_len :]
+        if not (self.params.grammar and self._thinking):
+            return bool(self.params.grammar) and not len(generated)
+        place = self._thinking.at(generated)
+        if first is None or len(generated) or not 0 <= first < self.vocab.size:
+            return place.has_ended and place.start == len(generated)
+        return self._thinking.at(np.array([first], np.int32)).thought.phase == "answer"
+
+    def asked(self, text: TokenIds, *, with_grammar: bool) -> DecodingParams:
+        """The parameters of a request that writes on after `text`."""
+        num_left = max(self.params.min_new_tokens - (len(text) - self.prompt_len), 0)
+        grammar, temperature = self.params.grammar if with_grammar else "", self.params.temperature
+        return replace(
+            self.params, grammar=grammar, min_new_tokens=num_left, temperature=0.0 if self.num_best else temperature
+        )
+
+    def forced(self, text: TokenIds) -> int | None:
+        """The token that comes after `text` whatever a server writes: of the end of its thinking, or its own end."""
+        if self._thinking and (token_id := self._thinking.forced(text[self.prompt_len :])) is not None:
+            return token_id
+        token_id = self.chooser.forced(text) if self.params.grammar else None
+        return token_id if token_id in self.vocab.end_ids else None
 
     def only(self, token_id: int) -> npt.NDArray[Any]:
         """The row of which this token is the choice."""
-        if not self.drawing.num_best:
+        if not self.num_best:
             return np.array(token_id, np.int32)
         logits = np.full(self.vocab.size, -np.inf, np.float32)
         logits[token_id] = 0.0
         return logits
 
-    def changes(self, prefix: TokenIds) -> npt.NDArray[np.float32]:
-        """What is added to each logit after a prefix, [vocab]: -inf for a token that is not allowed."""
-        return self.chooser.constrain(np.zeros(self.vocab.size, np.float32), prefix)
-
-    def row_of(self, row: Row, prefix: TokenIds, end_id: int) -> npt.NDArray[Any] | None:
-        """What a verification takes: the token that the server wrote; or, where the edge chooses, logits [vocab], -inf
-        for all tokens that the server did not tell about. None if one of those may be the choice."""
+    def row_of(self, row: Row, prefix: TokenIds, end_id: int) -> npt.NDArray[Any]:
+        """What a verification takes: the token that the server wrote, or, where the edge draws, logits [vocab], -inf
+        for tokens of which the server told nothing. Raises LeftGrammar."""
         if row.token_id >= self.vocab.size:
             raise CloudFailure(f"The server wrote the token {row.token_id}, which the vocabulary does not have.")
         if row.finish:
             return self.only(end_id)
-        if not self.drawing.num_best:
-            is_banned = self._constrains and self.changes(prefix)[row.token_id] == -np.inf
-            return None if is_banned else self.only(row.token_id)
-        logits = self._logits(row)
-        return logits if not self._constrains or self._is_enough(logits, prefix) else None
+        if self.params.grammar and self._leaves(prefix, row.token_id):
+            raise LeftGrammar("The server writes what its grammar does not allow here.")
+        return self._logits(row) if self.num_best else self.only(row.token_id)
+
+    def _leaves(self, prefix: TokenIds, token_id: int) -> bool:
+        """A server may spell what the grammar allows by other tokens than ours."""
+        if token_id in self.vocab.end_ids:
+            zeros = np.zeros(self.vocab.size, np.float32)
+            return bool(self.chooser.follow_grammar(zeros, prefix)[token_id] == -np.inf)
+        return self.chooser.has_left(np.append(prefix, np.int32(token_id)))
 
     def _logits(self, row: Row) -> npt.NDArray[np.float32]:
-        told, num_asked = dict(row.best), self.drawing.num_best
-        if len(told) < num_asked:
-            raise CloudFailure(f"The server told {len(told)} log-probabilities in place of {num_asked}.")
+        told = dict(row.best)
+        if len(told) < self.num_best:
+            raise CloudFailure(f"The server told {len(told)} log-probabilities in place of {self.num_best}.")
         logits = np.full(self.vocab.size, -np.inf, np.float32)
         for token_id, value in told.items():
             if token_id < self.vocab.size:  # beyond are rows that pad the model's matrix
                 logits[token_id] = value
         return logits
-
-    def _is_enough(self, logits: npt.NDArray[np.float32], prefix: TokenIds) -> bool:
-        """Whether no token that the server did not tell can be chosen: it has at most the lowest of those logits."""
-        told, num_needed = logits > -np.inf, self._num_needed
-        lowest = np.sort(logits[told])[-self.drawing.num_best :].min(initial=np.inf)  # vLLM tells its own token, too
-        scores = self.chooser.constrain(np.where(told, logits, lowest), prefix)
-        bound, best = scores[~told].max(initial=-np.inf), np.sort(scores[told])[::-1]
-        if bound == -np.inf or not num_needed:
-            return bool(told[scores.argmax()])  # among equals the lowest id is chosen
-        return bool(len(best) >= num_needed and best[num_needed - 1] >= bound)

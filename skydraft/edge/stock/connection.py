@@ -9,7 +9,7 @@ from skydraft.characters import one_line
 from skydraft.decoding.target import TargetFacts
 from skydraft.edge.budget import Budget
 from skydraft.edge.channel import Waiting
-from skydraft.edge.stock.chat import Chat, Completions
+from skydraft.edge.stock.chat import Chat
 from skydraft.edge.stock.dialect import Dialect, name
 from skydraft.edge.stock.ids import LlamaServer, Sglang, Vllm
 from skydraft.edge.stock.ledger import Ledger
@@ -23,9 +23,9 @@ from skydraft.types import named_weights
 
 # Chinese, code, a special token, and characters of several bytes: other tokenizers differ here.
 SAMPLE = "<|im_start|>user\n用一句话介绍北京的春天。def f(x):\n    return x ** 2  # 😀 naïve 12345\n"
-_DIALECTS: dict[str, type[Dialect]] = {each.name: each for each in (Vllm, Sglang, LlamaServer, Completions, Chat)}
-APIS = tuple(_DIALECTS)
-_OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama-server", "skydraft": "completions"}
+DIALECTS: dict[str, type[Dialect]] = {each.name: each for each in (Vllm, Sglang, LlamaServer, Chat)}
+APIS = tuple(DIALECTS)
+_OWNERS = {"vllm": Vllm, "sglang": Sglang, "llamacpp": LlamaServer}
 _LIFE = "/v1/models"  # of a server that is not known yet
 _QUESTION_S = 10.0  # timeout of questions about the model
 _LOOK_HERE_S = 3.0  # for a sign of life of a server on this machine: one that is gone refuses, so this one is busy
@@ -89,11 +89,11 @@ class StockOptions:
     @property
     def roots(self) -> tuple[str, str]:
         """Where the server's own interface begins, and where that of OpenAI's kind does: an address that ends in a
-        version, such as /api/v3, is the latter as it stands, and so is any path of a server of text."""
+        version, such as /api/v3, is the latter as it stands, and so is any path of a chat."""
         url, path = self.address, self._parts.path.rstrip("/")
         if re.search(r"/v\d+\w*$", path):
             return url.rpartition("/")[0], url
-        return url, url if path and self.api in ("completions", "chat") else f"{url}/v1"
+        return url, url if path and self.api == Chat.name else f"{url}/v1"
 
     def _no_address(self) -> OptionError:
         hint = "Write one address, for example http://HOST:PORT/v1."
@@ -135,7 +135,7 @@ class StockConnection:
         look_s = _LOOK_HERE_S if options.is_here else 0.0
         self.wire = Wire(*options.roots, self._pool, Ledger(self.budget), look_s)  # for what belongs to no text
         self._known = _Known()
-        self._goes_on: set[str] = set()  # models that go on from the assistant's last message
+        self.refused: set[str] = set()  # fields of a request that a chat does not take
         self._asking = asyncio.Lock()
         self.is_met = False
 
@@ -163,8 +163,6 @@ class StockConnection:
 
     async def greet(self, vocab: Vocab, timeout_s: float) -> None:
         await self.info_for(vocab, Waiting(timeout_s, timeout_s, timeout_s), self.wire)
-        if self.kind == "completions":  # of which nothing was asked that a server cannot tell while it loads its model
-            await self.wire.look("/health", timeout_s)
         self.is_met = True
 
     async def learn(self, timeout_s: float) -> TargetFacts:
@@ -208,27 +206,21 @@ class StockConnection:
             if known.info is None:
                 # Two connections: while one carries a text, the other carries signs of life.
                 dialect, _ = await asyncio.gather(self._dialect(timeout_s, wire), wire.look(_LIFE, timeout_s))
-                info = await self._described(dialect, timeout_s, wire)
-                if isinstance(dialect, Chat) and info.model not in self._goes_on:
-                    await dialect.check_that_it_goes_on(wire, info.model, timeout_s)
-                    self._goes_on.add(info.model)
-                known.info = info
+                known.info = await self._described(dialect, timeout_s, wire)
             return known.info
 
     async def _dialect(self, timeout_s: float, wire: Wire) -> Dialect:
         if self._options.api != "auto":
-            return _DIALECTS[self._options.api](wire.base)
+            return DIALECTS[self._options.api]()
         answer = await wire.ask("/v1/models", timeout_s)
         listed = answer.get("data") if isinstance(answer, dict) else None
-        first = listed[0] if isinstance(listed, list) and listed else None
-        owner = name(first.get("owned_by")) if isinstance(first, dict) else ""
-        if owner not in _OWNERS:
-            what = one_line(owner) or "no owner of its models"
+        if not isinstance(listed, list):
             raise WrongServer(
-                f"The server at {self.address} does not say what it is ({what}).",
+                f"The server at {self.address} does not say what it is.",
                 hint=f"Name it with --cloud-api {'|'.join(APIS)}.",
             )
-        return _DIALECTS[_OWNERS[owner]](wire.base)
+        first = listed[0] if listed else None
+        return _OWNERS.get(name(first.get("owned_by")) if isinstance(first, dict) else "", Chat)()
 
     async def _described(self, dialect: Dialect, timeout_s: float, wire: Wire) -> StockInfo:
         wanted = self._options.model

@@ -7,10 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
-from urllib.parse import urlsplit
-
-import numpy as np
-import numpy.typing as npt
 
 from skydraft.config import DecodingParams
 from skydraft.edge.stock.ledger import UNTOLD, Usage
@@ -21,7 +17,6 @@ from skydraft.types import FinishReason, Verdict
 
 T = TypeVar("T")
 Body: TypeAlias = Mapping[str, Any]
-_FAR = 100.0  # logits; no token that may not come is as much better than one that may
 TokenTuple: TypeAlias = tuple[int, ...]
 
 
@@ -40,8 +35,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What an answer or an event says: rows in order, or text; what they cost by the server's own counts; and why the
-    text ended ("": it did not).
+    """What an answer or an event says: rows in order, or text; what they cost by the server's own counts; whether the
+    model `thinks`; and why the text ended ("": it did not).
 
     `num_written`, if not 0, is the number of tokens so far: the last rows are new, others are told again.
     """
@@ -51,19 +46,23 @@ class Read:
     model: str = ""
     num_written: int = 0
     text: str = ""
+    thinks: bool = False
     finish: str = ""
 
 
 class Dialect:
-    """One kind of server. Paths are below the server's root; `life` answers at once whatever the server does."""
+    """One kind of server. Paths are below the server's root; `life` answers at once whatever the server does.
+
+    It `takes` these of the parameters that change a model's logits, and grammars of these kinds.
+    """
 
     name = ""
     life = "/v1/models"
+    gives_ids = False
     salt = ""  # the field of a request that keeps its cache apart from that of other values; "": there is none
     separates = False  # whether all versions do what `salt` asks for
-
-    def __init__(self, url: str = "") -> None:
-        self._host = urlsplit(url).hostname or ""
+    takes = frozenset(("presence_penalty", "frequency_penalty"))
+    grammars: tuple[str, ...] = ()
 
     async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> dict[str, int]:
         """The most tokens of prompt and text (0: unknown) of each model, or of `model` alone if it was named."""
@@ -78,58 +77,38 @@ class Dialect:
     def written(self, event: Any) -> Read:
         raise NotImplementedError
 
-    def one_written(self, answer: Any) -> Read:
-        return self.written(answer)
-
-
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """How tokens are chosen: drawn by the server, or here from its best ones; at temperature 0 there is no need.
-
-    Before, the server applies a repetition `penalty`; `changes` [vocab] is added to its logits, -inf for tokens that
-    may not come.
-    """
-
-    num_best: int = 0
-    drawn: DecodingParams | None = None
-    penalty: float = 1.0
-    changes: npt.NDArray[np.float32] | None = None
-
-    @property
-    def biases(self) -> list[tuple[int, float]]:
-        """The changes as what is added to some tokens, the fewer of both sides: bans, or all that may come lifted
-        above the others."""
-        assert self.changes is not None
-        changes, may_come = np.maximum(self.changes, -_FAR), np.isfinite(self.changes)
-        if may_come.sum() * 2 <= len(changes):
-            lift = _FAR - min(float(changes[may_come].min()), 0.0)
-            return [(int(token_id), lift + float(changes[token_id])) for token_id in np.flatnonzero(may_come)]
-        return [(int(token_id), float(changes[token_id])) for token_id in np.flatnonzero(changes)]
+    def refused_by(self, says: str) -> set[str]:
+        """The fields of a request that an error names, where a request can do without."""
+        return set()
 
 
 class IdDialect(Dialect):
     """A server that takes and gives token ids. Here is what vLLM and SGLang share."""
 
+    gives_ids = True
+    takes = Dialect.takes | {"logit_bias"}
+    grammars: tuple[str, ...] = ("json_schema", "json_object", "regex")
+
     async def tokenize(self, wire: Wire, model: str, text: str, timeout_s: float) -> TokenTuple | None:
         body = {"model": model, "prompt": text, "add_special_tokens": False}
         return numbers(field(await wire.ask("/tokenize", timeout_s, body), "tokens"))
 
-    def sampling(self, drawing: Drawing) -> dict[str, Any]:
-        # Else vLLM takes those of the model's generation_config.json, and all take those that they were started with.
-        penalties = {"repetition_penalty": drawing.penalty, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-        if (drawn := drawing.drawn) is None:
-            return {"temperature": 0, **penalties}
-        kept = {"top_p": drawn.top_p, "top_k": drawn.top_k or -1, "min_p": drawn.min_p}
-        return {"temperature": drawn.temperature, **kept, **penalties}
+    def sampling(self, params: DecodingParams) -> dict[str, Any]:
+        # Each is named, else vLLM takes the model's generation_config.json, and all take what they were started with.
+        names = ["repetition_penalty", "presence_penalty", "frequency_penalty"]
+        names += ["temperature", "top_p", "min_p"] if params.temperature else ["temperature"]
+        how: dict[str, Any] = {each: getattr(params, each) for each in names}
+        if params.temperature:
+            how["top_k"] = params.top_k or -1
+        if params.logit_bias:
+            how["logit_bias"] = {str(token_id): bias for token_id, bias in params.logit_bias}
+        return how
 
-    def writing(self, model: str, token_ids: Seq[int], num_tokens: int, drawing: Drawing) -> tuple[str, Body]:
-        """Path and body of a request for a stream of the next tokens."""
+    def writing(
+        self, model: str, token_ids: Seq[int], num_tokens: int, params: DecodingParams, num_best: int
+    ) -> tuple[str, Body]:
+        """Path and body of a request for a stream of the next tokens, each with its place's `num_best` best ones."""
         raise NotImplementedError
-
-    def one(self, model: str, token_ids: Seq[int], drawing: Drawing) -> tuple[str, Body]:
-        """The same for one token in an answer of one piece."""
-        path, body = self.writing(model, token_ids, 1, drawing)
-        return path, {**{name: value for name, value in body.items() if name != "stream_options"}, "stream": False}
 
 
 def rows_of(token_ids: TokenTuple, listed: Any, best: Callable[[Any], Iterable[tuple[Any, Any]]]) -> tuple[Row, ...]:

@@ -2,15 +2,14 @@
 llama-server of llama.cpp.
 """
 
+import json
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from typing import Any
 
-import numpy as np
-
+from skydraft.config import DecodingParams
 from skydraft.edge.stock.dialect import (
     Body,
-    Drawing,
     IdDialect,
     Read,
     Row,
@@ -28,39 +27,42 @@ from skydraft.edge.stock.dialect import (
 from skydraft.edge.stock.ledger import Usage
 from skydraft.edge.stock.wire import Wire
 from skydraft.errors import CloudFailure
+from skydraft.grammars import parts
 
 _ID = "token_id:"
+
+
+def _grammar(params: DecodingParams, **names: str) -> dict[str, str]:
+    """The grammar in the field of its kind; `names` are those that are called otherwise than the kind."""
+    kind, content = parts(params.grammar) if params.grammar else ("", "")
+    return {names.get(kind, kind): content} if kind else {}
 
 
 class Vllm(IdDialect):
     name = "vllm"
     life = "/health"
     salt, separates = "cache_salt", True
+    takes = IdDialect.takes | {"repetition_penalty", "min_new_tokens"}
+    grammars = (*IdDialect.grammars, "lark")
 
-    def writing(self, model: str, token_ids: Seq[int], num_tokens: int, drawing: Drawing) -> tuple[str, Body]:
+    def writing(
+        self, model: str, token_ids: Seq[int], num_tokens: int, params: DecodingParams, num_best: int
+    ) -> tuple[str, Body]:
         body: dict[str, Any] = {
-            "model": model, "prompt": list(token_ids), "max_tokens": num_tokens, **self.sampling(drawing),
-            "return_token_ids": True, "stream": True, "stream_options": {"include_usage": True},
+            "model": model, "prompt": list(token_ids), "max_tokens": num_tokens, **self.sampling(params),
+            "min_tokens": min(params.min_new_tokens, num_tokens), "return_token_ids": True,
+            "stream": True, "stream_options": {"include_usage": True},
             "ignore_eos": True, "skip_special_tokens": False,  # the edge decides where a text ends
         }  # fmt: skip
-        best = {"logprobs": drawing.num_best, "return_tokens_as_token_ids": True} if drawing.num_best else {}
-        return "/v1/completions", body | best | _vllm_changes(drawing)
+        if num_best:
+            body |= {"logprobs": num_best, "return_tokens_as_token_ids": True}
+        if grammar := _grammar(params, json_schema="json", lark="grammar"):
+            body["structured_outputs"] = grammar
+        return "/v1/completions", body
 
     def written(self, event: Any) -> Read:
         rows = tuple(row for choice in choices(event) for row in _vllm_rows(choice))
         return Read(rows, openai_usage(event), name(event.get("model")))
-
-
-def _vllm_changes(drawing: Drawing) -> dict[str, Any]:
-    """vLLM forbids all tokens but some; a bias goes to 100 there, and does not forbid."""
-    changes = drawing.changes
-    if changes is None:
-        return {}
-    may_come = np.isfinite(changes)
-    if may_come.sum() * 2 > len(changes):
-        return {"logit_bias": {str(token_id): bias for token_id, bias in drawing.biases}}
-    shifted = {str(token_id): float(changes[token_id]) for token_id in np.flatnonzero(may_come & (changes != 0))}
-    return {"allowed_token_ids": np.flatnonzero(may_come).tolist(), **({"logit_bias": shifted} if shifted else {})}
 
 
 def _vllm_rows(choice: Any) -> tuple[Row, ...]:
@@ -78,12 +80,16 @@ def _vllm_best(best: Any) -> Iterator[tuple[int, Any]]:
 class Sglang(IdDialect):
     name = "sglang"  # life: its /health writes a token first
     salt, separates = "extra_key", False  # it was ignored until April 2026
+    takes = IdDialect.takes | {"min_new_tokens"}
 
-    def writing(self, model: str, token_ids: Seq[int], num_tokens: int, drawing: Drawing) -> tuple[str, Body]:
-        how = {**self.sampling(drawing), "max_new_tokens": num_tokens, "ignore_eos": True}  # the edge ends the text
-        if drawing.changes is not None:
-            how["logit_bias"] = {str(token_id): bias for token_id, bias in drawing.biases}
-        best = {"return_logprob": True, "top_logprobs_num": drawing.num_best} if drawing.num_best else {}
+    def writing(
+        self, model: str, token_ids: Seq[int], num_tokens: int, params: DecodingParams, num_best: int
+    ) -> tuple[str, Body]:
+        how = {
+            **self.sampling(params), **_grammar(params), "max_new_tokens": num_tokens,
+            "min_new_tokens": min(params.min_new_tokens, num_tokens), "ignore_eos": True,  # the edge ends the text
+        }  # fmt: skip
+        best = {"return_logprob": True, "top_logprobs_num": num_best} if num_best else {}
         return "/generate", {"input_ids": list(token_ids), "sampling_params": how, **best, "stream": True}
 
     def written(self, event: Any) -> Read:
@@ -103,6 +109,8 @@ class LlamaServer(IdDialect):
 
     name = "llama-server"
     life = "/health"
+    takes = IdDialect.takes | {"repetition_penalty"}
+    grammars: tuple[str, ...] = ("json_schema", "json_object")
 
     async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> dict[str, int]:
         props = await wire.ask("/props", timeout_s)
@@ -118,14 +126,15 @@ class LlamaServer(IdDialect):
         body = {"content": text, "add_special": False, "parse_special": True}
         return numbers(field(await wire.ask("/tokenize", timeout_s, body), "tokens"))
 
-    def writing(self, model: str, token_ids: Seq[int], num_tokens: int, drawing: Drawing) -> tuple[str, Body]:
-        changes: dict[str, Any] = {"logit_bias": drawing.biases} if drawing.changes is not None else {}
-        if drawing.penalty != 1:
-            changes["repeat_last_n"] = len(token_ids) + num_tokens
+    def writing(
+        self, model: str, token_ids: Seq[int], num_tokens: int, params: DecodingParams, num_best: int
+    ) -> tuple[str, Body]:
+        grammar = {kind: json.loads(schema) for kind, schema in _grammar(params).items()}
         return "/completion", {
-            "prompt": list(token_ids), "n_predict": num_tokens, "n_probs": drawing.num_best,
-            **self.sampling(drawing), **changes, "repeat_penalty": drawing.penalty, "cache_prompt": True,
-            "return_tokens": True, "samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"],
+            "prompt": list(token_ids), "n_predict": num_tokens, "n_probs": num_best, **self.sampling(params), **grammar,
+            "repeat_penalty": params.repetition_penalty, "repeat_last_n": len(token_ids) + num_tokens,
+            "cache_prompt": True, "return_tokens": True,
+            "samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"],
             "stream": True, "return_progress": True,  # tells what was in the cache before the text ends
             "response_fields": ["stop", "tokens", "model", "prompt_progress", "timings"],  # 2 kB less at the end
         }  # fmt: skip
@@ -139,8 +148,9 @@ class LlamaServer(IdDialect):
             return Read((), usage, name(event.get("model")), usage.num_written)
         return Read(_llama_rows(event), num_written=count(event, "tokens_predicted"))
 
-    def one(self, model: str, token_ids: Seq[int], drawing: Drawing) -> tuple[str, Body]:
-        path, body = self.writing(model, token_ids, 1, drawing)
+    def one(self, model: str, token_ids: Seq[int], params: DecodingParams, num_best: int) -> tuple[str, Body]:
+        """A request for the next token in an answer of one piece."""
+        path, body = self.writing(model, token_ids, 1, params, num_best)
         fields = ["tokens", "completion_probabilities", "model", "timings"]
         return path, {**body, "stream": False, "return_progress": False, "response_fields": fields}
 

@@ -1,7 +1,7 @@
 """One text at a server without skydraft. The server keeps nothing: each request carries all tokens.
 
 A draft is checked by writing: the target writes from the base, and what comes is compared with the draft; the same
-request then writes on. Who chooses each token is in `choices`.
+request then writes on. Who chooses each token is in `choices`. A chat gets messages, so it writes all in one request.
 """
 
 import codecs
@@ -17,20 +17,29 @@ from skydraft.decoding.context import Context
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.verification import Rules, Verification
 from skydraft.edge.channel import Waiting
-from skydraft.edge.stock.chat import Chat, SoFar, TextDialect
-from skydraft.edge.stock.choices import Choices
-from skydraft.edge.stock.connection import StockConnection, StockInfo
-from skydraft.edge.stock.dialect import Body, Drawing, IdDialect, Row, read_safely
+from skydraft.edge.stock.chat import Chat
+from skydraft.edge.stock.choices import Choices, check
+from skydraft.edge.stock.connection import DIALECTS, StockConnection, StockInfo
+from skydraft.edge.stock.dialect import Body, Dialect, IdDialect, Row, read_safely
 from skydraft.edge.stock.ids import LlamaServer
 from skydraft.edge.stock.ledger import Carried, Ledger, Request, Usage
 from skydraft.edge.stock.wire import Events
-from skydraft.edge.stock.writing import TextWriting, Writing
+from skydraft.edge.stock.writing import ChatWriting, Writing
 from skydraft.engines.vocab import TokenIds, Vocab
-from skydraft.errors import CloudFailure, LeftGrammar, LimitExceeded, OptionError, TargetChanged
+from skydraft.errors import (
+    BrokenOff,
+    CloudFailure,
+    LeftGrammar,
+    LimitExceeded,
+    OptionError,
+    SkydraftError,
+    TargetChanged,
+)
 from skydraft.protocol.values import TargetId, Written
 from skydraft.types import Cost, DraftBlock, LinkCost, Prompt, Verdict
 
 _MAX_DRAWS, _MAX_CHAR = 16, 4  # for a token that a stream did not tell; tokens that a character may have
+_LOOK_S = 3.0  # for a sign of life of a host far away
 
 
 class StockText:
@@ -46,8 +55,6 @@ class StockText:
             )
         if prompt.media:
             raise OptionError("A server without skydraft takes no recordings.", hint="Add --share-audio none.")
-        if server.kind == Chat.name:
-            _check_chat(request)
         self._server, self._context, self._vocab = server, context, vocab
         self._prompt = np.array(prompt.token_ids, np.int32)
         self._params, self._given = request.params, request
@@ -58,24 +65,33 @@ class StockText:
         )
         in_prompt = vocab.end_ids & set(prompt.token_ids)  # the template ends turns with it
         self._end_id = min(in_prompt or vocab.end_ids, default=0)
-        self._choices = self._choose_at(server.kind)
+        self._kind: type[Dialect] | None = None
+        if kind := DIALECTS.get(server.kind):
+            self._choose_at(kind)
         self._info: StockInfo | None = None
         self._writing: Writing | None = None
+        self._carries_grammar = False  # the request of `_writing`
         self._text = self._prompt  # what was judged or written so far, while the target writes on
         self._limit: int | None = None  # the target may write until the text has so many tokens
         self._is_stopped = False
+        self._broken_by: SkydraftError | None = None  # what ended the last stream
         self._num_cached = 0  # tokens of the prompt of which a verdict or written tokens have told
         self._ledger = Ledger(server.budget, server.address, len(self._prompt), request.owner)
         self._wire = replace(server.wire, ledger=self._ledger)
         self.sent = self._ledger.sent
 
-    def _choose_at(self, kind: str) -> Choices:
-        """How tokens are chosen at a server of this kind, and with that the rules of the text."""
-        prompt_len, plan = len(self._prompt), self._given.plan
-        choices = Choices(self._params, plan, self._vocab, prompt_len, kind)
-        stopping = Stopping(self._params, self._vocab, self._params.max_new_tokens)
-        self._rules = Rules(prompt_len, choices.chooser, stopping)
-        return choices
+    def _choose_at(self, kind: type[Dialect]) -> None:
+        """Make the rules of the text for this kind of server. Raises OptionError for what it cannot follow."""
+        if kind is Chat:
+            _check_chat(self._given)
+        check(self._params, self._given.plan, kind, has_tools=bool(self._given.tools))
+        prompt_len, params, vocab = len(self._prompt), self._params, self._vocab
+        self._kind, self._choices = kind, Choices(params, self._given.plan, vocab, prompt_len, kind)
+        self._rules = Rules(prompt_len, self._choices.chooser, Stopping(params, vocab, params.max_new_tokens))
+
+    @property
+    def resumes(self) -> bool:
+        return self._kind is not Chat
 
     @property
     def is_writing(self) -> bool:
@@ -130,14 +146,8 @@ class StockText:
         draft = np.array(block.token_ids[:room], np.int32)
         text, work, num_rows = np.concatenate((seen, draft)), Verification(self._rules, seen, block), 0
         while work.next_feed(1) is not None:
-            drafted = int(draft[num_rows]) if num_rows < len(draft) else None
             so_far, limit = text[: len(seen) + num_rows], len(draft) - num_rows + 1 + write
-            try:
-                known, row = await self._row_after(so_far, limit, waiting, drafted)
-            except LeftGrammar:
-                if not num_rows:
-                    raise
-                return Verdict(block.base, num_rows - 1, block.token_ids[num_rows - 1]), num_rows
+            known, row = await self._row_after(so_far, limit, waiting)
             work.absorb(known[None])
             num_rows += 1
         return row.ends(work.verdict(Cost())), num_rows
@@ -174,7 +184,7 @@ class StockText:
 
     async def _read_rest(self, verdict: Verdict | None) -> None:
         if verdict is not None and verdict.finish and self._writing is not None:
-            await self._writing.rest(is_last=verdict.finish == "length")
+            await self._writing.rest()
 
     async def _has_arrived(self, waiting: Waiting) -> bool:
         writing = self._writing
@@ -189,14 +199,16 @@ class StockText:
 
     async def _ask_who(self, text: TokenIds, waiting: Waiting) -> StockInfo:
         """The server's kind and model, asked for unless it is writing after `text`. Raises TargetChanged if they are
-        not those of the beginning."""
-        if self._info is not None and self._writing is not None and self._writing.continues(text):
-            return self._info
+        not those of the beginning, BrokenOff where the server cannot go on from `text`."""
+        known = self._info
+        if known is not None and self._writing is not None and self._writing.continues(text):
+            return known
+        self._check_resumes(text)
         info = await self._server.info_for(self._vocab, waiting, self._wire)
         self._ledger.tells_cached = info.dialect.separates or not self._given.shares_target
-        if self._choices.kind != info.dialect.name:
-            self._choices = self._choose_at(info.dialect.name)
-        known = self._info
+        if self._kind is not type(info.dialect):
+            self._choose_at(type(info.dialect))
+            self._check_resumes(text)
         if known is None or (known.model, known.dialect.name) == (info.model, info.dialect.name):
             self._info = info
             self._bound(info.context_len)
@@ -204,6 +216,11 @@ class StockText:
         raise TargetChanged(
             f"The server at {self._server.address} runs {info.model} now; this text began with {known.model}."
         )
+
+    def _check_resumes(self, text: TokenIds) -> None:
+        if not self.resumes and len(text) > len(self._prompt):
+            why = f": {self._broken_by.line}" if self._broken_by else "."
+            raise BrokenOff(f"The chat ended within its answer, from which it cannot go on{why}")
 
     def _bound(self, context_len: int) -> None:
         room = context_len - len(self._prompt)
@@ -215,86 +232,65 @@ class StockText:
     def _room(self, text: TokenIds) -> int:
         return self._rules.stopping.max_new_tokens - (len(text) - len(self._prompt))
 
-    async def _row_after(
-        self, text: TokenIds, num_tokens: int, waiting: Waiting, drafted: int | None = None
-    ) -> tuple[npt.NDArray[Any], Row]:
+    async def _row_after(self, text: TokenIds, num_tokens: int, waiting: Waiting) -> tuple[npt.NDArray[Any], Row]:
         """What a verification takes after a text, and what the server said of it: nothing where one token is forced."""
-        choices, forced = self._choices, self._choices.chooser.forced(text)
-        is_written = self._writing is not None and self._writing.continues(text)
-        if forced is not None and (not is_written or forced in self._vocab.end_ids):
-            return choices.only(forced), Row(forced)
         info = await self._ask_who(text, waiting)
-        try:
-            row = await self._next_row(info, text, num_tokens, waiting, drafted)
-        except LeftGrammar:
-            if forced is None:
-                raise
-        if forced is not None:
+        choices = self._choices
+        if (forced := choices.forced(text)) is not None:
             return choices.only(forced), Row(forced)
-        if (known := choices.row_of(row, text, self._end_id)) is None:
-            row = await self._allowed_row(info, text, waiting)
-            known = choices.only(row.token_id)
-        return known, row
+        row = await self._next_row(info, text, num_tokens, waiting)
+        return choices.row_of(row, text, self._end_id), row
 
-    async def _next_row(
-        self, info: StockInfo, text: TokenIds, num_tokens: int, waiting: Waiting, drafted: int | None = None
-    ) -> Row:
+    async def _next_row(self, info: StockInfo, text: TokenIds, num_tokens: int, waiting: Waiting) -> Row:
         """The choice after a text: the next one of the current stream, or the first one of a new stream."""
-        for _ in range(2):  # a stream may have ended early
-            if self._writing is None or not self._writing.continues(text):
+        with_grammar = self._choices.begins(text)
+        for _ in range(3):  # a stream may have ended early, or begun an answer without its grammar
+            writing = self._writing
+            if writing is None or not writing.continues(text) or (with_grammar and not self._carries_grammar):
                 self._drop()
-                self._writing = self._begin(info, text, max(min(num_tokens, self._room(text)), 1))
-            row = await self._writing.next_row(waiting, drafted, self._choices.allowed(text))
-            self._check_model(self._writing.model)
+                num_tokens, self._carries_grammar = max(min(num_tokens, self._room(text)), 1), with_grammar
+                self._writing = writing = self._begin(info, text, num_tokens)
+            try:
+                row = await writing.next_row(waiting)
+            except CloudFailure as error:
+                self._server.refused |= info.dialect.refused_by(error.message)
+                raise
+            self._check_model(writing.model)
+            if row is not None and not with_grammar and self._choices.begins(text, row.token_id):
+                with_grammar = True
+                continue
             if row is not None:
                 return row
-            has_gap, has_failed = self._writing.has_gap, bool(self._writing.error)
+            self._broken_by = writing.error
             self._drop()
-            if has_gap and isinstance(info.dialect, LlamaServer):
-                return await self._untold_row(info, text, waiting)
-            if has_gap:
+            if writing.has_gap and isinstance(info.dialect, LlamaServer):
+                return await self._untold_row(info.dialect, info, text, waiting)
+            if writing.has_gap:
                 raise CloudFailure("The server has not told all tokens that it wrote.")
-            if has_failed:
+            if writing.error:
                 self._server.forget()
-                info = await self._ask_who(text, waiting)
+            info = await self._ask_who(text, waiting)
         raise CloudFailure("The server ended the text without a token.")
 
-    async def _untold_row(self, info: StockInfo, text: TokenIds, waiting: Waiting) -> Row:
+    async def _untold_row(self, dialect: LlamaServer, info: StockInfo, text: TokenIds, waiting: Waiting) -> Row:
         """The choice that a stream did not tell, since it ends within a character. If the server draws, it draws until
         that is so: taking any other token would make such characters rarer."""
-        drawing = self._choices.drawing
+        params, num_best = self._choices.asked(text, with_grammar=False), self._choices.num_best
         for _ in range(_MAX_DRAWS):
-            row = await self._one_row(info, text, drawing, waiting)
+            path, body = dialect.one(info.model, text.tolist(), params, num_best)
+            request = self._request(info, path, body, text, num_written=1)
+            answer = await self._wire.patiently(self._wire.whole(request), dialect.life, waiting)
+            request.says(Usage(num_written=1))
+            read = read_safely(dialect.one_written, answer)
+            request.says(read.usage)
+            self._check_model(read.model)
+            if len(read.rows) != 1:
+                raise CloudFailure(f"The server wrote {len(read.rows)} tokens in place of one.")
+            (row,) = read.rows
             written = self._vocab.text_bytes([*text[len(self._prompt) :][-_MAX_CHAR:].tolist(), row.token_id])
-            if drawing.drawn is None or codecs.utf_8_decode(written, "replace", False)[1] < len(written):
+            if not params.temperature or codecs.utf_8_decode(written, "replace", False)[1] < len(written):
                 break
         return row
-
-    async def _allowed_row(self, info: StockInfo, text: TokenIds, waiting: Waiting) -> Row:
-        """The server's choice among the tokens that may come: none that it told may, or one that it did not is better.
-        Above temperature 0 it draws that by itself."""
-        self._drop()
-        changes = self._choices.changes(text)
-        drawing = Drawing(drawn=self._params if self._params.temperature else None, changes=changes)
-        row = await self._one_row(info, text, drawing, waiting)
-        if row.token_id >= self._vocab.size or changes[row.token_id] == -np.inf:
-            raise CloudFailure(f"The server wrote the token {row.token_id}, which it was told not to write.")
-        return row
-
-    async def _one_row(self, info: StockInfo, text: TokenIds, drawing: Drawing, waiting: Waiting) -> Row:
-        """One token alone, not as a stream where that would not tell it."""
-        dialect = info.dialect
-        assert isinstance(dialect, IdDialect)
-        path, body = dialect.one(info.model, text.tolist(), drawing)
-        request = self._request(info, path, body, text, num_written=1)
-        answer = await self._wire.patiently(self._wire.whole(request), dialect.life, waiting)
-        request.says(Usage(num_written=1))
-        read = read_safely(dialect.one_written, answer)
-        request.says(read.usage)
-        self._check_model(read.model)
-        if len(read.rows) != 1:
-            raise CloudFailure(f"The server wrote {len(read.rows)} tokens in place of one.")
-        return read.rows[0]
 
     def _request(self, info: StockInfo, path: str, body: Body, text: TokenIds, num_written: int = 0) -> Request:
         carried = Carried(len(text), text[len(self._prompt) :], len(self._context.generated), num_written)
@@ -307,20 +303,20 @@ class StockText:
         return self._num_cached - before
 
     def _begin(self, info: StockInfo, text: TokenIds, num_tokens: int) -> Writing:
-        dialect = info.dialect
+        dialect, choices = info.dialect, self._choices
         if isinstance(dialect, IdDialect):
-            path, body = dialect.writing(info.model, text.tolist(), num_tokens, self._choices.drawing)
-            request = self._request(info, path, body, text)
-            return Writing(Events(self._wire, request, dialect.life), dialect, text, num_tokens)
-        assert isinstance(dialect, TextDialect)
-        written = self._vocab.text_bytes(text[len(self._prompt) :])
-        so_far, length = codecs.utf_8_decode(written, "replace", False)  # cut at whole characters
-        going_on = SoFar(self._messages, self._vocab.written(self._prompt.tolist()), so_far)
-        path, body = dialect.going_on(info.model, going_on, num_tokens, self._params)
-        events = Events(self._wire, self._request(info, path, body, text), dialect.life)
-        return TextWriting(
-            events, dialect, text, self._vocab, text=so_far, pending=written[length:], end_id=self._end_id
-        )  # fmt: skip
+            params, num_best = choices.asked(text, with_grammar=self._carries_grammar), choices.num_best
+            path, body = dialect.writing(info.model, text.tolist(), num_tokens, params, num_best)
+            events = Events(self._wire, self._request(info, path, body, text), dialect.life)
+            return Writing(events, dialect, text, num_tokens)
+        assert isinstance(dialect, Chat)
+        params = self._params
+        path, body = dialect.asking(info.model, self._messages, params, self._server.refused)
+        wire = replace(self._wire, look_s=_LOOK_S)  # a host far away takes longer to show that it is there
+        events = Events(wire, self._request(info, path, body, text), dialect.life)
+        opened = params.think_end if not params.think_start else ""  # by our template; its own thoughts do not come
+        before = self._vocab.encode(f"{opened}\n\n") if opened else ()
+        return ChatWriting(events, dialect, text, self._vocab, self._end_id, before)
 
     def _check_model(self, model: str) -> None:
         if model and not self._server.is_named(model):
@@ -338,12 +334,12 @@ def _check_chat(request: GenerateRequest) -> None:
     given = {
         "A prompt without a template (--raw)": request.raw or not request.messages, "A list of tools": request.tools,
         "A call of a tool": calls,
-        "Continuing a message": request.begun_is_prompt or any(message.is_open for message in request.messages),
+        "Continuing a message": request.begun or any(message.is_open for message in request.messages),
     }  # fmt: skip
     if unfit := [what for what, is_given in given.items() if is_given]:
         raise OptionError(
             f"{unfit[0]} does not apply to a chat server, which puts messages into a template of its own; mode edge "
-            "takes it.", hint="Use --cloud-api completions, or a server that takes token ids.",
+            "takes it.", hint="Use skydraft serve, vLLM, SGLang or llama-server.",
         )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """The tokens that a server writes after a prefix, as they come: as ids, or as text that is cut into tokens here."""
 
+import codecs
 from collections import deque
 from contextlib import suppress
 from dataclasses import replace
@@ -11,18 +12,17 @@ from skydraft.edge.channel import Waiting
 from skydraft.edge.stock.dialect import Row, read_safely
 from skydraft.edge.stock.ledger import Usage
 from skydraft.edge.stock.wire import Events
-from skydraft.engines.vocab import Mask, TokenIds, Vocab
-from skydraft.errors import CloudError, CloudFailure, ContentFiltered, LeftGrammar, SkydraftError
+from skydraft.engines.vocab import TokenIds, Vocab
+from skydraft.errors import CloudError, CloudFailure, ContentFiltered, SkydraftError
 
-_MAX_TOKEN = 1024  # bytes of text that are cut into tokens at a time: a server may send a megabyte at once
+_MAX_TEXT = 1024  # characters that are cut into tokens at a time: a server may send a megabyte at once
 _MAX_IDLE = 1000  # events; llama-server tells how far it has read a prompt
+_MAX_EVENTS = 200_000  # of one answer with its thoughts
 _SOON = Waiting(0.5, 0.5, 0.5)
 # Why a text ended, in small letters: it was cut, the server failed, or its filter cut in. All others are ends.
 _CUT = ("length", "max_tokens", "model_length", "model_context_window_exceeded")
 _FAILED = ("error", "abort", "insufficient_system_resource", "network_error")
 _FILTERED = ("content_filter", "sensitive", "safety", "recitation", "prohibited_content", "blocklist", "refusal")
-_LEFT = "The text that the server writes leaves the grammar."
-_ALONE = "Without --require-cloud the draft model goes on there."
 FILTERED = Row(-1, finish="content_filter")
 
 
@@ -50,10 +50,10 @@ class Writing:
             await self._next(waiting)
         return bool(self._rows)
 
-    async def rest(self, *, is_last: bool) -> None:
-        """Read the end of an answer, if it is whole or this token `is_last`: it tells what was in the cache."""
+    async def rest(self) -> None:
+        """Read the end of an answer, if it is whole: it tells what was in the cache."""
         with suppress(SkydraftError):
-            while (is_last or self.is_whole) and not self._is_over:
+            while self.is_whole and not self._is_over:
                 await self._next(_SOON)
 
     @property
@@ -71,10 +71,9 @@ class Writing:
         except SkydraftError as error:
             self.error, self._is_over = error, True
 
-    async def next_row(self, waiting: Waiting, drafted: int | None = None, allowed: Mask | None = None) -> Row | None:
-        """The next row, where the draft has the token `drafted`; None if no more comes. Of a server that gives text it
-        is an allowed one. Raises a SkydraftError if nothing comes in time, or for an answer that failed before its
-        first token; LeftGrammar where no allowed token is in the text."""
+    async def next_row(self, waiting: Waiting) -> Row | None:
+        """The next row; None if no more comes. Raises a SkydraftError if nothing comes in time, or for an answer that
+        failed before its first token."""
         while not self._rows and not self._is_over:
             await self._next(waiting)
         if not self._rows:
@@ -120,69 +119,34 @@ class Writing:
         self._events.close()
 
 
-class TextWriting(Writing):
-    """The same of a server that gives text. Its tokens may be cut otherwise than ours: what agrees is text.
-
-    `pending` are bytes of a character that the text so far has begun; the request leaves them out, so they come again.
-    `end_id` is the token for the end of the text.
-    """
+class ChatWriting(Writing):
+    """The same of a chat: its text is cut into tokens of ours, with the tokens `before` it, and `end_id` ends it."""
 
     def __init__(
-        self, events: Events, dialect: Any, prefix: TokenIds, vocab: Vocab, *, text: str, pending: bytes, end_id: int
+        self, events: Events, dialect: Any, prefix: TokenIds, vocab: Vocab, end_id: int, before: tuple[int, ...]
     ) -> None:
         super().__init__(events, dialect, prefix, 0)
-        self._vocab, self._end_id = vocab, end_id
-        self._again = (text.encode() if dialect.echoes else b"") + pending
+        self._vocab, self._end_id, self._before = vocab, end_id, before
         self._half = ""  # the first half of a character of UTF-16
-        self._held = b""  # text that is not cut into tokens yet
+        self._held = ""  # the last characters, which may be of one token with what follows
+        self._num_cut = self._num_events = 0  # tokens; events with text or thoughts
         self._finish = ""  # why the text ended; some servers say so before its last events
-
-    async def arrived(self, waiting: Waiting) -> bool:
-        while not self._has_text and not self._is_over and (self._events.has_more or self._finish):
-            await self._next(waiting)
-        return self._has_text or self._has_ended
 
     @property
     def is_whole(self) -> bool:
         return bool(self._finish)
 
-    @property
-    def _has_ended(self) -> bool:
-        return isinstance(self.error, ContentFiltered) or (self._is_over and self._finish not in ("", *_CUT))
-
-    @property
-    def _has_text(self) -> bool:
-        return bool(self._held) and not self._again.startswith(self._held)
-
-    async def next_row(self, waiting: Waiting, drafted: int | None = None, allowed: Mask | None = None) -> Row | None:
-        """The token with which the text goes on: the drafted one, if the text begins with it."""
-        piece = b"" if drafted is None else self._vocab.pieces[drafted]
-        while not self._is_over and (
-            not self._has_text or (len(self._held) < len(piece) and piece.startswith(self._held))
-        ):
-            await self._next(waiting)
-        if self._has_text:
-            token_id = drafted if piece and drafted is not None and self._held.startswith(piece) else self._cut()
-            if allowed is not None and not allowed[token_id]:
-                token_id = self._part(allowed)
-            self._held = self._held[len(self._vocab.pieces[token_id]) :]
-        elif isinstance(self.error, ContentFiltered) or not self._has_ended:
-            return self._last_row()
-        else:
-            token_id = drafted if drafted is not None and drafted in self._vocab.end_ids else self._end_id
-            if allowed is not None and not allowed[token_id]:
-                raise LeftGrammar(_LEFT, hint=_ALONE)
-        self._own.append(token_id)
-        return Row(token_id)
-
     async def _next(self, waiting: Waiting) -> None:
-        """Take the next event. After the text ended, one that does not come at once is not waited for."""
+        """Take the next event. Whatever ends the answer ends the text; after its end little is waited for."""
         try:
             await super()._next(_SOON if self._finish else waiting)
-        except CloudError:
-            if not self._finish:
-                raise
-            self._is_over = True
+        except CloudError as error:
+            self.error, self._is_over = None if self._finish else error, True
+        if self._is_over:
+            self._cut(is_last=True)
+            if self._finish and self.error is None:
+                is_cut = self._finish in _CUT
+                self._rows.append(Row(-1, finish="length") if is_cut else Row(self._end_id))
 
     def _take(self, event: Any) -> None:
         if event is None:
@@ -190,14 +154,14 @@ class TextWriting(Writing):
             return
         said = self._dialect.written(event)
         self.model = said.model or self.model
+        self._num_events += bool(said.text or said.thinks)
+        if self._num_events > _MAX_EVENTS:
+            raise CloudFailure("The server writes without an end.")
+        self._held += self._joined(said.text)
+        self._cut(is_last=False)
         # A server sends an event for each token, or for a few; at the end it may count them itself.
-        text = self._joined(said.text)
-        num_tokens = max(self._num_tokens(text), bool(said.text))
-        self.num_written = max(said.usage.num_written, self.num_written + num_tokens)
+        self.num_written = max(said.usage.num_written, self._num_cut, self._num_events)
         self._events.request.says(replace(said.usage, num_written=self.num_written))
-        self._held += text.encode()
-        if self._again and not self._again.startswith(self._held):
-            self._held, self._again = self._held.removeprefix(self._again), b""
         finish = said.finish.lower()
         if finish.startswith(_FILTERED):
             raise ContentFiltered(f"The server ended the text: {finish}.")
@@ -211,25 +175,34 @@ class TextWriting(Writing):
         self._half = text[-1:] if "\ud800" <= text[-1:] <= "\udbff" else ""
         return text.removesuffix(self._half).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
-    def _num_tokens(self, text: str) -> int:
-        """About how many tokens a text is for the server; of a long one, its characters."""
-        return len(self._vocab.encode(text)) if len(text) <= _MAX_TOKEN else len(text)
+    def _cut(self, *, is_last: bool) -> None:
+        """Make tokens of the text that came. Its end stays, unless it is the last, where more text may make another
+        token of it."""
+        while self._held:
+            text, rest = self._held[:_MAX_TEXT], self._held[_MAX_TEXT:]
+            token_ids = self._tokens(text)
+            if not (rest or is_last):
+                token_ids = self._whole(token_ids[:-1])
+                rest = text[len(self._vocab.decode(token_ids)) :]
+            if not token_ids:
+                return
+            self._held = rest
+            self._rows += map(Row, (*self._before, *token_ids))
+            self._num_cut, self._before = self._num_cut + len(token_ids), ()
 
-    def _cut(self) -> int:
-        text = self._held[:_MAX_TOKEN].decode(errors="replace")
-        for beginning in (text, text[:1]):
-            for token_id in self._vocab.encode(beginning)[:1]:
-                if (piece := self._vocab.pieces[token_id]) and self._held.startswith(piece):
-                    return token_id
-        with suppress(ValueError):  # a character that was begun by other tokens
-            return self._vocab.pieces.index(self._held[:1])
-        raise CloudFailure("The server wrote text that the draft model's tokens cannot write.")
+    def _tokens(self, text: str) -> tuple[int, ...]:
+        with suppress(ValueError):
+            if self._vocab.text_bytes(token_ids := self._vocab.literal(text)) == text.encode():
+                return token_ids
+        try:
+            return tuple(self._vocab.pieces.index(bytes([byte])) for byte in text.encode())
+        except ValueError as error:
+            raise CloudFailure("The server wrote text that the draft model's tokens cannot write.") from error
 
-    def _part(self, allowed: Mask) -> int:
-        """The longest allowed token with which the text begins: it may leave the grammar within a token."""
-        pieces = self._vocab.pieces
-        parts = [token_id for token_id in np.flatnonzero(allowed).tolist() if pieces[token_id]]
-        parts = [token_id for token_id in parts if self._held.startswith(pieces[token_id])]
-        if not parts:
-            raise LeftGrammar(_LEFT, hint=_ALONE)
-        return max(parts, key=lambda token_id: len(pieces[token_id]))
+    def _whole(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """The tokens up to the last character that is whole."""
+        written = self._vocab.text_bytes(token_ids)
+        while codecs.utf_8_decode(written, "replace", False)[1] < len(written):
+            token_ids = token_ids[:-1]
+            written = self._vocab.text_bytes(token_ids)
+        return token_ids

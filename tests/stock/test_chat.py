@@ -1,0 +1,187 @@
+"""Any chat of OpenAI's kind is a target that streams, and the draft model goes on where it breaks off."""
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+import skydraft
+from skydraft import DecodingParams, Generation, make_plan
+from skydraft.errors import BrokenOff, CloudFailure, CloudLost, OptionError
+from tests.hostile.texts import ALONE, DRAFT, LENGTH, TARGET, TEXT, choices
+from tests.stock import faults
+from tests.stock.fakes import GENERATING, HOSTS, Fake, fake
+from tests.thinking.scripts import OPENED, pair_of
+
+NOWHERE = "http://127.0.0.1:9/v1"
+
+
+@pytest.fixture(params=HOSTS)
+def host(request: pytest.FixtureRequest) -> Iterator[Fake]:
+    with fake(request.param, TARGET) as server:
+        yield server
+
+
+def write(cloud: Any, mode: str = "quality", **given: Any) -> Generation:
+    params = DecodingParams(**{"max_new_tokens": LENGTH} | given)
+    return skydraft.generate(TEXT, edge=DRAFT, cloud=cloud, plan=make_plan(mode), params=params)
+
+
+def num_asked(server: Fake) -> int:
+    return sum(asked.path in GENERATING for asked in server.model.asked)
+
+
+def assert_goes_on(done: Generation, num_written: int) -> None:
+    """The first tokens are the server's, and the draft model has chosen all others after exactly these."""
+    assert list(done.origins) == ["cloud"] * num_written + ["edge-fallback"] * (len(done.token_ids) - num_written)
+    assert done.token_ids[num_written:] == tuple(choices(DRAFT, done.token_ids)[num_written:])
+    assert len(done.token_ids) == LENGTH and "\ufffd" not in done.text
+
+
+@pytest.mark.parametrize("mode", ["cloud", "lossless", "quality"])
+def test_a_text_is_the_chats_own(host: Fake, mode: str) -> None:
+    with closing(skydraft.connect(host.url)) as cloud:
+        write(cloud).run()
+        num_before, done = num_asked(host), write(cloud, mode).run()
+    assert cloud.kind == "chat" and num_asked(host) == num_before + 1
+    assert (done.token_ids, done.finish_reason, set(done.origins)) == (ALONE, "length", {"cloud"})
+    body = host.model.asked[-1].body
+    assert body["messages"] == [{"role": "user", "content": TEXT}] and done.stats.tokens_out >= LENGTH
+
+
+def test_a_new_model_is_asked_again_without_what_it_does_not_take() -> None:
+    with fake("openai, new", TARGET) as server, closing(skydraft.connect(server.url)) as cloud:
+        for _ in range(2):
+            assert write(cloud, "cloud").run().token_ids == ALONE
+        bodies = [asked.body for asked in server.model.asked if asked.path in GENERATING]
+        assert ["max_tokens" in body for body in bodies] == [True, False, False, False]
+        assert ["temperature" in body for body in bodies] == [True, True, False, False]
+        with pytest.raises(CloudFailure, match=r"answered 400: .* 'temperature' does not support 0.7"):
+            write(cloud, "cloud", temperature=0.7).run()
+
+
+def test_what_a_model_thinks_is_no_part_of_its_answer_and_is_paid() -> None:
+    with fake("deepseek", TARGET) as server, closing(skydraft.connect(server.url)) as cloud:
+        done = write(cloud).run()
+    assert (done.token_ids, done.reasoning) == (ALONE, "") and done.stats.tokens_out > LENGTH
+
+
+def test_where_our_template_has_begun_to_think_the_answer_is_none_of_that() -> None:
+    draft, _ = pair_of("hm</think>no", OPENED)
+    events = [{"choices": [{"index": 0, "delta": {"content": each}}]} for each in ("4 is", " it")]
+    with fake("openai") as server, closing(skydraft.connect(server.url)) as cloud:
+        server.faults.append(faults.tells(*events, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}))
+        plan, params = make_plan("quality"), DecodingParams(max_new_tokens=LENGTH)
+        done = skydraft.generate(TEXT, edge=draft, cloud=cloud, plan=plan, params=params).run()
+    assert (done.text, done.reasoning, done.finish_reason) == ("4 is it", "", "eos")
+
+
+@pytest.mark.parametrize("num_parts", [5, 20])
+def test_a_text_that_breaks_off_is_gone_on_with(host: Fake, num_parts: int) -> None:
+    lines: list[str] = []
+    with closing(skydraft.connect(host.url, notify=lines.append)) as cloud:
+        write(cloud).run()
+        num_before = num_asked(host)
+        host.faults.append(faults.cut(num_parts))
+        done = write(cloud).run()
+    num_written = done.origins.count("cloud")
+    assert_goes_on(done, num_written)
+    assert done.token_ids[:num_written] == ALONE[:num_written] and num_asked(host) == num_before + 1
+    assert num_parts - 5 < num_written <= num_parts and len(lines) == 1 and "ended within its answer" in lines[0]
+
+
+@pytest.mark.parametrize(
+    "said", [["语😀", "速\ud83d", "\ude00"], ["语", "速😀今", "天"], ["😀"], ["\ud83d", "\ude00语"]]
+)
+def test_no_character_is_lost_doubled_or_cut_where_it_breaks_off(said: list[str]) -> None:
+    """Each emoji is four tokens of ours, and two halves for a server that counts in UTF-16."""
+    events = [{"choices": [{"index": 0, "delta": {"content": each}}]} for each in said]
+    whole = "".join(said).encode("utf-16-le", "surrogatepass").decode("utf-16-le")
+    with fake("openai", TARGET) as server, closing(skydraft.connect(server.url)) as cloud:
+        server.faults.append(faults.tells(*events, done=False))
+        done = write(cloud).run()
+    num_written = done.origins.count("cloud")
+    assert TARGET.vocab.decode(done.token_ids[:num_written]) == whole
+    assert_goes_on(done, num_written)
+
+
+def test_a_chat_that_is_killed_is_not_asked_again_when_it_is_back() -> None:
+    with fake("openai", TARGET, token_s=0.05) as server, closing(skydraft.connect(server.url)) as cloud:
+        generation = write(cloud)
+        tokens = iter(generation)
+        for _ in range(LENGTH // 4):
+            next(tokens)
+        server.kill()
+        while generation.origins[-1] == "cloud":
+            next(tokens)
+        server.start()
+        num_before = num_asked(server)
+        for _ in tokens:
+            time.sleep(0.03)  # the server would be looked for now and then
+        assert_goes_on(generation, generation.origins.count("cloud"))
+        assert num_asked(server) == num_before
+
+
+@pytest.mark.parametrize(
+    "fault", [faults.refuses(500), faults.cut(0), faults.hangs_up()], ids=["500", "cut", "hangs up"]
+)
+def test_a_chat_that_is_lost_before_its_first_token_leaves_the_text_to_the_draft_model(fault: faults.Fault) -> None:
+    with fake("openai", TARGET) as server, closing(skydraft.connect(server.url)) as cloud:
+        write(cloud).run()
+        server.fault_of = lambda path: fault if path in GENERATING else None
+        assert_goes_on(write(cloud).run(), 0)
+        for mode in ("cloud", "lossless"):
+            with closing(skydraft.connect(server.url, timeout_s=0.5)) as hasty, pytest.raises(skydraft.SkydraftError):
+                write(hasty, mode).run()
+
+
+def test_a_chat_that_was_never_reached_is_an_error() -> None:
+    with closing(skydraft.connect(NOWHERE, timeout_s=0.5, api="chat", model="m")) as cloud:
+        for mode in ("quality", "cloud"):
+            with pytest.raises(CloudLost):
+                write(cloud, mode).run()
+    with closing(skydraft.connect(NOWHERE, timeout_s=0.5, api="chat", model="m", fallback="start")) as cloud:
+        assert_goes_on(write(cloud).run(), 0)
+
+
+@pytest.mark.parametrize(("mode", "require"), [("cloud", False), ("lossless", False), ("quality", True)])
+def test_a_text_that_may_not_go_on_alone_ends_with_what_it_has(host: Fake, mode: str, require: bool) -> None:
+    with closing(skydraft.connect(host.url, require=require, timeout_s=5)) as cloud:
+        write(cloud).run()
+        num_before = num_asked(host)
+        host.faults.append(faults.cut(20))
+        generation = write(cloud, mode)
+        with pytest.raises(
+            BrokenOff, match="ended within its answer, from which it cannot go on: the connection broke"
+        ):
+            generation.run()
+    assert len(generation.token_ids) > 0 and generation.token_ids == ALONE[: len(generation.token_ids)]
+    assert num_asked(host) == num_before + 1
+
+
+GATED = [
+    {"mode": "fluency"},
+    {"mode": "auto"},
+    {"mode": "answers"},
+    {"gate": "entropy:2"},
+    {"mode": "quality", "hand_back": "0"},
+]
+
+
+@pytest.mark.parametrize("given", GATED, ids=str)
+@pytest.mark.parametrize("api", ["auto", "chat"])
+def test_a_draft_cannot_be_checked_by_a_chat(given: dict[str, Any], api: str) -> None:
+    with fake("openai", TARGET) as server, closing(skydraft.connect(server.url, api=api, model="toy")) as cloud:
+        with pytest.raises(OptionError, match="needs skydraft serve, vLLM, SGLang or llama-server") as refused:
+            skydraft.generate(TEXT, edge=DRAFT, cloud=cloud, plan=make_plan(**given)).run()
+        assert "\n" not in refused.value.line and not num_asked(server)
+
+
+def test_a_text_that_has_ended_here_is_not_written_on_there() -> None:
+    with fake("openai", TARGET, token_s=0.002) as server, closing(skydraft.connect(server.url)) as cloud:
+        end = TARGET.vocab.decode(ALONE[4:6])
+        done = write(cloud, stop=(end,)).run()
+        server.wait_until_idle()
+    assert done.finish_reason == "stop_string" and server.model.num_written < LENGTH
