@@ -164,7 +164,9 @@ def _become(
 if __name__ == "__main__":
     import skydraft_command
     from skydraft.cli import main as _imported  # noqa: F401
+    from skydraft.engines.toy import open_toy
 
+    open_toy("toy")  # what it has drawn stays for each start
     _fork_for_each(sys.argv[1])
     if Path(sys.argv[0]).name == "python":
         sys.argv[:] = ["-"]

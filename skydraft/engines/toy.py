@@ -7,6 +7,7 @@ is advanced twice, not rolled back, or at wrong positions gives other logits, as
 import hashlib
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -89,8 +90,10 @@ class ToyEngine(ListEngine):
         self._by_last = by_last
         self._by_previous = np.zeros_like(by_last) if by_previous is None else by_previous
         self._by_position = np.zeros((1, vocab.size), np.float32) if by_position is None else by_position
-        tables = (self._by_last, self._by_previous, self._by_position)
-        self.fingerprint = hashlib.sha256(b"".join(table.tobytes() for table in tables)).hexdigest()[:32]
+        digest = hashlib.sha256()
+        for table in (self._by_last, self._by_previous, self._by_position):
+            digest.update(np.ascontiguousarray(table).data)
+        self.fingerprint = digest.hexdigest()[:32]
         self.kv_kind = self.fingerprint
 
     def forward(self, feeds: Feeds, *, want_logits: bool) -> list[Rows]:
@@ -120,18 +123,19 @@ class ToyEngine(ListEngine):
         sequence.slot[:] = map(tuple, np.frombuffer(kv, np.int32).reshape(-1, 2).tolist())
 
 
+@lru_cache(maxsize=8)
+def _drawn(seed: int, size: int, scale: float) -> list[Table]:
+    rng = np.random.default_rng(seed)
+    return [rng.normal(0, scale, (rows, size)).astype(np.float32) for rows in (size, size, 7)]
+
+
 def random_toy(
     vocab: Vocab, *, seed: int = 0, drift: float = 0.0, drift_seed: int = 1, scale: float = 3.0,
     context_len: int = 4096, name: str = "toy",
 ) -> ToyEngine:  # fmt: skip
     """A toy with random tables. `drift` mixes in other random tables: 0 is the same model, 1 or more a poor drafter."""
     size = vocab.size
-
-    def tables(table_seed: int) -> list[Table]:
-        rng = np.random.default_rng(table_seed)
-        return [rng.normal(0, scale, (rows, size)).astype(np.float32) for rows in (size, size, 7)]
-
-    own, other = tables(seed), tables(drift_seed)
+    own, other = _drawn(seed, size, scale), _drawn(drift_seed, size, scale)
     last, previous, position = (mine + np.float32(drift) * theirs for mine, theirs in zip(own, other, strict=True))
     # Bare bytes would make broken characters, and an early end makes every test short.
     rare = np.array([len(vocab.token_bytes(i)) == 1 and vocab.token_bytes(i)[0] >= 0x80 for i in range(size)])

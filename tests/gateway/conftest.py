@@ -16,6 +16,7 @@ def served() -> Iterator[Running]:
         yield running
 
 
-@pytest.fixture
-def client(served: Running) -> openai.OpenAI:
-    return openai.OpenAI(base_url=served.v1, api_key="none", max_retries=0, timeout=PATIENCE_S)
+@pytest.fixture(scope="session")
+def client(served: Running) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=served.v1, api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
+        yield client

@@ -2,7 +2,6 @@
 
 import json
 
-import httpx2 as httpx
 import pytest
 
 from .interfaces import ARGUMENTS, ENDS, QUESTION, TEXT, WHOLE, Told, ask, body_of, forced
@@ -28,7 +27,7 @@ def test_where_one_call_is_allowed_the_text_ends_with_it(served: Running, path: 
         json.dumps({"name": "get_weather", "arguments": {}}) * 2,
     ):
         body = body_of(path, "auto", one=True) | forced(text) | {"model": f"skydraft-{mode}"}
-        told, usage = ask(served, path, body), httpx.post(f"{served.v1}/{path}", json=body).json()["usage"]
+        told, usage = ask(served, path, body), served.client.post(f"{served.v1}/{path}", json=body).json()["usage"]
         assert told.is_for_calls and len(told.calls) == 1 and isinstance(told.parts[-1], tuple)
         num_tokens = usage["completion_tokens" if path == "chat/completions" else "output_tokens"]
         assert num_tokens == text.index("}}") + 2

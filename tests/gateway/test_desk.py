@@ -119,11 +119,11 @@ def test_when_the_cloud_is_gone_gated_models_go_on_and_the_others_say_so(monkeyp
         closing(skydraft.connect(server.address, timeout_s=1.0)) as cloud,
         gateway(Pair(edge, cloud)) as running,
     ):
-        assert httpx.get(f"{running.url}/health").json() == {"status": "ok", "cloud": "up"}
+        assert running.client.get(f"{running.url}/health").json() == {"status": "ok", "cloud": "up"}
         gate = {"skydraft": {"gate": "entropy:1.0"}, "max_tokens": 40}
         assert "edge-fallback" not in running.chat(**gate).json()["skydraft"]["origins"]
         server.stop()
-        running.wait_until(lambda: httpx.get(f"{running.url}/health").json()["cloud"] == "down")
+        running.wait_until(lambda: running.client.get(f"{running.url}/health").json()["cloud"] == "down")
         gone = running.chat(**gate)
         assert gone.status_code == 200 and "edge-fallback" in gone.json()["skydraft"]["origins"]
         for model in ("skydraft-lossless", "skydraft-cloud"):
@@ -152,7 +152,7 @@ def test_more_choices_than_there_is_room_for_are_no_matter_of_waiting() -> None:
 
 def test_line_separators_cut_no_event(served: Running) -> None:
     body = {"model": "skydraft", "prompt": "a\u2028b\u0085c\u2029d", "echo": True, "stream": True, "max_tokens": 2}
-    text = httpx.post(f"{served.v1}/completions", json=body).content.decode()
+    text = served.client.post(f"{served.v1}/completions", json=body).content.decode()
     events = [line for line in text.splitlines() if line.startswith("data: {")]  # cuts at all of these
     assert json.loads(events[0][6:])["choices"][0]["text"] == "a\u2028b\u0085c\u2029d"
 
@@ -163,7 +163,7 @@ def test_the_metrics_are_those_of_what_happened() -> None:
         running.chat(model="nope")
         running.chat(temperature=9)
         running.wait_until_idle()
-        reply = httpx.get(f"{running.url}/metrics")
+        reply = running.client.get(f"{running.url}/metrics")
         lines = [line for line in reply.text.splitlines() if not line.startswith("#")]
         values = {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
     for origin in set(ours["origins"]):

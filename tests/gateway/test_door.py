@@ -38,7 +38,7 @@ def said(running: Running, asks: bytes) -> bytes:
 
 def post(running: Running, **options: Any) -> httpx.Response:
     body = {"model": "skydraft", "messages": [{"role": "user", "content": "语"}], "max_tokens": 4}
-    return httpx.post(f"{running.v1}/chat/completions", **{"json": body} | options)
+    return running.client.post(f"{running.v1}/chat/completions", **{"json": body} | options)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def post(running: Running, **options: Any) -> httpx.Response:
 )
 def test_without_the_key_nothing_is_told(locked: Running, headers: dict[str, str]) -> None:
     for path in ("/v1/models", "/v1/models/skydraft", "/metrics", "/v1/nothing"):
-        assert httpx.get(locked.url + path, headers=headers).status_code == 401
+        assert locked.client.get(locked.url + path, headers=headers).status_code == 401
     reply = post(locked, headers=headers)
     assert reply.status_code == 401 and reply.json()["error"]["code"] == "invalid_api_key"
     assert reply.headers["www-authenticate"] == "Bearer"
@@ -56,13 +56,13 @@ def test_without_the_key_nothing_is_told(locked: Running, headers: dict[str, str
 @pytest.mark.parametrize("headers", [{"Authorization": f"Bearer {KEY}"}, {"x-api-key": f"{KEY}-2"}])
 def test_with_it_everything_is(locked: Running, headers: dict[str, str]) -> None:
     assert post(locked, headers=headers).status_code == 200
-    assert httpx.get(f"{locked.url}/metrics", headers=headers).status_code == 200
+    assert locked.client.get(f"{locked.url}/metrics", headers=headers).status_code == 200
 
 
 def test_the_page_and_health_need_no_key(locked: Running) -> None:
     for path in ("/", "/health", "/page/main.js"):
-        assert httpx.get(locked.url + path).status_code == 200
-    policy = httpx.get(locked.url).headers["content-security-policy"]
+        assert locked.client.get(locked.url + path).status_code == 200
+    policy = locked.client.get(locked.url).headers["content-security-policy"]
     assert "default-src 'none'" in policy and "unsafe" not in policy
 
 
@@ -74,10 +74,10 @@ def test_nothing_but_the_page_is_served(locked: Running, path: str) -> None:
 
 def test_other_origins_may_use_it_only_when_they_are_named(locked: Running, served: Running) -> None:
     asked = {"Origin": "http://app.test", "Access-Control-Request-Method": "POST"}
-    allowed = httpx.options(f"{locked.v1}/chat/completions", headers=asked)
+    allowed = locked.client.options(f"{locked.v1}/chat/completions", headers=asked)
     assert allowed.headers["access-control-allow-origin"] == "http://app.test"
     for running, origin in ((locked, "http://other.test"), (served, "http://app.test")):
-        reply = httpx.options(f"{running.v1}/chat/completions", headers=asked | {"Origin": origin})
+        reply = running.client.options(f"{running.v1}/chat/completions", headers=asked | {"Origin": origin})
         assert "access-control-allow-origin" not in reply.headers
 
 
@@ -107,11 +107,11 @@ def test_a_strangers_page_in_the_users_browser_gets_nothing(served: Running) -> 
         {"Host": f"evil.test:{port}", "Origin": f"http://evil.test:{port}"}, {"Host": "["}, {"Host": "a[b]"},
         {"Origin": "http://["}, {"Host": "evil.test@localhost"}, {"Host": "localhost/x"}, {"Host": "localhost#.evil"},
     ):  # fmt: skip
-        assert httpx.get(f"{served.v1}/models", headers=headers).status_code == 403
+        assert served.client.get(f"{served.v1}/models", headers=headers).status_code == 403
         assert post(served, headers=headers | {"Content-Type": "text/plain"}).status_code == 403
     ours = ({"Origin": served.url}, {"Host": f"localhost:{port}"}, {"Host": f"[::1]:{port}"}, {"Host": "127.0.0.2"})
     for headers in ours:
-        assert httpx.get(f"{served.v1}/models", headers=headers).status_code == 200
+        assert served.client.get(f"{served.v1}/models", headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from skydraft.gateway.schema import Translated
 
 from ..later import later
 from .interfaces import ALL_WHOLE, KINDS, forced, plain
-from .running import PATIENCE_S, Running, gateway, written_by
+from .running import Running, gateway, written_by
 
 chats = later("openai.types.chat.completion_create_params")
 texts = later("openai.types.completion_create_params")
@@ -84,9 +84,7 @@ REFUSED_IN: dict[str, dict[str, Any]] = {
 
 
 def post(served: Running, path: str, **fields: Any) -> httpx.Response:
-    return httpx.post(
-        f"{served.v1}/{path}", json=plain(path, limit=2, model="skydraft-edge") | fields, timeout=PATIENCE_S
-    )
+    return served.post(path, **plain(path, limit=2, model="skydraft-edge") | fields)
 
 
 def refused(answer: httpx.Response) -> tuple[int, str, str]:
@@ -219,7 +217,7 @@ def test_numbers_that_are_no_json_do_not_lose_an_answer(served: Running) -> None
     tool = {"type": "function", "name": "f", "parameters": {"properties": {"a": {"default": float("nan")}}}}
     for stream in (False, True):
         body = json.dumps(plain("responses", tools=[tool], metadata={"a": float("inf")}, stream=stream))
-        answer = httpx.post(f"{served.v1}/responses", content=body, timeout=PATIENCE_S)
+        answer = served.client.post(f"{served.v1}/responses", content=body)
         assert answer.status_code == 200 and "NaN" not in answer.text and "Infinity" not in answer.text
 
 
@@ -240,7 +238,7 @@ def test_a_salt_or_a_key_keeps_what_was_read_apart() -> None:
 def test_a_byte_order_mark_before_a_body_is_dropped(served: Running) -> None:
     body = json.dumps(plain("chat/completions")).encode()
     for data in (body, b"\xef\xbb\xbf" + body):
-        assert httpx.post(f"{served.v1}/chat/completions", content=data, timeout=PATIENCE_S).status_code == 200
+        assert served.client.post(f"{served.v1}/chat/completions", content=data).status_code == 200
 
 
 def tool(name: str, **function: Any) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import time
 from typing import Any
 
-import httpx2 as httpx
 import pytest
 
 from skydraft.decoding.scoring import prompt_scores
@@ -13,7 +12,7 @@ from skydraft.types import Prompt, Score
 
 from ..later import later
 from ..toys import EOS, IDS, VOCAB
-from .running import PATIENCE_S, Running
+from .running import Running
 from .test_openai_sdk import ASKED, expected
 
 openai = later("openai")
@@ -21,7 +20,7 @@ TEXT = "语速快慢我"
 
 
 def post(served: Running, path: str, **body: Any) -> Any:
-    return httpx.post(f"{served.url}/{path}", json=body, timeout=PATIENCE_S)
+    return served.client.post(f"{served.url}/{path}", json=body)
 
 
 def complete(served: Running, prompt: Any, **more: Any) -> Any:

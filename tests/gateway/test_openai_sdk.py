@@ -136,14 +136,14 @@ def test_what_the_gateway_was_started_with_holds_where_a_client_says_nothing() -
     chosen = Defaults(params, "慢", frozenset({"max_new_tokens", "seed", "temperature", "sentences"}))
     with gateway(defaults=chosen) as running:
         body: Any = {"model": "skydraft-lossless", "messages": ASKED}
-        said = httpx.post(f"{running.v1}/chat/completions", json=body).json()
+        said = running.client.post(f"{running.v1}/chat/completions", json=body).json()
         messages = [{"role": "system", "content": "慢"}, *ASKED]
         want = expected("lossless", messages, max_new_tokens=7, seed=5, temperature=0.9, sentences=3)
         assert said["choices"][0]["message"]["content"] == want.text and said["usage"]["prompt_tokens"] == 3
         body |= {"max_tokens": 9, "seed": 6, "temperature": 0.4, "skydraft": {"sentences": 0}}
         body["messages"] = [{"role": "system", "content": "快"}, *ASKED]
-        said = httpx.post(f"{running.v1}/chat/completions", json=body).json()
+        said = running.client.post(f"{running.v1}/chat/completions", json=body).json()
         want = expected("lossless", body["messages"], max_new_tokens=9, seed=6, temperature=0.4)
         assert said["choices"][0]["message"]["content"] == want.text
         schema = body | {"response_format": {"type": "json_object"}, "skydraft": {}}  # which decides where it ends
-        assert httpx.post(f"{running.v1}/chat/completions", json=schema).status_code == 200
+        assert running.client.post(f"{running.v1}/chat/completions", json=schema).status_code == 200

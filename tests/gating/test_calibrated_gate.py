@@ -157,7 +157,7 @@ def achieved(drift: float, agreement: float, k: int) -> tuple[float, float]:
     plan = make_plan("auto", f"calibrated:{agreement}", k, hand_back=0)
     scorer = Scorer(edge, cloud)
     agreed = calls = total = 0
-    for prompt in pairs.prompts(1):
+    for prompt in pairs.prompts(1, 15):
         done = skydraft.generate(
             prompt, edge=edge, cloud=cloud, plan=plan, params=params, calibration=pairs.calibration(drift)
         ).run()
