@@ -80,20 +80,16 @@ INSTALLS := installs and not long
 test-installs: $(READY)
 	$(BIN)/python -m pytest tests/test_installs.py -m "$(INSTALLS)"
 
-# Other people's clients, in an environment of their own: they pin packages that ours are newer than, inspect-ai most of all.
-# instructor asks for an older rich and jiter than the others, and works with theirs. Loops of tools run on the demo pair.
+# Other people's clients, in an environment of their own: they pin packages that ours are newer than.
 CLIENTS ?= .venv-conformance
-test-conformance: models
+test-conformance:
 	$(PYTHON) -m venv $(CLIENTS)
 	grep -vE '^(torch|transformers|accelerate|peft|llama_cpp_python)==' requirements.lock > $(CLIENTS)/pins.txt
 	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check -r $(CLIENTS)/pins.txt
 	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(CLIENTS)/pins.txt \
 		--editable '.[gateway,conformance]'
-	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check inspect-ai==0.3.285
-	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check docstring-parser tenacity typer
-	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps instructor==1.17.0
 	-npm install --silent --no-audit --no-fund --no-package-lock --prefix tests/conformance/javascript
-	SKYDRAFT_PYTHON=$(abspath $(BIN))/python $(CLIENTS)/bin/python -m pytest tests/conformance -W default
+	$(CLIENTS)/bin/python -m pytest tests/conformance -W default
 
 # Other people's servers, each in an environment of its own: llama-server out of a wheel, and `vllm serve` on the
 # processor (3 GB, some minutes; what vLLM brings for pictures and sound is built for CUDA).

@@ -18,22 +18,20 @@ _TEMPLATE = (
     "{% for call in m['tool_calls'] or [] %}<tool_call>\n{{ call['function'] | tojson }}\n</tool_call>{% endfor %}"
     "{% endfor %}"
 )
-_MAX_SEQUENCES = 6
 QUESTION = "语速"
 ASKED: Any = [{"role": "user", "content": QUESTION}]
-_SAID = [("system", "慢"), ("user", "语速"), ("assistant", "快"), ("user", "音调")]
-CONVERSATION: Any = [{"role": role, "content": content} for role, content in _SAID]
+CONVERSATION: Any = [{"role": "system", "content": "慢"}, *ASKED]
+CONVERSATION += [{"role": "assistant", "content": "快"}, {"role": "user", "content": "音调"}]
 MODEL = "skydraft-quality"
 MAX_TOKENS = 24
 SEED = 5
 ENOUGH = 900  # characters of eight calls
-NOTHING_FITS: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": []}}}
 TOO_LONG = "语" * 5000  # the toy's context holds 4096
 
 
 def speaking(spec: str) -> ToyEngine:
     """A toy whose template tells roles apart."""
-    engine = open_toy(spec, 4096, _MAX_SEQUENCES)
+    engine = open_toy(spec, 4096, 6)
     engine.vocab.chat_template = _TEMPLATE
     return engine
 
@@ -54,17 +52,3 @@ def expected(messages: Any = ASKED) -> Any:
 def pick_city(city: Literal["上海", "北京"], days: Literal[1, 2, 3]) -> str:
     """Pick a city for some days."""
     return f"{city}{days}"
-
-
-PICK_TOOL: Any = {
-    "type": "function",
-    "function": {
-        "name": "pick_city",
-        "description": "Pick a city for some days.",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"enum": ["上海", "北京"]}, "days": {"enum": [1, 2, 3]}},
-            "required": ["city", "days"],
-        },
-    },
-}

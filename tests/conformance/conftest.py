@@ -9,10 +9,6 @@ from tests.gateway.running import Running, gateway
 from .asking import calling_pair, speaking_pair
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "conformance: needs clients that `make test-conformance` installs")
-
-
 @pytest.fixture(scope="session")
 def served() -> Iterator[Running]:
     """A gateway over a toy pair."""

@@ -15,6 +15,7 @@ anthropic: Any = pytest.importorskip("anthropic", reason="anthropic is not insta
 
 pytestmark = [pytest.mark.conformance, pytest.mark.filterwarnings("default")]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+KINDS = {"thinking": "thinking", "text": "text", "tool_use": "input"}
 ASKED: Any = [{"role": "user", "content": "weather?"}]
 GIVEN: Any = {
     "tools": [{"name": "weather", "input_schema": SCHEMA}],
@@ -41,21 +42,14 @@ def test_thinking_and_calls_come_whole_and_streamed_and_go_back(thinking: Runnin
         results = [{"type": "tool_result", "tool_use_id": final.content[-1].id, "content": "sunny"}]
         turns = [*ASKED, {"role": "assistant", "content": final.content}, {"role": "user", "content": results}]
         then = messages.create(messages=turns, **asked)
-        told += [
-            [
-                (part.type, getattr(part, "thinking", getattr(part, "text", getattr(part, "input", None))))
-                for part in each
-            ]
-            for each in (answer.content, final.content, then.content)
-        ]
+        for each in (answer, final, then):
+            told += [(part.type, getattr(part, KINDS[part.type])) for part in each.content]
         assert [each.stop_reason for each in (answer, final, then)] == ["tool_use", "tool_use", "end_turn"]
-        assert (
-            answer.usage.output_tokens_details.thinking_tokens == final.usage.output_tokens_details.thinking_tokens == 2
-        )
+        assert {each.usage.output_tokens_details.thinking_tokens for each in (answer, final)} == {2}
         given = {name: value for name, value in asked.items() if name != "max_tokens"}
         assert messages.count_tokens(messages=turns, **given).input_tokens == then.usage.input_tokens
     first, last = ("thinking", "hm <tool_call>?"), [("tool_use", {"city": "巴黎"}), ("text", "It is 天.")]
-    assert told == [[first, last[0]], [first, last[0]], [first, last[1]]] * 2
+    assert told == [first, last[0], first, last[0], first, last[1]] * 2
 
 
 def test_every_part_is_one_of_the_schema(thinking: Running) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.gateway.running import Running
 
-from .asking import CONVERSATION, MAX_TOKENS, MODEL, NOTHING_FITS, QUESTION, SEED, TOO_LONG, expected, pick_city
+from .asking import CONVERSATION, MAX_TOKENS, MODEL, QUESTION, SEED, TOO_LONG, expected, pick_city
 
 langchain_openai: Any = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
 exceptions: Any = pytest.importorskip("langchain_core.exceptions", reason="langchain-core is not installed")
@@ -45,7 +45,5 @@ def test_a_loop_ends_with_what_the_tool_gave(called: Running) -> None:
 def test_what_is_refused_is_an_error_of_its_own_kind(served: Running) -> None:
     with pytest.raises(exceptions.ModelNotFoundError, match="skydraft-lossless"):
         chat(served, model="gpt-9").invoke(QUESTION)
-    with pytest.raises(exceptions.ModelInvalidRequestError, match="grammar does not compile"):
-        chat(served, model_kwargs={"response_format": NOTHING_FITS}).invoke(QUESTION)
     with pytest.raises(exceptions.ContextOverflowError):
         chat(served).invoke(TOO_LONG)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.gateway.running import Running
 
-from .asking import CONVERSATION, QUESTION, Voice, expected, forced, pick_city
+from .asking import CONVERSATION, QUESTION, expected, forced, pick_city
 
 agents: Any = pytest.importorskip("agents", reason="openai-agents is not installed")
 openai: Any = pytest.importorskip("openai")
@@ -60,8 +60,3 @@ def test_a_loop_calls_a_tool_and_ends_with_a_text(called: Running, streams: bool
     done, _ = run(called, tools=[pick], more=more, streams=streams)
     assert done.final_output == "done" and len(asked) == 1
     assert asked == [("上海", 3)] or choice  # the toy's one token for this call fits no grammar
-
-
-def test_an_output_type_is_parsed(served: Running) -> None:
-    done, _ = run(served, output_type=Voice, more={"max_tokens": 900})
-    assert isinstance(done.final_output, Voice)

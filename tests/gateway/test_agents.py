@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from skydraft.engines.toy import open_toy
-from skydraft.gateway.pair import Pair
 from skydraft.prompts.messages import Message
 from skydraft.prompts.pair import fixed_len, prompt_ids
 
@@ -151,27 +149,13 @@ def test_the_fixed_beginning_ends_before_all_that_a_user_says() -> None:
         assert len("be kind") <= length <= len("be kind") + len("〻".encode())
 
 
-def test_a_long_beginning_is_read_once_and_kept_over_a_restart(tmp_path: Path) -> None:
-    system = {"role": "system", "content": "be kind " * 200}
-
-    def ask(served: Running, words: str, **body: Any) -> tuple[str, tuple[int, int]]:
-        given = [system, {"role": "user", "content": words}]
-        told = served.chat(given, model="skydraft-lossless", skydraft={"k": 4}, **body).json()
-        cached = told["skydraft"]["stats"]["cached_tokens"]
-        return told["choices"][0]["message"]["content"], (cached["edge"], cached["cloud"])
-
-    def keeping() -> Pair:
-        pair = Pair(open_toy("toy:drift=0.2", 4096, 6), open_toy("toy", 4096, 6))
-        for engine in (pair.edge, pair.cloud):
-            engine.keep_beginnings(tmp_path, 10**7)  # type: ignore[union-attr]
-        return pair
-
-    with gateway(toy_pair()) as plainly:
-        expected = [ask(plainly, words, cache_salt=words)[0] for words in ("a", "bc")]
-    with gateway(keeping()) as served:
-        assert ask(served, "a") == (expected[0], (0, 0))
-        assert ask(served, "bc") == (expected[1], (1536, 1536))
-        assert ask(served, "a", cache_salt="other") == (expected[0], (0, 0))
-    with gateway(keeping()) as served:
-        assert ask(served, "bc") == (expected[1], (1536, 1536))
-        assert ask(served, "a", cache_salt="third") == (expected[0], (0, 0))
+def test_a_long_beginning_is_read_once(tmp_path: Path) -> None:
+    """What is kept, for how long and for whom: tests/engines/test_beginnings.py."""
+    pair = toy_pair()
+    for engine in (pair.edge, pair.cloud):
+        engine.keep_beginnings(tmp_path, 10**7)  # type: ignore[union-attr]
+    with gateway(pair) as served:
+        for words, num_cached in (("a", 0), ("bc", 1536)):
+            given = [{"role": "system", "content": "be kind " * 200}, {"role": "user", "content": words}]
+            told = served.chat(given, model="skydraft-lossless", skydraft={"k": 4}).json()["skydraft"]["stats"]
+            assert (told["cached_tokens"]["edge"], told["cached_tokens"]["cloud"]) == (num_cached, num_cached)

@@ -44,14 +44,13 @@ def test_all_can_see_how_far_an_adapter_agrees(tmp_path: Path) -> None:
 
 def test_a_stream_tells_of_earlier_audits_too_and_without_them_nothing_is_said() -> None:
     pair, auditor = audited(toy_pair())
-    for given, count in ((pair, 1), (toy_pair(), None)):
+    for given, is_told in ((pair, True), (toy_pair(), False)):
         with gateway(given) as running:
             for _ in range(2):
                 text = running.chat("语速", model="skydraft-edge", stream=True).text
                 auditor.finish()
-            found = '"audits":{"adapter":null,"gate":"never"' in text
-            assert found is bool(count) and ("audits" in running.client.get(f"{running.url}/health").json()) is found
-            assert ("audited_agreement{" in running.client.get(f"{running.url}/metrics").text) is found
+            assert ('"audits":{"adapter":null,"gate":"never"' in text) is is_told
+            assert ("audits" in running.client.get(f"{running.url}/health").json()) is is_told
     auditor.close()
 
 

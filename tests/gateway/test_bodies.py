@@ -1,17 +1,11 @@
 """Bodies that are small to send and dear to read: none keeps other clients waiting, or takes much memory."""
 
-import json
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-from skydraft.gateway.refusals import Refusal
-from skydraft.gateway.requests import check_sent, read_body
-from skydraft.gateway.schema import ChatRequest, TextRequest
 
 from .apart import TOYS, Apart, apart
 
@@ -102,22 +96,3 @@ def test_all_bodies_together_and_those_of_a_key_have_a_budget(tmp_path: Path) ->
         stack.close()
         key = {"x-api-key": "key-of-eve-is-long-enough"}
         running.wait_until(lambda: running.post(chat(more=b" " * MIB), **key)[0] == 200)
-
-
-def spoken(*recordings: str, **more: Any) -> bytes:
-    parts = [{"type": "input_audio", "input_audio": {"data": data}} for data in recordings]
-    return json.dumps({"model": "a", "messages": [{"role": "user", "content": parts}], **more}).encode()
-
-
-@pytest.mark.parametrize(
-    ("body", "says"),
-    [
-        (spoken("A" * 3 * MIB, user="a" * 2 * MIB), "beside recordings"),
-        (spoken("啊" * MIB), "beside recordings"),
-        (json.dumps({"model": "a", "prompt": "a", "data": "A" * 3 * MIB}).encode(), "beside recordings"),
-    ],
-)
-def test_what_is_long_and_no_recording_is_refused(body: bytes, says: str) -> None:
-    kind: Any = TextRequest if b"prompt" in body[:30] else ChatRequest
-    with pytest.raises(Refusal, match=says):
-        check_sent(body, read_body(body, kind))

@@ -130,7 +130,7 @@ def as_read(arguments: str) -> str:
 
 
 @pytest.mark.parametrize("path", ALL_WHOLE)
-@pytest.mark.parametrize("text", ["", "语速"])
-def test_a_text_that_a_filter_ended_says_so(path: str, text: str) -> None:
-    told = told_of(path, plain(path), pieces_of(text, len(text)), "content_filter")
-    assert (told.text, told.ending, told.is_for_calls) == (text, ENDS[path]["filter"], False)
+@pytest.mark.parametrize(("finish", "end"), [("content_filter", "filter"), ("length", "length")])
+def test_a_text_that_a_filter_or_the_length_ended_says_so(path: str, finish: FinishReason, end: str) -> None:
+    told = told_of(path, plain(path), pieces_of("语速", 2), finish)
+    assert (told.text, told.ending, told.is_for_calls) == ("语速", ENDS[path][end], False)

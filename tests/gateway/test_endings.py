@@ -60,10 +60,8 @@ STATES: list[tuple[str, str, Exception | None, bool, bool]] = [
     # name, mode, what each verification raises, whether the server is stopped, whether the cloud is required
     ("running", "lossless", None, False, False),
     ("rate limit", "lossless", LIMITED, False, False),
-    ("rate limit of a gated text", "quality", LIMITED, False, False),
     ("opened again and again", "cloud", LOST, False, False),
     ("stopped before the first word", "cloud", None, True, False),
-    ("stopped before the facts", "lossless", None, True, False),
     ("stopped before the calibration", "auto", None, True, True),
 ]
 

@@ -11,13 +11,12 @@ import pytest
 from skydraft.gateway.desk import Desk
 from skydraft.gateway.pair import Pair
 from skydraft.gateway.responses import ResponsesRequest
-from skydraft.gateway.schema import Translated
+from skydraft.gateway.schema import ChatRequest
 
 from ..later import later
-from .interfaces import ALL_WHOLE, COUNTS, ENDS, KINDS, ask, body_of, events_of, plain, post
+from .interfaces import ALL_WHOLE, COUNTS, ask, body_of, events_of, plain, post
 from .running import PATIENCE_S, Running, gateway, written_by
 from .scripted import byte_by_byte
-from .test_openai_sdk import expected
 
 openai = later("openai")
 
@@ -35,16 +34,6 @@ def num_used(path: str, answer: Any) -> tuple[int, int]:
     if path in ("responses", "messages"):
         return used["input_tokens"] + used.get("cache_read_input_tokens", 0), used["output_tokens"]
     return used["prompt_tokens"], used["completion_tokens"]
-
-
-@pytest.mark.parametrize("path", ALL_WHOLE)
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_an_answer_is_that_of_the_python_interface(served: Running, path: str, temperature: float) -> None:
-    body = plain(path, limit=24, temperature=temperature, seed=5)
-    want = expected("lossless", max_new_tokens=24, temperature=temperature, seed=5)  # the toy's template is bare text
-    told = ask(served, path, body)
-    assert told.parts == (want.text,) and told.ending == ENDS[path]["length"]
-    assert num_used(path, post(served, path, **body).json()) == (want.num_prompt_tokens, 24)
 
 
 @pytest.mark.parametrize("path", ALL_WHOLE)
@@ -103,14 +92,8 @@ RESPONSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
                   "logit_bias": {"5": -9}},
         {"messages": [{"role": "user", "content": QUESTION}], **drawn},
     ),
-    "a schema": (
-        {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"enum": ["快", "慢"]}, "strict": True}}},
-        {"messages": [{"role": "user", "content": QUESTION}],
-         "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["快", "慢"]}}}},
-    ),
 }  # fmt: skip
 MESSAGES: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
-    "a question": ({}, [{"role": "user", "content": "语速"}]),
     "a system prompt and blocks": (
         {"system": [{"type": "text", "text": "慢", "cache_control": {"type": "ephemeral"}}],
          "messages": [{"role": "user", "content": [{"type": "text", "text": "语"}, {"type": "text", "text": "速"}]}]},
@@ -196,19 +179,11 @@ PARTS: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("words", PARTS)
-def test_what_is_no_text_in_a_result_is_words_on_each_path(words: str) -> None:
+def test_what_is_no_text_in_a_result_is_words(words: str) -> None:
     for part in PARTS[words]:
-        result: Any = [{"type": "text", "text": "雨"}, part]
-        told = {"type": "tool_result", "tool_use_id": "1", "content": result}
-        bodies: dict[str, Any] = {
-            "chat/completions": {"messages": [{"role": "tool", "tool_call_id": "1", "content": result}]},
-            "messages": {"messages": [{"role": "user", "content": [told]}]},
-            "responses": {"input": [{"type": "function_call_output", "call_id": "1", "output": result}]},
-        }
-        for path, body in bodies.items():
-            read = KINDS[path].reads.model_validate({"model": "a"} | body)
-            chat: Any = read.as_chat() if isinstance(read, Translated) else read
-            assert [each.text for each in chat.messages[-1].content] == ["雨", words]
+        turn = {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "雨"}, part]}
+        chat: Any = ChatRequest.model_validate({"model": "a", "messages": [turn]})
+        assert [each.text for each in chat.messages[-1].content] == ["雨", words]
 
 
 def test_an_answer_goes_on_from_a_last_message_of_the_assistant() -> None:
@@ -216,21 +191,15 @@ def test_an_answer_goes_on_from_a_last_message_of_the_assistant() -> None:
     with written_by(ends + "{% endfor %}") as running:
 
         def text(**body: Any) -> str:
-            (block,) = post(running, "messages", **plain("messages") | body).json()["content"]
-            events = events_of(post(running, "messages", **plain("messages", stream=True) | body).text)
-            pieces = [event["delta"]["text"] for event in events if event["type"] == "content_block_delta"]
-            assert "".join(pieces) == block["text"]
-            return str(block["text"])
+            return ask(running, "messages", plain("messages") | body).text
 
         for begun in ("语速较", "语速 \n", "，"):
             turns: Any = [{"role": "user", "content": "快"}, {"role": "assistant", "content": begun}]
-            chat = {"model": "skydraft-lossless", "continue_final_message": True}
-            goes_on = running.chat(turns, **chat).json()["choices"][0]["message"]["content"]
-            anew = running.chat(turns, model="skydraft-lossless").json()["choices"][0]["message"]["content"]
-            blocks = [{"type": "thinking", "thinking": "?", "signature": ""}, {"type": "text", "text": begun}]
-            assert text(messages=turns) == goes_on != anew
-            assert text(messages=[turns[0], {"role": "assistant", "content": blocks}]) == goes_on
-            assert text(messages=turns, continue_final_message=False) == anew
+            body = {"model": "skydraft-lossless", "messages": turns}
+            goes_on, anew = (
+                ask(running, "chat/completions", body | {"continue_final_message": each}).text for each in (True, False)
+            )
+            assert text(messages=turns) == goes_on != anew == text(messages=turns, continue_final_message=False)
         use = {"type": "tool_use", "id": "1", "name": "天气", "input": {}}
         assert text(messages=[turns[0], {"role": "assistant", "content": [use]}], tools=[MESSAGES_TOOL])
 

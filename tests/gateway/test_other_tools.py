@@ -148,15 +148,14 @@ def test_what_would_need_a_memory_or_is_no_type_is_refused(served: Running) -> N
 
 @pytest.mark.parametrize("path", ["responses", "chat/completions"])
 def test_allowed_tools_are_the_only_ones(served: Running, path: str) -> None:
-    is_chat = path != "responses"
+    flat: Any = {name: {"type": "function", "name": name} for name in "fghx"}
+    nested: Any = {name: {"type": "function", "function": {"name": name}} for name in "fghx"}
 
     def body(mode: str, *allowed: str, **more: Any) -> dict[str, Any]:
-        flat: Any = [{"type": "function", "name": name} for name in "fgh"]
-        nested: Any = [{"type": "function", "function": {"name": name}} for name in "fgh"]
-        tools = nested if is_chat else flat
-        listed = [tools["fgh".index(name)] if name in "fgh" else {"type": "function", "name": name} for name in allowed]
-        choice: dict[str, Any] = {"mode": mode, "tools": [*listed, {"type": "web_search"}]}
+        by_name, is_chat = (flat, False) if path == "responses" else (nested, True)
+        choice: Any = {"mode": mode, "tools": [*(by_name[name] for name in allowed), {"type": "web_search"}]}
         choice = {"type": "allowed_tools"} | ({"allowed_tools": choice} if is_chat else choice)
+        tools = [by_name[name] for name in "fgh"]
         return plain(path, limit=400, model="skydraft-quality", tools=tools, tool_choice=choice, **more)
 
     def calls(body: dict[str, Any]) -> list[str]:

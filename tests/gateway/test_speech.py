@@ -54,13 +54,11 @@ def test_a_recording_is_heard_as_by_the_python_interface(hearing: Running) -> No
 
 
 def test_each_turn_may_be_spoken_and_what_was_heard_before_is_not_heard_again(hearing: Running) -> None:
-    def talk(last: Path) -> list[dict[str, Any]]:
+    def asked(last: Path) -> str:
         data = base64.b64encode(last.read_bytes()).decode()
         earlier = [{"role": "user", "content": [part()]}, {"role": "assistant", "content": "好。"}]
-        return [*earlier, {"role": "user", "content": [part(data)]}]
-
-    def asked(last: Path) -> str:
-        reply = hearing.chat(talk(last), model="skydraft-lossless", max_tokens=30).json()
+        talk = [*earlier, {"role": "user", "content": [part(data)]}]
+        reply = hearing.chat(talk, model="skydraft-lossless", max_tokens=30).json()
         return str(reply["choices"][0]["message"]["content"])
 
     pair = hearing.gateway.pair
@@ -79,8 +77,7 @@ def test_each_turn_may_be_spoken_and_what_was_heard_before_is_not_heard_again(he
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ([part("not base64!")], "base64"), ([part(base64.b64encode(b"RIFF nonsense").decode())], "cannot be read"),
-        ([part(""), part()], "cannot be read"),
+        ([part("not base64!")], "base64"), ([part(""), part()], "cannot be read"),
         ([part(kind="aac")], "messages.0.content.0.input_audio.format"),
     ],
 )  # fmt: skip

@@ -100,14 +100,6 @@ def test_what_a_template_does_to_a_text_shows_no_cut(change: str) -> None:
     assert vocab.written(prompt_ids(vocab, asked_of)) == render(vocab, asked_of)
 
 
-def test_a_text_with_marks_that_fits_is_not_refused() -> None:
-    vocab = vocab_with(TEMPLATES["qwen2.5"])
-    vocab._encode = lambda text: encode(text)[::4]
-    messages = asked("</s>" * 500)
-    ids = prompt_ids(vocab, messages)
-    assert prompt_ids(vocab, messages, most=len(ids)) == ids
-
-
 def test_values_that_are_nested_too_deep_are_refused() -> None:
     arguments: Any = {}
     for _ in range(900):

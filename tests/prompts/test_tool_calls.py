@@ -110,13 +110,11 @@ TYPED = {"text": "5", "may": "6", "on": "True", "a": "[1]", "b": "x\n\n  y"}
     [
         (call_text("天气", {"a": 1}).removesuffix("\n</tool_call>"), "", ONE),
         (call_text("天气", {"a": "</tool_call>"}), "", ("天气", '{"a": "</tool_call>"}')),
-        (call_text("天气", {}) + "\n\n", "", NO_ARGUMENTS),
         (call_text("天气", {}) + "\n好", "\n好", NO_ARGUMENTS),
         ("<tool_call>\nx</tool_call>\n" + call_text("天气", {}), "<tool_call>\nx</tool_call>", NO_ARGUMENTS),
         ('{"name": "天气", "parameters": {"a": 1}}', "", ONE),
         ('{"name": "天气", "arguments": "{\\"a\\": 1}"}', "", ONE),
         ('{"name": "天气"}', "", NO_ARGUMENTS),
-        (f"<tool_call>\n{function('天气')}\n</tool_call>\n", "", NO_ARGUMENTS),
         (f"好。\n\n<tool_call>\n{function('天气', a='1')}\n</tool_call>", "好。", ONE),
         (f"{function('天气', a='1')}\n</tool_call>好", "好", ONE),  # it often leaves the first mark out
         (function("天气", **TYPED), "", ("天气", json.dumps({**TYPED, "on": True, "a": [1]}))),
@@ -133,24 +131,18 @@ def test_a_call_in_another_form_is_one(text: str, said: str, found: tuple[str, s
     [
         '{"name": "get_weather", "arguments": {"city": "上海"}',  # cut
         '{"name": "get_weather", "arguments": [1]}',
-        '{"name": "get_weather", \'arguments\': {}}',
-        '{"name": "rm", "arguments": {}}',
-        '{"name": {}, "arguments": {}}',
-        '{"name": "天气", "age": 30}',
+        '{"name": "rm", "arguments": {}}', '{"name": {}, "arguments": {}}',
         '```json\n{"name": "天气", "description": "天气。", "parameters": {"type": "object", "properties": {}}}\n```',
         '{"name": "天气", "arguments": {"a": "\\ud800"}}',
         '{"name": "天气", "arguments": {"a": NaN}}',
         '说明：\n```json\n{"name": "天气", "arguments": {}}\n```',
         '```json\n{"city": "上海"}\n```\n```json\n{"name": "天气", "arguments": {}}\n```',
         call_text("rm", {"path": "/"}), function("rm", path="/"),  # no tool of ours
-        '<function=天气>{"a": 1}</function>', "<tool_call>\n<function=天气>\n<parameter=a>\n1",
         "<tool_call>\n{'name': 'get_weather'}\n</tool_call>",
         '说：<tool_call>\n{"name": "get_weather", "arguments": "上海"}\n</tool_call>',
         '<tool_call>\n{"name": "get_weather", "arguments": {"city": "上',
-        '<tool_call>{"arguments": {}}</tool_call>', "<tool_call>\n[1]\n</tool_call> and so on",
         "[" * 5000 + '{"name": "天气"',
         '{"name": "天气", "arguments": ' + '{"a":' * 5000 + "1" + "}" * 5001,
-        "```python\nprint()\n```", "`天气` 是", "\n\n{", "{}",
     ],
 )  # fmt: skip
 def test_what_looks_like_a_call_and_is_none_is_unchanged(text: str) -> None:

@@ -1,6 +1,6 @@
-// A tool loop: node loop.mjs CLIENT URL MODEL QUESTION CHOICE RESULT. Prints the cities asked for and the answer as JSON.
+// A tool loop: node loop.mjs CLIENT URL MODEL QUESTION RESULT. Prints the cities asked for and the answer as JSON.
 
-const [client, baseURL, model, question, choice, result] = process.argv.slice(2);
+const [client, baseURL, model, question, result] = process.argv.slice(2);
 const description = '查询一个城市今天的天气';
 const cities = [];
 
@@ -16,8 +16,8 @@ async function byOpenai() {
   const messages = [{ role: 'user', content: question }];
   const openai = new OpenAI({ baseURL, apiKey: 'none' });
   for (let turn = 0; turn < 6; turn += 1) {
-    const asked = { model, messages, tools, max_tokens: 512, tool_choice: turn ? 'auto' : choice };
-    const { message } = (await openai.chat.completions.create({ ...asked, parallel_tool_calls: false })).choices[0];
+    const asked = { model, messages, tools, max_tokens: 512, parallel_tool_calls: false };
+    const { message } = (await openai.chat.completions.create(asked)).choices[0];
     messages.push(message);
     if (!message.tool_calls) return message.content;
     for (const call of message.tool_calls) {
@@ -52,7 +52,6 @@ async function byAi(provider) {
     prompt: question,
     maxOutputTokens: 512,
     stopWhen: stepCountIs(6),
-    prepareStep: ({ stepNumber }) => ({ toolChoice: stepNumber === 0 ? choice : 'auto' }),
   });
   return text;
 }
