@@ -2,95 +2,71 @@
 small. What servers behind either wire do is in `tests/hostile`."""
 
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
+from itertools import repeat
 from typing import Any
 
-import grpc
 import pytest
 
 import skydraft
 from skydraft import DecodingParams, make_plan
-from skydraft.errors import CloudFailure
+from skydraft.engines.base import Engine
+from skydraft.errors import CloudError
 from skydraft.protocol import codec
-from skydraft.protocol.codec import encode_info
-from skydraft.protocol.values import OpenCall, Opened, ServerInfo, VerifyCall, Written
+from skydraft.protocol.values import VerifyCall, Written
 from skydraft.types import Verdict
 
 from .. import reference, toys
-from ..serving import asked, ran_s
+from ..serving import Relay, asked, ran_s, serving
 from ..toys import PROMPT, VOCAB
 
-INFO = ServerInfo(
-    "1", "toy", codec.short_fingerprint(VOCAB.fingerprint), VOCAB.size, 4096, "exact", 64, 32, 8, 0, 64, (1.0,)
-)
-Answer = Callable[[VerifyCall, Any], Iterator[bytes]]
-
-
-class Liar(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types for it
-    def __init__(self, answer: Answer) -> None:
-        self.num_asked = self.num_sent = 0
-        self._answer = answer
-
-    def service(self, details: Any) -> Any:
-        known = {"Check": b"\x08\x01", "GetInfo": encode_info(INFO)}
-        name = details.method.rpartition("/")[2]
-
-        def session(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-            for request in requests:
-                call = asked(request) if codec.stopped_base(request) is None else None
-                if isinstance(call, OpenCall):
-                    yield codec.encode_opened(Opened(0))
-                elif isinstance(call, VerifyCall):
-                    self.num_asked += 1
-                    for message in self._answer(call, context):
-                        self.num_sent += len(message)
-                        yield message
-                else:
-                    return
-
-        if name == "Session":
-            return grpc.stream_stream_rpc_method_handler(session)
-        return grpc.unary_unary_rpc_method_handler(lambda request, context: known.get(name, b""))
+Answer = Callable[[VerifyCall], Iterable[bytes]]
 
 
 @contextmanager
-def made_of_lies(answer: Answer) -> Iterator[tuple[Liar, str]]:
-    liar = Liar(answer)
-    limits = [("grpc.so_reuseport", 0), ("grpc.max_send_message_length", -1)]
-    server = grpc.server(ThreadPoolExecutor(8), [liar], options=limits)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        yield liar, f"127.0.0.1:{port}"
-    finally:
-        server.stop(0).wait()
+def made_of_lies(target: Engine, answer: Answer) -> Iterator[Relay]:
+    """A server of this target that gives these answers to what it is to verify, and is then gone."""
+    with serving(target) as server, Relay(server.address) as relay:
+
+        def lie(replies: Iterator[bytes], context: Any) -> Iterator[bytes]:
+            call = asked(relay.requests[-1][1])
+            assert isinstance(call, VerifyCall)
+            yield from answer(call)
+
+        relay.faults = repeat(lie)
+        yield relay
 
 
-def told(call: VerifyCall) -> Verdict:
-    return Verdict(call.base, 0, 3, audit=(True,) * len(call.catch_up_ids))
+def num_asked(relay: Relay) -> int:
+    return sum(name == "verify" for name, _ in relay.requests)
 
 
-def verdict(call: VerifyCall, **lies: Any) -> bytes:
-    return codec.encode_verdict(replace(told(call), **lies))
+def verdict(call: VerifyCall, *, num_accepted: int = 0, is_last: bool = False) -> bytes:
+    told = Verdict(call.base, num_accepted, 3, audit=(True,) * len(call.catch_up_ids))
+    return codec.encode_verdict(told, is_last=is_last)
 
 
 def test_a_stream_that_nobody_reads_yet_is_not_kept_without_bound() -> None:
     """The edge takes one token and thinks: what the server sends meanwhile has to wait at the server."""
     message = codec.encode_written(Written(1, (3,) * 20_000))
 
-    def endless(call: VerifyCall, context: Any) -> Iterator[bytes]:
-        yield verdict(call)
-        yield from (message for _ in range(10_000))
+    num_sent = 0
 
-    with made_of_lies(endless) as (liar, address), closing(skydraft.connect(address)) as cloud:
-        generation = skydraft.generate(PROMPT, edge=toys.toy(1), cloud=cloud, plan=make_plan("cloud"), raw=True)
+    def endless(call: VerifyCall) -> Iterator[bytes]:
+        nonlocal num_sent
+        yield verdict(call)
+        for _ in range(10_000):
+            num_sent += len(message)
+            yield message
+
+    edge = toys.toy(1)
+    with made_of_lies(edge, endless) as relay, closing(skydraft.connect(relay.address)) as cloud:
+        generation = skydraft.generate(PROMPT, edge=edge, cloud=cloud, plan=make_plan("cloud"), raw=True)
         next(iter(generation))
         before = -1
-        while liar.num_sent > before:
-            before = liar.num_sent
+        while num_sent > before:
+            before = num_sent
             time.sleep(0.3)
         generation.close()
     assert before < 24 * 1024 * 1024  # what gRPC and the kernel hold, and a megabyte
@@ -107,7 +83,7 @@ WRITTEN: dict[str, Callable[[VerifyCall], list[bytes]]] = {
     "after a wholly accepted block": lambda call: [
         verdict(call, num_accepted=len(call.draft_ids)), on(call, len(call.draft_ids) + 1, LIE)
     ],
-    "after a last verdict": lambda call: [codec.encode_verdict(told(call), is_last=True), on(call, 1, LIE)],
+    "after a last verdict": lambda call: [verdict(call, is_last=True), on(call, 1, LIE)],
     "more than it may": lambda call: [verdict(call), on(call, 1, 3, 3, LIE)],
     "more than it may, one by one": lambda call: [verdict(call), on(call, 1, 3), on(call, 2, 3), on(call, 3, LIE)],
     "too early": lambda call: [verdict(call), on(call, 0, LIE)],
@@ -123,15 +99,12 @@ def test_what_may_not_be_written_is_committed_by_nobody(said: str) -> None:
     """The text is what the verdicts say and the tokens that may follow, or it ends with an error."""
     params = DecodingParams(max_new_tokens=50, min_new_tokens=50)
     plan, edge = make_plan("lossless", k=4, hand_back="2"), toys.toy(1)
-    with (
-        made_of_lies(lambda call, context: iter(WRITTEN[said](call))) as (liar, address),
-        closing(skydraft.connect(address, timeout_s=3.0)) as cloud,
-    ):
+    with made_of_lies(edge, WRITTEN[said]) as relay, closing(skydraft.connect(relay.address, timeout_s=3.0)) as cloud:
         began = time.monotonic()
         generation = skydraft.generate(PROMPT, edge=edge, cloud=cloud, plan=plan, params=params, raw=True)
-        with suppress(CloudFailure):
+        with suppress(CloudError):
             generation.run()
-    assert time.monotonic() - began < 10 and liar.num_asked < 300
+    assert time.monotonic() - began < 10 and num_asked(relay) < 300
     own = [one for one, origin in zip(generation.token_ids, generation.origins, strict=True) if origin != "accepted"]
     assert set(own) == {3} and LIE not in generation.token_ids
     written = [record.outcome == "written" for record in generation.records]
@@ -141,7 +114,7 @@ def test_what_may_not_be_written_is_committed_by_nobody(said: str) -> None:
 def test_a_target_that_goes_on_after_it_was_stopped_is_left_after_the_time_for_an_answer() -> None:
     edge, params = toys.toy(1), DecodingParams(max_new_tokens=3000, min_new_tokens=3000)
 
-    def deaf(call: VerifyCall, context: Any) -> Iterator[bytes]:
+    def deaf(call: VerifyCall) -> Iterator[bytes]:
         yield verdict(call)
         own = reference.next_token(edge, [*toys.PROMPT_IDS, 3], len(toys.PROMPT_IDS), params)
         yield on(call, 1, own)  # now the draft model is to go on
@@ -150,10 +123,10 @@ def test_a_target_that_goes_on_after_it_was_stopped_is_left_after_the_time_for_a
             yield on(call, number, 3)
 
     plan = make_plan("lossless", k=4, hand_back="agree:1")
-    with made_of_lies(deaf) as (liar, address), closing(skydraft.connect(address, timeout_s=1.0)) as cloud:
+    with made_of_lies(edge, deaf) as relay, closing(skydraft.connect(relay.address, timeout_s=1.0)) as cloud:
         generation = skydraft.generate(PROMPT, edge=edge, cloud=cloud, plan=plan, params=params, raw=True)
         rounds, longest_s = generation.rounds(), 0.0
-        while liar.num_asked < 2:
+        while num_asked(relay) < 2:
             began = ran_s()
             next(rounds)
             longest_s = max(longest_s, ran_s() - began)
