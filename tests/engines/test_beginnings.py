@@ -76,13 +76,6 @@ def test_a_beginning_is_read_once_and_kept_over_a_restart(tmp_path: Path) -> Non
     assert answer(keeping(tmp_path / "kept"), [*FIXED[:-2], 3, 3, 3], MINE)[2] == 0  # other words
 
 
-def test_an_open_text_is_a_source_and_the_kept_one_stays(tmp_path: Path) -> None:
-    engine = keeping(tmp_path)
-    first = engine.open([*FIXED, 7], (), MINE)
-    assert answer(engine, [*FIXED, 8], MINE)[2] == 20 and first.token_ids.tolist() == FIXED
-    first.close()
-
-
 @pytest.mark.parametrize("damage", [
     lambda data: data[:-1], lambda data: data[:20], lambda data: b"", lambda data: data[:-3] + b"abc",
     lambda data: b"a" * 32 + data[32:], lambda data: data + b"a",
