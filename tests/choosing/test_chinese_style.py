@@ -27,14 +27,16 @@ def banned(written, **options):
 
 
 @pytest.mark.parametrize(
-    ("written", "expected"),
+    ("written", "options", "expected"),
     [
-        (["员", "，", "在", "员"], {"在"}),  # F9: not through punctuation
-        (["员", "a", "在", "3", "员"], {"在"}),  # nor through what is no content
+        (["员", "，", "在", "员"], {"content_ngram_size": 2}, {"在"}),  # F9: not through punctuation
+        (["员", "a", "在", "3", "员"], {"content_ngram_size": 2}, {"在"}),  # nor through what is no content
+        (["a", *YUAN], {"no_adjacent_repeat": True}, {"员"}),  # a character that was spelled in bytes
+        (["，我"], {"no_adjacent_repeat": True}, {"我", "我们"}),  # merged tokens end in a character, too
     ],
 )
-def test_content_ngrams_are_seen_through_punctuation(written, expected):
-    assert banned(written, content_ngram_size=2) == expected
+def test_repeats_are_seen_through_punctuation_and_in_fragments(written, options, expected):
+    assert banned(written, **options) == expected
 
 
 def test_the_content_penalty_falls_on_content_alone():

@@ -105,6 +105,7 @@ def test_what_the_prompt_holds_ends_nothing(mode, prompt, text, options):
         (ids("a", "b"), {"max_new_tokens": 2, "stop": ("ab",)}, (2, "stop_string")),
         (ids("我", "。"), {"sentences": 1, "stop": ("。",)}, (2, "stop_string")),
         ([*ids("a"), TOOL, *ids("b")], {"stop": ("ab",)}, (3, "stop_string")),  # across special tokens
+        (ids(b"\xe5", b"\x91", b"\x98"), {"stop": ("员",)}, (3, "stop_string")),  # a character in bytes
     ],
 )
 def test_the_order_of_reasons(pieces, options, expected):

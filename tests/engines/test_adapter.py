@@ -16,10 +16,10 @@ from skydraft.engines.base import Engine
 from skydraft.engines.registry import open_engine
 from skydraft.engines.toy import open_toy
 from skydraft.errors import EngineError, OptionError, RecordsError, SkydraftError
-from tests.engines.tiny_checkpoint import OPTIONS, save_model
 
 from ..later import later
 from .adapters import change
+from .tiny_checkpoint import OPTIONS, copy_of
 
 gguf = later("gguf")
 later("peft")
@@ -27,9 +27,17 @@ IN_TORCH = {"attn_q": "self_attn.q_proj", "attn_v": "self_attn.v_proj", "ffn_dow
 TEXT = [3, 141, 59, 26, 5, 35, 89, 79, 32, 38, 46, 264, 33, 83, 27, 95]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("base"), "Qwen2Config", seed=1)
+@pytest.fixture
+def folder(folders: tuple[Path, Path]) -> Path:
+    return folders[0]
+
+
+@pytest.fixture(params=["folder", "gguf"])
+def base(request: pytest.FixtureRequest, folder: Path, tmp_path: Path) -> Path:
+    if request.param == "folder":
+        return folder
+    later("llama_cpp")
+    return to_gguf(folder, tmp_path / "base.gguf")
 
 
 def to_gguf(folder: Path, path: Path) -> Path:
@@ -72,8 +80,7 @@ def merged(folder: Path, adapter: Adapter, out: Path) -> Path:
     from safetensors.numpy import load_file, save_file
 
     out.mkdir()
-    for path in folder.iterdir():
-        (out / path.name).write_bytes(path.read_bytes())
+    copy_of(folder, out)
     weights = load_file(folder / "model.safetensors")
     for name, (low, high) in adapter.pairs.items():
         weights[f"{name}.weight"] = weights[f"{name}.weight"] + adapter.alpha / adapter.rank * (high @ low)
@@ -95,23 +102,19 @@ def rows(engine: Engine) -> Any:
     return np.stack(found)
 
 
-@pytest.mark.parametrize("kind", ["folder", "gguf"])
 def test_a_model_with_an_adapter_is_the_model_with_its_change_in_the_weights(
-    folder: Path, tmp_path: Path, kind: str
+    folder: Path, base: Path, tmp_path: Path
 ) -> None:
-    if kind == "gguf":
-        later("llama_cpp")
-    base = folder if kind == "folder" else to_gguf(folder, tmp_path / "base.gguf")
     with opened(base) as bare:
         before, fingerprint, name = rows(bare), bare.fingerprint, bare.name
     shapes = {"attn_q": (32, 32), "attn_v": (16, 32), "ffn_down": (32, 64)}
     in_torch = change(fingerprint, {f"model.layers.1.{IN_TORCH[part]}": shape for part, shape in shapes.items()})
     pairs = dict(zip([f"blk.1.{part}.weight" for part in shapes], in_torch.pairs.values(), strict=True))
-    one = in_torch if kind == "folder" else replace(in_torch, pairs=pairs)
+    one = in_torch if base == folder else replace(in_torch, pairs=pairs)
     whole = merged(folder, in_torch, tmp_path / "merged")
     write_adapter(tmp_path / "one.gguf", one)
     write_adapter(tmp_path / "other.gguf", replace(one, alpha=5.0))
-    with opened(whole if kind == "folder" else to_gguf(whole, tmp_path / "merged.gguf")) as engine:
+    with opened(whole if base == folder else to_gguf(whole, tmp_path / "merged.gguf")) as engine:
         expected = rows(engine)
     with opened(base) as engine:
         adapted, other = (engine.adapters.choose(str(tmp_path / f"{each}.gguf"), ()) for each in ("one", "other"))
@@ -142,14 +145,8 @@ def test_a_model_with_an_adapter_is_the_model_with_its_change_in_the_weights(
             each.open(TEXT)
 
 
-@pytest.mark.parametrize("kind", ["folder", "gguf"])
-def test_the_adapter_whose_prompts_begin_alike_is_chosen_and_a_new_file_counts(
-    folder: Path, tmp_path: Path, kind: str
-) -> None:
-    if kind == "gguf":
-        later("llama_cpp")
-    base = folder if kind == "folder" else to_gguf(folder, tmp_path / "base.gguf")
-    matrix = "model.layers.1.self_attn.q_proj" if kind == "folder" else "blk.1.attn_q.weight"
+def test_the_adapter_whose_prompts_begin_alike_is_chosen_and_a_new_file_counts(base: Path, tmp_path: Path) -> None:
+    matrix = "model.layers.1.self_attn.q_proj" if base.is_dir() else "blk.1.attn_q.weight"
     home = tmp_path / "adapters"
 
     def write(name: str, seed: int, beginning: list[int], base: str) -> None:
@@ -195,7 +192,7 @@ def test_the_adapter_whose_prompts_begin_alike_is_chosen_and_a_new_file_counts(
         choose("named", TEXT)
         with pytest.raises(EngineError, match="is closed"):
             before.open(TEXT)
-        if kind == "folder":  # its weights are gone, and those of the others are there
+        if base.is_dir():  # its weights are gone, and those of the others are there
             names = [name for name, _ in engine._model.named_parameters()]
             assert not [name for name in names if before._label in name] and [n for n in names if after._label in n]
         (home / "named" / "adapter.gguf").unlink()  # as `learn revert` does
@@ -219,7 +216,9 @@ def test_a_new_file_with_the_time_and_size_of_the_old_one_counts(tmp_path: Path)
     assert len(found) == 2
 
 
-def test_texts_go_on_while_an_adapter_is_opened(tmp_path: Path) -> None:
+@pytest.fixture
+def slow(tmp_path: Path) -> tuple[Engine, threading.Event, threading.Event]:
+    """An engine, when it begins to open its adapter `slow`, and when it may go on; `open` is opened at once."""
     engine, opening, go_on = open_toy("toy"), threading.Event(), threading.Event()
 
     def slowly(path: Path) -> Engine:
@@ -232,50 +231,47 @@ def test_texts_go_on_while_an_adapter_is_opened(tmp_path: Path) -> None:
     for name in ("slow", "open"):
         (tmp_path / name).mkdir()
         write_adapter(tmp_path / name / "adapter.gguf", change(engine.fingerprint, {"m": (8, 8)}))
+    return engine, opening, go_on
+
+
+def test_texts_go_on_while_an_adapter_is_opened(slow: Any, tmp_path: Path) -> None:
+    engine, opening, go_on = slow
     opened_before = engine.adapters.choose("open", ())
     with ThreadPoolExecutor(1) as pool:
-        slow = pool.submit(engine.adapters.choose, "slow", ())
+        asked = pool.submit(engine.adapters.choose, "slow", ())
         assert opening.wait(30)
         assert engine.adapters.choose("auto", TEXT) is engine and engine.adapters.usable == ["open", "slow"]
         assert engine.adapters.choose("open", ()) is opened_before
         (tmp_path / "slow" / "adapter.gguf").unlink()  # as `learn revert` does meanwhile
         engine.adapters.choose("auto", TEXT)
         go_on.set()
-        late = slow.result()
+        late = asked.result()
     late.wait_s = 0.0
     engine.adapters.choose("auto", TEXT)
     with pytest.raises(EngineError, match="is closed"):
         late.open(TEXT)
 
 
-def test_an_adapter_that_is_being_opened_is_closed_with_the_others(tmp_path: Path) -> None:
-    engine, opening, go_on = open_toy("toy"), threading.Event(), threading.Event()
-
-    def slowly(path: Path) -> Engine:
-        opening.set()
-        assert go_on.wait(30)
-        return open_toy("toy")
-
-    engine.adapters.folder, engine.open_adapted = tmp_path, slowly  # type: ignore[method-assign]
-    (tmp_path / "slow").mkdir()
-    write_adapter(tmp_path / "slow" / "adapter.gguf", change(engine.fingerprint, {"m": (8, 8)}))
+def test_an_adapter_that_is_being_opened_is_closed_with_the_others(slow: Any) -> None:
+    engine, opening, go_on = slow
     with ThreadPoolExecutor(2) as pool:
-        slow = pool.submit(engine.adapters.choose, "slow", ())
+        asked = pool.submit(engine.adapters.choose, "slow", ())
         assert opening.wait(30)
         closing_all = pool.submit(engine.adapters.close)
         threading.Event().wait(0.1)
         go_on.set()
         closing_all.result(30)
     with pytest.raises(EngineError, match="is closed"):
-        slow.result().open(TEXT)
+        asked.result().open(TEXT)
 
 
 def test_an_engine_that_takes_none_refuses(tmp_path: Path) -> None:
-    write_adapter(tmp_path / "a.gguf", change("", {"one": (32, 32)}))
-    with open_engine("toy", "toy", None, replace(OPTIONS, num_threads=0)) as engine:
-        write_adapter(tmp_path / "a.gguf", change(engine.fingerprint, {"one": (32, 32)}))
-        with pytest.raises(OptionError, match="toy takes no adapters"):
-            engine.adapters.choose(str(tmp_path / "a.gguf"), ())
+    engine = open_toy("toy")
+    write_adapter(tmp_path / "a.gguf", change(engine.fingerprint, {"one": (32, 32)}))
+    with pytest.raises(OptionError, match="toy takes no adapters"):
+        engine.adapters.choose(str(tmp_path / "a.gguf"), ())
+    with pytest.raises(OptionError, match="it is not a file"):
+        read_adapter(tmp_path)
 
 
 HOSTILE = {
@@ -324,18 +320,12 @@ def test_a_full_disk_is_an_error_and_no_cut_file(tmp_path: Path, monkeypatch: py
     assert (tmp_path / "one.gguf").read_bytes() == whole and [*tmp_path.iterdir()] == [tmp_path / "one.gguf"]
 
 
-def test_what_is_no_file_is_said(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="it is not a file"):
-        read_adapter(tmp_path)
-
-
 def test_no_two_adapters_have_one_fingerprint() -> None:
     """Whatever differs: a number of a matrix, the name of a matrix, the strength, the base."""
     shapes = {"blk.0.attn_q.weight": (64, 96), "blk.1.attn_q.weight": (64, 96)}
     one = change("f" * 32, shapes)
     first, second = one.pairs.items()
-    changed = first[1][0].copy()
-    changed[0, 0] += 1
+    changed = first[1][0] + np.eye(2, 96, 95, np.float32)
     others = [
         replace(one, pairs={first[0]: (changed, first[1][1]), second[0]: second[1]}),
         replace(one, pairs={first[0]: second[1], second[0]: first[1]}),

@@ -105,36 +105,27 @@ class TestContract:
         first = 1 if cached[0][1] == beginning_len else 2  # the prompt of one more token may be too short to feed it
         assert cached[0][first:] == [beginning_len] * (4 - first) and cached[1] == [0] * 4
 
-    def test_kv_that_is_kept_changes_no_bit(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(engine, "max_batch_rows", 8)
-        monkeypatch.setattr(engine, "max_sequences", 3)
-        monkeypatch.setattr(engine, "prefixes", PrefixCache())
-        text, num_cached = some_text(engine, 12), []
-        for turn in range(3):
-            rows = []
-            for reuse in (Reuse("mine"), None):
-                sequence = engine.open(text, (), reuse)
-                num_cached.append(sequence.take_prefill_cost().num_cached)
-                rows.append(rows_after(sequence, text[-1]))
-                sequence.close()
-            assert np.array_equal(*rows)
-            text = [*text, *some_text(engine, 9, turn)]
-        assert num_cached == [0, 0, 8, 0, 16, 0]
-        engine.forget_kept()
-
-    def test_what_two_open_conversations_share_is_copied_to_the_bit(
+    def test_kv_that_is_kept_or_shared_by_two_open_conversations_changes_no_bit(
         self, engine: Engine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(engine, "max_batch_rows", 8)
-        monkeypatch.setattr(engine, "max_sequences", 3)
-        monkeypatch.setattr(engine, "prefixes", PrefixCache())
-        text, found = some_text(engine, 20), []
-        with closing(engine.open(text[:12], (), Reuse("mine"))):
-            for reuse, num_cached in ((Reuse("mine"), 8), (None, 0)):
+        for name, value in (("max_batch_rows", 8), ("max_sequences", 3), ("prefixes", PrefixCache())):
+            monkeypatch.setattr(engine, name, value)
+
+        def check(text: list[int], num_cached: int) -> None:
+            rows = []
+            for reuse, expected in ((Reuse("mine"), num_cached), (None, 0)):
                 with closing(engine.open(text, (), reuse)) as sequence:
-                    assert sequence.take_prefill_cost().num_cached == num_cached
-                    found.append(rows_after(sequence, text[-1]))
-        assert np.array_equal(*found)
+                    assert sequence.take_prefill_cost().num_cached == expected
+                    rows.append(rows_after(sequence, text[-1]))
+            assert np.array_equal(*rows)
+
+        text = some_text(engine, 12)
+        for turn in range(3):
+            check(text, 8 * turn)
+            text = [*text, *some_text(engine, 9, turn)]
+        engine.forget_kept()
+        with closing(engine.open(text[:12], (), Reuse("mine"))):
+            check(text, 8)
         engine.forget_kept()
 
     def test_what_is_refused_changes_nothing(self, engine: Engine) -> None:

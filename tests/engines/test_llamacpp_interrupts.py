@@ -47,32 +47,25 @@ def load(library: FakeLibrary) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def usual_handler() -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+def usual_handlers() -> Iterator[None]:
+    """SIGTERM as a server has it: it ends as by Ctrl-C."""
+    before = {each: signal.signal(each, signal.default_int_handler) for each in (signal.SIGINT, signal.SIGTERM)}
     yield
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    signal.signal(signal.SIGINT, before)
+    for each, handler in before.items():
+        assert signal.getsignal(each) is signal.default_int_handler
+        signal.signal(each, handler)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(("step", "freed"), [(0, []), (7, []), (NUM_TENSORS - 1, [4711])])
-def test_it_ends_the_loading_at_once_and_frees_a_model_that_is_there_by_then(step: int, freed: list[int]) -> None:
-    library = FakeLibrary(step)
+def test_it_ends_the_loading_at_once_and_frees_a_model_that_is_there_by_then(
+    step: int, freed: list[int], number: signal.Signals
+) -> None:
+    library = FakeLibrary(step, number)
     with pytest.raises(KeyboardInterrupt):
         load(library)
     assert step <= library.num_loaded <= step + 1  # the handler may run before the step is counted
     assert library.freed == freed
-
-
-def test_a_server_that_is_told_to_end_while_it_loads_ends() -> None:
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        library = FakeLibrary(NUM_TENSORS - 1, signal.SIGTERM)
-        with pytest.raises(KeyboardInterrupt):
-            load(library)
-        assert library.freed == [4711]
-        assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def test_without_it_or_in_another_thread_nothing_is_changed() -> None:

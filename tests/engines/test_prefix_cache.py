@@ -49,6 +49,16 @@ def num_cached(engine: Any, prompt: Seq[int], reuse: Reuse | None = MINE) -> int
     return answer(engine, prompt, reuse)[2]
 
 
+def as_fed(
+    engine: Any, prompt: Seq[int], reuse: Reuse | None, beginning: Seq[int] = (1, 2, 3)
+) -> tuple[list[int], int]:
+    """(Tokens, how many of the prompt were cached): tokens and rows are those of an engine that feeds all."""
+    token_ids, rows, cached = answer(engine, prompt, reuse)
+    expected, fresh, _ = answer(feeding(beginning), prompt, None)
+    assert token_ids == expected and np.array_equal(rows, fresh)
+    return token_ids, cached
+
+
 texts = st.lists(st.integers(0, 20), min_size=1, max_size=9)
 beginnings = st.lists(st.integers(0, 20), max_size=11)
 
@@ -64,10 +74,8 @@ def test_conversations_with_reuse_are_those_of_engines_that_feed_all(
     while left:  # in an order in which the conversations take each other's places
         number, turn = left.pop(random.randrange(min(2, len(left))))
         said[number] += turn
-        got, rows, _ = answer(engine, said[number], random.choice([Reuse(f"{number % 2}")] * 3 + [None]))
-        expected, fresh, _ = answer(feeding(beginning), said[number], None)
-        assert got == expected and np.array_equal(rows, fresh)
-        said[number] += got
+        reuse = random.choice([Reuse(f"{number % 2}")] * 3 + [None])
+        said[number] += as_fed(engine, said[number], reuse, beginning)[0]
 
 
 @law(50)
@@ -80,8 +88,7 @@ def test_what_was_cut_and_filled_again_is_kept_as_far_as_it_is_whole(
     sequence.truncate(cut % len(prompt))
     engine.fill(sequence, prompt)
     sequence.close()
-    rows = answer(engine, [*prompt, 5], MINE)[1]
-    assert np.array_equal(rows, answer(feeding(beginning), [*prompt, 5], None)[1])
+    as_fed(engine, [*prompt, 5], MINE, beginning)
 
 
 def test_this_toy_would_notice_generated_tokens_that_are_reused_and_parts_that_end_elsewhere() -> None:

@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from skydraft.errors import PromptError
 from skydraft.gating.allowance import Allowance
-from skydraft.gating.calibration import PairSide, risks_of
+from skydraft.gating.calibration import Calibration, PairSide, risks_of
 from skydraft.gating.fitting import LabelledText, Replay, agreement, count_risks, curve, fit, walk
 from skydraft.gating.hand_back import HandBack, parse_hand_back
 from skydraft.types import Signals
 from tests.toys import law
+
+from .test_calibrated_gate import RISKS
 
 positions = st.lists(st.tuples(st.floats(0.001, 0.999), st.booleans()), min_size=1, max_size=60)
 limits = st.floats(0, 6)
@@ -141,20 +143,38 @@ def test_limits_come_from_what_was_not_trained_on() -> None:
     assert found.curves[-1].points[0].agreement == 1  # where all is asked, nothing is left to chance
 
 
+def gated(found: Calibration, asked: float, limit: float, texts: list[LabelledText]) -> float:
+    """The share of tokens without a disagreement, in blocks of six that the gate sends or leaves."""
+    num_wrong = num_tokens = 0
+    for text in texts:
+        allowance = Allowance(found, asked, limit)
+        for base in range(0, len(text.signals), 6):
+            block = text.signals[base : base + 6]
+            is_sent = allowance.is_unsure(block)
+            num_wrong += 0 if is_sent else sum(text.disagrees[base : base + 6])
+            num_tokens += len(block)
+            allowance.observe(len(block), () if is_sent else block)
+    return 1 - num_wrong / num_tokens
+
+
 def test_a_gate_over_what_was_learned_keeps_on_fresh_texts_what_was_asked() -> None:
     """Though the draft model is right far more often where it was trained, the expected disagreements are not fewer."""
     learned, unseen, fresh = simulated(5, 100, 100, harder=0.25), simulated(6, 20, 100), simulated(7, 60, 100)
     found = fit([*learned, *unseen], *SIDES, "one", 100, unseen=unseen)
     for asked in (0.9, 0.95):
-        num_wrong = 0
-        for text in fresh:
-            allowance = Allowance(found, asked, found.limit(asked, 6, NONE))
-            for base in range(0, 100, 6):
-                block = text.signals[base : base + 6]
-                is_sent = allowance.is_unsure(block)
-                num_wrong += 0 if is_sent else sum(text.disagrees[base : base + 6])
-                allowance.observe(len(block), () if is_sent else block)
-        assert asked - 0.01 < 1 - num_wrong / 6000 < asked + 0.05
+        assert asked - 0.01 < gated(found, asked, found.limit(asked, 6, NONE), fresh) < asked + 0.05
+
+
+@pytest.mark.parametrize("low", [0.55, 0.7, 0.85])
+def test_each_kind_of_text_keeps_the_agreement_though_one_limit_would_not(low: float) -> None:
+    """One limit on the risk of a block would check no block of an easy text, and next to all of a hard one."""
+    rng, texts = np.random.default_rng(int(low * 100)), []
+    for _ in range(60):
+        tops = rng.uniform(low, 0.999, 200)
+        signals = tuple(Signals(1.0, 0.5, top) for top in tops.tolist())
+        texts.append(LabelledText("target", signals, tuple(rng.random(200) > tops)))
+    found = fit(simulated(2, 60, 100), *SIDES, "toys", 100).model_copy(update={"risks": RISKS})
+    assert gated(found, 0.95, 0.6, texts) == pytest.approx(0.95, abs=0.012)
 
 
 def test_fewer_texts_that_were_not_trained_on_ask_more_often() -> None:

@@ -7,6 +7,7 @@ import random
 import struct
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ def packed(value: Any) -> bytes:
         return struct.pack("<I?", 7, value)
     if isinstance(value, int):
         return struct.pack("<II", 4, value)
+    if isinstance(value, float):
+        return struct.pack("<If", 6, value)
     if isinstance(value, str):
         return struct.pack("<I", 8) + text(value)
     kind, items = (
@@ -40,7 +43,7 @@ def packed(value: Any) -> bytes:
     return struct.pack("<IIQ", 9, kind, len(value)) + b"".join(items)
 
 
-def gguf(layers: int = 2, size: int = 100, **changes: Any) -> bytes:
+def gguf(layers: Any = 2, size: int = 100, **changes: Any) -> bytes:
     """A header of a model with so many layers, and weights up to a size; `None` leaves a field out."""
     fields: dict[str, Any] = {
         "general.architecture": "qwen2", "general.type": "model", "qwen2.block_count": layers,
@@ -292,34 +295,30 @@ def test_a_tokenizer_is_told_by_its_tokens(home: Home) -> None:
     assert small == large and len({small, *others}) == 3
 
 
-@pytest.fixture
-def someone_else() -> Iterator[None]:
-    if os.geteuid():
-        yield
-        return
-    os.seteuid(65534)  # nobody is kept out who is root
+@contextmanager
+def as_no_root() -> Iterator[None]:
+    """Nobody is kept out who is root."""
+    os.seteuid(os.getuid() or 65534)
     try:
         yield
     finally:
-        os.seteuid(0)
+        os.seteuid(os.getuid())
 
 
-def test_a_folder_of_another_user_is_said(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+def test_a_folder_of_another_user_is_said() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         root.chmod(0o755)
         home = Home(root)
         home.pull(f"{OURS}/closed/latest", gguf()).chmod(0)
         home.put("shut/.keep").parent.chmod(0)
-        request.getfixturevalue("someone_else")
         where: Any = {"Ollama": [(home.ollama, "manifests*/*/*/*/*")], "llama.cpp": [(root / "shut", "*.gguf")]}
-        found = {each.spec: each.card.unfit for each in models_here(root / "cache", where)}
-        assert found["ollama:closed:latest"] == "its file cannot be read (Permission denied)"
-        assert found[str(root / "shut")].startswith("it cannot be read (Permission denied)")
-        with pytest.raises(UnknownModel, match="Permission denied"):
-            ollama_file("qwen", {"Ollama": [(root / "shut", "manifests*/*/*/*/*")]})
-        if not os.getuid():
-            os.seteuid(0)  # to remove it
+        with as_no_root():
+            found = {each.spec: each.card.unfit for each in models_here(root / "cache", where)}
+            with pytest.raises(UnknownModel, match="Permission denied"):
+                ollama_file("qwen", {"Ollama": [(root / "shut", "manifests*/*/*/*/*")]})
+    assert found["ollama:closed:latest"] == "its file cannot be read (Permission denied)"
+    assert found[str(root / "shut")].startswith("it cannot be read (Permission denied)")
 
 
 def test_a_header_is_read_and_no_weight(tmp_path: Path) -> None:

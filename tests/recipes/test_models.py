@@ -15,9 +15,8 @@ from ..later import later
 transformers = later("transformers")
 torch = later("torch")
 
-from recipes.tiny_omni.batches import NO_DECISION, caption_ids, num_audio_tokens, prompt_ids  # noqa: E402
-from recipes.tiny_omni.captions import DEFAULT_PROMPT  # noqa: E402
-from recipes.tiny_omni.tokenizer import AUDIO, SPECIAL, build_tokenizer  # noqa: E402
+from recipes.tiny_omni.batches import NO_DECISION, caption_ids  # noqa: E402
+from recipes.tiny_omni.tokenizer import SPECIAL, build_tokenizer  # noqa: E402
 from skydraft.engines.transformers_text import read_vocab  # noqa: E402
 from skydraft.engines.vocab import check_chinese  # noqa: E402
 from skydraft.prompts.chat_template import render  # noqa: E402
@@ -61,16 +60,6 @@ def test_ids_in_the_configuration_are_those_of_the_tokenizer(model: Any, tokeniz
     ids += [config.vision_end_token_id, config.image_token_id, config.video_token_id]
     assert tokenizer.convert_ids_to_tokens(ids) == list(SPECIAL[3:])
     assert tokenizer.convert_tokens_to_ids("<|im_end|>") in model.generation_config.eos_token_id
-
-
-@pytest.mark.parametrize("num_frames", [5, 100, 199, 200, 201, 350, 401, 3000])
-def test_one_audio_token_for_each_feature(num_frames: int, tokenizer: Any) -> None:
-    from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniAudioEncoder
-
-    lengths = Qwen2_5OmniAudioEncoder._get_feat_extract_output_lengths(None, torch.tensor(num_frames))
-    assert num_audio_tokens(num_frames) == int(lengths[1])
-    prompt = prompt_ids(tokenizer, DEFAULT_PROMPT, num_frames)
-    assert prompt.count(tokenizer.convert_tokens_to_ids(AUDIO)) == num_audio_tokens(num_frames)
 
 
 def test_the_package_reads_tokenizer_and_template(model: Any, tokenizer: Any) -> None:

@@ -72,20 +72,7 @@ def test_lossless_is_cloud_in_process_and_over_the_link(pair: tuple[Any, Any], t
         connection.close()
 
 
-def test_the_target_mends_what_the_draft_model_gets_wrong(pair: tuple[Any, Any]) -> None:
-    """Times of all stages are there, and neither side encodes or prefills twice."""
-    generation = caption(pair, CLIPS[0], "quality")
-    stats = generation.stats
-    assert stats.num_tokens > 20 and generation.finish_reason == "eos"
-    assert stats.draft_ms > stats.draft_prefill_ms > stats.draft_encode_ms > 0
-    rounds = generation.records
-    assert sum(record.draft.encode_ms > 0 for record in rounds) == 1
-    assert sum(record.target.encode_ms > 0 for record in rounds) == min(stats.num_escalated, 1)
-
-
-def test_the_command_says_what_left_the_device(
-    pair: tuple[Any, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_command_says_what_left_the_device(pair: tuple[Any, Any], capsys: Any, tmp_path: Path) -> None:
     models = ["--edge-model", "tiny-omni-edge", "--cloud-model", "tiny-omni-cloud"]
     assert run(["generate", "--audio", str(CLIPS[0]), *models, "--mode", "quality", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
@@ -100,12 +87,7 @@ def test_the_command_says_what_left_the_device(
         assert shared["audio"]["bytes_shared"] > 10_000 and shared["stats"]["bytes_up"] > 10_000
         assert run([*remote, "--share-audio", "none"]) == 0
         assert "judged from the words alone" in capsys.readouterr().err
-    out = tmp_path / "captions.csv"
-    assert run(["caption", str(CLIPS[0]), "missing.wav", *models, "--out", str(out)]) == 1
+    assert run(["caption", str(CLIPS[0]), "missing.wav", *models, "--out", str(tmp_path / "a.csv")]) == 1
     assert "no readable file missing.wav" in capsys.readouterr().err
-    rows = out.read_text(encoding="utf-8-sig").splitlines()
-    assert len(rows) == 3 and rows[0].startswith("file,text,error") and said["text"][:8] in rows[1]
-    assert run(["caption", *map(str, CLIPS[:2]), *models, "--out", str(out)]) == 0
-    assert f"leaving out 1 of 2 recordings that are already in {out}" in capsys.readouterr().err
-    again = out.read_text(encoding="utf-8-sig").splitlines()
-    assert again[:2] == rows[:2] and len(again) == 3 and again[2].startswith(str(CLIPS[1]))
+    _, row, _ = (tmp_path / "a.csv").read_text(encoding="utf-8-sig").splitlines()
+    assert said["text"][:8] in row
