@@ -6,7 +6,6 @@ the answer carries it; each token that comes is held against it.
 
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +19,6 @@ from skydraft.edge.stock.dialect import Dialect, Row
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import CloudFailure, LeftGrammar, OptionError
 
-MAX_BEST = 20  # log-probabilities of so many tokens; vLLM gives no more unless told to at its start
 # What the edge sees to, or every server takes. With `min_call_prob` the draft model is careful; a server decides alone.
 _EVERYWHERE = frozenset((
     "max_new_tokens", "stop", "sentences", "temperature", "top_p", "seed", "grammar", "think_budget", "think_start",
@@ -69,28 +67,18 @@ class _Told(Chooser):
 class Choices:
     """How the tokens of one text are chosen at a server of a kind that `check` found fit. For one thread at a time.
 
-    Above temperature 0 the server draws, with random numbers of its own. The edge draws, from the server's best tokens,
-    where those are all that top-k keeps, drafts are to be accepted and nothing else changes the logits.
+    The server chooses. Above temperature 0 it draws, with random numbers of its own.
     """
 
     params: DecodingParams
-    plan: Plan
     vocab: Vocab
     prompt_len: int
     kind: type[Dialect]
 
     @cached_property
-    def num_best(self) -> int:
-        """How many of its best tokens the server tells; 0 where it chooses."""
-        params, plan = self.params, self.plan
-        draws = params.temperature and 0 < params.top_k <= MAX_BEST and not _given(params) & self.kind.takes
-        return params.top_k if draws and plan.drafts and not plan.streams else 0
-
-    @cached_property
     def chooser(self) -> Chooser:
         """What the rules of a verification choose with."""
-        kind = Chooser if self.num_best else _Told
-        return kind(replace(self.params, min_call_prob=0.0), self.vocab, self.prompt_len)
+        return _Told(replace(self.params, min_call_prob=0.0), self.vocab, self.prompt_len)
 
     @cached_property
     def _thinking(self) -> ThinkingAlong | None:
@@ -111,10 +99,7 @@ class Choices:
     def asked(self, text: TokenIds, *, with_grammar: bool) -> DecodingParams:
         """The parameters of a request that writes on after `text`."""
         num_left = max(self.params.min_new_tokens - (len(text) - self.prompt_len), 0)
-        grammar, temperature = self.params.grammar if with_grammar else "", self.params.temperature
-        return replace(
-            self.params, grammar=grammar, min_new_tokens=num_left, temperature=0.0 if self.num_best else temperature
-        )
+        return replace(self.params, grammar=self.params.grammar if with_grammar else "", min_new_tokens=num_left)
 
     def forced(self, text: TokenIds) -> int | None:
         """The token that comes after `text` whatever a server writes: of the end of its thinking, or its own end."""
@@ -123,24 +108,15 @@ class Choices:
         token_id = self.chooser.forced(text) if self.params.grammar else None
         return token_id if token_id in self.vocab.end_ids else None
 
-    def only(self, token_id: int) -> npt.NDArray[Any]:
-        """The row of which this token is the choice."""
-        if not self.num_best:
-            return np.array(token_id, np.int32)
-        logits = np.full(self.vocab.size, -np.inf, np.float32)
-        logits[token_id] = 0.0
-        return logits
-
-    def row_of(self, row: Row, prefix: TokenIds, end_id: int) -> npt.NDArray[Any]:
-        """What a verification takes: the token that the server wrote, or, where the edge draws, logits [vocab], -inf
-        for tokens of which the server told nothing. Raises LeftGrammar."""
+    def taken(self, row: Row, prefix: TokenIds, end_id: int) -> int:
+        """The token that the text takes after `prefix`. Raises LeftGrammar."""
         if row.token_id >= self.vocab.size:
             raise CloudFailure(f"The server wrote the token {row.token_id}, which the vocabulary does not have.")
         if row.finish:
-            return self.only(end_id)
+            return end_id
         if self.params.grammar and self._leaves(prefix, row.token_id):
             raise LeftGrammar("The server writes what its grammar does not allow here.")
-        return self._logits(row) if self.num_best else self.only(row.token_id)
+        return row.token_id
 
     def _leaves(self, prefix: TokenIds, token_id: int) -> bool:
         """A server may spell what the grammar allows by other tokens than ours."""
@@ -148,13 +124,3 @@ class Choices:
             zeros = np.zeros(self.vocab.size, np.float32)
             return bool(self.chooser.follow_grammar(zeros, prefix)[token_id] == -np.inf)
         return self.chooser.has_left(np.append(prefix, np.int32(token_id)))
-
-    def _logits(self, row: Row) -> npt.NDArray[np.float32]:
-        told = dict(row.best)
-        if len(told) < self.num_best:
-            raise CloudFailure(f"The server told {len(told)} log-probabilities in place of {self.num_best}.")
-        logits = np.full(self.vocab.size, -np.inf, np.float32)
-        for token_id, value in told.items():
-            if token_id < self.vocab.size:  # beyond are rows that pad the model's matrix
-                logits[token_id] = value
-        return logits

@@ -3,7 +3,7 @@
 A dialect only makes requests and reads answers; `text` decides what to ask, and `wire` carries it.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
@@ -22,11 +22,10 @@ TokenTuple: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The target's own choice after a prefix, and its best tokens with their log-probabilities. `finish`: the server
-    ended the text here for this reason, without a token."""
+    """The target's own choice after a prefix. `finish`: the server ended the text here for this reason, without a
+    token."""
 
     token_id: int
-    best: tuple[tuple[int, float], ...] = ()
     finish: FinishReason | None = None
 
     def ends(self, verdict: Verdict) -> Verdict:
@@ -104,20 +103,9 @@ class IdDialect(Dialect):
             how["logit_bias"] = {str(token_id): bias for token_id, bias in params.logit_bias}
         return how
 
-    def writing(
-        self, model: str, token_ids: Seq[int], num_tokens: int, params: DecodingParams, num_best: int
-    ) -> tuple[str, Body]:
-        """Path and body of a request for a stream of the next tokens, each with its place's `num_best` best ones."""
+    def writing(self, model: str, token_ids: Seq[int], num_tokens: int, params: DecodingParams) -> tuple[str, Body]:
+        """Path and body of a request for a stream of the next tokens."""
         raise NotImplementedError
-
-
-def rows_of(token_ids: TokenTuple, listed: Any, best: Callable[[Any], Iterable[tuple[Any, Any]]]) -> tuple[Row, ...]:
-    """`listed` is what is told of the best tokens in each place, if anything is; `best` gives (id, log-probability)."""
-    listed = listed or [()] * len(token_ids)
-    if len(listed) != len(token_ids):
-        raise CloudFailure("The server sent log-probabilities of other tokens.")
-    told = [tuple((number(i), log_probability(chance)) for i, chance in best(each)) if each else () for each in listed]
-    return tuple(map(Row, token_ids, told))
 
 
 def read_safely(read: Callable[..., T], *given: Any) -> T:
@@ -166,12 +154,8 @@ def numbers(value: Any) -> TokenTuple:
     return tuple(map(number, items(value)))
 
 
-def log_probability(value: Any) -> float:
-    if value is None:
-        return -float("inf")
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value or value == float("inf"):
-        raise CloudFailure("The server sent something else where a log-probability was due.")
-    return float(value)
+def rows_of(token_ids: Any) -> tuple[Row, ...]:
+    return tuple(map(Row, numbers(token_ids)))
 
 
 def count(value: Any, *names: str) -> int:

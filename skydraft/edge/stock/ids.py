@@ -3,7 +3,6 @@ llama-server of llama.cpp.
 """
 
 import json
-from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -12,7 +11,6 @@ from skydraft.edge.stock.dialect import (
     Body,
     IdDialect,
     Read,
-    Row,
     TokenTuple,
     choices,
     count,
@@ -29,8 +27,6 @@ from skydraft.edge.stock.wire import Wire
 from skydraft.errors import CloudFailure
 from skydraft.grammars import parts
 
-_ID = "token_id:"
-
 
 def _grammar(params: DecodingParams, **names: str) -> dict[str, str]:
     """The grammar in the field of its kind; `names` are those that are called otherwise than the kind."""
@@ -45,36 +41,20 @@ class Vllm(IdDialect):
     takes = IdDialect.takes | {"repetition_penalty", "min_new_tokens"}
     grammars = (*IdDialect.grammars, "lark")
 
-    def writing(
-        self, model: str, token_ids: Seq[int], num_tokens: int, params: DecodingParams, num_best: int
-    ) -> tuple[str, Body]:
+    def writing(self, model: str, token_ids: Seq[int], num_tokens: int, params: DecodingParams) -> tuple[str, Body]:
         body: dict[str, Any] = {
             "model": model, "prompt": list(token_ids), "max_tokens": num_tokens, **self.sampling(params),
             "min_tokens": min(params.min_new_tokens, num_tokens), "return_token_ids": True,
             "stream": True, "stream_options": {"include_usage": True},
             "ignore_eos": True, "skip_special_tokens": False,  # the edge decides where a text ends
         }  # fmt: skip
-        if num_best:
-            body |= {"logprobs": num_best, "return_tokens_as_token_ids": True}
         if grammar := _grammar(params, json_schema="json", lark="grammar"):
             body["structured_outputs"] = grammar
         return "/v1/completions", body
 
     def written(self, event: Any) -> Read:
-        rows = tuple(row for choice in choices(event) for row in _vllm_rows(choice))
+        rows = tuple(row for choice in choices(event) for row in rows_of(field(choice, "token_ids") or []))
         return Read(rows, openai_usage(event), name(event.get("model")))
-
-
-def _vllm_rows(choice: Any) -> tuple[Row, ...]:
-    listed = (choice.get("logprobs") or {}).get("top_logprobs")
-    return rows_of(numbers(field(choice, "token_ids") or []), listed, _vllm_best)
-
-
-def _vllm_best(best: Any) -> Iterator[tuple[int, Any]]:
-    for key, value in best.items():
-        if not (key.startswith(_ID) and key[len(_ID) :].isdecimal()):
-            raise CloudFailure("The server does not name the tokens of its log-probabilities by their ids.")
-        yield int(key[len(_ID) :]), value
 
 
 class Sglang(IdDialect):
@@ -82,20 +62,16 @@ class Sglang(IdDialect):
     salt, separates = "extra_key", False  # it was ignored until April 2026
     takes = IdDialect.takes | {"min_new_tokens"}
 
-    def writing(
-        self, model: str, token_ids: Seq[int], num_tokens: int, params: DecodingParams, num_best: int
-    ) -> tuple[str, Body]:
+    def writing(self, model: str, token_ids: Seq[int], num_tokens: int, params: DecodingParams) -> tuple[str, Body]:
         how = {
             **self.sampling(params), **_grammar(params), "max_new_tokens": num_tokens,
             "min_new_tokens": min(params.min_new_tokens, num_tokens), "ignore_eos": True,  # the edge ends the text
         }  # fmt: skip
-        best = {"return_logprob": True, "top_logprobs_num": num_best} if num_best else {}
-        return "/generate", {"input_ids": list(token_ids), "sampling_params": how, **best, "stream": True}
+        return "/generate", {"input_ids": list(token_ids), "sampling_params": how, "stream": True}
 
     def written(self, event: Any) -> Read:
         meta = field(sound(event), "meta_info")
-        listed = meta.get("output_top_logprobs")
-        rows = rows_of(numbers(field(event, "output_ids")), listed, lambda best: [(each[1], each[0]) for each in best])
+        rows = rows_of(field(event, "output_ids"))
         num_written = number(field(meta, "completion_tokens"))
         if num_written < len(rows):
             raise CloudFailure(f"The server sent {len(rows)} tokens, and counts {num_written}.")
@@ -126,12 +102,10 @@ class LlamaServer(IdDialect):
         body = {"content": text, "add_special": False, "parse_special": True}
         return numbers(field(await wire.ask("/tokenize", timeout_s, body), "tokens"))
 
-    def writing(
-        self, model: str, token_ids: Seq[int], num_tokens: int, params: DecodingParams, num_best: int
-    ) -> tuple[str, Body]:
+    def writing(self, model: str, token_ids: Seq[int], num_tokens: int, params: DecodingParams) -> tuple[str, Body]:
         grammar = {kind: json.loads(schema) for kind, schema in _grammar(params).items()}
         return "/completion", {
-            "prompt": list(token_ids), "n_predict": num_tokens, "n_probs": num_best, **self.sampling(params), **grammar,
+            "prompt": list(token_ids), "n_predict": num_tokens, **self.sampling(params), **grammar,
             "repeat_penalty": params.repetition_penalty, "repeat_last_n": len(token_ids) + num_tokens,
             "cache_prompt": True, "return_tokens": True,
             "samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"],
@@ -146,26 +120,18 @@ class LlamaServer(IdDialect):
         if event.get("stop"):  # the last event repeats no token
             usage = _llama_usage(event)
             return Read((), usage, name(event.get("model")), usage.num_written)
-        return Read(_llama_rows(event), num_written=count(event, "tokens_predicted"))
+        return Read(rows_of(field(event, "tokens")), num_written=count(event, "tokens_predicted"))
 
-    def one(self, model: str, token_ids: Seq[int], params: DecodingParams, num_best: int) -> tuple[str, Body]:
+    def one(self, model: str, token_ids: Seq[int], params: DecodingParams) -> tuple[str, Body]:
         """A request for the next token in an answer of one piece."""
-        path, body = self.writing(model, token_ids, 1, params, num_best)
-        fields = ["tokens", "completion_probabilities", "model", "timings"]
+        path, body = self.writing(model, token_ids, 1, params)
+        fields = ["tokens", "model", "timings"]
         return path, {**body, "stream": False, "return_progress": False, "response_fields": fields}
 
     def one_written(self, answer: Any) -> Read:
-        return Read(_llama_rows(sound(answer)), _llama_usage(answer), name(answer.get("model")))
+        return Read(rows_of(field(sound(answer), "tokens")), _llama_usage(answer), name(answer.get("model")))
 
 
 def _llama_usage(event: Any) -> Usage:
     cached = count(event, "timings", "cache_n")
     return Usage(cached + count(event, "timings", "prompt_n"), cached, count(event, "timings", "predicted_n"))
-
-
-def _llama_rows(event: Any) -> tuple[Row, ...]:
-    return rows_of(numbers(field(event, "tokens")), event.get("completion_probabilities"), _llama_best)
-
-
-def _llama_best(listed: Any) -> Iterator[tuple[Any, Any]]:
-    return ((field(each, "id"), field(each, "logprob")) for each in listed.get("top_logprobs", ()))

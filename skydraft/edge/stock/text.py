@@ -7,10 +7,8 @@ request then writes on. Who chooses each token is in `choices`. A chat gets mess
 import codecs
 import time
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from skydraft.choosing.stopping import Stopping
 from skydraft.decoding.context import Context
@@ -86,7 +84,7 @@ class StockText:
             _check_chat(self._given)
         check(self._params, self._given.plan, kind, has_tools=bool(self._given.tools))
         prompt_len, params, vocab = len(self._prompt), self._params, self._vocab
-        self._kind, self._choices = kind, Choices(params, self._given.plan, vocab, prompt_len, kind)
+        self._kind, self._choices = kind, Choices(params, vocab, prompt_len, kind)
         self._rules = Rules(prompt_len, self._choices.chooser, Stopping(params, vocab, params.max_new_tokens))
 
     @property
@@ -147,8 +145,8 @@ class StockText:
         text, work, num_rows = np.concatenate((seen, draft)), Verification(self._rules, seen, block), 0
         while work.next_feed(1) is not None:
             so_far, limit = text[: len(seen) + num_rows], len(draft) - num_rows + 1 + write
-            known, row = await self._row_after(so_far, limit, waiting)
-            work.absorb(known[None])
+            token_id, row = await self._row_after(so_far, limit, waiting)
+            work.absorb(np.array([token_id], np.int32))
             num_rows += 1
         return row.ends(work.verdict(Cost())), num_rows
 
@@ -160,14 +158,14 @@ class StockText:
                 if (token_ids or self._is_stopped) and not await self._has_arrived(waiting):
                     break
                 try:
-                    known, row = await self._row_after(self._text, self._limit - len(self._text), waiting)
+                    token_id, row = await self._row_after(self._text, self._limit - len(self._text), waiting)
                 except LeftGrammar:
                     if not token_ids:
                         raise
                     self._limit = len(self._text)
                     break
                 work = Verification(self._rules, self._text, DraftBlock(len(self._text) - len(self._prompt), ()))
-                work.absorb(known[None])
+                work.absorb(np.array([token_id], np.int32))
                 verdict = row.ends(work.verdict(Cost()))
                 token_ids += verdict.commits(work.block)
                 self._text = np.append(self._text, np.int32(token_ids[-1]))
@@ -232,14 +230,14 @@ class StockText:
     def _room(self, text: TokenIds) -> int:
         return self._rules.stopping.max_new_tokens - (len(text) - len(self._prompt))
 
-    async def _row_after(self, text: TokenIds, num_tokens: int, waiting: Waiting) -> tuple[npt.NDArray[Any], Row]:
-        """What a verification takes after a text, and what the server said of it: nothing where one token is forced."""
+    async def _row_after(self, text: TokenIds, num_tokens: int, waiting: Waiting) -> tuple[int, Row]:
+        """The token that the text takes, and what the server said of it: nothing where one token is forced."""
         info = await self._ask_who(text, waiting)
         choices = self._choices
         if (forced := choices.forced(text)) is not None:
-            return choices.only(forced), Row(forced)
+            return forced, Row(forced)
         row = await self._next_row(info, text, num_tokens, waiting)
-        return choices.row_of(row, text, self._end_id), row
+        return choices.taken(row, text, self._end_id), row
 
     async def _next_row(self, info: StockInfo, text: TokenIds, num_tokens: int, waiting: Waiting) -> Row:
         """The choice after a text: the next one of the current stream, or the first one of a new stream."""
@@ -275,9 +273,9 @@ class StockText:
     async def _untold_row(self, dialect: LlamaServer, info: StockInfo, text: TokenIds, waiting: Waiting) -> Row:
         """The choice that a stream did not tell, since it ends within a character. If the server draws, it draws until
         that is so: taking any other token would make such characters rarer."""
-        params, num_best = self._choices.asked(text, with_grammar=False), self._choices.num_best
+        params = self._choices.asked(text, with_grammar=False)
         for _ in range(_MAX_DRAWS):
-            path, body = dialect.one(info.model, text.tolist(), params, num_best)
+            path, body = dialect.one(info.model, text.tolist(), params)
             request = self._request(info, path, body, text, num_written=1)
             answer = await self._wire.patiently(self._wire.whole(request), dialect.life, waiting)
             request.says(Usage(num_written=1))
@@ -305,8 +303,8 @@ class StockText:
     def _begin(self, info: StockInfo, text: TokenIds, num_tokens: int) -> Writing:
         dialect, choices = info.dialect, self._choices
         if isinstance(dialect, IdDialect):
-            params, num_best = choices.asked(text, with_grammar=self._carries_grammar), choices.num_best
-            path, body = dialect.writing(info.model, text.tolist(), num_tokens, params, num_best)
+            params = choices.asked(text, with_grammar=self._carries_grammar)
+            path, body = dialect.writing(info.model, text.tolist(), num_tokens, params)
             events = Events(self._wire, self._request(info, path, body, text), dialect.life)
             return Writing(events, dialect, text, num_tokens)
         assert isinstance(dialect, Chat)
