@@ -16,7 +16,10 @@ from skydraft.edge.budget import Budget
 from skydraft.edge.channel import Waiting
 from skydraft.edge.stock.ledger import Ledger
 from skydraft.edge.stock.wire import Events, Pool, Wire
+from skydraft.engines.base import Engine
+from skydraft.grammars import json_schema, lark, regex
 from tests.engines.tiny_checkpoint import save_model, save_tokenizer
+from tests.grammars import PERSON
 from tests.stock.fakes import fake
 from tests.stock.real import llama_server, vllm_serve
 
@@ -32,11 +35,15 @@ TEXT = "今天，a<|im_start|>😀"
 
 
 @pytest.fixture(scope="module")
-def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
     # Without rows past the tokenizer: random weights would choose them.
-    save_model(folder, "Qwen2Config", seed=1, vocab_size=len(save_tokenizer(folder)), **SHAPE)
-    with vllm_serve(folder, context=640) as url:
+    return save_model(folder, "Qwen2Config", seed=1, vocab_size=len(save_tokenizer(folder)), **SHAPE)
+
+
+@pytest.fixture(scope="module")
+def vllm(tiny: Path) -> Iterator[str]:
+    with vllm_serve(tiny, context=640) as url:
         yield url
 
 
@@ -90,9 +97,9 @@ VLLM_ASKS: dict[str, tuple[Any, ...]] = {
     "no prompt": ("/v1/completions", {**BODY, "prompt": []}),
     "another model": ("/v1/completions", {**BODY, "prompt": [5], "model": "x"}),
     "too long": ("/v1/completions", {**BODY, "prompt": [5] * 5000}),
+    "a grammar": ("/v1/completions", {**BODY, "prompt": [5], "structured_outputs": {"regex": "[0-9]{3}"}}),
     "chat": ("/v1/chat/completions", {
-        "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "temperature": 0,
-        "continue_final_message": True, "add_generation_prompt": False, "max_tokens": 3, **STREAM,
+        "messages": [{"role": "user", "content": "a"}], "temperature": 0, "max_tokens": 3, **STREAM,
     }),
 }  # fmt: skip
 
@@ -110,6 +117,7 @@ LLAMA_ASKS: dict[str, tuple[Any, ...]] = {
     "write": ("/completion", LLAMA_BODY),
     "stream": ("/completion", {**LLAMA_BODY, "stream": True}),
     "best 20": ("/completion", {**LLAMA_BODY, "n_probs": 20}),
+    "a schema": ("/completion", {**LLAMA_BODY, "stream": True, "json_schema": PERSON}),
     "few fields": ("/completion", {**LLAMA_BODY, "response_fields": ["tokens", "timings/cache_n"]}),
     "tokenize": ("/tokenize", {"content": "今天", "add_special": False}),
     "an id too high": ("/completion", {**LLAMA_BODY, "prompt": [999_999]}),
@@ -124,13 +132,57 @@ def test_the_fake_llama_server_speaks_as_llama_server(llama: str, name: str) -> 
     assert_told(shape(ours), shape(ask(llama, *LLAMA_ASKS[name])))
 
 
-def test_no_token_of_a_llama_server_is_lost_within_a_character(llama: str, gguf_path: Path) -> None:
+FOLLOWED: dict[str, dict[str, Any]] = {
+    "regex": {"grammar": regex("[0-9]{2}-[0-9]{2}")},
+    "lark": {"grammar": lark('start: "<call>" args\nargs: %json {"enum": [1, 22]}')},
+    "penalties": {"presence_penalty": 1.0, "frequency_penalty": 0.5, "repetition_penalty": 1.3, "min_new_tokens": 20},
+    "a bias": {"logit_bias": ((7, 3.0),)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_vllm_follows_what_we_ask_for_by_itself(vllm: str, tiny: Path, name: str) -> None:
+    params, plan = DecodingParams(max_new_tokens=24, **FOLLOWED[name]), make_plan("cloud")
+    with (
+        closing(skydraft.load(str(tiny))) as edge,
+        closing(skydraft.connect(vllm, require=True, timeout_s=300)) as cloud,
+    ):
+        near = skydraft.generate("今天", cloud=edge, plan=plan, params=params).run()
+        done = skydraft.generate("今天", edge=edge, cloud=cloud, plan=plan, params=params).run()
+    assert done.token_ids == near.token_ids and done.receipt.calls == 1
+
+
+@pytest.fixture(scope="module")
+def edge(gguf_path: Path) -> Iterator[Engine]:
+    with closing(skydraft.load(str(gguf_path), EngineOptions(num_threads=1, context_len=512))) as engine:
+        yield engine
+
+
+def test_llama_server_follows_a_schema_by_itself(llama: str, edge: Engine) -> None:
+    params = DecodingParams(max_new_tokens=64, grammar=json_schema(PERSON))
+    with closing(skydraft.connect(llama, require=True)) as cloud:
+        plan = make_plan("quality")
+        done = skydraft.generate("Who is Ada? Use JSON.", edge=edge, cloud=cloud, plan=plan, params=params).run()
+    assert json.loads(done.text).keys() == {"name", "age"}
+    assert set(done.origins) == {"cloud"} and done.receipt.calls == 1
+
+
+@pytest.mark.parametrize("mode", ["cloud", "quality"])
+def test_the_chat_of_a_llama_server_is_a_target(llama: str, edge: Engine, mode: str) -> None:
+    """Its text becomes the tokens that our tokenizer would make of the whole."""
+    params = DecodingParams(max_new_tokens=48)
+    with closing(skydraft.connect(llama, api="chat")) as cloud:
+        for question in ("写出五个表情符号。", "What is a prime number?"):
+            done = skydraft.generate(question, edge=edge, cloud=cloud, plan=make_plan(mode), params=params).run()
+            own = [each for each in done.token_ids if each not in edge.vocab.end_ids]
+            assert len(own) > 8 and tuple(own) == edge.vocab.encode(done.text) and set(done.origins) == {"cloud"}
+            assert done.receipt.calls == 1 and done.stats.tokens_in > 0
+
+
+def test_no_token_of_a_llama_server_is_lost_within_a_character(llama: str, edge: Engine) -> None:
     """It tells no token that ends within a character in a stream: an emoji is two or three tokens."""
     params = DecodingParams(max_new_tokens=24)
-    with (
-        closing(skydraft.load(str(gguf_path), EngineOptions(num_threads=1, context_len=512))) as edge,
-        closing(skydraft.connect(llama, require=True)) as cloud,
-    ):
+    with closing(skydraft.connect(llama, require=True)) as cloud:
         done = skydraft.generate(
             "写出五个表情符号。", edge=edge, cloud=cloud, plan=make_plan("cloud"), params=params
         ).run()
