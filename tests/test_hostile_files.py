@@ -88,7 +88,7 @@ READERS: list[Callable[[Path, random.Random], None]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("num", [300, pytest.param(3_000, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize("num", [150, pytest.param(3_000, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
 @pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.__name__)
 def test_whatever_is_in_a_file_is_a_result_or_one_clear_error(
     reader: Callable[[Path, random.Random], None], num: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

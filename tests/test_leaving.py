@@ -22,14 +22,14 @@ _CAN_WATCH = os.name == "posix" and not watched("true").returncode
 @pytest.mark.skipif(not _CAN_WATCH, reason="no network namespaces here")
 @pytest.mark.parametrize("what", ["requests", "commands"])
 def test_no_byte_leaves(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a thousand requests of all kinds at a gateway whose cloud is elsewhere, and from commands."""
+    """In hundreds of requests of all kinds at a gateway whose cloud is elsewhere, and from commands."""
     monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     done = watched(sys.executable, "-m", "tests.leaving", what, str(tmp_path))
     assert done.returncode == 0, done.stderr[-2000:]
     said = json.loads(done.stdout.splitlines()[-1])
     assert said["left"] == 0 and said["control"] > 0  # what may leave does
-    assert said.get("answers", 601) > 600 and said.get("refusals", 61) > 60
+    assert said.get("answers", 201) > 200 and said.get("refusals", 21) > 20
 
 
 def test_a_local_model_takes_no_server() -> None:
