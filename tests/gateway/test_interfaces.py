@@ -195,7 +195,7 @@ def test_an_answer_goes_on_from_a_last_message_of_the_assistant() -> None:
 
         for begun in ("语速较", "语速 \n", "，"):
             turns: Any = [{"role": "user", "content": "快"}, {"role": "assistant", "content": begun}]
-            body = {"model": "skydraft-lossless", "messages": turns}
+            body = plain("chat/completions") | {"messages": turns}
             goes_on, anew = (
                 ask(running, "chat/completions", body | {"continue_final_message": each}).text for each in (True, False)
             )

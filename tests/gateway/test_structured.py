@@ -106,10 +106,9 @@ def test_with_auto_and_a_schema_the_answer_is_a_call_or_fits(client: openai.Open
 
 def test_a_loop_of_three_turns_renders_calls_and_results_as_the_template_does(client: openai.OpenAI) -> None:
     messages: list[Any] = list(ASKED)
-    template = open_toy("toy").vocab
+    template, tools = open_toy("toy").vocab, {"tools": [WEATHER, TIME], "tool_choice": "required"}
     for turn in range(3):
-        options = {"messages": messages, "tools": [WEATHER, TIME], "tool_choice": "required"}
-        answer = ask(client, "quality", **options, seed=turn, temperature=1.0, max_tokens=900)
+        answer = ask(client, "quality", **tools, messages=messages, seed=turn, temperature=1.0, max_tokens=900)
         rendered = render(template, conversation(messages), [WEATHER, TIME])
         assert answer.usage and answer.usage.prompt_tokens == len(template.encode(rendered))
         message = answer.choices[0].message
