@@ -58,7 +58,8 @@ class Network:
                     self._quietly(self._sent[-1])
             if fate == "another" and request.action == pb.ACTION_VERIFY:  # a session of its number, with other tokens
                 self._quietly(codec.encode_close(request.session))
-                begun = Opening(FINGERPRINT, Prompt(PROMPT_IDS[::-1]), (1,) * request.base)
+                committed = (1,) * (request.base - len(request.catch_up_ids))
+                begun = Opening(FINGERPRINT, Prompt(PROMPT_IDS[::-1]), committed)
                 self._quietly(codec.encode_open(OpenCall(request.session, request.epoch, begun)))
         if fate in ("forget", "restart"):  # nothing is left on the server of any session, verdicts included
             for session in self._sessions:
