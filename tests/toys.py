@@ -22,7 +22,6 @@ from skydraft.engines.toy import ToyEngine
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import EngineError
 from skydraft.gating.gates import Gate
-from skydraft.gating.hand_back import HandBack
 from skydraft.types import Prompt
 from tests.grammars import GRAMMARS, HAS_LIBRARY
 
@@ -137,15 +136,12 @@ def params(draw: st.DrawFn, max_new_tokens: int = 24) -> DecodingParams:
         "sentences": st.integers(1, 3),
         "stop": st.lists(st.sampled_from(["我们", "ab", "员", "。你", "在说", "3.", "，"]), min_size=1, max_size=3),
     }
+    given = {name: draw(values) for name, values in options.items() if draw(st.booleans())}
     if draw(st.integers(0, 3)) == 0:
-        tags = {
-            "think_start": draw(st.sampled_from(["", "a", "我们"])),
-            "think_end": draw(st.sampled_from(["b", "ab"])),
-        }
-        budget = {"think_budget": draw(st.integers(1, 6))} if draw(st.booleans()) else {}
-    else:
-        tags, budget = {}, {}
-    given = tags | budget | {name: draw(values) for name, values in options.items() if draw(st.booleans())}
+        given["think_start"] = draw(st.sampled_from(["", "a", "我们"]))
+        given["think_end"] = draw(st.sampled_from(["b", "ab"]))
+        if draw(st.booleans()):
+            given["think_budget"] = draw(st.integers(1, 6))
     style = draw(st.sampled_from([None, None, "zh-short", "zh-detailed"]))
     if HAS_LIBRARY and draw(st.integers(0, 3)) == 0:  # few, since they end soon
         given, style = given | {"grammar": draw(st.sampled_from(GRAMMARS)), "sentences": 0}, None
@@ -162,17 +158,7 @@ def verifier_of(target: Engine, chosen: DecodingParams, *, max_rows: int = 64, p
     return LocalVerifier(target, prompt, chosen, max_rows=max_rows)
 
 
-def drafter_of(draft: Engine, chosen: DecodingParams) -> Drafter:
-    return Drafter(draft, ASKED, chosen, chosen.max_new_tokens)
-
-
-def blocks_of(turns: Turns | int) -> Turns:
-    return Turns(turns, HandBack()) if isinstance(turns, int) else turns
-
-
-def loop_of(
-    draft: Engine, target: Engine, chosen: DecodingParams, turns: Turns | int
-) -> tuple[SpeculativeLoop, Context]:
+def loop_of(draft: Engine, target: Engine, chosen: DecodingParams, turns: Turns) -> tuple[SpeculativeLoop, Context]:
     context, gate = Context(ASKED), Gate(make_plan().gate)
-    drafter, verifier = drafter_of(draft, chosen), verifier_of(target, chosen)
-    return SpeculativeLoop(context, drafter, gate, verifier, blocks_of(turns), VOCAB), context
+    drafter = Drafter(draft, ASKED, chosen, chosen.max_new_tokens)
+    return SpeculativeLoop(context, drafter, gate, verifier_of(target, chosen), turns, VOCAB), context

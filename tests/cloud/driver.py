@@ -102,12 +102,6 @@ class Asked:
     def written(self) -> tuple[int, ...]:
         return tuple(i for answer in self.answers if isinstance(answer, Written) for i in answer.token_ids)
 
-    @property
-    def text(self) -> tuple[int, ...]:
-        verdicts = [answer for answer in self.answers if isinstance(answer, Verdict)]
-        assert len(verdicts) == 1 and isinstance(self.job.call, VerifyCall)
-        return (*verdicts[0].commits(self.job.call.block), *self.written)
-
 
 class Desk:
     """A worker without threads and network."""
@@ -327,7 +321,7 @@ def tokens_written(stream: RawSession) -> tuple[int, ...]:
     return tuple(token_id for part in parts for token_id in part.token_ids)
 
 
-def text(params: DecodingParams = PARAMS) -> tuple[int, ...]:
+def text(params: DecodingParams) -> tuple[int, ...]:
     return reference.plain(TOY, opening().prompt.token_ids, params)[0]
 
 

@@ -1,7 +1,7 @@
 """Sessions: what is refused changes nothing, who has to make room, and what is remembered of those that are gone."""
 
-import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,24 +22,20 @@ from tests.toys import VOCAB, law
 SHORT = DecodingParams(max_new_tokens=1)
 
 
-def changed(call: VerifyCall, **fields: Any) -> VerifyCall:
-    return dataclasses.replace(call, **fields)
-
-
 def reopening(edge: Edge, call: VerifyCall, epoch: int, **fields: Any) -> VerifyCall:
     """The block with an opening of which some fields are changed."""
-    return changed(call, epoch=epoch, opening=dataclasses.replace(edge.opening(), **fields))
+    return replace(call, epoch=epoch, opening=replace(edge.opening(), **fields))
 
 
 Wrong = tuple[type[errors.SkydraftError], Callable[[Edge, VerifyCall], VerifyCall | OpenCall], str]
 WRONG: list[Wrong] = [
-    (errors.Diverged, lambda e, c: changed(c, digest=c.digest ^ 1), "ann"),
-    (errors.Diverged, lambda e, c: changed(c, digest=digest(toys.array([*e.generated, *c.catch_up_ids]))), "ann"),
-    (errors.BaseMismatch, lambda e, c: changed(c, base=c.base + 1), "ann"),
-    (errors.BaseMismatch, lambda e, c: changed(c, catch_up_ids=(*c.catch_up_ids, 1)), "ann"),
-    (errors.ProtocolError, lambda e, c: changed(c, draft_ids=(1, VOCAB.size)), "ann"),
-    (errors.SessionNotFound, lambda e, c: changed(c, epoch=4), "ann"),
-    (errors.SessionNotFound, lambda e, c: changed(c, session=77), "ann"),
+    (errors.Diverged, lambda e, c: replace(c, digest=c.digest ^ 1), "ann"),
+    (errors.Diverged, lambda e, c: replace(c, digest=digest(toys.array([*e.generated, *c.catch_up_ids]))), "ann"),
+    (errors.BaseMismatch, lambda e, c: replace(c, base=c.base + 1), "ann"),
+    (errors.BaseMismatch, lambda e, c: replace(c, catch_up_ids=(*c.catch_up_ids, 1)), "ann"),
+    (errors.ProtocolError, lambda e, c: replace(c, draft_ids=(1, VOCAB.size)), "ann"),
+    (errors.SessionNotFound, lambda e, c: replace(c, epoch=4), "ann"),
+    (errors.SessionNotFound, lambda e, c: replace(c, session=77), "ann"),
     (errors.SessionNotFound, lambda e, c: c, "bob"),
     (errors.SessionTaken, lambda e, c: reopening(e, c, 9), "bob"),
     (errors.SessionTaken, lambda e, c: reopening(e, c, 9, prompt=Prompt((1,) * len(e.prompt))), "ann"),
@@ -73,7 +69,7 @@ def test_what_is_refused_changes_nothing_and_evicts_nobody(
     kind: type[errors.SkydraftError], spoil: Callable[..., Any], owner: str
 ) -> None:
     desk = Desk(toys.toy(3, kind=Watched, context_len=20), max_sessions=1)
-    edge = Edge(0, 3, dataclasses.replace(ENDLESS, max_new_tokens=18))
+    edge = Edge(0, 3, replace(ENDLESS, max_new_tokens=18))
     edge.epoch = 3
     opened(desk, edge)
     call = edge.call(edge.likely(2), edge.likely(5, miss=3)[2:])
@@ -99,10 +95,10 @@ def test_a_finished_session_has_no_seat_repeats_its_verdict_and_takes_no_more() 
     edge, call = finished(desk, 0)
     assert desk.engine.num_open == desk.num_sessions == 0
     num_forwards = len(desk.engine.batches)
-    assert desk.answer(call) == desk.answer(dataclasses.replace(call, opening=None)) == desk.all_asked[0].last
+    assert desk.answer(call) == desk.answer(replace(call, opening=None)) == desk.all_asked[0].last
     assert type(desk.answer(edge.call())) is errors.LimitExceeded
     assert type(desk.answer(edge.call(draft=(1, 2)))) is errors.LimitExceeded
-    assert type(desk.answer(dataclasses.replace(call, draft_ids=(1,)))) is errors.BaseMismatch
+    assert type(desk.answer(replace(call, draft_ids=(1,)))) is errors.BaseMismatch
     assert desk.answer(OpenCall(0, 1, call.opening or edge.opening())) == Opened(1)
     assert len(desk.engine.batches) == num_forwards
 
@@ -110,7 +106,7 @@ def test_a_finished_session_has_no_seat_repeats_its_verdict_and_takes_no_more() 
 def test_of_finished_sessions_four_per_seat_are_remembered() -> None:
     desk = desk_of(3, max_sessions=1)
     calls = [finished(desk, number)[1] for number in range(7)]
-    answers = [desk.answer(dataclasses.replace(call, opening=None)) for call in calls]
+    answers = [desk.answer(replace(call, opening=None)) for call in calls]
     assert [isinstance(answer, errors.SessionNotFound) for answer in answers] == [True] * 2 + [False] * 5
 
 
@@ -123,7 +119,7 @@ def test_to_open_again_keeps_the_cache_and_what_was_left_out_is_cut_off() -> Non
     again = edge.reopened(call)  # as it was before that verdict
     assert desk.answer(again) == expected == edge.judged(call)
     assert desk.engine.num_prefills == 1 and desk.engine.num_open == 1
-    assert type(desk.answer(dataclasses.replace(call, draft_ids=()))) is errors.SessionNotFound  # of the epoch before
+    assert type(desk.answer(replace(call, draft_ids=()))) is errors.SessionNotFound  # of the epoch before
     follow_up = edge.call(draft=edge.likely(3, miss=1))
     assert desk.answer(follow_up) == edge.judged(follow_up)
 

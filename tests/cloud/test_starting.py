@@ -30,11 +30,6 @@ def ends_with(channel: grpc.Channel, path: str = HEALTH) -> tuple[grpc.StatusCod
     return call.code(), str(call.details())
 
 
-def end() -> None:
-    """What Ctrl-C does to a server, which runs in the main thread of this process."""
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
 @contextmanager
 def signals_as_before() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -66,7 +61,7 @@ def test_calls_wait_for_the_model_on_connections_that_stay() -> None:
             try:
                 told.append(ends_with(channel)[0])
             finally:
-                end()
+                os.kill(os.getpid(), signal.SIGTERM)  # to the server, which runs in the main thread
 
         serve(load, options, lambda worker, port: threading.Thread(target=asked).start())
     assert told == [grpc.StatusCode.OK]

@@ -9,14 +9,15 @@ from typing import Any
 import grpc
 import pytest
 
+from skydraft import DecodingParams
 from skydraft.errors import BaseMismatch, ProtocolError
 from skydraft.protocol import codec
 
 from ..serving import RawSession, Serving, free_port, serving
-from .driver import LONG, assert_serves, later, long_text, slow_toy, text, tokens_written, verdict_of, verify_message
+from .driver import assert_serves, later, long_text, slow_toy, text, tokens_written, verdict_of, verify_message
 
 New = Callable[[], RawSession]
-TEXT, LONG_TEXT = text(), text(type(LONG)(max_new_tokens=150, min_new_tokens=150))
+LONG_TEXT = text(DecodingParams(max_new_tokens=150, min_new_tokens=150))
 STOP = codec.encode_stop(0)
 
 
@@ -25,20 +26,6 @@ def slow() -> Iterator[tuple[Serving, grpc.Channel]]:
     """A server that writes 500 tokens a second, counts, and whom anyone may ask."""
     with serving(slow_toy(), metrics_port=free_port()) as server, grpc.insecure_channel(server.address) as channel:
         yield server, channel
-
-
-@pytest.mark.parametrize("num_write", [1, len(TEXT) - 1, 1000])
-def test_after_the_verdict_come_the_targets_own_tokens_and_the_last_reply_is_marked(new: New, num_write: int) -> None:
-    stream = new()
-    verdict, is_last = codec.decode_verdict(stream.ask(verify_message(draft=(), write=num_write)), 0)
-    assert (verdict.token_id, is_last) == (TEXT[0], False)
-    token_ids = TEXT[:1] + tokens_written(stream)
-    assert token_ids == TEXT[: num_write + 1]
-    if len(token_ids) < len(TEXT):
-        assert verdict_of(stream.ask(later(*token_ids))).base == num_write + 1
-    assert not codec.decode_verdict(new().ask(verify_message(1)), 0)[1]  # nothing may be written after it
-    verdict, is_last = codec.decode_verdict(new().ask(verify_message(2, draft=TEXT, write=9)), 0)
-    assert (verdict.finish, verdict.num_accepted, is_last) == ("length", len(TEXT), True)
 
 
 def test_a_stop_ends_the_writing_and_the_session_stays_for_the_next_block(slow: Any) -> None:

@@ -27,7 +27,7 @@ from skydraft.engines.base import Engine
 from skydraft.engines.options import NOT_PROBED
 from skydraft.engines.toy import ToyEngine
 from skydraft.errors import EngineError, OptionError
-from skydraft.learning.collect import Collector, marks_of
+from skydraft.learning.collect import Collector
 from skydraft.prompts.audio import Audio
 from skydraft.prompts.messages import asked
 from tests import reference, toys
@@ -176,22 +176,14 @@ def test_a_text_with_a_calibration_of_its_own_is_read(monkeypatch: pytest.Monkey
 
 def test_lessons_are_complete_where_an_answer_was_audited(tmp_path: Path) -> None:
     edge, target = toys.toy(1, 0.7), toys.toy(1)
-    collector, request = Collector(tmp_path), replace(REQUEST, plan=EDGE)
+    collector = Collector(tmp_path)
     auditor = Auditor(edge, target_of(target), 0.5, print, collector.keep, draw=iter([0.0, 0.9]).__next__)
+    sides: Any = {"edge": edge, "cloud": target, "observers": [collector, auditor]}
     with closing(auditor):
-        done = [
-            skydraft.start(request, edge=edge, cloud=target, observers=[collector, auditor]).run() for _ in range(2)
-        ]
+        done = [skydraft.start(REQUEST, **sides).run() for _ in range(2)]
         auditor.finish()
     (lesson,) = read(tmp_path)  # nobody judged the second one
     assert lesson.token_ids == done[0].token_ids and set(lesson.marks) == {"a", "w"}
-    plan = replace(request, plan=GATED)
-    with closing(Auditor(edge, target_of(target), 1.0, print, collector.keep)) as auditor:
-        text = skydraft.start(plan, edge=edge, cloud=target, observers=[collector, auditor]).run()
-        auditor.finish()
-    assert "-" in marks_of(text.rounds_so_far)
-    _, lesson = read(tmp_path)  # once, and whole
-    assert lesson.token_ids == text.token_ids and "-" not in lesson.marks
 
 
 def test_an_answer_waits_for_no_audit_and_too_many_are_dropped(tmp_path: Path) -> None:

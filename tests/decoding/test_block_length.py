@@ -42,14 +42,6 @@ def done(num_draft, num_accepted, *, number=1, draft_ms=0.0, target=None, rtt_ms
     return Round(record, DraftBlock(10, (1,) * num_draft, (SURE,) * num_draft), (), ())
 
 
-def speeds(alpha, draft_ms, forward_ms, max_rows, wire_ms=0.0, *, streams=False, max_k=MAX_AUTO_K):
-    """Tokens per second of every k, by brute force."""
-    return [
-        reference.tokens_per_s(alpha, k, draft_ms, forward_ms, max_rows, 0.0 if streams and k == 0 else wire_ms)
-        for k in range(max_k + 1)
-    ]
-
-
 profiles = st.lists(st.floats(0.1, 100), min_size=1, max_size=8).map(lambda times: tuple(sorted(times)))
 links = st.tuples(st.sampled_from([0.0, 0.0, 5.0, 300.0]), st.booleans())
 
@@ -63,7 +55,8 @@ def test_where_tokens_are_alike_it_is_the_best_fixed_k(draft_ms, forward_ms, max
     costs = CostModel(draft_ms, forward_ms, max_rows, wire_ms=wire_ms, streams=streams)
     policy = policy_of(costs, alpha, may_stream=may_stream, max_k=max_k)
     most = min(max_k, MAX_AUTO_K)
-    found = speeds(alpha, draft_ms, forward_ms, max_rows, wire_ms, streams=streams, max_k=most)
+    wires_ms = [0.0 if streams else wire_ms] + [wire_ms] * most
+    found = [reference.tokens_per_s(alpha, k, draft_ms, forward_ms, max_rows, wire) for k, wire in enumerate(wires_ms)]
     chosen, best = length(policy), max(found[1:])
     if chosen == 0:
         assert may_stream and best <= found[0] * GAIN * (1 + 1e-9)

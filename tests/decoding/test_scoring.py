@@ -8,12 +8,10 @@ import pytest
 import skydraft
 from skydraft import DecodingParams, api, make_plan
 from skydraft.decoding.request import GenerateRequest
-from skydraft.decoding.scoring import prompt_scores
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import open_toy
 from skydraft.errors import OptionError
 from skydraft.prompts.messages import asked
-from skydraft.types import Prompt
 
 from .. import reference
 
@@ -45,16 +43,6 @@ def test_each_token_has_the_score_of_its_author(mode: str, temperature: float, g
         prefix += (told.token_id,)
     same = api.start(plain, edge=edge, cloud=target).run()  # scoring changes no token
     assert same.token_ids == generation.token_ids and same.origins == generation.origins
-
-
-def test_a_prompt_is_scored_token_by_token_in_parts() -> None:
-    engine = open_toy("toy")
-    token_ids = tuple(int(each) for each in np.random.default_rng(0).integers(0, engine.vocab.size, 150))
-    first, *scores = prompt_scores(engine, Prompt(token_ids), 0)
-    assert (first.token_id, first.logprob, len(scores)) == (token_ids[0], None, 149)
-    for length, told in enumerate(scores, 1):
-        assert told.token_id == token_ids[length] and not told.best
-        assert told.logprob == pytest.approx(row_after(engine, token_ids[:length])[told.token_id], abs=1e-6)
 
 
 def test_a_server_without_skydraft_tells_none() -> None:

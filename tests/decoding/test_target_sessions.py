@@ -14,17 +14,6 @@ from .. import toys
 from ..toys import ASKED, PROMPT_IDS, law
 from .judging import any_token, choices, endless, expected_verdict, judged, seated
 
-
-def test_a_session_without_a_sequence_refuses_to_work_and_stays_as_it_was():
-    target, params = toys.toy(3), DecodingParams()
-    session, block = TargetSession(target, ASKED, params), DraftBlock(0, (1, 2))
-    for use in (session.prefill, session.release, lambda: session.begin(block, ())):
-        with pytest.raises(EngineError, match="has no sequence"):
-            use()
-    session.adopt(target.begin(PROMPT_IDS))
-    assert judged(session, block) == judged(seated(target, params), block)
-
-
 texts = st.lists(any_token, max_size=8)
 
 

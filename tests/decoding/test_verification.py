@@ -9,21 +9,14 @@ from hypothesis import strategies as st
 from skydraft import DecodingParams, generate, make_plan
 from skydraft.decoding.context import Context
 from skydraft.decoding.drafting import Drafter
-from skydraft.decoding.loop import SpeculativeLoop
+from skydraft.decoding.turns import Turns
 from skydraft.errors import BaseMismatch, EngineError, LimitExceeded
-from skydraft.gating.gates import Gate, GateSpec
+from skydraft.gating.hand_back import HandBack
 from skydraft.types import DraftBlock, Prompt, Verdict
 
 from .. import reference, toys
-from ..toys import ASKED, PROMPT, PROMPT_IDS, VOCAB, FlakyEngine, law
+from ..toys import ASKED, PROMPT, PROMPT_IDS, FlakyEngine, law
 from .judging import any_token, choices, endless, expected_verdict
-
-
-def audit(target, params, generated, num_audited, prompt=PROMPT_IDS):
-    """Whether the target would have written each of the last tokens."""
-    places = range(len(generated) - num_audited, len(generated))
-    return tuple(choices(target, params, generated[:at], 1, prompt) == [generated[at]] for at in places)
-
 
 other_prompts = st.lists(any_token, min_size=1, max_size=12).map(lambda token_ids: Prompt(tuple(token_ids)))
 
@@ -49,8 +42,8 @@ def test_a_verdict_is_the_definition_for_any_block_prompt_and_split_into_passes(
     verifier = toys.verifier_of(target, params, max_rows=max_rows, prompt=prompt)
     verdict = verifier.verify(DraftBlock(len(catch_up), block), catch_up)
     expected = expected_verdict(target, params, catch_up, block, prompt.token_ids)
-    flags = audit(target, params, catch_up, len(catch_up), prompt.token_ids)
-    assert verdict == dataclasses.replace(expected, audit=flags)
+    written = [choices(target, params, catch_up[:at], 1, prompt.token_ids)[0] for at in range(len(catch_up))]
+    assert verdict == dataclasses.replace(expected, audit=tuple(map(int.__eq__, written, catch_up)))
     assert verdict.num_tokens == expected.num_accepted + (expected.token_id is not None)
     # Rows: the catch-up and one per judged position, in passes of max_rows; no pass after the last judged row.
     needed = len(catch_up) + verdict.num_tokens
@@ -112,7 +105,7 @@ def test_a_generation_survives_forwards_that_fail_on_both_sides(seed, drafter, p
     edge = toys.toy(seed, drafter[0], sign=drafter[1], kind=FlakyEngine)
     cloud = toys.toy(seed, kind=FlakyEngine)
     edge.fail_at, cloud.fail_at = fail_at
-    loop, context = toys.loop_of(edge, cloud, params, turns=k)
+    loop, context = toys.loop_of(edge, cloud, params, turns=Turns(k, HandBack()))
     rounds = []
     for _ in range(3):
         try:
@@ -123,40 +116,6 @@ def test_a_generation_survives_forwards_that_fail_on_both_sides(seed, drafter, p
     assert [token_id for done in rounds for token_id in done.token_ids] == context.generated.tolist()
     expected = reference.plain(toys.toy(seed), PROMPT_IDS, params)
     assert (tuple(context.generated.tolist()), context.finish) == expected
-
-
-class Rhythm(Gate):
-    """Skips so many rounds and then asks the target, over and over."""
-
-    def __init__(self, num_skips):
-        super().__init__(GateSpec("entropy", 1.0))
-        self.num_skips, self.num_rounds = num_skips, 0
-
-    def reason(self, generated, num_seen, block, vocab, place):
-        self.num_rounds += 1
-        return "" if self.num_rounds % (self.num_skips + 1) else "uncertain"
-
-
-@law(30)
-@given(toys.pairs(), toys.params(), st.integers(0, 5), st.integers(1, 5))
-def test_rounds_carry_one_audit_flag_per_catch_up_token_and_it_is_true(pair, params, num_skips, k):
-    edge, cloud = pair
-    context = Context(ASKED)
-    drafter, verifier = toys.drafter_of(edge, params), toys.verifier_of(cloud, params)
-    loop = SpeculativeLoop(context, drafter, Rhythm(num_skips), verifier, toys.blocks_of(k), VOCAB)
-    generated, num_seen = [], 0  # everything committed, and how much of it the target has judged
-    for done in loop.rounds():
-        assert done.block.base == done.record.base == len(generated)
-        if done.record.outcome == "verified":
-            assert done.audit == audit(cloud, params, generated, len(generated) - num_seen)
-            assert (done.record.num_audited, done.record.num_agreed) == (len(done.audit), sum(done.audit))
-            num_seen = len(generated) + len(done.token_ids)
-        else:
-            assert (done.audit, done.record.num_audited) == ((), 0)
-        generated += done.token_ids
-        assert context.generated.tolist() == generated
-        assert context.num_seen == num_seen
-        assert context.catch_up == tuple(generated[num_seen:])
 
 
 @law(30)
@@ -175,21 +134,6 @@ def test_an_interrupted_generation_keeps_a_prefix_of_the_full_one(pair, params, 
     assert len(broken.records) == min(num_rounds, len(full.records))
     is_whole = num_rounds >= len(full.records)
     assert broken.finish_reason == (full.finish_reason if is_whole else "interrupted")
-
-
-@law(30)
-@given(st.data(), toys.seeds, endless())
-def test_the_drafter_goes_on_from_whatever_was_committed_of_its_draft_and_instead_of_it(data, seed, params):
-    edge = toys.toy(seed)
-    drafter, context = toys.drafter_of(edge, params), Context(ASKED)
-    for _ in range(3):
-        drafted = drafter.draft(context, k := data.draw(st.integers(1, 6)))
-        expected = choices(edge, params, context.generated.tolist(), len(drafted.token_ids))
-        assert list(drafted.token_ids) == expected and drafted.base == context.base
-        assert drafter.draft(context, k) == drafted
-        kept = drafted.token_ids[: data.draw(st.integers(0, len(drafted.token_ids)))]
-        others = tuple(data.draw(st.lists(any_token, max_size=5)))
-        context.commit_skip(DraftBlock(context.base, (*kept, *others)), None)
 
 
 def test_a_long_text_that_others_wrote_is_read_in_parts_between_which_others_draft(monkeypatch):

@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import repeat
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,14 +14,14 @@ import pytest
 
 import skydraft
 from skydraft import make_plan
-from skydraft.edge.channel import Channel, SessionStream, Waiting
-from skydraft.edge.recovery import Recovery, Situation, recover
+from skydraft.edge.channel import Channel
 from skydraft.edge.session import OwnServer
 from skydraft.engines.toy import open_toy
-from skydraft.errors import CloudError, CloudFailure, CloudLost, SessionNotFound, SkydraftError
+from skydraft.errors import CloudError, CloudFailure, CloudLost, SessionNotFound
 from skydraft.protocol.codec import encode_info
 from skydraft.protocol.values import ServerInfo
 
+from ..hostile.own import refuses
 from ..serving import Relay, Serving, ran_s, serving
 from .texts import begin
 
@@ -65,27 +66,13 @@ def test_a_generation_that_cannot_begin_leaves_no_seat_behind(server: Serving, m
         server.wait_until(lambda: server.num_sessions == 0)
 
 
-def test_a_server_that_forgets_every_session_is_not_asked_without_a_pause(
-    server: Serving, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_forgets_every_session_is_not_asked_without_a_pause(server: Serving) -> None:
     """Each opening feeds the whole prompt again."""
-    num_asked, pauses = 0, list[float]()
-
-    async def forgotten(self: SessionStream, waiting: Waiting, message: bytes | None = None) -> bytes:
-        nonlocal num_asked
-        num_asked += 1
-        raise SessionNotFound("gone")
-
-    def noted(error: SkydraftError, now: Situation) -> Recovery:
-        pauses.append((found := recover(error, now)).pause_s)
-        return found
-
-    monkeypatch.setattr(SessionStream, "receive", forgotten)
-    monkeypatch.setattr("skydraft.edge.verifier.recover", noted)
-    with closing(skydraft.connect(server.address, timeout_s=1.5)) as cloud, pytest.raises(CloudError):
-        write(cloud, make_plan(k=5))
-    assert 3 <= num_asked == len(pauses) <= 12
-    assert pauses[0] == 0 < min(pauses[1:-1])  # the first mending is at once
+    with Relay(server.address) as relay, closing(skydraft.connect(relay.address, timeout_s=1.5)) as cloud:
+        relay.faults = repeat(refuses(SessionNotFound))
+        with pytest.raises(CloudError):
+            write(cloud, make_plan(k=5))
+    assert 3 <= sum(name == "verify" for name, _ in relay.requests) <= 12
 
 
 def test_a_server_that_says_nonsense_of_itself_is_a_failure_of_its_own(

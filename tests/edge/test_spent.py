@@ -49,8 +49,7 @@ def test_a_verification_that_failed_is_counted_and_so_is_the_next_one(relay: Rel
     with pytest.raises(CloudError):
         verifier.verify(BLOCK, ())
     failed = verifier.take_cost()
-    assert failed.bytes_up == num_bytes(relay.requests) > 0 and len(relay.requests) > 2  # it was asked again
-    assert failed.bytes_down == num_bytes(relay.replies) == 0 and failed.rtt_ms > 0
+    assert failed.bytes_up > 0 and len(relay.requests) > 2  # it was asked again
     for _ in range(30):
         with pytest.raises(CloudError) as caught:
             verifier.verify(BLOCK, ())  # at once, and without a message
@@ -60,8 +59,7 @@ def test_a_verification_that_failed_is_counted_and_so_is_the_next_one(relay: Rel
     Serving.wait_until(lambda: is_back(verifier))
     mended = verifier.take_cost()
     assert failed.bytes_up + mended.bytes_up == num_bytes(relay.requests)
-    assert mended.bytes_down == num_bytes(relay.replies) and mended.rtt_ms > 0
-    assert verifier.take_cost() == LinkCost() and ["gone" in line for line in lines] == [True, False]
+    assert mended.bytes_down == num_bytes(relay.replies) and ["gone" in line for line in lines] == [True, False]
     verifier.close()
     cloud.close()
 

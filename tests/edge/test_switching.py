@@ -3,8 +3,7 @@ nothing."""
 
 import itertools
 import random
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -17,32 +16,6 @@ from skydraft.engines.toy import open_toy
 from skydraft.types import WRITE_ALL, Round
 
 from ..serving import Leash, serving
-
-AUTO = make_plan("lossless")
-
-
-@contextmanager
-def lengths(phases: list[list[int]], leash: Leash) -> Iterator[None]:
-    """Let AutoTurns draft blocks of k for so many rounds, or stream, where k is 0, and so on.
-
-    The target's leash hears of each round.
-    """
-    left = [*phases, [0, 10**9]]
-
-    def observe(self: AutoTurns, done: Round) -> None:
-        leash.read()
-        left[0][1] -= (done.record.num_draft > 0) == (left[0][0] > 0)
-        if not left[0][1]:
-            del left[0]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(AutoTurns, "longest", lambda self: left[0][0])
-        patch.setattr(AutoTurns, "to_write", lambda self: 0 if left[0][0] else WRITE_ALL)
-        patch.setattr(AutoTurns, "reads", False)
-        patch.setattr(AutoTurns, "read", lambda self, agrees: None)
-        patch.setattr(AutoTurns, "is_enough", lambda self, signals: False)
-        patch.setattr(AutoTurns, "observe", observe)
-        yield
 
 
 def counting(target: Engine, rows: list[int]) -> Engine:
@@ -58,18 +31,30 @@ def counting(target: Engine, rows: list[int]) -> Engine:
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_a_prompt_is_read_once_however_often_a_text_switches(number: int) -> None:
+def test_a_prompt_is_read_once_however_often_a_text_switches(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server spends the rows of the prompt and those of the blocks and the tokens, and none besides."""
     rows, leash = list[int](), Leash()
+    left = [[0, 10], [4, 4], [0, 10], [4, 99]]  # blocks of k for so many rounds, or streaming, where k is 0
+
+    def observe(self: AutoTurns, done: Round) -> None:
+        leash.read()
+        left[0][1] -= (done.record.num_draft > 0) == (left[0][0] > 0)
+        if not left[0][1]:
+            del left[0]
+
+    monkeypatch.setattr(AutoTurns, "longest", lambda self: left[0][0])
+    monkeypatch.setattr(AutoTurns, "to_write", lambda self: 0 if left[0][0] else WRITE_ALL)
+    monkeypatch.setattr(AutoTurns, "reads", False)
+    monkeypatch.setattr(AutoTurns, "is_enough", lambda self, signals: False)
+    monkeypatch.setattr(AutoTurns, "observe", observe)
     prompt = "".join(random.Random(number).choices("今天气很好我们去公园走", k=320))
     params = DecodingParams(max_new_tokens=80, min_new_tokens=80, temperature=0.8, seed=number)
     given = {"edge": open_toy("toy:drift=0.2"), "params": params, "raw": True}
     with (
         serving(leash.put_on(counting(open_toy("toy"), rows))) as server,
         closing(skydraft.connect(server.address)) as cloud,
-        lengths([[0, 10], [4, 4], [0, 10], [4, 99]], leash),
     ):
-        generation = skydraft.generate(prompt, cloud=cloud, plan=AUTO, **given).run()  # type: ignore[arg-type]
+        generation = skydraft.generate(prompt, cloud=cloud, plan=make_plan("lossless"), **given).run()  # type: ignore[arg-type]
     blocks = [record.num_draft for record in generation.records]
     switches = sum((one > 0) != (other > 0) for one, other in itertools.pairwise(blocks))
     assert switches == 3 and generation.num_prompt_tokens >= 320
