@@ -50,9 +50,7 @@ BLANK, WORD = BYTES.pieces.index(b"\n"), BYTES.pieces.index(b"a")
         (0.7, 0.73, [WORD], True), (0.7, 0.73, [BLANK, WORD], True), (0.7, 0.73, [BLANK] * 9, True),
     ],
 )  # fmt: skip
-def test_a_call_begins_only_where_it_is_likely_enough(
-    chance: float, least: float, written: list[int], may: bool
-) -> None:
+def test_a_call_begins_only_where_it_is_likely(chance: float, least: float, written: list[int], may: bool) -> None:
     """All tokens with which one begins are summed: here three."""
     row = np.full(BYTES.size, -30.0, np.float32)
     row[CALLS] = np.log(chance / 3)

@@ -102,7 +102,7 @@ def rows(engine: Engine) -> Any:
     return np.stack(found)
 
 
-def test_a_model_with_an_adapter_is_the_model_with_its_change_in_the_weights(
+def test_a_model_with_an_adapter_is_the_model_with_its_changed_weights(
     folder: Path, base: Path, tmp_path: Path
 ) -> None:
     with opened(base) as bare:

@@ -1,6 +1,5 @@
 """Rows have the bits of one row at a time at every length, also where an engine's kernels give others further on."""
 
-import logging
 from contextlib import closing
 from typing import Any
 
@@ -46,23 +45,10 @@ def test_rows_are_those_of_one_row_at_a_time(data: st.DataObject, from_len: int)
             assert sequence.token_ids.tolist() == other.token_ids.tolist()
 
 
-def test_it_compares_once_in_each_doubling_and_says_once_where_rows_differ(caplog: pytest.LogCaptureFixture) -> None:
-    widths: list[int] = []
-
-    class Noted(WideRowsDiffer):
-        def forward(self, feeds: Any, *, want_logits: bool) -> Any:
-            widths.append(len(feeds[0][1]))
-            return super().forward(feeds, want_logits=want_logits)
-
-    engine = probed(Noted, from_len=512)
-    with caplog.at_level(logging.WARNING), closing(engine.open([1] * 200)) as sequence:
-        for length, expected in [
-            (199, [3]), (300, [3, 1, 1, 1]), (340, [3]), (500, [3]), (600, [3, 1, 1, 1]), (700, [1, 1, 1]),
-        ]:  # fmt: skip
-            engine.fill(sequence, [1] * (length + 1))
-            widths.clear()
+def test_it_says_once_where_rows_differ(caplog: pytest.LogCaptureFixture) -> None:
+    with closing(probed(WideRowsDiffer, from_len=512).open([1] * 600)) as sequence:
+        for _ in range(3):
             sequence.extend([1, 2, 3])
-            assert widths == expected
     assert [record.getMessage() for record in caplog.records] == [
         "toy: 3 rows at once are not exact from 512 tokens on; there they are computed one by one."
     ]

@@ -183,9 +183,7 @@ def test_state_on_the_model_is_neither_read_nor_written(omni_folder: Path, omni:
 
 
 @pytest.mark.parametrize("part", ["model.language_model.layers.1.mlp", "model.audio_tower"])
-def test_a_failed_forward_leaves_the_sequence_as_it_was(
-    part: str, omni: OmniEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_forward_changes_no_sequence(part: str, omni: OmniEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt, media = spoken(omni, 1, 2.7)
     sequence, fresh = omni.open(prompt, media), omni.begin(prompt, media)
     expected = sequence.extend(prompt[-1:])

@@ -49,9 +49,7 @@ def num_cached(engine: Any, prompt: Seq[int], reuse: Reuse | None = MINE) -> int
     return answer(engine, prompt, reuse)[2]
 
 
-def as_fed(
-    engine: Any, prompt: Seq[int], reuse: Reuse | None, beginning: Seq[int] = (1, 2, 3)
-) -> tuple[list[int], int]:
+def as_fed(engine: Any, prompt: Seq[int], reuse: Reuse | None, beginning: Seq[int] = (1, 2, 3)) -> Any:
     """(Tokens, how many of the prompt were cached): tokens and rows are those of an engine that feeds all."""
     token_ids, rows, cached = answer(engine, prompt, reuse)
     expected, fresh, _ = answer(feeding(beginning), prompt, None)
@@ -80,7 +78,7 @@ def test_conversations_with_reuse_are_those_of_engines_that_feed_all(
 
 @law(50)
 @given(beginnings, texts, st.integers(0, 30))
-def test_what_was_cut_and_filled_again_is_kept_as_far_as_it_is_whole(
+def test_what_was_cut_and_filled_again_is_kept_where_it_is_whole(
     beginning: list[int], text: list[int], cut: int
 ) -> None:
     engine, prompt = engine_of(beginning), [*beginning, *text]

@@ -120,7 +120,7 @@ def test_a_plugin_is_asked_for_by_name_or_claims_folders_before_ours_and_cannot_
         ("loud_plugin:KIND", "does not load (RuntimeError: two). Reinstall its package"),
     ],
 )
-def test_a_broken_plugin_is_in_nobodys_way(
+def test_a_broken_plugin_hinders_nobody(
     value: str, message: str, install: Any, tmp_path: Path, opened: list[Any]
 ) -> None:
     install(bad=value)

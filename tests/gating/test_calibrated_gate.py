@@ -68,9 +68,7 @@ def test_a_block_that_ends_early_ends_right_after_the_token_whose_running_sum_pa
 
 @law(30)
 @given(toys.pairs(), agreements, st.integers(1, 8))
-def test_every_decision_of_a_run_follows_from_its_block(
-    pair: tuple[ToyEngine, ToyEngine], agreement: float, k: int
-) -> None:
+def test_every_decision_follows_from_its_block(pair: tuple[ToyEngine, ToyEngine], agreement: float, k: int) -> None:
     plan, params = make_plan(gate=f"calibrated:{agreement}", k=k), DecodingParams(max_new_tokens=40, min_new_tokens=40)
     sides = {"edge": pair[0], "cloud": pair[1], "calibration": calibration(*pair)}
     limit = 2 * (1 - agreement)
@@ -142,9 +140,7 @@ def achieved(drift: float, agreement: float, k: int) -> tuple[float, float]:
 @pytest.mark.parametrize(
     ("drift", "k", "asked"), [(0.1, MAX_BLOCK, (0.86, 0.95)), (0.2, 5, (0.75, 0.9)), (0.2, 32, (0.9,))]
 )
-def test_the_agreement_asked_for_is_kept_and_less_takes_fewer_calls(
-    drift: float, k: int, asked: tuple[float, ...]
-) -> None:
+def test_the_agreement_asked_for_is_kept_and_less_costs_less(drift: float, k: int, asked: tuple[float, ...]) -> None:
     found = [achieved(drift, agreement, k) for agreement in asked]
     for wanted, (agreement, _) in zip(asked, found, strict=True):
         assert abs(agreement - wanted) < 0.05

@@ -134,15 +134,6 @@ def test_too_little_to_fit_says_how_much_there_was(flags: tuple[bool, ...]) -> N
         fit(enough, *SIDES, "one", 40, unseen=little)
 
 
-def test_limits_come_from_what_was_not_trained_on() -> None:
-    known = [LabelledText("target", (SURE, UNSURE) * 20, (False,) * 37 + (True,) * 3) for _ in range(10)]
-    unseen = [LabelledText("target", (SURE, UNSURE) * 20, (False, True) * 20) for _ in range(10)]
-    for texts in (known, unseen):
-        found = fit(known, *SIDES, "one", 40, unseen=texts)
-        assert found.curves[-1].points[-1].agreement == pytest.approx(agreement(texts)[0], abs=0.002)
-    assert found.curves[-1].points[0].agreement == 1  # where all is asked, nothing is left to chance
-
-
 def gated(found: Calibration, asked: float, limit: float, texts: list[LabelledText]) -> float:
     """The share of tokens without a disagreement, in blocks of six that the gate sends or leaves."""
     num_wrong = num_tokens = 0

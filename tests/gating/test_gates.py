@@ -79,18 +79,6 @@ def test_any_unsure_token_escalates_the_block(gate, expected, place):
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        *((text, "density") for text in ("我，。", "a.b,", "我-/")),
-        ("我，在。说", ""),  # 2 of 5: 0.4 is not more than 0.4
-        ("我 - /", ""),  # spaces are characters
-    ],
-)
-def test_punctuation_density_counts_characters(text, expected):
-    assert reason("entropy:9", text) == expected
-
-
-@pytest.mark.parametrize(
     ("pieces", "expected"),
     [
         (["。\n", "？”", "我们", "我们"], ""),  # 3 marks of 8 characters, though 2 of 4 tokens

@@ -61,9 +61,7 @@ class Home:
     def __init__(self, root: Path) -> None:
         self.root, self.ollama = root, root / ".ollama" / "models"
 
-    def pull(
-        self, name: str, data: bytes | None, *, layers: Any = None, size: int | None = None, kind: str = "model"
-    ) -> Path:
+    def pull(self, name: str, data: bytes | None, *, layers: Any = None, size: Any = None, kind: str = "model") -> Path:
         """What Ollama has of HOST/NAMESPACE/MODEL/TAG; without data the blob is missing."""
         sha256 = hashlib.sha256(data or name.encode()).hexdigest()
         blob, manifest = self.ollama / "blobs" / f"sha256-{sha256}", self.ollama / "manifests" / name

@@ -69,9 +69,7 @@ def test_local_specs(place: Path, world: FakeWorld, spec: str, kind: str, path: 
         ("https://example.org/x.gguf", UnknownModel, "no file https://"),
     ],
 )
-def test_specs_that_lead_nowhere(
-    place: Path, world: FakeWorld, spec: str, error: type[SkydraftError], match: str
-) -> None:
+def test_specs_of_nothing(place: Path, world: FakeWorld, spec: str, error: type[SkydraftError], match: str) -> None:
     with pytest.raises(error, match=match) as raised:
         resolve(spec, world.cache, engine_names={"toy", "mlx"})
     assert raised.value.hint and "\n" not in str(raised.value)

@@ -48,9 +48,7 @@ def test_the_name_of_a_special_token_is_read_as_characters(pair: tuple[Engine, E
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_lossless_gives_the_tokens_of_cloud_here_and_over_a_link(
-    pair: tuple[Engine, Engine], temperature: float
-) -> None:
+def test_lossless_is_cloud_here_and_over_a_link(pair: tuple[Engine, Engine], temperature: float) -> None:
     edge, cloud = pair
     params = DecodingParams(max_new_tokens=8, temperature=temperature, seed=7)
 

@@ -10,12 +10,8 @@ import pytest
 import skydraft
 from skydraft import DecodingParams, decoding_params, make_plan
 from skydraft.cli.main import run
-from skydraft.config import CAPTION_PROMPT
 from skydraft.prompts.audio import load_audio
-from skydraft.prompts.messages import asked
-from skydraft.prompts.pair import read_prompt
 
-from ..engines.tiny_omni import heard
 from ..later import later
 from ..serving import serving
 
@@ -38,24 +34,6 @@ def caption(pair: tuple[Any, Any], clip: Path, mode: str, params: DecodingParams
     given = {"edge": edge, "cloud": cloud, "plan": make_plan(mode), "params": params, "audio": load_audio(clip)} | more
     with skydraft.generate(**given) as generation:
         return generation.run()
-
-
-@pytest.mark.parametrize("clip", CLIPS[:2], ids=lambda clip: clip.stem)
-def test_edge_is_generate_of_transformers_on_the_same_thinker(pair: tuple[Any, Any], clip: Path) -> None:
-    edge = pair[0]
-    prompt = read_prompt(edge, asked(CAPTION_PROMPT, audio=load_audio(clip))).edge
-    from transformers import Qwen2_5OmniThinkerForConditionalGeneration as Thinker
-
-    # A model of its own: the engine has dropped the parts of its model that it does not need.
-    thinker = Thinker.from_pretrained(edge.path, dtype=torch.float32).eval()
-    with torch.inference_mode():
-        given, ends = heard(list(prompt.token_ids), prompt.media), sorted(edge.vocab.end_ids)
-        length = GREEDY.max_new_tokens
-        output = thinker.generate(
-            **given, max_new_tokens=length, do_sample=False, eos_token_id=ends, pad_token_id=ends[0]
-        )
-    expected = tuple(output[0, len(prompt.token_ids) :].tolist())
-    assert caption(pair, clip, "edge").token_ids == expected
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
