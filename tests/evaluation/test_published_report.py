@@ -35,8 +35,9 @@ def test_the_summary_is_made_from_the_records(records: Records, published: dict[
     for mine, theirs in zip(made["settings"], published["settings"], strict=True):
         assert mine["categories"] == theirs["categories"], mine["mode"]
         assert mine.keys() == theirs.keys() and mine["measures"].keys() == theirs["measures"].keys()
-        for name, figure in mine["measures"].items():
-            assert figure == pytest.approx(theirs["measures"][name], abs=2e-5), (mine["mode"], name)
+        for of in ("measures", "speed_over"):
+            for name, figure in mine[of].items():
+                assert figure == pytest.approx(theirs[of][name], abs=2e-5), (mine["mode"], name)
 
 
 def test_the_page_shows_every_figure_of_the_summary(records: Records, published: dict[str, Any]) -> None:
