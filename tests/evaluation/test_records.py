@@ -12,12 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from skydraft import config
 from skydraft.errors import RecordsError
-from skydraft.evaluation.findings import Findings
 from skydraft.evaluation.records import GenerationLine, Records, RunLine, drop_cut_line, read_records, round_entry
-from skydraft.evaluation.report.page import render
-from skydraft.evaluation.summary import Summary, summarize
 from skydraft.types import Cost, DraftBlock, LinkCost, Round, Signals
 
 from ..toys import law
@@ -155,8 +151,6 @@ def test_a_broken_file_is_one_clear_line(tmp_path: Path, case: str) -> None:
 def test_files_that_are_no_files_of_text(tmp_path: Path) -> None:
     with pytest.raises(RecordsError, match="cannot be read: No such file"):
         read_records(tmp_path / "records.jsonl")
-    with pytest.raises(RecordsError, match="cannot be read"):
-        read_records(tmp_path)
     (tmp_path / "records.jsonl").write_bytes(b"\xff\xfe\n")
     with pytest.raises(RecordsError, match="not valid JSON"):
         read_records(tmp_path / "records.jsonl")
@@ -175,24 +169,3 @@ def test_a_round_is_written_as_it_happened(tmp_path: Path) -> None:
     (again,) = read_records(path).generations[0].records
     assert again == replace(record, wall_ms=15.12346, target=replace(record.target, forward_ms=5.00049))
     assert again.overhead_ms == pytest.approx(15.12346 - 2.0 - 9.0)
-
-
-def a_report(path: Path) -> tuple[Summary, str]:
-    findings = Findings(read_records(path))
-    summary = summarize(findings)
-    return summary, render(findings, summary)
-
-
-def test_records_keep_what_their_modes_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Presets and styles may say something else by now; what was run is what the records say."""
-    names = "edge,cloud,lossless,quality,auto,quality;style=zh-short"
-    run = lines.run_line(modes=lines.modes(names), links=(None, 20.0))
-    # Only what verifies crosses the link, so that a mode that changes its gate would change the settings.
-    made = [lines.generation(prompt=prompt, mode=mode.name, link_ms=link_ms)
-            for prompt in "ab" for link_ms in run.links for mode in run.modes
-            if link_ms is None or mode.plan.verifies]  # fmt: skip
-    path = lines.write(tmp_path, run, *made, lines.score(), lines.score(prompt="b"))
-    before = a_report(path)
-    monkeypatch.setattr(config, "MODES", {})
-    monkeypatch.setattr(config, "STYLES", {})
-    assert a_report(path) == before
