@@ -11,7 +11,6 @@ from skydraft.config import num_cores
     ("files", "expected"),
     [
         ({}, 8),
-        ({"cpu.max": "max 100000\n"}, 8),
         ({"cpu.max": "150000 100000\n"}, 2),
         ({"cpu.max": "20000 100000\n"}, 1),
         ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 8),

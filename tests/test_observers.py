@@ -40,17 +40,6 @@ def complete(generation: Generation) -> None:
     generation.run().close()
 
 
-def closed(generation: Generation) -> None:
-    with generation:
-        next(iter(generation.rounds()))
-    generation.close()
-
-
-def cancelled(generation: Generation) -> None:
-    for _ in generation.rounds():
-        generation.cancel()
-
-
 def cancelled_as_it_reads(generation: Generation) -> None:
     forward = generation.edge.forward  # type: ignore[union-attr]
 
@@ -79,9 +68,7 @@ def failed(generation: Generation) -> None:
         list(rounds)
 
 
-@pytest.mark.parametrize(
-    "use", [complete, closed, cancelled, cancelled_as_it_reads, left_by_an_error, failed, Generation.close]
-)
+@pytest.mark.parametrize("use", [complete, cancelled_as_it_reads, left_by_an_error, failed, Generation.close])
 def test_each_end_is_told_once(use: Callable[[Generation], None]) -> None:
     first, second = Seen(fails=True), Seen()
     generation = skydraft.start(REQUEST, edge=toys.toy(1, 0.7), cloud=toys.toy(1), observers=[first, second])

@@ -5,41 +5,19 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import skydraft
 from bench.clients import agreement_of, drive, requests_of
-from bench.recorded_draft import KeptRow, KeptRows, RecordedDraft
+from bench.recorded_draft import KeptRows, RecordedDraft
 from skydraft.config import DecodingParams
 from skydraft.engines.toy import open_toy
 from skydraft.evaluation.modes import parse_mode
-from skydraft.gating.gates import measure
 
 from .serving import serving
-from .toys import law
 
 TEXTS = ("语速", "语速慢", "你好")
 PARAMS = DecodingParams(max_new_tokens=20)
-
-
-@law(60)
-@given(st.lists(st.floats(-30, 30, width=32), min_size=3, max_size=400), st.integers(3, 400))
-def test_a_row_that_is_written_is_the_one_that_was_read(values: list[float], kept: int) -> None:
-    """Its best tokens, so that a schema may forbid some, and its signals. Those that are not kept are equal."""
-    row, again = np.array(values, np.float32), np.empty(len(values), np.float32)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bench.recorded_draft._NUM_KEPT", kept)
-        (read := KeptRow.of(row)).write(again)
-    found, signals, best = measure(again), measure(row), read.token_ids
-    assert sorted(row[best]) == sorted(row)[-kept:]  # of equal ones, any
-    assert np.allclose(row[best] - row.max(), again[best] - again.max(), atol=1e-3)
-    assert found.top_prob == pytest.approx(signals.top_prob, abs=1e-3)
-    assert found.margin == pytest.approx(signals.margin, abs=1e-3)
-    rest = 1 - np.exp(again[best].astype(float)).sum()
-    assert -1e-3 <= found.entropy - signals.entropy <= max(rest, 0) * np.log(len(row)) + 1e-3
 
 
 @pytest.mark.parametrize(

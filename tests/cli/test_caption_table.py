@@ -80,12 +80,6 @@ def test_a_file_of_something_else_is_left_alone(tmp_path: Path, refused: Refused
     assert (tmp_path / name).read_bytes() == content
 
 
-def test_another_ending_is_refused_before_models_load(tmp_path: Path, refused: Refused) -> None:
-    out = tmp_path / "a.csv.gz"
-    refused("caption", CLIP, "--edge-model", "not-looked-for", "--out", str(out), says=".csv or .jsonl")
-    assert not out.exists()
-
-
 def test_nothing_is_loaded_where_nothing_is_left_to_do(tmp_path: Path, invoke: Invoke) -> None:
     write(tmp_path / "a.csv", said(CLIP))
     status, out, err = invoke("caption", CLIP, "--edge-model", "not-looked-for", "--out", str(tmp_path / "a.csv"))

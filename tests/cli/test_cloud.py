@@ -52,11 +52,8 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skydraft.edge.cloud.Patience", Unhurried)
 
 
-# With agree:4 the target writes until it hears that its turn is over, which over a link is later; whether `lossless`
-# drafts or streams is decided by measured times unless k is given.
-@pytest.mark.parametrize("mode", ["lossless --k 4", "cloud", "quality --hand-back 4"])
-def test_generate_over_a_link_prints_what_it_prints_in_one_process(invoke: Invoke, server: Serving, mode: str) -> None:
-    common = ["generate", "你好", *EDGE, "--mode", *mode.split(), "--max-new-tokens", "20", "--json"]
+def test_generate_over_a_link_prints_what_it_prints_in_one_process(invoke: Invoke, server: Serving) -> None:
+    common = ["generate", "你好", *EDGE, "--mode", "quality", "--hand-back", "4", "--max-new-tokens", "20", "--json"]
     status, out, err = invoke(*common, "--cloud", server.address)
     far, near = json.loads(out), json.loads(invoke(*common, "--cloud-model", "toy")[1])
     assert (status, err) == (0, "")
@@ -148,11 +145,16 @@ def test_the_doctor_says_at_once_that_a_connection_is_refused(invoke: Invoke, ad
 
 
 def test_the_doctor_looks_at_each_cloud_and_gives_a_verdict(invoke: Invoke, server: Serving) -> None:
-    with serving(open_toy("toy")) as second:
+    with serving(open_toy("toy")) as second, serving(open_toy("toy:drift=0.4")) as odd:
         names = f"{server.address},{second.address}"
         status, out, err = invoke("doctor", "--cloud", names, *EDGE)
-    assert (status, "skydraft:" in err) == (0, False)
-    assert out.count("gives a token every") == 2 and out.endswith(f"Ready: toy:drift=0.2 drafts, {names} checks.\n")
+        assert (status, "skydraft:" in err) == (0, False)
+        assert out.count("gives a token every") == 2 and out.endswith(f"Ready: toy:drift=0.2 drafts, {names} checks.\n")
+        names = f"{server.address},{odd.address},127.0.0.1:9"
+        status, out, _ = invoke("doctor", "--cloud", names, "--cloud-timeout", "0.5", *EDGE)
+    assert status == 1 and out.count("round trip") == 2
+    for part in (server.address, odd.address, "127.0.0.1:9 cannot be used", "differ in their model"):
+        assert part in out.replace("\n", " ")
 
 
 def test_the_doctor_says_what_is_wrong_with_a_cloud(invoke: Invoke, guarded: tuple[str, str], foreign: str) -> None:
@@ -173,12 +175,3 @@ def test_serve_says_where_it_is_and_ends_cleanly(number: signal.Signals) -> None
     _, rest = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0 and rest.splitlines()[-1] == "skydraft: stopped." and "Traceback" not in rest
     assert "stopping; requests that have begun get up to 30 s. Ctrl-C again ends them at once." in rest
-
-
-def test_servers_with_other_models_are_named_by_the_doctor(invoke: Invoke, server: Serving) -> None:
-    with serving(open_toy("toy:drift=0.4")) as odd:
-        names = f"{server.address},{odd.address},127.0.0.1:9"
-        status, out, _ = invoke("doctor", "--cloud", names, "--cloud-timeout", "0.5", *EDGE)
-    assert status == 1 and out.count("round trip") == 2
-    for part in (server.address, odd.address, "127.0.0.1:9 cannot be used", "differ in their model"):
-        assert part in out.replace("\n", " ")

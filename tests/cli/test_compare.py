@@ -87,8 +87,6 @@ WRONG = {
     "--modes edge,turbo": "no mode 'turbo'", "--prompts missing.txt": "missing.txt cannot be read",
     "--calibration missing.json": "missing.json cannot be read", "--limit 0": "--limit",
     "--emulate-rtt -1": "--emulate-rtt",
-    "--edge-model qwen2.5-coder-0.5": "qwen2.5-coder-0.5",
-    "--temperature nan": "--temperature",
 }  # fmt: skip
 
 
@@ -149,16 +147,10 @@ def test_calibrate_then_compare_with_what_it_wrote(again: Path, invoke: Invoke) 
     status, stdout, _ = invoke("calibrate", *prompts, *TOYS, "--max-new-tokens", "48")
     (made,) = (again / "home" / "calibrations").iterdir()
     assert status == 0 and "toy:drift=0.2 alone agrees with toy on 0." in stdout and str(made) in stdout
-    found = json.loads(made.read_text())
-    assert (found["draft"]["name"], found["target"]["name"]) == ("toy:drift=0.2", "toy")
-    assert (found["fitted"]["workload"], found["fitted"]["num_prompts"]) == ("prompts.jsonl + more.txt", 4 + 2)
-    assert found["fitted"]["num_tokens"] == 2 * 6 * 48
-    head, *rows = [line.split() for line in stdout.splitlines() if line.startswith("  ")]
+    fitted = json.loads(made.read_text())["fitted"]
+    assert (fitted["workload"], fitted["num_prompts"]) == ("prompts.jsonl + more.txt", 4 + 2)
+    _, *rows = [line.split() for line in stdout.splitlines() if line.startswith("  ")]
     assert [row[0] for row in rows] == ["0", "agree:2", "agree:4", "agree:6", "8", "text"]
-    for row in rows:
-        calls, written = list(map(float, row[1::2])), list(map(float, row[2::2]))
-        assert len(calls) == len(written) == len(head) - 1 > 0
-        assert calls == sorted(calls) and written == sorted(written)  # more agreement takes more
     assert invoke(*args)[0] == 0
     origins = {origin for line in generations(again / "out") if line["mode"] == mode for origin in line["origins"]}
     assert {"skipped", "accepted"} <= origins

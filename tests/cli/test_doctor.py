@@ -19,16 +19,10 @@ SMALL = "qwen2.5-coder-0.5b"
 LINK = r"^link +a round trip takes \d+\.\d ms; a stream begins after \d+ ms and gives a token every \d+\.\d ms$"
 
 
-def test_a_pair_that_is_here_and_fits_is_ready(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pair_that_is_here_and_fits_is_ready(invoke: Invoke) -> None:
     status, out, err = invoke("doctor", *EDGE, "--cloud-model", "toy")
     assert "vocabulary   the same on both sides" in out and "skydraft calibrate" in out, err
     assert status == ("To do" in out) and (status or out.endswith("Ready: toy:drift=0.3 drafts, toy checks.\n"))
-    other = open_toy("toy")
-    other.vocab = type(other.vocab)([b"a", b"<eos>"], lambda text: [0], special_ids=[1], end_ids=[1])
-    monkeypatch.setattr("skydraft.cli.pair_options.ModelChoice.load", lambda self, name, adapter: (
-        other if name == "toy" else open_toy(name)))  # fmt: skip
-    status, out, _ = invoke("doctor", *EDGE, "--cloud-model", "toy")
-    assert status == 1 and "To do: The draft model has a vocabulary of" in out and "Ready" not in out
 
 
 def test_doctor_knows_every_extra_and_how_to_get_it(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ import json
 import signal
 import subprocess
 import time
-from importlib.util import find_spec
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -12,20 +12,13 @@ import pytest
 
 from skydraft.cli.pair_options import ModelChoice
 from skydraft.decoding.audits import Auditor
-from skydraft.engines.llama_library import load_library
+from skydraft.decoding.stats import Stats
 from skydraft.engines.toy import ToyEngine, character_vocab, random_toy
 
 from ..starting import command as skydraft
 from .conftest import Invoke, Refused
 
 TOYS = ["--edge-model", "toy:drift=0.4", "--cloud-model", "toy"]
-STATS = """
-    num_tokens num_rounds num_escalated num_draft_tokens num_accepted_tokens acceptance_rate mean_acceptance_length
-    cloud_calls_per_token target_written_per_token target_passes_per_token target_rows_per_token ttft_ms itl_ms_p50
-    itl_ms_p95 tokens_per_s draft_ms target_ms overhead_ms bytes_up bytes_down shared_bytes audited_agreement
-    num_fallback_tokens num_forced_tokens num_reasoning_tokens draft_prefill_ms draft_encode_ms target_prefill_ms
-    target_encode_ms
-    cached_tokens exact num_requests tokens_in tokens_hit tokens_out cost adapter audits"""
 
 
 def test_text_goes_to_stdout_and_figures_to_stderr(invoke: Invoke) -> None:
@@ -43,7 +36,7 @@ def test_json_has_the_fixed_fields(invoke: Invoke) -> None:
     answer = json.loads(out)
     assert (status, err) == (0, "")
     assert list(answer) == ["text", "token_ids", "origins", "finish_reason", "prompt_tokens", "stats", "receipt"]
-    assert list(answer["stats"]) == STATS.split()
+    assert answer["stats"].keys() >= {each.name for each in fields(Stats)}  # which tests/docs/test_figures.py reads
     assert len(answer["token_ids"]) == len(answer["origins"]) == answer["stats"]["num_tokens"] == 20
     assert answer["finish_reason"] == "length"
     assert answer["stats"]["num_accepted_tokens"] == answer["origins"].count("accepted")
@@ -62,31 +55,12 @@ def test_the_trace_has_a_line_per_round(invoke: Invoke, tmp_path: Path) -> None:
     assert sum(line["target"]["num_rows"] for line in rounds) > 0 < rounds[0]["draft"]["prefill_ms"]
 
 
-@pytest.mark.parametrize("content", [b"nonsense" * 100, b"", b"GGUF" + bytes(500)])
-def test_a_broken_gguf_file_is_one_clear_line(invoke: Invoke, tmp_path: Path, content: bytes) -> None:
-    if content.startswith(b"GGUF") and not find_spec("llama_cpp"):  # to import it would undo the silence of its log
-        pytest.skip("without llama.cpp")
-    (tmp_path / "a.gguf").write_bytes(content)
-    status, _, err = invoke("generate", "你好", "--edge-model", str(tmp_path / "a.gguf"), "--mode", "edge")
-    assert status in (1, 2) and err.count("\n") == 1 and "a.gguf" in err
-
-
 def test_a_pair_that_does_not_fit_is_one_line(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     toys = iter([random_toy(character_vocab("今天天气")), random_toy(character_vocab("今天天气好"))])
     monkeypatch.setattr(ModelChoice, "load", lambda *_: next(toys))
     refused("generate", "今天", *TOYS, says="vocabulary")
     monkeypatch.setattr(ModelChoice, "load", lambda *_: random_toy(character_vocab("abcdef")))
     refused("generate", "abc", *TOYS, "--style", "zh-short", says="Chinese")
-
-
-def test_a_missing_llama_cpp_names_what_to_install(
-    refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    load_library.cache_clear()
-    (tmp_path / "some.gguf").write_bytes(b"GGUF" + bytes(100))
-    told = ["generate", "你好", "--edge-model", str(tmp_path / "some.gguf"), "--mode", "edge"]
-    refused(*told, says="Run: pip install 'skydraft[prebuilt]'. Or, faster", status=1)
 
 
 def test_a_full_disk_ends_the_trace_and_not_the_answer(invoke: Invoke) -> None:

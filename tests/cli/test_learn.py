@@ -24,11 +24,9 @@ def test_without_the_option_nothing_is_kept(invoke: Invoke, tmp_path: Path) -> N
 
 
 def test_the_text_is_the_same_and_what_was_said_is_there(invoke: Invoke, tmp_path: Path) -> None:
-    plain = invoke("generate", "你好", *TOYS, "-m", "lossless", "-n", "12", "-q")[1]
-    assert (
-        invoke("generate", "你好", *TOYS, "-m", "lossless", "-n", "12", "-q", "--learn", str(tmp_path / "l"))[1]
-        == plain
-    )
+    asks = ("generate", "你好", *TOYS, "-m", "lossless", "-n", "12", "-q")
+    plain = invoke(*asks)[1]
+    assert invoke(*asks, "--learn", str(tmp_path / "l"))[1] == plain
     _, out, _ = invoke("learn", "export", str(tmp_path / "l"), *TOYS[:2])
     kept = json.loads(out)
     assert (kept["prompt"], kept["text"]) == ("你好", plain.strip())
@@ -42,10 +40,13 @@ def test_status_counts_and_forget_deletes(invoke: Invoke, tmp_path: Path) -> Non
     with (folder / "lessons-00000001.jsonl").open("a") as file:
         file.write("poison\n")
     _, out, _ = invoke("learn", "status", str(folder))
-    assert (
-        "3 answers of 36 tokens" in out and "confirmed 36 of the tokens" in out and "21 more answers are needed" in out
-    )
-    assert "1 lines are cut or damaged" in out
+    for says in (
+        "3 answers of 36 tokens",
+        "confirmed 36 of",
+        "21 more answers are needed",
+        "1 lines are cut or damaged",
+    ):
+        assert says in out
     assert len(invoke("learn", "export", str(folder), *TOYS[:2])[1].splitlines()) == 3
     assert "1 file deleted" in invoke("learn", "forget", str(folder))[1]
     assert "No answers yet" in invoke("learn", "status", str(folder))[1]
@@ -58,7 +59,6 @@ def test_status_counts_and_forget_deletes(invoke: Invoke, tmp_path: Path) -> Non
         (("generate", "你好", *TOYS, "--learn", "FILE"), "is a file"),
         (("generate", "你好", *TOYS, "--learn", "/proc/no"), "cannot be kept in"),
         (("gateway", "--edge-only", "--edge-model", "toy", "--learn", "L"), "nothing is checked"),
-        (("learn", "status", "FILE"), "is a file"),
         (("learn", "status", "L"), "is not there"),
     ],
 )

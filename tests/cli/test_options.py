@@ -21,11 +21,9 @@ from skydraft.config import DecodingParams, decoding_params
     [
         ([], {}, DecodingParams()),
         (["-n", "9", "--stop", "。", "--stop", "!"], {}, DecodingParams(max_new_tokens=9, stop=("。", "!"))),
-        (["-n", "9"], {"max_new_tokens": 64}, DecodingParams(max_new_tokens=9)),
         ([], {"max_new_tokens": 64}, DecodingParams(max_new_tokens=64)),
         (["--style", "zh-short"], {}, decoding_params("zh-short")),
         (["--style", "zh-short", "--sentences", "3"], {}, decoding_params("zh-short", sentences=3)),
-        (["--style", "zh-short", "--adjacent-repeat"], {}, decoding_params("zh-short", no_adjacent_repeat=False)),
         (["--style", "none"], {"default_style": "zh-short"}, DecodingParams()),
         ([], {"default_style": "zh-short"}, decoding_params("zh-short")),
         (["--style", "zh-short"], {"style": "zh-detailed"}, decoding_params("zh-detailed")),

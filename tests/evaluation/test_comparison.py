@@ -16,8 +16,10 @@ from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.request import GenerateRequest
 from skydraft.errors import OptionError, PromptError, RecordsError
 from skydraft.evaluation.comparison import ComparisonRequest, request_of
+from skydraft.evaluation.findings import Findings
 from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import PromptEntry, Records
+from skydraft.evaluation.summary import summarize
 from skydraft.evaluation.tasks.checks import Task
 from skydraft.evaluation.workloads import Workload, read_prompts
 from skydraft.prompts.audio import load_audio
@@ -118,6 +120,7 @@ def test_every_mode_runs_as_it_was_resolved_whatever_presets_say_by_then(
     judged = {(line.prompt, by_name[line.mode].style, line.token_ids) for line in found.generations}
     assert {(line.prompt, line.style, line.token_ids) for line in found.scores} == judged
     assert said[1] == f"{len(judged)} of {len(judged)} texts judged"
+    assert [each.mode for each in summarize(Findings(found)).settings] == names.split(",")
 
 
 @pytest.mark.parametrize("share", ["features", "none"])

@@ -12,84 +12,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from skydraft import config
-from skydraft.decoding.plan import make_plan
 from skydraft.errors import RecordsError
-from skydraft.evaluation.findings import Findings
-from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import GenerationLine, Records, RunLine, drop_cut_line, read_records, round_entry
-from skydraft.evaluation.report.page import render
-from skydraft.evaluation.summary import Summary, summarize
 from skydraft.types import Cost, DraftBlock, LinkCost, Round, Signals
 
-from ..toys import law, params
+from ..toys import law
 from . import lines
 
-times = st.floats(0, 1e6).map(lambda ms: round(ms, 5))  # with as many digits as are written
-counts = st.integers(0, 10_000)
 texts = st.text(max_size=12)  # line separators, quotes and other scripts among them
-token_ids = st.lists(st.integers(0, 150_000), max_size=6).map(tuple)
-shares = st.floats(0, 1).map(lambda share: round(share, 5))
-signals = st.tuples(times, shares, shares)
-
-rounds = st.builds(
-    lines.round_line,
-    record=st.builds(
-        lines.record,
-        round=counts, base=counts, num_draft=counts, num_accepted=counts, num_committed=st.just(1), reason=texts,
-        outcome=st.sampled_from(["verified", "written", "skipped", "fallback"]), wall_ms=times, ended_ms=times,
-        draft=st.builds(Cost, counts, counts, times, times, times, times),
-        target=st.builds(Cost, counts, counts, times, times, times, times),
-        link=st.builds(LinkCost, times, counts, counts, counts), num_audited=counts, num_agreed=counts,
-    ),
-    ended_by=st.sampled_from(["k", "gate", "stop"]),
-    draft_ids=token_ids,
-    signals=st.lists(signals, max_size=3).map(tuple),
-)  # fmt: skip
-numbers = st.floats(1e-9, 1)
-gates = st.one_of(
-    st.just("always"),
-    st.builds("entropy:{}".format, numbers),
-    st.builds("calibrated:{}+digits".format, numbers),
-    st.builds("margin:{}+dates".format, numbers),
+MODES = (
+    "edge,cloud,gate=entropy:0.1+digits;k=3,auto;gate=calibrated:0.9,answers;hand-back=agree:2,quality;style=zh-short"
 )
-plans = st.builds(make_plan, gate=gates, k=st.integers(1, 32))
-modes = st.lists(st.builds(Mode, texts, plans, params(), texts), max_size=3, unique_by=lambda mode: mode.name)
 
 
 @st.composite
 def runs(draw: st.DrawFn) -> RunLine:
     return lines.run_line(
         prompts=(lines.run_line().prompts[0].model_copy(update={"prompt": draw(texts)}),),
-        modes=(*lines.modes("edge,cloud"), *draw(modes)),
+        modes=lines.modes(MODES),
         links=(None, *draw(st.lists(st.floats(0, 1e3), max_size=2, unique=True))),
     )
 
 
 @st.composite
 def generations(draw: st.DrawFn) -> GenerationLine:
-    ids = draw(token_ids)
     return lines.generation(
-        token_ids=ids,
-        origins=tuple(draw(st.sampled_from(["accepted", "edge", "edge-fallback"])) for _ in ids),
-        pieces=tuple(draw(texts) for _ in ids),
-        rounds=tuple(draw(rounds) for _ in ids),
-        wall_ms=draw(st.floats(0.001, 1e6).map(lambda ms: round(ms, 5))),
+        pieces=tuple(draw(texts) for _ in range(3)),
+        wall_ms=draw(st.floats(0.001, 1e6).map(lambda ms: round(ms, 5))),  # with as many digits as are written
         link_ms=draw(st.none() | st.floats(0, 1e6)),
-    )
-
-
-@st.composite
-def scores(draw: st.DrawFn) -> Any:
-    ids = draw(token_ids)
-    return lines.score(
-        style=draw(st.none() | st.just("zh-short")),
-        token_ids=ids,
-        choices=ids[::-1],
-        choice_pieces=tuple(draw(texts) for _ in ids),
-        nll=tuple(draw(times) for _ in ids),
-        signals=tuple(draw(signals) for _ in ids),
-        drafted=ids,
     )
 
 
@@ -104,13 +54,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @law(75)
-@given(runs(), st.lists(generations(), max_size=3), st.lists(scores(), max_size=2))
-def test_what_is_written_is_what_is_read(
-    folder: Path, run: RunLine, made: list[GenerationLine], judged: list[Any]
-) -> None:
-    made = numbered(made)
+@given(runs(), st.lists(generations(), max_size=3))
+def test_what_is_written_is_what_is_read(folder: Path, run: RunLine, made: list[GenerationLine]) -> None:
+    made, judged = numbered(made), (lines.score(), lines.score(style="zh-short"))
     found = read_records(lines.write(folder, run, *made, *judged))
-    assert found == Records(run=run, generations=tuple(made), scores=tuple(judged))
+    assert found == Records(run=run, generations=tuple(made), scores=judged)
 
 
 @law(30)
@@ -150,10 +98,6 @@ def broken(content: str, *more: BaseModel) -> str:
     return lines.text_of(lines.run_line()) + content + lines.text_of(*(more or (lines.generation(),)))
 
 
-def changed(line: BaseModel, **changes: Any) -> str:
-    return json.dumps(json.loads(line.model_dump_json(by_alias=True)) | changes) + "\n"
-
-
 def nested(line: BaseModel, path: str, value: Any) -> str:
     """A line with something else at a place inside, or something more."""
     found = json.loads(line.model_dump_json(by_alias=True))
@@ -170,21 +114,19 @@ BROKEN: dict[str, tuple[str, str]] = {
     "no first line": (lines.text_of(GENERATION), "does not begin with a line"),
     "a run in the middle": (broken(lines.text_of(RUN)), "more than one run"),
     "a line cut in the middle": (broken('{"kind":"gene\n'), "Line 2"),
-    "a list": (broken("[1]\n"), "Line 2"),
-    "another schema": (changed(RUN, schema=3), "schema: "),
-    "unknown kind": (broken(changed(GENERATION, kind="opinion")), "Line 2"),
-    "unknown origin": (broken(changed(GENERATION, origins=["edge", "edge", "sky"])), "origins.2"),
-    "unknown prompt": (broken(changed(GENERATION, prompt="z")), "a prompt z"),
-    "unknown mode": (broken(changed(GENERATION, mode="turbo")), "a mode turbo"),
-    "fewer origins than tokens": (broken(changed(GENERATION, origins=["edge"])), "lists differ in length"),
-    **{f"a score with fewer {name} than tokens": (broken(changed(SCORE, **{name: of[:1]})), "lists differ in length")
+    "another schema": (nested(RUN, "schema", 3), "schema: "),
+    "unknown kind": (broken(nested(GENERATION, "kind", "opinion")), "Line 2"),
+    "unknown origin": (broken(nested(GENERATION, "origins", ["edge", "edge", "sky"])), "origins.2"),
+    "unknown prompt": (broken(nested(GENERATION, "prompt", "z")), "a prompt z"),
+    "unknown mode": (broken(nested(GENERATION, "mode", "turbo")), "a mode turbo"),
+    "fewer origins than tokens": (broken(nested(GENERATION, "origins", ["edge"])), "lists differ in length"),
+    **{f"a score with fewer {name} than tokens": (broken(nested(SCORE, name, of[:1])), "lists differ in length")
        for name, of in SCORE if name in ("choices", "nll", "signals", "drafted", "choice_pieces")},
     "rounds of fewer tokens": (broken(nested(GENERATION, "rounds.0.record.num_committed", 2)), "lists differ"),
     "a round that commits nothing": (
         broken(nested(GENERATION, "rounds.0.record.num_committed", 0)), "a round commits at least one token"
     ),
     "a time that is no number": (broken(nested(GENERATION, "rounds.0.record.wall_ms", math.nan)), "wall_ms"),
-    "an unknown outcome": (broken(nested(GENERATION, "rounds.0.record.outcome", "lost")), "outcome"),
     "a plan that cannot be": (nested(RUN, "modes.0.plan.k", 0), "Line 1"),
     "parameters out of range": (nested(RUN, "modes.0.params.temperature", -1), ": temperature must"),
     # What a newer version meant by an unknown key cannot be known, so no figure is made without it.
@@ -209,8 +151,6 @@ def test_a_broken_file_is_one_clear_line(tmp_path: Path, case: str) -> None:
 def test_files_that_are_no_files_of_text(tmp_path: Path) -> None:
     with pytest.raises(RecordsError, match="cannot be read: No such file"):
         read_records(tmp_path / "records.jsonl")
-    with pytest.raises(RecordsError, match="cannot be read"):
-        read_records(tmp_path)
     (tmp_path / "records.jsonl").write_bytes(b"\xff\xfe\n")
     with pytest.raises(RecordsError, match="not valid JSON"):
         read_records(tmp_path / "records.jsonl")
@@ -229,24 +169,3 @@ def test_a_round_is_written_as_it_happened(tmp_path: Path) -> None:
     (again,) = read_records(path).generations[0].records
     assert again == replace(record, wall_ms=15.12346, target=replace(record.target, forward_ms=5.00049))
     assert again.overhead_ms == pytest.approx(15.12346 - 2.0 - 9.0)
-
-
-def a_report(path: Path) -> tuple[Summary, str]:
-    findings = Findings(read_records(path))
-    summary = summarize(findings)
-    return summary, render(findings, summary)
-
-
-def test_records_keep_what_their_modes_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Presets and styles may say something else by now; what was run is what the records say."""
-    names = "edge,cloud,lossless,quality,auto,quality;style=zh-short"
-    run = lines.run_line(modes=lines.modes(names), links=(None, 20.0))
-    # Only what verifies crosses the link, so that a mode that changes its gate would change the settings.
-    made = [lines.generation(prompt=prompt, mode=mode.name, link_ms=link_ms)
-            for prompt in "ab" for link_ms in run.links for mode in run.modes
-            if link_ms is None or mode.plan.verifies]  # fmt: skip
-    path = lines.write(tmp_path, run, *made, lines.score(), lines.score(prompt="b"))
-    before = a_report(path)
-    monkeypatch.setattr(config, "MODES", {})
-    monkeypatch.setattr(config, "STYLES", {})
-    assert a_report(path) == before

@@ -60,7 +60,6 @@ BROKEN: dict[str, tuple[str, bytes, str]] = {
     "no JSON": ("p.jsonl", b'{"prompt": "a"}\n{"prompt"\n', "Line 2"),
     "no prompt": ("p.jsonl", b'{"id": "a"}\n', "neither a prompt nor audio"),
     "blank prompt": ("p.jsonl", b'{"prompt": " "}\n', "Line 1 of"),
-    "a number": ("p.jsonl", b'{"prompt": 3}\n', "prompt: "),
     "an id twice": ("p.jsonl", b'{"prompt": "a", "id": "x"}\n{"prompt": "b", "id": "x"}\n', "same id"),
 }
 

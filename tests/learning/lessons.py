@@ -1,8 +1,10 @@
 """Lessons made up, and folders of lessons from toys."""
 
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
-from skydraft.learning.lessons import Lesson
+from skydraft.learning.lessons import Lesson, Store
 
 ORIGIN = {"draft": "d" * 32, "target": "t" * 32, "vocab": "v" * 32}
 
@@ -13,3 +15,16 @@ def lesson(number: int = 0, **changes: Any) -> Lesson:
         **ORIGIN, "prompt_ids": (1, 2, number), "token_ids": (3, 4, 5, 6), "marks": "acw-",
     }  # fmt: skip
     return Lesson(**(given | changes))
+
+
+def filled(folder: Path, *lessons: Lesson) -> Store:
+    store = Store(folder)
+    for each in lessons:
+        store.add(each)
+    return store
+
+
+def read(folder: Path) -> tuple[list[Lesson], Counter[str]]:
+    """(lessons, what was skipped)"""
+    skipped = Counter[str]()
+    return list(Store(folder).lessons(skipped)), skipped

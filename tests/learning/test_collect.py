@@ -1,6 +1,5 @@
 """What is collected: labels equal what the models would say at that prefix, and what nobody judged is no label."""
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -20,13 +19,12 @@ from skydraft.engines.base import Engine
 from skydraft.engines.toy import ToyEngine
 from skydraft.errors import CloudLost
 from skydraft.learning.collect import Collector, lesson_of, marks_of
-from skydraft.learning.lessons import Lesson, Store
 from skydraft.types import DraftBlock, Round, StepRecord
 from tests import reference, toys
 from tests.serving import serving
 from tests.toys import PROMPT, PROMPT_IDS
 
-from .lessons import lesson
+from .lessons import lesson, read
 
 PLANS = [
     make_plan(k=5),
@@ -91,11 +89,11 @@ def test_every_mark_is_what_the_two_models_say_at_that_prefix(
 def rounds(*given: tuple[Any, ...]) -> Iterator[Round]:
     """Rounds of (outcome, drafted, accepted, audit, read along); the target adds a token to one that it judged."""
     base = 0
-    for number, (outcome, num_draft, num_accepted, audit, *read) in enumerate(given):
+    for number, (outcome, num_draft, num_accepted, audit, *along) in enumerate(given):
         num_committed = num_accepted + 1 if outcome in ("verified", "written") else num_draft
         record = StepRecord(number, base, num_draft, num_accepted, num_committed, outcome, "", 0, 0)  # type: ignore[arg-type]
         tokens = tuple(range(num_committed))
-        block = DraftBlock(base, tuple(range(num_draft)), read=tuple(*read))
+        block = DraftBlock(base, tuple(range(num_draft)), read=tuple(*along))
         yield Round(record, block, tokens, ("accepted",) * num_committed, audit)
         base += num_committed
 
@@ -103,11 +101,8 @@ def rounds(*given: tuple[Any, ...]) -> Iterator[Round]:
 @pytest.mark.parametrize(
     ("given", "marks"),
     [
-        ([("skipped", 3, 0, ())], "---"),
-        ([("skipped", 3, 0, ()), ("verified", 2, 1, (True, False, True))], "awaac"),
         ([("fallback", 2, 0, ()), ("verified", 2, 2, (True, True))], "aaaat"),
         ([("skipped", 2, 0, ()), ("verified", 1, 0, (True,))], "a-c"),  # an audit that does not reach the end
-        ([("verified", 0, 0, ()), ("verified", 0, 0, ())], "tt"),
         ([("skipped", 1, 0, ()), ("verified", 1, 0, (False,)), ("skipped", 2, 0, ())], "wc--"),
         ([("verified", 2, 0, ()), ("written", 0, 0, ()), ("written", 0, 0, ())], "ctt"),  # nobody reads along
         ([("verified", 2, 0, ()), ("written", 0, 0, ()), ("written", 0, 0, (), [True]),
@@ -122,37 +117,26 @@ def test_marks_by_rounds(given: list[tuple[Any, ...]], marks: str) -> None:
     assert marks_of(rounds(*given)) == marks
 
 
-def read(folder: Path) -> list[Lesson]:
-    skipped: Counter[str] = Counter()
-    found = list(Store(folder).lessons(skipped))
-    assert not skipped
-    return found
-
-
 def test_a_generation_is_kept_at_its_end_and_names_both_models(tmp_path: Path) -> None:
     edge, cloud = toys.toy(1, 0.7), toys.toy(1)
     collector = Collector(tmp_path / "learn")
     request = answered((edge, cloud), make_plan("quality"), DecodingParams(max_new_tokens=20)).request
     with skydraft.start(request, edge=edge, cloud=cloud, observers=[collector]) as generation:
         generation.run()
-    (found,) = read(tmp_path / "learn")
+    (found,), _ = read(tmp_path / "learn")
     assert (found.draft, found.target, found.vocab) == (edge.fingerprint, cloud.fingerprint, cloud.vocab.fingerprint)
     assert found.prompt_ids == PROMPT_IDS and found.token_ids == generation.token_ids
     assert found.decoding == request.params
     with skydraft.start(request, edge=edge, cloud=cloud, observers=[collector]) as generation:
         next(iter(generation.rounds()))
-    assert read(tmp_path / "learn")[1].token_ids == generation.token_ids  # broken off, it keeps what it has
+    assert read(tmp_path / "learn")[0][1].token_ids == generation.token_ids  # broken off, it keeps what it has
 
 
 def test_what_nobody_judged_is_not_kept(tmp_path: Path) -> None:
-    edge = toys.toy(1, 0.7)
-    collector = Collector(tmp_path)
-    alone = skydraft.generate(PROMPT, edge=edge, plan=make_plan("edge"), raw=True).run()
-    skipped = skydraft.generate(PROMPT, edge=edge, cloud=toys.toy(1), plan=make_plan(gate="entropy:99"), raw=True,
-                                params=DecodingParams(max_new_tokens=1)).run()  # fmt: skip
-    assert not collector.keep(alone)
-    assert not collector.keep(skipped)
-    assert read(tmp_path) == []
+    pair, params = (toys.toy(1, 0.7), toys.toy(1)), DecodingParams(max_new_tokens=1)
+    for plan in (make_plan("edge"), make_plan(gate="entropy:99")):
+        assert not Collector(tmp_path).keep(answered(pair, plan, params))
+    assert read(tmp_path)[0] == []
 
 
 @pytest.mark.parametrize("hand_back", ["0", "3", "text", "agree:2"])
@@ -192,5 +176,5 @@ def test_what_cannot_be_written_is_lost_and_holds_up_no_other(tmp_path: Path, mo
     for each in (lesson(0), long, long, lesson(2)):
         collector.add(each)
     collector.close()
-    assert read(tmp_path) == [lesson(0), lesson(2)]
+    assert read(tmp_path)[0] == [lesson(0), lesson(2)]
     assert len(said) == 2 and "too long" in said[0] and said[1].startswith("2 answers could not be kept")

