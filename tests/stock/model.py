@@ -69,16 +69,12 @@ def log_softmax(row: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class Token:
-    """One that was written: its text as far as its characters are whole, the raw logits before it as log-probabilities,
-    and why the text ends with it ("", "stop" or "length")."""
+    """One that was written: its text as far as its characters are whole, and why the text ends with it ("", "stop" or
+    "length")."""
 
     id: Any  # an int, unless the server lies
     text: str
-    logs: npt.NDArray[np.float64]
     ends: str
-
-    def best(self, num: int) -> list[tuple[int, float]]:
-        return [(int(i), float(self.logs[i])) for i in np.argsort(-self.logs, kind="stable")[:num]]
 
 
 @dataclass
@@ -135,7 +131,7 @@ class Model:
                 is_end = token_id in vocab.end_ids and not how.ignore_eos
                 ends = "stop" if is_end else "length" if index + 1 == num else ""
                 text = decoder.decode(vocab.token_bytes(token_id), final=bool(ends))
-                yield Token(token_id, text, log_softmax(row.astype(np.float64)), ends)
+                yield Token(token_id, text, ends)
                 if is_end:
                     return
         finally:

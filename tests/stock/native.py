@@ -81,7 +81,7 @@ class LlamaServer(Vllm):
                 continue
             part = {"index": 0, "content": token.text, "tokens": [token.id], "stop": False, "id_slot": -1}
             part |= {"tokens_predicted": len(written), "tokens_evaluated": len(run.prompt)}
-            yield part | self._probabilities(run, [token])
+            yield part
         yield self._whole(run, written) | {"content": "", "tokens": []}
 
     def _is_cut(self, tokens: list[Token]) -> bool:
@@ -106,24 +106,10 @@ class LlamaServer(Vllm):
             "stop_type": ends, "stopping_word": "", "truncated": False, "timings": timings,
             "tokens_cached": num_read + len(tokens) - 1,
         }  # fmt: skip
-        if not run.body.get("stream"):
-            answer |= self._probabilities(run, tokens)
         if fields := run.body.get("response_fields"):
             flat = answer | {f"timings/{name}": value for name, value in timings.items()}
             return {name: flat[name] for name in fields if name in flat}
         return answer
-
-    def _probabilities(self, run: Run, tokens: list[Token]) -> Body:
-        num = run.body.get("n_probs", 0)
-        return {"completion_probabilities": [self._chances(token, num) for token in tokens]} if num else {}
-
-    def _chances(self, token: Token, num: int) -> Body:
-        def entry(token_id: int, chance: float) -> Body:
-            piece = self.model.engine.vocab.written([token_id])
-            return {"id": token_id, "token": piece, "bytes": list(piece.encode()), "logprob": chance}
-
-        own = float(token.logs[token.id]) if token.id in range(len(token.logs)) else 0.0
-        return entry(token.id, own) | {"top_logprobs": [entry(i, lp) for i, lp in token.best(num)]}
 
 
 class Sglang(Vllm):
@@ -166,6 +152,4 @@ class Sglang(Vllm):
             meta: Body = {"id": str(run.number), "finish_reason": reasons.get(written[-1].ends),
                           "prompt_tokens": len(run.prompt), "weight_version": "default",
                           "completion_tokens": len(ids), "cached_tokens": run.asked.cached}  # fmt: skip
-            if num := run.body.get("top_logprobs_num", 0):
-                meta["output_top_logprobs"] = [[[lp, i, None] for i, lp in token.best(num)] for token in written]
             yield {"text": "".join(token.text for token in written), "output_ids": ids, "meta_info": meta}

@@ -98,20 +98,8 @@ class Vllm(Answering):
                 "model": self.model.name, "choices": choices}  # fmt: skip
 
     def _choice(self, run: Run, token: Token) -> Body:
-        num = run.body.get("logprobs")
-        logprobs = None if num is None else self._logprobs(run, token, num)
         choice: Body = {"index": 0, "text": token.text, "finish_reason": token.ends or None, "stop_reason": None}
-        return choice | {"logprobs": logprobs} | ({"token_ids": [token.id]} if self._tells_ids(run.body) else {})
-
-    def _logprobs(self, run: Run, token: Token, num: int) -> Body:
-        as_ids = run.body.get("return_tokens_as_token_ids") and self.has_ids
-
-        def named(token_id: Any) -> str:
-            return f"token_id:{token_id}" if as_ids else self.model.engine.vocab.written([token_id])
-
-        own = float(token.logs[token.id]) if token.id in range(len(token.logs)) else 0.0
-        top = {named(token.id): own} | {named(i): lp for i, lp in token.best(num)}
-        return {"text_offset": [0], "token_logprobs": [own], "tokens": [named(token.id)], "top_logprobs": [top]}
+        return choice | ({"token_ids": [token.id]} if self._tells_ids(run.body) else {})
 
     def _usage(self, run: Run) -> Body:
         num_read, num_written = len(run.prompt), run.asked.num_written

@@ -91,7 +91,6 @@ BODY = {"max_tokens": 3, "temperature": 0, "return_token_ids": True, **STREAM}
 VLLM_ASKS: dict[str, tuple[Any, ...]] = {
     "models": ("/v1/models",),
     "stream": ("/v1/completions", {**BODY, "prompt": [5]}),
-    "best 20": ("/v1/completions", {**BODY, "prompt": [5], "logprobs": 20, "return_tokens_as_token_ids": True}),
     "tokenize": ("/tokenize", {"prompt": "今天", "add_special_tokens": False}),
     "an id too high": ("/v1/completions", {"prompt": [99_999], "max_tokens": 3}),  # in a stream it comes as an event
     "no prompt": ("/v1/completions", {**BODY, "prompt": []}),
@@ -116,7 +115,6 @@ LLAMA_ASKS: dict[str, tuple[Any, ...]] = {
     **{path: (path,) for path in ("/health", "/props", "/v1/models")},
     "write": ("/completion", LLAMA_BODY),
     "stream": ("/completion", {**LLAMA_BODY, "stream": True}),
-    "best 20": ("/completion", {**LLAMA_BODY, "n_probs": 20}),
     "a schema": ("/completion", {**LLAMA_BODY, "stream": True, "json_schema": PERSON}),
     "few fields": ("/completion", {**LLAMA_BODY, "response_fields": ["tokens", "timings/cache_n"]}),
     "tokenize": ("/tokenize", {"content": "今天", "add_special": False}),
