@@ -9,7 +9,6 @@ import pytest
 
 import skydraft
 from skydraft import make_plan
-from skydraft.cli.main import run
 from skydraft.engines.toy import open_toy
 from skydraft.errors import OptionError
 
@@ -43,11 +42,3 @@ def test_a_local_model_takes_no_server() -> None:
     alone = skydraft.generate("快", edge=edge, cloud=cloud, plan=make_plan("edge")).run()
     assert set(alone.origins) == {"edge"} and alone.target is None
     cloud.close()
-
-
-@pytest.mark.parametrize("says", ["--cloud a:7373", "--edge-model a/b"])
-def test_what_would_leave_is_refused_with_a_line(says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["generate", "快", "--local-only", *says.split()]) in (1, 2)
-    printed = capsys.readouterr()
-    option, value = says.split()
-    assert (option in printed.err or value in printed.err) and printed.err.count("\n") == 1 and not printed.out

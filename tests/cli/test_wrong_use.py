@@ -50,6 +50,7 @@ WRONG = {
     f"{OVER} --tls-name x": "does not apply",
     f"generate 你好 {EDGE} --cloud nonsense:port": "not a port",
     f"generate 你好 {EDGE} --cloud 127.0.0.1:9,": "'' is not the address of a server",
+    "generate 快 --local-only --cloud a:7373": "--cloud",
     # audits
     f"{GENERATE} --audit-share 0": "above 0",
     f"{GENERATE} --audit-share nan": "above 0",
@@ -97,6 +98,7 @@ def test_wrong_use_is_one_clear_line(refused: Refused, words: str) -> None:
 def test_a_failure_has_exit_status_1(refused: Refused) -> None:
     refused("models", "fetch", SMALL, "--offline", says=f"skydraft models fetch {SMALL}", status=1)
     refused("generate", "你好", "--offline", says="qwen2.5-coder", status=1)
+    refused("generate", "快", "--local-only", "--edge-model", "a/b", says="a/b", status=1)
     away = shlex.split(f"generate 你好 {EDGE} -m lossless --cloud 127.0.0.1:9 --cloud-timeout 0.3")
     refused(*away, says="did not answer", status=1)
     refused(*away, says="doctor --cloud 127.0.0.1:9", status=1)

@@ -215,7 +215,6 @@ def test_wrong_use_is_one_line(
     given = ("--prompts", str(asked))
     for args, says in (
         (("learn", "run", "a"), "Give either --prompts FILE or --from DIR"),
-        (("learn", "run", "a", "--from", str(taught), "-s", SYSTEM), "--limit and --system are for --prompts"),
         (("learn", "run", "a/b", *given), "cannot be the name of an adapter"),
         (("learn", "run", "auto", *given), "cannot be the name of an adapter"),
         (("learn", "run", "a", "--prompts", str(tmp_path / "few.txt")), "has 2 different prompts, and 24 are needed"),
