@@ -83,6 +83,7 @@ def _random_tables(seed: int) -> list[Any]:
     return [rng.normal(0, scale, (rows, len(PIECES))) for scale, rows in ((3, len(PIECES)), (1.5, len(PIECES)), (1, 7))]
 
 
+@lru_cache(maxsize=256)
 def tables(seed: int, drift: float = 0.0, *, sign: int = 1) -> tuple[Any, dict[str, Any]]:
     mixed = zip(_random_tables(seed), _random_tables(seed + 1000), strict=True)
     last, previous, position = ((sign * (own + drift * other)).astype(np.float32) for own, other in mixed)
