@@ -1,6 +1,5 @@
 """Audits: what the target says of a finished answer, and what is told of it."""
 
-import queue
 import socket
 import threading
 from collections.abc import Iterator
@@ -16,10 +15,6 @@ from hypothesis import strategies as st
 
 import skydraft
 from skydraft import DecodingParams, GenerateRequest, Generation, make_plan
-from skydraft.access.limits import Limits
-from skydraft.cloud.options import ServeOptions
-from skydraft.cloud.server import running
-from skydraft.cloud.worker import Worker
 from skydraft.decoding import audits
 from skydraft.decoding.audits import Audit, Auditor
 from skydraft.decoding.target import target_of
@@ -240,22 +235,6 @@ def test_closing_breaks_off_what_is_read_and_keeps_every_answer() -> None:
     assert watching.write().text and len(watching.kept) == 6  # one that ends later
 
 
-def test_an_answer_that_ends_while_the_auditor_closes_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    edge, target = toys.toy(1, 0.7), toys.toy(1)
-    watching, put = Watching(edge, target), queue.Queue.put_nowait
-
-    def late(waiting: Any, answer: Any) -> None:
-        closing_now = threading.Thread(target=watching.close)
-        closing_now.start()
-        closing_now.join(0.3)
-        put(waiting, answer)
-
-    monkeypatch.setattr(queue.Queue, "put_nowait", late)
-    skydraft.start(REQUEST, edge=edge, cloud=target, observers=[watching.auditor]).run()
-    watching.close()
-    assert len(watching.kept) == 1
-
-
 def test_answers_to_speech_and_those_that_somebody_began_are_not_read() -> None:
     """An audit sent the speech that no question had allowed to leave, or asked a target that had not heard it."""
     spoken = GenerateRequest(asked("我", audio=Audio(np.zeros(1600, np.float32))), EDGE)
@@ -300,7 +279,7 @@ def test_what_went_on_without_its_server_is_no_fault_of_the_gate() -> None:
     with closing(cloud), closing(Watching(edge, cloud)) as watching:
         alone = skydraft.start(request, edge=edge, cloud=cloud).run()
         assert alone.stats.num_fallback_tokens
-        with running(Worker(toys.toy(2), Limits()), ServeOptions(port=port)):
+        with serving(toys.toy(2), port=port):
             while not any(audit for _, audit in watching.kept):
                 watching.auditor.ended(alone)
                 watching.auditor.finish()

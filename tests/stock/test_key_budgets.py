@@ -203,15 +203,6 @@ def test_a_key_that_has_spent_its_budget_goes_on_without_the_cloud(budget: str, 
         assert "anna" in sums(tmp_path)[1] or budget == "0"
 
 
-def test_sums_of_an_older_version_are_kept(tmp_path: Path) -> None:
-    (tmp_path / "spent.json").write_text('{"day": 7, "costs": {"it": 2.0, "other": 1.0}}')
-    day_sum = DaySum(tmp_path / "spent.json", "it")
-    assert day_sum.add(7, {"anna": 0.5, "": 0.25}) == (7, {"": 2.25, "anna": 0.5})
-    kept = json.loads((tmp_path / "spent.json").read_text())
-    assert kept["costs"] == {"it": 2.75, "other": 1.0} and kept["owners"] == {"it": {"anna": 0.5}}
-    assert day_sum.add(8, {"bert": 1.0}) == (8, {"": 0.0, "bert": 1.0})
-
-
 def test_many_processes_add_up_for_each_key(tmp_path: Path) -> None:
     def add(number: int) -> None:
         with suppress(OSError):
