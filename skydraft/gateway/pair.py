@@ -12,6 +12,7 @@ from skydraft.decoding.generation import Generation, Observer
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.request import GenerateRequest
 from skydraft.edge.cloud import Cloud
+from skydraft.edge.server import CHAT
 from skydraft.engines.base import Engine
 from skydraft.errors import CloudError, SkydraftError, TargetChanged
 from skydraft.gateway.refusals import Refusal
@@ -70,8 +71,11 @@ class ModelNames:
 
     @property
     def modes(self) -> list[str]:
-        """The modes to propose: `auto` unless the pair is known to have no calibration."""
-        return [mode for mode in self._taken if mode != "auto" or self._is_calibrated is not False]
+        """The modes to propose: `auto` unless the pair is known to have no calibration, none with a gate at a chat."""
+        is_chat = self._pair.far is not None and self._pair.far.kind == CHAT
+        left_out = {mode for mode in MODES if is_chat and make_plan(mode).is_gated}
+        left_out |= {"auto"} if self._is_calibrated is False else set()
+        return [mode for mode in self._taken if mode not in left_out]
 
     @property
     def _taken(self) -> tuple[str, ...]:

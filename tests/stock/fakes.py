@@ -32,11 +32,12 @@ DIALECTS: dict[str, Callable[..., Answering]] = {
     "llama-server": LlamaServer,
     "sglang": Sglang,
     "openai": OpenAI,
-    "openai, new": partial(OpenAI, new=True),
+    "openai, new": partial(OpenAI, refused=("max_tokens", "temperature")),
+    "mistral": partial(OpenAI, refused=("stream_options",)),
     "deepseek": partial(DeepSeek, owner="deepseek"),
     "gemini": partial(Gemini, owner="google"),
 }
-HOSTS = ("openai", "openai, new", "deepseek", "gemini")
+HOSTS = ("openai", "openai, new", "mistral", "deepseek", "gemini")
 # Faults are for what generates; a handshake is spoilt by a fault for its own path.
 GENERATING = ("/v1/completions", "/v1/chat/completions", "/completion", "/generate")
 

@@ -29,7 +29,7 @@ class Vllm(Answering):
     """vLLM's OpenAI server. It sends the token that ends a text with the others, and no id unless it is asked to."""
 
     paths: ClassVar = {"/v1/models": "models", "/tokenize": "tokenize",
-                       "/v1/completions": "completions", "/v1/chat/completions": "chat"}  # fmt: skip
+                       "/v1/completions": "completions"}  # fmt: skip
     has_ids = True
     salt = "cache_salt"
 
@@ -109,39 +109,29 @@ class Vllm(Answering):
         usage["prompt_tokens_details"] = {"cached_tokens": run.asked.cached} if self.has_ids else None
         return usage
 
-    async def chat(self, request: Request) -> Response:
-        body = await self.body(request)
-        run = self.run(request, body, self.conversation_of(body), body.get("max_tokens", 16), self.sampling_of(body))
-        return self.stream(run, self.deltas(run), done=True)
 
-    def conversation_of(self, body: Body) -> list[int]:
-        """What the model reads, by the toy's template: what was said, in a row."""
-        return list(self.model.tokenizer.encode("".join(message["content"] for message in body["messages"])))
-
-    async def deltas(self, run: Run) -> AsyncIterator[Body]:
-        yield self.part(run, {"role": "assistant", "content": ""})
-        async for token in run.tokens():
-            yield self.part(run, {"content": token.text}, token.ends or None)
-        if (run.body.get("stream_options") or {}).get("include_usage"):
-            yield self._answer(run, []) | {"object": "chat.completion.chunk", "usage": self._usage(run)}
-
-    def part(self, run: Run, delta: Body, ends: str | None = None) -> Body:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": ends}
-        return self._answer(run, [choice]) | {"object": "chat.completion.chunk"}
+# What hosts say of fields that a model does not take.
+REFUSALS = {
+    "max_tokens": (400, "Unsupported parameter: 'max_tokens' is not supported with this model. "
+                        "Use 'max_completion_tokens' instead."),
+    "temperature": (400, "Unsupported value: 'temperature' does not support it with this model. Only the default (1) "
+                         "value is supported."),
+    "stream_options": (422, "extra_forbidden: body.stream_options"),
+}  # fmt: skip
 
 
 class OpenAI(Vllm):
-    """Chats as hosts document them: text alone, and an end that comes apart from it. `owner` is of its models; `new`
-    ones take neither max_tokens nor a temperature of their own. None of these hosts was asked by us."""
+    """Chats as hosts document them: text alone, and an end that comes apart from it. `owner` is of its models, which do
+    not take the fields `refused`. None of these hosts was asked by us."""
 
     paths: ClassVar = {"/v1/models": "models", "/v1/chat/completions": "chat"}
     has_ids = False
     salt = ""
-    thought = ()  # pieces, before the answer
+    thought: tuple[str, ...] = ()  # pieces, before the answer
 
-    def __init__(self, *args: Any, owner: str = "system", new: bool = False, **named: Any) -> None:
+    def __init__(self, *args: Any, owner: str = "system", refused: tuple[str, ...] = (), **named: Any) -> None:
         super().__init__(*args, **named)
-        self.owner, self.new = owner, new
+        self.owner, self.refused = owner, refused
 
     async def models(self, request: Request) -> Response:
         card = {"id": self.model.name, "object": "model", "created": 1, "owned_by": self.owner}
@@ -149,16 +139,18 @@ class OpenAI(Vllm):
 
     async def chat(self, request: Request) -> Response:
         body = await self.body(request)
-        if self.new and "max_tokens" in body:
-            raise Refused(400, "Unsupported parameter: 'max_tokens' is not supported with this model. "
-                               "Use 'max_completion_tokens' instead.")  # fmt: skip
-        if self.new and "temperature" in body:
-            raise Refused(400, f"Unsupported value: 'temperature' does not support {body['temperature']} with this "
-                               "model. Only the default (1) value is supported.")  # fmt: skip
+        for field in self.refused:
+            if field in body:
+                raise Refused(*REFUSALS[field])
         limit = body.get("max_completion_tokens", body.get("max_tokens", 16))
-        how = Sampling(temperature=0.0) if self.new else self.sampling_of(body)
-        run = self.run(request, body, self.conversation_of(body), limit, how)
+        said = "".join(message["content"] for message in body["messages"])  # the toy's template
+        how = self.sampling_of({"temperature": 0} | body)
+        run = self.run(request, body, list(self.model.tokenizer.encode(said)), limit, how)
         return self.stream(run, self.deltas(run), done=True)
+
+    def part(self, run: Run, delta: Body, ends: str | None = None) -> Body:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": ends}
+        return self._answer(run, [choice]) | {"object": "chat.completion.chunk"}
 
     async def deltas(self, run: Run) -> AsyncIterator[Body]:
         yield self.part(run, {"role": "assistant", "content": "", "refusal": None}) | {"usage": None}
@@ -177,7 +169,8 @@ class OpenAI(Vllm):
 
     def ending(self, run: Run, ends: str) -> list[Body]:
         last = self.part(run, {}, ends) | {"usage": None}
-        return [last, self.part(run, {}) | {"choices": [], "usage": self._usage(run)}]
+        asks = (run.body.get("stream_options") or {}).get("include_usage")
+        return [last, *([self.part(run, {}) | {"choices": [], "usage": self._usage(run)}] if asks else [])]
 
 
 class DeepSeek(OpenAI):

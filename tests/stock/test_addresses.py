@@ -35,7 +35,7 @@ def test_what_is_no_address_is_refused_in_one_line(given: str) -> None:
         ("https://h/api/paas/v4/", "chat", "https://h/api/paas/v4/models", ""),
         ("https://h/api/v3", "auto", "https://h/api/v3/models", ""),
         ("https://h/beta", "chat", "https://h/beta/models", ""),
-        ("https://h/v1beta/openai", "chat", "https://h/v1beta/openai/models", ""),
+        ("https://h/v1beta/openai/", "auto", "https://h/v1beta/openai/models", ""),
     ],
 )  # fmt: skip
 def test_an_address_with_a_path_is_taken_as_it_stands(given: str, api: str, models: str, tokenize: str) -> None:

@@ -18,6 +18,7 @@ from skydraft.errors import CloudFailure
 # DeepSeek and llama-server; vLLM since 0.16 and OpenRouter; Mistral sends parts with "thinking" in place of these.
 _REASONING = ("reasoning_content", "reasoning", "reasoning_details")
 _REFUSED = re.compile(r"answered (400|422)\b")
+_GIVEN = {"top_p": 1.0, "seed": 0, **dict.fromkeys(Dialect.takes, 0.0)}  # sent where they are not off
 _LIMIT, _NEW_LIMIT, _TEMPERATURE = "max_tokens", "max_completion_tokens", "temperature"
 
 
@@ -31,20 +32,21 @@ class Chat(Dialect):
     def asking(
         self, model: str, messages: Seq[Mapping[str, Any]], params: DecodingParams, refused: AbstractSet[str]
     ) -> tuple[str, Body]:
-        """Path and body of a request, without the fields that the server has `refused`."""
-        sampling: dict[str, Any] = {each: value for each in self.takes if (value := getattr(params, each))}
-        if params.temperature or _TEMPERATURE not in refused:
-            sampling[_TEMPERATURE] = params.temperature
-        if params.temperature:
-            sampling |= {"top_p": params.top_p} | ({"seed": params.seed} if params.seed else {})
-        return "/v1/chat/completions", {
+        """Path and body of a request, without the fields that the server has `refused`; a temperature stays."""
+        body: dict[str, Any] = {
             "model": model, "messages": list(messages), "stream": True, "stream_options": {"include_usage": True},
-            _NEW_LIMIT if _LIMIT in refused else _LIMIT: params.max_new_tokens, **sampling,
+            _LIMIT: params.max_new_tokens, _TEMPERATURE: params.temperature,
         }  # fmt: skip
+        body |= {each: value for each, usual in _GIVEN.items() if (value := getattr(params, each)) != usual}
+        if _LIMIT in refused:
+            body[_NEW_LIMIT] = body.pop(_LIMIT)
+        left_out = refused - {_TEMPERATURE} if params.temperature else refused
+        return "/v1/chat/completions", {each: value for each, value in body.items() if each not in left_out}
 
     def refused_by(self, says: str) -> set[str]:
-        """OpenAI's newer models call the limit by another name; models that reason take no temperature of 0."""
-        named = {_LIMIT: _NEW_LIMIT, _TEMPERATURE: _TEMPERATURE}
+        """Fields that an error names: OpenAI's newer models call the limit by another name, models that reason take no
+        temperature of 0, and some hosts count without being asked."""
+        named = {_LIMIT: _NEW_LIMIT, _TEMPERATURE: _TEMPERATURE, "stream_options": "stream_options"}
         return {field for field, word in named.items() if word in says and _REFUSED.search(says)}
 
     def written(self, event: Any) -> Read:

@@ -88,10 +88,10 @@ class StockOptions:
 
     @property
     def roots(self) -> tuple[str, str]:
-        """Where the server's own interface begins, and where that of OpenAI's kind does: an address that ends in a
-        version, such as /api/v3, is the latter as it stands, and so is any path of a chat."""
+        """Where the server's own interface begins, and where that of OpenAI's kind does. An address with a version, as
+        /api/v3 or /v1beta/openai, is the latter as it stands, and so is any path of a chat."""
         url, path = self.address, self._parts.path.rstrip("/")
-        if re.search(r"/v\d+\w*$", path):
+        if re.search(r"/v\d+\w*(/|$)", path):
             return url.rpartition("/")[0], url
         return url, url if path and self.api == Chat.name else f"{url}/v1"
 
