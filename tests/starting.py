@@ -68,12 +68,16 @@ class Started(subprocess.Popen[str]):
     def __init__(self, *arguments: str, **streams: Any) -> None:
         super().__init__([command(), *arguments], text=True, **streams)
 
-    def send_signal(self, sig: int) -> None:
+    def child(self) -> int:
+        """The id of the process itself; 0 when it has ended before it was known."""
         told = _folder() / f"starter.{self.pid}"
         while self.poll() is None and not (told.exists() and told.read_text()):
             time.sleep(0.001)
-        if self.poll() is None:
-            os.kill(int(told.read_text()), sig)
+        return int(told.read_text()) if self.poll() is None else 0
+
+    def send_signal(self, sig: int) -> None:
+        if child := self.child():
+            os.kill(child, sig)
 
 
 @cache

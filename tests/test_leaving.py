@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -32,13 +33,12 @@ def test_no_byte_leaves(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_local_model_takes_no_server() -> None:
-    cloud = skydraft.connect(f"127.0.0.1:{free_port()}")
-    edge = skydraft.load("toy", local_only=True)
-    with pytest.raises(OptionError, match="must stay on this device"):
-        skydraft.generate("快", edge=edge, cloud=cloud, plan=make_plan("quality"))
-    with pytest.raises(OptionError, match="must stay on this device"):
-        skydraft.generate("快", edge=open_toy("toy"), cloud=cloud, plan=make_plan("cloud"), local_only=True)
-    assert skydraft.generate("快", edge=edge, cloud=open_toy("toy")).run().text
-    alone = skydraft.generate("快", edge=edge, cloud=cloud, plan=make_plan("edge")).run()
-    assert set(alone.origins) == {"edge"} and alone.target is None
-    cloud.close()
+    with closing(skydraft.connect(f"127.0.0.1:{free_port()}")) as cloud:
+        edge = skydraft.load("toy", local_only=True)
+        with pytest.raises(OptionError, match="must stay on this device"):
+            skydraft.generate("快", edge=edge, cloud=cloud, plan=make_plan("quality"))
+        with pytest.raises(OptionError, match="must stay on this device"):
+            skydraft.generate("快", edge=open_toy("toy"), cloud=cloud, plan=make_plan("cloud"), local_only=True)
+        assert skydraft.generate("快", edge=edge, cloud=open_toy("toy")).run().text
+        alone = skydraft.generate("快", edge=edge, cloud=cloud, plan=make_plan("edge")).run()
+        assert set(alone.origins) == {"edge"} and alone.target is None

@@ -56,6 +56,9 @@ WRONG = {
     f"{GENERATE} --audit-share nan": "above 0",
     f"generate 你好 {EDGE} --cloud http://localhost:1/v1 -m fluency --audit-share 1": "does not apply to a server",
     f"gateway --edge-only {EDGE} --audit-share 0.1": "is to audit",
+    # what is learned
+    f"{GENERATE} --learn {CLIP}": "is a file",
+    f"{GENERATE} --learn /proc/no": "cannot be kept in",
     # recordings
     f"generate --audio {CLIP} --edge-model toy --mode edge": "takes no audio",
     "generate --audio nothing.wav --edge-model toy --mode edge": "no readable file",

@@ -5,6 +5,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -341,8 +342,7 @@ def slow_toy(token_s: float = 0.002) -> ToyEngine:
 
 
 def assert_serves(address: str, **options: Any) -> None:
-    cloud = skydraft.connect(address, **options)
-    got = skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=cloud, params=PARAMS).run()
-    expected = skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=TOY, params=PARAMS).run()
-    assert got.token_ids == expected.token_ids
-    cloud.close()
+    with closing(skydraft.connect(address, **options)) as cloud:
+        got = skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=cloud, params=PARAMS).run()
+        expected = skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=TOY, params=PARAMS).run()
+        assert got.token_ids == expected.token_ids

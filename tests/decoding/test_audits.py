@@ -225,12 +225,11 @@ def test_closing_breaks_off_what_is_read_and_keeps_every_answer() -> None:
         go_on.wait()
 
     edge, target = toys.toy(1, 0.7), waiting(toys.toy(1), hold)
-    watching = Watching(edge, target)
-    for _ in range(5):
-        skydraft.start(REQUEST, edge=edge, cloud=target, observers=[watching.auditor]).run()
-    held.wait()
-    threading.Timer(0.1, go_on.set).start()
-    watching.close()
+    with closing(Watching(edge, target)) as watching:
+        for _ in range(5):
+            skydraft.start(REQUEST, edge=edge, cloud=target, observers=[watching.auditor]).run()
+        held.wait()
+        threading.Timer(0.1, go_on.set).start()
     assert watching.auditor.counts["read"] == 0 and [audit for _, audit in watching.kept] == [()] * 5
     assert watching.write().text and len(watching.kept) == 6  # one that ends later
 

@@ -35,12 +35,11 @@ def test_ten_percent_of_chunks_cut_the_connection(seed: int) -> None:
 def test_one_generation_is_one_stream(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, sound, server = list[Channel](), Channel.stream, start(session_ttl_s=600.0)
     monkeypatch.setattr(Channel, "stream", lambda self: opened.append(self) or sound(self))
-    cloud = skydraft.connect(server.address, require=True)
-    for number, plan in enumerate((LOSSLESS, GATED, ALONE, make_plan()), 1):
-        with begin(cloud, plan) as generation:
-            generation.run()
-        assert len(opened) == number
-    cloud.close()
+    with closing(skydraft.connect(server.address, require=True)) as cloud:
+        for number, plan in enumerate((LOSSLESS, GATED, ALONE, make_plan()), 1):
+            with begin(cloud, plan) as generation:
+                generation.run()
+            assert len(opened) == number
     server.wait_until(lambda: server.num_sessions == 0)
     assert len(opened) == 4  # it ended in its stream
 

@@ -6,6 +6,7 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +37,12 @@ def test_a_far_cloud_behind_tls_is_not_gone(tmp_path: Path, plan: Any, unhurried
     with (
         serving(open_toy("toy"), tls_cert=cert, tls_key=key) as server,
         EmulatedLink(("127.0.0.1", server.port), far) as link,
+        closing(skydraft.connect(link.address, tls_ca=authority.cert_pem.bytes(), notify=lines.append)) as cloud,
     ):
-        cloud = skydraft.connect(link.address, tls_ca=authority.cert_pem.bytes(), notify=lines.append)
         generation = begin(cloud, plan, short).run()
         assert "edge-fallback" not in generation.origins
         assert generation.token_ids == undisturbed(plan, short)
         assert lines == []
-        cloud.close()
 
 
 def test_waiting_texts_of_one_device_share_one_ping_and_stay_with_the_cloud(

@@ -1,6 +1,8 @@
 """A receipt says what left this device, to the token: it is recomputed here from what a server got."""
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +25,12 @@ PLANS = {
     "auto k": make_plan("lossless"), "cloud": make_plan("cloud"), "edge": make_plan("edge"),
 }  # fmt: skip
 STOP_BYTES = {len(encode_stop(base)) for base in range(48)}
+
+
+@pytest.fixture
+def relay() -> Iterator[Relay]:
+    with serving(open_toy("toy")) as server, Relay(server.address) as running:
+        yield running
 
 
 def run(cloud: Any, plan: Any, seed: int = 3) -> Generation:
@@ -61,9 +69,8 @@ def figures(receipt: Receipt) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=list(PLANS))
-def test_a_receipt_is_what_the_server_got(plan: Any) -> None:
-    with serving(open_toy("toy")) as server, Relay(server.address) as relay:
-        cloud = skydraft.connect(relay.address)
+def test_a_receipt_is_what_the_server_got(relay: Relay, plan: Any) -> None:
+    with closing(skydraft.connect(relay.address)) as cloud:
         receipts = []
         for seed in range(4):
             relay.requests.clear()
@@ -82,7 +89,6 @@ def test_a_receipt_is_what_the_server_got(plan: Any) -> None:
         if plan is PLANS["gated"]:  # what these laws speak of does occur
             assert any(receipt.rejected for receipt in receipts)
             assert any(0 < sum(span.tokens[1] - span.tokens[0] for span in each.seen) < 48 for each in receipts)
-        cloud.close()
 
 
 @pytest.mark.parametrize("plan", [PLANS["gated"], PLANS["lossless"]], ids=["gated", "lossless"])
@@ -99,22 +105,20 @@ def test_a_session_that_was_forgotten_or_lost_is_told_with_what_was_sent_again(p
 
 
 def test_a_text_without_its_cloud_says_that_nothing_was_sent() -> None:
-    cloud = skydraft.connect(f"127.0.0.1:{free_port()}", fallback="start")
-    generation = run(cloud, make_plan(gate="entropy:0.1", k=4))
-    assert set(generation.origins) == {"edge-fallback"}
-    receipt = generation.receipt
-    assert (receipt.prompt_tokens, receipt.seen, receipt.rejected, receipt.servers) == (0, (), (), ())
-    assert receipt.calls == 0
-    cloud.close()
+    with closing(skydraft.connect(f"127.0.0.1:{free_port()}", fallback="start")) as cloud:
+        generation = run(cloud, make_plan(gate="entropy:0.1", k=4))
+        assert set(generation.origins) == {"edge-fallback"}
+        receipt = generation.receipt
+        assert (receipt.prompt_tokens, receipt.seen, receipt.rejected, receipt.servers) == (0, (), (), ())
+        assert receipt.calls == 0
     local = run(open_toy("toy"), PLANS["lossless"]).receipt
     assert local == Receipt((), 0, (), (), 0, 0, 0, 0, None)
 
 
 @pytest.mark.parametrize("most", [1, 3])
-def test_after_the_calls_of_a_day_texts_go_on_alone(most: int) -> None:
+def test_after_the_calls_of_a_day_texts_go_on_alone(relay: Relay, most: int) -> None:
     lines: list[str] = []
-    with serving(open_toy("toy")) as server, Relay(server.address) as relay:
-        cloud = skydraft.connect(relay.address, notify=lines.append, max_calls=most)
+    with closing(skydraft.connect(relay.address, notify=lines.append, max_calls=most)) as cloud:
         texts = [run(cloud, PLANS["gated"], seed) for seed in range(5)]
         assert sum(name == "verify" for name, _ in relay.requests) == most
         assert sum(text.receipt.calls for text in texts) == most
@@ -124,26 +128,22 @@ def test_after_the_calls_of_a_day_texts_go_on_alone(most: int) -> None:
         assert len(lines) <= len(texts)
         with pytest.raises(skydraft.SkydraftError, match="used up"):
             run(cloud, PLANS["lossless"])
-        cloud.close()
     with pytest.raises(OptionError, match="max_calls must be 1 or more"):
         skydraft.connect("127.0.0.1:1", max_calls=0)
 
 
-def test_texts_at_the_same_time_share_the_calls_of_a_day() -> None:
-    with serving(open_toy("toy")) as server, Relay(server.address) as relay:
-        cloud = skydraft.connect(relay.address, max_calls=2)
+def test_texts_at_the_same_time_share_the_calls_of_a_day(relay: Relay) -> None:
+    with closing(skydraft.connect(relay.address, max_calls=2)) as cloud:
         with ThreadPoolExecutor(6) as pool:
             texts = list(pool.map(lambda seed: run(cloud, PLANS["gated"], seed), range(6)))
         assert sum(name == "verify" for name, _ in relay.requests) == 2
         assert all(len(text.token_ids) == 48 for text in texts)
-        cloud.close()
 
 
 def test_calls_that_could_not_be_sent_are_not_counted(unhurried: None) -> None:
     port = free_port()
-    cloud = skydraft.connect(f"127.0.0.1:{port}", max_calls=1, fallback="start")
-    for _ in range(3):
-        assert run(cloud, PLANS["gated"]).receipt.calls == 0
-    with serving(open_toy("toy"), port=port):
-        assert run(cloud, PLANS["gated"]).receipt.calls == 1
-    cloud.close()
+    with closing(skydraft.connect(f"127.0.0.1:{port}", max_calls=1, fallback="start")) as cloud:
+        for _ in range(3):
+            assert run(cloud, PLANS["gated"]).receipt.calls == 0
+        with serving(open_toy("toy"), port=port):
+            assert run(cloud, PLANS["gated"]).receipt.calls == 1

@@ -1,5 +1,6 @@
 """Remote equals local: whatever a generation does over a link, it does in one process, and the other way round."""
 
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -75,30 +76,25 @@ def test_an_adaptive_k_over_a_link_is_lossless_and_streams_where_drafting_does_n
 
     params = DecodingParams(max_new_tokens=40, min_new_tokens=40)
     edge, target = toys.toy(4, kind=Drafter), toys.toy(4, kind=Target)
-    with serving(target) as server:
-        cloud = skydraft.connect(server.address)
+    with serving(target) as server, closing(skydraft.connect(server.address)) as cloud:
         generation = decode(make_plan(k="auto"), params, edge, cloud)
         assert (generation.token_ids, generation.finish_reason) == reference.plain(toys.toy(4), PROMPT_IDS, params)
         assert generation.origins[0] == origin
-        cloud.close()
 
 
 def test_the_servers_context_ends_the_text_where_it_would_in_one_process() -> None:
     params = DecodingParams(max_new_tokens=100, min_new_tokens=100)
-    with serving(open_toy("toy", context_len=40)) as server:
-        cloud = skydraft.connect(server.address)
+    with serving(open_toy("toy", context_len=40)) as server, closing(skydraft.connect(server.address)) as cloud:
         edge = open_toy("toy:drift=0.1")
         for plan in (make_plan(), make_plan("cloud"), make_plan(k=12)):
             remote = skydraft.generate("语速", edge=edge, cloud=cloud, plan=plan, params=params).run()
             assert remote.finish_reason == "length"
             assert remote.num_prompt_tokens + len(remote.token_ids) == 40
-        cloud.close()
 
 
 def test_a_sure_run_never_touches_the_cloud() -> None:
     edge = toys.toy(4)
-    nobody = skydraft.connect("127.0.0.1:9", fallback="start")  # the discard port: nobody listens
-    generation = decode(make_plan(gate="entropy:100"), DecodingParams(max_new_tokens=3), edge, nobody)
-    assert set(generation.origins) == {"skipped"}
-    assert generation.stats.bytes_up == 0
-    nobody.close()
+    with closing(skydraft.connect("127.0.0.1:9", fallback="start")) as nobody:  # the discard port: nobody listens
+        generation = decode(make_plan(gate="entropy:100"), DecodingParams(max_new_tokens=3), edge, nobody)
+        assert set(generation.origins) == {"skipped"}
+        assert generation.stats.bytes_up == 0

@@ -1,5 +1,6 @@
 """Prompts with recordings: one in each turn of a conversation, some that do not fit, and models without ears."""
 
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -63,9 +64,8 @@ def test_a_recording_that_is_gone_from_the_prompt_is_heard_no_more(omni_folder: 
     omni = OmniEngine(omni_folder, EngineOptions(max_sequences=3, context_len=1024))
     omni.max_batch_rows = 16
     long, both = spoken_often(omni, (1, 1.3), (2, 0.31))
-    kept = omni.open(long, both, Reuse("b"))
-    kept.extend(long[-1:])
-    kept.close()
+    with closing(omni.open(long, both, Reuse("b"))) as kept:
+        kept.extend(long[-1:])
     short, one = spoken(omni, 1, 1.3)
     sequence, alone = omni.open(short, one, Reuse("b")), omni.open(short, one)
     assert sequence.prefill_cost.num_cached == len(short) // 16 * 16

@@ -2,6 +2,7 @@
 
 import json
 import unicodedata
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -118,10 +119,9 @@ def test_the_fingerprint_is_that_of_the_gguf(gguf_path: Path, tmp_path: Path, mo
         token["special"] = token["id"] < 151657
     file.write_text(json.dumps(parts))
     ours = read_vocab(transformers.PreTrainedTokenizerFast(tokenizer_file=str(file), eos_token="<|im_end|>"), None)
-    engine = LlamaCppEngine(gguf_path, EngineOptions(context_len=64, num_threads=1))
-    assert ours.size == engine.vocab.size and ours.fingerprint == engine.vocab.fingerprint
-    assert ours.special_ids != engine.vocab.special_ids
-    marked = "<|im_start|>user\n你好<|im_end|>"
-    for text in [*TEXT, "def f(x):\n\treturn  x**2  # 平方\n", marked, "👩‍👩‍👧é\u0301 １２３"]:
-        assert ours.encode(text) == engine.vocab.encode(text)
-    engine.close()
+    with closing(LlamaCppEngine(gguf_path, EngineOptions(context_len=64, num_threads=1))) as engine:
+        assert ours.size == engine.vocab.size and ours.fingerprint == engine.vocab.fingerprint
+        assert ours.special_ids != engine.vocab.special_ids
+        marked = "<|im_start|>user\n你好<|im_end|>"
+        for text in [*TEXT, "def f(x):\n\treturn  x**2  # 平方\n", marked, "👩‍👩‍👧é\u0301 １２３"]:
+            assert ours.encode(text) == engine.vocab.encode(text)

@@ -1,6 +1,7 @@
 """Scores: choices, drafts, signals and likelihoods are those of a model that reads each prefix afresh."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -29,10 +30,8 @@ PROMPT, OTHER_PROMPT = (PromptPair(Prompt(ids), Prompt(ids)) for ids in (PROMPT_
 
 def fresh(pair: Pair, params: DecodingParams, token_ids: Sequence[int]) -> ScoreLine:
     """The score of one text by a scorer that has seen no other."""
-    scorer = Scorer(*pair)
-    line = scorer.score("p", PROMPT, tuple(token_ids), params)
-    scorer.close()
-    return line
+    with closing(Scorer(*pair)) as scorer:
+        return scorer.score("p", PROMPT, tuple(token_ids), params)
 
 
 @law(30)
@@ -109,9 +108,8 @@ def test_what_a_text_shares_with_the_last_is_not_computed_again() -> None:
 
 def test_seats_are_given_back() -> None:
     pair = (open_toy("toy:drift=0.5", max_sequences=1), open_toy("toy", max_sequences=1))
-    scorer = Scorer(*pair)
-    assert scorer.score("p", PROMPT, (1, 2), DecodingParams(), "zh-short").style == "zh-short"
-    scorer.score("q", OTHER_PROMPT, (1, 2), DecodingParams())
-    scorer.close()
+    with closing(Scorer(*pair)) as scorer:
+        assert scorer.score("p", PROMPT, (1, 2), DecodingParams(), "zh-short").style == "zh-short"
+        scorer.score("q", OTHER_PROMPT, (1, 2), DecodingParams())
     for engine in pair:
         engine.open(PROMPT_IDS).close()

@@ -5,7 +5,6 @@ import json
 import re
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -66,8 +65,7 @@ class Apart:
         self.port = int(found[1])
         self._reading = threading.Thread(target=self._read, daemon=True)
         self._reading.start()
-        with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S) as client:
-            self.pid = _process_of(client.getpeername()[1])
+        self.pid = self._process.child()
         resource.prlimit(self.pid, resource.RLIMIT_AS, (limit_mib << 20, limit_mib << 20))
 
     def _read(self) -> None:
@@ -129,19 +127,6 @@ class Apart:
         assert self._process.stderr is not None
         self._process.stderr.close()
         return status, took_s
-
-
-def _process_of(port: int) -> int:
-    """The process that listens on a port of loopback."""
-    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    inode = next(line[9] for line in lines if line[3] == "0A" and line[1] == f"0100007F:{port:04X}")
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
-        try:
-            if str(link.readlink()) == f"socket:[{inode}]":
-                return int(link.parts[2])
-        except OSError:
-            continue
-    raise AssertionError("nobody listens there")
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """The calibrated gate: risks add up, and a text keeps the agreement that was asked for."""
 
 import math
+from contextlib import closing
 from dataclasses import replace
 from itertools import accumulate
 
@@ -123,17 +124,16 @@ def achieved(drift: float, agreement: float, k: int) -> tuple[float, float]:
     edge, cloud = pairs.pair(drift)
     params = DecodingParams(max_new_tokens=pairs.NUM_TOKENS)
     plan = make_plan("auto", f"calibrated:{agreement}", k, hand_back=0)
-    scorer = Scorer(edge, cloud)
-    agreed = calls = total = 0
-    for prompt in pairs.prompts(1, 15):
-        done = skydraft.generate(
-            prompt, edge=edge, cloud=cloud, plan=plan, params=params, calibration=pairs.calibration(drift)
-        ).run()
-        line = scorer.score(prompt, read_prompt(cloud, asked_for(prompt)), done.token_ids, params)
-        agreed += sum(mine == theirs for mine, theirs in zip(line.token_ids, line.choices, strict=True))
-        calls += done.stats.num_escalated
-        total += len(done.token_ids)
-    scorer.close()
+    with closing(Scorer(edge, cloud)) as scorer:
+        agreed = calls = total = 0
+        for prompt in pairs.prompts(1, 15):
+            done = skydraft.generate(
+                prompt, edge=edge, cloud=cloud, plan=plan, params=params, calibration=pairs.calibration(drift)
+            ).run()
+            line = scorer.score(prompt, read_prompt(cloud, asked_for(prompt)), done.token_ids, params)
+            agreed += sum(mine == theirs for mine, theirs in zip(line.token_ids, line.choices, strict=True))
+            calls += done.stats.num_escalated
+            total += len(done.token_ids)
     return agreed / total, calls / total
 
 

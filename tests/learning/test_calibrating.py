@@ -1,6 +1,7 @@
 """Labels: what a draft model says along a text against what the target says there."""
 
 from collections import Counter
+from contextlib import closing
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,9 @@ def test_prompts_are_labelled_along_what_each_model_writes_alone() -> None:
     for entry in workload.prompts:
         for path, mode in (("target", "cloud"), ("draft", "edge")):
             alone = skydraft.generate(entry.prompt, edge=edge, cloud=cloud, plan=make_plan(mode), params=params).run()
-            scorer = Scorer(edge, cloud)
-            prompts = read_prompt(edge, asked(entry.prompt))
-            slow.append((path, scorer.score(entry.id, prompts, alone.token_ids, params)))
-            scorer.close()
+            with closing(Scorer(edge, cloud)) as scorer:
+                prompts = read_prompt(edge, asked(entry.prompt))
+                slow.append((path, scorer.score(entry.id, prompts, alone.token_ids, params)))
     for mine, (path, line) in zip(texts, slow, strict=True):
         differ = tuple(one != other for one, other in zip(line.drafted, line.choices, strict=True))
         assert (mine.path, mine.disagrees) == (path, differ)

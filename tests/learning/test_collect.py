@@ -161,20 +161,18 @@ def test_a_cloud_that_is_gone_costs_a_line_and_no_more(tmp_path: Path, monkeypat
         raise CloudLost("No connection.")
 
     monkeypatch.setattr("skydraft.decoding.target.LocalTarget.facts", gone)
-    collector = Collector(tmp_path, notify=said.append)
-    assert [collector.keep(done) for _ in range(3)] == [False] * 3
-    assert len(said) == 1 and "not kept" in said[0]  # once is enough
-    collector.close()
+    with closing(Collector(tmp_path, notify=said.append)) as collector:
+        assert [collector.keep(done) for _ in range(3)] == [False] * 3
+        assert len(said) == 1 and "not kept" in said[0]  # once is enough
     assert said[1].startswith("3 answers could not be kept")
 
 
 def test_what_cannot_be_written_is_lost_and_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    collector = Collector(tmp_path, notify=said.append)
-    monkeypatch.setattr("skydraft.learning.lessons.MAX_LINE_BYTES", 1000)
-    long = lesson(1).model_copy(update={"prompt_ids": (1,) * 1000})
-    for each in (lesson(0), long, long, lesson(2)):
-        collector.add(each)
-    collector.close()
+    with closing(Collector(tmp_path, notify=said.append)) as collector:
+        monkeypatch.setattr("skydraft.learning.lessons.MAX_LINE_BYTES", 1000)
+        long = lesson(1).model_copy(update={"prompt_ids": (1,) * 1000})
+        for each in (lesson(0), long, long, lesson(2)):
+            collector.add(each)
     assert read(tmp_path)[0] == [lesson(0), lesson(2)]
     assert len(said) == 2 and "too long" in said[0] and said[1].startswith("2 answers could not be kept")

@@ -161,7 +161,7 @@ def test_a_run_goes_on_though_its_folder_grows_and_keeps_nothing_of_what_was_for
     assert not list(tmp_path.glob("home/adapters/*/one/[ab]*"))  # neither an adapter nor what was begun
 
 
-def test_what_is_in_use_is_replaced_only_by_what_is_better_on_the_newest(
+def test_what_is_in_use_is_known_again_and_replaced_only_by_what_is_better_on_the_newest(
     call: Invoke, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def learned(**changes: float) -> tuple[int, str, str]:
@@ -173,6 +173,9 @@ def test_what_is_in_use_is_replaced_only_by_what_is_better_on_the_newest(
 
     assert learned()[0] == 0
     good = in_use()
+    assert learned()[1].startswith("Nothing is new since the last run, which is in use")
+    next(tmp_path.glob("home/adapters/*/one/adapter.gguf")).unlink()
+    assert learned()[0] == 0 and in_use() == good  # one that is gone is not said to be in use
     status, said, _ = learned(epochs=1, rate=0.01)  # better than none, and worse than this
     assert status == 0 and "Not kept: it is not certainly better than the one in use" in said and in_use() == good
     status, said, _ = learned(epochs=1, rate=0.01)
@@ -234,16 +237,6 @@ def test_wrong_use_is_one_line(
     monkeypatch.setitem(sys.modules, "peft", None)
     status, _, err = call("learn", "run", "a", *given, "-y")
     assert status == 1 and "needs peft, which is not installed" in err and "skydraft[learn]" in err
-
-
-def test_one_that_is_gone_is_not_said_to_be_in_use(call: Invoke, taught: Path, tmp_path: Path) -> None:
-    asks = ("learn", "run", "one", "--from", str(taught), "-y")
-    assert call(*asks)[0] == 0
-    (path,) = tmp_path.glob("home/adapters/*/one/adapter.gguf")
-    kept = path.read_bytes()
-    assert call(*asks)[1].startswith("Nothing is new since the last run, which is in use")
-    path.unlink()
-    assert call(*asks)[0] == 0 and path.read_bytes() == kept
 
 
 def test_what_is_measured_and_calibrated_is_the_draft_model_with_its_adapter(

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,13 +46,12 @@ def test_lossless_gives_the_tokens_of_cloud(case: str, edge: Engine, cloud: Engi
 def test_f14_edge_is_a_plain_llama_cpp_loop(edge: Engine, cloud: Engine) -> None:
     path = resolve(default_pair().draft, cache_dir(), offline=True).path
     assert path is not None
-    bare = BareLoop(path, OPTIONS.num_threads)
-    cut = len(beginning_ids(edge.vocab))
-    assert cut > 10
-    for prompt in (DEV[3], DEV[30], DEV[58]):
-        expected = bare.generate(prompt_ids(edge.vocab, asked(prompt)), 32, cut)
-        assert list(generate(prompt, "edge", edge, cloud, DecodingParams(max_new_tokens=32)).token_ids) == expected
-    bare.close()
+    with closing(BareLoop(path, OPTIONS.num_threads)) as bare:
+        cut = len(beginning_ids(edge.vocab))
+        assert cut > 10
+        for prompt in (DEV[3], DEV[30], DEV[58]):
+            expected = bare.generate(prompt_ids(edge.vocab, asked(prompt)), 32, cut)
+            assert list(generate(prompt, "edge", edge, cloud, DecodingParams(max_new_tokens=32)).token_ids) == expected
 
 
 def test_peak_memory_is_the_two_files_and_a_gigabyte(edge: Engine, cloud: Engine, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Speech through the whole system on toys that hear: what is drafted, judged and shared."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -27,10 +28,8 @@ PLANS = {"edge": make_plan("edge"), "cloud": make_plan("cloud"), "lossless": mak
 
 @pytest.fixture(scope="module")
 def cloud() -> Iterator[Cloud]:
-    with serving(HearingToy(SEED)) as server:
-        connection = skydraft.connect(server.address)
+    with serving(HearingToy(SEED)) as server, closing(skydraft.connect(server.address)) as connection:
         yield connection
-        connection.close()
 
 
 def recording(seed: int, num_frames: int = 12) -> Audio:
@@ -96,8 +95,7 @@ def test_f16_each_side_encodes_a_recording_once_in_every_mode(plan: str) -> None
 
 
 def test_a_session_that_is_lost_hears_the_recording_again(cloud: Cloud) -> None:
-    with serving(HearingToy(SEED)) as server:
-        connection = skydraft.connect(server.address)
+    with serving(HearingToy(SEED)) as server, closing(skydraft.connect(server.address)) as connection:
         generation = skydraft.generate(
             PROMPT, edge=HearingToy(SEED, 0.4), cloud=connection, plan=PLANS["lossless"], params=PARAMS[0], raw=True,
             audio=recording(3),
@@ -105,7 +103,6 @@ def test_a_session_that_is_lost_hears_the_recording_again(cloud: Cloud) -> None:
         for number, _ in enumerate(generation.rounds()):
             if number == 2:
                 server.forget_sessions()
-        connection.close()
     assert generation.token_ids == run("cloud", HearingToy(SEED), HearingToy(SEED), recording(3), PARAMS[0]).token_ids
 
 

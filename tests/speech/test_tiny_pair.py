@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +40,13 @@ def caption(pair: tuple[Any, Any], clip: Path, mode: str, params: DecodingParams
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_lossless_is_cloud_in_process_and_over_the_link(pair: tuple[Any, Any], temperature: float) -> None:
     params = decoding_params(temperature=temperature, seed=3, max_new_tokens=60)
-    with serving(pair[1]) as server:
-        connection = skydraft.connect(server.address)
+    with serving(pair[1]) as server, closing(skydraft.connect(server.address)) as connection:
         for clip in CLIPS[3:4]:
             alone = caption(pair, clip, "cloud", params)
             assert caption(pair, clip, "lossless", params).token_ids == alone.token_ids
             there = caption(pair, clip, "lossless", params, cloud=connection)
             assert there.token_ids == alone.token_ids
             assert there.stats.bytes_up > there.stats.shared_bytes > 10_000
-        connection.close()
 
 
 def test_the_command_says_what_left_the_device(pair: tuple[Any, Any], capsys: Any, tmp_path: Path) -> None:

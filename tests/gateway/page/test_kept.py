@@ -1,6 +1,7 @@
 """Conversations that the browser keeps: reload, list, delete; and questions that are edited."""
 
 import threading
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -102,16 +103,15 @@ def test_the_list_opens_and_deletes(page: Any, fake: FakeGateway) -> None:
 def test_two_tabs_that_go_on_with_one_conversation_lose_nothing(page: Any, fake: FakeGateway) -> None:
     answered(page, "Start")
     wait_for(lambda: is_kept(page, "sinks."))
-    other = page.context.new_page()
-    other.goto(fake.url)
-    other.click("#open-saved")
-    other.locator("#saved-list .entry").click()
-    expect(other.locator(".turn")).to_have_count(1)
-    answered(other, "Left", 2)
-    wait_for(lambda: is_kept(other, "Left"))
-    answered(page, "Right", 2)
-    wait_for(lambda: is_kept(page, "Left", "Right"))
-    other.close()
+    with closing(page.context.new_page()) as other:
+        other.goto(fake.url)
+        other.click("#open-saved")
+        other.locator("#saved-list .entry").click()
+        expect(other.locator(".turn")).to_have_count(1)
+        answered(other, "Left", 2)
+        wait_for(lambda: is_kept(other, "Left"))
+        answered(page, "Right", 2)
+        wait_for(lambda: is_kept(page, "Left", "Right"))
 
 
 def test_an_edited_question_is_asked_anew_from_its_place(page: Any, fake: FakeGateway) -> None:
