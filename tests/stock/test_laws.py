@@ -27,11 +27,7 @@ plans = st.builds(
     lambda gate, k, back: make_plan(gate=gate, k=k, hand_back=back),
     gates, st.integers(1, 12), st.sampled_from(["0", "1", "4", "text"]),
 )  # fmt: skip
-sampled = st.builds(
-    lambda n, t, k, p, seed: DecodingParams(max_new_tokens=n, temperature=t, top_k=k, top_p=p, seed=seed),
-    st.integers(1, 24), st.sampled_from([0.0, 0.7, 1.3]), st.integers(1, 20), st.sampled_from([1.0, 0.8]),
-    st.integers(0, 9),
-)  # fmt: skip
+greedy = st.builds(DecodingParams, max_new_tokens=st.integers(1, 24))  # test_drawing has temperatures above 0
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +45,7 @@ decode = partial(decoded, execution="throughput")
 
 
 @law(100)
-@given(st.sampled_from(DIALECTS), st.sampled_from(toys.DRAFTERS), sampled, plans)
+@given(st.sampled_from(DIALECTS), st.sampled_from(toys.DRAFTERS), greedy, plans)
 def test_a_stock_server_is_local(
     clouds: dict[str, Any], dialect: str, drafter: tuple[float, int], params: DecodingParams, plan: Any
 ) -> None:
