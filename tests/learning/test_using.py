@@ -79,7 +79,6 @@ def test_a_task_is_learned_from_prompts_alone_and_used_where_a_conversation_begi
     assert "The target is to write 96 answers" in err, err
     assert [line.split(":")[0] for line in said.splitlines()] == [
         "Agreement on held-out answers",
-        "Agreement on general prompts",
         "task is used from now on where a conversation begins as these prompts do. Use it with --adapter task; in the "
         "gateway as skydraft",
         "See what it is worth on other prompts",
