@@ -17,7 +17,7 @@ from ..choosing.test_distribution import SIGNIFICANCE, p_value
 from ..toys import PROMPT, PROMPT_IDS, VOCAB
 from .fakes import fake
 
-NUM_SEEDS = 250 * int(os.environ.get("SKYDRAFT_EXAMPLES", "1"))  # 2,000 in make test-long
+NUM_SEEDS = 200 * int(os.environ.get("SKYDRAFT_EXAMPLES", "1"))  # 1,600 in make test-long
 TEMPERATURE = 0.8
 MODEL = 104  # 0.42 of its first tokens end within a character: a llama-server does not tell these in a stream
 
@@ -30,7 +30,7 @@ def cloud(request: pytest.FixtureRequest) -> Iterator[Any]:
             yield cloud
 
 
-@pytest.mark.parametrize(("top_k", "top_p"), [(20, 1.0), (0, 1.0), (0, 0.6)])
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (20, 0.6)])
 def test_tokens_have_the_targets_distribution(cloud: Any, top_k: int, top_p: float) -> None:
     edge, plan = toys.toy(MODEL, 0.7), make_plan(gate="always", k=3)
     counts, warping = np.zeros(VOCAB.size), DecodingParams(temperature=TEMPERATURE, top_k=top_k, top_p=top_p)
