@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 from threading import TIMEOUT_MAX
 
@@ -45,6 +45,9 @@ class EngineOptions:
     notify: Callable[[str], None] = field(default=lambda line: None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        counts = (self.context_len, self.max_sequences, self.num_threads, self.gpu_layers)
+        if not all(isinstance(count, Integral) for count in counts):
+            raise OptionError("--context, --parallel, --threads and --gpu-layers must be whole numbers.")
         if not isinstance(self.wait_s, Real) or not 0 <= self.wait_s <= TIMEOUT_MAX:
             raise OptionError(f"wait_s must be a number of seconds from 0 to {TIMEOUT_MAX:.0f}, not {self.wait_s}.")
         if self.context_len < 16:

@@ -65,7 +65,7 @@ WRONG = {
     "generate --edge-model toy --mode edge": "Give a prompt, or a recording (--audio)",
     "caption": "FILES",
     f"{CAPTION} --cloud localhost:1": "--share-audio",
-    f"{CAPTION} -m edge --edge-model toy --out /no/x.csv": "/no/x.csv",
+    f"{CAPTION} -m edge --edge-model toy --out /dev/null/x.csv": "/dev/null/x.csv",
     f"{CAPTION} --edge-model not-looked-for --out a.csv.gz": ".csv or .jsonl",
     # models by name
     "models fetch": "NAME",

@@ -177,7 +177,7 @@ def test_lessons_are_complete_where_an_answer_was_audited(tmp_path: Path) -> Non
     with closing(auditor):
         done = [skydraft.start(REQUEST, **sides).run() for _ in range(2)]
         auditor.finish()
-    (lesson,) = read(tmp_path)  # nobody judged the second one
+    (lesson,), _ = read(tmp_path)  # nobody judged the second one
     assert lesson.token_ids == done[0].token_ids and set(lesson.marks) == {"a", "w"}
 
 

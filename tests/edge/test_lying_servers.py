@@ -104,7 +104,7 @@ def test_what_may_not_be_written_is_committed_by_nobody(said: str) -> None:
         generation = skydraft.generate(PROMPT, edge=edge, cloud=cloud, plan=plan, params=params, raw=True)
         with suppress(CloudError):
             generation.run()
-    assert time.monotonic() - began < 10 and num_asked(relay) < 300
+    assert time.monotonic() - began < 30 and num_asked(relay) < 300
     own = [one for one, origin in zip(generation.token_ids, generation.origins, strict=True) if origin != "accepted"]
     assert set(own) == {3} and LIE not in generation.token_ids
     written = [record.outcome == "written" for record in generation.records]

@@ -52,7 +52,7 @@ def test_what_is_audited_and_learned_is_what_was_written(plan, given, is_far: bo
             assert kept is done and audit == tuple(map(int.__eq__, theirs, ids))
             assert_marks_are_true(done, PAIR, audit)
             assert Collector(tmp_path).keep(done, audit)
-            lesson = read(tmp_path)[-1]
+            lesson = read(tmp_path)[0][-1]
             assert (lesson.prompt_ids, lesson.token_ids, lesson.decoding) == (prompt, ids, params)
             written = edge.vocab.written(ids).removesuffix("<eos>")
             assert split(written, tags_of(lesson.decoding)) == (done.reasoning, done.text)
