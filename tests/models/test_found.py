@@ -33,6 +33,8 @@ def packed(value: Any) -> bytes:
         return struct.pack("<I?", 7, value)
     if isinstance(value, int):
         return struct.pack("<II", 4, value)
+    if isinstance(value, float):
+        return struct.pack("<If", 6, value)
     if isinstance(value, str):
         return struct.pack("<I", 8) + text(value)
     kind, items = (
