@@ -128,7 +128,7 @@ def learned(name: str, edge: Engine, weights: str, home: Path) -> Path:
     """Train on the answers to the dev half, calibrate on what was held out, and return the adapter."""
     adapter, done = home / "adapter.gguf", home / "training.json"
     if not done.exists():
-        task = prepare(Store(home / "dev"), edge, weights, ())
+        task = prepare(Store(home / "dev"), edge, weights)
         result = train(task, TrainSettings(), ("cpu", 0), home / "training", lambda *given: None)
         result.write(adapter)
         adapted = edge.adapters.choose(str(adapter), ())

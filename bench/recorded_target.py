@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 import skydraft
-from skydraft.cloud.server import ServeOptions, serve
+from skydraft.cloud.options import ServeOptions
+from skydraft.cloud.server import serve
 from skydraft.cloud.worker import Worker
 from skydraft.engines.base import Engine, Sequence
 from skydraft.engines.options import EngineOptions, RowProfile

@@ -19,7 +19,7 @@ from skydraft import DecodingParams, EngineOptions
 from skydraft.gateway.app import Gateway, GatewayOptions
 from skydraft.gateway.pair import Pair
 from skydraft.gateway.requests import Defaults
-from skydraft.gateway.server import ListenOptions, listen, server_of
+from skydraft.gateway.server import Entrance, ListenOptions, listen, server_of
 from skydraft.models import default_pair
 
 _FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
@@ -33,7 +33,7 @@ def gateway(pair: Pair) -> Iterator[str]:
     """The address of a gateway over `pair`, in this process."""
     made = Gateway(pair, Defaults(DecodingParams()), GatewayOptions())
     listening = listen(ListenOptions(port=0))
-    server = server_of(made, ListenOptions(port=0))
+    server = server_of(Entrance(made), ListenOptions(port=0))
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
     thread.start()
     while not server.started:
