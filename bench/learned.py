@@ -32,7 +32,7 @@ from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
 from skydraft.evaluation.comparison import request_of
-from skydraft.evaluation.intervals import Figure, Resamples, share
+from skydraft.evaluation.intervals import Figure, Resamples, cell, share
 from skydraft.evaluation.modes import Mode, parse_mode
 from skydraft.evaluation.records import PromptEntry
 from skydraft.evaluation.report.plots import load_pyplot
@@ -179,8 +179,8 @@ def figures(lines: Sequence[Line]) -> dict[str, Figure | None]:
 
 
 def shown(lines: Sequence[Line]) -> str:
-    cells = (f"{name} {figure.shown(3)}" for name, figure in figures(lines).items() if figure)
-    return ", ".join([f"{len(lines)} tasks", *cells])
+    known = ((name, cell(figure, 3)) for name, figure in figures(lines).items() if figure)
+    return ", ".join([f"{len(lines)} tasks", *(f"{name} {value} ({interval})" for name, (value, interval) in known)])
 
 
 def show(folder: Path, out: Path) -> None:

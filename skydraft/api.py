@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from skydraft.config import DecodingParams, Execution, named
+from skydraft.config import DecodingParams, Execution
 from skydraft.decoding.builder import start_generation
 from skydraft.decoding.generation import Generation, Observer, Watch
 from skydraft.decoding.plan import Plan, make_plan
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 _QUICK_S = 0.5
 
 
-@named
 def load(
     model: str | os.PathLike[str],
     options: EngineOptions | None = None,
@@ -103,7 +102,6 @@ def fitting_context(
     return fitting(paths, num_sequences) if len(paths) == len(found) else None
 
 
-@named
 def connect(
     address: str | Iterable[str],
     *,
@@ -121,14 +119,13 @@ def connect(
     price: str | None = None,
     max_cost: float | None = None,
     max_calls: int | None = None,
-    max_cost_of: Callable[[str], float | None] = lambda owner: None,
 ) -> Cloud:
     """A cloud verifier at HOST:PORT, to pass to `generate` as `cloud`. Nothing is sent before the first generation.
 
     With http(s)://HOST:PORT/v1 the target is a server without skydraft, of the kind `api` (auto: as it says itself),
     and `token` is its key; `model` is one of several there. `price` "HIT,MISS,OUT" is that of a million tokens: cached,
     read, written. Texts go on without the target once the requests of a day have cost `max_cost` over all processes, or
-    this process asked it `max_calls` times, or those of their owner have cost what `max_cost_of` says.
+    this process asked it `max_calls` times.
 
     Several servers with the same model ("a:7373,b:7373" or a list) share the sessions. Connections beyond this machine
     use TLS, with the system's roots or `tls_ca` (PEM), and `tls_name` where the certificate does not name the host;
@@ -140,8 +137,7 @@ def connect(
     from skydraft.edge.cloud import Cloud
     from skydraft.edge.verifier import silent
 
-    costs = (price, max_cost, max_calls, max_cost_of)
-    servers = _servers(address, token, tls_ca, tls_name, insecure, api, model, *costs)
+    servers = _servers(address, token, tls_ca, tls_name, insecure, api, model, price, max_cost, max_calls)
     return Cloud(
         servers, timeout_s=timeout_s, require=require, fallback=fallback, open_ahead=open_ahead, notify=notify or silent
     )  # fmt: skip
@@ -150,7 +146,6 @@ def connect(
 def _servers(
     address: str | Iterable[str], token: str | None, tls_ca: bytes | None, tls_name: str | None, insecure: bool,
     api: str, model: str | None, price: str | None, max_cost: float | None, max_calls: int | None,
-    max_cost_of: Callable[[str], float | None],
 ) -> Servers:  # fmt: skip
     from skydraft.edge.budget import Budget, DaySum
     from skydraft.edge.servers import Servers
@@ -164,14 +159,13 @@ def _servers(
         where = StockOptions(address, api, model, token, tls_ca, insecure)
         day_sum = DaySum(cache_dir() / "spent.json", where.host.lower())
         prices = parse_prices(price) if price is not None else None
-        budget = Budget(prices, max_cost, max_calls, day_sum, max_cost_of)
+        budget = Budget(prices, max_cost, max_calls, day_sum)
         return Servers([StockServer(where, budget)])
     budget = Budget(max_calls=max_calls)
     addresses = parse_addresses(address if isinstance(address, str) else ",".join(address))
     return Servers([OwnServer(ServerOptions(each, token, tls_ca, tls_name, insecure), budget) for each in addresses])
 
 
-@named
 def generate(
     prompt: str | None = None,
     *,
@@ -218,7 +212,6 @@ def generate(
     return start(request, edge=edge, cloud=cloud)
 
 
-@named
 def start(
     request: GenerateRequest, *, edge: Engine | None = None, cloud: Engine | Cloud | None = None,
     observers: Iterable[Observer] = (),
@@ -241,11 +234,10 @@ def start(
 
 
 def fitting(request: GenerateRequest, cloud: Cloud) -> GenerateRequest:
-    """The request for a server: one without skydraft streams where each block would be checked. Raises OptionError."""
+    """The request for a server: one without skydraft streams where each block would be checked. A server of ours has an
+    execution of its own. Raises OptionError."""
     plan = request.plan
     if not cloud.is_stock:
-        if request.execution:
-            raise OptionError("A server chooses its own --execution.", hint="Give it to skydraft serve.")
         return request
     if request.execution == "exact":
         raise OptionError("--execution exact does not apply to a server without skydraft.", hint="Remove it.")

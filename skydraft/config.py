@@ -1,16 +1,14 @@
 """The options of a request: parsed once, checked once, frozen. All defaults of the project are in this file."""
 
 import difflib
-import functools
-import inspect
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 from skydraft.errors import OptionError
 from skydraft.grammars import check_grammar
@@ -23,8 +21,6 @@ DEFAULT_K = 5
 OPENING = 16  # tokens of the first block, where the gate checks how a text begins
 MIN_CALL_PROB = 0.73  # where a tool may be called and need not
 _INT32_MAX = 2**31 - 1
-P = ParamSpec("P")
-R = TypeVar("R")
 _LOWEST_TEMPERATURE = 1e-6  # below it logits / temperature could overflow
 
 
@@ -136,33 +132,18 @@ STYLES: dict[str, dict[str, Any]] = {
 }
 
 
-def _check_names(what: str, given: Iterable[str], known: Sequence[str]) -> None:
-    for name in sorted(set(given) - set(known)):
-        raise OptionError(f"{what} takes no '{name}'.", hint=_nearest(name, known, "It takes"))
-
-
 def _nearest(name: str, known: Sequence[str], otherwise: str) -> str:
     near = difflib.get_close_matches(name, known, 1)
     return f"Did you mean {near[0]}?" if near else f"{otherwise}: {', '.join(known)}."
-
-
-def named(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function of the public interface raise OptionError for a name that it does not take."""
-    known = tuple(inspect.signature(function).parameters)
-
-    @functools.wraps(function)
-    def call(*args: P.args, **given: P.kwargs) -> R:
-        _check_names(function.__name__, given, known)
-        return function(*args, **given)
-
-    return call
 
 
 def decoding_params(style: str | None = None, **given: Any) -> DecodingParams:
     """The parameters of a style, or the defaults, with the values in `given` that are not None. Raises OptionError."""
     if style is not None and style not in STYLES:
         raise OptionError(f"There is no style '{style}'.", hint=f"Choose one of: {', '.join(STYLES)}.")
-    _check_names("decoding_params", given, [field.name for field in fields(DecodingParams)])
+    known = [field.name for field in fields(DecodingParams)]
+    for name in sorted(given.keys() - set(known)):
+        raise OptionError(f"decoding_params takes no '{name}'.", hint=_nearest(name, known, "It takes"))
     chosen = {name: value for name, value in given.items() if value is not None}
     if "stop" in chosen:
         chosen["stop"] = (chosen["stop"],) if isinstance(chosen["stop"], str) else tuple(chosen["stop"])

@@ -103,14 +103,10 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """KV of prompts with this `scope`; without `exact` of generated tokens too, whose bits may differ.
-
-    The first `fixed_len` tokens of the prompt are those of the system's words and tools, with which others begin too.
-    """
+    """KV of prompts with this `scope`; without `exact` of generated tokens too, whose bits may differ."""
 
     scope: str
     exact: bool = True
-    fixed_len: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,14 +58,6 @@ def profiles(folder: Path, rng: random.Random) -> None:
     assert profile_of(TOY, "key", options).forward_ms
 
 
-def messages(folder: Path, rng: random.Random) -> None:
-    from skydraft.cli.chat import read_messages
-
-    good = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
-    (folder / "m.json").write_bytes(as_bytes(mutated(good, rng), rng))
-    read_messages(folder / "m.json")
-
-
 def adapters(folder: Path, rng: random.Random) -> None:
     pytest.importorskip("gguf")
     from skydraft.engines.adapter import read_adapter, write_adapter
@@ -84,7 +76,7 @@ def adapters(folder: Path, rng: random.Random) -> None:
 
 TOY = open_toy("toy")
 READERS: list[Callable[[Path, random.Random], None]] = [
-    calibrations, lessons, profiles, messages, adapters
+    calibrations, lessons, profiles, adapters
 ]  # fmt: skip
 
 

@@ -13,27 +13,24 @@ from skydraft.files import read_file, warn_if_shared
 log = logging.getLogger("skydraft.access")
 ANONYMOUS = "anonymous"
 _MIN_TOKEN_CHARS = 16
-_LINE = re.compile(r"(?P<label>[\w.@-]{1,64})\s+(?P<token>[\x21-\x7e]+)(\s+max-cost=(?P<cost>\d+(\.\d+)?))?")
+_LINE = re.compile(r"(?P<label>[\w.@-]{1,64})\s+(?P<token>[\x21-\x7e]+)")
 _RELOAD_S = 1.0
 
 
 class Keyring:
     """The tokens of a file with lines `LABEL TOKEN`; `#` begins a comment. Without a file every client is "anonymous".
-    Where costs are known (`has_prices`), `max-cost=X` after a token is the budget of its label for a day.
 
     Changes are seen within a second. Raises OptionError for a file that is unreadable, wrong or empty. If it becomes
     unreadable or wrong later, an error is logged and the old tokens stay. An empty one refuses all.
     """
 
-    def __init__(
-        self, path: Path | None, clock: Callable[[], float] = time.monotonic, *, has_prices: bool = False
-    ) -> None:  # fmt: skip
-        self._path, self._has_prices = path, has_prices
+    def __init__(self, path: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = path
         self.has_tokens = path is not None  # else nothing distinguishes the callers
         self._clock = clock
         self._looked_at = clock()
         self._fault = ""  # of the file as it was read last
-        self._labels, self._costs = _read(path, has_prices) if path else ({}, {})
+        self._labels = _read(path) if path else {}
         self._had_several = False
         if path and not self._labels:
             raise OptionError(
@@ -46,10 +43,6 @@ class Keyring:
     def has_several(self) -> bool:
         self._had_several = self._had_several or len(set(self._labels.values())) > 1
         return self._had_several
-
-    def max_cost(self, label: str) -> float | None:
-        """What its requests may cost in a day, None without a limit."""
-        return self._costs.get(label)
 
     def label(self, authorization: str | None) -> str:
         """The label of the token in an authorization header. Raises NotAuthorized."""
@@ -73,15 +66,15 @@ class Keyring:
         self._looked_at = now
         before, self._fault = self._fault, ""
         try:
-            self._labels, self._costs = _read(path, self._has_prices)
+            self._labels = _read(path)
         except OptionError as error:
             self._fault = str(error)
             if self._fault != before:
                 log.error("tokens kept as they were: %s", error)
 
 
-def _read(path: Path, has_prices: bool) -> tuple[dict[str, str], dict[str, float]]:
-    """Label by token, and budget by label."""
+def _read(path: Path) -> dict[str, str]:
+    """Label by token."""
     try:
         lines = read_file(path).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -89,7 +82,7 @@ def _read(path: Path, has_prices: bool) -> tuple[dict[str, str], dict[str, float
         raise OptionError(
             f"The token file {path} cannot be read: {reason}.", hint="Check its name and its permissions."
         ) from error
-    labels, costs = dict[str, str](), dict[str, float]()
+    labels = dict[str, str]()
     for number, line in enumerate(lines, 1):
         if not (text := re.sub(r"(^|\s)#.*", "", line).strip()):
             continue
@@ -97,7 +90,7 @@ def _read(path: Path, has_prices: bool) -> tuple[dict[str, str], dict[str, float
         if match is None or len(match["token"]) < _MIN_TOKEN_CHARS:
             raise OptionError(
                 f"Line {number} of the token file {path} must be LABEL TOKEN, with a token of at least "
-                f"{_MIN_TOKEN_CHARS} characters, and perhaps max-cost=X.",
+                f"{_MIN_TOKEN_CHARS} characters.",
                 hint="Make one with: openssl rand -hex 24.",
             )
         if match["token"] in labels:
@@ -106,9 +99,4 @@ def _read(path: Path, has_prices: bool) -> tuple[dict[str, str], dict[str, float
                 hint="Give each label a token of its own.",
             )
         labels[match["token"]] = match["label"]
-        if match["cost"] and not has_prices:
-            message = f"Line {number} of the token file {path} has a max-cost, which needs a gateway with --price."
-            raise OptionError(message, hint="Remove it.")
-        if match["cost"] and costs.setdefault(match["label"], float(match["cost"])) != float(match["cost"]):
-            raise OptionError(f"Line {number} of the token file {path} gives {match['label']} another max-cost.")
-    return labels, costs
+    return labels

@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from skydraft import api
-from skydraft.characters import from_json
 from skydraft.cli import options
 from skydraft.cli.generate import caught_interrupt
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, cloud_section, models_section
@@ -20,9 +19,8 @@ from skydraft.config import DecodingParams
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.base import Engine
-from skydraft.errors import ContextExceeded, OptionError, PromptError, SkydraftError
-from skydraft.files import read_file
-from skydraft.prompts.messages import Message, conversation
+from skydraft.errors import ContextExceeded, OptionError, SkydraftError
+from skydraft.prompts.messages import Message
 from skydraft.prompts.thinking import REASONING, Think
 
 _MAX_NEW_TOKENS = 1024  # of an answer, by default
@@ -31,7 +29,6 @@ _HELP = """\
 /mode M        another mode from now on: edge, cloud, lossless, fluency, quality, answers, auto
 /system TEXT   another system prompt; without TEXT none
 /save FILE     write the conversation as JSON
-/load FILE     continue a saved conversation
 /retry         answer the last question again, with another seed (at temperature 0 the answer is the same)
 /clear         start a new conversation
 /quit          leave; Ctrl-D does so too
@@ -56,7 +53,6 @@ class Talk:
     system: str | None = None
     turns: list[Message] = field(default_factory=list)
     num_retries: int = 0
-    answered_by: tuple[Plan, str | None] | None = None  # how the last answer was asked for: mode, system prompt
     think: Think = "auto"
 
     @property
@@ -114,7 +110,7 @@ def _do(line: str, talk: Talk, *, is_fenced: bool) -> bool:
     name, _, rest = line.partition(" ")
     rest = rest.strip()
     match name:
-        case "/mode" | "/save" | "/load" if rest in ("", "-"):
+        case "/mode" | "/save" if rest in ("", "-"):
             raise OptionError(f"{name} needs a name after it.", hint="Type /help.")
         case "/mode":
             talk.plan = make_plan(rest)
@@ -124,8 +120,6 @@ def _do(line: str, talk: Talk, *, is_fenced: bool) -> bool:
             TERMINAL.say(f"{'this' if rest else 'no'} system prompt from now on.")
         case "/save":
             _save(talk, rest)
-        case "/load":
-            _load(talk, rest)
         case "/retry":
             _take_back_answer(talk)
             return True
@@ -146,36 +140,12 @@ def _save(talk: Talk, name: str) -> None:
     TERMINAL.say(f"{len(turns)} messages written to {name}, as JSON.")
 
 
-def _load(talk: Talk, name: str) -> None:
-    messages = read_messages(Path(name))
-    is_system = bool(messages) and messages[0].role == "system"
-    talk.system = messages[0].content if is_system else None
-    talk.turns = list(messages[is_system:])
-    TERMINAL.say(f"{len(talk.turns)} messages read.")
-
-
-def read_messages(path: Path) -> tuple[Message, ...]:
-    """The conversation in a file. Raises PromptError."""
-    try:
-        content = from_json(read_file(path))
-        if not isinstance(content, list):
-            raise ValueError("it is another value")
-    except OSError as error:
-        raise PromptError(f"{path} cannot be read: {error.strerror}.", hint="Check its name.") from error
-    except ValueError as error:
-        hint = 'Write [{"role": "user", "content": "..."}].'
-        raise PromptError(f"{path} is not a JSON list of messages: {error}.", hint=hint) from error
-    return conversation(content)
-
-
 def _take_back_answer(talk: Talk) -> None:
     while talk.turns and talk.turns[-1].role != "user":
         talk.turns.pop()
     if not talk.turns:
         raise OptionError("There is no question to answer again.", hint="Ask one first.")
     talk.num_retries += 1
-    if not talk.params.temperature and talk.answered_by == (talk.plan, talk.system):
-        TERMINAL.say("at temperature 0 only another mode or system prompt changes an answer; --temperature 0.8 varies.")
 
 
 def _answer(
@@ -192,7 +162,6 @@ def _answer(
         cache_scope="chat",
     )
     console = console_for(output.color)
-    talk.answered_by = talk.plan, talk.system
     edge, target = sides
     with (
         api.start(request, edge=edge, cloud=target, observers=keep.observers) as generation,

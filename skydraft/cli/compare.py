@@ -24,7 +24,7 @@ from skydraft.evaluation.delayed_link import DelayedLink
 from skydraft.evaluation.findings import Findings
 from skydraft.evaluation.modes import parse_modes
 from skydraft.evaluation.records import read_records
-from skydraft.evaluation.report.page import has_plots, write_report
+from skydraft.evaluation.report.page import write_report
 from skydraft.evaluation.report.plots import load_pyplot
 from skydraft.evaluation.runner import alone_in
 from skydraft.evaluation.summary import SettingFigures
@@ -115,8 +115,6 @@ def compare(
     """
     cloud.check(models)
     behind = _behind(cloud) if chosen.rtts_ms else None
-    if cloud.address and chosen.execution:
-        raise OptionError("A server chooses its own --execution.", hint="Leave it out, or give it to skydraft serve.")
     modes = chosen.modes or (_STOCK_MODES if is_url(cloud.address or "") else _MODES)
     request = ComparisonRequest(
         workload,
@@ -172,21 +170,20 @@ def _behind(cloud: CloudChoice) -> Callable[[float], AbstractContextManager[Clou
 @click.argument("folder", type=Path)
 def report(folder: Path) -> None:
     """Make summary.json and report.html in FOLDER again, from its records.jsonl. Needs no model."""
-    _write_report(folder, folder / "records.jsonl", keeps_plots=True)
+    _write_report(folder, folder / "records.jsonl")
 
 
-def _write_report(out: Path, path: Path, *, keeps_plots: bool = False) -> None:
+def _write_report(out: Path, path: Path) -> None:
     records = read_records(path)
     if unjudged := len(records.unjudged()):
         what = f"Answers without a verdict, which do not count: {unjudged}."
         click.echo(f"{what} To judge them, run the same skydraft compare again.", err=True)
-    _show_table(write_report(Findings(records), out, keeps_plots=keeps_plots).settings)
+    _show_table(write_report(Findings(records), out).settings)
     click.echo(f"Report: {out / 'report.html'}", err=True)
     try:
         load_pyplot()
     except MissingDependency as error:
-        what = "It stays as it was, for its plots." if has_plots(out) else "It has no plots."
-        click.echo(f"{what} {error.line} Then: skydraft report {shlex.quote(str(out))}", err=True)
+        click.echo(f"It has no plots. {error.line} Then: skydraft report {shlex.quote(str(out))}", err=True)
 
 
 def _show_table(settings: Sequence[SettingFigures]) -> None:

@@ -25,7 +25,7 @@ from skydraft.edge.cloud import Cloud
 from skydraft.edge.server import OURS
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import check_same
-from skydraft.errors import CloudError, CloudLost, SkydraftError
+from skydraft.errors import SkydraftError
 from skydraft.models import KNOWN, cache_dir, present, resolve
 from skydraft.models.fetch import verify
 from skydraft.protocol.address import is_url, parse_addresses
@@ -135,7 +135,6 @@ def _pair(console: Console, models: ModelChoice) -> Iterator[str]:
         yield error.line
         return
     console.print("vocabulary   the same on both sides")
-    _show_calibration(console, draft, target)
 
 
 def _loaded(models: ModelChoice, side: str) -> Generator[str, None, Engine | None]:
@@ -156,74 +155,44 @@ def _loaded(models: ModelChoice, side: str) -> Generator[str, None, Engine | Non
         return None
 
 
-def _show_calibration(console: Console, draft: Engine, target: Engine | Cloud) -> None:
-    has_one = api.is_calibrated(draft, target)
-    state = "calibrated for this pair" if has_one else "needs a calibration of this pair: skydraft calibrate"
-    console.print(f"mode auto    {state}")
-
-
 def _servers(console: Console, choice: CloudChoice, models: ModelChoice) -> Iterator[str]:
     draft, address = (yield from _loaded(models, "draft")), choice.address or ""
-    met: dict[str, dict[str, str]] = {}
     for each in [address] if is_url(address) else parse_addresses(address):
         with closing(choice.but(each).connect(models.cloud_model)) as cloud:
             try:
-                met[cloud.name] = yield from _examine(console, cloud, draft)
+                with TERMINAL.state(f"Asking {cloud.name}…"):
+                    cloud.ping(_LOOK_S)  # at first: a server that does not answer is not waited for
+                    console.print(f"server       {_described(cloud)}")
+                with TERMINAL.state(f"Measuring the link to {cloud.name}…"):
+                    yield from _measured(console, cloud, draft)
             except SkydraftError as error:
                 yield f"{cloud.name} cannot be used: {error.line}"
-    for name, shared in met.items():
-        first = next(iter(met))
-        for what, mine in shared.items():
-            if mine != (theirs := met[first][what]):
-                yield f"The servers {name} and {first} differ in their {what}: {mine} and {theirs}."
 
 
-def _examine(console: Console, cloud: Cloud, draft: Engine | None) -> Generator[str, None, dict[str, str]]:
-    """Show one server and its link; returns the properties that servers of a list share. Raises a SkydraftError."""
-    with TERMINAL.state(f"Asking {cloud.name}…"):
-        _check_port(cloud)
-        program, shared = _described(cloud)
-    console.print(f"server       {cloud.name}, {program}, {'TLS' if cloud.uses_tls else 'plaintext'}")
-    for what, value in shared.items():
-        console.print(f"{what:<13}{value}")
-    with TERMINAL.state(f"Measuring the link to {cloud.name}…"):
-        rtt_ms = statistics.median(cloud.ping(_LOOK_S) for _ in range(_NUM_PINGS))
-        stats = [_written(draft, cloud) for _ in range(2)][-1] if draft else None  # the first may wait for a compiler
-    if draft is not None and cloud.kind != "chat":
-        _show_calibration(console, draft, cloud)
+def _described(cloud: Cloud) -> str:
+    """What runs there. Raises a SkydraftError."""
+    lock = "TLS" if cloud.uses_tls else "plaintext"
+    if cloud.is_stock:
+        facts = cloud.facts(None)
+        assert facts is not None  # it was waited for
+        return f"{cloud.name}, {cloud.kind}, {lock}\nmodel        {one_line(facts.name)}"
+    info = cloud.info()
+    return (
+        f"{cloud.name}, skydraft {info.version}, {lock}, {info.num_sessions} of {info.max_sessions} sessions in use\n"
+        f"model        {info.model} ({info.weights[:8]}), {info.execution}, {info.context_len} tokens of context"
+    )
+
+
+def _measured(console: Console, cloud: Cloud, draft: Engine | None) -> Iterator[str]:
+    """Show what the link takes; yields what there is to repair. Raises a SkydraftError."""
+    rtt_ms = statistics.median(cloud.ping(_LOOK_S) for _ in range(_NUM_PINGS))
+    stats = [_written(draft, cloud) for _ in range(2)][-1] if draft else None  # the first may wait for a compiler
     link = f"a round trip takes {rtt_ms:.1f} ms"
     if stats and stats.itl_ms_p50 is not None:
         link += f"; a stream begins after {stats.ttft_ms:.0f} ms and gives a token every {stats.itl_ms_p50:.1f} ms"
     console.print(f"link         {link}")
     if stats and cloud.kind not in (OURS, "chat") and not stats.cached_tokens.cloud:
         yield "turn on the server's prefix cache, or let it report cached tokens: else each call reads the whole text"
-    return shared
-
-
-def _check_port(cloud: Cloud) -> None:
-    """Raise CloudLost if nothing listens there: a server that is only slow or starting is worth waiting for."""
-    try:
-        cloud.ping(_LOOK_S)
-    except CloudLost as error:
-        if "refused" in error.message:
-            raise CloudLost("The connection was refused.", hint="Check the port; is the server running?") from error
-    except CloudError:
-        pass  # it answers
-
-
-def _described(cloud: Cloud) -> tuple[str, dict[str, str]]:
-    """What runs there, and the properties that servers must share, so that a text can continue at another one."""
-    if cloud.is_stock:
-        facts = cloud.facts(None)
-        assert facts is not None
-        return cloud.kind, {"model": one_line(facts.name)}
-    info = cloud.info()
-    return f"skydraft {info.version}, {info.num_sessions} of {info.max_sessions} sessions in use", {
-        "model": f"{info.model} ({info.weights[:8]})",
-        "vocabulary": info.fingerprint[:8],
-        "execution": info.execution,
-        "context": str(info.context_len),
-    }
 
 
 def _written(draft: Engine, cloud: Cloud) -> Stats:

@@ -16,7 +16,6 @@ from skydraft.cloud.logs import log_to_stderr
 from skydraft.decoding.plan import make_plan
 from skydraft.engines.base import Engine
 from skydraft.errors import OptionError, importing
-from skydraft.models import cache_dir
 from skydraft.prompts.pair import ShareAudio
 from skydraft.protocol.address import is_loopback
 
@@ -37,7 +36,7 @@ def _door(api_key_file: Path | None, insecure_host: bool, **listen: Any) -> tupl
 
 _door_section = Section("door", "Gateway", _door, [
     *listening(PORT),
-    option("--api-key-file", "FILE", "Accept only clients with a key from FILE (lines: LABEL KEY [max-cost=X]).",
+    option("--api-key-file", "FILE", "Accept only clients with a key from FILE (lines: LABEL KEY).",
            type=Path),
     option("--insecure-host", None, "Allow unencrypted connections from other machines.", is_flag=True),
 ])  # fmt: skip
@@ -53,7 +52,6 @@ class Work:
     system: str | None
     share_audio: ShareAudio | None
     edge_only: bool
-    beginnings: float
 
 
 _work_section = Section("work", "Gateway", Work, [
@@ -65,8 +63,6 @@ _work_section = Section("work", "Gateway", Work, [
     option("--share-audio", None, "Part of speech that a target on a server gets; none means only the words "
            "(default: none; in this process: features).", type=ShareAudio),
     option("--edge-only", None, "Use the draft model alone; no target is loaded.", is_flag=True),
-    option("--beginnings", "GB", "Most disk for what was read of long system prompts and tools, so that it is not read "
-           "again after a restart; 0 keeps nothing.", type=click.FloatRange(min=0), default=2.0),
     option("--log-prompts", None, "Write prompts into the log.", is_flag=True),
 ])  # fmt: skip
 
@@ -95,8 +91,7 @@ def gateway(
 
     at, key_file = door
     cloud.check(models)
-    keys = Keyring(key_file, has_prices="price" in cloud.given) if key_file else None
-    cloud = cloud.but(max_cost_of=keys.max_cost) if keys else cloud
+    keys = Keyring(key_file) if key_file else None
     if work.edge_only and (cloud.address or models.cloud_model or keep.audit_share > 0):
         raise OptionError("--edge-only uses no target, but one was given or is to audit.", hint="Remove one of them.")
     if models.local_only and not is_loopback(at.host):
@@ -142,8 +137,6 @@ def _open(work: Work, cloud: CloudChoice, models: ModelChoice, keep: KeepChoice,
     for engine in (edge, target):
         if isinstance(engine, Engine):
             stack.enter_context(engine)
-            if work.beginnings > 0:
-                engine.keep_beginnings(cache_dir() / "beginnings", work.beginnings * 1e9)
     assert edge is not None  # as both plans draft
     if target is not None and not isinstance(target, Engine) and (gone := target.meet(edge.vocab)) is not None:
         why = gone.message.rstrip(".")

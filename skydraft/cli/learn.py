@@ -90,7 +90,10 @@ def export(folder: Path, models: ModelChoice) -> None:
 @folder_argument
 @models_section
 def forget(folder: Path, models: ModelChoice) -> None:
-    """Delete everything collected in DIR, or the answers that NAME learned from. What was learned from them stays."""
+    """Delete everything collected in DIR, or the answers that NAME learned from.
+
+    What was learned from them stays; skydraft learn revert takes it back.
+    """
     home = adapters.folder_of(models.edge_model, cache_dir()) / folder.name
     if adapters.is_name(str(folder)) and home.is_dir() and not (folder.is_dir() and Store(folder).files()):
         folder = home
@@ -98,9 +101,7 @@ def forget(folder: Path, models: ModelChoice) -> None:
         raise OptionError(f"There is nothing to forget: {folder} is not there.", hint="Check its name.")
     num_files, num_bytes = Store(folder).forget()
     click.echo(f"{num_bytes / 1e6:.1f} MB in {_files(num_files)} deleted.")
-    for model, name in adapters.made_from(folder, cache_dir()):
-        of = "" if model == models.edge_model else f" --edge-model {model}"
-        click.echo(f"What {name} has learned from them stays. To take it back: skydraft learn revert {name}{of}")
+    click.echo("What was learned from them stays. To take it back: skydraft learn revert NAME")
 
 
 @learn.command(cls=Command)

@@ -2,10 +2,9 @@
 
 import shutil
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -89,18 +88,8 @@ _asked_section = Section("asked", "What to learn", _asked, [
 ])  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class How:
-    """How long to train, and whether to ask before it begins."""
-
-    minutes: float
-    yes: bool
-
-
 _SETTINGS = training.TrainSettings()
-_how_section = Section("how", "Training", How, [
-    option("--minutes", "N", "Stop after about N minutes; the same command continues (default: 0, no limit).",
-           type=click.FloatRange(min=0), default=0.0),
+_how_section = Section("yes", "Training", lambda yes: yes, [
     option("-y --yes", None, "Begin without a question.", is_flag=True),
 ])  # fmt: skip
 
@@ -113,14 +102,14 @@ _how_section = Section("how", "Training", How, [
 @server_section
 @models_section
 def run(
-    name: str, asked: Asked, how: How, decoding: DecodingChoice, cloud: CloudChoice, models: ModelChoice
+    name: str, asked: Asked, yes: bool, decoding: DecodingChoice, cloud: CloudChoice, models: ModelChoice
 ) -> int:  # fmt: skip
     """Let the draft model learn a task from the target's own answers, and use what it learned as NAME.
 
     The target answers the prompts. The draft model is trained on most of the answers, and calibrated on the others. It
     is kept only if it agrees with the target on more of these, and on more than what NAME has learned before. No labels
-    are needed. Each step is kept: after Ctrl-C, or at the end of --minutes, the same command continues. The exit status
-    is 0 if NAME is in use at the end, or nothing is new since the last run.
+    are needed. Each step is kept: after Ctrl-C the same command continues. The exit status is 0 if NAME is in use at
+    the end, or nothing is new since the last run.
     """
     cloud.check(models)
     home = adapters.home_of(name, models.edge_model, cache_dir())
@@ -128,27 +117,21 @@ def run(
     with disk_errors_named(cache_dir()):
         home.parent.mkdir(parents=True, exist_ok=True)
         with locked(home.with_name(f".{name}.lock"), f"Another process is letting the draft model learn {name}."):
-            try:
-                return _Run(home, asked, how, decoding, cloud, bare).steps()
-            except TimeoutError as error:
-                click.echo(f"{how.minutes:g} minutes are over: {error}. The same command continues.")
-                return 1
+            return _Run(home, asked, yes, decoding, cloud, bare).steps()
 
 
 class _Run:
     """One run: answer, train, calibrate, apply. Each step leaves a file in `home`, for the next run of the command."""
 
     def __init__(
-        self, home: Path, asked: Asked, how: How, decoding: DecodingChoice, cloud: CloudChoice, models: ModelChoice
+        self, home: Path, asked: Asked, yes: bool, decoding: DecodingChoice, cloud: CloudChoice, models: ModelChoice
     ) -> None:  # fmt: skip
-        self._home, self._asked, self._how, self._cloud, self._models = home, asked, how, cloud, models
-        self._deadline = time.monotonic() + (60 * how.minutes or float("inf"))
+        self._home, self._asked, self._yes, self._cloud, self._models = home, asked, yes, cloud, models
         self._asks = asked.requests(decoding)
         self._trial, self._state = home / "trial.gguf", home / "training"
-        self._begun = home / "begun"  # names the last lesson of a run with a folder, which may grow before its end
 
     def steps(self) -> int:
-        """Returns the exit status. Raises TimeoutError when time is over."""
+        """Returns the exit status."""
         home = self._home
         task = self._answered()
         home.mkdir(parents=True, exist_ok=True)
@@ -158,11 +141,9 @@ class _Run:
         if before.startswith(key) and not is_gone:
             click.echo(f"Nothing is new since the last run, which {before.removeprefix(key)}.")
             return 0
-        if self._asked.folder:
-            write_whole(self._begun, task.last.encode(), 0o600)
         objection = self._trained(task, key) or self._calibrated(task) or self._applied(task)
         write_whole(last, f"{key}{f'kept nothing: {objection}' if objection else adapters.IN_USE}".encode(), 0o600)
-        for done in (self._trial, self._trial.with_suffix(".json"), self._state, self._begun):
+        for done in (self._trial, self._trial.with_suffix(".json"), self._state):
             for path in (done, *home.glob(f".{done.name}-*")):  # a kill may have left half of one
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         click.echo(f"Not kept: {objection}." if objection else _how_used(home.name, task))
@@ -170,7 +151,7 @@ class _Run:
 
     def _answered(self) -> dataset.TrainingTask:
         """The training's data, once the target has answered."""
-        how, store = self._how, Store(self._asked.folder or self._home)
+        store = Store(self._asked.folder or self._home)
         before = Store(self._home) if self._asked.folder else None
         with self._models.load_edge() as edge:
             dataset.trainable_file(edge)  # before the target is loaded, as what follows
@@ -180,12 +161,11 @@ class _Run:
             with self._target() as target:
                 weights = dataset.weights_of(target)
                 answering = Answering(self._asks, edge, target, weights, store)
-                if not _may_begin(answering, how, self._cloud):
+                if not _may_begin(answering, self._yes, self._cloud):
                     raise OptionError("Nothing was begun.", hint="Give --yes to begin without a question.")
-                with self._counting(len(answering.todo), "answers", "what was answered is kept") as done:
-                    answering.run(done)
-            last = self._begun.read_text() if before and self._begun.exists() else ""
-            task = dataset.prepare(store, edge, weights, before=before, last=last)
+                with counted(len(answering.todo), "answers") as done:
+                    answering.run(lambda _: done())
+            task = dataset.prepare(store, edge, weights, before=before)
         if task.left_out:
             TERMINAL.say(f"left out: {task.left_out}.")
         click.echo(f"{len(task.trained)} answers to learn from, {len(task.held_out)} held out.", err=True)
@@ -215,15 +195,15 @@ class _Run:
         if not made:
             with showing() as progress:
                 run_on = (self._models.options.device, self._models.options.num_threads)
-                made = training.train(task, _SETTINGS, run_on, self._state, progress.show, self._deadline)
+                made = training.train(task, _SETTINGS, run_on, self._state, progress.show)
             made.write(self._trial, key)
         click.echo(f"Agreement on held-out answers: {made.held_out}")
-        return made.objection(len(task.trained) + len(task.held_out))
+        return made.objection
 
     def _calibrated(self, task: dataset.TrainingTask) -> str:
         """Say why what was trained should not replace what is in use, or calibrate the gate to it, and return ""."""
         used, name = self._home / adapters.FILE, self._home.name
-        reading = self._counting(len(task.held_out), "reading what is held out", "what was trained is kept")
+        reading = counted(len(task.held_out), "reading what is held out")
         with self._models.load_edge() as base, reading as done:
             edge = base.adapters.choose(str(self._trial), ())
             edge.name = f"{base.name}+{name}"
@@ -249,24 +229,11 @@ class _Run:
         there = {dataset.answer_digest(lesson) for store in stores for lesson in store.lessons(Counter())}
         if not there.issuperset(map(dataset.answer_digest, (*task.trained, *task.held_out))):
             return "the answers that it learned from were forgotten meanwhile"
-        sources = [store.folder for store in stores]
-        adapters.keep(self._trial.read_bytes(), self._home.name, self._models.edge_model, cache_dir(), sources)
+        adapters.keep(self._trial.read_bytes(), self._home.name, self._models.edge_model, cache_dir())
         return ""
 
-    @contextmanager
-    def _counting(self, total: int, what: str, kept: str) -> Iterator[Callable[..., None]]:
-        """Yields a function to call after each of `total` units. It raises TimeoutError when time is over."""
-        with counted(total, what) as done:
 
-            def on_done(*_: object) -> None:
-                done()
-                if time.monotonic() > self._deadline:
-                    raise TimeoutError(kept)
-
-            yield on_done
-
-
-def _may_begin(answering: Answering, how: How, cloud: CloudChoice) -> bool:
+def _may_begin(answering: Answering, yes: bool, cloud: CloudChoice) -> bool:
     """Say what is to come, and ask. Nobody is asked where there is nothing to write, or no terminal."""
     if not answering.todo:
         return True
@@ -275,7 +242,7 @@ def _may_begin(answering: Answering, how: How, cloud: CloudChoice) -> bool:
     if price := cloud.given.get("price"):
         line += f", for about {parse_prices(price).total(0, answering.num_prompt_tokens, num_tokens):.2g}"
     click.echo(f"{line}. Training then takes some minutes.", err=True)
-    return how.yes or not sys.stdin.isatty() or click.confirm("Begin?", default=True, err=True)
+    return yes or not sys.stdin.isatty() or click.confirm("Begin?", default=True, err=True)
 
 
 def _how_used(name: str, task: dataset.TrainingTask) -> str:

@@ -12,11 +12,9 @@ from skydraft.errors import UnknownModel
 from skydraft.models.adapters import all_adapters
 from skydraft.models.cache import cache_dir, present
 from skydraft.models.fetch import fetch_model, present_path, remove, verify
-from skydraft.models.found import OURS, StoredModel, models_here, places
+from skydraft.models.found import StoredModel, models_here, places
 from skydraft.models.manifest import KNOWN, known_model
 from skydraft.models.resolve import EMBEDDED, embedded_path
-
-_MAX_NAME = 40  # characters, for which other rows make room
 
 
 def _known(context: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -51,12 +49,12 @@ _list_section = Section("listing", "Output", lambda json: json, [
 @models.command("list", cls=Command)
 @_list_section
 def list_models(listing: bool) -> None:
-    """Show the known models, those of other programs here, and what they have learned."""
-    folder, rows = cache_dir(), _rows(models_here(cache_dir(), places()))
+    """Show the known models, those of Ollama, and what they have learned."""
+    folder, rows = cache_dir(), _rows(models_here(places()))
     if listing:
         click.echo(json_line({"folder": str(folder), "models": rows}))
         return
-    wide = max(len(row["name"]) for row in rows if len(row["name"]) <= _MAX_NAME)
+    wide = max(len(row["name"]) for row in rows)
     console = console_for("auto")
     for row in rows:
         size = f"{row['bytes'] / 1e6:.{0 if row['bytes'] > 1e7 else 1}f} MB"
@@ -67,7 +65,7 @@ def list_models(listing: bool) -> None:
 
 
 def _rows(here: list[StoredModel]) -> list[dict[str, Any]]:
-    """Each known or included model, those of other programs, and others that have adapters, with the names of these."""
+    """Each known or included model, those of Ollama, and others that have adapters, with the names of these."""
     adapters = all_adapters(cache_dir())
 
     def row(name: str, size: int, license: str, path: Path | None, kind: str) -> dict[str, Any]:
@@ -79,10 +77,8 @@ def _rows(here: list[StoredModel]) -> list[dict[str, Any]]:
     for name in EMBEDDED:
         rows.append(row(name, _bytes_in(embedded_path(name)), "Apache-2.0", embedded_path(name), "included"))
     for found in here:
-        if found.owner != OURS:
-            unfit, tokenizer = found.card.unfit or None, found.card.tokenizer or None
-            more = {"unfit": unfit, "tokenizer": tokenizer, "has_template": found.card.has_template}
-            rows.append(row(found.spec, found.bytes, found.owner, found.path, "found") | more)
+        about = row(found.spec, found.bytes, "Ollama", found.path, "found")
+        rows.append(about | {"unfit": found.card.unfit or None})
     others = adapters.keys() - {each["name"] for each in rows}
     rows += [row(name, _bytes_in(Path(name)), "-", Path(name), "own") for name in sorted(others)]
     return rows
@@ -94,8 +90,6 @@ def _state(row: dict[str, Any]) -> str:
         state = "always here: a toy for speech, trained on synthetic voices"
     elif row.get("unfit"):
         return f"not usable: {row['unfit']}"
-    elif row.get("has_template") is False:
-        state += "; without a chat template, for single texts"
     return f"{state}; has learned: {', '.join(row['adapters'])}" if row["adapters"] else state
 
 

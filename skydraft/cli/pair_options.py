@@ -14,7 +14,7 @@ from skydraft.cli.progress import downloads
 from skydraft.cli.sections import Section, option
 from skydraft.cli.terminal import TERMINAL
 from skydraft.decoding.plan import Plan
-from skydraft.edge.cloud import Cloud
+from skydraft.edge.cloud import Cloud, Fallback
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.vocab import check_same
@@ -24,7 +24,6 @@ from skydraft.models import SourceName, default_pair
 from skydraft.protocol.address import is_url
 
 _PAIR = default_pair()
-Fallback = Literal["lost", "start"]
 OpenWhen = Literal["lazy", "ahead"]
 CloudApi = Literal["auto", "vllm", "sglang", "llama-server", "chat"]
 

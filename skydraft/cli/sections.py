@@ -38,7 +38,7 @@ def listening(port: int) -> list[click.Option]:
         option("--host", "HOST", "Address to listen on.", default="127.0.0.1"),
         option("--port", "PORT", "Port to listen on; 0 is any free one.", type=PORTS, default=port),
         option("--tls-cert", "FILE", "PEM certificate chain.", type=Path),
-        option("--tls-key", "FILE", "Private key of the certificate, as PEM.", type=Path),
+        option("--tls-key", "FILE", "Private key of the certificate, as PEM (default: in --tls-cert).", type=Path),
     ]
 
 

@@ -32,9 +32,9 @@ def bind(server: grpc.aio.Server, options: ServeOptions) -> int:
     address = f"[{host}]:{options.port}" if ":" in host else f"{host}:{options.port}"
     try:
         _try(host, options.port)
-        if options.tls_cert is None or options.tls_key is None:
+        if options.tls_cert is None:
             return server.add_insecure_port(address)
-        return server.add_secure_port(address, _credentials(options.tls_cert, options.tls_key))
+        return server.add_secure_port(address, _credentials(options.tls_cert, options.tls_key or options.tls_cert))
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or "gRPC does not say why"
         raise OptionError(

@@ -28,8 +28,6 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         check_execution(self.execution)
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise OptionError("--tls-cert and --tls-key belong together.", hint="Give both, or none.")
         if not 0 <= self.grace_s < float("inf"):
             raise OptionError(f"--grace must be a number of seconds, 0 or more, not {self.grace_s:g}.")
         if self.tls_cert is None and not self.insecure and not is_loopback(self.host):

@@ -27,9 +27,9 @@ from skydraft.gating.allowance import Allowance
 from skydraft.gating.calibration import MAX_BLOCK, Calibration, find_calibration
 from skydraft.gating.gates import START, Gate, is_unlikely
 from skydraft.gating.hand_back import HandBack
-from skydraft.prompts.pair import PromptPair, fixed_len, read_prompt
+from skydraft.prompts.pair import PromptPair, read_prompt
 from skydraft.prompts.systems import readable
-from skydraft.prompts.thinking import settings, tags_after, template_of
+from skydraft.prompts.thinking import settings, tags_after
 from skydraft.types import Prompt, Signals
 
 _QUICK_S, _PATIENT_S = 0.5, 3.0  # timeouts for facts about the target: a text that may continue alone waits less
@@ -48,9 +48,6 @@ def start_generation(
     local = verifying.engine if verifying else None
     vocab = (local or reader).vocab  # a local target decodes its text, with any draft model
     request, prompts = prompted(request, reader)
-    if request.cache_scope and not request.raw and any(side and side.prefixes.files for side in (draft, local)):
-        ids = prompts.edge.token_ids
-        request = replace(request, fixed_len=fixed_len(vocab, request.messages, request.tools, ids))
     outage = verifying.meet_for(plan, vocab) if verifying else None
     facts = None if outage else _facts(plan, request.params, verifying)
     draft, gate = _drafting(request, draft, prompts.edge, facts, calibrations)
@@ -108,10 +105,6 @@ def _context(
 def prompted(request: GenerateRequest, reader: Engine) -> tuple[GenerateRequest, PromptPair]:
     """The prompts, and the request with the tags of thinking after them. Raises OptionError where it cannot be kept."""
     vocab, params, is_bare = reader.vocab, request.params, request.raw or bool(request.prompt_ids)
-    wanted = {"--think": request.think == "on", "--think-budget": params.think_budget > 0}
-    thinks = bool(params.think_end) if is_bare else template_of(vocab.chat_template).thinks
-    if not thinks and (unfit := [option for option, is_given in wanted.items() if is_given]):
-        raise OptionError(f"{unfit[0]} does not apply to a prompt without a chat template that knows thinking.")
     if request.prompt_ids:
         return request, PromptPair(Prompt(request.prompt_ids), Prompt(request.prompt_ids))
     given = {} if is_bare else settings(vocab, request.think, dict(request.settings))
@@ -121,7 +114,7 @@ def prompted(request: GenerateRequest, reader: Engine) -> tuple[GenerateRequest,
         reader, request.messages, raw=request.raw, share=request.share_audio, tools=request.tools, settings=given
     )
     if not is_bare:
-        tags = tags_after(vocab, request.messages, prompts.edge.token_ids, request.think)
+        tags = tags_after(vocab, request.messages, prompts.edge.token_ids)
         tags = tags.after(vocab.written(request.begun)) if request.begun_is_prompt else tags
         budget = params.think_budget if tags.end else 0
         params = replace(params, think_start=tags.start, think_end=tags.end, think_budget=budget)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from skydraft.config import DEFAULT_K, mode_spec, named, parse_k
+from skydraft.config import DEFAULT_K, mode_spec, parse_k
 from skydraft.errors import OptionError
 from skydraft.gating.gates import START, GateSpec, parse_gate
 from skydraft.gating.hand_back import HandBack, parse_hand_back
@@ -73,24 +73,18 @@ class Plan:
         return replace(self, gate=replace(self.gate, content_rules=(START, *self.gate.content_rules)))
 
 
-@named
 def make_plan(
     mode: str | None = None, gate: str | None = None, k: int | str | None = None, hand_back: str | int | None = None
 ) -> Plan:  # fmt: skip
     """The plan of a mode, or of what overrides its own. No mode means `lossless`, or just the gate if one is given.
-    A mode in which one model works alone has no use for `k` and `hand_back`. Raises OptionError for an unknown name, a
-    value out of range, and a gate that contradicts the mode."""
+    A mode in which one model works alone has no use for `gate`, `k` and `hand_back`. Raises OptionError for an unknown
+    name, a value out of range, and a gate that contradicts the mode."""
     name = mode or ("lossless" if gate is None else "")
     given_k = parse_k(k) if k is not None else DEFAULT_K
     given_back = parse_hand_back(0 if hand_back is None else hand_back)
     if not name:
         return Plan(parse_gate(gate or "always"), given_k, hand_back=given_back)
     spec = mode_spec(name)
-    if spec.k is None and gate is not None:
-        raise OptionError(
-            f"--gate does not apply in mode {name}, where one model works alone.",
-            hint="Remove it, or choose --mode quality.",
-        )
     if spec.k is None:
         return Plan(parse_gate(spec.gate), 1, drafts=name != "cloud", mode=name)
     if name == "lossless" and gate and parse_gate(gate).kind != "always":

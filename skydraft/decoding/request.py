@@ -30,9 +30,7 @@ class GenerateRequest:
     the target too: nothing is told of its cache if they share that. With `local_only` nothing of the text leaves this
     device: no server is asked. `adapter` is the draft model's, by name or file; "auto" is the one for prompts that
     begin as this one does, if any, "none" is none, and None is what the draft model was loaded with. With `is_audited`
-    the target reads the finished answer, which changes nothing in it. `owner` is whose budget pays for it; no server
-    learns of that. `fixed_len` is that of `Reuse`; it is counted where the prompt is read. Raises PromptError or
-    OptionError.
+    the target reads the finished answer, which changes nothing in it. Raises PromptError or OptionError.
     """
 
     messages: tuple[Message, ...]
@@ -57,14 +55,12 @@ class GenerateRequest:
     local_only: bool = False
     adapter: str | None = None
     is_audited: bool = False
-    owner: str = ""
-    fixed_len: int = 0
 
     @property
     def reuse(self) -> Reuse | None:
         """The KV that may be reused, for models in this process."""
         exact = self.execution != "throughput"
-        return Reuse(self.cache_scope, exact, self.fixed_len) if self.cache_scope else None
+        return Reuse(self.cache_scope, exact) if self.cache_scope else None
 
     def __post_init__(self) -> None:
         check_think(self.think)

@@ -50,7 +50,6 @@ class OwnText:
         self._prompt_ids = np.array(prompt.token_ids, np.int32)
         self._vocab_size = vocab.size
         self._server = server
-        self._owner = request.owner
         self._is_open = False  # the server has this epoch
         self._was_sent = False  # so the server may have it open, even without a reply
         self._stream: SessionStream | None = None
@@ -142,7 +141,7 @@ class OwnText:
     async def close(self) -> None:
         stream, was_sent, is_named = self._stream, self._was_sent, self._is_named
         self._stream, self._writing, self._is_open = None, None, False
-        self._server.budget.pay(self.spent, self._owner)
+        self._server.budget.pay(self.spent)
         if stream is not None and not stream.is_over:
             await stream.finish(codec.encode_close(0 if is_named else self.number))
         elif was_sent:

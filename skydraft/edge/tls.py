@@ -52,18 +52,10 @@ class ServerOptions:
     insecure: bool = False
 
     def __post_init__(self) -> None:
-        host, _ = parse_address(self.address)
+        parse_address(self.address)
         check_token(self.token)
-        if self.insecure and (self.tls_ca or self.tls_name):
-            raise OptionError(
-                "--insecure turns encryption off, so --tls-ca and --tls-name do not apply.", hint="Remove one of them."
-            )
         if self.tls_ca:
             check_certificates(self.tls_ca)
-        if self.tls_name and not self.uses_tls:
-            raise OptionError(
-                f"The connection to {host} is not encrypted, so --tls-name does not apply.", hint="Remove it."
-            )
 
     @property
     def target(self) -> str:

@@ -130,7 +130,6 @@ class Adapters:
                 if known.engine is None:  # another text may have opened it meanwhile
                     self._open(known)
         assert known.engine is not None
-        known.engine.prefixes.files = self._base.prefixes.files  # which may be given after it was opened
         return known.engine
 
     def _open(self, known: _Known) -> None:

@@ -11,7 +11,6 @@ from typing import Self
 import numpy as np
 
 from skydraft.engines.adapters import Adapters
-from skydraft.engines.beginnings import Beginnings
 from skydraft.engines.model import Feeds, Floor, Model, Sequence, TokenBuffer
 from skydraft.engines.prefix_cache import PrefixCache
 from skydraft.engines.seats import Seats, look_again
@@ -43,10 +42,6 @@ class Engine(Model):
         """Another engine on the same weights, which adds this adapter to them. Raises OptionError or RecordsError."""
         raise OptionError(f"{self.name} takes no adapters.", hint="Use a GGUF model or a checkpoint of text.")
 
-    def keep_beginnings(self, folder: Path, max_bytes: float) -> None:
-        """Keep the KV of long fixed beginnings in files, at most so many bytes. To be called before any prompt."""
-        self.prefixes.files = Beginnings(folder, max_bytes)
-
     def room(self, prompt: Seq[int] | TokenIds, media: Recordings = ()) -> int:
         """How many tokens can follow a prompt. Raises PromptError for one that `check_prompt` refuses."""
         self.check_prompt(prompt, media)
@@ -76,9 +71,7 @@ class Engine(Model):
         """Feed the next part of all of `prompt` but its last token; returns whether there is more to feed."""
         with self.floor:
             sequence.check_open()
-            has_more = self.prefixes.feed(self, sequence, prompt)
-        self.prefixes.write()  # a disk is slow, and others may use the engine meanwhile
-        return has_more
+            return self.prefixes.feed(self, sequence, prompt)
 
     def drop(self, sequence: Sequence) -> None:
         """Keep or release a closed sequence: now, or before the next one begins where a thread has the floor."""

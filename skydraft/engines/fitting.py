@@ -7,7 +7,6 @@ from skydraft.config import free_bytes
 from skydraft.engines.llama_library import kv_facts, load_library
 
 LEAST, ENOUGH = 4096, 32_768  # tokens: of every program, and for coding agents
-_SLOW_BYTES = 4e9  # of KV, which llama.cpp clears: 10 s more on two cores
 _SHARE = 0.5  # of the memory that is free once the weights are there
 
 
@@ -24,6 +23,4 @@ def fitting_context(models: Seq[Path], num_sequences: int) -> tuple[int, str]:
     why = why if length in (trained, ENOUGH) else "what half of the free memory holds"
     more = "" if length == trained else f"; --context makes it longer, up to {trained}"
     line = f"context: {length} tokens, {why} ({length * token_bytes / 1e9:.1f} GB for all conversations){more}."
-    if length * token_bytes > _SLOW_BYTES:
-        line += f" To set it up may take a minute; --context {LEAST} starts sooner."
     return length, line

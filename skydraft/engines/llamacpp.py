@@ -153,8 +153,7 @@ class LlamaCppEngine(Engine):
         self.max_sequences, self.has_seats, self.wait_s = options.max_sequences, True, options.wait_s
         self._free_slots = list(range(options.max_sequences))[::-1]
         self._shares_cache = options.shared_cache
-        self.kv_kind = self._profile_key(options)
-        self.profile = profile_of(self, self.kv_kind, options)
+        self.profile = profile_of(self, self._profile_key(options), options)
 
     def _load_adapter(self, path: Path) -> Any:
         adapter = read_adapter(path)
@@ -228,19 +227,11 @@ class LlamaCppEngine(Engine):
         if self._shares_cache:  # where cells may belong to several
             self._lib.memory_seq_cp(self._memory, source.slot, target.slot, 0, length)
         else:  # between streams llama.cpp's own copy takes whole buffers, as long as the context
-            self.restore(target, self.save(source))
+            kv = np.empty(size := self._lib.state_seq_get_size(self._context, source.slot), np.uint8)
+            saved = self._lib.state_seq_get_data(self._context, kv.ctypes.data, size, source.slot)
+            if self._lib.state_seq_set_data(self._context, kv.ctypes.data, saved, target.slot) != size:
+                raise EngineError(f"llama.cpp does not copy the KV of {self.name}.")
         self.roll_back(target, length)
-
-    def save(self, sequence: Sequence) -> memoryview:
-        kv = np.empty(self._lib.state_seq_get_size(self._context, sequence.slot), np.uint8)
-        if self._lib.state_seq_get_data(self._context, kv.ctypes.data, len(kv), sequence.slot) != len(kv):
-            raise EngineError(f"llama.cpp does not save the KV of {self.name}.")
-        return kv.data
-
-    def restore(self, sequence: Sequence, kv: memoryview) -> None:
-        data = np.frombuffer(kv, np.uint8)
-        if self._lib.state_seq_set_data(self._context, data.ctypes.data, len(data), sequence.slot) != len(data):
-            raise EngineError(f"llama.cpp does not take this KV for {self.name}.")
 
     def roll_back(self, sequence: Sequence, length: int) -> None:
         if not self._lib.memory_seq_rm(self._memory, sequence.slot, length, -1):
@@ -319,7 +310,4 @@ def _tokenize(lib: Any, vocab: Any, text: str) -> list[int]:
     return list(token_ids[:num_tokens])
 
 
-KIND = EngineKind(
-    "a GGUF model", lambda spec, path, options: LlamaCppEngine(path, options, name=spec),
-    takes=frozenset({"num_threads", "gpu_layers"}), claims=Path.is_file,
-)  # fmt: skip
+KIND = EngineKind(lambda spec, path, options: LlamaCppEngine(path, options, name=spec), claims=Path.is_file)

@@ -224,7 +224,6 @@ class Model(ABC):
     is_full_precision: bool = True  # 16 bits round differences away: rows equal in a probe need not be equal later
     profile: RowProfile = NOT_PROBED
     can_copy: bool = False  # whether it has `copy`
-    kv_kind: str = ""  # all but the tokens that decides the bits of its KV; "" where it has no `save`
 
     @abstractmethod
     def allocate(self) -> Any:
@@ -251,13 +250,6 @@ class Model(ABC):
 
     def copy(self, source: Sequence, target: Sequence, length: int) -> None:  # noqa: B027
         """Give `target`, which is empty, the KV of the first `length` tokens of `source`, to the bit."""
-
-    def save(self, sequence: Sequence) -> memoryview:
-        """Its KV, as `restore` takes it. Raises EngineError."""
-        raise EngineError(f"{self.name} saves no KV.")
-
-    def restore(self, sequence: Sequence, kv: memoryview) -> None:  # noqa: B027
-        """Give an empty sequence what `save` made of one with its tokens. Raises EngineError."""
 
     def free(self) -> None:  # noqa: B027  nothing to do where all is in Python
         """Called once, by `Engine.close`."""

@@ -3,21 +3,18 @@
 Feeding a part of a prompt gives other bits than feeding single rows. So exact execution reuses only whole parts of an
 earlier prompt, which end at the same places in every prompt: caching changes when a token comes, never which. The chat
 template's text before the first user text is a part too, fed once and copied into every sequence that begins with it.
-What conversations of one owner have in common beyond it is copied too, and kept in files where it is long and fixed.
+What conversations of one owner have in common beyond it is copied too.
 """
 
 import time
 import weakref
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from skydraft.engines.beginnings import MIN_LEN, Beginnings
 from skydraft.engines.model import Model, Sequence
 from skydraft.engines.vocab import TokenIds, num_shared
 from skydraft.errors import EngineError
@@ -68,12 +65,10 @@ def _shared_len(held: Kept | Sequence, prompt: TokenIds, media: Recordings, reus
 
 
 class PrefixCache:
-    """Closed sequences of one engine, kept while there is room, and how many are open. `files` keep long fixed
-    beginnings, if they are given. `drop`, `write` and `progress` need no floor."""
+    """Closed sequences of one engine, kept while there is room, and how many are open. `drop` and `progress` need no
+    floor."""
 
     def __init__(self) -> None:
-        self.files: Beginnings | None = None
-        self._unwritten: list[tuple[str, memoryview]] = []  # for `files`
         self._sources: weakref.WeakSet[Sequence] = weakref.WeakSet()  # all that may be open
         self._progress: dict[int, tuple[int, int]] = {}  # by identity, of prompts that are being read
         self.beginning: tuple[int, ...] = ()  # of prompts, which all share; only `share` changes it
@@ -101,17 +96,14 @@ class PrefixCache:
         """A sequence that holds the tokens that an earlier one shares with `prompt`; an empty one where none does.
 
         A kept one of which less than half is shared is another conversation with the same beginning: it is taken only
-        where there is no room beside it, and else what is shared is copied. A file that holds more is read instead.
+        where there is no room beside it, and else what is shared is copied.
         """
         self.settle(engine)
         ids = np.asarray(prompt, np.int32)
         source, length = self._source(engine, ids, media, reuse)
-        fixed_len, kv = self._fixed_len(engine, ids, reuse), None
-        if self.files and length < fixed_len:
-            kv = self.files.read(self._key(engine, ids[:fixed_len], reuse))
         is_full = len(self._open) + len(self._kept) >= engine.max_sequences
         whole_len = min(length, source.whole_len) if source else 0
-        if isinstance(source, Kept) and kv is None and (is_full or 2 * length >= source.whole_len):
+        if isinstance(source, Kept) and (is_full or 2 * length >= source.whole_len):
             self._kept = [each for each in self._kept if each is not source]
             sequence = Sequence(engine, source.slot, media, reuse, source.token_ids[:length], whole_len)
         else:
@@ -122,11 +114,8 @@ class PrefixCache:
         try:
             if sequence.length:
                 engine.roll_back(sequence, length)
-            elif kv is not None:
-                self._give(engine, sequence, ids[:fixed_len], fixed_len, partial(engine.restore, sequence, kv))
             elif source and engine.can_copy:
-                copy = partial(engine.copy, Sequence(engine, source.slot), sequence, length)
-                self._give(engine, sequence, ids[:length], whole_len, copy)
+                self._give(engine, Sequence(engine, source.slot), sequence, ids[:length], whole_len)
         except BaseException:
             sequence.discard()
             raise
@@ -143,11 +132,11 @@ class PrefixCache:
         return (found[shared.index(length)], length) if length >= parts.part_len else (None, 0)
 
     def _give(
-        self, engine: Model, sequence: Sequence, token_ids: TokenIds, whole_len: int, give: Callable[[], None]
-    ) -> None:
-        """Give an empty sequence the KV of these tokens. Where that fails it stays empty, and they are read."""
+        self, engine: Model, source: Sequence, sequence: Sequence, token_ids: TokenIds, whole_len: int
+    ) -> None:  # fmt: skip
+        """Copy the KV of these tokens into an empty sequence. Where that fails it stays empty, and they are read."""
         with suppress(EngineError, MemoryError):
-            give()
+            engine.copy(source, sequence, len(token_ids))
             if engine.kv_length(sequence) == len(token_ids):
                 return self._note(sequence, token_ids, whole_len)
         engine.roll_back(sequence, 0)
@@ -158,23 +147,6 @@ class PrefixCache:
         sequence.record(token_ids)
         sequence.whole_len = whole_len
         sequence.prefill_cost += Cost(num_cached=len(token_ids))
-
-    def _fixed_len(self, engine: Model, prompt: Seq[int] | TokenIds, reuse: Reuse | None) -> int:
-        """How many of its tokens are in a file, or are to be; 0 where none are."""
-        if reuse is None or self.files is None or not engine.kv_kind or reuse.fixed_len < MIN_LEN:
-            return 0
-        return Parts(engine.max_batch_rows, self.beginning).last_end(prompt[: min(reuse.fixed_len, len(prompt) - 1)])
-
-    def _key(self, engine: Model, token_ids: Seq[int] | TokenIds, reuse: Reuse | None) -> str:
-        assert reuse is not None  # else nothing of it is in a file
-        what = f"{engine.kv_kind}|{engine.max_batch_rows}|{self.beginning}"
-        return Beginnings.key(reuse.scope, what, token_ids)
-
-    def write(self) -> None:
-        """Write what was read lately into files."""
-        with suppress(IndexError, MemoryError):  # another thread may write it
-            while self.files:
-                self.files.write(*self._unwritten.pop())
 
     def feed(self, engine: Model, sequence: Sequence, prompt: Seq[int] | TokenIds) -> bool:
         """Feed the next part; returns whether there is more. Parts end at the same places whatever was reused."""
@@ -194,10 +166,6 @@ class PrefixCache:
                     sequence.whole_len = part_end
                     if begins and not self._begun and part_end >= len(self.beginning):
                         self._keep_beginning(engine, sequence)
-                    if part_end == self._fixed_len(engine, prompt, sequence.reuse):
-                        key = self._key(engine, prompt[:part_end], sequence.reuse)
-                        with suppress(EngineError, MemoryError):
-                            self._unwritten.append((key, engine.save(sequence)))
             finally:
                 ms = (time.perf_counter() - began) * 1e3
                 sequence.prefill_cost += Cost(forward_ms=ms, prefill_ms=ms)

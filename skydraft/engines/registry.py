@@ -5,35 +5,31 @@ are written NAME:REST, where NAME is that of the entry point; files and folders 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from skydraft.engines.base import Engine
 from skydraft.engines.checkpoint import first_line
 from skydraft.engines.options import EngineOptions
-from skydraft.errors import BrokenModel, MissingDependency, OptionError
+from skydraft.errors import BrokenModel, MissingDependency
 
 _GROUP = "skydraft.engines"
 # In the order in which they are asked for a file or a folder.
 _MODULES = {"toy": "toy", "gguf": "llamacpp", "omni": "transformers_omni", "checkpoint": "transformers_text"}
 _OURS = {name: EntryPoint(name, f"{_GROUP}.{module}:KIND", _GROUP) for name, module in _MODULES.items()}
-# Every engine takes these.
-_FOR_ALL = {"context_len", "max_sequences", "wait_s", "shared_cache", "profile_path", "notify"}
 
 
 @dataclass(frozen=True, slots=True)
 class EngineKind:
     """How models of one sort are recognised and opened.
 
-    `what` is a noun phrase for messages. `open` gets the model as the user wrote it, its path (REST of a name),
-    and options; it imports the libraries, since the modules of all kinds are imported to find the right one. `takes`
-    names the fields of EngineOptions that apply besides those of all. `claims` tells whether a path is of this sort.
+    `open` gets the model as the user wrote it, its path (REST of a name), and options, of which it uses those that
+    apply; it imports the libraries, since the modules of all kinds are imported to find the right one. `claims` tells
+    whether a path is of this sort.
     """
 
-    what: str
     open: Callable[[str, Path, EngineOptions], Engine]
-    takes: frozenset[str] = frozenset()
     claims: Callable[[Path], bool] | None = None
 
 
@@ -42,13 +38,9 @@ def engine_names() -> frozenset[str]:
 
 
 def open_engine(kind: str, spec: str, path: Path | None, options: EngineOptions) -> Engine:
-    """By the engine that claims `path`, or that named `kind`. Raises BrokenModel, MissingDependency, OptionError."""
+    """By the engine that claims `path`, or that named `kind`. Raises BrokenModel or MissingDependency."""
     entries = _plug_ins() | _OURS
     engine = _load(entries[kind]) if path is None else _claiming(spec, path, list(entries.values()))
-    for field in fields(EngineOptions):
-        if getattr(options, field.name) != field.default and field.name not in _FOR_ALL | engine.takes:
-            option = "--" + field.name.removeprefix("num_").replace("_", "-")
-            raise OptionError(f"{option} does not apply to {spec}, which is {engine.what}.", hint=f"Remove {option}.")
     return engine.open(spec, path or Path(spec.partition(":")[2]), options)
 
 

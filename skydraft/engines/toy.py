@@ -94,7 +94,6 @@ class ToyEngine(ListEngine):
         for table in (self._by_last, self._by_previous, self._by_position):
             digest.update(np.ascontiguousarray(table).data)
         self.fingerprint = digest.hexdigest()[:32]
-        self.kv_kind = self.fingerprint
 
     def forward(self, feeds: Feeds, *, want_logits: bool) -> list[Rows]:
         all_rows: list[Rows] = []
@@ -115,12 +114,6 @@ class ToyEngine(ListEngine):
 
     def copy(self, source: Sequence, target: Sequence, length: int) -> None:
         target.slot[:] = source.slot[:length]
-
-    def save(self, sequence: Sequence) -> memoryview:
-        return memoryview(np.array(sequence.slot, np.int32).tobytes())
-
-    def restore(self, sequence: Sequence, kv: memoryview) -> None:
-        sequence.slot[:] = map(tuple, np.frombuffer(kv, np.int32).reshape(-1, 2).tolist())
 
 
 @lru_cache(maxsize=8)
@@ -161,4 +154,4 @@ def open_toy(spec: str, context_len: int = 4096, max_sequences: int = 1) -> ToyE
     return toy
 
 
-KIND = EngineKind("a toy", lambda spec, path, options: open_toy(spec, options.context_len, options.max_sequences))
+KIND = EngineKind(lambda spec, path, options: open_toy(spec, options.context_len, options.max_sequences))

@@ -13,7 +13,7 @@ from skydraft.engines.base import Sequence
 from skydraft.engines.checkpoint import failed, is_omni, load_library
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.registry import EngineKind
-from skydraft.engines.transformers_text import TAKES, Slot, TransformersEngine
+from skydraft.engines.transformers_text import Slot, TransformersEngine
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import BrokenModel, PromptError
 from skydraft.types import SAMPLE_RATE, Cost, Media, Recordings, Reuse
@@ -162,7 +162,4 @@ def _load_extractor(path: Path) -> Any:
         raise failed(transformers, does, error, BrokenModel, hint) from error
 
 
-KIND = EngineKind(
-    "a Qwen2.5-Omni checkpoint", lambda spec, path, options: OmniEngine(path, options, name=spec),
-    takes=TAKES, claims=is_omni,
-)  # fmt: skip
+KIND = EngineKind(lambda spec, path, options: OmniEngine(path, options, name=spec), claims=is_omni)

@@ -180,8 +180,4 @@ def _written(slot: Slot) -> list[Any]:
     return [layer for layer in slot.cache.layers if getattr(layer, "keys", None) is not None]
 
 
-TAKES = frozenset({"num_threads", "device", "dtype"})
-KIND = EngineKind(
-    "a transformers checkpoint", lambda spec, path, options: TransformersEngine(path, options, name=spec),
-    takes=TAKES, claims=Path.is_dir,
-)  # fmt: skip
+KIND = EngineKind(lambda spec, path, options: TransformersEngine(path, options, name=spec), claims=Path.is_dir)

@@ -19,10 +19,6 @@ class Figure(Line):
     low: float
     high: float
 
-    def shown(self, digits: int) -> str:
-        value, interval = cell(self, digits)
-        return f"{value} ({interval})" if interval else value
-
 
 def cell(figure: Figure | None, digits: int) -> tuple[str, str]:
     """The value and the interval for a table; "" for no figure, and for an interval without width."""

@@ -7,7 +7,7 @@ it stopped. Texts are judged and scored after all runs, so that this is in no me
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -82,8 +82,8 @@ def measure(trial: Trial, start: Start) -> GenerationLine:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Lock `folder`, which is made if missing and removed if it stays empty, until the process ends at the latest.
-    Raises OptionError if another process holds the lock, or the folder cannot be written."""
+    """Lock `folder`, which is made if missing, until the process ends at the latest. Raises OptionError if another
+    process holds the lock, or the folder cannot be written."""
     lock = FileLock(folder / _LOCK)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -97,12 +97,7 @@ def alone_in(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):
-            if [path.name for path in folder.iterdir()] == [_LOCK]:
-                folder.joinpath(_LOCK).unlink()
         lock.release()
-        with suppress(OSError):
-            folder.rmdir()  # fails, as intended, if the folder is not empty
 
 
 class Comparison:

@@ -1,12 +1,11 @@
 """The figures of a comparison: summary.json, which the page shows."""
 
-from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import Field
 
 from skydraft.evaluation.findings import Findings, Setting
-from skydraft.evaluation.intervals import LEVEL, NUM_RESAMPLES, Figure, Resamples, rounded, with_interval
+from skydraft.evaluation.intervals import LEVEL, NUM_RESAMPLES, Figure, Resamples, with_interval
 from skydraft.evaluation.measures import MEASURES
 from skydraft.evaluation.records import Line
 from skydraft.evaluation.tasks.figures import TaskSet, task_sets
@@ -15,8 +14,7 @@ from skydraft.evaluation.tasks.figures import TaskSet, task_sets
 class SettingFigures(Line):
     """The figures of a mode over a link (None: in process). `measures` holds the measures with a value.
 
-    `speed_over` is tokens/s in units of other modes on the same link. `categories` has agreement and calls on the
-    prompts of each category, without intervals, as these are few.
+    `speed_over` is tokens/s in units of other modes on the same link.
     """
 
     mode: str
@@ -26,7 +24,6 @@ class SettingFigures(Line):
     num_tokens: int
     measures: dict[str, Figure]
     speed_over: dict[str, Figure]
-    categories: dict[str, dict[str, Any]]
 
     @property
     def name(self) -> str:
@@ -64,18 +61,8 @@ def _setting(findings: Findings, setting: Setting, resamples: Resamples) -> Sett
         mode=setting.mode.name, link_ms=setting.link_ms, num_prompts=len(setting.cases),
         num_generations=len(cases), num_tokens=sum(case.num_tokens for case in cases),
         measures={name: figure for name, figure in figures.items() if figure is not None},
-        speed_over=_speed_over(findings, setting, resamples), categories=_by_category(setting),
+        speed_over=_speed_over(findings, setting, resamples),
     )  # fmt: skip
-
-
-def _by_category(setting: Setting) -> dict[str, dict[str, Any]]:
-    figures = {}
-    for category in sorted({cases[0].prompt.category for cases in setting.cases} - {""}):
-        part = replace(setting, cases=[cases for cases in setting.cases if cases[0].prompt.category == category])
-        values = {name: part.value(name) for name in ("target_agreement", "cloud_calls_per_token")}
-        known = {name: None if value is None else rounded(value) for name, value in values.items()}
-        figures[category] = {"num_prompts": len(part.cases), **known}
-    return figures
 
 
 def _speed_over(findings: Findings, setting: Setting, resamples: Resamples) -> dict[str, Figure]:

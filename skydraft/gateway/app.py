@@ -151,7 +151,6 @@ class Gateway:
             # Of a label's conversations; a hash, since the cloud must not learn the label.
             "cache_scope": hashlib.sha256(repr((visit.label, body.cache_salt)).encode()).hexdigest()[:16],
             "shares_target": self._is_shared(),
-            "owner": visit.label,
         }
         return body, replace(order, requests=[replace(each, **more) for each in order.requests])
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import JSONResponse
 
 from skydraft.errors import OptionError
 from skydraft.gateway.app import Gateway
@@ -23,9 +23,6 @@ _GRACE_S = 1  # for clients to read their last answers, once the gateway stops
 _BACKLOG = 128  # connections that wait to be accepted; with no file left for them asyncio logs so many errors a second
 _LOOK_S = 0.5
 _STARTING = {"message": "The gateway is starting: its models load.", "type": "server_error", "code": "starting"}
-_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="2">
-<title>skydraft</title><body style="font-family: sans-serif; color-scheme: light dark">
-<p>The models are being loaded. This page opens by itself.</p>"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +37,6 @@ class ListenOptions:
     insecure: bool = False
 
     def __post_init__(self) -> None:
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise OptionError("--tls-cert and --tls-key belong together.", hint="Give both, or neither.")
         if is_loopback(self.host):
             return
         if not self.has_keys:
@@ -73,12 +68,8 @@ class Entrance:
             with suppress(asyncio.CancelledError):  # the gateway stops; uvicorn would log a traceback
                 await self.gateway.app(scope, receive, send)
             return
-        headers = {"Retry-After": "2"}
         body = {"status": "starting"} if scope["path"] == "/health" else {"error": _STARTING}
-        answer: Response = JSONResponse(body, 503, headers)
-        if scope["path"] == "/":
-            answer = HTMLResponse(_PAGE, 503, headers)
-        await answer(scope, receive, send)
+        await JSONResponse(body, 503, {"Retry-After": "2"})(scope, receive, send)
 
 
 def server_of(entrance: Entrance, options: ListenOptions) -> uvicorn.Server:

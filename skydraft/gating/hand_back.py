@@ -22,10 +22,8 @@ class HandBack:
     agreed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.num_tokens <= WRITE_ALL:
-            raise OptionError(f"--hand-back must be from 0 to {WRITE_ALL} tokens, not {self.num_tokens}.", hint=_HINT)
-        if not 0 <= self.agreed <= MAX_AGREED or (self.agreed and not self.num_tokens):
-            raise OptionError(f"--hand-back agree:M needs M from 1 to {MAX_AGREED}, not {self.agreed}.", hint=_HINT)
+        if not (0 <= self.num_tokens <= WRITE_ALL and 0 <= self.agreed <= MAX_AGREED):
+            raise OptionError(f"There is no hand-back {self}.", hint=_HINT)
 
     @property
     def reads(self) -> bool:

@@ -36,14 +36,13 @@ OnProgress: TypeAlias = Callable[[str, int, int, str], None]
 
 
 def choose(
-    store: Store, vocab: Vocab, target: str | None = None, before: Store | None = None, max_len: int | None = None,
-    last: str = "",
-) -> tuple[list[Lesson], str]:  # fmt: skip
+    store: Store, vocab: Vocab, target: str | None = None, before: Store | None = None, max_len: int | None = None
+) -> tuple[list[Lesson], str]:
     """Choose the newest lessons of one vocabulary and one target that have tokens of the target's, up to `max_len`.
     Returns them, the oldest first, and says in words what was left out.
 
-    Those of the store `before` are older, and none is newer than the one whose digest is `last`. Equal lessons count
-    once. No target means the one that judged most lessons. Raises RecordsError for too few.
+    Those of the store `before` are older. Equal lessons count once. No target means the one that judged most lessons.
+    Raises RecordsError for too few.
     """
     stores = [each for each in (before, store) if each]
     if target is None:
@@ -61,8 +60,6 @@ def choose(
         else:
             seen.add(key)
             newest.append(lesson)
-            if key == last:
-                break
     left_out = ", ".join(f"{number} {what}" for what, number in sorted(skipped.items()))
     if (missing := MIN_GENERATIONS - len(newest)) > 0:
         raise RecordsError(
@@ -157,7 +154,7 @@ class TrainingTask:
     """All that a training needs, so that both models can be closed before it begins.
 
     `path` is the draft model's file, `card` becomes its adapter's card, `vocab_size` is the length of the tokenizer.
-    `left_out` says in words which lessons are not in it, `last` is the digest of the newest one that is.
+    `left_out` says in words which lessons are not in it.
     """
 
     path: Path
@@ -166,7 +163,6 @@ class TrainingTask:
     trained: Sequence[Lesson]
     held_out: Sequence[Lesson]
     left_out: str = ""
-    last: str = ""
 
     def digest(self) -> str:
         total = hashlib.sha256()
@@ -190,18 +186,17 @@ def trainable_file(engine: Engine) -> Path:
     return path
 
 
-def prepare(store: Store, edge: Engine, weights: str, *, before: Store | None = None, last: str = "") -> TrainingTask:
-    """Choose and split the lessons for a draft model and the target `weights`.
+def prepare(store: Store, edge: Engine, weights: str, *, before: Store | None = None) -> TrainingTask:
+    """Choose and split the lessons for a draft model and the target `weights`; those of the store `before` are older.
 
-    The lessons of the store `before` are older, and none is newer than `last`. Raises a SkydraftError.
+    Raises a SkydraftError.
     """
     path = trainable_file(edge)
-    lessons, left_out = choose(store, edge.vocab, weights, before, MAX_LEN, last)
+    lessons, left_out = choose(store, edge.vocab, weights, before, MAX_LEN)
     trained, held_out = split(lessons)
     beginning = beginning_of(lessons, beginning_ids(edge.vocab))
     card = AdapterCard(
         base=edge.fingerprint, base_name=edge.name, vocab=edge.vocab.fingerprint, target=weights,
         beginning_len=len(beginning), beginning=digest(beginning) if beginning else "",
     )  # fmt: skip
-    last = answer_digest(lessons[-1])
-    return TrainingTask(path, card, edge.vocab.size, trained, held_out, left_out, last)
+    return TrainingTask(path, card, edge.vocab.size, trained, held_out, left_out)

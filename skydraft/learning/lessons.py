@@ -111,11 +111,9 @@ def decode(line: bytes) -> Lesson:
 
 
 class Store:
-    """The lessons in a folder, which need not exist before something is added. Raises OptionError for a file."""
+    """The lessons in a folder, which need not exist before something is added."""
 
     def __init__(self, folder: Path, max_bytes: int = MAX_BYTES) -> None:
-        if folder.exists() and not folder.is_dir():
-            raise OptionError(f"{folder} is a file, and lessons lie in a folder.", hint="Give --learn another name.")
         self.folder = folder
         self._max_bytes = max_bytes
 

@@ -9,7 +9,6 @@ of model, lessons and settings, even after a stop.
 import hashlib
 import io
 import json
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, field
@@ -126,17 +125,10 @@ class Trained:
         noted = {"key": key, "held_out": asdict(self.held_out)}
         write_whole(path.with_suffix(".json"), json.dumps(noted).encode(), 0o600)
 
-    def objection(self, num_answers: int) -> str:
-        """Say why the adapter should not be kept; "" where it should.
-
-        `num_answers` is that of all lessons: the interval of the gain narrows with its root.
-        """
-        gain = self.held_out
-        if gain.low <= 0:
-            times = ((gain.difference - gain.low) / gain.difference) ** 2 if gain.difference > 0 else 0.0
-            enough = f"; about {round(times * num_answers, -1) + 10:.0f} answers would tell" if 0 < times < 20 else ""
-            return f"on the held-out answers the gain is not certain{enough}"
-        return ""
+    @property
+    def objection(self) -> str:
+        """Why the adapter should not be kept; "" where it should."""
+        return "on the held-out answers the gain is not certain" if self.held_out.low <= 0 else ""
 
 
 @dataclass
@@ -157,19 +149,19 @@ class Training:
 
     def __init__(
         self, trainable: TrainableModel, task: TrainingTask, settings: TrainSettings, state: Path,
-        progress: OnProgress, deadline: float = float("inf"),
+        progress: OnProgress,
     ) -> None:  # fmt: skip
         import torch
 
         self._torch, self._trainable, self._settings = torch, trainable, settings
-        self._path, self._progress, self._deadline = state, progress, deadline
+        self._path, self._progress = state, progress
         self._key = key_of(task, settings)
         self._halves = Halves(trainable, settings.layers_for(len(task.trained)), task.vocab_size)
         self._task = task
         self._state = _State()
 
     def run(self) -> Trained:
-        """Train, and measure. After Ctrl-C, or the TimeoutError at the deadline, another run goes on from the file."""
+        """Train, and measure. After Ctrl-C another run goes on from the file."""
         task = self._task
         trained = self._lower(task.trained, "reading what to learn")
         held_out = self._lower(task.held_out, "reading what is held out")
@@ -184,15 +176,10 @@ class Training:
         return Trained(self._adapter(), gain(before, cross_fitted(self._state.counts, prompts), prompts))
 
     def _each(self, items: Sequence[T], what: str) -> Iterator[T]:
-        """Give the items one by one, and report progress. Raises TimeoutError when time is over."""
+        """Give the items one by one, and report progress."""
         for number, item in enumerate(items):
-            self._check_time(what)
             self._progress(what, number, len(items), "")
             yield item
-
-    def _check_time(self, what: str) -> None:
-        if time.monotonic() > self._deadline:
-            raise TimeoutError(f"stopped at '{what}'; give more --minutes")
 
     def _lower(self, lessons: Sequence[Lesson], what: str) -> list[Activations]:
         return [self._halves.activations(lesson) for lesson in self._each(lessons, what)]
@@ -231,9 +218,6 @@ class Training:
         while state.step < last and not self._is_enough():
             epoch, index = divmod(state.step, per_epoch)
             note = f"α {state.history[-1]:.3f}" if state.history else ""
-            if time.monotonic() > self._deadline:
-                self._save()
-            self._check_time("training")
             self._progress(f"training, epoch {epoch + 1}", state.step, last, note)
             batch = self._order(len(texts), epoch)[index * _BATCH :][:_BATCH]
             self._step([texts[number] for number in batch], vocab, settings.rate * (1 - state.step / last))
@@ -335,10 +319,8 @@ def trained_before(path: Path, key: str) -> Trained | None:
 
 
 def train(
-    task: TrainingTask, settings: TrainSettings, run_on: tuple[str, int], state: Path, progress: OnProgress,
-    deadline: float = float("inf"),
-) -> Trained:  # fmt: skip
-    """Load the draft model on a device, with a number of threads (0: all), and train it until `deadline`, by
-    `time.monotonic`. Raises TimeoutError if that leaves no time for a step and for measuring."""
+    task: TrainingTask, settings: TrainSettings, run_on: tuple[str, int], state: Path, progress: OnProgress
+) -> Trained:
+    """Load the draft model on a device, with a number of threads (0: all), and train it."""
     progress("loading", 0, 0, "")
-    return Training(load_trainable(task.path, *run_on), task, settings, state, progress, deadline).run()
+    return Training(load_trainable(task.path, *run_on), task, settings, state, progress).run()

@@ -1,11 +1,7 @@
 """The adapters of each model: `adapters/MODEL/NAME/adapter.gguf`, and beside it the ones before."""
 
-import hashlib
-import json
 import os
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -16,7 +12,6 @@ from skydraft.models.cache import disk_errors_named, locked
 FILE = "adapter.gguf"
 MAX_BEFORE = 3  # earlier ones that `learn revert` can go back to
 LAST_RUN, IN_USE = "last-run", "is in use"  # what `learn run` did last, and what it says there
-_SOURCE = "made-from"
 _LOCK_S = 10.0  # others hold it for milliseconds
 _NAME = re.compile(r"[\w-][\w.-]{0,63}")
 _TAKEN = ("auto", "none")
@@ -50,33 +45,8 @@ def all_adapters(cache: Path) -> dict[str, list[str]]:
     return found
 
 
-def made_from(folder: Path, cache: Path) -> list[tuple[str, str]]:
-    """(model, name) of each adapter that, or one before it, was made from the lessons in a folder."""
-    wanted = str(folder.resolve())
-    found = [(model, name) for model, names in all_adapters(cache).items() for name in names]
-    sources = [_there(folder_of(model, cache) / name).values() for model, name in found]
-    return [each for each, folders in zip(found, sources, strict=True) if any(wanted in one for one in folders)]
-
-
-def _there(home: Path) -> dict[str, list[str]]:
-    """The folders that the adapter in use and those before it were made from, by the digests of their files."""
-    noted = dict[str, list[str]]()
-    with suppress(OSError, ValueError, AttributeError):  # it is not there, or damaged
-        noted = {digest: [*map(str, each)] for digest, each in json.loads((home / _SOURCE).read_text("ascii")).items()}
-    digests = [_digest(path.read_bytes()) for path in (home / FILE, *_earlier(home)) if path.exists()]
-    return {digest: noted.get(digest, [str(home.resolve())]) for digest in digests}
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def _note_sources(home: Path, sources: Mapping[str, Sequence[str]]) -> None:
-    write_whole(home / _SOURCE, json.dumps(sources).encode(), 0o600)  # ASCII, whatever a folder is called
-
-
-def keep(data: bytes, name: str, model: str, cache: Path, sources: Sequence[Path] = ()) -> Path:
-    """Use this adapter, made from lessons in these folders, from now on; the one before is kept. Twice does it once.
+def keep(data: bytes, name: str, model: str, cache: Path) -> Path:
+    """Use this adapter from now on; the one before is kept. Twice does it once.
 
     Raises OptionError, ModelFilesError or NotEnoughDisk.
     """
@@ -92,13 +62,11 @@ def keep(data: bytes, name: str, model: str, cache: Path, sources: Sequence[Path
             write_whole(new, data, 0o600)
             if is_used := (home / FILE).exists():
                 write_whole(copy, (home / FILE).read_bytes(), 0o600)
-            _note_sources(home, _there(home) | {_digest(data): [str(each.resolve()) for each in sources or (home,)]})
             if is_used:
                 for number, path in reversed([*enumerate(_earlier(home)[: MAX_BEFORE - 1], 2)]):
                     os.replace(path, _before(home, number))
                 os.replace(copy, _before(home, 1))
             os.replace(new, home / FILE)
-            _note_sources(home, _there(home))
     return home / FILE
 
 
@@ -117,8 +85,6 @@ def revert(name: str, model: str, cache: Path) -> bool:
             write_whole(note, note.read_text().replace(IN_USE, "was taken back").encode(), 0o600)
         for number, path in enumerate(earlier):
             os.replace(path, _before(home, number))
-        if earlier:
-            _note_sources(home, _there(home))
     return bool(earlier)
 
 

@@ -1,89 +1,63 @@
-"""Models that other programs keep on this machine. They are used where they lie; nothing is copied or hashed: Ollama
-and the hub's client name each file by its hash."""
+"""The models that Ollama keeps on this machine. They are used where they lie; nothing is copied or hashed, since Ollama
+names each file by its hash."""
 
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import constants
-from platformdirs import user_cache_dir
-
 from skydraft.errors import BrokenModel, UnknownModel
 from skydraft.files import read_file
-from skydraft.models.cache import present
 from skydraft.models.gguf import MISSING, Card, read_card
-from skydraft.models.manifest import KNOWN
 
-OURS, OLLAMA = "skydraft", "ollama:"
-# Folders and patterns of files in them, by program.
-Places = Mapping[str, Seq[tuple[Path, str]]]
+OLLAMA = "ollama:"
 _MANIFESTS = "manifests*/*/*/*/*"  # manifests-v2 since Ollama 0.40, which counts where both have a name
-_SNAPSHOTS = "models--*/snapshots/*/*.gguf", "models--*/snapshots/*/*/*.gguf"
-_LATER_PART = re.compile(r"-(?!0*1-)\d+-of-\d+\.gguf$")
 _SHA256 = re.compile(r"[0-9a-f]{64}$")
 _MAX_MANIFEST = 1 << 20
 _RUNNERS = ("llamacpp", "ggml", "ollama")  # of a manifest for each, by whose file llama.cpp reads best
 _SHADOW = re.compile(r"llamacpp:[0-9a-f]{64}")  # names that Ollama 0.40 leaves for earlier versions
 
 
-def places() -> Places:
-    """Of this user. It reads the environment: call it in the outermost layer alone."""
-    home, given = Path.home(), os.environ.get("OLLAMA_MODELS", "").strip(" \"'")
+def places() -> list[Path]:
+    """Ollama's folders of this user. It reads the environment: call it in the outermost layer alone."""
+    if given := os.environ.get("OLLAMA_MODELS", "").strip(" \"'"):
+        return [Path(given)]
     services = Path("/usr/share/ollama/.ollama/models"), Path("/var/lib/ollama")  # of users of their own, on Linux
-    hub, llama_cpp = Path(constants.HF_HUB_CACHE), Path(os.environ.get("LLAMA_CACHE") or user_cache_dir("llama.cpp"))
-    return {
-        "Ollama": [(each, _MANIFESTS) for each in ([Path(given)] if given else [home / ".ollama/models", *services])],
-        "llama.cpp": [(llama_cpp, each) for each in ("*.gguf", *_SNAPSHOTS)],
-        "Hugging Face": [(hub, each) for each in _SNAPSHOTS],
-    }
+    return [Path.home() / ".ollama/models", *services]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A model of a program; `spec` names it as a model argument."""
+    """A model of Ollama; `spec` names it as a model argument."""
 
     spec: str
-    owner: str
     path: Path
     bytes: int
     card: Card
 
 
-def models_here(cache: Path, where: Places) -> list[StoredModel]:
-    """Our own known models, then those of other programs, each file once. What cannot be used says why."""
-    own = ((each, present(each, cache)) for each in KNOWN.values())
-    found = [StoredModel(each.name, OURS, path, each.bytes, read_card(path)) for each, path in own if path]
-    for owner, root, pattern in ((owner, *place) for owner, folders in where.items() for place in folders):
-        if fault := _fault_of(root):
-            found.append(StoredModel(f"{root}", owner, root, 0, Card(fault)))
-        in_ollama = map(_in_ollama, _manifests(root).values())
-        found += in_ollama if pattern == _MANIFESTS else _in_folder(owner, root, pattern)
-    once: dict[str, StoredModel] = {}
-    for each in found:
-        real = os.path.realpath(each.path)
-        once.setdefault((_SHA256.findall(real) or [real])[0], each)
-    return list(once.values())
+def models_here(where: Seq[Path]) -> list[StoredModel]:
+    """What cannot be used says why."""
+    closed = [StoredModel(f"{root}", root, 0, Card(fault)) for root in where if (fault := _fault_of(root))]
+    return closed + [_stored(manifest) for root in where for manifest in _manifests(root).values()]
 
 
-def ollama_file(name: str, where: Places) -> Path:
+def ollama_file(name: str, where: Seq[Path]) -> Path:
     """The file of a model of Ollama. No path is made of `name`: it is looked for among what is there.
 
     Raises UnknownModel, or BrokenModel for what cannot be used.
     """
     wanted = _short(name if name.rfind(":") > name.rfind("/") else f"{name}:latest").lower()
-    roots = [root for root, _ in where["Ollama"]]
-    manifests = {name: path for root in reversed(roots) for name, path in _manifests(root).items()}
+    manifests = {name: path for root in reversed(where) for name, path in _manifests(root).items()}
     if path := next((path for each, path in manifests.items() if each.lower() == wanted), None):
-        found = _in_ollama(path)
+        found = _stored(path)
         if unfit := found.card.unfit:
             raise BrokenModel(f"{found.spec} cannot be used: {unfit}.", hint="See: skydraft models list.")
         return found.path
-    faults = [f"{root}: {fault}." for root in roots if (fault := _fault_of(root))]
+    faults = [f"{root}: {fault}." for root in where if (fault := _fault_of(root))]
     known = f"It has {', '.join(list(manifests)[:20])}." if manifests else "OLLAMA_MODELS names its folder."
     raise UnknownModel(f"Ollama has no model {name[:80]!r} here.", hint=" ".join([*faults, known]))
 
@@ -118,7 +92,7 @@ def _short(name: str) -> str:
     return re.sub(r"^(registry\.ollama\.ai/|ollama\.com/)?(library/)?", "", name)
 
 
-def _in_ollama(manifest: Path) -> StoredModel:
+def _stored(manifest: Path) -> StoredModel:
     name, root = _name_of(manifest), manifest.parents[4]
     spec, again = f"{OLLAMA}{name}", f"; get it again: ollama pull {name}"
     fault = f"its manifest is damaged{again}"
@@ -134,12 +108,12 @@ def _in_ollama(manifest: Path) -> StoredModel:
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         pass
     if fault:
-        return StoredModel(spec, "Ollama", manifest, 0, Card(fault))
+        return StoredModel(spec, manifest, 0, Card(fault))
     path = root / "blobs" / f"sha256-{sha256}"  # nothing but hashes of a manifest becomes a path
     card, num_bytes = read_card(path), _bytes_of(path)
     if card == MISSING or (num_bytes and num_bytes != size):
         card = Card(f"its file is {'incomplete' if num_bytes else 'missing'}{again}")
-    return StoredModel(spec, "Ollama", path, num_bytes, card)
+    return StoredModel(spec, path, num_bytes, card)
 
 
 def _layers(manifest: Path, blobs: Path) -> Any:
@@ -154,14 +128,6 @@ def _layers(manifest: Path, blobs: Path) -> Any:
     if "layers" in child:
         return child["layers"]
     return _layers(blobs / f"sha256-{_SHA256.findall(child['digest'])[0]}", blobs)
-
-
-def _in_folder(owner: str, root: Path, pattern: str) -> Iterator[StoredModel]:
-    for path in [] if _fault_of(root) else sorted(root.glob(pattern)):
-        if not str(path).isprintable():
-            yield StoredModel(ascii(str(path)), owner, path, 0, Card("its name has characters that are not printed"))
-        elif not _LATER_PART.search(path.name):
-            yield StoredModel(f"{path}", owner, path, _bytes_of(path), read_card(path))
 
 
 def _bytes_of(path: Path) -> int:

@@ -1,6 +1,5 @@
 """What the header of a GGUF file says of a model; the weights after it are never read."""
 
-import hashlib
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,18 +10,14 @@ GGUF_MAGIC = b"GGUF"
 _U32, _STRING, _ARRAY, _U64 = 4, 8, 9, 10
 _FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", _U32: "I", 5: "i", 6: "f", 7: "?", _U64: "Q", 11: "q", 12: "d"}
 _LENGTH = struct.Struct("<Q").unpack
-_UNUSED = 5  # the type of a token that only pads the vocabulary
 _MOST = 1 << 22  # fields, items of an array, bytes of a text
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One model. `tokenizer` is equal for models whose token ids mean the same. `unfit` is why it can be neither draft
-    nor target model, or ""."""
+    """`unfit` is why a file can be neither draft nor target model, or ""."""
 
     unfit: str
-    tokenizer: str = ""
-    has_template: bool = False
 
 
 MISSING = Card("its file is missing")
@@ -44,21 +39,17 @@ def read_card(path: Path) -> Card:
 def _card_of(fields: dict[str, Any]) -> Card:
     name = fields.get("general.architecture")
     kind = "mmproj" if name == "clip" else fields.get("general.type")
-    tokens, types = fields.get("tokenizer.ggml.tokens"), fields.get("tokenizer.ggml.token_type", ())
     if kind in ("adapter", "mmproj"):
         return Card("it is an adapter" if kind == "adapter" else "it is the projector of another model")
     if fields.get("split.count", 0) not in (0, 1):
         return Card("it is in several parts; join them with llama-gguf-split --merge")
-    if not isinstance(tokens, list):
+    if not isinstance(fields.get("tokenizer.ggml.tokens"), list):
         return Card("it is no language model")
     if name == "gptoss" or any(key.endswith(".vision.block_count") for key in fields):
         return Card("only Ollama reads this form; get the model from hf.co instead")
     if fields.get(f"{name}.pooling_type") or fields.get(f"{name}.attention.causal") is False:
         return Card("it is an embedding model")
-    while tokens and types[len(tokens) - 1 :][:1] == (_UNUSED,):
-        tokens.pop()
-    names = hashlib.sha256(b"".join(b"%d %b" % (len(token), token) for token in tokens))
-    return Card("", names.hexdigest()[:16], bool(fields.get("tokenizer.chat_template")))
+    return Card("")
 
 
 def _fields(read: Callable[[int], bytes]) -> dict[str, Any]:

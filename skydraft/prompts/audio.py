@@ -10,7 +10,6 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from skydraft.config import named
 from skydraft.errors import MissingDependency, PromptError
 from skydraft.types import SAMPLE_RATE
 
@@ -48,7 +47,6 @@ def load_library() -> tuple[Any, Any]:
     return soundfile, soxr
 
 
-@named
 def load_audio(path: str | Path, *, max_duration_s: float = MAX_DURATION_S) -> Audio:
     """Read a recording of any sample rate, in blocks; channels are averaged.
 

@@ -17,10 +17,8 @@ from itertools import chain, islice, product, takewhile
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
-import numpy as np
-
 from skydraft.engines.base import Engine
-from skydraft.engines.vocab import Vocab, num_shared
+from skydraft.engines.vocab import Vocab
 from skydraft.errors import ContextExceeded, PromptError, SkydraftError
 from skydraft.prompts.chat_template import render
 from skydraft.prompts.messages import Message
@@ -30,7 +28,6 @@ from skydraft.types import Prompt
 ShareAudio = Literal["features", "none"]
 _TEXTS = ("a", "1", "中", "\nb", " c", "<d")  # their first characters join the text before in different ways
 _DAYS = (datetime(2001, 2, 3), datetime(2032, 11, 30))
-_OTHER = "〻"  # no one begins with it
 _MIN_BEGINNING = 4
 _CHARS_READ = 8  # for each token of the context, before a longer text is read whole
 
@@ -148,16 +145,6 @@ def beginning_ids(vocab: Vocab) -> tuple[int, ...]:
     columns = zip(*map(vocab.encode, texts), strict=False)
     shared = tuple(column[0] for column in takewhile(lambda column: len(set(column)) == 1, columns))
     return shared if vocab.chat_template and len(shared) >= _MIN_BEGINNING else ()
-
-
-def fixed_len(vocab: Vocab, messages: Seq[Message], tools: Seq[Any], token_ids: Seq[int]) -> int:
-    """How many of a prompt's tokens come before all that the user says: those of the system's words and the tools."""
-    system = list(takewhile(lambda message: message.role == "system", messages))
-    try:
-        other = prompt_ids(vocab, [*system, Message("user", _OTHER)], tools=tools)
-    except SkydraftError:  # the template takes no single question
-        return 0
-    return num_shared(np.asarray(token_ids, np.int32), np.asarray(other, np.int32))
 
 
 def read_prompt(

@@ -69,16 +69,13 @@ def test_a_token_is_known_by_its_label_and_nothing_else_is_let_in(path: Path, gi
         (f"# x\n\nann {ANN} {BOB}\n", "Line 3 .*LABEL TOKEN"), (f"a/b {ANN}\n", "Line 1 .*LABEL TOKEN"),
         (f"{'x' * 65} {ANN}\n", "Line 1 .*LABEL TOKEN"), (f"ann {'令牌' * 9}\n", "Line 1 .*LABEL TOKEN"),
         (f"ann {ANN}\nbob {ANN}\n", "Line 2 .*has the same token"), ("", "no tokens"), ("# nobody yet\n", "no tokens"),
-        (f"ann {ANN} max-cost=-1\n", "LABEL TOKEN"), (f"ann {ANN} max-cost=nan\n", "max-cost=X"),
-        (f"ann {ANN} max-cost=\n", "LABEL TOKEN"), (f"ann {ANN} max_cost=1\n", "LABEL TOKEN"),
-        (f"ann {ANN} max-cost=1\nann {BOB} max-cost=2\n", "Line 2 .*gives ann another max-cost"),
         ("\udcff\udcfe", "cannot be read: it is not text"), (None, "cannot be read"),
     ],
 )  # fmt: skip
 def test_a_wrong_file_is_one_clear_line_that_shows_no_token(path: Path, text: str | None, says: str) -> None:
     path.unlink() if text is None else path.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(OptionError, match=says) as raised:
-        Keyring(path, has_prices=True)
+        Keyring(path)
     message = str(raised.value)
     assert "\n" not in message and str(path) in message
     assert ANN not in message and BOB not in message
@@ -119,17 +116,3 @@ def test_a_file_that_breaks_later_changes_nothing_is_logged_once_and_may_be_mend
     path.write_text(f"bob {BOB}\n")
     clock.now += 1
     assert knows(keyring, BOB) and not knows(keyring, ANN)
-
-
-def test_a_budget_is_of_a_label_and_read_again(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Where no price is known it could not be kept, so it is refused, or the file stays as it was."""
-    path.write_text(f"ann {ANN} max-cost=0.5 # a day\nann {ANN}2\nbob {BOB}\ncarl {CARL} max-cost=0\n")
-    with pytest.raises(OptionError, match=r"Line 1 .*which needs a gateway with"):
-        Keyring(path)
-    keyring = Keyring(path, clock := Clock(), has_prices=True)
-    assert [keyring.max_cost(label) for label in ("ann", "bob", "carl", "")] == [0.5, None, 0.0, None]
-    for text, budget in (("max-cost=7", 7.0), ("max-cost=x", 7.0), ("", None)):
-        path.write_text(f"ann {ANN} {text}\n")
-        clock.now += 2
-        assert knows(keyring, ANN) and keyring.max_cost("ann") == budget
-    assert len(caplog.records) == 1 and ANN not in caplog.text

@@ -60,31 +60,21 @@ def test_each_answer_follows_all_that_was_said(tmp_path: Path, talk: Talk) -> No
     assert said[2]["content"] == answer(said[:2]) and said[4]["content"] == answer(said[:4], "lossless")
 
 
-def test_a_saved_conversation_goes_on(tmp_path: Path, talk: Talk) -> None:
-    saved = tmp_path / "talk.json"
-    saved.write_text(json.dumps([user("语速"), {"role": "assistant", "content": "快"}, user("情绪")]))
-    out, _ = talk(f"/load {saved}", "/retry", options=("-q",))
-    assert out == answer(json.loads(saved.read_text())).splitlines()
-
-
 def test_retry_is_another_answer_to_the_same_question(tmp_path: Path, talk: Talk) -> None:
-    saved, same = tmp_path / "talk.json", "at temperature 0"
-    _, err = talk("语速", "/retry", f"/save {saved}", options=("--temperature", "0.9", "--seed", "4", "-q"))
+    saved = tmp_path / "talk.json"
+    talk("语速", "/retry", f"/save {saved}", options=("--temperature", "0.9", "--seed", "4", "-q"))
     question, reply = json.loads(saved.read_text())
     assert question == user("语速") and reply["content"] == answer([user("语速")], temperature=0.9, seed=5)
-    assert same not in err and same in talk("语速", "/retry")[1]
-    assert same not in talk("语速", "/mode edge", "/retry")[1]
-    assert same in talk("语速", "/mode edge", "/retry", "/retry")[1]
 
 
 def test_nonsense_gets_a_line_and_loses_nothing(tmp_path: Path, talk: Talk) -> None:
     saved = tmp_path / "talk.json"
     _, err = talk(
-        "语速", "/nope", "/mode best", "/load /nowhere", "/save", "/mode", "/mode auto", "/retry", "/mode quality", "",
+        "语速", "/nope", "/mode best", "/save", "/mode", "/mode auto", "/retry", "/mode quality", "",
         "   ", "语" * 5000, '"""/quit now"""', "\udcff", f"/save {saved}", "/clear", "/retry", "/help",
         "/quit", "never asked",
     )  # fmt: skip
-    says = ("no command /nope", "no mode 'best'", "/nowhere cannot be read", "/save needs a name",
+    says = ("no command /nope", "no mode 'best'", "/save needs a name",
             "/mode needs a name", "/clear", "no question", "no calibration")  # fmt: skip
     assert all(each in err for each in says), err
     asked = [turn["content"] for turn in json.loads(saved.read_text())][::2]

@@ -183,12 +183,7 @@ def test_without_matplotlib_only_the_plots_are_missing_and_one_line_says_how_to_
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "<svg" not in page and "against cost" not in page and "Tasks: tasks" in page
     assert invoke("report", str(out)) == (0, table, f"Report: {out / 'report.html'}\n")
-    page = (out / "report.html").read_text(encoding="utf-8")
-    assert page.count("<svg") == 2
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "matplotlib", None)
-        assert "It stays as it was, for its plots." in invoke("report", str(out))[2]
-    assert (out / "report.html").read_text(encoding="utf-8") == page
+    assert (out / "report.html").read_text(encoding="utf-8").count("<svg") == 2
 
 
 @pytest.mark.parametrize("kind", ["own", "vllm"])

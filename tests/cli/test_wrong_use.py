@@ -27,7 +27,6 @@ WRONG = {
     "generate 你好 --edge-model toy:size=3": "toy",
     "generate 你好 --edge-model 'evil\x1b]0;owned\x07\nskydraft: all is well'": "all is well",
     f"{GENERATE} --context 2": "--context",
-    f"{GENERATE} --threads 2": "--threads does not apply",
     f"{GENERATE} --threads 99999": "far more than",
     f"generate 你好 {EDGE} --cloud=-": "'-' is not the address of a server",
     # what is written, and who checks it
@@ -43,11 +42,9 @@ WRONG = {
     f"{GENERATE} --speed 9": "--speed",
     # clouds
     f"{OVER} --cloud-model toy": "choose one",
-    f"{OVER} --execution exact": "A server chooses its own",
     f"{OVER} --cloud-timeout -1": "seconds",
     f"{OVER} --tls-ca /nonexistent": "cannot be read",
     f"{OVER} --cloud-token-file /nonexistent": "cannot be read",
-    f"{OVER} --tls-name x": "does not apply",
     f"generate 你好 {EDGE} --cloud nonsense:port": "not a port",
     f"generate 你好 {EDGE} --cloud 127.0.0.1:9,": "'' is not the address of a server",
     "generate 快 --local-only --cloud a:7373": "--cloud",
@@ -57,7 +54,7 @@ WRONG = {
     f"generate 你好 {EDGE} --cloud http://localhost:1/v1 -m fluency --audit-share 1": "does not apply to a server",
     f"gateway --edge-only {EDGE} --audit-share 0.1": "is to audit",
     # what is learned
-    f"{GENERATE} --learn {CLIP}": "is a file",
+    f"{GENERATE} --learn {CLIP}": "cannot be kept in",
     f"{GENERATE} --learn /proc/no": "cannot be kept in",
     # recordings
     f"generate --audio {CLIP} --edge-model toy --mode edge": "takes no audio",

@@ -178,9 +178,6 @@ def test_the_adapter_whose_prompts_begin_alike_is_chosen_and_a_new_file_counts(b
             with pytest.raises(SkydraftError, match=says):
                 choose(wanted, TEXT)
         before = choose("named", TEXT)
-        engine.keep_beginnings(tmp_path / "kept", 10**6)  # as a gateway does, whose adapter may be open already
-        assert choose("named", TEXT).prefixes.files is engine.prefixes.files
-        assert not before.kv_kind or before.kv_kind != engine.kv_kind
         with closing(before.open(TEXT)) as sequence:
             write("named", 6, [], engine.fingerprint)
             after = choose("named", TEXT)

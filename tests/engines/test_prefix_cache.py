@@ -1,5 +1,7 @@
 """Reuse of KV, of earlier prompts or of the beginning of all, may change how soon a token comes, never which."""
 
+import random as randoms
+import threading
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -163,3 +165,76 @@ def test_a_slot_that_cannot_be_cut_is_given_back_and_not_used() -> None:
         engine.begin(PROMPT, (), MINE)
     engine.roll_back = sound
     assert num_cached(engine, PROMPT) == 0
+
+
+FIXED = [number % 17 for number in range(21)]
+
+
+@law(60)
+@given(st.integers(0, 2**32))
+def test_texts_beside_each_other_are_those_of_an_engine_that_reads_all(seed: int) -> None:
+    random = randoms.Random(seed)
+    fixed, engine, held = [random.randrange(20) for _ in range(random.randrange(30))], engine_of([1, 2, 3]), list[Any]()
+    for _ in range(8):
+        if random.random() < 0.3 and len(held) < 2:
+            held.append(engine.open([*fixed, 5, 6], (), Reuse("0")))  # stays open: a source for others
+        prompt = [*fixed, *(random.randrange(20) for _ in range(random.randrange(1, 12)))]
+        as_fed(engine, prompt, Reuse(random.choice("01")))
+
+
+def test_what_conversations_share_is_read_once() -> None:
+    engine = engine_of([1, 2, 3], max_sequences=3)
+    assert [num_cached(engine, [*FIXED, *[end] * 9]) for end in (7, 8)] == [0, 20]
+    assert num_cached(engine, [*FIXED, 9], Reuse("bob")) == 0
+
+
+def test_a_full_engine_goes_on_from_what_it_kept() -> None:
+    engine = engine_of([1, 2, 3], max_sequences=1)
+    answer(engine, [*FIXED, 9], MINE)
+    assert num_cached(engine, [*FIXED[:9], 16, *FIXED[10:], 9]) == 8
+
+
+def test_what_was_generated_and_then_copied_is_no_part_of_a_prompt() -> None:
+    engine, loose = engine_of([1, 2, 3]), Reuse("0", exact=False)
+    first = engine.open([5, 6, 7, 8, 9], (), loose)
+    written = [9, *range(1, 12)]
+    for token_id in written:
+        first.extend([token_id])
+    assert answer(engine, [5, 6, 7, 8, *written, 3], loose)[2] == 16
+    first.discard()
+    assert as_fed(engine, [5, 6, 7, 8, *written, 3], Reuse("0"))[1] == 4
+
+
+@pytest.mark.parametrize("error", [EngineError("no"), MemoryError()])
+def test_what_an_engine_cannot_copy_is_read(error: Exception) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    engine = engine_of([1, 2, 3])
+    answer(engine, [*FIXED, 9, 9], MINE)
+    engine.copy = fail
+    as_fed(engine, [*FIXED[:9], *[8] * 5], MINE)
+    assert engine.prefixes.num_open == 0
+
+
+def test_progress_is_told_while_a_prompt_is_read() -> None:
+    engine = engine_of([1, 2, 3])
+    sequence, told = engine.begin(prompt := [*FIXED, 9], (), None), []
+    while engine.prefill(sequence, prompt):
+        told.append(engine.prefixes.progress)
+    assert told[0] == (4, 21) and told == sorted(told) and engine.prefixes.progress == (0, 0)
+    broken = engine.begin(prompt, (), None)
+    engine.prefill(broken, prompt)
+    broken.close()
+    left, forward = engine.begin(prompt, (), None), engine.forward
+
+    def leaving(*given: Any, **how: Any) -> Any:
+        closing = threading.Thread(target=left.close)  # of a client that leaves while a part is read
+        closing.start()
+        closing.join()
+        return forward(*given, **how)
+
+    engine.forward = leaving
+    with pytest.raises(EngineError, match="closed"):
+        engine.fill(left, prompt)
+    assert engine.prefixes.progress == (0, 0)

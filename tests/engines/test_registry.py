@@ -21,8 +21,8 @@ def open_named(spec: str, path: Path, options: EngineOptions) -> ToyEngine:
     return engine
 
 
-NAMED = EngineKind("a model of ours", open_named, takes=frozenset({"num_threads"}))
-AWQ = EngineKind("an AWQ checkpoint", open_named, claims=lambda path: (path / "awq").exists())
+NAMED = EngineKind(open_named)
+AWQ = EngineKind(open_named, claims=lambda path: (path / "awq").exists())
 
 
 @pytest.fixture
@@ -81,21 +81,6 @@ def test_a_folder_goes_by_its_model_type_and_a_file_is_for_llama_cpp(
         open_engine("", "a", tmp_path / "gone.gguf", EngineOptions())
 
 
-@pytest.mark.parametrize(
-    ("kind", "option", "value", "message"),
-    [
-        ("toy", "num_threads", 2, "threads does not apply to toy:x, which is a toy"),
-        ("gguf", "dtype", "bfloat16", "dtype does not apply to m.gguf, which is a GGUF model"),
-        ("folder", "gpu_layers", 1, "gpu_layers does not apply to f, which is a transformers checkpoint"),
-    ],
-)
-def test_an_option_that_does_not_apply(kind: str, option: str, value: Any, message: str, tmp_path: Path) -> None:
-    (tmp_path / "m.gguf").touch()
-    spec, path = {"toy": ("toy:x", None), "gguf": ("m.gguf", tmp_path / "m.gguf"), "folder": ("f", tmp_path)}[kind]
-    with pytest.raises(OptionError, match=message):
-        open_engine(kind, spec, path, EngineOptions(**{option: value}))
-
-
 def test_a_plugin_is_asked_for_by_name_or_claims_folders_before_ours_and_cannot_take_one_of_ours(
     install: Any, tmp_path: Path, opened: list[tuple[str, Path]]
 ) -> None:
@@ -104,8 +89,6 @@ def test_a_plugin_is_asked_for_by_name_or_claims_folders_before_ours_and_cannot_
     for spec, path in (("mlx:/a/b", "/a/b"), ("mlx", ".")):
         assert open_engine("mlx", spec, None, EngineOptions(num_threads=3)).name == f"{spec} at {path}, 3 threads"
     assert open_engine("toy", "toy", None, EngineOptions()).name == "toy"
-    with pytest.raises(OptionError, match="dtype does not apply to mlx:a, which is a model of ours"):
-        open_engine("mlx", "mlx:a", None, EngineOptions(dtype="float16"))
     open_engine("folder", "f", tmp_path, EngineOptions())
     assert opened == [("TransformersEngine", tmp_path)]
     (tmp_path / "awq").touch()

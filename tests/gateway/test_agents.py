@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-from skydraft.prompts.messages import Message
-from skydraft.prompts.pair import fixed_len, prompt_ids
-
 from .interfaces import call_text, plain
 from .running import Running, gateway, toy_pair
 from .scripted import scripted_pair
@@ -139,22 +136,8 @@ def test_a_client_that_waits_gets_signs_of_life_that_it_counts(path: str, ping: 
         assert text.count(ping) >= 3 and "secret" not in text and ("its log says why" in text) == (fault is not None)
 
 
-def test_the_fixed_beginning_ends_before_all_that_a_user_says() -> None:
-    vocab = scripted_pair(["a"]).edge.vocab
-    told, tools = [Message("system", "be kind")], [{"type": "function", "function": {"name": "f"}}]
-    for words in ("", "hello", "〻"):
-        messages = [*told, Message("user", words), Message("assistant", "x"), Message("user", "y")]
-        ids = prompt_ids(vocab, messages, tools=tools)
-        length = fixed_len(vocab, messages, tools, ids)
-        assert len("be kind") <= length <= len("be kind") + len("〻".encode())
-
-
-def test_a_long_beginning_is_read_once(tmp_path: Path) -> None:
-    """What is kept, for how long and for whom: tests/engines/test_beginnings.py."""
-    pair = toy_pair()
-    for engine in (pair.edge, pair.cloud):
-        engine.keep_beginnings(tmp_path, 10**7)  # type: ignore[union-attr]
-    with gateway(pair) as served:
+def test_a_long_beginning_is_read_once() -> None:
+    with gateway(toy_pair()) as served:
         for words, num_cached in (("a", 0), ("bc", 1536)):
             given = [{"role": "system", "content": "be kind " * 200}, {"role": "user", "content": words}]
             told = served.chat(given, model="skydraft-lossless", skydraft={"k": 4}).json()["skydraft"]["stats"]

@@ -85,7 +85,7 @@ def main(homes: list[str], command: list[str]) -> list[tuple[int, str]]:
     from skydraft.learning.training import Trained, TrainSettings
 
     vars(learn_run)["_SETTINGS"] = TrainSettings(rank=8, num_layers=1, rate=0.01)
-    Trained.objection = lambda *_: ""  # type: ignore[method-assign]  # the gain of so few answers is not certain
+    Trained.objection = ""  # type: ignore[method-assign]  # the gain of so few answers is not certain
 
     def attempt(home: str, moment: tuple[str, int, bool] | None = None, end: Callable[[], NoReturn] = die) -> Any:
         def work() -> int:

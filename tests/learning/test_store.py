@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from skydraft.errors import RecordsError
 from skydraft.learning import lessons as store_module
-from skydraft.learning.dataset import MIN_GENERATIONS, answer_digest, choose, split
+from skydraft.learning.dataset import MIN_GENERATIONS, choose, split
 from skydraft.learning.lessons import Store, encode
 from tests import toys
 
@@ -199,14 +199,6 @@ def test_the_newest_are_taken_and_those_of_the_target_that_judged_most(
     store = filled(tmp_path, *(lesson(number) for number in range(30)), *mine)
     assert choose(store, VOCAB)[0] == mine[10:]
     assert {each.target for each in choose(store, VOCAB, "t" * 32)[0]} == {"t" * 32}
-
-
-def test_who_goes_on_has_the_lessons_of_the_beginning_while_they_are_there(tmp_path: Path) -> None:
-    store = filled(tmp_path, *(lesson(number) for number in range(MIN_GENERATIONS)))
-    began = choose(store, VOCAB)[0]
-    store.add(lesson(100))
-    assert choose(store, VOCAB, last=answer_digest(began[-1]))[0] == began
-    assert choose(store, VOCAB, last=answer_digest(lesson(101)))[0] == [*began, lesson(100)]
 
 
 def test_too_few_say_how_many_are_missing(tmp_path: Path) -> None:

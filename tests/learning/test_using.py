@@ -107,9 +107,7 @@ def test_a_task_is_learned_from_prompts_alone_and_used_where_a_conversation_begi
     status, said, err = call("learn", "run", "task", "--prompts", str(asked), "-s", SYSTEM, "-n", "12", "-y")
     assert (status, said) == (0, "Nothing is new since the last run, which is in use.\n") and "to write" not in err
     assert "learned: task" in bare("models", "list")[1]
-    assert (
-        "To take it back: skydraft learn revert task" in call("learn", "forget", "task")[1] and not Store(home).files()
-    )
+    assert "To take it back: skydraft learn revert" in call("learn", "forget", "task")[1] and not Store(home).files()
     assert "is gone" in call("learn", "revert", "task")[1]
     assert call(*ASK, "--mode", "edge", "-s", SYSTEM)[1] == before
     assert "has no adapter 'task'" in call("learn", "revert", "task")[2]
@@ -127,14 +125,13 @@ def test_what_was_collected_teaches_too(
     assert num_held_out and call("learn", "calibrate", str(taught), "--adapter", "one")[1].startswith(
         f"On {num_held_out[1]} answers "
     )
-    assert "one" not in call("learn", "forget", str(taught.parent))[1]
     train_by(monkeypatch, rank=2, epochs=1, rate=1e-9)
     status, said, _ = call("learn", "run", "nothing", "--from", str(taught), "-y")
     assert status == 1 and "Not kept" in said
     assert bare("models", "list")[1].count("learned: one") == 1
 
 
-def test_a_run_goes_on_though_its_folder_grows_and_keeps_nothing_of_what_was_forgotten(
+def test_a_run_goes_on_where_it_stopped_and_keeps_nothing_of_what_was_forgotten(
     call: Invoke, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, began = Store(shutil.copytree(taught, tmp_path / "taught")), list[int]()
@@ -143,7 +140,7 @@ def test_a_run_goes_on_though_its_folder_grows_and_keeps_nothing_of_what_was_for
     def count(self: Any, *given: Any) -> None:
         began.append(self._state.step)
         if began[-5:] == [*range(5)]:
-            raise TimeoutError("stopped")
+            raise KeyboardInterrupt
         step(self, *given)
 
     def forget(*given: Any) -> Any:
@@ -155,8 +152,7 @@ def test_a_run_goes_on_though_its_folder_grows_and_keeps_nothing_of_what_was_for
     monkeypatch.setattr("skydraft.learning.training.Training._step", count)
     monkeypatch.setattr("skydraft.cli.learn_run.calibrate_lessons", forget)
     learned = ("learn", "run", "one", "--from", str(store.folder), "-y")
-    assert call(*learned)[0] == 1 and began == [*range(5)]
-    store.add(next(store.lessons(Counter())).model_copy(update={"prompt_ids": (1, 2, 3)}))
+    assert call(*learned)[0] == 130 and began == [*range(5)]
     status, said, _ = call(*learned)
     assert began[5] == 4 and status == 1 and "forgotten meanwhile" in said, said
     assert not list(tmp_path.glob("home/adapters/*/one/[ab]*"))  # neither an adapter nor what was begun

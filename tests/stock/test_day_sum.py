@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -153,10 +154,17 @@ def test_calls_of_a_day_are_no_more_with_any_clock(first: float, then: float, mo
         budget.take()
 
 
+def test_many_processes_add_up(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: DaySum(tmp_path / "spent.json", "it").add(7, 0.25), range(80)))
+    assert sum_in(tmp_path) == 20
+    assert DaySum(tmp_path / "spent.json", "another").add(7, 1.0) == (7, 1.0)
+
+
 @pytest.mark.parametrize("held", ["{", "[]", '{"day": 7, "costs": {"it": -1}}', '{"day": 7, "costs": {"it": NaN}}'])
 def test_a_damaged_sum_is_set_aside(held: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "spent.json").write_text(held)
-    assert DaySum(tmp_path / "spent.json", "it").add(7, {"": 1.0}) == (7, {"": 1.0})
+    assert DaySum(tmp_path / "spent.json", "it").add(7, 1.0) == (7, 1.0)
     assert "was damaged" in caplog.text and len(list(tmp_path.glob("spent.json.damaged-*"))) == 1
 
 

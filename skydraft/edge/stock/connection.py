@@ -56,8 +56,6 @@ class StockOptions:
             raise self._no_address()
         if self.api not in ("auto", *APIS):
             raise OptionError(f"--cloud-api {self.api} is unknown.", hint=f"Choose one of: auto, {', '.join(APIS)}.")
-        if self.tls_ca and not self.uses_tls:
-            raise OptionError("--tls-ca does not apply to http://, which is not encrypted.")
         if self.tls_ca:
             check_certificates(self.tls_ca)
         check_token(self.key)

@@ -45,11 +45,11 @@ class Ledger:
     """All requests of one text, or of none. Only the event loop changes it; other threads may read it. Unless it
     `tells_cached`, all tokens count as read anew in `spent`; the budget knows better."""
 
-    def __init__(self, budget: Budget, server: str = "", num_prompt_tokens: int = 0, owner: str = "") -> None:
+    def __init__(self, budget: Budget, server: str = "", num_prompt_tokens: int = 0) -> None:
         self.spent = LinkCost()
         self.sent = Sent()
         self.tells_cached = True
-        self.budget, self.owner = budget, owner
+        self.budget = budget
         self._server, self._num_prompt_tokens = server, num_prompt_tokens
         self._num_told = 0  # committed tokens of the last call: each call tells them again
         self._first: Request | None = None  # the first call that was answered, or the last one so far
@@ -79,13 +79,13 @@ class Ledger:
 
     def note(self, cost: LinkCost) -> None:
         told = cost if self.tells_cached else replace(cost, tokens_hit=0)
-        self.budget.pay(cost, self.owner, told)
+        self.budget.pay(cost, told)
         self.spent += told
 
     async def settle(self) -> None:
         """Bring all costs into the sum of the day, if it can be kept; `allow` finds out."""
         with suppress(BudgetSpent):
-            await self.budget.settle(self.owner)
+            await self.budget.settle()
 
 
 @dataclass(eq=False, slots=True)
@@ -101,13 +101,13 @@ class Request:
     _taken_on: int | None = None  # the day of a call that may go out
 
     async def allow(self) -> None:
-        budget, owner, carried = self.ledger.budget, self.ledger.owner, self.carried
+        budget, carried = self.ledger.budget, self.carried
         if carried.num_tokens:
-            await budget.settle(owner)
+            await budget.settle()
         if carried.generated is not None:
-            self._taken_on = budget.take(owner)
+            self._taken_on = budget.take()
         elif carried.num_tokens:
-            budget.check(owner)
+            budget.check()
 
     async def go(self) -> None:
         """Note that it goes out, before the first byte does: whatever becomes of this process, it is in the sum."""

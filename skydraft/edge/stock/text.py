@@ -74,7 +74,7 @@ class StockText:
         self._is_stopped = False
         self._broken_by: SkydraftError | None = None  # what ended the last stream
         self._num_cached = 0  # tokens of the prompt of which a verdict or written tokens have told
-        self._ledger = Ledger(server.budget, server.address, len(self._prompt), request.owner)
+        self._ledger = Ledger(server.budget, server.address, len(self._prompt))
         self._wire = replace(server.wire, ledger=self._ledger)
         self.sent = self._ledger.sent
 

@@ -13,7 +13,6 @@ from skydraft.evaluation.intervals import cell
 from skydraft.evaluation.measures import BY_NAME, MEASURES, Case
 from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import PromptEntry
-from skydraft.evaluation.report.answer import answer
 from skydraft.evaluation.report.plots import against_cost
 from skydraft.evaluation.report.task_sections import section
 from skydraft.evaluation.summary import SettingFigures, Summary, summarize
@@ -39,28 +38,19 @@ _ORIGIN_MARKS = {
 Coloured = tuple[str, str, list[tuple[str, str, str]]]
 
 
-def write_report(findings: Findings, folder: Path, *, keeps_plots: bool = False) -> Summary:
-    """Write summary.json and report.html into `folder`; returns the summary. With `keeps_plots` no page without plots
-    replaces one with plots. Raises OptionError."""
+def write_report(findings: Findings, folder: Path) -> Summary:
+    """Write summary.json and report.html into `folder`; returns the summary. Raises OptionError."""
     summary = summarize(findings)
-    page = render(findings, summary)
     try:
         content = json.dumps(summary.model_dump(mode="json", by_alias=True), ensure_ascii=False, indent=1)
         folder.joinpath("summary.json").write_text(content + "\n", encoding="utf-8")
-        if not (keeps_plots and "<svg" not in page and has_plots(folder)):
-            folder.joinpath("report.html").write_text(page, encoding="utf-8")
+        folder.joinpath("report.html").write_text(render(findings, summary), encoding="utf-8")
     except OSError as error:
         raise OptionError(
             f"{folder} cannot be written: {error.strerror}.",
             hint="Check its permissions, or choose another folder with --out.",
         ) from error
     return summary
-
-
-def has_plots(folder: Path) -> bool:
-    """Whether the report in a folder, if there is one, shows plots."""
-    path = folder / "report.html"
-    return path.exists() and b"<svg" in path.read_bytes()
 
 
 def render(findings: Findings, summary: Summary) -> str:
@@ -74,9 +64,7 @@ def render(findings: Findings, summary: Summary) -> str:
         run=findings.run,
         num_prompts=max((len(setting.cases) for setting in findings.settings), default=0),
         summary=summary,
-        answer=answer(findings.run, summary),
         modes=[(mode.name, _described(mode)) for mode in findings.run.modes],
-        categories=_categories(here),
         tables=[
             ("What it is worth", "worth", _table(here, HEADLINE, with_speed=True)),
             ("Over the link", "link", _table(linked, LINKED, with_speed=True)),
@@ -105,21 +93,6 @@ def _table(settings: Sequence[SettingFigures], names: Sequence[str], *, with_spe
         for (_, cells), setting in zip(rows, settings, strict=True):
             cells.append(cell(setting.speed_over.get("cloud"), 2))
     return {"heads": heads, "rows": rows, "terms": terms}
-
-
-def _categories(settings: Sequence[SettingFigures]) -> dict[str, Any] | None:
-    """Agreement by category of prompts, with calls below; None for fewer than two categories."""
-    known = settings[0].categories if settings else {}
-    if len(known) < 2 or all(figures["target_agreement"] is None for figures in known.values()):
-        return None
-
-    def shown(figures: dict[str, Any]) -> tuple[str, str]:
-        agreement, calls = figures["target_agreement"], figures["cloud_calls_per_token"]
-        return "" if agreement is None else f"{agreement:.3f}", "" if calls is None else f"{calls:.3f} calls"
-
-    heads = [(name, f"{figures['num_prompts']} prompts") for name, figures in known.items()]
-    rows = [(setting.name, [shown(setting.categories[name]) for name in known]) for setting in settings]
-    return {"heads": heads, "rows": rows}
 
 
 def _plane(settings: Sequence[SettingFigures]) -> str:

@@ -1,0 +1,143 @@
+"""What a gateway's answers have cost: told with each answer, in the sum of the day, and refused beyond the limit."""
+
+import json
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+import skydraft
+from skydraft.engines.toy import open_toy
+from skydraft.gateway.pair import Pair
+from skydraft.types import LinkCost
+from tests.gateway.interfaces import events_of, plain
+from tests.gateway.running import Running, gateway
+from tests.hostile.texts import DRAFT
+from tests.serving import serving
+from tests.stock.fakes import Fake
+from tests.stock.test_money import PRICES, standing
+
+FATES = ["", "", "", "500", "503", "hangs up", "cut 90", "cut 700"]
+PATHS = ("chat/completions", "completions", "responses", "messages")
+
+
+@contextmanager
+def over(address: str, **how: Any) -> Iterator[Running]:
+    with closing(skydraft.connect(address, **how)) as cloud, gateway(Pair(DRAFT, cloud), max_running=3) as running:
+        yield running
+
+
+def post(running: Running, path: str, **body: Any) -> httpx.Response:
+    return httpx.post(f"{running.v1}/{path}", json=plain(path, "语速") | body, timeout=30.0)
+
+
+def hang_up(running: Running) -> None:
+    body = plain("chat/completions", "语速", 200) | {"stream": True, "model": "skydraft-cloud"}
+    with httpx.stream("POST", f"{running.v1}/chat/completions", json=body, timeout=30.0) as reply:
+        for _ in zip(range(2), reply.iter_lines(), strict=False):
+            pass
+
+
+def spent(running: Running) -> LinkCost:
+    return running.gateway.pair.far.spent  # type: ignore[union-attr]
+
+
+def flood(running: Running, seed: int) -> None:
+    """Answers by all interfaces at once, whole, streamed and broken off."""
+    rng = random.Random(seed)
+    with ThreadPoolExecutor(6) as pool:
+        for _ in range(12):
+            body = {"model": rng.choice(["skydraft-quality", "skydraft-lossless"]), "stream": rng.random() < 0.5}
+            if rng.random() < 0.2:
+                pool.submit(hang_up, running)
+            else:
+                pool.submit(post, running, rng.choice(PATHS), **body)
+    running.wait_until_idle()
+
+
+def test_the_sum_is_no_less_than_all_that_came_to_the_server(tmp_path: Path) -> None:
+    """With errors, retries, clients that hang up, and restarts."""
+    tokens = LinkCost()
+    with standing("vllm", tmp_path) as front:
+        for seed in range(2):
+            with over(front.url, price="1,2,3", timeout_s=5.0) as running:
+                random.Random(seed).shuffle(fates := FATES * 2)
+                front.fates += fates
+                flood(running, seed)
+            tokens += spent(running)
+            Fake.wait_until(lambda: not front.num_open)
+        posts = list(front.generating)
+    (total,) = json.loads((tmp_path / "spent.json").read_text())["costs"].values()
+    assert posts and tokens.tokens_in >= sum(len(each.prompt) for each in posts)
+    least = sum(PRICES.total(each.num_cached, len(each.prompt) - each.num_cached, 0) for each in posts)
+    assert total == pytest.approx(PRICES.of(tokens)) and total + 1e-12 >= least
+
+
+@pytest.mark.parametrize("path", PATHS[:3])
+def test_usage_by_model_is_whole_and_streamed_the_same(path: str, tmp_path: Path) -> None:
+    """Its tokens are those of the answer, and all usages are what was spent, over a server of ours too."""
+    gate = {"gate": "entropy:0.3", "k": 2, "hand_back": "0"}
+    with standing("vllm", tmp_path) as front, serving(open_toy("toy")) as server:
+        for address, how in ((front.url, {"price": "1,2,3"}), (server.address, {})):
+            with over(address, **how) as running:
+                for model in ("skydraft-quality", "skydraft-cloud", "skydraft-edge"):
+                    before = spent(running)
+                    body = {"model": model, "skydraft": gate if model == "skydraft-quality" else {}}
+                    whole = post(running, path, **body).json()
+                    events = events_of(post(running, path, stream=True, **body).text)
+                    last = next(
+                        ours["usage"] for each in events
+                        if "usage" in (ours := each.get("response", each).get("skydraft", {}))
+                    )  # fmt: skip
+                    ours, num = whole["skydraft"]["usage"], len(whole["skydraft"]["origins"])
+                    parts = [each[side]["completion_tokens"] for each in (ours, last) for side in ("edge", "cloud")]
+                    assert parts[:2] == parts[2:] and sum(parts[:2]) == num
+                    assert (parts[0] > 0, parts[1] > 0) == (model != "skydraft-cloud", model != "skydraft-edge")
+                    # A text at a server of ours pays when it is closed, which may be a moment after its answer.
+                    least = before.tokens_out + (
+                        0 if how else ours["cloud"]["tokens_out"] + last["cloud"]["tokens_out"]
+                    )
+                    running.wait_until(lambda least=least: spent(running).tokens_out >= least)
+                    now = spent(running) - before
+                    for name in ("tokens_in", "tokens_hit", "tokens_out"):
+                        told = ours["cloud"][name] + last["cloud"][name]
+                        assert told == getattr(now, name) or (how and told <= getattr(now, name))
+                    assert (now.tokens_in > 0 and now.tokens_out > 0) == (model != "skydraft-edge")
+                    if how:
+                        cloud = ours["cloud"]
+                        read = cloud["tokens_in"] - cloud["tokens_hit"]
+                        assert cloud["cost"] == PRICES.total(cloud["tokens_hit"], read, cloud["tokens_out"])
+                    assert ours["edge"]["cost"] == 0 and (ours["cloud"]["cost"] is None) == (not how)
+                metrics = httpx.get(f"{running.url}/metrics").text
+                assert f'cloud_tokens{{kind="in"}} {float(spent(running).tokens_in)}' in metrics
+                assert ("skydraft_gateway_cloud_cost " in metrics) == bool(how)
+
+
+def test_a_gateway_that_has_spent_its_day_goes_on_without_the_cloud(tmp_path: Path) -> None:
+    """What needs it is refused, after a restart too."""
+    with standing("vllm", tmp_path) as front:
+        for is_again in (False, True):
+            with over(front.url, price="1,2,3", max_cost=2e-5) as running:
+                refused = [post(running, "completions").status_code == 429 for _ in range(1 if is_again else 30)]
+                assert refused[-1] and refused[0] is is_again
+                num_asked = len(front.generating)
+                for path in PATHS:
+                    for stream in (False, True):
+                        reply = post(running, path, stream=stream)
+                        error = reply.json()["error"]
+                        assert reply.status_code == 429 and "Today's requests have cost" in error["message"]
+                        assert error["type"] == "rate_limit_error"
+                        assert error.get("code", "insufficient_quota") == "insufficient_quota"
+                        assert reply.headers["x-should-retry"] == "false"
+                        assert 0 < int(reply.headers["retry-after"]) <= 86400
+                ours = post(running, "completions", model="skydraft-quality").json()["skydraft"]
+                assert ours["receipt"]["calls"] == 0 and ours["usage"]["cloud"]["completion_tokens"] == 0
+                events = events_of(post(running, "completions", model="skydraft-quality", stream=True).text)
+                notices = [each["skydraft"]["notice"] for each in events if "notice" in each.get("skydraft", {})]
+                assert any("max-cost" in line for line in notices) or "edge-fallback" not in ours["origins"]
+                assert len(front.generating) == num_asked
