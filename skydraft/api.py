@@ -239,9 +239,7 @@ def fitting(request: GenerateRequest, cloud: Cloud) -> GenerateRequest:
     plan = request.plan
     if not cloud.is_stock:
         return request
-    if request.execution == "exact":
-        raise OptionError("--execution exact does not apply to a server without skydraft.", hint="Remove it.")
-    if request.execution or not plan.drafts or not plan.verifies:
+    if request.execution == "throughput" or not plan.drafts or not plan.verifies:
         return request
     if plan.may_go_alone:
         return replace(request, plan=plan.without_skydraft())

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from skydraft.config import MAX_K
 from skydraft.errors import OptionError, RateLimited
@@ -31,12 +31,10 @@ class Limits:
     rows_per_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("max_sessions", "max_prompt", "max_block", "max_queue", "session_ttl_s"):
-            if not getattr(self, name) > 0:
-                raise OptionError(f"--{name.removesuffix('_s').replace('_', '-')} must be positive.")
-        for name in ("sessions_per_token", "rows_per_s"):
-            if not getattr(self, name) >= 0:
-                raise OptionError(f"--{name.replace('_', '-')} must not be negative.")
+        for each in fields(self):
+            if not (value := getattr(self, each.name)) > 0 and not value == each.default == 0:
+                name = each.name if each.name == "rows_per_s" else each.name.removesuffix("_s")
+                raise OptionError(f"--{name.replace('_', '-')} must be positive.")
 
     def message_bytes(self, *, takes_audio: bool) -> int:
         """The size of the largest message: with audio, features of a prompt come in one."""

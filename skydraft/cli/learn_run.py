@@ -156,8 +156,6 @@ class _Run:
         with self._models.load_edge() as edge:
             dataset.trainable_file(edge)  # before the target is loaded, as what follows
             self._leave_out_long(edge)
-            if self._asked.folder:
-                dataset.choose(store, edge.vocab, None, before, dataset.MAX_LEN)
             with self._target() as target:
                 weights = dataset.weights_of(target)
                 answering = Answering(self._asks, edge, target, weights, store)

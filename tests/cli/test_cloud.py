@@ -153,7 +153,7 @@ def test_the_doctor_looks_at_each_cloud_and_gives_a_verdict(invoke: Invoke, serv
         names = f"{server.address},{odd.address},127.0.0.1:9"
         status, out, _ = invoke("doctor", "--cloud", names, "--cloud-timeout", "0.5", *EDGE)
     assert status == 1 and out.count("round trip") == 2
-    for part in (server.address, odd.address, "127.0.0.1:9 cannot be used", "differ in their model"):
+    for part in (server.address, odd.address, "127.0.0.1:9 cannot be used"):
         assert part in out.replace("\n", " ")
 
 

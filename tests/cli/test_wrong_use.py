@@ -73,7 +73,7 @@ WRONG = {
     f"models fetch {SMALL} --source mirror": "mirror",
     "models path gpt-9": SMALL,
     # servers
-    "serve --model toy --tls-cert x": "Give both",
+    "serve --model toy --tls-cert x": "Give two files",
     "serve --model toy --port 0 --host 0.0.0.0": "unencrypted",
     "serve --model toy --port 0 --token-file /nonexistent": "cannot be read",
     "serve --model toy --port 0 --max-sessions 0": "must be positive",

@@ -111,8 +111,8 @@ def test_a_thread_that_would_wait_for_itself_is_told_at_once() -> None:
 
 @pytest.mark.parametrize("given", [
     {"wait_s": float("inf")}, {"wait_s": float("nan")}, {"wait_s": -1}, {"wait_s": "3"}, {"parallel": 0},
-    {"parallel": 1.5}, {"parallel": "2"}, {"context": 1.5}, {"threads": "all"}, {"paralel": 2},
+    {"parallel": 1.5}, {"parallel": "2"}, {"context": 1.5}, {"threads": "all"},
 ])  # fmt: skip
 def test_what_is_no_number_of_places_or_seconds_is_one_clear_error(given: Any) -> None:
-    with pytest.raises(OptionError, match=r"must be|Did you mean parallel"):
+    with pytest.raises(OptionError, match="must be"):
         skydraft.load("toy", **given)
