@@ -161,6 +161,8 @@ def _servers(
         prices = parse_prices(price) if price is not None else None
         budget = Budget(prices, max_cost, max_calls, day_sum)
         return Servers([StockServer(where, budget)])
+    if price is not None or max_cost is not None:
+        raise OptionError("--price and --max-cost are for servers without skydraft.", hint="Give --max-calls instead.")
     budget = Budget(max_calls=max_calls)
     addresses = parse_addresses(address if isinstance(address, str) else ",".join(address))
     return Servers([OwnServer(ServerOptions(each, token, tls_ca, tls_name, insecure), budget) for each in addresses])

@@ -102,8 +102,8 @@ class DecodingParams:
                     raise OptionError(f"{name} must be between {option.low:.12g} and {option.high:.12g}, not {number}.")
         if 0 < self.temperature < _LOWEST_TEMPERATURE:
             raise OptionError(f"--temperature must be 0 (not random) or at least {_LOWEST_TEMPERATURE:g}.")
-        if not all(self.stop):
-            raise OptionError("--stop must not be empty.")
+        if isinstance(self.stop, str) or not all(self.stop):
+            raise OptionError("--stop must be texts, none of them empty.")
         biased = [token_id for token_id, _ in self.logit_bias]
         for name, ids in (("--logit-bias", biased), ("--stop-token-ids", list(self.stop_token_ids))):
             if ids != sorted(set(ids)) or min(ids, default=0) < 0:

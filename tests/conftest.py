@@ -1,12 +1,16 @@
 """Settings of all tests. Garbage is collected after each file, so a warning about something left open names the file
 that left it. Models are read from the user's cache; nothing is written there.
 
+Test processes run side by side, so torch and numpy compute in one thread: threads that wait for each other on busy
+cores take ten times as long.
+
 By itself `lossless` streams the target where drafting would be slower, as it is with toys. A law about drafting and
 checking would then hold of itself: its module uses `fixed_k`, with which `lossless` drafts blocks of five.
 """
 
 import gc
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,21 +21,13 @@ import pytest
 from skydraft.config import MODES, ModeSpec
 from skydraft.models import cache_dir
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before either is imported
+
 
 @pytest.fixture
 def fixed_k(monkeypatch: pytest.MonkeyPatch) -> None:
     """`lossless` drafts blocks of five tokens, however fast the target is."""
     monkeypatch.setitem(MODES, "lossless", ModeSpec("always", 5))
-
-
-@pytest.fixture(scope="session")
-def one_thread() -> Iterator[None]:
-    """Torch computes in one thread, which waits for no other."""
-    torch = pytest.importorskip("torch")
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="session", autouse=True)

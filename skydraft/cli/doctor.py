@@ -3,7 +3,6 @@
 import importlib.metadata
 import os
 import platform
-import shutil
 import statistics
 from collections.abc import Generator, Iterator
 from contextlib import closing, suppress
@@ -32,7 +31,7 @@ from skydraft.protocol.address import is_url, parse_addresses
 
 # The purpose of `pip install 'skydraft[NAME]'`. The metadata of skydraft names the packages of each extra.
 PURPOSES = {
-    "prebuilt": "GGUF models", "llamacpp": "faster GGUF models", "transformers": "hub checkpoints",
+    "prebuilt": "GGUF models", "llamacpp": "faster GGUF models, by a C++ compiler", "transformers": "hub checkpoints",
     "grammar": "text that follows a grammar", "learn": "learning a task", "omni": "models that take speech",
     "service": "all that a gateway needs",
     "audio": "reading recordings", "serve": "skydraft serve", "gateway": "skydraft gateway",
@@ -60,7 +59,8 @@ def doctor(cloud: CloudChoice, models: ModelChoice) -> int:
     if cloud.address is not None:
         problems = list(_servers(console, cloud, models))
     else:
-        problems = [*_system(console), *_packages(console), *_models(console), *_pair(console, models)]
+        _system(console)
+        problems = [*_packages(console), *_models(console), *_pair(console, models)]
     for problem in problems:
         console.print(f"To do: {one_line(problem)}", style="yellow")
     if not problems:
@@ -69,16 +69,12 @@ def doctor(cloud: CloudChoice, models: ModelChoice) -> int:
     return 1 if problems else 0
 
 
-def _system(console: Console) -> Iterator[str]:
+def _system(console: Console) -> None:
     cache, room = cache_dir(), free_bytes()
-    existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
-    free = shutil.disk_usage(existing).free / 1e9
     memory = "" if room is None else f", {room / 1e9:.1f} GB of memory free"
     console.print(f"python       {platform.python_version()} on {platform.system()} {platform.machine()}")
     console.print(f"processor    {os.cpu_count()} cores{memory}")
-    console.print(f"cache        {cache} ({free:.1f} GB free)")
-    if free < 4 and not all(present(model, cache) for model in KNOWN.values()):
-        yield "less than 4 GB of disk are free; set SKYDRAFT_HOME to a folder with more room"
+    console.print(f"cache        {cache}")
 
 
 def _packages(console: Console) -> Iterator[str]:
@@ -97,9 +93,7 @@ def _packages(console: Console) -> Iterator[str]:
             console.print(f"  {extra:<12} installed: {versions}")
             continue
         command = f"pip install 'skydraft[{extra}]'"
-        if extra == "llamacpp":  # pip compiles it
-            command = f"install a C++ compiler, then: {command}"
-        elif extra == "prebuilt" and _version("llama-cpp-python") is None:  # the default pair needs one of them
+        if extra == "prebuilt" and _version("llama-cpp-python") is None:  # the default pair needs one of them
             yield f"llama.cpp is missing, which runs {purpose}: {command}"
         console.print(f"  {extra:<12} missing {', '.join(missing)}; for {purpose}: {command}")
     console.print()

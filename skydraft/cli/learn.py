@@ -49,8 +49,8 @@ def status(folder: Path) -> None:
 
 
 def _store(folder: Path) -> Store:
-    if not folder.exists():
-        raise OptionError(f"There are no answers: {folder} is not there.", hint="Check its name.")
+    if not folder.is_dir():
+        raise OptionError(f"There are no answers: {folder} is no folder.", hint="Check its name.")
     return Store(folder)
 
 
@@ -112,7 +112,7 @@ def revert(name: str, models: ModelChoice) -> None:
     if adapters.revert(name, models.edge_model, cache_dir()):
         click.echo(f"{name} is again what it was before its last training.")
     else:
-        click.echo(f"{name} is gone; there was none before it. The answers that it learned from are kept.")
+        click.echo(f"{name} is gone; there was none before it.")
 
 
 @learn.command(cls=Command)

@@ -6,7 +6,7 @@ from pathlib import Path
 from skydraft.access.limits import Limits
 from skydraft.config import Execution, check_execution
 from skydraft.errors import OptionError
-from skydraft.protocol.address import DEFAULT_PORT, is_loopback
+from skydraft.protocol.address import DEFAULT_PORT, check_encrypted
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,4 @@ class ServeOptions:
         check_execution(self.execution)
         if not 0 <= self.grace_s < float("inf"):
             raise OptionError(f"--grace must be a number of seconds, 0 or more, not {self.grace_s:g}.")
-        if self.tls_cert is None and not self.insecure and not is_loopback(self.host):
-            raise OptionError(
-                f"Listening on {self.host} without TLS would send tokens and texts unencrypted over the network.",
-                hint="Give --tls-cert and --tls-key, or --insecure if something else encrypts the link.",
-            )
+        check_encrypted(self.host, self.tls_cert, self.tls_key, insecure=self.insecure, flag="--insecure")

@@ -77,7 +77,7 @@ def make_plan(
     mode: str | None = None, gate: str | None = None, k: int | str | None = None, hand_back: str | int | None = None
 ) -> Plan:  # fmt: skip
     """The plan of a mode, or of what overrides its own. No mode means `lossless`, or just the gate if one is given.
-    A mode in which one model works alone has no use for `gate`, `k` and `hand_back`. Raises OptionError for an unknown
+    A mode in which one model works alone has no use for `k` and `hand_back`. Raises OptionError for an unknown
     name, a value out of range, and a gate that contradicts the mode."""
     name = mode or ("lossless" if gate is None else "")
     given_k = parse_k(k) if k is not None else DEFAULT_K
@@ -85,6 +85,11 @@ def make_plan(
     if not name:
         return Plan(parse_gate(gate or "always"), given_k, hand_back=given_back)
     spec = mode_spec(name)
+    if spec.k is None and gate is not None:
+        raise OptionError(
+            f"--gate does not apply in mode {name}, where one model works alone.",
+            hint="Remove it, or choose --mode quality.",
+        )
     if spec.k is None:
         return Plan(parse_gate(spec.gate), 1, drafts=name != "cloud", mode=name)
     if name == "lossless" and gate and parse_gate(gate).kind != "always":

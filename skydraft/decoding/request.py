@@ -9,7 +9,7 @@ from skydraft.errors import OptionError, PromptError
 from skydraft.gating.calibration import Calibration
 from skydraft.prompts.messages import Message
 from skydraft.prompts.pair import ShareAudio
-from skydraft.prompts.thinking import Think, check_think
+from skydraft.prompts.thinking import Think
 from skydraft.types import Reuse
 
 
@@ -63,7 +63,6 @@ class GenerateRequest:
         return Reuse(self.cache_scope, exact) if self.cache_scope else None
 
     def __post_init__(self) -> None:
-        check_think(self.think)
         if not isinstance(self.plan, Plan) or not isinstance(self.params, DecodingParams):
             raise OptionError("The plan and the parameters of a text come from make_plan and decoding_params.")
         if not self.messages and not self.prompt_ids:

@@ -41,8 +41,8 @@ def check_token(token: str | None) -> None:
 class ServerOptions:
     """Address and credentials for a server.
 
-    Loopback connections are plaintext; all others use TLS, with the system's roots or `tls_ca` (PEM). With `tls_ca`
-    loopback uses TLS too. `tls_name` is the name in the server's certificate, if it differs from the host.
+    Loopback connections are plaintext, as are all with `insecure`; others use TLS, with the system's roots or `tls_ca`
+    (PEM). So do all with `tls_ca` or with `tls_name`, which is the name in the server's certificate, if not the host's.
     """
 
     address: str
@@ -63,7 +63,7 @@ class ServerOptions:
 
     @property
     def uses_tls(self) -> bool:
-        return bool(self.tls_ca) or not (self.insecure or self.is_here)
+        return bool(self.tls_ca or self.tls_name) or not (self.insecure or self.is_here)
 
     @property
     def is_here(self) -> bool:

@@ -222,7 +222,8 @@ class RemoteVerifier:
     async def _end_tries(self, error: SkydraftError, recovery: Recovery, tries: Situation) -> NoReturn:
         if recovery.step == "give up":
             error = of_each(tries.faults)
-            raise too_late(self._servers.name, error, tries.waited_s) if recovery.is_late else error
+            is_late = recovery.is_late and not isinstance(error, errors.RateLimited)  # which says until when
+            raise too_late(self._servers.name, error, tries.waited_s) if is_late else error
         gone = error if isinstance(error, CloudError) else CloudFailure(str(error))
         await self._go_alone(gone, is_final=recovery.is_final)
         raise gone

@@ -50,12 +50,8 @@ class EngineOptions:
             raise OptionError("--context, --parallel, --threads and --gpu-layers must be whole numbers.")
         if not isinstance(self.wait_s, Real) or not 0 <= self.wait_s <= TIMEOUT_MAX:
             raise OptionError(f"wait_s must be a number of seconds from 0 to {TIMEOUT_MAX:.0f}, not {self.wait_s}.")
-        if self.context_len < 16:
-            raise OptionError(f"A context of {self.context_len} tokens is too short.", hint="Use --context 16 or more.")
-        if self.max_sequences < 1:
-            raise OptionError(f"--parallel must be 1 or more, not {self.max_sequences}.")
-        if self.num_threads < 0:
-            raise OptionError(f"--threads must be 0 or more, not {self.num_threads}.")
+        if self.context_len < 16 or self.max_sequences < 1 or self.num_threads < 0:
+            raise OptionError("--context must be 16 or more, --parallel 1 or more, and --threads 0 or more.")
         if self.num_threads > _MANY_TIMES * (num_processors := os.cpu_count() or 1):
             what = f"--threads {self.num_threads} is far more than the {num_processors} processors of this machine."
             raise OptionError(what, hint="Leave it out for one thread a core.")

@@ -58,7 +58,7 @@ class RunLine(Line):
     """
 
     kind: Literal["run"] = "run"
-    schema_number: Literal[2] = Field(default=2, alias="schema")
+    schema_number: Literal[3] = Field(default=3, alias="schema")
     started: str
     machine: str
     versions: dict[str, str]

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse
 
 from skydraft.errors import OptionError
 from skydraft.gateway.app import Gateway
-from skydraft.protocol.address import is_loopback
+from skydraft.protocol.address import check_encrypted, is_loopback
 
 _IDLE_S = 30  # how long a connection may be without a request, after an answer
 _GRACE_S = 1  # for clients to read their last answers, once the gateway stops
@@ -37,18 +37,12 @@ class ListenOptions:
     insecure: bool = False
 
     def __post_init__(self) -> None:
-        if is_loopback(self.host):
-            return
-        if not self.has_keys:
+        if not (self.has_keys or is_loopback(self.host)):
             raise OptionError(
                 f"On {self.host} other machines could use the models: an API key is required.",
                 hint="Give --api-key-file FILE, or listen on 127.0.0.1.",
             )
-        if self.tls_cert is None and not self.insecure:
-            raise OptionError(
-                f"On {self.host} prompts and keys would cross the network unencrypted.",
-                hint="Give --tls-cert and --tls-key, or --insecure-host behind a proxy that speaks TLS.",
-            )
+        check_encrypted(self.host, self.tls_cert, self.tls_key, insecure=self.insecure, flag="--insecure-host")
 
     @property
     def url(self) -> str:

@@ -79,7 +79,7 @@ _LOOKBACK = 64  # tokens; longer than what a content rule matches, but for long 
 @dataclass(frozen=True, slots=True)
 class GateSpec:
     """`always`, `never`, or the name of a signal and a threshold; and the content rules added to it. Raises
-    OptionError for a kind or rule that does not exist, and a threshold out of range."""
+    OptionError for a kind or rule that does not exist, a threshold out of range, and rules without effect."""
 
     kind: str
     threshold: float = 0.0
@@ -90,12 +90,16 @@ class GateSpec:
             known = ", ".join((START, *_CONTENT_RULES))
             raise OptionError(f"There is no content rule '{unknown[0]}'.", hint=f"Use one of: {known}.")
         if self.kind in ("always", "never"):
-            return
-        if self.kind not in SIGNALS:
+            if self.content_rules:
+                raise OptionError(
+                    f"+{self.content_rules[0]} does not apply to the gate {self.kind}, which ignores the text.",
+                    hint="Remove it, or choose a gate such as entropy:3.25.",
+                )
+        elif self.kind not in SIGNALS:
             known = ", ".join(f"{kind}:{threshold.example}" for kind, threshold in SIGNALS.items())
             hint = f"Use always, never, or for example {known}."
             raise OptionError(f"There is no gate '{self.kind}'.", hint=hint)
-        if not 0 <= self.threshold <= SIGNALS[self.kind].highest:  # also refuses NaN
+        elif not 0 <= self.threshold <= SIGNALS[self.kind].highest:  # also refuses NaN
             raise _bad_threshold(self.kind, f"{self.threshold:g}")
 
     @property
@@ -119,7 +123,7 @@ def parse_gate(text: str) -> GateSpec:
     kind, _, value = main.partition(":")
     rules = tuple(dict.fromkeys(given))  # said twice, they are the same gate
     if kind not in SIGNALS:
-        return GateSpec(main)  # which ignores the text
+        return GateSpec(main, content_rules=rules)
     try:
         return GateSpec(kind, float(value), rules)
     except ValueError as error:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import OptionError
@@ -43,11 +43,6 @@ def template_of(chat_template: str | None) -> Template:
     names = names_in(chat_template or "")
     switch = next((name for name in _SWITCHES if found and name in names), "")
     return Template(Tags(start, found[0] if found else ""), names, switch)
-
-
-def check_think(think: str) -> None:
-    if think not in get_args(Think):
-        raise OptionError(f"--think must be one of {', '.join(get_args(Think))}, not '{think}'.")
 
 
 def settings(vocab: Vocab, think: Think, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import ipaddress
 import re
+from pathlib import Path
 
 from skydraft.config import is_number
 from skydraft.errors import OptionError
@@ -38,6 +39,17 @@ def parse_address(text: str) -> tuple[str, int]:
     if not is_number(port) or not 0 < int(port) < 65536:
         raise OptionError(f"'{without_password(port)}' is not a port.", hint=_EXAMPLE)
     return host, int(port)
+
+
+def check_encrypted(host: str, cert: Path | None, key: Path | None, *, insecure: bool, flag: str) -> None:
+    """Raise OptionError for a server that other machines would reach in plaintext, unless `flag` allowed that."""
+    if key and not cert:
+        raise OptionError("--tls-key needs --tls-cert.", hint="Give both, or one file that holds both.")
+    if not (cert or insecure or is_loopback(host)):
+        raise OptionError(
+            f"On {host} keys and texts would cross the network unencrypted.",
+            hint=f"Give --tls-cert and --tls-key, or {flag} behind a proxy that speaks TLS.",
+        )
 
 
 def parse_addresses(text: str) -> list[str]:

@@ -35,7 +35,7 @@ WRONG = {
     f"{GENERATE} --mode auto": "skydraft calibrate",
     f"{GENERATE} --style zh-long": "zh-short",
     f"{GENERATE} --temperature warm": "warm",
-    f"{GENERATE} --stop ''": "--stop must not be empty",
+    f"{GENERATE} --stop ''": "--stop must be texts, none of them empty",
     f"{GENERATE} --stop \udcff": "not valid UTF-8",
     f"{GENERATE} -m lossless --execution throughput": "--execution",
     f"{GENERATE} --trace /no/such/folder/t.jsonl": "/no/such/folder",
@@ -43,6 +43,7 @@ WRONG = {
     # clouds
     f"{OVER} --cloud-model toy": "choose one",
     f"{OVER} --cloud-timeout -1": "seconds",
+    f"{OVER} --max-cost 1": "for servers without skydraft",
     f"{OVER} --tls-ca /nonexistent": "cannot be read",
     f"{OVER} --cloud-token-file /nonexistent": "cannot be read",
     f"generate 你好 {EDGE} --cloud nonsense:port": "not a port",
@@ -74,6 +75,8 @@ WRONG = {
     "models path gpt-9": SMALL,
     # servers
     "serve --model toy --tls-cert x": "Give two files",
+    "serve --model toy --tls-key x": "--tls-key needs --tls-cert",
+    f"gateway {TOYS} --tls-key x": "--tls-key needs --tls-cert",
     "serve --model toy --port 0 --host 0.0.0.0": "unencrypted",
     "serve --model toy --port 0 --token-file /nonexistent": "cannot be read",
     "serve --model toy --port 0 --max-sessions 0": "must be positive",

@@ -57,6 +57,7 @@ def test_plans(options, plan, verifies):
 
 CONFLICTS: dict[str, list[dict[str, Any]]] = {
     "no mode 'turbo'": [{"mode": "turbo"}],
+    "gate does not apply": [{"mode": "edge", "gate": "always"}, {"mode": "cloud", "gate": "never"}],
     "lossy": [{"mode": "lossless", "gate": gate} for gate in ("never", "entropy:3")],
     "from 1 to": [{"k": k} for k in (0, MAX_K + 1, -1, "many", "", "４")],
     "no hand-back": [{"hand_back": "soon"}],

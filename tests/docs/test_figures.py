@@ -65,6 +65,22 @@ def test_lines_of_prose_wrap(page: str) -> None:
     assert [line for line in text_of(page).splitlines() if len(line) > 120 and line[0] not in "| "] == []
 
 
+def anchors(page: str) -> set[str]:
+    heads = re.findall(r"(?m)^#+ (.*)$", text_of(page))
+    return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_to_a_page_and_its_place_leads_there(page: str) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", text_of(page)):
+        if link.startswith("http"):
+            continue
+        path, _, place = link.partition("#")
+        target = (ROOT / page).parent / path if path else ROOT / page
+        assert target.exists(), link
+        assert not place or place in anchors(str(target.resolve().relative_to(ROOT))), link
+
+
 @pytest.mark.parametrize("text", [text_of("README.md"), text_of("docs/modes.md")], ids=["README.md", "docs/modes.md"])
 def test_every_option_and_mode_that_a_page_names_exists(text: str) -> None:
     help_text = generate.get_help(Context(generate, help_option_names=["-h", "--help"]))  # click keeps the option

@@ -13,7 +13,7 @@ with serving(open_toy("toy"), session_ttl_s=1) as server:
     edge, cloud = skydraft.load("toy"), skydraft.connect(server.address, require=True)
     for _ in range(2):
         skydraft.generate("语速", edge=edge, cloud=cloud).run()
-        time.sleep(6)
+        time.sleep(3)
 """
 
 

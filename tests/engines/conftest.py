@@ -20,7 +20,7 @@ from .tiny_toy import toy
 
 
 @pytest.fixture(scope="session")
-def folders(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> tuple[Path, Path]:
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A target's checkpoint and one that drafts for it, of one tokenizer."""
     target = save_model(tmp_path_factory.mktemp("target"), "Qwen2Config", seed=1)
     return target, save_model(tmp_path_factory.mktemp("draft"), "Qwen2Config", seed=2, like=target)
@@ -32,7 +32,7 @@ def target(folders: tuple[Path, Path]) -> TransformersEngine:
 
 
 @pytest.fixture(scope="session")
-def omni_folder(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Path:
+def omni_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_omni(tmp_path_factory.mktemp("omni"), seed=1)
 
 

@@ -53,6 +53,7 @@ NO_GATES = {
     "agreement.* For example calibrated:0.95": ["calibrated:", "calibrated:1.5"],
     "content rule 'colours'": ["entropy:3+colours"],
     "content rule ''": ["entropy:3+"],
+    "does not apply": ["always+digits", "never+dates"],
 }
 
 

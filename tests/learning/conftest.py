@@ -18,7 +18,7 @@ _WORDS = ["今天", "天气", "我们", "公园", "孩子们", "语音", "音调
 
 
 @pytest.fixture(scope="session")
-def pair_folders(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> tuple[Path, Path]:
+def pair_folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """(target's checkpoint, draft model's checkpoint)."""
     import torch
     import transformers

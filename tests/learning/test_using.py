@@ -223,7 +223,7 @@ def test_wrong_use_is_one_line(
         (("learn", "run", "a", "--prompts", str(tmp_path / "half.jsonl")), "it has half of a character"),
         (("learn", "run", "a", "--from", str(tmp_path / "none"), "-y"), "none has 0 usable answers"),
         (("learn", "forget", "nobody"), "There is nothing to forget"),
-        (("learn", "export", "nowhere"), "nowhere is not there"),
+        (("learn", "export", "nowhere"), "nowhere is no folder"),
     ):
         status, _, err = call(*args)
         lines = [line for line in err.splitlines() if line.startswith("skydraft: ")]

@@ -16,7 +16,6 @@ from skydraft.prompts.audio import load_audio
 from ..later import later
 from ..serving import serving
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 torch = later("torch")
 later("soundfile")
 
@@ -25,7 +24,7 @@ GREEDY = DecodingParams(max_new_tokens=80)
 
 
 @pytest.fixture(scope="module")
-def pair(one_thread: None) -> Iterator[tuple[Any, Any]]:
+def pair() -> Iterator[tuple[Any, Any]]:
     with skydraft.load("tiny-omni-edge") as edge, skydraft.load("tiny-omni-cloud") as cloud:
         yield edge, cloud
 

@@ -3,8 +3,10 @@ many requests."""
 
 import itertools
 import json
+import time
 from collections.abc import Callable
 from contextlib import closing
+from email.utils import formatdate
 from typing import Any
 
 import pytest
@@ -12,15 +14,16 @@ import pytest
 import skydraft
 from skydraft.edge.stock.chat import Chat
 from skydraft.edge.stock.ids import LlamaServer, Sglang, Vllm
+from skydraft.edge.stock.refusals import refusal
 from skydraft.engines.toy import open_toy
-from skydraft.errors import CloudFailure, LimitExceeded, RateLimited, SkydraftError
+from skydraft.errors import CloudFailure, LimitExceeded, RateLimited, SkydraftError, TargetChanged
 from skydraft.gateway.pair import Pair
 from tests.gateway.interfaces import QUESTION, WHOLE, body_of
 from tests.gateway.running import gateway
-from tests.hostile.texts import ALONE
+from tests.hostile.texts import ALONE, TARGET, write
 from tests.stock import faults
 from tests.stock.conftest import Spoilt
-from tests.stock.fakes import fake
+from tests.stock.fakes import GENERATING, fake
 from tests.stock.faults import Fault
 
 SAFE = {"hate": {"filtered": False, "severity": "safe"}}
@@ -67,6 +70,8 @@ ANYWHERE: dict[str, Fault] = {
     "neither [DONE] nor a last line's end": faults.retells(
         lambda event: b"" if b"[DONE]" in event else event.rstrip() if b'"usage": {' in event else event
     ),
+    "a byte order mark": before(b"\xef\xbb\xbf"),
+    "data: null": before(b"data: null\n\n"),
     "log-probabilities: null": choices(lambda choice: choice | {"logprobs": None}),
 }  # fmt: skip
 OF_TEXT = ("Azure: a choice without text",)  # a server of ids without ids is an old one: it is told so
@@ -78,6 +83,7 @@ CHATS: dict[str, Fault] = {
     "no reasoning": delta(lambda said: said | {"reasoning_content": None, "reasoning": "", "reasoning_details": []}),
     "content in parts": delta(lambda said: said | {"content": [{"type": "text", "text": said.get("content", "")}]}),
     "a message for a delta": choices(lambda choice: {"message": choice["delta"]} | choice | {"delta": None}),
+    "a refusal": delta(lambda said: said | {"content": None, "refusal": said.get("content")}),
     "empty calls": delta(lambda said: said | {"tool_calls": [], "function_call": None, "refusal": None, "role": None}),
 }
 
@@ -100,6 +106,36 @@ def test_half_a_character_that_stays_alone_is_none(spoilt: Spoilt) -> None:
     assert generation.text.startswith("语\ufffd!")
 
 
+SAID = [{"choices": [{"index": 0, "delta": {"content": each}}]} for each in "语速快"]
+END = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+WHOLE_TEXTS: dict[str, Fault] = {
+    "[DONE] alone": faults.tells(*SAID), "an error after the end": faults.tells(*SAID, END, {"error": "too late"}),
+    "no [DONE]": faults.tells(*SAID, END, done=False), "noise after the end": faults.tells(*SAID, END, "[done]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("plan", ["cloud", "quality"])
+@pytest.mark.parametrize("ends", WHOLE_TEXTS)
+def test_a_text_that_has_ended_is_whole_whatever_comes_after_it(ends: str, plan: str, spoilt: Spoilt) -> None:
+    generation, num_asked = spoilt("chat", plan, WHOLE_TEXTS[ends])
+    assert (generation.text, generation.finish_reason, num_asked) == ("语速快", "eos", 1)
+
+
+@pytest.mark.parametrize(("kind", "num_served"), [("openai", 3), ("vllm", 2)])
+def test_a_server_that_answers_as_another_model_costs_one_text_at_most(kind: str, num_served: int) -> None:
+    """A gateway refused every later text until it was started again, as if the old model had to come back."""
+    with fake(kind, TARGET) as server, closing(skydraft.connect(server.url, require=True)) as cloud:
+        served = 0
+        for name in ("snapshot-A", "snapshot-B", "snapshot-B"):
+            named = faults.retells_json(lambda event, name=name: event | {"model": name})
+            server.fault_of = lambda path, named=named: named if path in GENERATING else None
+            try:
+                served += write(cloud, "cloud", raw=kind != "openai").run().token_ids == ALONE
+            except TargetChanged as error:
+                assert "answers as snapshot-B now" in str(error)
+        assert served == num_served
+
+
 @pytest.mark.parametrize("kind", [Vllm(), Sglang(), LlamaServer(), Chat()])
 @pytest.mark.parametrize(
     ("event", "error", "says"),
@@ -109,6 +145,7 @@ def test_half_a_character_that_stays_alone_is_none(spoilt: Spoilt) -> None:
         ({"error": "no"}, CloudFailure, "an error in place of an answer: no"),
         ({"error": {"code": 400, "message": "exceeds the available context size"}}, LimitExceeded, "context size"),
         ({"object": "error", "message": "no", "code": 50001}, CloudFailure, "an error in place of an answer: no"),
+        ({"message": "no", "type": "overloaded_error"}, CloudFailure, "an error in place of an answer: no"),
         ({"choices": None, "error_message": "no", "error_type": "E"}, CloudFailure, "in place of an answer: no"),
         ({"error": {"code": [], "message": {}}}, CloudFailure, "The server sent an error in place of an answer."),
     ],
@@ -117,6 +154,19 @@ def test_an_error_within_a_stream_says_what_it_is(kind: Any, event: Any, error: 
     with pytest.raises(error, match=says) as told:
         kind.written(event)
     assert type(told.value) is error and "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("7", 7), ("", 1), ("soon", 1), ("-3", 0), (60, 60), ("1e9", 3600)])
+def test_a_server_says_when_to_ask_again_in_seconds_or_as_a_date(text: str | int, seconds: float) -> None:
+    given = formatdate(time.time() + text, usegmt=True) if isinstance(text, int) else text
+    error = refusal(429, {"retry-after": given}, b"")
+    assert isinstance(error, RateLimited) and error.retry_after_s == pytest.approx(seconds, abs=2)
+
+
+def test_who_cannot_wait_so_long_hears_for_how_long(spoilt: Spoilt) -> None:
+    with pytest.raises(RateLimited, match="answered 429") as raised:
+        spoilt("vllm", "cloud", faults.refuses(429, Retry_After="3000"))
+    assert raised.value.retry_after_s == 3000
 
 
 CALLED = [

@@ -52,7 +52,7 @@ class Chat(Dialect):
     def written(self, event: Any) -> Read:
         choice: Any = next(iter(choices(event)), {})
         delta = choice.get("delta") or choice.get("message") or {}
-        text = delta.get("content") or ""
+        text = delta.get("content") or delta.get("refusal") or ""
         parts = text if isinstance(text, list) else []  # as messages may be
         thinks = any(map(delta.get, _REASONING)) or any("thinking" in part for part in parts)
         text = "".join(part.get("text", "") for part in parts) if parts else text

@@ -120,7 +120,7 @@ def sound(answer: Any) -> dict[str, Any]:
     """An answer or event. Raises the SkydraftError of an error in its place, which may come within a stream too."""
     if not isinstance(answer, dict):
         raise CloudFailure("The server sent something else where an answer was due.")
-    if answer.get("error") or answer.get("error_message") or {"code", "message"} <= answer.keys():
+    if answer.get("error") or answer.get("error_message") or ("message" in answer and answer.keys() & {"code", "type"}):
         raise refusal(200, {}, as_json(answer))
     return answer
 

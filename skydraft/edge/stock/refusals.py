@@ -3,7 +3,9 @@
 import json
 import re
 import ssl
+import time
 from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
 from html import unescape
 from typing import Any
 
@@ -67,8 +69,8 @@ def _error(start: bytes) -> tuple[Mapping[str, Any], str]:
 
 def _seconds(text: str) -> float:
     try:
-        seconds = float(text)
-    except ValueError:
+        seconds = parsedate_to_datetime(text).timestamp() - time.time() if ":" in text else float(text)
+    except (ValueError, TypeError):
         return 1.0
     return min(max(seconds, 0.0), 3600.0) if seconds == seconds else 1.0
 

@@ -317,7 +317,8 @@ class StockText:
         return ChatWriting(events, dialect, text, self._vocab, self._end_id, before)
 
     def _check_model(self, model: str) -> None:
-        if model and not self._server.is_named(model):
+        if model and self.resumes and not self._server.is_named(model):  # a chat's text is one answer
+            self._server.forget()  # the next text begins with the new one
             raise TargetChanged(f"The server at {self._server.address} answers as {model} now.")
 
     def _drop(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 import ssl
 from collections import Counter
@@ -229,7 +230,7 @@ class Events:
 
     def __init__(self, wire: Wire, request: Request, life: str) -> None:
         self.request, self._wire, self._life = request, wire, life
-        self._has_ended = False
+        self._has_ended = self.is_done = False  # the latter: it said so
         self._queue: asyncio.Queue[Any] = asyncio.Queue(_MAX_EVENTS)
         self._task = asyncio.ensure_future(self._read())
 
@@ -239,9 +240,10 @@ class Events:
                 lines = self._lines(response)
                 async for line in lines:
                     data = _data(line)
-                    if data == b"[DONE]":
+                    self.is_done = data == b"[DONE]"
+                    if self.is_done:
                         break
-                    if data:
+                    if data not in (b"", b"null"):
                         await self._queue.put(data)  # parsed when it is read: it may become much more
                 await self._queue.put(None)
                 self._has_ended = True
@@ -299,6 +301,7 @@ class Events:
 def _data(line: bytes) -> bytes:
     """The event in a line, if it holds one. Some servers send an error as the field "error" or bare, and a whole answer
     though they were asked for events."""
+    line = line.removeprefix(codecs.BOM_UTF8)
     if line.startswith(b"{"):
         return line
     name, _, data = line.partition(b":")
