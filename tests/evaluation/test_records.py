@@ -114,7 +114,7 @@ BROKEN: dict[str, tuple[str, str]] = {
     "no first line": (lines.text_of(GENERATION), "does not begin with a line"),
     "a run in the middle": (broken(lines.text_of(RUN)), "more than one run"),
     "a line cut in the middle": (broken('{"kind":"gene\n'), "Line 2"),
-    "another schema": (nested(RUN, "schema", 3), "schema: "),
+    "another schema": (nested(RUN, "schema", 2), "schema: "),
     "unknown kind": (broken(nested(GENERATION, "kind", "opinion")), "Line 2"),
     "unknown origin": (broken(nested(GENERATION, "origins", ["edge", "edge", "sky"])), "origins.2"),
     "unknown prompt": (broken(nested(GENERATION, "prompt", "z")), "a prompt z"),

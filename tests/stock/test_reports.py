@@ -109,7 +109,7 @@ def test_half_a_character_that_stays_alone_is_none(spoilt: Spoilt) -> None:
 SAID = [{"choices": [{"index": 0, "delta": {"content": each}}]} for each in "语速快"]
 END = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
 WHOLE_TEXTS: dict[str, Fault] = {
-    "[DONE] alone": faults.tells(*SAID), "an error after the end": faults.tells(*SAID, END, {"error": "too late"}),
+    "an error after the end": faults.tells(*SAID, END, {"error": "too late"}),
     "no [DONE]": faults.tells(*SAID, END, done=False), "noise after the end": faults.tells(*SAID, END, "[done]"),
 }  # fmt: skip
 

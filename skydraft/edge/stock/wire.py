@@ -230,7 +230,7 @@ class Events:
 
     def __init__(self, wire: Wire, request: Request, life: str) -> None:
         self.request, self._wire, self._life = request, wire, life
-        self._has_ended = self.is_done = False  # the latter: it said so
+        self._has_ended = False
         self._queue: asyncio.Queue[Any] = asyncio.Queue(_MAX_EVENTS)
         self._task = asyncio.ensure_future(self._read())
 
@@ -240,8 +240,7 @@ class Events:
                 lines = self._lines(response)
                 async for line in lines:
                     data = _data(line)
-                    self.is_done = data == b"[DONE]"
-                    if self.is_done:
+                    if data == b"[DONE]":
                         break
                     if data not in (b"", b"null"):
                         await self._queue.put(data)  # parsed when it is read: it may become much more

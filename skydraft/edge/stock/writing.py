@@ -16,7 +16,7 @@ from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import CloudError, CloudFailure, ContentFiltered, SkydraftError
 
 _MAX_TEXT = 1024  # characters that are cut into tokens at a time: a server may send a megabyte at once
-_MAX_IDLE = 20_000  # events; llama-server tells how far it has read a prompt
+_MAX_IDLE = 1000  # events; llama-server tells how far it has read a prompt
 _MAX_EVENTS = 200_000  # of one answer with its thoughts
 _SOON = Waiting(0.5, 0.5, 0.5)
 # Why a text ended, in small letters: it was cut, the server failed, or its filter cut in. All others are ends.
@@ -143,9 +143,7 @@ class ChatWriting(Writing):
         except CloudError as error:
             self.error, self._is_over = error, True
         if self._is_over:
-            # What comes after its end is no part of the text; a few hosts end it by [DONE] alone.
-            self._finish = self._finish or "stop" * (self._events.is_done and not self.error)
-            self.error = None if self._finish else self.error
+            self.error = None if self._finish else self.error  # what comes after its end is no part of the text
             self._cut(is_last=True)
             if self._finish:
                 is_cut = self._finish in _CUT
