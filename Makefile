@@ -55,13 +55,13 @@ demo: $(TRYING)
 	@echo 'Step 3 of 3: one answer by both models together, then in four modes.'
 	@$(BIN)/python -m bench demo
 
-# Three processes, since tests also wait. Byte code is kept whatever the machine says: rewriting asserts takes long. What fails
+# Five processes, since tests also wait. Byte code is kept whatever the machine says: rewriting asserts takes long. What fails
 # beside the others runs once more, alone: many tests measure time, on machines with other work. A real fault fails again.
 MARKED := -m "not long and not stock and not installs"
 TESTS = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest $(MARKED)
 test: $(READY)
 	-$(BIN)/skydraft models fetch $(PAIR)
-	$(TESTS) --numprocesses 3 --dist loadfile --no-loadscope-reorder || { [ $$? = 1 ] && \
+	$(TESTS) --numprocesses 5 --dist loadfile --no-loadscope-reorder || { [ $$? = 1 ] && \
 		echo 'These failed beside the others and run again, alone:' && $(TESTS) --last-failed --last-failed-no-failures none -v; }
 
 # The same with eight times as many examples of each law, and all laws on the demo pair.

@@ -102,8 +102,7 @@ def calls_in(text: str, length: int) -> list[tuple[str, bool]]:
 
 
 @pytest.mark.parametrize("path", WHOLE)
-@pytest.mark.parametrize("case", range(len(CASES)))
-@pytest.mark.parametrize("one", [False, True])
+@pytest.mark.parametrize(("case", "one"), [*((each, False) for each in range(len(CASES))), (0, True), (4, True)])
 def test_a_call_is_given_as_finished_where_its_arguments_are_whole(path: str, case: int, one: bool) -> None:
     choice, text = CASES[case]
     body, single = body_of(path, choice, {"type": "object"}, one=one), one or choice == "named"

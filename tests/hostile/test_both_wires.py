@@ -35,7 +35,7 @@ def rows(of: Iterable[str]) -> list[tuple[str, str]]:
 
 ROWS, ROWS_LATER, ROWS_ONCE = rows(STORMS), rows(LATER), rows(ONCE)
 ROWS_ONCE += [(dialect, name) for dialect in DIALECTS for name in LATER]
-PLANS_ONCE = [(*row, plan) for row in ROWS_ONCE for plan in PLANS if row[0] in WIRES or plan in ("cloud", "checked")]
+PLANS_ONCE = [(*row, plan) for row in ROWS_ONCE for plan in PLANS if row[0] in WIRES or plan == "cloud"]
 FINAL = ("another key", "no such path")  # once is enough
 FINAL_IF_VERIFIED = ("limited for long", "gigabytes in one message")
 HASTY_S, LONG_S = 0.25, 20.0  # --cloud-timeout

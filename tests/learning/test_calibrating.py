@@ -47,7 +47,7 @@ def test_a_label_is_what_was_collected_and_has_signals_everywhere(
     pair: tuple[Any, Any], folder: str, request: pytest.FixtureRequest
 ) -> None:
     marks = Counter[str]()
-    for lesson in choose(Store(request.getfixturevalue(folder)), pair[0].vocab)[0][:20]:
+    for lesson in choose(Store(request.getfixturevalue(folder)), pair[0].vocab)[0][:10]:
         found = labelled(pair[0], lesson)
         places = [index for index, mark in enumerate(lesson.marks) if mark != "-"]
         assert len(places) == len(found.disagrees) == len(found.signals)

@@ -22,15 +22,15 @@ TEMPERATURE = 0.8
 MODEL = 104  # 0.42 of its first tokens end within a character: a llama-server does not tell these in a stream
 
 
-@pytest.fixture(scope="module", params=["vllm", "llama-server"])
-def cloud(request: pytest.FixtureRequest) -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch, fake(request.param, engine=toys.toy(MODEL)) as server:
-        patch.setattr("skydraft.edge.stock.connection.SAMPLE", PROMPT)
+@pytest.fixture
+def cloud(dialect: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setattr("skydraft.edge.stock.connection.SAMPLE", PROMPT)
+    with fake(dialect, engine=toys.toy(MODEL)) as server:
         with closing(skydraft.connect(server.url, require=True)) as cloud:
             yield cloud
 
 
-@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (20, 0.6)])
+@pytest.mark.parametrize(("dialect", "top_k", "top_p"), [("vllm", 0, 1.0), ("llama-server", 20, 0.6)])
 def test_tokens_have_the_targets_distribution(cloud: Any, top_k: int, top_p: float) -> None:
     edge, plan = toys.toy(MODEL, 0.7), make_plan(gate="always", k=3)
     counts, warping = np.zeros(VOCAB.size), DecodingParams(temperature=TEMPERATURE, top_k=top_k, top_p=top_p)

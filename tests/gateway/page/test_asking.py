@@ -141,9 +141,8 @@ def test_a_target_that_tells_nothing_is_told_in_words_and_a_token_is_asked_by_th
     expect(page.locator("#token")).to_be_hidden()
 
 
-@pytest.mark.parametrize(("theme", "locale"), [("light", "en-US"), ("dark", "zh-CN")])
-def test_it_is_sound_for_screen_readers_and_fits_a_small_phone(open_page: Pages, theme: str, locale: str) -> None:
-    page = open_page(color_scheme=theme, locale=locale, viewport={"width": 360, "height": 740})
+def test_it_is_sound_for_screen_readers_and_fits_a_small_phone(open_page: Pages) -> None:
+    page = open_page(color_scheme="dark", locale="zh-CN", viewport={"width": 360, "height": 740})
     written(page, "quality", language="")
     go_to(page, 3)
     expect(page.locator("#token-draft .likely")).to_be_visible()

@@ -13,6 +13,7 @@ from .fake_gateway import MODES, FakeGateway, finish, mixed_reply, plain_reply, 
 pytestmark = pytest.mark.browser
 ORIGINS = list(LOOKS)
 ANSWER = "The sea turns to copper as the sun sinks."
+BOXES = "all => all.map((one) => one.getBoundingClientRect().toJSON())"
 
 
 def test_the_whole_history_is_sent_and_mode_and_settings_are_remembered(page: Any, fake: FakeGateway) -> None:
@@ -148,11 +149,11 @@ def test_two_modes_at_once_and_going_on_with_one(page: Any, fake: FakeGateway) -
     assert fake.bodies[0]["messages"] == fake.bodies[1]["messages"]
     expect(page.locator(".text")).to_have_text(["Left.", "Right."])
     expect(page.locator('#figures [scope="col"]')).to_have_text(["quality", "cloud"])
-    left, right = (answer.bounding_box() for answer in page.locator(".answer").all())
-    assert left["x"] + left["width"] <= right["x"] and left["y"] == right["y"]
+    left, right = page.locator(".answer").evaluate_all(BOXES)  # at once: it may be scrolling
+    assert left["right"] <= right["left"] and left["top"] == right["top"]
     page.set_viewport_size({"width": 360, "height": 740})
-    left, right = (answer.bounding_box() for answer in page.locator(".answer").all())
-    assert left["x"] == right["x"] and left["y"] + left["height"] <= right["y"]
+    left, right = page.locator(".answer").evaluate_all(BOXES)
+    assert left["left"] == right["left"] and left["bottom"] <= right["top"]
     page.locator(".choose").nth(1).click()
     page.select_option("#secondMode", "")
     answered(page, "And?", 3)
