@@ -25,9 +25,8 @@ MODEL = 104  # 0.42 of its first tokens end within a character: a llama-server d
 @pytest.fixture
 def cloud(dialect: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr("skydraft.edge.stock.connection.SAMPLE", PROMPT)
-    with fake(dialect, engine=toys.toy(MODEL)) as server:
-        with closing(skydraft.connect(server.url, require=True)) as cloud:
-            yield cloud
+    with fake(dialect, engine=toys.toy(MODEL)) as server, closing(skydraft.connect(server.url, require=True)) as cloud:
+        yield cloud
 
 
 @pytest.mark.parametrize(("dialect", "top_k", "top_p"), [("vllm", 0, 1.0), ("llama-server", 20, 0.6)])
