@@ -74,7 +74,7 @@ WRONG = {
     f"models fetch {SMALL} --source mirror": "mirror",
     "models path gpt-9": SMALL,
     # servers
-    "serve --model toy --tls-cert x": "Give two files",
+    "serve --model toy --port 0 --tls-cert x": "Give two files",
     "serve --model toy --tls-key x": "--tls-key needs --tls-cert",
     f"gateway {TOYS} --tls-key x": "--tls-key needs --tls-cert",
     "serve --model toy --port 0 --host 0.0.0.0": "unencrypted",

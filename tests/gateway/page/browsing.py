@@ -17,7 +17,7 @@ FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--use-fake-device-for-media-stream",
     "--use-fake-ui-for-media-stream",
-    # In place of the driver's own list. Pages for the address line, which nobody sees, take a second of a core per page.
+    # In place of the driver's own list. Pages for the address line, which nobody sees, take a second of a core each.
     "--disable-features=WebUIOmniboxPopup,WebUIOmniboxAimPopup,AimEnabled,HttpsUpgrades,LensOverlay,MediaRouter,"
     "NetworkTimeServiceQuerying,OptimizationHints,PaintHolding,PreconnectToSearch,Translate",
 ]  # fmt: skip
