@@ -87,9 +87,12 @@ class Generation:
         pushed = [(token_id, *self._stream.push(token_id)) for token_id in self._context.generated.tolist()]
         self._begun = [Token(token_id, "edge", text, -1, thought) for token_id, thought, text in pushed]
         self._has_begun = False
+        self._error: Exception | None = None  # that ended it
 
     def rounds(self) -> Iterator[tuple[Round, list[Token]]]:
-        """Rounds as they are committed, each with its tokens. No round is given twice, in any iteration."""
+        """Rounds as they are committed, each with its tokens. No round is given twice, in any iteration. An error ends
+        the generation: whoever asks for more, or for its text, gets it again."""
+        self._check()
         self._has_begun = True
         try:
             for done in self._loop.rounds():
@@ -98,10 +101,15 @@ class Generation:
         except GeneratorExit:
             raise  # this iterator is dropped; the generation may still go on
         except BaseException as error:
-            if not (self._loop.is_cancelled and isinstance(error, SkydraftError)):  # that is how a prefill is cancelled
-                self._watch.end(self)
+            self.close()
+            if not (self._loop.is_cancelled and isinstance(error, SkydraftError)):  # that is how a wait is cancelled
+                self._error = error if isinstance(error, Exception) else None
                 raise
         self.close()
+
+    def _check(self) -> None:
+        if self._error:
+            raise self._error.with_traceback(None)  # else each traceback would be kept
 
     def scores(self, done: Round) -> tuple[Score, ...]:
         base = done.record.base
@@ -187,22 +195,24 @@ class Generation:
     @property
     def text(self) -> str:
         """The text so far, without special tokens, thinking and a stop string; the whole one if nobody has begun."""
+        self._settle()
+        return "".join(self._texts)
+
+    def _settle(self) -> None:
+        self._check()
         if not self._has_begun:
             self.run()
-        return "".join(self._texts)
 
     @property
     def reasoning(self) -> str:
         """What was thought before the text, without tags; as `text`."""
-        if not self._has_begun:
-            self.run()
+        self._settle()
         return "".join(self._thoughts)
 
     @property
     def token_ids(self) -> tuple[int, ...]:
         """The tokens generated so far, an end token included; all of them if nobody has begun."""
-        if not self._has_begun:
-            self.run()
+        self._settle()
         return tuple(token_id for done in self._rounds for token_id in done.token_ids)
 
     @property

@@ -18,7 +18,15 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import grpc
 
 from skydraft.edge.tls import ServerOptions, first_error
-from skydraft.errors import CloudDraining, CloudLost, CloudTimeout, OptionError, SessionNotFound, SkydraftError
+from skydraft.errors import (
+    Cancelled,
+    CloudDraining,
+    CloudLost,
+    CloudTimeout,
+    OptionError,
+    SessionNotFound,
+    SkydraftError,
+)
 from skydraft.protocol.status import from_rpc
 from skydraft.protocol.values import FEW_FRAMES, SERVICE
 
@@ -69,13 +77,14 @@ class Awaited(Generic[T]):
         self._done.set()
 
     def cancel(self) -> None:
-        """Make `result` raise CloudLost. Any thread may call this; it never waits."""
+        """Make `result` raise Cancelled. Any thread may call this; it never waits."""
         self._is_cancelled = True
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(lambda: self.task.cancel())
 
     def result(self) -> T:
-        """Wait until the work is done. Raises the error of the work, or CloudLost if it was cancelled."""
+        """Wait until the work is done. Raises the error of the work, Cancelled after `cancel`, or CloudLost where the
+        interpreter ends."""
         try:
             self._done.wait()
         except BaseException:
@@ -84,7 +93,7 @@ class Awaited(Generic[T]):
         try:
             return self.task.result()
         except asyncio.CancelledError as error:
-            raise CloudLost("The generation was cancelled.") from error
+            raise (Cancelled if self._is_cancelled else CloudLost)("The generation was cancelled.") from error
 
 
 class EventLoop:

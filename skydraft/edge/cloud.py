@@ -163,7 +163,7 @@ class Cloud:
         return pending.result()
 
     def cancel(self) -> None:
-        """End the wait for facts with CloudLost, and all later ones. Any thread may call this."""
+        """End the wait for facts with Cancelled, and all later ones. Any thread may call this."""
         self._is_cancelled = True
         if (pending := self._pending) is not None:
             pending.cancel()
