@@ -1,4 +1,4 @@
-"""An error or a cancel at any step ends a generation: its places are free at once, and who asks for more is told why."""
+"""An error or a cancel at any step ends a generation: its places are free at once, and who asks again hears it again."""
 
 import gc
 import random
