@@ -86,7 +86,7 @@ class Generation:
         self._thoughts: list[str] = []
         pushed = [(token_id, *self._stream.push(token_id)) for token_id in self._context.generated.tolist()]
         self._begun = [Token(token_id, "edge", text, -1, thought) for token_id, thought, text in pushed]
-        self._has_begun = False
+        self._has_begun = self._is_closed = False
         self._error: Exception | None = None  # that ended it
 
     def rounds(self) -> Iterator[tuple[Round, list[Token]]]:
@@ -101,9 +101,10 @@ class Generation:
         except GeneratorExit:
             raise  # this iterator is dropped; the generation may still go on
         except BaseException as error:
+            was_closed = self._is_closed  # by its user, who has what there is
             self.close()
             if not (self._loop.is_cancelled and isinstance(error, SkydraftError)):  # that is how a wait is cancelled
-                self._error = error if isinstance(error, Exception) else None
+                self._error = error if isinstance(error, Exception) and not was_closed else None
                 raise
         self.close()
 
@@ -129,7 +130,7 @@ class Generation:
         """Scores of the prompt's tokens, if the request wants them, by the model whose text follows."""
         local = self.target.engine if self.target and self.request.plan.verifies else None
         engine, prompt = (local, self.prompts.target) if local else (self.edge, self.prompts.edge)
-        if engine and self.request.num_best is not None and self.request.scores_prompt:
+        if engine and self.request.num_best is not None and self.request.scores_prompt and self._loop.seats.take():
             yield from prompt_scores(engine, prompt, self.request.num_best)
 
     def __iter__(self) -> Iterator[Token]:
@@ -175,7 +176,7 @@ class Generation:
 
     def close(self) -> None:
         """Free the KV memory; observers see the end."""
-        self._has_begun = True
+        self._has_begun = self._is_closed = True
         try:
             self._loop.close()
         finally:

@@ -17,16 +17,9 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import grpc
 
+from skydraft import errors
 from skydraft.edge.tls import ServerOptions, first_error
-from skydraft.errors import (
-    Cancelled,
-    CloudDraining,
-    CloudLost,
-    CloudTimeout,
-    OptionError,
-    SessionNotFound,
-    SkydraftError,
-)
+from skydraft.errors import Cancelled, CloudLost, CloudTimeout, OptionError, SkydraftError
 from skydraft.protocol.status import from_rpc
 from skydraft.protocol.values import FEW_FRAMES, SERVICE
 
@@ -94,6 +87,26 @@ class Awaited(Generic[T]):
             return self.task.result()
         except asyncio.CancelledError as error:
             raise (Cancelled if self._is_cancelled else CloudLost)("The generation was cancelled.") from error
+
+
+class Waits:
+    """What one thread waits for, one work after another, until another thread cancels them."""
+
+    def __init__(self) -> None:
+        self.current: Awaited[Any] | None = None  # or the last one
+        self.is_cancelled = False
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> Awaited[T]:
+        self.current = pending = shared_loop().begin(work)
+        if self.is_cancelled:
+            pending.cancel()
+        return pending
+
+    def cancel(self) -> None:
+        """End this wait and all later ones with Cancelled. Any thread may call this."""
+        self.is_cancelled = True
+        if (pending := self.current) is not None:
+            pending.cancel()
 
 
 class EventLoop:
@@ -251,7 +264,7 @@ class Channel:
 
     async def _look(self, timeout_s: float) -> None:
         if await self.call(_HEALTH, timeout_s) != _SERVING:
-            raise CloudDraining("it is shutting down.")
+            raise errors.CloudDraining("it is shutting down.")
 
     def stream(self) -> SessionStream:
         method: Any = self.wire.stream_stream(_SESSION)
@@ -321,7 +334,7 @@ class SessionStream:
                 await self._call.read()
             except grpc.aio.AioRpcError as later:
                 error = later
-        return SessionNotFound("The stream ended early.")  # open it again: the connection may be sound
+        return errors.SessionNotFound("The stream ended early.")  # open it again: the connection may be sound
 
     def _watch(self, waiting: Waiting, began: float) -> None:
         self._watching = asyncio.ensure_future(self._look_for_life(waiting, began))

@@ -6,11 +6,11 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,19 +25,16 @@ _PROBED_LEN = 255  # tokens; the probe stands for shorter texts
 _LOOK_S = 0.2  # of those who wait for a floor: whether its owner is still there
 
 
-class _Taker(NamedTuple):
-    """Who has the floor or waits for it: a thread, and in it the frame whose `with` it is."""
+# Who has the floor or waits for it: a thread, and in it the frame whose `with` it is.
+_Taker: TypeAlias = tuple[int, FrameType]
 
-    thread: int
-    frame: FrameType
 
-    @property
-    def is_there(self) -> bool:
-        """Whether the thread is still in that `with`, though an interrupt may have kept it from saying that it left."""
-        at = sys._current_frames().get(self.thread)
-        while at is not None and at is not self.frame:
-            at = at.f_back
-        return at is not None
+def _is_there(taker: _Taker) -> bool:
+    """Whether it is still in that `with`, though an interrupt may have kept it from saying that it left."""
+    at = sys._current_frames().get(taker[0])
+    while at is not None and at is not taker[1]:
+        at = at.f_back
+    return at is not None
 
 
 class Floor:
@@ -53,30 +50,26 @@ class Floor:
         self._name = name
         self._line: deque[_Taker] = deque()  # the first has the lock, the others wait
         self._num_again = 0  # how often the first has taken it again
-        # Reentrant: the garbage collector may close a sequence, which calls `try_acquire`, anywhere in here.
+        # Reentrant: the garbage collector may close a sequence, which calls `if_free`, anywhere in here.
         self._lock = threading.RLock()
         self._moved = threading.Condition(self._lock)
 
     def __enter__(self) -> None:
-        self._acquire(sys._getframe(1))
+        self._acquire((threading.get_ident(), sys._getframe(1)))
         if self.is_closed:
-            self.release()
+            self.__exit__()
             self.check_open()
 
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-    def _acquire(self, frame: FrameType) -> None:
-        new = _Taker(threading.get_ident(), frame)
+    def _acquire(self, new: _Taker) -> None:
         with self._lock:
-            if self._line and self._line[0].thread == new.thread and self._line[0].is_there:
+            if self._line and self._line[0][0] == new[0] and _is_there(self._line[0]):
                 self._num_again += 1
                 return
             try:
                 self._line.append(new)
                 while self._line[0] is not new:
                     self._moved.wait(_LOOK_S)
-                    if not self._line[0].is_there:
+                    if not _is_there(self._line[0]):
                         self._leave(self._line[0])
             except BaseException:  # Ctrl-C, above all
                 self._leave(new)
@@ -88,16 +81,18 @@ class Floor:
             self._line.remove(taker)
             self._moved.notify_all()
 
-    def try_acquire(self) -> bool:
-        """Take the lock if it is open and no thread has it, not even this one; returns whether that was so."""
+    def if_free(self, work: Callable[[], object]) -> None:
+        """Do some work with the lock, if it is open and no thread has it, not even this one."""
         with self._lock:
             if self._line or self.is_closed:
-                return False
-            self._line.append(_Taker(threading.get_ident(), sys._getframe(1)))
-            return True
+                return
+            self._line.append((threading.get_ident(), sys._getframe()))
+        try:
+            work()
+        finally:
+            self.__exit__()
 
-    def release(self) -> None:
-        """Undo one `with`; the last one hands the lock to the thread that has waited longest."""
+    def __exit__(self, *_: object) -> None:
         with self._lock:
             if self._num_again:
                 self._num_again -= 1

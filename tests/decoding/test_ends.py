@@ -1,4 +1,4 @@
-"""An error or a cancel at any step ends a generation: its places are free at once, and who asks again hears it again."""
+"""An error or a cancel at any step ends a generation: its places are free, and who asks for more hears it again."""
 
 import gc
 import random
