@@ -98,7 +98,7 @@ class MessagesRequest(Translated):
         chosen = self.tool_choice or _Choice(type="auto")
         choice = {"any": "required", "tool": {"type": "function", "function": {"name": chosen.name}}}
         turns: list[dict[str, Any]] = []
-        told = _Message(role="system", content=self.system or [])
+        told = _Message.model_validate({"role": "system", "content": self.system or []})
         for each in (each for message in (told, *self.messages) for each in _turns(message)):
             # A system message after the user's words holds for their answer; models expect to answer these words.
             is_after = each["role"] == "system" and bool(turns) and turns[-1]["role"] == "user"
