@@ -272,7 +272,8 @@ def _read_vocab(lib: Any, model: Any, check_open: Callable[[], None]) -> Vocab:
     vocab = lib.model_get_vocab(model)
     pieces = _read_pieces(lib, vocab)
     bos, eos = lib.vocab_bos(vocab), lib.vocab_eos(vocab)
-    template = lib.model_chat_template(model, None)
+    templates = (lib.model_chat_template(model, name) for name in (None, b"tool_use"))
+    template, tool_template = (text.decode() if text else None for text in templates)
 
     def encode(text: str) -> list[int]:
         check_open()  # else the model is gone
@@ -283,7 +284,8 @@ def _read_vocab(lib: Any, model: Any, check_open: Callable[[], None]) -> Vocab:
         encode,
         special_ids=(i for i in range(len(pieces)) if lib.vocab_is_control(vocab, i)),
         end_ids=(i for i in range(len(pieces)) if lib.vocab_is_eog(vocab, i)),
-        chat_template=template.decode() if template else None,
+        chat_template=template,
+        tool_template=tool_template,
         bos_text=pieces[bos].decode() if lib.vocab_get_add_bos(vocab) and bos >= 0 else "",
         eos_text=pieces[eos].decode() if eos >= 0 else "",
     )
