@@ -89,8 +89,8 @@ def load(
 def fitting_context(
     models: Iterable[str], num_sequences: int, *, offline: bool = False, source: SourceName = "auto",
     progress: Progress = no_progress,
-) -> tuple[int, str] | None:  # fmt: skip
-    """The longest context that fits so many conversations with these models, and a line that says why.
+) -> tuple[int, int, str] | None:  # fmt: skip
+    """The longest context that fits so many conversations with these models, their tokens, and a line that says why.
 
     None unless all are GGUF files. They are resolved as in `load`. Raises a SkydraftError.
     """

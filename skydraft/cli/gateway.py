@@ -128,8 +128,10 @@ def _open(work: Work, cloud: CloudChoice, models: ModelChoice, keep: KeepChoice,
 
     num_sequences = work.parallel + work.keep
     here = [models.edge_model, *([] if cloud.address or work.edge_only else [models.target_name])]
-    models = models.fitted(here, num_sequences + (num_sequences > 1))
-    options = replace(models.options, max_sequences=num_sequences)
+    options = models.fitted(here, num_sequences).options
+    if not options.gpu_layers:  # there each context has its buffers in the memory of the GPU
+        options = replace(options, total_len=options.total_len or num_sequences * options.context_len)
+    options = replace(options, max_sequences=num_sequences)
     plan = make_plan("edge") if work.edge_only else None
     cloud = cloud.but(fallback="start") if cloud.address else cloud  # a service comes up before its cloud does
     sides = cloud.sides(replace(models, options=options), plan, audits=keep.audit_share > 0)

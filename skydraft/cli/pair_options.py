@@ -59,9 +59,9 @@ class ModelChoice:
             )
         if found is None:
             return self
-        context_len, line = found
+        context_len, total_len, line = found
         TERMINAL.say(line)
-        return replace(self, options=replace(self.options, context_len=context_len))
+        return replace(self, options=replace(self.options, context_len=context_len, total_len=total_len))
 
     def load_edge(self) -> Engine:
         return self.load(self.edge_model, self.adapter)

@@ -130,7 +130,12 @@ class Generation:
         """Scores of the prompt's tokens, if the request wants them, by the model whose text follows."""
         local = self.target.engine if self.target and self.request.plan.verifies else None
         engine, prompt = (local, self.prompts.target) if local else (self.edge, self.prompts.edge)
-        if engine and self.request.num_best is not None and self.request.scores_prompt and self._loop.seats.take():
+        if (
+            engine
+            and self.request.num_best is not None
+            and self.request.scores_prompt
+            and self._loop.seats.take(len(prompt.token_ids))
+        ):
             yield from prompt_scores(engine, prompt, self.request.num_best)
 
     def __iter__(self) -> Iterator[Token]:

@@ -18,6 +18,8 @@ from skydraft.errors import CloudError
 from skydraft.gating.gates import NO_PLACE, Gate, Reason
 from skydraft.types import WRITE_ALL, Cost, DraftBlock, LinkCost, Origin, Outcome, Round, StepRecord, Verdict
 
+_AHEAD = 64  # tokens that a round may add to a sequence
+
 
 @dataclass(eq=False)
 class SpeculativeLoop:
@@ -42,16 +44,17 @@ class SpeculativeLoop:
 
     def rounds(self) -> Iterator[Round]:
         """Rounds until the context is finished, each once it is committed; another call continues with the next one. It
-        first waits for its turn, where the models have no free sequence. Raises EngineBusy."""
-        if not self.seats.take():
-            return
-        if not self._num_rounds:
-            self._started = time.perf_counter()
-        while self.context.finish is None and not self.is_cancelled:
+        waits for its turn, first and when the text gets long, where the models have no room. Raises EngineBusy."""
+        while self._may_go_on():
             began = time.perf_counter()
+            self._started = self._started or began
             block = self._draft()
             reason = self._reason(block)
             yield self._verify(block, reason, began) if reason else self._skip(block, began)
+
+    def _may_go_on(self) -> bool:
+        has_more = self.context.finish is None and not self.is_cancelled
+        return has_more and self.seats.take(len(self.context.token_ids) + _AHEAD)
 
     def _reason(self, block: DraftBlock) -> Reason:
         generated, place = self.context.generated, NO_PLACE

@@ -43,8 +43,10 @@ class Adapters:
     def __init__(self, base: Engine) -> None:
         self.folder: Path | None = None
         self.default = AUTO  # for texts that name none
+        self.wait_s = 300.0  # for so long a text that has chosen one may wait for its turn
         self._of = weakref.ref(base)  # which owns this
         self._known: dict[str, _Known] = {}
+        self._faults: dict[str, tuple[tuple[int, ...], SkydraftError]] = {}  # of damaged files, by their stamps
         self._replaced: dict[Engine, float] = {}  # and when
         self._lock = threading.Lock()
         self._opening = threading.Lock()  # apart, so that texts with other adapters go on meanwhile
@@ -119,10 +121,24 @@ class Adapters:
         stamp = stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size
         before = self._known.get(name)
         if before is None or before.stamp != stamp:
-            self._known[name] = _Known(path, stamp, read_adapter(path).card)
+            self._known[name] = _Known(path, stamp, self._read_card(name, path, stamp))
             if before and before.engine:
-                self._replaced[before.engine] = time.monotonic()
+                self._replace(before.engine)
         return self._known[name]
+
+    def _read_card(self, name: str, path: Path, stamp: tuple[int, ...]) -> AdapterCard:
+        found_at, fault = self._faults.get(name, ((), None))
+        if fault and found_at == stamp:
+            raise fault.with_traceback(None)
+        try:
+            return read_adapter(path).card
+        except SkydraftError as error:
+            self._faults[name] = stamp, error
+            raise
+
+    def _replace(self, engine: Engine) -> None:
+        self._replaced[engine] = time.monotonic()
+        engine.forget_kept()
 
     def _opened(self, known: _Known) -> Engine:
         if known.engine is None:
@@ -141,15 +157,15 @@ class Adapters:
         with self._lock:
             known.engine = engine
             if known not in self._known.values():  # its file changed or went meanwhile
-                self._replaced[engine] = time.monotonic()
+                self._replace(engine)
 
     def _close_replaced(self) -> None:
         for name, known in [*self._known.items()]:
             if known.engine and not known.path.exists():  # it was taken back
-                self._replaced[known.engine] = time.monotonic()
+                self._replace(known.engine)
                 del self._known[name]
         for engine, since in [*self._replaced.items()]:
-            if not engine.prefixes.num_open and time.monotonic() > since + engine.wait_s:
+            if not engine.prefixes.num_open and time.monotonic() > since + self.wait_s:
                 del self._replaced[engine]
                 engine.close()
 

@@ -12,7 +12,7 @@ import numpy as np
 from skydraft.engines.adapters import Adapters
 from skydraft.engines.model import Feeds, Floor, Model, Sequence, TokenBuffer
 from skydraft.engines.prefix_cache import PrefixCache
-from skydraft.engines.seats import Seats
+from skydraft.engines.slots import Seats
 from skydraft.engines.vocab import Rows, TokenIds
 from skydraft.errors import ContextExceeded, OptionError, PromptError
 from skydraft.types import Recordings, Reuse

@@ -230,6 +230,15 @@ def kv_facts(lib: Library, path: Path) -> tuple[int, int]:
     return context, layers * kv_heads * sum(sides) * 2
 
 
+def rope_depends(lib: Library, path: Path) -> bool:
+    """Whether keys may depend on the length of the context, so that no other context can take them over."""
+    header = lib.gguf_init_from_file(os.fsencode(path), GgufParams(no_alloc=True))
+    try:
+        return _of_architecture(lib, header, "rope.scaling.original_context_length") > 0
+    finally:
+        lib.gguf_free(header)
+
+
 def _architecture(lib: Library, header: Any) -> str:
     return (_value(lib, header, b"general.architecture", _STRING) or b"").decode(errors="replace")
 

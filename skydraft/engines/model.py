@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from types import FrameType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,9 @@ from skydraft.engines.vocab import Rows, TokenIds, Vocab
 from skydraft.errors import EngineError, PromptError, SkydraftError
 from skydraft.types import Cost, Media, Recordings, Reuse
 
-_PROBED_LEN = 255  # tokens; the probe stands for shorter texts
+if TYPE_CHECKING:
+    from skydraft.engines.slots import Slots
+
 _LOOK_S = 0.2  # of those who wait for a floor: whether its owner is still there
 
 
@@ -243,16 +245,16 @@ class Model(ABC):
     max_batch_rows: int = 512  # most rows of a forward without logits
     max_output_rows: int = 512  # most rows of a forward with logits
     max_sequences: int = 1  # KV is kept for reuse while fewer are open
-    has_seats: bool = False  # whether no more than these can be open: a generation then waits for its seat
-    wait_s: float = 300.0  # how long it waits
+    slots: Slots | None = None  # if no more than these can be open: a generation then waits for its own
     has_kernels: bool = True  # whose path may depend on the length; then rows are compared further on in a text
+    probed_len: int = 255  # tokens; the profile stands for shorter texts
     is_full_precision: bool = True  # 16 bits round differences away: rows equal in a probe need not be equal later
     profile: RowProfile = NOT_PROBED
     can_copy: bool = False  # whether it has `copy`
 
     @abstractmethod
-    def allocate(self) -> Any:
-        """A handle for a new, empty KV sequence."""
+    def allocate(self, num_tokens: int) -> Any:
+        """A handle for a new, empty KV sequence, which will soon hold so many tokens."""
 
     @abstractmethod
     def forward(self, feeds: Feeds, *, want_logits: bool) -> list[Rows]:
@@ -269,9 +271,9 @@ class Model(ABC):
     def kv_length(self, sequence: Sequence) -> int:
         """How many tokens the cache itself says it holds."""
 
-    def allocate_beginning(self) -> Any:
+    def allocate_beginning(self, num_tokens: int) -> Any:
         """A handle for the KV of the beginning of prompts; None where there is none."""
-        return self.allocate() if self.can_copy else None
+        return self.allocate(num_tokens) if self.can_copy else None
 
     def copy(self, source: Sequence, target: Sequence, length: int) -> None:  # noqa: B027
         """Give `target`, which is empty, the KV of the first `length` tokens of `source`, to the bit."""
@@ -306,6 +308,11 @@ class Model(ABC):
         return rows
 
     @property
+    def num_cells(self) -> int:
+        """Tokens that its sequences have memory for, where that grows with them."""
+        return 0
+
+    @property
     def invariant_rows(self) -> int:
         return self.profile.invariant_rows
 
@@ -324,7 +331,7 @@ class Model(ABC):
             if (num_rows := sum(len(token_ids) for _, token_ids in feeds)) > self.max_output_rows:
                 raise EngineError(f"{num_rows} rows are too many for one forward.")
             longest = max(sequence.length for sequence, _ in feeds)
-            if self.has_kernels and longest > _PROBED_LEN and 1 < num_rows <= self.invariant_rows:
+            if self.has_kernels and longest > self.probed_len and 1 < num_rows <= self.invariant_rows:
                 return self.feed_compared(feeds)
             return self.feed(feeds)
 

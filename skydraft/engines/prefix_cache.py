@@ -85,7 +85,8 @@ class PrefixCache:
     @property
     def slots(self) -> list[Any]:
         """Those that hold something."""
-        return [*(each.slot for each in self._taken), *(each.slot for each in self._kept)]
+        begun = [self._begun.slot] if self._begun else []
+        return [*(each.slot for each in self._taken), *(each.slot for each in self._kept), *begun]
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -112,8 +113,8 @@ class PrefixCache:
             self._kept = [each for each in self._kept if each is not source]
             sequence = Sequence(engine, source.slot, media, reuse, source.token_ids[:length], whole_len)
         else:
-            self._make_room(engine, 1)
-            sequence = Sequence(engine, engine.allocate(), media, reuse)
+            self.make_room(engine, 1)
+            sequence = Sequence(engine, engine.allocate(len(ids)), media, reuse)
         self._taken.add(sequence)
         try:
             if sequence.length:
@@ -184,7 +185,7 @@ class PrefixCache:
         self._note(target, self.beginning, len(self.beginning))
 
     def _keep_beginning(self, engine: Model, sequence: Sequence) -> None:
-        if (slot := engine.allocate_beginning()) is not None:
+        if (slot := engine.allocate_beginning(len(self.beginning))) is not None:
             begun = Sequence(engine, slot)
             self._copy_beginning(engine, sequence, begun)
             self._begun = begun
@@ -204,10 +205,13 @@ class PrefixCache:
                 self._kept.append(Kept(done.slot, ids, done.whole_len, done.media, done.reuse, now))
             else:
                 engine.release(done)
-        self._make_room(engine, 0)
+        self.make_room(engine, 0)
 
-    def _make_room(self, engine: Model, num_wanted: int) -> None:
-        while self._kept and len(self._taken) + num_wanted + len(self._kept) > engine.max_sequences:
+    def make_room(self, engine: Model, num_wanted: int) -> None:
+        while self._kept and (
+            len(self._taken) + num_wanted + len(self._kept) > engine.max_sequences
+            or (engine.slots and engine.slots.is_full)
+        ):
             engine.release(Sequence(engine, self._kept.pop(0).slot))
 
     def forget(self, engine: Model, older_than_s: float) -> None:

@@ -57,7 +57,7 @@ class ListEngine(Engine):
 
     has_kernels = False
 
-    def allocate(self) -> list[Any]:
+    def allocate(self, num_tokens: int) -> list[Any]:
         return []
 
     def roll_back(self, sequence: Sequence, length: int) -> None:

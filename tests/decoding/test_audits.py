@@ -26,6 +26,7 @@ from skydraft.learning.collect import Collector
 from skydraft.prompts.audio import Audio
 from skydraft.prompts.messages import asked
 from tests import reference, toys
+from tests.decoding.test_slots import begun, few, is_free, slots_of, text
 from tests.gating.test_calibration import made
 from tests.learning.test_collect import read
 from tests.serving import Serving, free_port, ran_s, serving, waiting
@@ -215,6 +216,23 @@ def test_others_compute_between_the_parts_of_an_audit() -> None:
     with closing(Watching(toys.toy(1, 0.7), waiting(target, once))) as watching:
         watching.write()
     assert turns == [3] and len(forwards) > 10
+
+
+def test_an_audit_waits_for_its_place_among_the_texts() -> None:
+    target = few()
+    with closing(Watching(toys.toy(), target)) as watching:
+        with begun(text(cloud=target)):
+            skydraft.start(REQUEST, observers=[watching.auditor], edge=toys.toy(), cloud=target).run()
+            Serving.wait_until(lambda: bool(slots_of(target).line))
+            assert not watching.kept
+        watching.auditor.finish()
+        assert [len(audit) for _, audit in watching.kept] == [20] and is_free(target)
+        holder = begun(text(cloud=target))
+        skydraft.start(REQUEST, observers=[watching.auditor], edge=toys.toy(), cloud=target).run()
+        Serving.wait_until(lambda: bool(slots_of(target).line))
+    assert watching.kept[1][1] == ()
+    holder.close()
+    assert is_free(target)
 
 
 def test_closing_breaks_off_what_is_read_and_keeps_every_answer() -> None:

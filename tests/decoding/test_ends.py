@@ -13,7 +13,7 @@ from skydraft import Generation, make_plan
 from skydraft.errors import EngineError
 
 from ..engines.test_floor import interrupt_in
-from .test_seats import few, text
+from .test_slots import few, text
 
 NUM = 12
 MODES = ("edge", "cloud", "lossless", "quality")

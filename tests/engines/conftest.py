@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import skydraft
+from skydraft.engines import llamacpp
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.transformers_omni import OmniEngine
@@ -59,7 +60,18 @@ def gguf_path(home: Path) -> Path:
 
 
 Load = Callable[[], Engine]
-KINDS = ["toy", "text", "omni", pytest.param("gguf", marks=[pytest.mark.model, pytest.mark.long])]
+KINDS = [
+    "toy", "text", "omni", pytest.param("gguf", marks=[pytest.mark.model, pytest.mark.long]),
+    pytest.param("grows", marks=[pytest.mark.model, pytest.mark.long]),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def small_places() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(llamacpp, "_LEAST_LEN", 4)
+        patch.setattr(llamacpp, "_AHEAD", 0)
+        yield
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -74,7 +86,11 @@ def load(request: pytest.FixtureRequest) -> Load:
         omni_folder = request.getfixturevalue("omni_folder")
         return lambda: OmniEngine(omni_folder, OPTIONS, name="omni")
     request.getfixturevalue("gguf_path")
-    options = EngineOptions(context_len=128, max_sequences=6, num_threads=1)
+    total_len = 0
+    if request.param == "grows":  # from place to place, every few tokens
+        total_len = 6 * 128
+        request.getfixturevalue("small_places")
+    options = EngineOptions(context_len=128, max_sequences=6, num_threads=1, total_len=total_len)
     return lambda: skydraft.load(default_pair().draft, options, offline=True)
 
 

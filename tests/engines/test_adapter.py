@@ -194,7 +194,7 @@ def test_the_adapter_whose_prompts_begin_alike_is_chosen_and_a_new_file_counts(b
             assert sequence.extend([1]).shape[0] == 1  # the text that was under way goes on
         choose("named", TEXT)
         before.open(TEXT).close()  # as does one that was chosen for it, and waited for a seat
-        before.wait_s = 0.0
+        engine.adapters.wait_s = 0.0
         choose("named", TEXT)
         with pytest.raises(EngineError, match="is closed"):
             before.open(TEXT)
@@ -202,7 +202,6 @@ def test_the_adapter_whose_prompts_begin_alike_is_chosen_and_a_new_file_counts(b
             names = [name for name, _ in engine._model.named_parameters()]
             assert not [name for name in names if before._label in name] and [n for n in names if after._label in n]
         (home / "named" / "adapter.gguf").unlink()  # as `learn revert` does
-        after.wait_s = 0.0
         assert choose(None, [1]) is choose(None, [1]) is engine
         with pytest.raises(EngineError, match="is closed"):
             after.open(TEXT)
@@ -252,7 +251,7 @@ def test_texts_go_on_while_an_adapter_is_opened(slow: Any, tmp_path: Path) -> No
         engine.adapters.choose("auto", TEXT)
         go_on.set()
         late = asked.result()
-    late.wait_s = 0.0
+    engine.adapters.wait_s = 0.0
     engine.adapters.choose("auto", TEXT)
     with pytest.raises(EngineError, match="is closed"):
         late.open(TEXT)

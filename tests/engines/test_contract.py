@@ -95,7 +95,7 @@ class TestContract:
             monkeypatch.setattr(engine, "prefixes", PrefixCache())
             engine.prefixes.share(beginning)
             if not copies:
-                monkeypatch.setattr(engine, "allocate_beginning", lambda: None)
+                monkeypatch.setattr(engine, "allocate_beginning", lambda num_tokens: None)
             opened = [engine.open(prompt) for prompt in prompts]
             cached.append([sequence.take_prefill_cost().num_cached for sequence in opened])
             for sequence, prompt in zip(opened, prompts, strict=True):

@@ -106,7 +106,7 @@ def test_what_a_text_shares_with_the_last_is_not_computed_again() -> None:
     assert [sum(engine.rows) for engine in pair] == [8, 8]
 
 
-def test_seats_are_given_back() -> None:
+def test_slots_are_given_back() -> None:
     pair = (open_toy("toy:drift=0.5", max_sequences=1), open_toy("toy", max_sequences=1))
     with closing(Scorer(*pair)) as scorer:
         assert scorer.score("p", PROMPT, (1, 2), DecodingParams(), "zh-short").style == "zh-short"
