@@ -220,15 +220,15 @@ def test_others_compute_between_the_parts_of_an_audit() -> None:
 
 def test_an_audit_waits_for_its_place_among_the_texts() -> None:
     target = few()
-    with closing(Watching(toys.toy(), target)) as watching:
+    with closing(Watching(toys.toy(1), target)) as watching:
         with begun(text(cloud=target)):
-            skydraft.start(REQUEST, observers=[watching.auditor], edge=toys.toy(), cloud=target).run()
+            skydraft.start(REQUEST, observers=[watching.auditor], edge=toys.toy(1), cloud=target).run()
             Serving.wait_until(lambda: bool(slots_of(target).line))
             assert not watching.kept
         watching.auditor.finish()
         assert [len(audit) for _, audit in watching.kept] == [20] and is_free(target)
         holder = begun(text(cloud=target))
-        skydraft.start(REQUEST, observers=[watching.auditor], edge=toys.toy(), cloud=target).run()
+        skydraft.start(REQUEST, observers=[watching.auditor], edge=toys.toy(1), cloud=target).run()
         Serving.wait_until(lambda: bool(slots_of(target).line))
     assert watching.kept[1][1] == ()
     holder.close()

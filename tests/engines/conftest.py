@@ -1,6 +1,7 @@
 """An engine of each kind, and a target and a draft model for transformers, made once."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,15 @@ import skydraft
 from skydraft.engines import llamacpp
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
+from skydraft.engines.registry import open_engine
 from skydraft.engines.transformers_omni import OmniEngine
 from skydraft.engines.transformers_text import TransformersEngine
 from skydraft.models import KNOWN, cache_dir, default_pair
 from skydraft.models.cache import model_path
 
+from ..later import later
 from .tiny_checkpoint import OPTIONS, save_model
+from .tiny_gguf import to_gguf
 from .tiny_omni import save_omni
 from .tiny_toy import toy
 
@@ -61,9 +65,15 @@ def gguf_path(home: Path) -> Path:
 
 Load = Callable[[], Engine]
 KINDS = [
-    "toy", "text", "omni", pytest.param("gguf", marks=[pytest.mark.model, pytest.mark.long]),
-    pytest.param("grows", marks=[pytest.mark.model, pytest.mark.long]),
+    "toy", "text", "omni", "grows", pytest.param("gguf", marks=[pytest.mark.model, pytest.mark.long]),
 ]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def tiny_gguf(folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    later("llama_cpp")
+    later("gguf")
+    return to_gguf(folders[0], tmp_path_factory.mktemp("gguf") / "tiny.gguf")
 
 
 @pytest.fixture(scope="module")
@@ -85,12 +95,13 @@ def load(request: pytest.FixtureRequest) -> Load:
     if request.param == "omni":
         omni_folder = request.getfixturevalue("omni_folder")
         return lambda: OmniEngine(omni_folder, OPTIONS, name="omni")
-    request.getfixturevalue("gguf_path")
-    total_len = 0
+    options = EngineOptions(context_len=128, max_sequences=6, num_threads=1)
     if request.param == "grows":  # from place to place, every few tokens
-        total_len = 6 * 128
+        options = replace(options, total_len=6 * 128)
         request.getfixturevalue("small_places")
-    options = EngineOptions(context_len=128, max_sequences=6, num_threads=1, total_len=total_len)
+        tiny = request.getfixturevalue("tiny_gguf")
+        return lambda: open_engine("gguf", "qwen-tiny", tiny, options)
+    request.getfixturevalue("gguf_path")
     return lambda: skydraft.load(default_pair().draft, options, offline=True)
 
 

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from skydraft.engines import adapters
 from skydraft.engines.adapter import Adapter, digest, read_adapter, write_adapter
 from skydraft.engines.base import Engine
 from skydraft.engines.registry import open_engine
@@ -20,6 +22,7 @@ from skydraft.errors import EngineError, OptionError, RecordsError, SkydraftErro
 from ..later import later
 from .adapters import change
 from .tiny_checkpoint import OPTIONS, copy_of
+from .tiny_gguf import to_gguf
 
 gguf = later("gguf")
 later("peft")
@@ -38,42 +41,6 @@ def base(request: pytest.FixtureRequest, folder: Path, tmp_path: Path) -> Path:
         return folder
     later("llama_cpp")
     return to_gguf(folder, tmp_path / "base.gguf")
-
-
-def to_gguf(folder: Path, path: Path, *templates: dict[str, str]) -> Path:
-    """The checkpoint as a file for llama.cpp, in float32, with a vocabulary of the same size."""
-    from safetensors.numpy import load_file
-
-    weights = load_file(folder / "model.safetensors")
-    vocab_size = len(weights["model.embed_tokens.weight"])
-    writer = gguf.GGUFWriter(path, "qwen2")
-    for add, value in (
-        ("context_length", 1024), ("embedding_length", 32), ("block_count", 2), ("feed_forward_length", 64),
-        ("head_count", 4), ("head_count_kv", 2), ("layer_norm_rms_eps", 1e-6), ("rope_freq_base", 10000.0),
-    ):  # fmt: skip
-        getattr(writer, f"add_{add}")(value)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list([f"t{number}" for number in range(vocab_size)])
-    writer.add_token_types([1] * vocab_size)
-    writer.add_token_merges(["t 1"])
-    writer.add_chat_template(templates)
-    names = {f"model.layers.{n}.{long}": f"blk.{n}.{short}" for n in range(2) for long, short in PARTS.items()}
-    names |= {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-    for key, value in weights.items():
-        name, _, end = key.rpartition(".")
-        writer.add_tensor(f"{names[name]}.{end}", np.ascontiguousarray(value, np.float32))
-    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
-        write()
-    writer.close()
-    return path
-
-
-PARTS = {
-    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
-}  # fmt: skip
 
 
 def merged(folder: Path, adapter: Adapter, out: Path) -> Path:
@@ -154,7 +121,9 @@ def test_a_model_with_an_adapter_is_the_model_with_its_changed_weights(
             each.open(TEXT)
 
 
-def test_the_adapter_whose_prompts_begin_alike_is_chosen_and_a_new_file_counts(base: Path, tmp_path: Path) -> None:
+def test_the_adapter_whose_prompts_begin_alike_is_chosen_and_a_new_file_counts(
+    monkeypatch: pytest.MonkeyPatch, base: Path, tmp_path: Path
+) -> None:
     matrix = "model.layers.1.self_attn.q_proj" if base.is_dir() else "blk.1.attn_q.weight"
     home = tmp_path / "adapters"
 
@@ -172,6 +141,10 @@ def test_the_adapter_whose_prompts_begin_alike_is_chosen_and_a_new_file_counts(b
         write("all", 3, TEXT, engine.fingerprint)
         write("named", 4, [], engine.fingerprint)
         write("strange", 5, TEXT[:7], "f" * 32)
+        read = Counter[str]()
+        monkeypatch.setattr(
+            adapters, "read_adapter", lambda path: (read.update([path.parent.name]), read_adapter(path))[1]
+        )
         (home / "damaged").mkdir()
         (home / "damaged" / "adapter.gguf").write_bytes(b"GGUF")
         choose = engine.adapters.choose
@@ -186,6 +159,7 @@ def test_the_adapter_whose_prompts_begin_alike_is_chosen_and_a_new_file_counts(b
         ):  # fmt: skip
             with pytest.raises(SkydraftError, match=says):
                 choose(wanted, TEXT)
+        assert set(read.values()) == {1} and read["damaged"]
         before = choose("named", TEXT)
         with closing(before.open(TEXT)) as sequence:
             write("named", 6, [], engine.fingerprint)

@@ -1,6 +1,5 @@
 """The engine of GGUF files on the demo pair's draft model, where it is on this machine."""
 
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,6 @@ from skydraft.engines.llama_library import load_library
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.registry import open_engine
 from skydraft.errors import OptionError
-from skydraft.types import Reuse
 
 pytestmark = [pytest.mark.model, pytest.mark.long]
 
@@ -53,26 +51,3 @@ def test_layers_on_a_gpu_are_refused_where_the_library_has_none(gguf_path: Path)
         pytest.skip("this llama.cpp has a GPU")
     with pytest.raises(OptionError, match="gpu_layers -1 needs a llama"):
         open_engine("gguf", "draft", gguf_path, EngineOptions(context_len=32, gpu_layers=-1))
-
-
-@pytest.mark.parametrize("total_len", [0, 4096])
-def test_bits_are_those_of_a_place_that_was_never_left(gguf_path: Path, total_len: int) -> None:
-    """Grown over three lengths, cut, kept, taken over and copied; memory is taken as far as it is used."""
-    ids = [token_id + 1000 for token_id in range(700)]
-    reuse = Reuse("talk", exact=True)
-    with (
-        open_engine("gguf", "draft", gguf_path, EngineOptions(1024, 2, num_threads=2)) as fixed,
-        open_engine("gguf", "draft", gguf_path, EngineOptions(1024, 2, total_len=total_len, num_threads=2)) as engine,
-    ):
-        assert engine.num_cells == 0
-        for length in (100, 300, 600, 200, 500):
-            with closing(fixed.open(ids[:length])) as there, closing(engine.open(ids[:length], reuse=reuse)) as here:
-                for begin in range(length - 1, length + 80, 40):
-                    for token_id in ids[begin : begin + 3]:
-                        assert np.array_equal(here.extend([token_id]), there.extend([token_id])), (length, begin)
-                    for sequence in (here, there):
-                        sequence.truncate(begin)
-                        sequence.engine.prefixes.feed(sequence.engine, sequence, ids[: begin + 41])
-                assert not total_len or here.length <= engine.num_cells <= 3 * 1024
-        engine.forget_kept()
-        assert engine.num_cells == 0
