@@ -4,14 +4,16 @@ import json
 import sys
 import uuid
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, Tag
 
 from skydraft.gateway.answers import ItemsAnswer, WrittenCall
+from skydraft.gateway.items import AS_TEXT, Call, CalledTool, Document, Picture, Result, Skipped, TextPart, by_table
 from skydraft.gateway.refusals import NOT_SERVED, Refusal
 from skydraft.gateway.schema import MAX_STOPS, Translated, check_served
-from skydraft.gateway.tools import MAX_TOOLS, OtherTool, Result, Some, TextPart, ToolName, by_kind
+from skydraft.gateway.tools import MAX_TOOLS, OtherTool, Some, ToolName, by_kind
 from skydraft.prompts.tool_calls import CallText
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
@@ -25,32 +27,23 @@ _NO_PLACE = "A message has no place for it; use chat completions."
 _OUTPUT = {"output_config.format": _FORMAT, "skydraft.logprobs": _NO_PLACE, "skydraft.token_ids": _NO_PLACE}
 
 
-class _Use(BaseModel):
-    type: Literal["tool_use"]
-    id: str
-    name: str
-    input: dict[str, Any]
-
-
-class _Result(BaseModel):
-    type: Literal["tool_result"]
-    tool_use_id: str
-    content: Result | None = None
-
-
-class _Thought(BaseModel):
-    type: Literal["thinking", "redacted_thinking"]
-    thinking: str = ""
-
-
-_Blocks = Annotated[
-    Some[Annotated[TextPart | _Use | _Result | _Thought, Field(discriminator="type")]], Field(max_length=256)
+_Block = Annotated[
+    Annotated[
+        Annotated[TextPart, Tag("text")]
+        | Annotated[Picture, Tag("image")]
+        | Annotated[Document, Tag("document")]
+        | Annotated[Call, Tag("tool_use")]
+        | Annotated[Result, Tag("tool_result")]
+        | Annotated[Skipped, Tag("thinking")],
+        by_table("text", "image", "document", "tool_use", "tool_result", "thinking"),
+    ],
+    AS_TEXT,
 ]
 
 
 class _Message(BaseModel):
     role: Literal["user", "assistant", "system"]
-    content: str | _Blocks
+    content: str | Annotated[Some[_Block], Field(max_length=256)]
 
 
 class _Tool(BaseModel):
@@ -60,7 +53,7 @@ class _Tool(BaseModel):
     input_schema: dict[str, Any]
 
 
-_AnyTool = Annotated[Annotated[_Tool, Tag("a function")] | Annotated[OtherTool, Tag("another")], by_kind("custom")]
+_AnyTool = Annotated[Annotated[_Tool, Tag("a custom")] | Annotated[OtherTool, Tag("another")], by_kind("custom")]
 
 
 class _Choice(BaseModel):
@@ -80,7 +73,11 @@ class MessagesRequest(Translated):
         "logprobs": _NO_PLACE,
         "top_logprobs": _NO_PLACE,
     }
-    names: ClassVar[Mapping[str, str]] = {"stop": "stop_sequences", "reasoning_effort": "output_config.effort"}
+    names: ClassVar[Mapping[str, str]] = {
+        "stop": "stop_sequences",
+        "reasoning_effort": "output_config.effort",
+        "messages": "messages",
+    }
 
     messages: Annotated[Some[_Message], Field(min_length=1, max_length=4096)]
     system: str | Annotated[Some[TextPart], Field(max_length=256)] | None = None
@@ -124,18 +121,23 @@ def _as_chats(tool: _Tool | OtherTool) -> dict[str, Any]:
 
 
 def _turns(message: _Message) -> Iterator[dict[str, Any]]:
-    """One of Anthropic's messages as OpenAI's: results are messages of their own, before the words."""
-    blocks = [TextPart(type="text", text=message.content)] if isinstance(message.content, str) else message.content
-    for result in (block for block in blocks if isinstance(block, _Result)):
-        yield {"role": "tool", "tool_call_id": result.tool_use_id, "content": result.content}
-    texts = [block for block in blocks if isinstance(block, TextPart)]
-    uses = [block for block in blocks if isinstance(block, _Use)]
-    calls = [{"id": use.id, "function": {"name": use.name, "arguments": use.input}} for use in uses]
-    thought = "\n".join(block.thinking for block in blocks if isinstance(block, _Thought)) or None
-    if texts or calls or (thought and message.role == "assistant"):
-        yield {
-            "role": message.role, "content": texts, "tool_calls": calls or None, "reasoning_content": thought,
-        }  # fmt: skip
+    """One of Anthropic's messages as OpenAI's: results are messages of their own, the user's before the words."""
+    content = message.content
+    blocks: list[Any] = [TextPart(type="text", text=content)] if isinstance(content, str) else content
+    if message.role == "user":
+        blocks = sorted(blocks, key=lambda block: not isinstance(block, Result))
+    for is_result, group in groupby(blocks, key=lambda block: isinstance(block, Result)):
+        said = list(group)
+        if is_result:
+            yield from ({"role": "tool", "tool_call_id": each.call_id, "content": each.output} for each in said)
+            continue
+        texts = [block for block in said if isinstance(block, TextPart | Picture)]
+        calls = [block for block in said if isinstance(block, CalledTool)]
+        thought = "\n".join(block.thought for block in said if isinstance(block, Skipped) and block.thought) or None
+        if texts or calls or (thought and message.role == "assistant"):
+            yield {
+                "role": message.role, "content": texts, "tool_calls": calls or None, "reasoning_content": thought,
+            }  # fmt: skip
 
 
 class MessagesAnswer(ItemsAnswer):

@@ -137,10 +137,10 @@ def _invalid(error: ValidationError) -> Refusal:
 
 def _said(error: Any, place: list[str]) -> str:
     kind, facts = error["type"], error.get("ctx", {})
-    if kind == "union_tag_invalid" and "image" in facts["tag"]:
-        return "Pictures are not read. The models take text, and some take recordings (input_audio)."
     if kind == "union_tag_invalid":
         return f"There is no type '{facts['tag']}' here. Use one of: {facts['expected_tags']}."
+    if kind == "union_tag_not_found":
+        return "It has no type."
     if kind == "extra_forbidden":
         own = OWN_FIELDS.get(place[-1])
         return f"There is no such field. {f'Use {own} of the request.' if own else 'Remove it.'}"

@@ -19,11 +19,12 @@ from skydraft.config import CAPTION_PROMPT, MIN_CALL_PROB, DecodingParams, decod
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.base import Engine
 from skydraft.errors import UsageError
+from skydraft.gateway.items import AudioPart, Picture
 from skydraft.gateway.pair import ModelNames
 from skydraft.gateway.refusals import TOO_LONG, Refusal, refusal_of
 from skydraft.gateway.schema import ChatMessage, ChatRequest, TextRequest
 from skydraft.gateway.thinking import arranged
-from skydraft.gateway.tools import AudioPart, OtherTool
+from skydraft.gateway.tools import OtherTool
 from skydraft.grammars import json_schema
 from skydraft.prompts import tool_calls
 from skydraft.prompts.audio import Audio, audio_from_bytes
@@ -141,8 +142,6 @@ def order_of(body: ChatRequest | TextRequest, edge: Engine, names: ModelNames, d
 
 
 def _check_chat(body: ChatRequest, edge: Engine) -> None:
-    if body.recordings and not edge.takes_audio:
-        raise Refusal(400, f"The model {edge.name} takes no audio.", param="messages")
     if body.callable_tools and not tool_calls.writes_calls(edge.vocab.chat_template):
         message = "This model's chat template does not write calls as <tool_call>, so it cannot use tools."
         raise Refusal(400, message, param="tools")
@@ -150,7 +149,7 @@ def _check_chat(body: ChatRequest, edge: Engine) -> None:
 
 def _chat_order(body: ChatRequest, edge: Engine, names: ModelNames, defaults: Defaults) -> Order:
     _check_chat(body, edge)
-    messages = _messages(body.messages)
+    messages = _messages(body.messages, edge)
     if body.continue_final_message and messages:
         messages[-1] = _named("messages", lambda: replace(messages[-1], is_open=True))
     if defaults.system and not any(message.role == "system" for message in messages):
@@ -296,11 +295,11 @@ def _params(
     return decoding_params(None, **by_default | chosen)
 
 
-def _messages(given: list[ChatMessage]) -> list[Message]:
+def _messages(given: list[ChatMessage], edge: Engine) -> list[Message]:
     messages: list[Message] = []
-    left_s = _MAX_SPEECH_S
+    left_s, turn = _MAX_SPEECH_S, _last_turn(given)
     for number, message in enumerate(given):
-        text, speech = _content(message, number)
+        text, speech = _content(message, number, edge, is_last=number in turn)
         if speech:
             text = text if text.strip() else CAPTION_PROMPT
         recordings: list[Audio] = []
@@ -311,7 +310,7 @@ def _messages(given: list[ChatMessage]) -> list[Message]:
                 raise Refusal(400, f"All recordings together last more than {_MAX_SPEECH_S:g} s.", param="messages")
         if message.role == "system" and not text.strip():
             continue  # some clients always send an empty one
-        calls = as_objects(call.model_dump() for call in message.tool_calls or ())
+        calls = as_objects(call.as_chat() for call in message.tool_calls or ())
         more = {"tool_calls": calls or None, "tool_call_id": message.tool_call_id, "name": message.name}
         more |= {REASONING: message.thought if message.role == "assistant" else None}
         kept = tuple((key, value) for key, value in more.items() if value is not None)
@@ -319,13 +318,31 @@ def _messages(given: list[ChatMessage]) -> list[Message]:
     return messages
 
 
-def _content(message: ChatMessage, number: int) -> tuple[str, list[AudioPart]]:
+def _last_turn(given: list[ChatMessage]) -> range:
+    """The places of the user's last messages, with system messages beside them."""
+    end = max((number + 1 for number, message in enumerate(given) if message.role == "user"), default=0)
+    others = (number + 1 for number in range(end) if given[number].role not in ("user", "system"))
+    return range(max(others, default=0), end)
+
+
+def _content(message: ChatMessage, number: int, edge: Engine, *, is_last: bool) -> tuple[str, list[AudioPart]]:
+    """The words and the recordings. What a model cannot take is refused in the user's last turn, and words before."""
     if message.content is None or isinstance(message.content, str):
         return message.content or "", []
-    texts = [part.text for part in message.content if not isinstance(part, AudioPart)]
-    recordings = [part for part in message.content if isinstance(part, AudioPart)]
-    if recordings and message.role != "user":
-        raise Refusal(400, "Only user messages may hold recordings.", param=f"messages.{number}.content")
+    texts, recordings = list[str](), list[AudioPart]()
+    for at, part in enumerate(message.content):
+        param = f"messages.{number}.content.{at}"
+        if isinstance(part, AudioPart) and message.role != "user":
+            raise Refusal(400, "Only user messages may hold recordings.", param=param)
+        if isinstance(part, AudioPart) and edge.takes_audio:
+            recordings.append(part)
+        elif isinstance(part, AudioPart) and is_last:
+            raise Refusal(400, f"The model {edge.name} takes no audio.", param=param)
+        elif isinstance(part, Picture) and is_last:
+            said = f"{part.what.capitalize()}s are not read. The models take text, and some take recordings"
+            raise Refusal(400, f"{param}: {said} (input_audio).", param=param)
+        else:
+            texts.append(part.text)
     return "\n".join(texts), recordings
 
 

@@ -6,18 +6,52 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Tag
 
-from skydraft.gateway import items
 from skydraft.gateway.answers import ItemsAnswer, Run, WrittenCall
+from skydraft.gateway.items import Call, CalledTool, Content, Result, Skipped, by_table
 from skydraft.gateway.logprobs import token_logprobs
 from skydraft.gateway.refusals import NOT_SERVED, SPENT, TOO_LONG, Refusal
 from skydraft.gateway.schema import MAX_LOGPROBS, MaxTokens, Translated
-from skydraft.gateway.tools import MAX_TOOLS, OtherTool, Some
+from skydraft.gateway.tools import MAX_TOOLS, Function, OtherTool, Some, by_kind, flat
 from skydraft.prompts.tool_calls import CallText
 
 _INCOMPLETE: dict[str | None, str] = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _LOGPROBS = "message.output_text.logprobs"
+
+
+class _Message(BaseModel):
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+
+
+_Item = Annotated[
+    Annotated[_Message, Tag("message")]
+    | Annotated[Call, Tag("function_call")]
+    | Annotated[Result, Tag("function_call_output")]
+    | Annotated[Skipped, Tag("reasoning")],
+    by_table("message", "function_call", "function_call_output", "reasoning"),
+]
+
+
+class _Function(Function):
+    type: Literal["function"]
+
+
+class _Namespace(BaseModel):
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    type: Literal["namespace"]
+    name: str
+    tools: Annotated[Some["_AnyTool"], Field(max_length=MAX_TOOLS)]
+
+
+_AnyTool = Annotated[
+    Annotated[_Function, BeforeValidator(flat), Tag("a function")]
+    | Annotated[_Namespace, Tag("a namespace")]
+    | Annotated[OtherTool, Tag("another")],
+    by_kind("function", "namespace"),
+]
 
 
 class _TextOptions(BaseModel):
@@ -35,10 +69,10 @@ class ResponsesRequest(Translated):
         "messages": "input", "response_format.json_schema": "text.format", "response_format": "text.format",
     }  # fmt: skip
 
-    input: str | Annotated[Some[items.Item], Field(min_length=1, max_length=4096)]
+    input: str | Annotated[Some[_Item], Field(min_length=1, max_length=4096)]
     instructions: str | None = None
     max_output_tokens: MaxTokens = None
-    tools: Annotated[Some[items.AnyTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[Some[_AnyTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: _TextOptions | None = None
@@ -61,18 +95,18 @@ class ResponsesRequest(Translated):
             "top_logprobs": self.top_logprobs if scored else None,
         }
 
-    def functions(self) -> dict[str, tuple[str | None, items.FunctionTool]]:
+    def functions(self) -> dict[str, tuple[str | None, _Function]]:
         """Each function and its namespace by the name that the model reads: its own, or both where that is taken."""
-        known: dict[str, tuple[str | None, items.FunctionTool]] = {}
+        known: dict[str, tuple[str | None, _Function]] = {}
         for space in self.tools or ():
-            for tool in space.tools if isinstance(space, items.Namespace) else [space]:
-                if isinstance(tool, items.FunctionTool):
-                    namespace = space.name if isinstance(space, items.Namespace) else None
+            for tool in space.tools if isinstance(space, _Namespace) else [space]:
+                if isinstance(tool, _Function):
+                    namespace = space.name if isinstance(space, _Namespace) else None
                     known[f"{namespace}.{tool.name}" if tool.name in known else tool.name] = namespace, tool
         return known
 
     def _tools(self) -> list[dict[str, Any]]:
-        spaces = [space.tools for space in self.tools or () if isinstance(space, items.Namespace)]
+        spaces = [space.tools for space in self.tools or () if isinstance(space, _Namespace)]
         others = [tool for tools in (self.tools or (), *spaces) for tool in tools if isinstance(tool, OtherTool)]
         functions = [
             {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_unset=True) | {"name": name}}
@@ -89,23 +123,23 @@ class ResponsesRequest(Translated):
             return [*messages, {"role": "user", "content": self.input}]
         thought, known_as = "", {(space, tool.name): name for name, (space, tool) in self.functions().items()}
         for item in self.input:
-            if isinstance(item, items.SkippedItem):
+            if isinstance(item, Skipped):
                 thought = "\n".join(filter(None, (thought, item.thought)))
-            elif isinstance(item, items.MessageItem):
+            elif isinstance(item, _Message):
                 messages.append({"role": item.role, "content": item.content})
-            elif isinstance(item, items.CallItem):
+            elif isinstance(item, CalledTool):
                 if not messages or messages[-1]["role"] != "assistant":
                     messages.append({"role": "assistant", "content": None})
                 name = known_as.get((item.namespace, item.name), item.name)
-                call = {"id": item.call_id, "function": {"name": name, "arguments": item.arguments}}
-                messages[-1].setdefault("tool_calls", []).append(call)
-            if thought and isinstance(item, items.MessageItem | items.CallItem):
+                messages[-1].setdefault("tool_calls", []).append(item.model_copy(update={"name": name}))
+            if thought and isinstance(item, _Message | CalledTool):
                 if messages[-1]["role"] == "assistant":
                     before = messages[-1].get("reasoning_content")
                     messages[-1]["reasoning_content"] = "\n".join(filter(None, (before, thought)))
                 thought = ""
-            if isinstance(item, items.ResultItem | items.CallItem) and item.output is not None:
-                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.output})
+            if isinstance(item, Result) or (isinstance(item, CalledTool) and item.output is not None):
+                called = item.call_id if isinstance(item, Result) else item.id
+                messages.append({"role": "tool", "tool_call_id": called, "content": item.output})
         return messages
 
 

@@ -7,21 +7,18 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, create_model, field_validator, model_validator
 
 from skydraft.config import MAX_K, STYLES, DecodingParams
+from skydraft.gateway.items import AudioPart, Call, Content
 from skydraft.gateway.refusals import NEUTRAL, NOT_SERVED, OWN_FIELDS, Refusal
 from skydraft.gateway.tools import (
     MAX_TOOLS,
     AllowedTools,
     AnyTool,
-    AudioPart,
     Checked,
-    Content,
     Function,
     NamedTool,
     Some,
     Tool,
-    ToolCall,
     ToolChoice,
-    as_text,
 )
 from skydraft.prompts.messages import Role
 from skydraft.prompts.thinking import Think
@@ -58,16 +55,10 @@ class ChatMessage(Checked):
     role: Annotated[Role, BeforeValidator(lambda role: "system" if role == "developer" else role)]
     content: Content | None = None
     name: str | None = None
-    tool_calls: Annotated[Some[ToolCall], Field(max_length=256)] | None = None
+    tool_calls: Annotated[Some[Call], Field(max_length=256)] | None = None
     tool_call_id: str | None = None
     reasoning_content: Thought = None
     reasoning: Thought = None  # the same, as others call it
-
-    @field_validator("content", mode="before")
-    @classmethod
-    def _as_result(cls, content: Any, info: ValidationInfo) -> Any:
-        is_result = info.data.get("role") == "tool" and isinstance(content, list)
-        return [as_text(part) for part in content] if is_result else content
 
     @property
     def thought(self) -> str | None:

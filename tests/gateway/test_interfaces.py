@@ -174,7 +174,7 @@ PARTS: dict[str, list[dict[str, Any]]] = {
         {"type": "document", "source": {"type": "base64"}}, {"type": "input_file"}, {"type": "file", "file": {}},
     ],
     json.dumps(FOUND, ensure_ascii=False): [FOUND],
-    json.dumps(NOTE, ensure_ascii=False): [NOTE],
+    "快\n语速": [{**NOTE, "title": "快"}],
 }  # fmt: skip
 
 
@@ -184,6 +184,82 @@ def test_what_is_no_text_in_a_result_is_words(words: str) -> None:
         turn = {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "雨"}, part]}
         chat: Any = ChatRequest.model_validate({"model": "a", "messages": [turn]})
         assert [each.text for each in chat.messages[-1].content] == ["雨", words]
+
+
+ASKS: Any = {"role": "user", "content": "快"}
+SEES: dict[str, Any] = {
+    "chat/completions": {"type": "image_url", "image_url": {"url": "x"}},
+    "messages": {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "x"}},
+    "responses": {"type": "input_image", "image_url": "x"},
+}
+# Turns of other servers and apps, by what they are in a chat.
+ELSEWHERE: dict[str, tuple[str, list[Any], list[Any]]] = {
+    "a custom tool": (
+        "chat/completions", [{"role": "assistant", "content": None, "tool_calls": [
+            {"id": "1", "type": "custom", "custom": {"name": "patch", "input": "慢"}}]}],
+        [{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "patch", "arguments": "慢"}}]}],
+    ),
+    "a search by another server": (
+        "messages", [{"role": "assistant", "content": [
+            {"type": "server_tool_use", "id": "1", "name": "web_search", "input": {"query": "x"}},
+            {"type": "web_search_tool_result", "tool_use_id": "1", "content": [
+                {"type": "web_search_result", "url": "http://a", "title": "t", "encrypted_content": "e"}]},
+            {"type": "text", "text": "慢"}]}],
+        [{"role": "assistant", "content": "慢"}],
+    ),
+    "a call by another server": (
+        "messages", [{"role": "assistant", "content": [
+            {"type": "text", "text": "高"},
+            {"type": "mcp_tool_use", "id": "1", "name": "f", "server_name": "s", "input": {"a": 1}},
+            {"type": "mcp_tool_result", "tool_use_id": "1", "is_error": False, "content": [
+                {"type": "text", "text": "晴"}]},
+            {"type": "text", "text": "慢"}]}],
+        [{"role": "assistant", "content": "高", "tool_calls": [
+            {"id": "1", "function": {"name": "f", "arguments": '{"a": 1}'}}]},
+         {"role": "tool", "tool_call_id": "1", "content": "晴"}, {"role": "assistant", "content": "慢"}],
+    ),
+    "what is left of earlier turns": (
+        "messages", [{"role": "assistant", "content": [{"type": "compaction", "content": "慢"}]}],
+        [{"role": "assistant", "content": "慢"}],
+    ),
+    "a document, and files": (
+        "messages", [{"role": "user", "content": [NOTE, {"type": "container_upload", "file_id": "x"}]}, ASKS | {
+            "role": "assistant"}],
+        [{"role": "user", "content": "语速\n(a document, which cannot be read here)"}, ASKS | {"role": "assistant"}],
+    ),
+    "a recording for a model that hears": (
+        "chat/completions", [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "AAAA"}}]},
+                             ASKS | {"role": "assistant"}],
+        [{"role": "user", "content": PICTURE.replace("picture", "recording").replace("read", "heard")},
+         ASKS | {"role": "assistant"}],
+    ),
+    **{f"a picture in {path}": (
+        path, [{"role": "user", "content": [part]}, ASKS | {"role": "assistant"}],
+        [{"role": "user", "content": PICTURE}, ASKS | {"role": "assistant"}],
+    ) for path, part in SEES.items()},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ELSEWHERE)
+def test_a_conversation_from_elsewhere_goes_on(served: Running, case: str) -> None:
+    path, turns, chat = ELSEWHERE[case]
+
+    def count(path: str, turns: list[Any]) -> int:
+        body = {"input" if path == "responses" else "messages": [ASKS, *turns, ASKS]}
+        answer = post(served, COUNTS[path], **plain(path) | body)
+        assert answer.status_code == 200, answer.text
+        return int(answer.json()["input_tokens"])
+
+    assert count(path, turns) == count("chat/completions", chat)
+
+
+@pytest.mark.parametrize("path", SEES)
+def test_a_picture_is_refused_in_the_users_last_turn_alone(served: Running, path: str) -> None:
+    """Also where the turn is several messages, and while its tools are called."""
+    said, name = {"role": "user", "content": [SEES[path]]}, "input" if path == "responses" else "messages"
+    for turns in ([said], [said, ASKS], [ASKS, ASKS | {"role": "assistant"}, said, ASKS | {"role": "assistant"}]):
+        error = post(served, path, **plain(path) | {name: turns}).json()["error"]
+        assert error["message"].startswith(f"{name}") and "Pictures are not read." in error["message"]
 
 
 def test_an_answer_goes_on_from_a_last_message_of_the_assistant() -> None:
