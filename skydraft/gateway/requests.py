@@ -4,13 +4,14 @@ import base64
 import binascii
 import codecs
 import json
+import logging
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -25,13 +26,14 @@ from skydraft.gateway.refusals import TOO_LONG, Refusal, refusal_of
 from skydraft.gateway.schema import ChatMessage, ChatRequest, TextRequest
 from skydraft.gateway.thinking import arranged
 from skydraft.gateway.tools import OtherTool
-from skydraft.grammars import json_schema
+from skydraft.grammars import check_grammar, followable, json_schema
 from skydraft.prompts import tool_calls
 from skydraft.prompts.audio import Audio, audio_from_bytes
 from skydraft.prompts.messages import Message, as_objects
 from skydraft.prompts.pair import ShareAudio
 from skydraft.prompts.thinking import REASONING, Think
 
+log = logging.getLogger("skydraft.gateway")
 B = TypeVar("B", bound=BaseModel)
 T = TypeVar("T")
 _TEXT_TOKENS = 16  # OpenAI's default for completions; a chat may fill the context
@@ -160,7 +162,8 @@ def _chat_order(body: ChatRequest, edge: Engine, names: ModelNames, defaults: De
     has_results = any(message.role == "tool" for message in messages)
     if has_results and not body.callable_tools and tool_calls.writes_calls(edge.vocab.chat_template):
         messages = tool_calls.results_before_questions(messages)
-    params = _params(body, defaults, max_tokens, _grammar(body))
+    unfollowed = set[str]()
+    params = _params(body, defaults, max_tokens, _grammar(body, unfollowed))
     thinking = arranged(body, edge.vocab, defaults.think)
     params = replace(params, think_budget=body.choice.think_budget or thinking.budget or params.think_budget)
     plan = names.plan_of(body.model, body.choice)
@@ -185,7 +188,7 @@ def _chat_order(body: ChatRequest, edge: Engine, names: ModelNames, defaults: De
         local_only=body.choice.local_only,
         adapter=names.adapter_of(body.model),
     )
-    left_out = sorted({tool.type for tool in body.tools or () if isinstance(tool, OtherTool)})
+    left_out = sorted(unfollowed.union(tool.type for tool in body.tools or () if isinstance(tool, OtherTool)))
     left_out += ["thinking"] * thinking.is_unmet
     return Order(_choices(request, body.n or 1), partial(reader_of, body), left_out)
 
@@ -219,14 +222,27 @@ def reader_of(body: ChatRequest) -> tool_calls.Reader | None:
     return tool_calls.CallReader({tool.name: tool.parameters for tool in body.callable_tools}, single=single)
 
 
-def _grammar(body: ChatRequest) -> str:
-    schema, functions = body.schema_of_answer, body.callable_tools
+def _grammar(body: ChatRequest, left_out: set[str]) -> str:
+    """What the answer follows, or "". Keywords of schemas that it does not follow are added to `left_out`."""
+    functions, parallel = body.callable_tools, body.calls_in_parallel
+    schema = None if body.must_call else followable(body.schema_of_answer, left_out)
+    grammar = ""
     if functions and (body.must_call or schema is not None):
-        tools = [function.model_dump() for function in functions]
-        answer = None if body.must_call else json.dumps(schema, ensure_ascii=False)
-        parallel = body.calls_in_parallel
-        return _named("tools", lambda: tool_calls.calling_grammar(tools, parallel=parallel, answer=answer))
-    return "" if schema is None else _named("response_format", lambda: json_schema(schema))
+        tools = [{"name": each.name, "parameters": followable(each.parameters, left_out)} for each in functions]
+        answer = None if schema is None else json.dumps(schema, ensure_ascii=False)
+        calling = partial(tool_calls.calling_grammar, tools, parallel=parallel, answer=answer)
+        grammar = _named("tools", lambda: check_grammar(calling()))
+    elif schema is not None:
+        grammar = _named("response_format", lambda: json_schema(schema))
+    for keyword in left_out:
+        _say_unfollowed(keyword)
+    return grammar
+
+
+@cache
+def _say_unfollowed(keyword: str) -> None:
+    """Once for each keyword."""
+    log.warning("No grammar here follows '%s' of a schema. It is left out, and answers may not fit it.", keyword)
 
 
 def _named(param: str, make: Callable[[], T]) -> T:

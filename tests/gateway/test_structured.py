@@ -10,7 +10,9 @@ import pytest
 
 from skydraft.engines.toy import open_toy
 from skydraft.errors import EngineBusy, MissingDependency
+from skydraft.gateway.pair import Pair
 from skydraft.gateway.refusals import refusal_of
+from skydraft.gateway.requests import _say_unfollowed
 from skydraft.prompts.chat_template import render
 from skydraft.prompts.messages import conversation
 from skydraft.prompts.tool_calls import may_answer
@@ -18,7 +20,7 @@ from skydraft.prompts.tool_calls import may_answer
 from ..later import later
 from .interfaces import PARIS, Voice, forced, plain
 from .interfaces import ask as of
-from .running import Running, written_by
+from .running import Running, gateway, written_by
 from .test_fields import SLOW, fitting, must, tool
 
 openai = later("openai")
@@ -68,6 +70,45 @@ def test_a_json_object_may_have_a_schema(served: Running) -> None:
         ("responses", {"text": {"format": named}}),
     ):  # fmt: skip
         assert json.loads(of(served, path, plain(path, limit=60) | more).text) == {"city": "Paris"}
+
+
+MAIL: Any = {"type": "string", "format": "email", "pattern": r"^(?!\.)(?!.*\.\.)[a-z]+@[a-z]+$"}
+ABOUT = {"description": "d" * 70_000, "title": "t" * 70_000, "examples": ["e" * 70_000], "default": "e" * 70_000}
+# Schemas with what no grammar follows, and the keywords that are said to be left out.
+LOOSE: dict[str, tuple[Any, list[str]]] = {
+    "a map of zod's": (
+        {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "boolean"}}, [],
+    ),
+    "nothing else": ({**PARIS, "unevaluatedProperties": False}, []),
+    "a pattern that looks around": ({"type": "object", "properties": {"to": MAIL}, "required": ["to"]}, ["pattern"]),
+    "a set of pydantic's": (
+        {"type": "object", "properties": {"a": {"type": "array", "items": {"enum": [1]}, "uniqueItems": True}}},
+        ["uniqueItems"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LOOSE)
+def test_what_no_grammar_follows_refuses_nothing_and_is_said(
+    served: Running, caplog: pytest.LogCaptureFixture, case: str
+) -> None:
+    schema, left_out = LOOSE[case]
+    _say_unfollowed.cache_clear()
+    for more in (fitting(schema), {"tools": [tool("f", parameters=schema), TIME], "tool_choice": "required"}):
+        answer = served.chat(max_tokens=8, **more)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["skydraft"].get("left_out", []) == left_out
+    assert [record.args for record in caplog.records if record.name == "skydraft.gateway"] == [(w,) for w in left_out]
+
+
+@pytest.mark.parametrize(("num", "status"), [(100, 200), (500, 400)])
+def test_of_many_tools_the_grammar_counts_no_descriptions(num: int, status: int) -> None:
+    props = {"q": {"type": "string", "description": "What to look for. " * 38}}
+    tools = [tool(f"t{at}", parameters={"type": "object", "properties": props}) for at in range(num)]
+    with gateway(Pair(open_toy("toy", 2**19))) as running:
+        answer = running.chat(model="skydraft", max_tokens=1, tool_choice="required", tools=tools)
+        assert running.chat(model="skydraft", max_tokens=1, **fitting({**PARIS, **ABOUT})).status_code == 200
+    assert answer.status_code == status and (status == 200 or answer.json()["error"]["param"] == "tools"), answer.text
 
 
 def check_calls(calls: Any) -> None:
