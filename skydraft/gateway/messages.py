@@ -19,12 +19,11 @@ from skydraft.prompts.tool_calls import CallText
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
           429: "rate_limit_error", 503: "overloaded_error"}  # fmt: skip
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
-_FORMAT = "Use skydraft.grammar instead: json_schema:{...}."
+_FORMAT = "Use output_config.format instead."
 _SIGNATURE = "skydraft"  # it says who thought; nothing is checked when it comes back
 _MOST = sys.float_info.max  # JSON has no infinity
 _BILL = "x-anthropic-billing-header:"  # Claude Code's first words; parts of the line change with each request
 _NO_PLACE = "A message has no place for it; use chat completions."
-_OUTPUT = {"output_config.format": _FORMAT, "skydraft.logprobs": _NO_PLACE, "skydraft.token_ids": _NO_PLACE}
 
 
 _Block = Annotated[
@@ -74,6 +73,8 @@ class MessagesRequest(Translated):
         "top_logprobs": _NO_PLACE,
     }
     names: ClassVar[Mapping[str, str]] = {
+        "response_format.json_schema": "output_config.format",
+        "response_format": "output_config.format",
         "stop": "stop_sequences",
         "reasoning_effort": "output_config.effort",
         "messages": "messages",
@@ -88,8 +89,9 @@ class MessagesRequest(Translated):
 
     def chat_fields(self) -> dict[str, Any]:
         ours = {f"skydraft.{name}": getattr(self.choice, name) for name in ("logprobs", "token_ids")}
+        check_served(ours, dict.fromkeys(ours, _NO_PLACE))
         output = self.output_config or {}
-        check_served(ours | {f"output_config.{name}": value for name, value in output.items()}, _OUTPUT)
+        form = output.get("format") or None
         chosen = self.tool_choice or _Choice(type="auto")
         choice = {"any": "required", "tool": {"type": "function", "function": {"name": chosen.name}}}
         turns: list[dict[str, Any]] = []
@@ -106,6 +108,7 @@ class MessagesRequest(Translated):
             "messages": [{"role": "system", "content": told}, *turns] if told else turns,
             "reasoning_effort": self.reasoning_effort or output.get("effort"),
             "continue_final_message": goes_on,
+            "response_format": {**form, "json_schema": form} if isinstance(form, dict) else form,
             "stop": self.stop_sequences,
             "tools": self.tools and [_as_chats(tool) for tool in self.tools],
             "tool_choice": choice.get(chosen.type, chosen.type),
@@ -115,7 +118,7 @@ class MessagesRequest(Translated):
 
 def _as_chats(tool: _Tool | OtherTool) -> dict[str, Any]:
     if isinstance(tool, OtherTool):
-        return {"type": tool.type}
+        return tool.model_dump(include={"type", "name"})
     said = {"description": tool.description} if tool.description is not None else {}
     return {"type": "function", "function": {"name": tool.name, **said, "parameters": tool.input_schema}}
 

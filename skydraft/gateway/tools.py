@@ -82,7 +82,14 @@ class AllowedTools(Checked):
 
 def _as_word(choice: Any) -> Any:
     """Some clients write a word as the type of an object."""
-    return choice["type"] if isinstance(choice, dict) and choice.keys() == {"type"} else choice
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if isinstance(kind, str) and kind not in (*_WORDS, "function", "allowed_tools"):
+        raise ValueError(NOT_RUN.format(kind[:64]))
+    return kind if kind in _WORDS else choice
+
+
+NOT_RUN = "the tool '{}' is not run here; only functions can be called"
+_WORDS = ("none", "auto", "required")
 
 
 ToolChoice = Annotated[
