@@ -144,7 +144,7 @@ def order_of(body: ChatRequest | TextRequest, edge: Engine, names: ModelNames, d
 
 
 def _check_chat(body: ChatRequest, edge: Engine) -> None:
-    if body.callable_tools and not tool_calls.writes_calls(edge.vocab.chat_template):
+    if body.callable_tools and not tool_calls.writes_calls(edge.vocab):
         message = "This model's chat template does not write calls as <tool_call>, so it cannot use tools."
         raise Refusal(400, message, param="tools")
 
@@ -160,7 +160,7 @@ def _chat_order(body: ChatRequest, edge: Engine, names: ModelNames, defaults: De
     max_tokens = body.max_completion_tokens or body.max_tokens or defaults.max_new_tokens(edge.context_len)
     max_tokens = min(max_tokens + (0 if is_prompt else len(begun)), 2**31 - 1)
     has_results = any(message.role == "tool" for message in messages)
-    if has_results and not body.callable_tools and tool_calls.writes_calls(edge.vocab.chat_template):
+    if has_results and not body.callable_tools and tool_calls.writes_calls(edge.vocab):
         messages = tool_calls.results_before_questions(messages)
     unfollowed = set[str]()
     params = _params(body, defaults, max_tokens, _grammar(body, unfollowed))
