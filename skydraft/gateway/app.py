@@ -3,7 +3,9 @@
 import asyncio
 import hashlib
 import logging
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +25,7 @@ from skydraft.decoding.request import GenerateRequest
 from skydraft.errors import ContextExceeded, GrammarRefused
 from skydraft.gateway.answers import Answer, ChatAnswer
 from skydraft.gateway.completions import TextAnswer
-from skydraft.gateway.desk import Desk, Event, Events, GatewayMetrics, Readers, Ticket
+from skydraft.gateway.desk import Desk, Event, Events, GatewayMetrics, Ticket
 from skydraft.gateway.doorkeeper import Authorize, Doorkeeper, Visit
 from skydraft.gateway.messages import MessagesAnswer
 from skydraft.gateway.pair import CloudHealth, ModelNames, Pair, model_card
@@ -84,7 +86,8 @@ class Gateway:
         self._cloud = CloudHealth(pair)
         self.desk = Desk(pair, options.max_running, options.max_waiting, has_keys=authorize is not None)
         self.metrics = GatewayMetrics(self.desk, pair)
-        self._readers = Readers(has_keys=authorize is not None)
+        self._reader = ThreadPoolExecutor(2 if authorize else 1, thread_name_prefix="reading")
+        self._reads = defaultdict[str, asyncio.Lock](asyncio.Lock)  # of each key, which reads one thing at a time
         cors = Middleware(
             CORSMiddleware, allow_origins=options.origins, allow_methods=["*"], allow_headers=["*"],
             allow_private_network=True,
@@ -122,7 +125,7 @@ class Gateway:
         )
 
     def close(self) -> None:
-        self._readers.close()
+        self._reader.shutdown(wait=False, cancel_futures=True)
         self.desk.close()
 
     def _refusing(self, answer: Callable[..., Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
@@ -189,9 +192,11 @@ class Gateway:
                 raise refusal from error
 
     async def _reading(self, visit: Visit, read: Callable[..., T], *given: Any, takes_long: bool = False) -> T:
-        """Call `read`, in a thread where it `takes_long` or the body is."""
-        is_long = takes_long or visit.is_long
-        return await self._readers.read(visit.label, partial(read, *given)) if is_long else read(*given)
+        """Call `read`, in a thread where it `takes_long` or the body is: then keys take turns."""
+        if not (takes_long or visit.is_long):
+            return read(*given)
+        async with self._reads[visit.label]:
+            return await asyncio.get_running_loop().run_in_executor(self._reader, read, *given)
 
     def refuse(self, error: Exception) -> Refusal:
         refusal = refusal_of(error)

@@ -6,19 +6,18 @@ its place, its sequence and its seat in the cloud are freed; other clients notic
 
 import asyncio
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from skydraft.access.shares import Shares, WorkShares
+from skydraft.access.shares import Shares
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.receipt import Receipt
 from skydraft.decoding.request import GenerateRequest
@@ -30,7 +29,6 @@ from skydraft.gateway.requests import Order
 from skydraft.prompts.tool_calls import Piece, Reader, ThoughtText
 from skydraft.types import FinishReason, Round, Score, Token
 
-T = TypeVar("T")
 _FIRST_TOKEN_S = 0.05  # at most, so a slow reader delays no other answer
 # As `skydraft serve` tells it, by vLLM's names.
 _SPECULATION = {"drafts": "Blocks judged", "draft_tokens": "Tokens drafted", "accepted_tokens": "Drafts accepted"}
@@ -242,54 +240,12 @@ class Desk:
         self._pool.shutdown(wait=True)
 
 
-class Readers:
-    """Threads for what takes long to read, so that it slows other such work and nothing else.
-
-    With keys there are two, of which a key has one at a time. The key that had less time goes first.
-    """
-
-    def __init__(self, *, has_keys: bool = False) -> None:
-        num_threads = 2 if has_keys else 1
-        self._lanes, self._had = Shares(num_threads, apart=has_keys, spare=1), WorkShares()
-        self._waiting: list[tuple[str, asyncio.Future[None]]] = []
-        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="reading")
-
-    async def read(self, label: str, read: Callable[[], T]) -> T:
-        """Call `read` in a thread once it is the turn of this key."""
-        loop = asyncio.get_running_loop()
-        turn = loop.create_future()
-        self._had.enter(label, (other for other, _ in self._waiting))
-        self._waiting.append((label, turn))
-        self._next()
-        try:
-            await turn
-            began = time.monotonic()
-            try:
-                return await loop.run_in_executor(self._pool, read)
-            finally:
-                self._had.serve(label, time.monotonic() - began)
-        finally:
-            if not turn.cancelled():
-                self._lanes.give_back(label)
-            self._next()
-
-    def _next(self) -> None:
-        for label, turn in sorted(self._waiting, key=lambda each: self._had.of(each[0])):
-            if turn.cancelled() or self._lanes.may_take(label):
-                self._waiting.remove((label, turn))
-                if not turn.cancelled():
-                    self._lanes.take(label)
-                    turn.set_result(None)
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-
 class GatewayMetrics:
     content_type = CONTENT_TYPE_LATEST
 
     def __init__(self, desk: Desk, pair: Pair) -> None:
         self._auditor, self._registry, cloud = pair.auditor, CollectorRegistry(), pair.far
+        model = pair.cloud_name or pair.edge.name
         ours: dict[str, Any] = {"namespace": "skydraft_gateway", "registry": self._registry}
         self._answers = Counter("answers", "Choices that came to their end", **ours)
         self._refusals = Counter("refusals", "Errors told", ["status"], **ours)
@@ -300,9 +256,7 @@ class GatewayMetrics:
         self._audits = Gauge("audits", "Answers drawn to be audited", ["outcome"], **ours)
         self._agreement = Gauge("audited_agreement", "Of the newest audited answers", ["adapter", "gate"], **ours)
         self._speculation = [
-            Counter(f"skydraft_spec_decode_num_{name}", about, ["model"], registry=self._registry).labels(
-                pair.cloud_name
-            )
+            Counter(f"skydraft_spec_decode_num_{name}", about, ["model"], registry=self._registry).labels(model)
             for name, about in _SPECULATION.items()
         ]
         Gauge("running", "Choices being written", **ours).set_function(lambda: desk.num_running)

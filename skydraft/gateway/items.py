@@ -4,7 +4,7 @@ import json
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AliasChoices, BeforeValidator, Discriminator, Field, Tag, field_validator
+from pydantic import AliasChoices, BeforeValidator, Field, field_validator
 
 from skydraft.gateway.tools import Checked, Some, flat
 
@@ -24,24 +24,34 @@ _KIND_OF = {name: kind for kind, names in _KINDS.items() for name in (kind, *nam
 _LEFT_OUT = re.compile(r"(.+_)?compaction|.+_(call|output|snapshot|tools|trigger|update|tool_result)|mcp_approval_.+")
 
 
-def _kind(name: str | None) -> str | None:
-    return _KIND_OF.get(name or "", "thinking" if name and _LEFT_OUT.fullmatch(name) else name)
+def _by_kind(item: Any) -> Any:
+    """An item with its kind as its type; what is text, though its type is another, as text."""
+    if not isinstance(item, dict):
+        return item
+    name, source = item.get("type", "message" if "role" in item else None), item.get("source")
+    source = source if isinstance(source, dict) and name == "document" else {}
+    if not isinstance(name, str):
+        return item
+    told: Any = None
+    if source.get("type") == "text":
+        said = (item.get("title"), item.get("context"), source.get("data"))
+        told = "\n".join(text for text in said if text and isinstance(text, str))
+    elif source.get("type") == "content" or name == "search_result":
+        told = json.dumps(item, ensure_ascii=False)
+    elif name in ("tool_reference", "compaction"):  # a tool that a search has found; all that is left of earlier turns
+        told = item.get("tool_name", item.get("content"))
+    if told is not None:
+        return {"type": "text", "text": told}
+    # A tool that has no name is called by its type.
+    own = {"name": name.removesuffix("_call")} if item.keys() & {"action", "operation"} else {}
+    return {**own, **item, "type": _KIND_OF.get(name) or ("thinking" if _LEFT_OUT.fullmatch(name) else name)}
 
 
-def by_table(*names: str) -> Discriminator:
-    """Chooses among models that are tagged with these types: the one of the kind that a value has by the table."""
-    tags = {_kind(name): name for name in names}
-
-    def tag(item: Any) -> str | None:
-        is_object = isinstance(item, dict)
-        name = item.get("type", "message" if "role" in item else None) if is_object else getattr(item, "type", None)
-        return tags.get(_kind(name), name) if isinstance(name, str) else None
-
-    return Discriminator(tag)
+BY_KIND = BeforeValidator(_by_kind)
 
 
 class TextPart(Checked):
-    type: Literal["text", "input_text", "output_text"]
+    type: Literal["text"] = "text"
     text: str
 
 
@@ -61,63 +71,28 @@ class AudioPart(Checked):
     text: ClassVar[str] = "(a recording, which cannot be heard here)"
 
 
-class Picture(Checked):
-    """It cannot be read. Its words stand for it: an agent sends its history again and again."""
+class Unread(Checked):
+    """Its words stand for it: an agent sends its history again and again."""
 
-    what: ClassVar[str] = "picture"
-    type: str
+    type: Literal["image", "document"]
+
+    @property
+    def what(self) -> str:
+        return "picture" if self.type == "image" else self.type
 
     @property
     def text(self) -> str:
         return f"(a {self.what}, which cannot be read here)"
 
 
-class Document(Picture):
-    what: ClassVar[str] = "document"
-
-
-def _as_text(part: Any) -> Any:
-    """What is text, though its type is another, as text."""
-    if not isinstance(part, dict):
-        return part
-    kind, source = part.get("type"), part.get("source")
-    source = source if isinstance(source, dict) else {}
-    told: Any = None
-    if kind == "document" and source.get("type") == "text":
-        told = "\n".join(text for text in (part.get("title"), part.get("context"), source.get("data")) if text)
-    elif kind == "search_result" or (kind == "document" and source.get("type") == "content"):
-        told = json.dumps(part, ensure_ascii=False)
-    elif kind in ("tool_reference", "compaction"):  # a tool that a search has found; all that is left of earlier turns
-        told = part.get("tool_name", part.get("content"))
-    return part if told is None else {"type": "text", "text": told}
-
-
-AS_TEXT = BeforeValidator(_as_text)
-Part = Annotated[
-    Annotated[
-        Annotated[TextPart, Tag("text")]
-        | Annotated[RefusalPart, Tag("refusal")]
-        | Annotated[AudioPart, Tag("input_audio")]
-        | Annotated[Picture, Tag("image")]
-        | Annotated[Document, Tag("document")],
-        by_table("text", "refusal", "input_audio", "image", "document"),
-    ],
-    AS_TEXT,
-]
+Part = Annotated[TextPart | RefusalPart | AudioPart | Unread, Field(discriminator="type"), BY_KIND]
 Content = str | Annotated[Some[Part], Field(max_length=256)]
-
-
-def _as_call(call: Any) -> Any:
-    """A tool that has no name is called by its type."""
-    if isinstance(call, dict) and call.get("type") in ("local_shell_call", "shell_call", "apply_patch_call"):
-        return {**call, "name": call["type"].removesuffix("_call")}
-    return flat(call)
 
 
 class CalledTool(Checked):
     """`arguments` are JSON, or a text for the tool; some clients send an object, or null for none."""
 
-    type: str = "function"
+    type: Literal["function_call"] = "function_call"
     id: str | None = Field(None, validation_alias=AliasChoices("call_id", "id"))
     name: str
     namespace: str | None = None
@@ -130,11 +105,11 @@ class CalledTool(Checked):
         return {"type": "function", "id": self.id, "function": {"name": self.name, "arguments": self.arguments}}
 
 
-Call = Annotated[CalledTool, BeforeValidator(_as_call)]
+ChatCall = Annotated[CalledTool, BY_KIND, BeforeValidator(flat)]
 
 
 class Result(Checked):
-    type: str
+    type: Literal["function_call_output"]
     call_id: str = Field(validation_alias=AliasChoices("call_id", "tool_use_id", "id"))
     output: Content | None = Field(None, validation_alias=AliasChoices("output", "content"))
 
@@ -150,6 +125,7 @@ class Result(Checked):
 class Skipped(Checked):
     """What a model thought, or another server did; of this the model reads the thoughts."""
 
+    type: Literal["thinking"]
     thinking: str = ""
     content: Any = None
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field, Tag
 
 from skydraft.gateway.answers import ItemsAnswer, WrittenCall
-from skydraft.gateway.items import AS_TEXT, Call, CalledTool, Document, Picture, Result, Skipped, TextPart, by_table
+from skydraft.gateway.items import BY_KIND, CalledTool, Result, Skipped, TextPart, Unread
 from skydraft.gateway.refusals import NOT_SERVED, Refusal
 from skydraft.gateway.schema import MAX_STOPS, Translated, check_served
 from skydraft.gateway.tools import MAX_TOOLS, OtherTool, Some, ToolName, by_kind
@@ -28,18 +28,7 @@ _BILL = re.compile(r"\A\s*x-anthropic-billing-header:(?:[ \t]*[\w-]+=[^;\s]*;?)*
 _NO_PLACE = "A message has no place for it; use chat completions."
 
 
-_Block = Annotated[
-    Annotated[
-        Annotated[TextPart, Tag("text")]
-        | Annotated[Picture, Tag("image")]
-        | Annotated[Document, Tag("document")]
-        | Annotated[Call, Tag("tool_use")]
-        | Annotated[Result, Tag("tool_result")]
-        | Annotated[Skipped, Tag("thinking")],
-        by_table("text", "image", "document", "tool_use", "tool_result", "thinking"),
-    ],
-    AS_TEXT,
-]
+_Block = Annotated[TextPart | Unread | CalledTool | Result | Skipped, Field(discriminator="type"), BY_KIND]
 
 
 class _Message(BaseModel):
@@ -83,7 +72,7 @@ class MessagesRequest(Translated):
     }
 
     messages: Annotated[Some[_Message], Field(min_length=1, max_length=4096)]
-    system: str | Annotated[Some[TextPart], Field(max_length=256)] | None = None
+    system: str | Annotated[Some[Annotated[TextPart, BY_KIND]], Field(max_length=256)] | None = None
     stop_sequences: Annotated[Some[str], Field(max_length=MAX_STOPS)] | None = None
     tools: Annotated[Some[_AnyTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: _Choice | None = None
@@ -118,7 +107,7 @@ class MessagesRequest(Translated):
 
 def _as_chats(tool: _Tool | OtherTool) -> dict[str, Any]:
     if isinstance(tool, OtherTool):
-        return tool.model_dump(include={"type", "name"})
+        return {"type": tool.type}
     said = {"description": tool.description} if tool.description is not None else {}
     return {"type": "function", "function": {"name": tool.name, **said, "parameters": tool.input_schema}}
 
@@ -126,7 +115,7 @@ def _as_chats(tool: _Tool | OtherTool) -> dict[str, Any]:
 def _turns(message: _Message) -> Iterator[dict[str, Any]]:
     """One of Anthropic's messages as OpenAI's: results are messages of their own, the user's before the words."""
     content = message.content
-    blocks: list[Any] = [TextPart(type="text", text=content)] if isinstance(content, str) else content
+    blocks: list[Any] = [TextPart(text=content)] if isinstance(content, str) else content
     if message.role == "user":
         blocks = sorted(blocks, key=lambda block: not isinstance(block, Result))
     for is_result, group in groupby(blocks, key=lambda block: isinstance(block, Result)):
@@ -134,9 +123,9 @@ def _turns(message: _Message) -> Iterator[dict[str, Any]]:
         if is_result:
             yield from ({"role": "tool", "tool_call_id": each.call_id, "content": each.output} for each in said)
             continue
-        texts: list[Any] = [block for block in said if isinstance(block, TextPart | Picture)]
+        texts = [block for block in said if isinstance(block, TextPart | Unread)]
         if message.role == "system":
-            texts = [{"type": "text", "text": words} for part in texts if (words := _BILL.sub("", part.text))]
+            texts = [TextPart(text=words) for part in texts if (words := _BILL.sub("", part.text))]
         calls = [block for block in said if isinstance(block, CalledTool)]
         thought = "\n".join(block.thought for block in said if isinstance(block, Skipped) and block.thought) or None
         if texts or calls or (thought and message.role == "assistant"):

@@ -144,4 +144,6 @@ def _said(error: Any, place: list[str]) -> str:
     if kind == "extra_forbidden":
         own = OWN_FIELDS.get(place[-1])
         return f"There is no such field. {f'Use {own} of the request.' if own else 'Remove it.'}"
+    if kind == "too_short":
+        return "It is empty."
     return "It is missing." if kind == "missing" else error["msg"].removeprefix("Value error, ")

@@ -20,7 +20,7 @@ from skydraft.config import CAPTION_PROMPT, MIN_CALL_PROB, DecodingParams, decod
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.base import Engine
 from skydraft.errors import UsageError
-from skydraft.gateway.items import AudioPart, Picture
+from skydraft.gateway.items import AudioPart, Unread
 from skydraft.gateway.pair import ModelNames
 from skydraft.gateway.refusals import TOO_LONG, Refusal, refusal_of
 from skydraft.gateway.schema import ChatMessage, ChatRequest, TextRequest
@@ -348,13 +348,11 @@ def _content(message: ChatMessage, number: int, edge: Engine, *, is_last: bool) 
     texts, recordings = list[str](), list[AudioPart]()
     for at, part in enumerate(message.content):
         param = f"messages.{number}.content.{at}"
-        if isinstance(part, AudioPart) and message.role != "user":
-            raise Refusal(400, "Only user messages may hold recordings.", param=param)
-        if isinstance(part, AudioPart) and edge.takes_audio:
+        if isinstance(part, AudioPart) and edge.takes_audio and message.role == "user":
             recordings.append(part)
         elif isinstance(part, AudioPart) and is_last:
             raise Refusal(400, f"The model {edge.name} takes no audio.", param=param)
-        elif isinstance(part, Picture) and is_last:
+        elif isinstance(part, Unread) and is_last:
             said = f"{part.what.capitalize()}s are not read. The models take text, and some take recordings"
             raise Refusal(400, f"{param}: {said} (input_audio).", param=param)
         else:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Tag
 
 from skydraft.gateway.answers import ItemsAnswer, Run, WrittenCall
-from skydraft.gateway.items import Call, CalledTool, Content, Result, Skipped, by_table
+from skydraft.gateway.items import BY_KIND, CalledTool, Content, Result, Skipped
 from skydraft.gateway.logprobs import token_logprobs
 from skydraft.gateway.refusals import NOT_SERVED, SPENT, TOO_LONG, Refusal
 from skydraft.gateway.schema import MAX_LOGPROBS, MaxTokens, Translated
@@ -21,17 +21,12 @@ _LOGPROBS = "message.output_text.logprobs"
 
 
 class _Message(BaseModel):
+    type: Literal["message"]
     role: Literal["user", "assistant", "system", "developer"]
     content: Content
 
 
-_Item = Annotated[
-    Annotated[_Message, Tag("message")]
-    | Annotated[Call, Tag("function_call")]
-    | Annotated[Result, Tag("function_call_output")]
-    | Annotated[Skipped, Tag("reasoning")],
-    by_table("message", "function_call", "function_call_output", "reasoning"),
-]
+_Item = Annotated[_Message | CalledTool | Result | Skipped, Field(discriminator="type"), BY_KIND]
 
 
 class _Function(Function):

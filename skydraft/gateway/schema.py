@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, create_model, field_validator, model_validator
 
 from skydraft.config import MAX_K, STYLES, DecodingParams
-from skydraft.gateway.items import AudioPart, Call, Content
+from skydraft.gateway.items import AudioPart, ChatCall, Content
 from skydraft.gateway.refusals import NEUTRAL, NOT_SERVED, OWN_FIELDS, Refusal
 from skydraft.gateway.tools import (
     MAX_TOOLS,
@@ -55,7 +55,7 @@ class ChatMessage(Checked):
     role: Annotated[Role, BeforeValidator(lambda role: "system" if role == "developer" else role)]
     content: Content | None = None
     name: str | None = None
-    tool_calls: Annotated[Some[Call], Field(max_length=256)] | None = None
+    tool_calls: Annotated[Some[ChatCall], Field(max_length=256)] | None = None
     tool_call_id: str | None = None
     reasoning_content: Thought = None
     reasoning: Thought = None  # the same, as others call it
@@ -213,7 +213,7 @@ class ChatRequest(AnyRequest):
         allowed = choice.allowed_tools if isinstance(choice, AllowedTools) else None
         asked = [choice.function.name] if isinstance(choice, NamedTool) else allowed.names() if allowed else []
         if unknown := [name for name in asked if name not in names]:
-            raise ValueError(f"there is no tool '{unknown[0][:64]}'")
+            raise ValueError(f"no function is called '{unknown[0][:64]}', and other tools are not run here")
         must_call = choice == "required" or (allowed is not None and allowed.mode == "required")
         if must_call and not (asked if allowed else names):
             raise ValueError("there are no tools")

@@ -84,11 +84,10 @@ def _as_word(choice: Any) -> Any:
     """Some clients write a word as the type of an object."""
     kind = choice.get("type") if isinstance(choice, dict) else None
     if isinstance(kind, str) and kind not in (*_WORDS, "function", "allowed_tools"):
-        raise ValueError(NOT_RUN.format(kind[:64]))
+        raise ValueError(f"the tool '{kind[:64]}' is not run here; only functions can be called")
     return kind if kind in _WORDS else choice
 
 
-NOT_RUN = "the tool '{}' is not run here; only functions can be called"
 _WORDS = ("none", "auto", "required")
 
 

@@ -72,8 +72,8 @@ REFUSED_IN: dict[str, dict[str, Any]] = {
         "max_completion_tokens": 2, "max_tokens": 2, "prompt": {"id": "a"}, "response_format": {"type": "json_object"},
     },
     "messages": {
-        "logprobs": True, "max_completion_tokens": 2, "output_config": {"format": {"type": "json_schema"}},
-        "response_format": {"type": "json_object"}, "stop": ["a"], "top_logprobs": 1,
+        "logprobs": True, "max_completion_tokens": 2, "response_format": {"type": "json_object"}, "stop": ["a"],
+        "top_logprobs": 1,
     },
 }  # fmt: skip
 
@@ -192,8 +192,8 @@ def test_agents_with_many_tools_and_long_names_are_answered() -> None:
 @pytest.mark.parametrize("calls", [[], None])
 def test_an_answer_without_calls_has_none_for_the_template(calls: Any) -> None:
     """Some clients always send the list, and Llama's template refuses one that has not exactly one call."""
-    one_call = "{% for m in messages if m.tool_calls is defined %}{{ raise_exception('one call') }}{% endfor %}a"
-    with written_by(one_call) as served:
+    one_call = "{% for m in messages if m.tool_calls is defined %}{{ raise_exception('one call') }}{% endfor %}"
+    with written_by(one_call + "{{ messages[-1].content }}") as served:
         messages = [*ASKED, {"role": "assistant", "content": "a", "tool_calls": calls}, *ASKED]
         assert served.chat(messages).status_code == 200
 
@@ -250,6 +250,7 @@ def fitting(schema: Any) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
 
 
+WEB: Any = {"type": "web_search"}
 # Takes the second that it may take.
 SLOW = {"type": "string", "allOf": [{"pattern": f".*{number}.*"} for number in range(40)]}
 WRONG: dict[str, tuple[str, dict[str, Any], str, str]] = {
@@ -274,7 +275,17 @@ WRONG: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "no grammar": (CHAT, {"skydraft": {"grammar": "regex:(a"}}, "skydraft.grammar", ""),
     "17 stop strings": (CHAT, {"stop": [str(number) for number in range(17)]}, "stop", "16"),
     "stop strings in messages": ("messages", {"stop_sequences": ["a"] * 17}, "stop_sequences", "16"),
-    "no input": ("responses", {"input": []}, "input", "1"),
+    "no input": ("responses", {"input": []}, "input", "It is empty."),
+    "a tool that is not run here": (
+        "responses", {"tools": [WEB], "tool_choice": WEB}, "tool_choice", "the tool 'web_search' is not run here",
+    ),
+    "one by its name": (
+        "messages", {"tools": [WEB | {"name": "look"}], "tool_choice": {"type": "tool", "name": "look"}}, "tool_choice",
+        "no function is called 'look', and other tools are not run here",
+    ),
+    "a format of messages": (
+        "messages", {"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema", "missing",
+    ),
     "only thoughts": ("responses", {"input": [{"type": "reasoning", "id": "a", "summary": []}]}, "input", ""),
     "a role": (CHAT, {"messages": [{"role": "bot", "content": "a"}]}, "messages.0.role", "user"),
     "an id beyond the vocabulary, echoed": ("completions", {"prompt": [5, 99999], "echo": True}, "prompt", "487"),

@@ -67,7 +67,7 @@ def test_a_json_object_may_have_a_schema(served: Running) -> None:
     kind, named = {"type": "json_object", "schema": PARIS}, {"type": "json_schema", "name": "x", "schema": PARIS}
     for path, more in (
         ("chat/completions", {"response_format": kind}), ("responses", {"text": {"format": kind}}),
-        ("responses", {"text": {"format": named}}),
+        ("responses", {"text": {"format": named}}), ("messages", {"output_config": {"format": named}}),
     ):  # fmt: skip
         assert json.loads(of(served, path, plain(path, limit=60) | more).text) == {"city": "Paris"}
 
