@@ -14,8 +14,7 @@ _KINDS = {
     "text": "input_text output_text",
     "image": "input_image image_url",
     "document": "file input_file container_upload",
-    "function_call": """custom_tool_call mcp_call local_shell_call shell_call apply_patch_call tool_use mcp_tool_use
-        function custom""",
+    "function_call": "custom_tool_call mcp_call local_shell_call shell_call apply_patch_call tool_use mcp_tool_use",
     "function_call_output": """custom_tool_call_output local_shell_call_output shell_call_output
         apply_patch_call_output tool_result mcp_tool_result""",
     "thinking": "redacted_thinking reasoning server_tool_use program fallback",
@@ -77,12 +76,8 @@ class Unread(Checked):
     type: Literal["image", "document"]
 
     @property
-    def what(self) -> str:
-        return "picture" if self.type == "image" else self.type
-
-    @property
     def text(self) -> str:
-        return f"(a {self.what}, which cannot be read here)"
+        return f"(a {'picture' if self.type == 'image' else self.type}, which cannot be read here)"
 
 
 Part = Annotated[TextPart | RefusalPart | AudioPart | Unread, Field(discriminator="type"), BY_KIND]
@@ -93,7 +88,7 @@ class CalledTool(Checked):
     """`arguments` are JSON, or a text for the tool; some clients send an object, or null for none."""
 
     type: Literal["function_call"] = "function_call"
-    id: str | None = Field(None, validation_alias=AliasChoices("call_id", "id"))
+    call_id: str | None = Field(None, validation_alias=AliasChoices("call_id", "id"))
     name: str
     namespace: str | None = None
     arguments: str | dict[str, Any] | None = Field(
@@ -102,10 +97,14 @@ class CalledTool(Checked):
     output: str | None = None  # of a server's own tool
 
     def as_chat(self) -> dict[str, Any]:
-        return {"type": "function", "id": self.id, "function": {"name": self.name, "arguments": self.arguments}}
+        return {"type": "function", "id": self.call_id, "function": {"name": self.name, "arguments": self.arguments}}
 
 
-ChatCall = Annotated[CalledTool, BY_KIND, BeforeValidator(flat)]
+def _as_call(call: Any) -> Any:
+    return {**flat(call), "type": "function_call"} if isinstance(call, dict) else call
+
+
+ChatCall = Annotated[CalledTool, BeforeValidator(_as_call)]
 
 
 class Result(Checked):

@@ -64,12 +64,10 @@ class MessagesRequest(Translated):
         "top_logprobs": _NO_PLACE,
     }
     names: ClassVar[Mapping[str, str]] = {
-        "response_format.json_schema": "output_config.format",
-        "response_format": "output_config.format",
-        "stop": "stop_sequences",
-        "reasoning_effort": "output_config.effort",
-        "messages": "messages",
-    }
+        "response_format.json_schema": "output_config.format", "response_format": "output_config.format",
+        "reasoning_effort": "output_config.effort", "stop": "stop_sequences", "tool_choice.function": "tool_choice",
+        "messages": "messages",  # without numbers
+    }  # fmt: skip
 
     messages: Annotated[Some[_Message], Field(min_length=1, max_length=4096)]
     system: str | Annotated[Some[Annotated[TextPart, BY_KIND]], Field(max_length=256)] | None = None
@@ -82,9 +80,8 @@ class MessagesRequest(Translated):
         ours = {f"skydraft.{name}": getattr(self.choice, name) for name in ("logprobs", "token_ids")}
         check_served(ours, dict.fromkeys(ours, _NO_PLACE))
         output = self.output_config or {}
-        form = output.get("format") or None
         chosen = self.tool_choice or _Choice(type="auto")
-        choice = {"any": "required", "tool": {"type": "function", "function": {"name": chosen.name}}}
+        choice = {"any": "required", "tool": {"type": "function", "name": chosen.name}}
         turns: list[dict[str, Any]] = []
         told = _Message.model_validate({"role": "system", "content": self.system or []})
         for each in (each for message in (told, *self.messages) for each in _turns(message)):
@@ -97,7 +94,7 @@ class MessagesRequest(Translated):
             "messages": turns,
             "reasoning_effort": self.reasoning_effort or output.get("effort"),
             "continue_final_message": goes_on,
-            "response_format": {**form, "json_schema": form} if isinstance(form, dict) else form,
+            "response_format": output.get("format") or None,
             "stop": self.stop_sequences,
             "tools": self.tools and [_as_chats(tool) for tool in self.tools],
             "tool_choice": choice.get(chosen.type, chosen.type),
@@ -114,8 +111,7 @@ def _as_chats(tool: _Tool | OtherTool) -> dict[str, Any]:
 
 def _turns(message: _Message) -> Iterator[dict[str, Any]]:
     """One of Anthropic's messages as OpenAI's: results are messages of their own, the user's before the words."""
-    content = message.content
-    blocks: list[Any] = [TextPart(text=content)] if isinstance(content, str) else content
+    blocks: list[Any] = [TextPart(text=message.content)] if isinstance(message.content, str) else message.content
     if message.role == "user":
         blocks = sorted(blocks, key=lambda block: not isinstance(block, Result))
     for is_result, group in groupby(blocks, key=lambda block: isinstance(block, Result)):

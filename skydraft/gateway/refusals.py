@@ -122,6 +122,9 @@ OWN_FIELDS = {
 }  # fmt: skip
 
 
+_ALTERNATIVES = {"str", "int", "list", "text", "NamedTool", "message", "function_call", "function_call_output"}
+
+
 def _invalid(error: ValidationError) -> Refusal:
     # The client probably meant the alternative of a union whose error lies deepest, or that has the value's type.
     found = error.errors(include_url=False, include_input=False)
@@ -130,7 +133,7 @@ def _invalid(error: ValidationError) -> Refusal:
         return Refusal(400, f"The body is not valid JSON: {first['ctx']['error']}.")
     # The location of an error also holds names of alternatives, which are not fields.
     place = [str(part) for part in first["loc"] if isinstance(part, int) or str(part).isidentifier()]
-    fields = [part for part in place[1:] if part not in ("str", "int", "list", "text", "NamedTool")]
+    fields = [part for part in place[1:] if part not in _ALTERNATIVES]
     param = ".".join(part for part, _ in itertools.groupby([*place[:1], *fields])) or None
     return Refusal(400, f"{param or 'The body'}: {_said(first, place)}", param=param)
 
@@ -138,7 +141,8 @@ def _invalid(error: ValidationError) -> Refusal:
 def _said(error: Any, place: list[str]) -> str:
     kind, facts = error["type"], error.get("ctx", {})
     if kind == "union_tag_invalid":
-        return f"There is no type '{facts['tag']}' here. Use one of: {facts['expected_tags']}."
+        known = f" Use one of: {facts['expected_tags']}." if "function_call" not in facts["expected_tags"] else ""
+        return f"There is no type '{facts['tag']}' here.{known}"  # each interface has other names for calls
     if kind == "union_tag_not_found":
         return "It has no type."
     if kind == "extra_forbidden":

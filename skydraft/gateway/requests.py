@@ -350,11 +350,9 @@ def _content(message: ChatMessage, number: int, edge: Engine, *, is_last: bool) 
         param = f"messages.{number}.content.{at}"
         if isinstance(part, AudioPart) and edge.takes_audio and message.role == "user":
             recordings.append(part)
-        elif isinstance(part, AudioPart) and is_last:
-            raise Refusal(400, f"The model {edge.name} takes no audio.", param=param)
-        elif isinstance(part, Unread) and is_last:
-            said = f"{part.what.capitalize()}s are not read. The models take text, and some take recordings"
-            raise Refusal(400, f"{param}: {said} (input_audio).", param=param)
+        elif isinstance(part, AudioPart | Unread) and is_last:
+            takes = "text and recordings (input_audio), no" if edge.takes_audio else "only text: no audio,"
+            raise Refusal(400, f"{param}: The model {edge.name} takes {takes} pictures or files.", param=param)
         else:
             texts.append(part.text)
     return "\n".join(texts), recordings

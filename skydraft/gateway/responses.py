@@ -62,6 +62,7 @@ class ResponsesRequest(Translated):
     }
     names: ClassVar[Mapping[str, str]] = {
         "messages": "input", "response_format.json_schema": "text.format", "response_format": "text.format",
+        "tool_choice.function": "tool_choice",
     }  # fmt: skip
 
     input: str | Annotated[Some[_Item], Field(min_length=1, max_length=4096)]
@@ -76,16 +77,14 @@ class ResponsesRequest(Translated):
     metadata: dict[str, Any] | None = None
 
     def chat_fields(self) -> dict[str, Any]:
-        form, choice = self.text.format if self.text else None, self.tool_choice
-        kind = choice.get("type") if isinstance(choice, dict) else None
         scored = _LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
         return {
             "messages": self._messages(),
             "max_tokens": self.max_output_tokens,
             "tools": self.tools and self._tools(),
-            "tool_choice": {"type": kind, str(kind): choice} if isinstance(choice, dict) else choice,
+            "tool_choice": self.tool_choice,
             "parallel_tool_calls": self.parallel_tool_calls,
-            "response_format": form and {**form, "json_schema": form},
+            "response_format": self.text and self.text.format,
             "logprobs": scored,
             "top_logprobs": self.top_logprobs if scored else None,
         }
@@ -133,8 +132,7 @@ class ResponsesRequest(Translated):
                     messages[-1]["reasoning_content"] = "\n".join(filter(None, (before, thought)))
                 thought = ""
             if isinstance(item, Result) or (isinstance(item, CalledTool) and item.output is not None):
-                called = item.call_id if isinstance(item, Result) else item.id
-                messages.append({"role": "tool", "tool_call_id": called, "content": item.output})
+                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.output})
         return messages
 
 

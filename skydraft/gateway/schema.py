@@ -19,6 +19,7 @@ from skydraft.gateway.tools import (
     Some,
     Tool,
     ToolChoice,
+    flat,
 )
 from skydraft.prompts.messages import Role
 from skydraft.prompts.thinking import Think
@@ -78,16 +79,12 @@ class ObjectFormat(Checked):
     schema_: dict[str, Any] | None = Field(None, alias="schema")  # otherwise any object
 
 
-class NamedSchema(Checked):
+class SchemaFormat(Checked):
+    type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")  # it is followed with `strict` or without
 
 
-class SchemaFormat(Checked):
-    type: Literal["json_schema"]
-    json_schema: NamedSchema
-
-
-ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")]
+ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type"), BeforeValidator(flat)]
 
 
 class _Choice(Checked):
@@ -210,8 +207,8 @@ class ChatRequest(AnyRequest):
     @classmethod
     def _check_choice(cls, choice: ToolChoice, info: ValidationInfo) -> ToolChoice:
         names = [tool.function.name for tool in info.data.get("tools") or () if isinstance(tool, Tool)]
-        allowed = choice.allowed_tools if isinstance(choice, AllowedTools) else None
-        asked = [choice.function.name] if isinstance(choice, NamedTool) else allowed.names() if allowed else []
+        allowed = choice if isinstance(choice, AllowedTools) else None
+        asked = [choice.name] if isinstance(choice, NamedTool) else allowed.names() if allowed else []
         if unknown := [name for name in asked if name not in names]:
             raise ValueError(f"no function is called '{unknown[0][:64]}', and other tools are not run here")
         must_call = choice == "required" or (allowed is not None and allowed.mode == "required")
@@ -234,14 +231,14 @@ class ChatRequest(AnyRequest):
         tools = [tool for tool in self.tools or () if isinstance(tool, Tool)]
         if not isinstance(self.tool_choice, AllowedTools):
             return tools
-        names = self.tool_choice.allowed_tools.names()
+        names = self.tool_choice.names()
         return [tool for tool in tools if tool.function.name in names]
 
     @property
     def callable_tools(self) -> list[Function]:
         functions = [tool.function for tool in self.described_tools]
         if isinstance(self.tool_choice, NamedTool):
-            return [function for function in functions if function.name == self.tool_choice.function.name]
+            return [function for function in functions if function.name == self.tool_choice.name]
         return functions if self.tool_choice != "none" else []
 
     @property
@@ -254,7 +251,7 @@ class ChatRequest(AnyRequest):
         wanted = self.response_format
         if isinstance(wanted, ObjectFormat):
             return {"type": "object"} if wanted.schema_ is None else wanted.schema_
-        return wanted.json_schema.schema_ if isinstance(wanted, SchemaFormat) else None
+        return wanted.schema_ if isinstance(wanted, SchemaFormat) else None
 
     @property
     def grammar_field(self) -> str:
@@ -265,7 +262,7 @@ class ChatRequest(AnyRequest):
     @property
     def must_call(self) -> bool:
         if isinstance(self.tool_choice, AllowedTools):
-            return self.tool_choice.allowed_tools.mode == "required"
+            return self.tool_choice.mode == "required"
         return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
 
 

@@ -38,9 +38,9 @@ class OtherTool(Checked):
 
 
 def flat(item: Any) -> Any:
-    """A tool, or a call of one, in the shape of chat completions as in that of responses."""
+    """A tool, a call or choice of one, or a format, in the shape of chat completions as in that of responses."""
     kind = item.get("type", "function") if isinstance(item, dict) else ""
-    given = item.get(kind) if kind in ("function", "custom") else None
+    given = item.get(kind) if kind in ("function", "custom", "json_schema", "allowed_tools") else None
     return {**{key: item[key] for key in item if key != kind}, **given} if isinstance(given, dict) else item
 
 
@@ -57,35 +57,26 @@ def by_kind(*known: str) -> Discriminator:
 AnyTool = Annotated[Annotated[Tool, Tag("a function")] | Annotated[OtherTool, Tag("another")], by_kind("function")]
 
 
-class _Named(Checked):
-    name: str
-
-
 class NamedTool(Checked):
     type: Literal["function"]
-    function: _Named
-
-
-class Allowed(Checked):
-    mode: Literal["auto", "required"]
-    tools: Annotated[Some[dict[str, Any]], Field(max_length=MAX_TOOLS)]  # those that are no functions are passed over
-
-    def names(self) -> list[str]:
-        functions = [tool for tool in self.tools if tool.get("type") == "function"]
-        return [str((tool.get("function") or tool).get("name")) for tool in functions]
+    name: str
 
 
 class AllowedTools(Checked):
     type: Literal["allowed_tools"]
-    allowed_tools: Allowed
+    mode: Literal["auto", "required"]
+    tools: Annotated[Some[dict[str, Any]], Field(max_length=MAX_TOOLS)]  # those that are no functions are passed over
+
+    def names(self) -> list[str]:
+        return [str(flat(tool).get("name")) for tool in self.tools if tool.get("type") == "function"]
 
 
-def _as_word(choice: Any) -> Any:
+def _as_choice(choice: Any) -> Any:
     """Some clients write a word as the type of an object."""
     kind = choice.get("type") if isinstance(choice, dict) else None
     if isinstance(kind, str) and kind not in (*_WORDS, "function", "allowed_tools"):
         raise ValueError(f"the tool '{kind[:64]}' is not run here; only functions can be called")
-    return kind if kind in _WORDS else choice
+    return kind if kind in _WORDS else flat(choice)
 
 
 _WORDS = ("none", "auto", "required")
@@ -93,5 +84,5 @@ _WORDS = ("none", "auto", "required")
 
 ToolChoice = Annotated[
     Literal["none", "auto", "required"] | Annotated[NamedTool | AllowedTools, Field(discriminator="type")] | None,
-    BeforeValidator(_as_word),
+    BeforeValidator(_as_choice),
 ]

@@ -279,6 +279,8 @@ WRONG: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "a tool that is not run here": (
         "responses", {"tools": [WEB], "tool_choice": WEB}, "tool_choice", "the tool 'web_search' is not run here",
     ),
+    "a choice without a name": ("responses", {"tool_choice": {"type": "function"}}, "tool_choice.name", "missing"),
+    "a call without a name": ("responses", {"input": [{"type": "mcp_call", "id": "1"}]}, "input.0.name", "missing"),
     "one by its name": (
         "messages", {"tools": [WEB | {"name": "look"}], "tool_choice": {"type": "tool", "name": "look"}}, "tool_choice",
         "no function is called 'look', and other tools are not run here",
@@ -299,7 +301,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], str, str]] = {
     ),
     "a picture of a user": (
         CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-        "messages.0.content.0", "Pictures",
+        "messages.0.content.0", "takes only text: no audio, pictures or files",
     ),
     "nine prompts": ("completions", {"prompt": ["a"] * 9}, "prompt", "8"),
     "a name of Anthropic's": ("messages", {"tools": [{"name": "a b", "input_schema": {}}]}, "tools.0.name", ""),
