@@ -1,6 +1,5 @@
 """Fields of the requests of OpenAI, Anthropic, vLLM, SGLang and llama-server: followed, refused by name or harmless."""
 
-import itertools
 import json
 from typing import Any, get_type_hints
 
@@ -161,19 +160,6 @@ def test_stop_token_ids_end_a_text_as_end_tokens_do_and_not_before_min_tokens(se
     assert len(wrote(stop_token_ids=[whole[0]], min_tokens=6)[0]) >= 6
 
 
-def test_a_stop_token_outside_the_vocabulary_is_refused(served: Running) -> None:
-    """It crashed whole engines of vLLM."""
-    for ids, mode in itertools.product(([10**6], [-1], [2**40]), ("edge", "cloud")):
-        status, param, _ = refused(post(served, "chat/completions", stop_token_ids=ids, model=f"skydraft-{mode}"))
-        assert status == 400 and param.startswith("stop_token_ids")
-
-
-def test_an_argument_that_the_chat_template_reads_is_refused_by_name(served: Running) -> None:
-    """The toy's template reads `tools` and `messages`."""
-    status, param, _ = refused(post(served, "chat/completions", chat_template_kwargs={"a": 1, "tools": []}))
-    assert (status, param) == (400, "chat_template_kwargs.tools")
-
-
 def test_agents_with_many_tools_and_long_names_are_answered() -> None:
     """Servers of tools add up, and Anthropic's names may have 128 characters."""
     with gateway(Pair(open_toy("toy", 2**17, 2))) as served:
@@ -299,10 +285,12 @@ WRONG: dict[str, tuple[str, dict[str, Any], str, str]] = {
             {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "smell"}]},
         ]}]}, "messages.0.content.0", "smell",
     ),
-    "a picture of a user": (
-        CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-        "messages.0.content.0", "takes only text: no audio, pictures or files",
-    ),
+    "a memory": ("responses", {"input": [{"type": "item_reference", "id": "a"}]}, "input.0", "item_reference"),
+    "no type": ("responses", {"input": [{"type": "mesage", "role": "user", "content": "a"}]}, "input.0", "mesage"),
+    "what the template reads": (CHAT, {"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools", ""),
+    **{f"no token {each}": (CHAT, {"stop_token_ids": [each]}, "stop_token_ids", "") for each in (10**6, -1, 2**40)},
+    **{f"the tool {each} of {path}": (path, {"tools": [each]}, "tools.0", "")
+       for path in (CHAT, "responses") for each in ({"name": "f"}, {"type": 5}, 5, {}, {"type": None, "name": "f"})},
     "nine prompts": ("completions", {"prompt": ["a"] * 9}, "prompt", "8"),
     "a name of Anthropic's": ("messages", {"tools": [{"name": "a b", "input_schema": {}}]}, "tools.0.name", ""),
     "a named tool": ("responses", {"tool_choice": {"type": "function", "name": "a"}}, "tool_choice", "a"),
