@@ -225,15 +225,15 @@ def reader_of(body: ChatRequest) -> tool_calls.Reader | None:
 def _grammar(body: ChatRequest, left_out: set[str]) -> str:
     """What the answer follows, or "". Keywords of schemas that it does not follow are added to `left_out`."""
     functions, parallel = body.callable_tools, body.calls_in_parallel
-    schema = None if body.must_call else followable(body.schema_of_answer, left_out)
+    schema = None if body.must_call else body.schema_of_answer
     grammar = ""
     if functions and (body.must_call or schema is not None):
         tools = [{"name": each.name, "parameters": followable(each.parameters, left_out)} for each in functions]
-        answer = None if schema is None else json.dumps(schema, ensure_ascii=False)
+        answer = None if schema is None else json.dumps(followable(schema, left_out), ensure_ascii=False)
         calling = partial(tool_calls.calling_grammar, tools, parallel=parallel, answer=answer)
         grammar = _named("tools", lambda: check_grammar(calling()))
     elif schema is not None:
-        grammar = _named("response_format", lambda: json_schema(schema))
+        grammar = _named("response_format", lambda: json_schema(followable(schema, left_out)))
     for keyword in left_out:
         _say_unfollowed(keyword)
     return grammar
