@@ -13,7 +13,7 @@ from skydraft.gateway.tools import Checked, Some, flat
 _KINDS = {
     "text": "input_text output_text",
     "image": "input_image image_url",
-    "document": "file input_file container_upload",
+    "document": "file input_file container_upload audio_url video_url input_video",
     "function_call": "custom_tool_call mcp_call local_shell_call shell_call apply_patch_call tool_use mcp_tool_use",
     "function_call_output": """custom_tool_call_output local_shell_call_output shell_call_output
         apply_patch_call_output tool_result mcp_tool_result""",
@@ -80,7 +80,21 @@ class Unread(Checked):
         return f"(a {'picture' if self.type == 'image' else self.type}, which cannot be read here)"
 
 
-Part = Annotated[TextPart | RefusalPart | AudioPart | Unread, Field(discriminator="type"), BY_KIND]
+class Skipped(Checked):
+    """What a model thought, or another server did; of this the model reads the thoughts."""
+
+    type: Literal["thinking"]
+    thinking: Any = None
+    content: Any = None
+
+    @property
+    def thought(self) -> str:
+        parts = [part for part in self.content if isinstance(part, dict)] if isinstance(self.content, list) else []
+        texts = (part.get("text") for part in parts if part.get("type") == "reasoning_text")
+        return "\n".join(text for text in (self.thinking, *texts) if text and isinstance(text, str))
+
+
+Part = Annotated[TextPart | RefusalPart | AudioPart | Unread | Skipped, Field(discriminator="type"), BY_KIND]
 Content = str | Annotated[Some[Part], Field(max_length=256)]
 
 
@@ -109,7 +123,7 @@ ChatCall = Annotated[CalledTool, BeforeValidator(_as_call)]
 
 class Result(Checked):
     type: Literal["function_call_output"]
-    call_id: str = Field(validation_alias=AliasChoices("call_id", "tool_use_id", "id"))
+    call_id: str | None = Field(None, validation_alias=AliasChoices("call_id", "tool_use_id", "id"))
     output: Content | None = Field(None, validation_alias=AliasChoices("output", "content"))
 
     @field_validator("output", mode="before")
@@ -119,17 +133,3 @@ class Result(Checked):
         parts = output if isinstance(output, list) and output else [None]
         is_words = isinstance(output, str) or all(isinstance(part, dict) and "type" in part for part in parts)
         return output if is_words or output is None else json.dumps(output, ensure_ascii=False)
-
-
-class Skipped(Checked):
-    """What a model thought, or another server did; of this the model reads the thoughts."""
-
-    type: Literal["thinking"]
-    thinking: str = ""
-    content: Any = None
-
-    @property
-    def thought(self) -> str:
-        parts = [part for part in self.content if isinstance(part, dict)] if isinstance(self.content, list) else []
-        texts = (part.get("text") for part in parts if part.get("type") == "reasoning_text")
-        return "\n".join(filter(None, (self.thinking, *(text for text in texts if isinstance(text, str)))))

@@ -20,7 +20,7 @@ from skydraft.config import CAPTION_PROMPT, MIN_CALL_PROB, DecodingParams, decod
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.base import Engine
 from skydraft.errors import UsageError
-from skydraft.gateway.items import AudioPart, Unread
+from skydraft.gateway.items import AudioPart, Skipped, Unread
 from skydraft.gateway.pair import ModelNames
 from skydraft.gateway.refusals import TOO_LONG, Refusal, refusal_of
 from skydraft.gateway.schema import ChatMessage, ChatRequest, TextRequest
@@ -353,7 +353,7 @@ def _content(message: ChatMessage, number: int, edge: Engine, *, is_last: bool) 
         elif isinstance(part, AudioPart | Unread) and is_last:
             takes = "text and recordings (input_audio), no" if edge.takes_audio else "only text: no audio,"
             raise Refusal(400, f"{param}: The model {edge.name} takes {takes} pictures or files.", param=param)
-        else:
+        elif not isinstance(part, Skipped):
             texts.append(part.text)
     return "\n".join(texts), recordings
 

@@ -59,7 +59,7 @@ FOUND: Any = {"type": "search_result", "source": "u", "title": "语", "content":
 PARTS: dict[str, list[dict[str, Any]]] = {
     PICTURE: [{"type": "image", "source": {}}, {"type": "input_image"}, {"type": "image_url", "image_url": {}}],
     PICTURE.replace("picture", "document"): [
-        {"type": "document", "source": {"type": "base64"}}, {"type": "input_file"}, {"type": "file", "file": {}},
+        {"type": "document", "source": {"type": "base64"}}, {"type": "input_file"}, {"type": "video_url"},
     ],
     RECORDING: [{"type": "input_audio", "input_audio": {"data": "AAAA"}}],
     json.dumps(FOUND, ensure_ascii=False): [FOUND], "快\n语速": [{**NOTE, "title": "快"}],
@@ -77,7 +77,7 @@ RESPONSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
                 {"type": "input_text", "text": "语"}, {"type": "input_text", "text": "速"}]},
             {"type": "message", "role": "assistant", "id": "msg_1", "status": "completed", "content": [
                 {"type": "output_text", "text": "快", "annotations": []}, {"type": "refusal", "refusal": "不"}]},
-            *({"type": kind, "id": "a", "arguments": {}, "output": [], "summary": []} for kind in SKIPPED),
+            *({"type": kind, "arguments": {}, "output": [], "thinking": None} for kind in SKIPPED),
             {"type": "function_call", "call_id": "1", "name": "天气", "arguments": '{"city": "上海"}'},
             {"type": "function_call", "call_id": "2", "name": "天气", "arguments": {"city": "北京"}},
             {"type": "function_call_output", "call_id": "1", "output": "晴"},
@@ -85,7 +85,7 @@ RESPONSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         ]},
         {"tools": [CHAT_TOOL], "messages": [
             {"role": "system", "content": "慢"}, {"role": "user", "content": "语\n速"},
-            {"role": "assistant", "content": "快\n不", "tool_calls": [
+            {"role": "assistant", "content": [{"type": "thinking"}, {"type": "text", "text": "快\n不"}], "tool_calls": [
                 {"id": number, "function": {"name": "天气", "arguments": json.dumps({"city": city})}}
                 for number, city in (("1", "上海"), ("2", "北京"))]},
             {"role": "tool", "tool_call_id": "1", "content": "晴"},
