@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, create_model, field_validator, model_validator
 
 from skydraft.config import MAX_K, STYLES, DecodingParams
-from skydraft.gateway.items import AudioPart, ChatCall, Content
+from skydraft.gateway.items import AudioPart, ChatCall, Content, Skipped
 from skydraft.gateway.refusals import NEUTRAL, NOT_SERVED, OWN_FIELDS, Refusal
 from skydraft.gateway.tools import (
     MAX_TOOLS,
@@ -63,7 +63,9 @@ class ChatMessage(Checked):
 
     @property
     def thought(self) -> str | None:
-        return self.reasoning_content or self.reasoning
+        parts = self.content if isinstance(self.content, list) else []
+        told = "\n".join(part.thought for part in parts if isinstance(part, Skipped) and part.thought)
+        return self.reasoning_content or self.reasoning or told or None
 
 
 class StreamOptions(Checked):

@@ -262,9 +262,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "17 stop strings": (CHAT, {"stop": [str(number) for number in range(17)]}, "stop", "16"),
     "stop strings in messages": ("messages", {"stop_sequences": ["a"] * 17}, "stop_sequences", "16"),
     "no input": ("responses", {"input": []}, "input", "It is empty."),
-    "a tool that is not run here": (
-        "responses", {"tools": [WEB], "tool_choice": WEB}, "tool_choice", "the tool 'web_search' is not run here",
-    ),
+    "a tool of theirs": ("responses", {"tools": [WEB], "tool_choice": WEB}, "tool_choice", "'web_search' is not run"),
     "a choice without a name": ("responses", {"tool_choice": {"type": "function"}}, "tool_choice.name", "missing"),
     "a call without a name": ("responses", {"input": [{"type": "mcp_call", "id": "1"}]}, "input.0.name", "missing"),
     "one by its name": (

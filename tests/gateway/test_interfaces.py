@@ -12,6 +12,7 @@ import pytest
 from skydraft.gateway.desk import Desk
 from skydraft.gateway.pair import Pair
 from skydraft.gateway.responses import ResponsesRequest
+from skydraft.gateway.schema import ChatRequest
 
 from ..later import later
 from .interfaces import ALL_WHOLE, COUNTS, ask, body_of, events_of, plain, post
@@ -176,6 +177,8 @@ def test_each_thought_of_a_turn_goes_back_with_it() -> None:
     said = [{"role": "user", "content": "语"}, *thoughts[:2], {"role": "assistant", "content": "速"}, thoughts[2], call]
     _, turn = ResponsesRequest.model_validate({"model": "a", "input": said}).chat_fields()["messages"]
     assert (turn["reasoning_content"], turn["content"], len(turn["tool_calls"])) == ("快\n慢\n低", "速", 1)
+    chat = {"role": "assistant", "content": [{"type": "thinking", "thinking": "快"}, thoughts[1]]}
+    assert ChatRequest.model_validate({"model": "a", "messages": [chat]}).messages[0].thought == "快\n慢"
 
 
 SEES: list[tuple[str, dict[str, Any], str]] = [
