@@ -9,7 +9,7 @@
     │   ├── OptionError         an option is out of range or does not apply here
     │   │   ├── GrammarRefused  a grammar that cannot be followed here
     │   │   └── WrongServer     at an address runs something else than its options say
-    │   ├── RecordsError        records or a calibration: broken, of a newer version, or of another pair
+    │   ├── RecordsError        records, a calibration or an adapter: broken, of a newer version, or of another pair
     │   ├── ProtocolError       a message that the other side cannot read
     │   └── LimitExceeded       a message, prompt or block beyond the server's limits
     ├── ModelFilesError         the files of a model are not available

@@ -17,7 +17,7 @@ from skydraft.decoding.plan import make_plan
 from skydraft.engines.base import Engine
 from skydraft.errors import OptionError, importing
 from skydraft.prompts.pair import ShareAudio
-from skydraft.protocol.address import is_loopback
+from skydraft.protocol.address import as_origin, is_loopback
 
 if TYPE_CHECKING:
     from skydraft.gateway.app import Gateway
@@ -59,7 +59,8 @@ _work_section = Section("work", "Gateway", Work, [
     option("--parallel", "N", "Answers written at a time.", type=click.IntRange(min=1), default=4),
     option("--keep", "N", "Further conversations kept in memory for a quick next turn.", type=_COUNT, default=2),
     option("--max-queue", "N", "Requests that may wait; more get status 503.", type=_COUNT, default=64),
-    option("--allow-origins", "URL", "Let pages of this origin use it; can be repeated.", multiple=True),
+    option("--allow-origins", "URL", "Let pages of this origin use it; can be repeated.", multiple=True,
+           callback=lambda context, param, urls: tuple(map(as_origin, urls))),
     option("--share-audio", None, "Part of speech that a target on a server gets; none means only the words "
            "(default: none; in this process: features).", type=ShareAudio),
     option("--edge-only", None, "Use the draft model alone; no target is loaded.", is_flag=True),

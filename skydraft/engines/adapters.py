@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from skydraft.characters import one_line
 from skydraft.engines.adapter import AdapterCard, read_adapter
 from skydraft.engines.vocab import TokenIds
-from skydraft.errors import OptionError, SkydraftError
+from skydraft.errors import OptionError, RecordsError, SkydraftError
 
 if TYPE_CHECKING:
     from skydraft.engines.base import Engine
@@ -117,7 +117,7 @@ class Adapters:
         try:
             stat = path.stat()
         except OSError as error:
-            raise OptionError(f"{path} cannot be read: {error.strerror}.", hint="Check its name.") from error
+            raise RecordsError(f"{path} cannot be read: {error.strerror}.", hint="Check its name.") from error
         stamp = stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size
         before = self._known.get(name)
         if before is None or before.stamp != stamp:

@@ -24,7 +24,7 @@ from skydraft.engines.probe import cpu_model, profile_of
 from skydraft.engines.registry import EngineKind
 from skydraft.engines.slots import Slots
 from skydraft.engines.vocab import Rows, Vocab
-from skydraft.errors import BrokenModel, EngineError, OptionError
+from skydraft.errors import BrokenModel, EngineError, OptionError, RecordsError
 
 _OUTPUT_ROWS = 16  # at least, of a forward; a row of logits is 0.6 MB
 _PREFILL_ROWS = 128  # compute buffers for 512 take 0.1 GB more a pair, and are no faster on a CPU
@@ -102,11 +102,11 @@ class Weights:
 
     def load_adapter(self, path: Path) -> Any:
         """An adapter of these weights in memory, freed with them: contexts that open walk through all there are, so
-        freeing one alone would need a lock around each of their first forwards. Raises OptionError."""
+        freeing one alone would need a lock around each of their first forwards. Raises RecordsError."""
         with self._lock:
             loaded = self._lib.adapter_lora_init(self.model, os.fsencode(path))
         if not loaded:
-            raise OptionError(f"{path} does not fit {self._name}.", hint="Train another.")
+            raise RecordsError(f"{path} does not fit {self._name}.", hint="Train another.")
         return loaded
 
     def give_back(self) -> None:

@@ -122,6 +122,9 @@ OWN_FIELDS = {
 }  # fmt: skip
 
 
+_ALTERNATIVES = {"str", "int", "list", "text", "NamedTool", "message", "function_call", "function_call_output"}
+
+
 def _invalid(error: ValidationError) -> Refusal:
     # The client probably meant the alternative of a union whose error lies deepest, or that has the value's type.
     found = error.errors(include_url=False, include_input=False)
@@ -130,18 +133,21 @@ def _invalid(error: ValidationError) -> Refusal:
         return Refusal(400, f"The body is not valid JSON: {first['ctx']['error']}.")
     # The location of an error also holds names of alternatives, which are not fields.
     place = [str(part) for part in first["loc"] if isinstance(part, int) or str(part).isidentifier()]
-    fields = [part for part in place[1:] if part not in ("str", "int", "list", "text", "NamedTool")]
+    fields = [part for part in place[1:] if part not in _ALTERNATIVES]
     param = ".".join(part for part, _ in itertools.groupby([*place[:1], *fields])) or None
     return Refusal(400, f"{param or 'The body'}: {_said(first, place)}", param=param)
 
 
 def _said(error: Any, place: list[str]) -> str:
     kind, facts = error["type"], error.get("ctx", {})
-    if kind == "union_tag_invalid" and "image" in facts["tag"]:
-        return "Pictures are not read. The models take text, and some take recordings (input_audio)."
     if kind == "union_tag_invalid":
-        return f"There is no type '{facts['tag']}' here. Use one of: {facts['expected_tags']}."
+        known = f" Use one of: {facts['expected_tags']}." if "function_call" not in facts["expected_tags"] else ""
+        return f"There is no type '{facts['tag']}' here.{known}"  # each interface has other names for calls
+    if kind == "union_tag_not_found":
+        return "It has no type."
     if kind == "extra_forbidden":
         own = OWN_FIELDS.get(place[-1])
         return f"There is no such field. {f'Use {own} of the request.' if own else 'Remove it.'}"
+    if kind == "too_short":
+        return "It is empty."
     return "It is missing." if kind == "missing" else error["msg"].removeprefix("Value error, ")

@@ -6,18 +6,47 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Tag
 
-from skydraft.gateway import items
 from skydraft.gateway.answers import ItemsAnswer, Run, WrittenCall
+from skydraft.gateway.items import BY_KIND, CalledTool, Content, Result, Skipped
 from skydraft.gateway.logprobs import token_logprobs
 from skydraft.gateway.refusals import NOT_SERVED, SPENT, TOO_LONG, Refusal
 from skydraft.gateway.schema import MAX_LOGPROBS, MaxTokens, Translated
-from skydraft.gateway.tools import MAX_TOOLS, OtherTool, Some
+from skydraft.gateway.tools import MAX_TOOLS, Function, OtherTool, Some, by_kind, flat
 from skydraft.prompts.tool_calls import CallText
 
 _INCOMPLETE: dict[str | None, str] = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _LOGPROBS = "message.output_text.logprobs"
+
+
+class _Message(BaseModel):
+    type: Literal["message"]
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+
+
+_Item = Annotated[_Message | CalledTool | Result | Skipped, Field(discriminator="type"), BY_KIND]
+
+
+class _Function(Function):
+    type: Literal["function"]
+
+
+class _Namespace(BaseModel):
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    type: Literal["namespace"]
+    name: str
+    tools: Annotated[Some["_AnyTool"], Field(max_length=MAX_TOOLS)]
+
+
+_AnyTool = Annotated[
+    Annotated[_Function, BeforeValidator(flat), Tag("a function")]
+    | Annotated[_Namespace, Tag("a namespace")]
+    | Annotated[OtherTool, Tag("another")],
+    by_kind("function", "namespace"),
+]
 
 
 class _TextOptions(BaseModel):
@@ -33,12 +62,13 @@ class ResponsesRequest(Translated):
     }
     names: ClassVar[Mapping[str, str]] = {
         "messages": "input", "response_format.json_schema": "text.format", "response_format": "text.format",
+        "tool_choice.function": "tool_choice",
     }  # fmt: skip
 
-    input: str | Annotated[Some[items.Item], Field(min_length=1, max_length=4096)]
+    input: str | Annotated[Some[_Item], Field(min_length=1, max_length=4096)]
     instructions: str | None = None
     max_output_tokens: MaxTokens = None
-    tools: Annotated[Some[items.AnyTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[Some[_AnyTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: _TextOptions | None = None
@@ -47,32 +77,30 @@ class ResponsesRequest(Translated):
     metadata: dict[str, Any] | None = None
 
     def chat_fields(self) -> dict[str, Any]:
-        form, choice = self.text.format if self.text else None, self.tool_choice
-        kind = choice.get("type") if isinstance(choice, dict) else None
         scored = _LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
         return {
             "messages": self._messages(),
             "max_tokens": self.max_output_tokens,
             "tools": self.tools and self._tools(),
-            "tool_choice": {"type": kind, str(kind): choice} if isinstance(choice, dict) else choice,
+            "tool_choice": self.tool_choice,
             "parallel_tool_calls": self.parallel_tool_calls,
-            "response_format": form and {**form, "json_schema": form},
+            "response_format": self.text and self.text.format,
             "logprobs": scored,
             "top_logprobs": self.top_logprobs if scored else None,
         }
 
-    def functions(self) -> dict[str, tuple[str | None, items.FunctionTool]]:
+    def functions(self) -> dict[str, tuple[str | None, _Function]]:
         """Each function and its namespace by the name that the model reads: its own, or both where that is taken."""
-        known: dict[str, tuple[str | None, items.FunctionTool]] = {}
+        known: dict[str, tuple[str | None, _Function]] = {}
         for space in self.tools or ():
-            for tool in space.tools if isinstance(space, items.Namespace) else [space]:
-                if isinstance(tool, items.FunctionTool):
-                    namespace = space.name if isinstance(space, items.Namespace) else None
+            for tool in space.tools if isinstance(space, _Namespace) else [space]:
+                if isinstance(tool, _Function):
+                    namespace = space.name if isinstance(space, _Namespace) else None
                     known[f"{namespace}.{tool.name}" if tool.name in known else tool.name] = namespace, tool
         return known
 
     def _tools(self) -> list[dict[str, Any]]:
-        spaces = [space.tools for space in self.tools or () if isinstance(space, items.Namespace)]
+        spaces = [space.tools for space in self.tools or () if isinstance(space, _Namespace)]
         others = [tool for tools in (self.tools or (), *spaces) for tool in tools if isinstance(tool, OtherTool)]
         functions = [
             {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_unset=True) | {"name": name}}
@@ -89,22 +117,21 @@ class ResponsesRequest(Translated):
             return [*messages, {"role": "user", "content": self.input}]
         thought, known_as = "", {(space, tool.name): name for name, (space, tool) in self.functions().items()}
         for item in self.input:
-            if isinstance(item, items.SkippedItem):
+            if isinstance(item, Skipped):
                 thought = "\n".join(filter(None, (thought, item.thought)))
-            elif isinstance(item, items.MessageItem):
+            elif isinstance(item, _Message):
                 messages.append({"role": item.role, "content": item.content})
-            elif isinstance(item, items.CallItem):
+            elif isinstance(item, CalledTool):
                 if not messages or messages[-1]["role"] != "assistant":
                     messages.append({"role": "assistant", "content": None})
                 name = known_as.get((item.namespace, item.name), item.name)
-                call = {"id": item.call_id, "function": {"name": name, "arguments": item.arguments}}
-                messages[-1].setdefault("tool_calls", []).append(call)
-            if thought and isinstance(item, items.MessageItem | items.CallItem):
+                messages[-1].setdefault("tool_calls", []).append(item.model_copy(update={"name": name}))
+            if thought and isinstance(item, _Message | CalledTool):
                 if messages[-1]["role"] == "assistant":
                     before = messages[-1].get("reasoning_content")
                     messages[-1]["reasoning_content"] = "\n".join(filter(None, (before, thought)))
                 thought = ""
-            if isinstance(item, items.ResultItem | items.CallItem) and item.output is not None:
+            if isinstance(item, Result) or (isinstance(item, CalledTool) and item.output is not None):
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.output})
         return messages
 

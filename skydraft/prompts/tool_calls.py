@@ -114,10 +114,10 @@ def calling_grammar(tools: Seq[Mapping[str, Any]], *, parallel: bool, answer: st
     rules = [f"start: calls | answer\nanswer: %json {_for_lark(answer)}" if answer else "start: calls"]
     rules.append(f'calls: call ("\\n" call){{0,{MAX_CALLS - 1}}}' if parallel else "calls: call")
     names = [f"call_{number}" for number in range(len(tools))]
-    rules.append(f'call: "{_BEGIN}\\n" ({" | ".join(names)}) "}}\\n{_END}"')
+    rules.append(f'call: "{_BEGIN}\\n" ({" | ".join(names)}) "\\n{_END}"')
     for name, tool in zip(names, tools, strict=True):
         head = f'{{"name": {json.dumps(tool["name"], ensure_ascii=False)}, "arguments": '
-        rules.append(f"{name}: {json.dumps(head, ensure_ascii=False)} {name}_args")
+        rules.append(f'{name}: {json.dumps(head, ensure_ascii=False)} {name}_args "}}"')
         rules.append(f"{name}_args: %json {_schema_of(tool)}")
     return "lark:" + "\n".join(rules)
 

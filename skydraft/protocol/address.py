@@ -41,6 +41,15 @@ def parse_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def as_origin(text: str) -> str:
+    """The origin of web pages as browsers send it. Raises OptionError."""
+    origin = text.lower().removesuffix("/")
+    if not re.fullmatch(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]+)?", origin):
+        example = "Write SCHEME://HOST:PORT, for example http://localhost:3000, and give --allow-origins for each."
+        raise OptionError(f"'{without_password(text)}' is not the origin of a web page.", hint=example)
+    return re.sub(r"^(http://.*):80$|^(https://.*):443$", r"\1\2", origin)
+
+
 def check_encrypted(host: str, cert: Path | None, key: Path | None, *, insecure: bool, flag: str) -> None:
     """Raise OptionError for a server that other machines would reach in plaintext, unless `flag` allowed that."""
     if key and not cert:

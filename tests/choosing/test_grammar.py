@@ -15,7 +15,7 @@ from skydraft.choosing.chooser import Chooser
 from skydraft.choosing.grammar import GrammarAlong, compile_grammar, only_one
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import GrammarRefused, MissingDependency
-from skydraft.grammars import json_schema
+from skydraft.grammars import followable, json_schema
 from skydraft.prompts.tool_calls import calling_grammar
 from tests import grammars, toys
 from tests.grammars import BYTES, ENDS, GRAMMARS, JSONS, spelled
@@ -123,6 +123,25 @@ def test_the_grammar_wins_where_the_rest_would_leave_no_token() -> None:
     row[EOS] = 9
     assert longer.choose(row, array(toys.ids("a", "a"))) != EOS  # where there is another way, the minimum holds
     assert longer.choose(row, array(toys.ids("a", "a", "a"))) == EOS
+
+
+@pytest.mark.parametrize(
+    ("schema", "kept", "left_out"),
+    [
+        # names of properties, and values, that are called as keywords are
+        (same := {"properties": {"title": {"type": "string"}, "not": {"const": {"default": 1}}}}, same, set()),
+        ({"$defs": {"a": {"title": "A"}}, "$ref": "#/$defs/a"}, {"$defs": {"a": {}}, "$ref": "#/$defs/a"}, set()),
+        ({"anyOf": [{"not": {}}, {"uniqueItems": False, "default": 1}]}, {"anyOf": [{}, {}]}, {"not"}),
+        ({"allOf": [{}], "unevaluatedProperties": False}, {"allOf": [{}]}, {"unevaluatedProperties"}),
+        ({"patternProperties": {"^(?!a)": {}, "b": {}}}, {"patternProperties": {"b": {}}}, {"patternProperties"}),
+        *(({"pattern": text}, {}, {"pattern"}) for text in (r"(?=a)", r"(?<!a)b", r"(a)\1", r"\bA", r"\\(?!a)")),
+        *(({"pattern": text},) * 2 + (set(),) for text in (r"(?:a)", r"[(?=]", r"\(?=a", r"(\d?=)", r"(?<n>a)", "^a$")),
+        ({"format": "cuid"}, {}, {"format"}),
+    ],
+)  # fmt: skip
+def test_a_schema_is_freed_of_what_no_grammar_follows(schema: Any, kept: Any, left_out: set[str]) -> None:
+    told = set[str]()
+    assert (followable(schema, told), told) == (kept, left_out)
 
 
 @pytest.mark.parametrize("ref", ["#/$defs/站", "#/$defs/%E7%AB%99"])

@@ -84,6 +84,7 @@ WRONG = {
     "serve --port 0 --model nonsense-model": "nonsense-model",
     f"gateway {TOYS} --host 0.0.0.0": "API key is required",
     f"gateway {TOYS} --parallel 0": "--parallel",
+    f"gateway {TOYS} --allow-origins '*'": "'*' is not the origin",
     f"gateway {TOYS} --edge-only": "--edge-only",
     f"gateway {TOYS} --cloud localhost:1": "choose one",
     f"gateway {TOYS} --tls-cert nowhere": "belong together",

@@ -113,7 +113,7 @@ def test_a_model_with_an_adapter_is_the_model_with_its_changed_weights(
             engine.adapters.choose(strange, ())
         pairs = {name.replace("1", "7"): pair for name, pair in one.pairs.items()}
         write_adapter(tmp_path / "strange.gguf", replace(one, pairs=pairs))
-        with pytest.raises(OptionError, match=rf"strange\.gguf does not fit {name}"):
+        with pytest.raises(RecordsError, match=rf"strange\.gguf does not fit {name}"):
             engine.adapters.choose(strange, ())
         assert np.array_equal(rows(engine), before)
     for each in (engine, adapted, other):
@@ -249,7 +249,7 @@ def test_an_engine_that_takes_none_refuses(tmp_path: Path) -> None:
     write_adapter(tmp_path / "a.gguf", change(engine.fingerprint, {"one": (32, 32)}))
     with pytest.raises(OptionError, match="toy takes no adapters"):
         engine.adapters.choose(str(tmp_path / "a.gguf"), ())
-    with pytest.raises(OptionError, match="it is not a file"):
+    with pytest.raises(RecordsError, match="it is not a file"):
         read_adapter(tmp_path)
 
 
