@@ -5,7 +5,9 @@ text, never at token ids (field report F11).
 """
 
 import json
+import re
 import unicodedata
+from contextlib import suppress
 from typing import Any
 
 COMMA_LIKE = frozenset("，,、；;：:﹐﹑﹔﹕､")
@@ -58,6 +60,14 @@ def rounded(value: Any, num_digits: int) -> Any:
     if isinstance(value, dict):
         return {key: rounded(inner, num_digits) for key, inner in value.items()}
     return [rounded(inner, num_digits) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def is_whole(*values: Any) -> bool:
+    """Whether no text in these values has half of a character (U+D800 to U+DFFF): nothing can encode that."""
+    with suppress(TypeError, ValueError, RecursionError):  # no JSON, or too deep: others say so
+        text = json.dumps(values, ensure_ascii=False, default=str)
+        return re.search("[\ud800-\udfff]", text) is None
+    return True
 
 
 def from_json(data: str | bytes) -> Any:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from skydraft.errors import CloudLost, OptionError, SkydraftError, TlsFailure, WrongServer
 from skydraft.protocol.address import is_loopback, parse_address
 
+_NAMED = "Give the one in its certificate, for example cloud.example."
 _GREETING_S = 1.0  # timeout of the handshake
 
 
@@ -54,6 +55,8 @@ class ServerOptions:
     def __post_init__(self) -> None:
         parse_address(self.address)
         check_token(self.token)
+        if not re.fullmatch(r"[\w.:*-]{0,253}", self.tls_name or ""):
+            raise OptionError(f"--tls-name {self.tls_name} is no name of a server.", hint=_NAMED)
         if self.tls_ca:
             check_certificates(self.tls_ca)
 

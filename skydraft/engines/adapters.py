@@ -114,8 +114,9 @@ class Adapters:
         path = Path(name) if name.endswith(".gguf") else (self.folder or Path()) / name / FILE
         try:
             stat = path.stat()
-        except OSError as error:
-            raise OptionError(f"{path} cannot be read: {error.strerror}.", hint="Check its name.") from error
+        except (OSError, ValueError) as error:  # or no name of a file
+            why = getattr(error, "strerror", None) or "no file has such a name"
+            raise OptionError(f"{path} cannot be read: {why}.", hint="Check its name.") from error
         stamp = stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size
         before = self._known.get(name)
         if before is None or before.stamp != stamp:

@@ -147,7 +147,7 @@ class Vocab:
 
 
 def kept_with_vocab(work: Function) -> Function:
-    """Keep what a function says of a vocabulary and of other values, the latest, for as long as there is the vocabulary.
+    """Keep the latest answers of a function about a vocabulary and other values, as long as there is that vocabulary.
 
     `work` must be a function of these alone, and what it returns must not refer to the vocabulary.
     """

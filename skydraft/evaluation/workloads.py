@@ -1,7 +1,6 @@
 """Prompt files: one JSON object a line, or plain lines of text."""
 
 import hashlib
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from skydraft.characters import from_json
+from skydraft.characters import from_json, is_whole
 from skydraft.config import CAPTION_PROMPT
 from skydraft.errors import PromptError, SkydraftError, first_fault
 from skydraft.evaluation.records import PromptEntry
@@ -76,10 +75,8 @@ def naming(what: str, hint: str) -> Iterator[None]:
 def text_from_json(line: str) -> Any:
     """The value of a line of JSON. Raises ValueError, where half of a character is escaped too."""
     value = from_json(line)
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise ValueError("it has half of a character, which no text has") from None
+    if not is_whole(value):
+        raise ValueError("it has half of a character, which no text has")
     return value
 
 

@@ -1,14 +1,17 @@
 """Requests: checked once, before anything is computed, and where a request meets who takes part."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from skydraft import GenerateRequest, decoding_params, generate, make_plan
+import skydraft
+from skydraft import DecodingParams, GenerateRequest, decoding_params, generate, make_plan
 from skydraft.decoding.builder import prompted
 from skydraft.engines.toy import open_toy
-from skydraft.errors import OptionError, PromptError, VocabularyMismatch
+from skydraft.errors import OptionError, PromptError, UsageError, VocabularyMismatch
+from skydraft.gating.calibration import read_calibration
 from skydraft.prompts.audio import Audio
 from skydraft.prompts.messages import Message, asked
 
@@ -34,6 +37,36 @@ def test_a_request_is_valid_or_not_there(parts, error, says):
     with pytest.raises(error, match=says) as raised:
         replace(SIMPLE, **parts)
     assert raised.value.exit_status == 2
+
+
+HALF, LONG = "\ud800", "n" * 5000
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": [HALF]}}}
+UNREADABLE = {
+    "prompt": lambda: generate(HALF), "raw": lambda: generate(HALF, raw=True), "system": lambda: asked("a", HALF),
+    "result": lambda: [Message("tool", HALF)], "call": lambda: [Message("assistant", "", (("tool_calls", [CALL]),))],
+    "stop": lambda: {"params": decoding_params(stop=HALF)}, "tag": lambda: {"params": DecodingParams(think_end=HALF)},
+    "tool": lambda: {"tools": ({"type": "function", "function": {"name": HALF}},)},
+    "schema": lambda: {"tools": ({"function": {"name": "f", "parameters": {"properties": {HALF: {}}}}},)},
+    "grammar": lambda: skydraft.json_schema({"enum": [HALF]}), "setting": lambda: {"settings": (("x", HALF),)},
+    "scope": lambda: {"cache_scope": HALF},
+    **{f"{name[:3]}{number}": lambda use=use, name=name: use(name) for number, use in enumerate((
+        skydraft.load, lambda name: skydraft.load(f"{name}.gguf"), lambda name: skydraft.load(f"a/{name}"),
+        lambda name: skydraft.load(f"ollama:{name}"), lambda name: skydraft.load("toy", adapter=name),
+        lambda name: skydraft.load("toy", adapter=f"{name}.gguf"), lambda name: skydraft.load("toy:drift=" + name),
+        skydraft.connect, lambda name: skydraft.connect(f"http://{name}/v1", insecure=True), skydraft.load_audio,
+        lambda name: skydraft.connect("a:1", tls_name=name), lambda name: make_plan(gate=name),
+        lambda name: read_calibration(Path(name)), lambda name: decoding_params(style=name),
+    )) for name in (HALF, LONG, "\0")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("use", UNREADABLE.values(), ids=[*map(ascii, UNREADABLE)])
+def test_half_of_a_character_and_an_endless_name_are_one_clear_line(use):
+    with pytest.raises(UsageError) as raised:
+        parts = use()
+        replace(SIMPLE, **parts if isinstance(parts, dict) else {"messages": parts})
+    line = raised.value.line
+    assert line.encode() and "\n" not in line and len(line) < 1500
 
 
 @pytest.mark.parametrize(

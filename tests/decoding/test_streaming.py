@@ -16,7 +16,6 @@ from skydraft.errors import EngineError
 
 from ..toys import EOS, PIECES, TOOL, ids, law
 
-
 VOCAB = Vocab([*PIECES, "\ufffd".encode()], list, special_ids=(TOOL, EOS))  # a model may write U+FFFD itself
 
 
