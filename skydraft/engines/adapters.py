@@ -15,11 +15,11 @@ from skydraft.characters import one_line
 from skydraft.engines.adapter import AdapterCard, read_adapter
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import OptionError, SkydraftError
+from skydraft.files import ADAPTER, adapters_in
 
 if TYPE_CHECKING:
     from skydraft.engines.base import Engine
 
-FILE = "adapter.gguf"
 AUTO, NONE = "auto", "none"
 
 
@@ -57,7 +57,7 @@ class Adapters:
 
     @property
     def names(self) -> list[str]:
-        return sorted(path.parent.name for path in self.folder.glob(f"[!.]*/{FILE}")) if self.folder else []
+        return adapters_in(self.folder) if self.folder else []
 
     @property
     def usable(self) -> list[str]:
@@ -111,7 +111,7 @@ class Adapters:
         return known
 
     def _read(self, name: str) -> _Known:
-        path = Path(name) if name.endswith(".gguf") else (self.folder or Path()) / name / FILE
+        path = Path(name) if name.endswith(".gguf") else (self.folder or Path()) / name / ADAPTER
         try:
             stat = path.stat()
         except (OSError, ValueError) as error:  # or no name of a file
@@ -134,7 +134,7 @@ class Adapters:
         return known.engine
 
     def _open(self, known: _Known) -> None:
-        name = known.path.parent.name if known.path.name == FILE else known.path.stem
+        name = known.path.parent.name if known.path.name == ADAPTER else known.path.stem
         engine = self._base.open_adapted(known.path)
         engine.name, engine.adapter = f"{self._base.name}+{name}", name
         engine.is_local_only = self._base.is_local_only
