@@ -1,7 +1,6 @@
 """Where a server listens: its address, its certificate, and its port, which is open while the model loads."""
 
 import errno
-import resource
 import socket
 from contextlib import suppress
 
@@ -65,6 +64,10 @@ def _credentials(certificate: Certificate) -> grpc.ServerCredentials:
 
 def _most_connections() -> int:
     """How many connections may be open; some of the files that this process may have are left for other things."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return _MAX_CONNECTIONS
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

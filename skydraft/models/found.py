@@ -26,7 +26,7 @@ def places() -> list[Path]:
     if given := os.environ.get("OLLAMA_MODELS", "").strip(" \"'"):
         return [Path(given)]
     services = Path("/usr/share/ollama/.ollama/models"), Path("/var/lib/ollama")  # of users of their own, on Linux
-    return [Path.home() / ".ollama/models", *services]
+    return [Path(os.path.expanduser("~/.ollama/models")), *services]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,9 @@
 """`skydraft models` and the top level."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import tomllib
@@ -14,6 +16,7 @@ from skydraft.models import KNOWN, cache_dir
 from skydraft.models.adapters import keep
 from skydraft.models.cache import model_path
 
+from ..cloud.test_starting import signals_as_before
 from ..models.test_found import Home, gguf
 from .conftest import Invoke
 
@@ -93,6 +96,45 @@ def test_so_is_one_that_comes_while_the_program_is_still_imported(module: str) -
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "skydraft: Interrupted.\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("words", ["serve --model toy --port 0", "gateway --port 0"])
+def test_a_server_that_is_ended_while_its_model_loads_has_stopped(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, words: str, number: int
+) -> None:
+    monkeypatch.setattr("skydraft.api.resolve", lambda *_, **__: signal.raise_signal(number))
+    with signals_as_before():
+        assert invoke(*words.split()) == (0, "", "skydraft: stopped.\n")
+
+
+_NO_ONE = "import os, pwd; os.environ.pop('HOME'); pwd.getpwuid = lambda number: {}[number]"
+_NO_HOME = "skydraft: This user has no home folder. Set SKYDRAFT_HOME to a folder for files of skydraft.\n"
+_TOYS = "--edge-model toy --cloud-model toy"
+_SPARSE = {
+    "serve --model toy --port 0": ("sys.modules['resource'] = None", 0, "skydraft: toy on 127.0.0.1:"),
+    "models list": (_NO_ONE, 2, _NO_HOME), f"generate 你好 {_TOYS}": (_NO_ONE, 2, _NO_HOME),
+    "models path": (_NO_ONE, 2, _NO_HOME), f"gateway --port 0 {_TOYS}": (_NO_ONE, 2, _NO_HOME),
+    "chat --edge-model ~/x.gguf": (_NO_ONE, 2, _NO_HOME), "doctor": (_NO_ONE, 2, _NO_HOME),
+    "learn forget nothing": (_NO_ONE, 2, _NO_HOME),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", _SPARSE)
+def test_a_system_without_limits_and_a_user_without_a_home_are_no_traceback(words: str, tmp_path: Path) -> None:
+    prepare, status, says = _SPARSE[words]
+    code = f"import sys; {prepare}; from skydraft.cli.main import main; main({words.split()})"
+    environment = {**os.environ, "SKYDRAFT_HOME": "" if prepare == _NO_ONE else str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.Popen(
+        [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment
+    )
+    assert done.stderr
+    with done:
+        first = done.stderr.readline()
+        if not status:
+            done.terminate()
+        assert (done.wait(), first.startswith(says)) == (status, True), first + done.stderr.read()
+    assert not list(tmp_path.glob("~*"))
 
 
 def test_the_command_is_the_one_that_can_be_interrupted() -> None:
