@@ -114,7 +114,7 @@ class PromptError(UsageError): ...
 
 
 class ContextExceeded(PromptError):
-    """The prompt has `num_tokens`, or more, and the context holds `most`."""
+    """The prompt has `num_tokens`, a far longer one about as many, and the context holds `most`."""
 
     def __init__(self, message: str, *, num_tokens: int = 0, most: int = 0, hint: str = "") -> None:
         super().__init__(message, hint=hint)

@@ -29,6 +29,7 @@ ShareAudio = Literal["features", "none"]
 _TEXTS = ("a", "1", "中", "\nb", " c", "<d")  # their first characters join the text before in different ways
 _DAYS = (datetime(2001, 2, 3), datetime(2032, 11, 30))
 _MIN_BEGINNING = 4
+_NUM_PARTS = 16
 _CHARS_READ = 8  # for each token of the context, before a longer text is read whole
 
 
@@ -127,13 +128,19 @@ def check_length(vocab: Vocab, text: str, most: int) -> None:
     while num_chars < len(text):
         # Twice as many: the whole text may be cut into tokens otherwise than its beginning.
         if (num_tokens := len(vocab.encode(text[:num_chars]))) > 2 * most:
+            num_tokens = max(_estimated(vocab, text, num_chars), num_tokens // 2)
             raise ContextExceeded(
-                f"The prompt has more than {num_tokens // 2} tokens, the context holds {most}.",
-                num_tokens=num_tokens // 2,
-                most=most,
-                hint="Shorten the prompt or raise --context.",
-            )
+                f"The prompt has about {num_tokens} tokens, the context holds {most}.",
+                num_tokens=num_tokens, most=most, hint="Shorten the prompt or raise --context.",
+            )  # fmt: skip
         num_chars *= 2
+
+
+def _estimated(vocab: Vocab, text: str, num_chars: int) -> int:
+    """How many tokens a text has, by about so many characters of it, in parts equally far apart."""
+    size, step = (max(length // _NUM_PARTS, 1) for length in (num_chars, len(text)))
+    parts = [text[at : at + size] for at in range(0, len(text), step)]
+    return len(text) * sum(len(vocab.encode(part)) for part in parts) // sum(map(len, parts))
 
 
 def beginning_ids(vocab: Vocab) -> tuple[int, ...]:
