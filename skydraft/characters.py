@@ -71,9 +71,13 @@ def is_whole(*values: Any) -> bool:
 
 
 def from_json(data: str | bytes) -> Any:
-    """The value of a JSON text; it may begin with a byte order mark. Raises ValueError, where it is too deep too."""
+    """The value of a JSON text; it may begin with a byte order mark. Raises ValueError, where it is too deep or has
+    half of a character too."""
     text = data if isinstance(data, str) else data.decode("utf-8")
     try:
-        return json.loads(text.removeprefix("\ufeff"))
+        value = json.loads(text.removeprefix("\ufeff"))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    if "\\" in text and not is_whole(value):
+        raise ValueError("it has half of a character, which no text has")
+    return value

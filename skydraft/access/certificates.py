@@ -3,7 +3,6 @@
 import logging
 import ssl
 import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,41 +20,33 @@ class Certificate:
 
     def __init__(self, cert: Path, key: Path | None) -> None:
         self._cert, self._key = cert, key or cert
+        self.pair = b"", b""  # key and certificate, as PEM
         self._lock = threading.Lock()
-        self._stamps = self._found()
+        self._fault = ""  # of the files as they were read last
         self._read()
         warn_if_shared(self._key)
 
-    def _found(self) -> list[tuple[int, ...]]:
-        stats = list[tuple[int, ...]]()
-        for path in (self._cert, self._key):
-            with suppress(OSError):  # what cannot be looked at cannot be read either, which says why
-                stat = path.stat()
-                stats.append((stat.st_ino, stat.st_mtime_ns, stat.st_size))
-        return stats
-
     def _read(self) -> None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             pair = read_file(self._key), read_file(self._cert)  # not a pipe that nobody writes to
-            context.load_cert_chain(self._cert, self._key)
+            if pair != self.pair:
+                context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+                context.load_cert_chain(self._cert, self._key)
+                self.pair, self._context = pair, context
         except OSError as error:  # or the library's own, which is one
             reason = getattr(error, "reason", None) or error.strerror or "it is not a PEM file"
-            raise OptionError(
-                f"The certificate {self._cert} and the key {self._key} cannot be used: "
-                f"{reason.replace('_', ' ').lower()}.",
-                hint="Give two files that belong together.",
-            ) from error
-        self.pair, self._context = pair, context  # (key, certificate) as PEM
+            reason = reason.replace("_", " ").lower()
+            message = f"The certificate {self._cert} and the key {self._key} cannot be used: {reason}."
+            raise OptionError(message, hint="Give two files that belong together.") from error
 
     def renew(self) -> None:
-        """Read the files if they have changed since the last time."""
         with self._lock:
-            if (stamps := self._found()) != self._stamps:
-                self._stamps = stamps
-                try:
-                    self._read()
-                except OptionError as error:
+            before, self._fault = self._fault, ""
+            try:
+                self._read()
+            except OptionError as error:
+                self._fault = str(error)
+                if self._fault != before:
                     log.error("certificate kept as it was: %s", error)
 
     def context(self) -> ssl.SSLContext:

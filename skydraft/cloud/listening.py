@@ -64,14 +64,13 @@ def _credentials(certificate: Certificate) -> grpc.ServerCredentials:
 
 def _most_connections() -> int:
     """How many connections may be open; some of the files that this process may have are left for other things."""
-    try:
-        import resource
-    except ImportError:  # Windows has no such limit
-        return _MAX_CONNECTIONS
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):
+    soft = -1
+    with suppress(ImportError, OSError, ValueError):
+        import resource  # not on Windows, which has no such limit
+
+        soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        soft = most
     return _MAX_CONNECTIONS if soft < 0 else max(16, min(_MAX_CONNECTIONS, soft - _FILES_LEFT))
 
 

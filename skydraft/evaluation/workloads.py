@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from skydraft.characters import from_json, is_whole
+from skydraft.characters import from_json
 from skydraft.config import CAPTION_PROMPT
 from skydraft.errors import PromptError, SkydraftError, first_fault
 from skydraft.evaluation.records import PromptEntry
@@ -72,18 +71,10 @@ def naming(what: str, hint: str) -> Iterator[None]:
         raise PromptError(f"{what}: {error.message}", hint=error.hint) from error
 
 
-def text_from_json(line: str) -> Any:
-    """The value of a line of JSON. Raises ValueError, where half of a character is escaped too."""
-    value = from_json(line)
-    if not is_whole(value):
-        raise ValueError("it has half of a character, which no text has")
-    return value
-
-
 def _read_json(path: Path, number: int, line: str) -> PromptEntry:
     where, hint = f"Line {number} of {path}", 'Write {"prompt": "…"} or {"audio": "FILE"}.'
     with naming(f"{where} is not a prompt", hint):
-        entry = _Line.model_validate(text_from_json(line))
+        entry = _Line.model_validate(from_json(line))
     if not entry.prompt.strip() and not entry.audio:
         raise PromptError(f"{where} has neither a prompt nor audio.", hint=hint)
     return PromptEntry(

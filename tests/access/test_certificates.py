@@ -1,65 +1,50 @@
 """New connections get a renewed certificate; a pair that cannot be used keeps the one before."""
 
-import os
 import ssl
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import trustme
 
 from skydraft.engines.toy import open_toy
+from skydraft.files import write_whole
 from skydraft.gateway.server import Entrance, ListenOptions, listen, server_of
 
 from ..serving import serving
 
 
-@contextmanager
-def cloud(cert: Path, key: Path) -> Iterator[int]:
-    with serving(open_toy("toy"), tls_cert=cert, tls_key=key) as server:
-        yield int(server.address.rpartition(":")[2])
-
-
-@contextmanager
-def gateway(cert: Path, key: Path) -> Iterator[int]:
-    options = ListenOptions(tls_cert=cert, tls_key=key)
-    server = server_of(Entrance(), options)
-    with listen(options) as listening:
-        thread = threading.Thread(target=server.run, args=([listening],))
-        thread.start()
-        yield listening.getsockname()[1]
-        server.should_exit = True
-        thread.join()
-
-
-@pytest.mark.parametrize("serve", [cloud, gateway])
+@pytest.mark.parametrize("command", ["serve", "gateway"])
 def test_a_renewed_certificate_is_shown_once_its_key_is_there_too(
-    serve: Callable[[Path, Path], AbstractContextManager[int]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    command: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pairs = [trustme.CA().issue_cert("127.0.0.1") for _ in range(2)]
-    certs = [pair.cert_chain_pems[0].bytes() for pair in pairs]
-    keys = [pair.private_key_pem.bytes() for pair in pairs]
+    issued = [trustme.CA().issue_cert("127.0.0.1") for _ in range(2)]
+    certs, keys = (
+        [pair.cert_chain_pems[0].bytes() for pair in issued],
+        [pair.private_key_pem.bytes() for pair in issued],
+    )
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    write_whole(cert, certs[0])
+    write_whole(key, keys[0], 0o600)
+    with ExitStack() as stack:
+        if command == "serve":
+            server = stack.enter_context(serving(open_toy("toy"), tls_cert=cert, tls_key=key))
+            port = int(server.address.rpartition(":")[2])
+        else:
+            listening = stack.enter_context(listen(ListenOptions()))
+            gateway, port = server_of(Entrance(), ListenOptions(tls_cert=cert, tls_key=key)), listening.getsockname()[1]
+            threading.Thread(target=gateway.run, args=([listening],), daemon=True).start()
+            stack.callback(setattr, gateway, "should_exit", True)
 
-    def put(path: Path, data: bytes) -> None:
-        (new := tmp_path / "new").write_bytes(data)
-        new.chmod(0o600)
-        os.replace(new, path)
+        def shown() -> list[bytes]:
+            return [ssl.get_server_certificate(("127.0.0.1", port)).encode() for _ in range(2)]
 
-    put(cert, certs[0])
-    put(key, keys[0])
-    with serve(cert, key) as port:
-
-        def shown() -> bytes:
-            return ssl.get_server_certificate(("127.0.0.1", port)).encode()
-
-        assert [shown(), shown()] == [certs[0]] * 2 and not caplog.records
-        put(cert, certs[1])
-        assert [shown(), shown()] == [certs[0]] * 2
-        assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["certificate kept as it was"]
-        put(key, keys[1])
-        assert [shown(), shown()] == [certs[1]] * 2
+        assert shown() == [certs[0]] * 2 and not caplog.messages
+        write_whole(cert, certs[1])
+        assert shown() == [certs[0]] * 2
+        assert [line.partition(":")[0] for line in caplog.messages] == ["certificate kept as it was"]
+        write_whole(key, keys[1], 0o600)
+        assert shown() == [certs[1]] * 2
         cert.unlink()
-        assert shown() == certs[1] and len(caplog.records) == 2
+        assert shown() == [certs[1]] * 2 and len(caplog.messages) == 2
