@@ -20,10 +20,8 @@ def test_a_renewed_certificate_is_shown_once_its_key_is_there_too(
     command: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     issued = [trustme.CA().issue_cert("127.0.0.1") for _ in range(2)]
-    certs, keys = (
-        [pair.cert_chain_pems[0].bytes() for pair in issued],
-        [pair.private_key_pem.bytes() for pair in issued],
-    )
+    certs = [pair.cert_chain_pems[0].bytes() for pair in issued]
+    keys = [pair.private_key_pem.bytes() for pair in issued]
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     write_whole(cert, certs[0])
     write_whole(key, keys[0], 0o600)
@@ -34,7 +32,8 @@ def test_a_renewed_certificate_is_shown_once_its_key_is_there_too(
         else:
             listening = stack.enter_context(listen(ListenOptions()))
             gateway, port = server_of(Entrance(), ListenOptions(tls_cert=cert, tls_key=key)), listening.getsockname()[1]
-            threading.Thread(target=gateway.run, args=([listening],), daemon=True).start()
+            (thread := threading.Thread(target=gateway.run, args=([listening],), daemon=True)).start()
+            stack.callback(thread.join)
             stack.callback(setattr, gateway, "should_exit", True)
 
         def shown() -> list[bytes]:
