@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from skydraft.errors import CloudLost, OptionError, SkydraftError, TlsFailure, WrongServer
 from skydraft.protocol.address import is_loopback, parse_address
 
-_NAMED = "Give the one in its certificate, for example cloud.example."
 _GREETING_S = 1.0  # timeout of the handshake
 
 
@@ -56,7 +55,7 @@ class ServerOptions:
         parse_address(self.address)
         check_token(self.token)
         if not re.fullmatch(r"[\w.:*-]{0,253}", self.tls_name or ""):
-            raise OptionError(f"--tls-name {self.tls_name} is no name of a server.", hint=_NAMED)
+            raise OptionError(f"--tls-name {self.tls_name} is no name.", hint="Give the one in its certificate.")
         if self.tls_ca:
             check_certificates(self.tls_ca)
 

@@ -115,7 +115,7 @@ class Adapters:
         try:
             stat = path.stat()
         except (OSError, ValueError) as error:  # or no name of a file
-            why = getattr(error, "strerror", None) or "no file has such a name"
+            why = getattr(error, "strerror", "no file has such a name")
             raise OptionError(f"{path} cannot be read: {why}.", hint="Check its name.") from error
         stamp = stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size
         before = self._known.get(name)

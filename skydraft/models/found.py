@@ -110,7 +110,7 @@ def _stored(manifest: Path) -> StoredModel:
     if fault:
         return StoredModel(spec, manifest, 0, fault)
     path = root / "blobs" / f"sha256-{sha256}"  # nothing but hashes of a manifest becomes a path
-    unfit, num_bytes = unfitness(path), _bytes_of(path)
+    unfit, num_bytes = unfitness(path), path.stat().st_size if os.access(path, os.R_OK) else 0
     if unfit == MISSING or (num_bytes and num_bytes != size):
         unfit = f"its file is {'incomplete' if num_bytes else 'missing'}{again}"
     return StoredModel(spec, path, num_bytes, unfit)
@@ -128,7 +128,3 @@ def _layers(manifest: Path, blobs: Path) -> Any:
     if "layers" in child:
         return child["layers"]
     return _layers(blobs / f"sha256-{_SHA256.findall(child['digest'])[0]}", blobs)
-
-
-def _bytes_of(path: Path) -> int:
-    return path.stat().st_size if os.access(path, os.R_OK) else 0
