@@ -130,13 +130,10 @@ def test_an_interrupt_ends_it_too(interrupt: type[BaseException], no_collector: 
 
 def test_nothing_keeps_the_vocabulary_of_a_closed_model() -> None:
     """What is known of a vocabulary goes with it; gateways and long programs open many models."""
-    template = (
-        "{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}{% if enable_thinking %}</think>{% endif %}"
-    )
+    template = "{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}{{ enable_thinking and '</think>' }}"
     messages = [{"role": "system", "content": "快"}, {"role": "user", "content": "你好"}]
-    limits: dict[str, Any] = {"max_new_tokens": 8, "think_budget": 2, "min_call_prob": 0.5, "comma_gap": 2}
-    params = skydraft.decoding_params(grammar=skydraft.regex("[a-z]+"), **limits)
-    kept = list[Any]()
+    limits: dict[str, Any] = {"think_budget": 2, "min_call_prob": 0.5, "comma_gap": 2}
+    params, kept = skydraft.decoding_params(grammar=skydraft.regex("[a-z]+"), **limits), list[Any]()
     for _ in range(9):
         with few(spec="toy:drift=0.2") as edge, few() as cloud:
             for engine in (edge, cloud):
