@@ -54,11 +54,17 @@ from typing import Any, ClassVar
 _FLAGS = re.compile(
     r"((?:skydraft [a-z]|pip |llama-gguf-split |llama-server |vllm serve )(?:[^.]|\.(?!\s|$))*)|--([a-z][a-z-]*)"
 )
+_ENDLESS = re.compile(r"(\S{400})\S{200,}")
 _NAMES = {
     "cloud-timeout": "timeout_s", "grace": "grace_s", "session-ttl": "session_ttl_s", "require-cloud": "require",
     "edge-model": "edge", "cloud-model": "model", "cloud-api": "api", "cloud-token-file": "token",
     "cloud-key-file": "token",
 }  # fmt: skip
+
+
+def _clear(text: str) -> str:
+    """Without halves of characters, which cannot be written, and without most of a name of thousands of letters."""
+    return _ENDLESS.sub(r"\1…", text.encode(errors="backslashreplace").decode())
 
 
 def _in_python(text: str) -> str:
@@ -73,8 +79,8 @@ class SkydraftError(Exception):
     retryable: ClassVar[bool] = False
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message)
-        self._hint = hint
+        super().__init__(_clear(str(message)))
+        self._hint = _clear(hint)
 
     @property
     def message(self) -> str:
@@ -108,7 +114,7 @@ class PromptError(UsageError): ...
 
 
 class ContextExceeded(PromptError):
-    """The prompt has `num_tokens`, or more, and the context holds `most`."""
+    """The prompt has `num_tokens`, a far longer one about as many, and the context holds `most`."""
 
     def __init__(self, message: str, *, num_tokens: int = 0, most: int = 0, hint: str = "") -> None:
         super().__init__(message, hint=hint)

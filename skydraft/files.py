@@ -4,11 +4,14 @@ import errno
 import io
 import logging
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, Literal, TextIO
 
+ADAPTER = "adapter.gguf"
+_NAME = re.compile(r"[\w-][\w.-]{0,63}")
 log = logging.getLogger("skydraft")  # where nobody configures logging, a warning is a line on stderr
 
 
@@ -35,6 +38,16 @@ def read_file(path: Path) -> bytes:
     if path.exists() and not path.is_file() and not str(path).startswith(("/dev/fd/", "/dev/stdin", "/proc/self/fd/")):
         raise OSError(errno.EISDIR if path.is_dir() else errno.EINVAL, "it is not a file", str(path))
     return path.read_bytes()
+
+
+def is_adapter_name(name: str) -> bool:
+    return bool(_NAME.fullmatch(name)) and name not in ("auto", "none") and not name.endswith(".gguf")
+
+
+def adapters_in(folder: Path) -> list[str]:
+    """The names of the adapters in a folder, each at NAME/adapter.gguf. What no request could name is left out."""
+    found = [path.parent.name for path in folder.glob(f"*/{ADAPTER}") if path.is_file()]
+    return sorted(filter(is_adapter_name, found))
 
 
 def open_named(path: Path, mode: Literal["w", "a"], permissions: int = 0o666) -> TextIO:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,7 +99,7 @@ def gateway(
         raise OptionError(f"--local-only lets nothing leave this machine; --host {at.host} answers others.")
     keep.check(verifies=not work.edge_only)
     log_to_stderr("info" if work.log_prompts else "warning")
-    with ExitStack() as stack:
+    with suppress(KeyboardInterrupt), ExitStack() as stack:  # while it loads
         sockets = stack.enter_context(listen(at))
 
         def load() -> Gateway:

@@ -29,7 +29,7 @@ from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import PromptEntry
 from skydraft.evaluation.tasks.sets import SETS, read_tasks
 from skydraft.evaluation.workloads import read_lines, read_prompts
-from skydraft.files import write_whole
+from skydraft.files import ADAPTER, write_whole
 from skydraft.learning import dataset, training
 from skydraft.learning.answering import Answering
 from skydraft.learning.calibrating import calibrate_lessons, gain_over, read_lessons, write_calibration
@@ -137,7 +137,7 @@ class _Run:
         home.mkdir(parents=True, exist_ok=True)
         key, last = training.key_of(task, _SETTINGS), home / adapters.LAST_RUN
         before = last.read_text() if last.exists() else ""
-        is_gone = before.endswith(adapters.IN_USE) and not (home / adapters.FILE).exists()
+        is_gone = before.endswith(adapters.IN_USE) and not (home / ADAPTER).exists()
         if before.startswith(key) and not is_gone:
             click.echo(f"Nothing is new since the last run, which {before.removeprefix(key)}.")
             return 0
@@ -147,7 +147,7 @@ class _Run:
             for path in (done, *home.glob(f".{done.name}-*")):  # a kill may have left half of one
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         click.echo(f"Not kept: {objection}." if objection else _how_used(home.name, task))
-        return 0 if (home / adapters.FILE).exists() else 1
+        return 0 if (home / ADAPTER).exists() else 1
 
     def _answered(self) -> dataset.TrainingTask:
         """The training's data, once the target has answered."""
@@ -200,7 +200,7 @@ class _Run:
 
     def _calibrated(self, task: dataset.TrainingTask) -> str:
         """Say why what was trained should not replace what is in use, or calibrate the gate to it, and return ""."""
-        used, name = self._home / adapters.FILE, self._home.name
+        used, name = self._home / ADAPTER, self._home.name
         reading = counted(len(task.held_out), "reading what is held out")
         with self._models.load_edge() as base, reading as done:
             edge = base.adapters.choose(str(self._trial), ())

@@ -273,7 +273,7 @@ class TextStream:
         self.pieces = tagged_pieces(vocab, tags)
         self._thought = replace(tags.begin, has_said=goes_on)  # no blank at the beginning is left out of what goes on
         self._stop = tuple(stop)
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")  # a wrong byte stops nothing
         self._held = ""
         self.stopped_by = ""
 
@@ -282,7 +282,7 @@ class TextStream:
         thought, text = "", self._decoder.decode(self.pieces[token_id])
         if self._thought.phase != "answer":
             self._thought, thought, text = self._thought.then(text)
-        return thought, self._push(text)
+        return _shown(thought), _shown(self._push(text))
 
     def _push(self, text: str) -> str:
         self._held += text
@@ -298,8 +298,13 @@ class TextStream:
         """The text held back at the end, without an incomplete character."""
         thought, text = self._thought.rest
         text = self._push(text)
-        return thought, text if self.stopped_by else text + self._release(len(self._held))
+        return _shown(thought), _shown(text if self.stopped_by else text + self._release(len(self._held)))
 
     def _release(self, num_chars: int) -> str:
         text, self._held = self._held[:num_chars], self._held[num_chars:]
         return text
+
+
+def _shown(text: str) -> str:
+    """With U+FFFD for wrong bytes."""
+    return text.encode(errors="surrogateescape").decode(errors="replace")

@@ -54,6 +54,8 @@ class ServerOptions:
     def __post_init__(self) -> None:
         parse_address(self.address)
         check_token(self.token)
+        if not re.fullmatch(r"[\w.:*-]{0,253}", self.tls_name or ""):
+            raise OptionError(f"--tls-name {self.tls_name} is no name.", hint="Give the one in its certificate.")
         if self.tls_ca:
             check_certificates(self.tls_ca)
 

@@ -15,11 +15,11 @@ from skydraft.characters import one_line
 from skydraft.engines.adapter import AdapterCard, read_adapter
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import OptionError, RecordsError, SkydraftError
+from skydraft.files import ADAPTER, adapters_in
 
 if TYPE_CHECKING:
     from skydraft.engines.base import Engine
 
-FILE = "adapter.gguf"
 AUTO, NONE = "auto", "none"
 
 
@@ -59,7 +59,7 @@ class Adapters:
 
     @property
     def names(self) -> list[str]:
-        return sorted(path.parent.name for path in self.folder.glob(f"[!.]*/{FILE}")) if self.folder else []
+        return adapters_in(self.folder) if self.folder else []
 
     @property
     def usable(self) -> list[str]:
@@ -113,11 +113,12 @@ class Adapters:
         return known
 
     def _read(self, name: str) -> _Known:
-        path = Path(name) if name.endswith(".gguf") else (self.folder or Path()) / name / FILE
+        path = Path(name) if name.endswith(".gguf") else (self.folder or Path()) / name / ADAPTER
         try:
             stat = path.stat()
-        except OSError as error:
-            raise RecordsError(f"{path} cannot be read: {error.strerror}.", hint="Check its name.") from error
+        except (OSError, ValueError) as error:  # or no name of a file
+            why = getattr(error, "strerror", "no file has such a name")
+            raise RecordsError(f"{path} cannot be read: {why}.", hint="Check its name.") from error
         stamp = stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size
         before = self._known.get(name)
         if before is None or before.stamp != stamp:
@@ -149,7 +150,7 @@ class Adapters:
         return known.engine
 
     def _open(self, known: _Known) -> None:
-        name = known.path.parent.name if known.path.name == FILE else known.path.stem
+        name = known.path.parent.name if known.path.name == ADAPTER else known.path.stem
         engine = self._base.open_adapted(known.path)
         engine.name, engine.adapter = f"{self._base.name}+{name}", name
         engine.is_local_only = self._base.is_local_only

@@ -1,12 +1,10 @@
 """Prompt files: one JSON object a line, or plain lines of text."""
 
 import hashlib
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -73,20 +71,10 @@ def naming(what: str, hint: str) -> Iterator[None]:
         raise PromptError(f"{what}: {error.message}", hint=error.hint) from error
 
 
-def text_from_json(line: str) -> Any:
-    """The value of a line of JSON. Raises ValueError, where half of a character is escaped too."""
-    value = from_json(line)
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise ValueError("it has half of a character, which no text has") from None
-    return value
-
-
 def _read_json(path: Path, number: int, line: str) -> PromptEntry:
     where, hint = f"Line {number} of {path}", 'Write {"prompt": "…"} or {"audio": "FILE"}.'
     with naming(f"{where} is not a prompt", hint):
-        entry = _Line.model_validate(text_from_json(line))
+        entry = _Line.model_validate(from_json(line))
     if not entry.prompt.strip() and not entry.audio:
         raise PromptError(f"{where} has neither a prompt nor audio.", hint=hint)
     return PromptEntry(

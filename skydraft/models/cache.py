@@ -14,14 +14,20 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from platformdirs import user_cache_dir
 
-from skydraft.errors import HashMismatch, ModelFilesError, NotEnoughDisk
+from skydraft.errors import HashMismatch, ModelFilesError, NotEnoughDisk, OptionError
 from skydraft.models.manifest import KnownModel
 
 
 def cache_dir() -> Path:
-    """Of SKYDRAFT_HOME, or else of the user. It reads the environment: call it in the outermost layer alone."""
-    home = os.environ.get("SKYDRAFT_HOME", "")
-    return Path(home).expanduser().absolute() if home else Path(user_cache_dir("skydraft"))
+    """Of SKYDRAFT_HOME, or else of the user. It reads the environment: call it in the outermost layer alone.
+
+    Raises OptionError where there is no such folder.
+    """
+    try:
+        return Path(os.environ.get("SKYDRAFT_HOME") or user_cache_dir("skydraft")).expanduser().absolute()
+    except RuntimeError as error:
+        hint = "Set SKYDRAFT_HOME to a folder for files of skydraft."
+        raise OptionError("This user has no home folder.", hint=hint) from error
 
 
 def model_path(model: KnownModel, cache: Path, end: str = "") -> Path:

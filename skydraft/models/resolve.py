@@ -1,5 +1,6 @@
 """Turns a model argument, such as that of `--edge-model`, into files on this disk."""
 
+import os
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ def resolve(
     file or folder that exists; a hub file `org/name/file.gguf`; a hub checkpoint `org/name`. Raises UnknownModel,
     BrokenModel, and the errors of `fetch_model`.
     """
-    local = Path(spec).expanduser()
+    local = Path(os.path.expanduser(spec))  # which leaves a ~ that it does not know
     if (name := spec.partition(":")[0]) in engine_names:
         return ResolvedModel(spec, name, None)
     if spec.startswith(OLLAMA):
@@ -48,12 +49,15 @@ def resolve(
     if spec in manifest.KNOWN:
         path = fetch_model(manifest.KNOWN[spec], cache, progress=progress, offline=offline, source=source)
         return ResolvedModel(spec, "gguf", path)
-    if spec and local.is_dir():
-        return _from_folder(spec, local)
-    if spec and local.exists():
-        return _from_gguf(spec, local)
-    # If the folder exists here, a missing file in it is a typing mistake, not a file on the hub.
-    match = None if local.parent.is_dir() else HUB_FILE.fullmatch(spec)
+    try:
+        if spec and local.is_dir():
+            return _from_folder(spec, local)
+        if spec and local.exists():
+            return _from_gguf(spec, local)
+        # If the folder exists here, a missing file in it is a typing mistake, not a file on the hub.
+        match = None if local.parent.is_dir() else HUB_FILE.fullmatch(spec)
+    except OSError as error:
+        raise UnknownModel(f"{spec!r} cannot be read: {error.strerror}.", hint="Check its name.") from error
     is_checkpoint = bool(HUB_ID.fullmatch(spec)) and local.suffix != ".gguf"
     if match:
         return _from_gguf(spec, _fetch_hub_file(match[1], match[2], offline))

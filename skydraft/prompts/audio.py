@@ -56,7 +56,7 @@ def load_audio(path: str | Path, *, max_duration_s: float = MAX_DURATION_S) -> A
     try:
         with Path(path).open("rb") as file:
             return _read(file, str(path), max_duration_s)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # or no name of a file
         raise PromptError(f"There is no readable file {str(path)[:300]}.", hint="Check its name.") from error
 
 

@@ -25,7 +25,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from skydraft.engines.vocab import Vocab
+from skydraft.engines.vocab import Vocab, kept_with_vocab
 from skydraft.errors import BrokenModel, PromptError
 from skydraft.prompts.messages import Message, in_form
 
@@ -89,7 +89,7 @@ def render(
     raise BrokenModel(f"The chat template of this model fails: {_one_line(faults[0])}", hint=hint) from faults[0]
 
 
-@lru_cache(maxsize=8)
+@kept_with_vocab
 def _takes_parts(vocab: Vocab, template: str) -> bool:
     """Whether it reads a user's words in a list of parts alone. Raises TemplateError where it leaves them out."""
     tools, is_lost = [ANY_TOOL] if template == vocab.tool_template else [], False

@@ -1,11 +1,10 @@
 """Messages, the parts of a prompt: each has one role."""
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from skydraft.characters import one_line
+from skydraft.characters import from_json, one_line
 from skydraft.config import CAPTION_PROMPT
 from skydraft.errors import PromptError
 from skydraft.prompts.audio import Audio
@@ -115,8 +114,7 @@ def in_form(message: Message, form: Callable[[Any], Any]) -> Message:
 def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
     given = function.get("arguments") or "{}"  # some clients write none as ""
     try:
-        arguments = json.loads(given)
-        json.dumps(arguments, ensure_ascii=False).encode()
-    except (TypeError, ValueError, RecursionError):
+        arguments = from_json(given)
+    except (AttributeError, ValueError):  # it is an object already, or no JSON
         arguments = None
     return {"name": function["name"], **function, "arguments": arguments if isinstance(arguments, dict) else given}

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from itertools import chain, islice, product, takewhile
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
 from skydraft.engines.base import Engine
-from skydraft.engines.vocab import Vocab
+from skydraft.engines.vocab import Vocab, kept_with_vocab
 from skydraft.errors import ContextExceeded, PromptError, SkydraftError
 from skydraft.prompts.chat_template import render
 from skydraft.prompts.messages import Message
@@ -101,7 +101,7 @@ def _cut_marks(
         raise PromptError("The conversation has values that are nested too deep.") from error
 
 
-@lru_cache(maxsize=8)
+@kept_with_vocab
 def _marks(vocab: Vocab) -> re.Pattern[str]:
     tags = template_of(vocab.chat_template).tags
     ours = [f"{re.escape(tag[0])}(?={re.escape(tag[1:])})" for tag in (tags.start, tags.end) if tag]

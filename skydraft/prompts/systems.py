@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
-from skydraft.engines.vocab import Vocab
+from skydraft.engines.vocab import Vocab, kept_with_vocab
 from skydraft.errors import SkydraftError
 from skydraft.prompts.chat_template import ANY_TOOL, render
 from skydraft.prompts.messages import Message, Role
@@ -35,7 +34,7 @@ def readable(vocab: Vocab, messages: Seq[Message], tools: Seq[Any] = ()) -> list
     return told
 
 
-@lru_cache(maxsize=8)
+@kept_with_vocab
 def _reads(vocab: Vocab, for_tools: bool) -> tuple[bool, bool]:
     """Whether the template reads a system message in the first place, and in a later one."""
     if vocab.chat_template is None:

@@ -34,7 +34,7 @@ def parse_address(text: str) -> tuple[str, int]:
         host, port = text, str(DEFAULT_PORT)
     bracketed = re.fullmatch(r"\[([^][]+)\]", host)
     bare = bracketed[1] if bracketed else host
-    if not bare or re.search(r"^-|[][/@\s]", bare) or (":" in bare and not bracketed):
+    if not bare or re.search(r"^-|[][/@\s\0\ud800-\udfff]|.{254}", bare) or (":" in bare and not bracketed):
         raise OptionError(f"'{without_password(text)}' is not the address of a server.", hint=_EXAMPLE)
     if not is_number(port) or not 0 < int(port) < 65536:
         raise OptionError(f"'{without_password(port)}' is not a port.", hint=_EXAMPLE)

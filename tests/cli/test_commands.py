@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import subprocess
 import sys
 import tomllib
@@ -14,6 +15,7 @@ from skydraft.models import KNOWN, cache_dir
 from skydraft.models.adapters import keep
 from skydraft.models.cache import model_path
 
+from ..cloud.test_starting import signals_as_before
 from ..models.test_found import Home, gguf
 from .conftest import Invoke
 
@@ -93,6 +95,38 @@ def test_so_is_one_that_comes_while_the_program_is_still_imported(module: str) -
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "skydraft: Interrupted.\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("words", ["serve --model toy --port 0", "gateway --port 0"])
+def test_a_server_that_is_ended_while_its_model_loads_has_stopped(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, words: str, number: int
+) -> None:
+    monkeypatch.setattr("skydraft.api.resolve", lambda *_, **__: signal.raise_signal(number))
+    with signals_as_before():
+        assert invoke(*words.split()) == (0, "", "skydraft: stopped.\n")
+
+
+def test_without_the_module_resource_a_server_starts() -> None:
+    code = (
+        "import sys; sys.modules['resource'] = None; from skydraft.cloud.server import running\n"
+        "from tests.cloud.test_starting import ServeOptions, toy\n"
+        "with running(toy(), ServeOptions(port=0)) as port: assert port"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize("words", [
+    "models path", "generate 你好 --edge-model toy --cloud-model toy", "gateway --port 0 --edge-model toy", "doctor",
+    "chat --edge-model ~/x.gguf", "learn forget nothing", "serve --model toy --port 0",
+])  # fmt: skip
+def test_a_user_without_a_home_gets_one_line(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    monkeypatch.setenv("SKYDRAFT_HOME", "")
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # none is in the password file
+    says = "skydraft: This user has no home folder. Set SKYDRAFT_HOME to a folder for files of skydraft.\n"
+    assert invoke(*words.split()) == (2, "", says)
 
 
 def test_the_command_is_the_one_that_can_be_interrupted() -> None:

@@ -2,6 +2,7 @@
 
 import gc
 import random
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -125,3 +126,20 @@ def test_an_interrupt_ends_it_too(interrupt: type[BaseException], no_collector: 
     with pytest.raises(interrupt):
         generation.run()
     assert text(edge=engine).text
+
+
+def test_nothing_keeps_the_vocabulary_of_a_closed_model() -> None:
+    """What is known of a vocabulary goes with it; gateways and long programs open many models."""
+    template = "{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}{{ enable_thinking and '</think>' }}"
+    messages = [{"role": "system", "content": "快"}, {"role": "user", "content": "你好"}]
+    limits: dict[str, Any] = {"think_budget": 2, "min_call_prob": 0.5, "comma_gap": 2}
+    params, kept = skydraft.decoding_params(grammar=skydraft.regex("[a-z]+"), **limits), list[Any]()
+    for _ in range(9):
+        with few(spec="toy:drift=0.2") as edge, few() as cloud:
+            for engine in (edge, cloud):
+                engine.vocab.chat_template = template
+                kept.append(weakref.ref(engine.vocab))
+            skydraft.generate(messages=messages, edge=edge, cloud=cloud, params=params).run()
+    del edge, cloud, engine
+    gc.collect()
+    assert [ref() for ref in kept] == [None] * 18

@@ -21,6 +21,7 @@ def test_the_last_three_before_are_kept_and_come_back_in_turn(tmp_path: Path) ->
     for number in range(6):
         keep(b"%d" % number, "one", "org/model", tmp_path)
     home = tmp_path / "adapters" / "org%2Fmodel" / "one"
+    shutil.copytree(home, home.with_name("one copied"))  # no request could name it
     assert all_adapters(tmp_path) == {"org/model": ["one"]}
     for number in range(5, 5 - MAX_BEFORE, -1):
         assert (home / "adapter.gguf").read_bytes() == b"%d" % number

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, urlsplit
 
-from skydraft.characters import one_line
+from skydraft.characters import is_whole, one_line
 from skydraft.decoding.target import TargetFacts
 from skydraft.edge.budget import Budget
 from skydraft.edge.channel import Waiting
@@ -26,6 +26,7 @@ SAMPLE = "<|im_start|>user\n用一句话介绍北京的春天。def f(x):\n    r
 DIALECTS: dict[str, type[Dialect]] = {each.name: each for each in (Vllm, Sglang, LlamaServer, Chat)}
 APIS = tuple(DIALECTS)
 _OWNERS = {"vllm": Vllm, "sglang": Sglang, "llamacpp": LlamaServer}
+_UNSENDABLE = re.compile(r"[\0-\x20\x7f\ud800-\udfff]|.{2000}")  # in an address
 _LIFE = "/v1/models"  # of a server that is not known yet
 _QUESTION_S = 10.0  # timeout of questions about the model
 _LOOK_HERE_S = 3.0  # for a sign of life of a server on this machine: one that is gone refuses, so this one is busy
@@ -52,8 +53,10 @@ class StockOptions:
         except ValueError as error:
             raise self._no_address() from error
         rest = (parts.username, parts.query, parts.fragment, "," in parts.netloc, "?" in self.url, "#" in self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or any(rest):
+        if parts.scheme not in ("http", "https") or not parts.hostname or any(rest) or _UNSENDABLE.search(self.url):
             raise self._no_address()
+        if not is_whole(self.model):
+            raise OptionError("--cloud-model has half of a character.", hint="Leave out U+D800 to U+DFFF.")
         if self.api not in ("auto", *APIS):
             raise OptionError(f"--cloud-api {self.api} is unknown.", hint=f"Choose one of: auto, {', '.join(APIS)}.")
         if self.tls_ca:

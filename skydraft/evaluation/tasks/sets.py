@@ -8,12 +8,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from skydraft.characters import from_json
 from skydraft.config import CAPTION_PROMPT
 from skydraft.errors import OptionError, PromptError, importing
 from skydraft.evaluation.records import PromptEntry
 from skydraft.evaluation.tasks import chinese
 from skydraft.evaluation.tasks.checks import Task, load_gym
-from skydraft.evaluation.workloads import Workload, naming, read_lines, text_from_json
+from skydraft.evaluation.workloads import Workload, naming, read_lines
 from skydraft.grammars import check_grammar
 from skydraft.prompts.messages import conversation
 
@@ -111,7 +112,7 @@ def _set(name: str) -> list[PromptEntry]:
 def _entry(name: str, folder: Path, fallback_id: str, where: str, line: str | dict[str, Any]) -> PromptEntry:
     hint = 'It needs at least {"prompt": "…", "check": {"kind": "number", "answer": 3}}; see docs/tasks.md.'
     with naming(f"{where} is not a task", hint):
-        given = _Line.model_validate(text_from_json(line) if isinstance(line, str) else line)
+        given = _Line.model_validate(from_json(line) if isinstance(line, str) else line)
         task = Task(set=name, **given.model_dump(exclude={"id", "prompt", "audio"}))
         if task.grammar:
             check_grammar(task.grammar)
