@@ -75,6 +75,7 @@ class Servers:
     def changed(self, server: Server) -> bool:
         """Note that a server runs another target. True if all servers do: new texts then begin with the new target."""
         self._changed.add(server.address)
+        self.facts.pop(server.address, None)
         if len(self._changed) < len(self.all) or self.target is None:
             return False
         self.target = None

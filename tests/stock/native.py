@@ -37,7 +37,8 @@ class LlamaServer(Vllm):
         return JSONResponse(
             {
                 "default_generation_settings": {"params": sampling, "n_ctx": model.engine.context_len},
-                "total_slots": 4, "model_alias": model.name, "model_path": f"/models/{model.name}.gguf",
+                "total_slots": 4, "model_alias": model.name,
+                "model_path": f"/models/{model.name}/{model.engine.name}.gguf",
                 "chat_template": model.engine.vocab.chat_template, "bos_token": "", "eos_token": "<eos>",
                 "build_info": "b0-unknown",
             }

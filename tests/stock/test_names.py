@@ -10,6 +10,7 @@ import pytest
 
 import skydraft
 from skydraft import api
+from skydraft.edge.stock.dialect import Card
 from skydraft.edge.stock.ids import LlamaServer
 from skydraft.errors import OptionError
 from skydraft.learning.calibrating import write_calibration
@@ -89,6 +90,6 @@ def test_llama_server_is_named_by_its_alias_if_it_was_given_one(alias: str, name
             return answer
 
     wire: Any = Props()
-    assert asyncio.run(LlamaServer().describe(wire, None, 1.0)) == {named: 64}
-    assert asyncio.run(LlamaServer().describe(wire, "m.gguf", 1.0)) == {named: 64}
+    for wanted in (None, "m.gguf"):
+        assert asyncio.run(LlamaServer().describe(wire, wanted, 1.0)) == {named: Card(64, "/models/m.gguf")}
     assert asyncio.run(LlamaServer().describe(wire, "gguf", 1.0)) == {}

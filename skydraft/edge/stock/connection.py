@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from urllib.parse import SplitResult, urlsplit
 
 from skydraft.characters import one_line
@@ -10,7 +10,7 @@ from skydraft.decoding.target import TargetFacts
 from skydraft.edge.budget import Budget
 from skydraft.edge.channel import Waiting
 from skydraft.edge.stock.chat import Chat
-from skydraft.edge.stock.dialect import Dialect, name
+from skydraft.edge.stock.dialect import Card, Dialect, name
 from skydraft.edge.stock.ids import LlamaServer, Sglang, Vllm
 from skydraft.edge.stock.ledger import Ledger
 from skydraft.edge.stock.wire import Pool, Wire
@@ -18,6 +18,7 @@ from skydraft.edge.tls import check_certificates, check_token
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import CloudTimeout, OptionError, UnknownModel, VocabularyMismatch, WrongServer
 from skydraft.protocol.address import is_loopback, without_password
+from skydraft.protocol.codec import target_id
 from skydraft.protocol.values import TargetId
 from skydraft.types import named_weights
 
@@ -31,6 +32,7 @@ _QUESTION_S = 10.0  # timeout of questions about the model
 _LOOK_HERE_S = 3.0  # for a sign of life of a server on this machine: one that is gone refuses, so this one is busy
 # Of a written token, until rounds have shown what it takes: a model of 7B to 70B takes 10 to 40 on a GPU.
 _WRITE_MS = 30.0
+_NONE = -1  # connections: what is known is not from any of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +105,24 @@ class StockOptions:
 
 @dataclass(frozen=True, slots=True)
 class StockInfo:
-    """A server's kind, its model's name, and the most tokens of prompt and text (0: unknown)."""
+    """A server's kind, its model's name, and what else it says of that model."""
 
     dialect: Dialect
     model: str
-    context_len: int
+    card: Card
+
+    @property
+    def target(self) -> TargetId:
+        """Of two models under one name, too, as far as the server tells them apart."""
+        return target_id(f"{self.model} {self.card.origin}", self.dialect.name, 0)
 
 
 @dataclass(slots=True)
 class _Known:
-    info: StockInfo | None = None
+    """What a server said when `num_connections` had been made to it, and what its answers showed since then."""
+
+    info: StockInfo
+    num_connections: int
     vocabularies: set[str] = field(default_factory=set)  # fingerprints that agree with its tokenizer
     names: set[str] = field(default_factory=set)  # of the model, in answers; the first answer decides
 
@@ -122,7 +132,6 @@ class StockConnection:
     tells neither the weights of its model nor what its forwards take."""
 
     is_exact = False  # rows may differ from batch to batch
-    runs: TargetId | None = None
 
     def __init__(self, options: StockOptions, budget: Budget | None = None) -> None:
         self.address, self.uses_tls = options.address, options.uses_tls
@@ -132,7 +141,7 @@ class StockConnection:
         self._pool = Pool(self.address, options.key, options.tls_ca, is_here=options.is_here)
         look_s = _LOOK_HERE_S if options.is_here else 0.0
         self.wire = Wire(*options.roots, self._pool, Ledger(self.budget), look_s)  # for what belongs to no text
-        self._known = _Known()
+        self._known: _Known | None = None
         self.refused: set[str] = set()  # fields of a request that a chat does not take
         self._asking = asyncio.Lock()
         self.is_met = False
@@ -143,19 +152,32 @@ class StockConnection:
 
     @property
     def kind(self) -> str:
-        return self._known.info.dialect.name if self._known.info else self._options.api
+        return self._known.info.dialect.name if self._known else self._options.api
+
+    @property
+    def runs(self) -> TargetId | None:
+        return self._known.info.target if self._known else None
+
+    @property
+    def known(self) -> StockInfo | None:
+        """What it ran when it was asked last."""
+        return self._known.info if self._known else None
 
     def forget(self) -> None:
-        self._known = _Known()
+        """Ask again what it runs before it is sent anything else."""
+        if self._known is not None:
+            self._known = replace(self._known, num_connections=_NONE, names=set())
 
     def is_named(self, model: str) -> bool:
         """Whether the server's answers come from the same model as before."""
-        self._known.names = self._known.names or {model}
-        return model in self._known.names
+        known = self._known
+        if known is not None:
+            known.names = known.names or {model}
+        return known is None or model in known.names
 
     async def ping(self, timeout_s: float) -> float:
-        known = self._known.info
-        ms = await self.wire.look(known.dialect.life if known else _LIFE, timeout_s)
+        known = self._known
+        ms = await self.wire.look(known.info.dialect.life if known else _LIFE, timeout_s)
         self.rtt_ms = min(ms, self.rtt_ms or ms)
         return ms
 
@@ -164,13 +186,14 @@ class StockConnection:
         self.is_met = True
 
     async def learn(self, timeout_s: float) -> TargetFacts:
-        try:
-            async with asyncio.timeout(timeout_s):
-                info = await self.info(timeout_s, self.wire)
-        except TimeoutError as error:
-            raise CloudTimeout(f"no answer in {timeout_s:g} s.") from error
         for _ in range(2):
             await self.ping(timeout_s)
+        try:
+            async with asyncio.timeout(timeout_s):
+                known = await self._ask(timeout_s, self.wire, self._pool.num_connections)
+                info = known.info
+        except TimeoutError as error:
+            raise CloudTimeout(f"no answer in {timeout_s:g} s.") from error
         return TargetFacts(info.model, named_weights(info.model), (_WRITE_MS,), 1, wire_ms=self.rtt_ms, streams=True)
 
     async def renew(self) -> None:
@@ -182,11 +205,13 @@ class StockConnection:
         await self._pool.close()
         await self.wire.ledger.settle()
 
-    async def info_for(self, vocab: Vocab, waiting: Waiting, wire: Wire) -> StockInfo:
-        """Its kind and model, asked for at `wire`. Raises VocabularyMismatch, UnknownModel or CloudError."""
+    async def info_for(self, vocab: Vocab, waiting: Waiting, wire: Wire, connection: int = 0) -> StockInfo:
+        """Its kind and model, asked for at `wire` if that was before the connection of this number: a server that was
+        started again has closed its old ones. Raises VocabularyMismatch, UnknownModel or CloudError."""
         timeout_s, known = min(waiting.timeout_s, _QUESTION_S), self._known
-        if (info := known.info) is None:
-            info = await wire.patiently(self.info(timeout_s, wire), _LIFE, waiting)
+        if known is None or known.num_connections < connection:
+            known = await wire.patiently(self._ask(timeout_s, wire, connection), _LIFE, waiting)
+        info = known.info
         if vocab.fingerprint not in known.vocabularies:
             asking = info.dialect.tokenize(wire, info.model, SAMPLE, timeout_s)
             ids = await wire.patiently(asking, info.dialect.life, waiting)
@@ -198,14 +223,17 @@ class StockConnection:
             known.vocabularies.add(vocab.fingerprint)
         return info
 
-    async def info(self, timeout_s: float, wire: Wire) -> StockInfo:
+    async def _ask(self, timeout_s: float, wire: Wire, connection: int) -> _Known:
         async with self._asking:
             known = self._known
-            if known.info is None:
+            if known is None or known.num_connections < connection:
                 # Two connections: while one carries a text, the other carries signs of life.
                 dialect, _ = await asyncio.gather(self._dialect(timeout_s, wire), wire.look(_LIFE, timeout_s))
-                known.info = await self._described(dialect, timeout_s, wire)
-            return known.info
+                info = await self._described(dialect, timeout_s, wire)
+                if known and known.info.target != info.target:
+                    self.refused.clear()
+                self._known = known = _Known(info, self._pool.num_connections)
+            return known
 
     async def _dialect(self, timeout_s: float, wire: Wire) -> Dialect:
         if self._options.api != "auto":

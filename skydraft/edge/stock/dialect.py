@@ -49,6 +49,15 @@ class Read:
     finish: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What a server says of a model beside its name: the most tokens of prompt and text (0: unknown), and the file or
+    folder of its weights ("": unknown)."""
+
+    context_len: int = 0
+    origin: str = ""
+
+
 class Dialect:
     """One kind of server. Paths are below the server's root; `life` answers at once whatever the server does.
 
@@ -63,11 +72,11 @@ class Dialect:
     takes = frozenset(("presence_penalty", "frequency_penalty"))
     grammars: tuple[str, ...] = ()
 
-    async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> dict[str, int]:
-        """The most tokens of prompt and text (0: unknown) of each model, or of `model` alone if it was named."""
+    async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> dict[str, Card]:
+        """The card of each model, or of `model` alone if it was named."""
         listed = items(field(await wire.ask("/v1/models", timeout_s), "data"))
-        known = {name(field(each, "id")): count(each, "max_model_len") for each in listed}
-        return {each: most for each, most in known.items() if model in (None, each)}
+        known = {name(field(each, "id")): Card(count(each, "max_model_len"), name(each.get("root"))) for each in listed}
+        return {each: card for each, card in known.items() if model in (None, each)}
 
     async def tokenize(self, wire: Wire, model: str, text: str, timeout_s: float) -> TokenTuple | None:
         """The ids of a text, special tokens in it included; None if its tokens need not be ours."""

@@ -9,6 +9,7 @@ from typing import Any
 from skydraft.config import DecodingParams
 from skydraft.edge.stock.dialect import (
     Body,
+    Card,
     IdDialect,
     Read,
     TokenTuple,
@@ -88,7 +89,7 @@ class LlamaServer(IdDialect):
     takes = IdDialect.takes | {"repetition_penalty"}
     grammars: tuple[str, ...] = ("json_schema", "json_object")
 
-    async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> dict[str, int]:
+    async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> dict[str, Card]:
         props = await wire.ask("/props", timeout_s)
         path, alias = name(field(props, "model_path")), name(props.get("model_alias"))
         file = path.rpartition("/")[2]
@@ -96,7 +97,7 @@ class LlamaServer(IdDialect):
             return {}
         # Without --alias it is the file's name, or "unknown" in older versions: other files have those too.
         model = path if alias in ("", "unknown", file) else alias
-        return {model: count(props, "default_generation_settings", "n_ctx")}
+        return {model: Card(count(props, "default_generation_settings", "n_ctx"), path)}
 
     async def tokenize(self, wire: Wire, model: str, text: str, timeout_s: float) -> TokenTuple | None:
         body = {"content": text, "add_special": False, "parse_special": True}

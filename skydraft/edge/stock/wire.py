@@ -12,6 +12,7 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from skydraft.characters import one_line
 from skydraft.edge.channel import Waiting, seen, shared_loop, sign_of_life, watch
@@ -37,10 +38,11 @@ _MAX_EVENTS = 64  # that wait to be read; the server waits then
 
 class Pool:
     """The connections, shared by all generations. `heard_at`: the time of the server's last answer, by the loop's
-    clock."""
+    clock. `num_connections` is how many have carried an answer until now."""
 
     def __init__(self, url: str, key: str | None, tls_ca: bytes | None, *, is_here: bool) -> None:
         self.heard_at = 0.0
+        self.num_connections = 0
         self._headers = {"Accept-Encoding": "identity", "User-Agent": "skydraft"}
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
@@ -48,6 +50,9 @@ class Pool:
         self._tls_ca, self._is_here = tls_ca, is_here
         self._client: httpx2.AsyncClient | None = None
         self._lent: Counter[httpx2.AsyncClient] = Counter()  # requests under way
+        self._idle_s = _IDLE_S if self._is_plain else _IDLE_TLS_S
+        self._numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # of connections, in order of their answers
+        self._kept_until: WeakKeyDictionary[Any, float] = WeakKeyDictionary()  # those that carry nothing
 
     @property
     def client(self) -> httpx2.AsyncClient:
@@ -62,19 +67,27 @@ class Pool:
                     verify=trusted, headers=self._headers, follow_redirects=False,
                     trust_env=not self._is_here,  # a proxy does not lead back to this machine
                     timeout=httpx2.Timeout(None, connect=_CONNECT_S),  # `patiently` watches the rest
-                    limits=httpx2.Limits(max_connections=None, keepalive_expiry=_IDLE_TLS_S if trusted else _IDLE_S),
+                    limits=httpx2.Limits(max_connections=None, keepalive_expiry=self._idle_s),
                 )  # fmt: skip
             except ImportError as error:
                 raise OptionError("ALL_PROXY names a SOCKS proxy.", hint="Run: pip install socksio") from error
         return self._client
 
     @asynccontextmanager
-    async def lending(self) -> AsyncIterator[httpx2.AsyncClient]:
-        """The client for one request. Its connections live as long as it carries one."""
+    async def sending(self, request: Request, url: str) -> AsyncIterator[httpx2.Response]:
+        """The response to a request, once its headers are there. A client is closed when it carries none any more."""
         client = self.client
         self._lent[client] += 1
         try:
-            yield client
+            async with aclosing(await self._responding(client, request, url)) as response:
+                connection = response.extensions["network_stream"]
+                self._kept_until.pop(connection, None)
+                request.connection = self._numbers.setdefault(connection, self.num_connections + 1)
+                self.num_connections = max(self.num_connections, request.connection)
+                try:
+                    yield response
+                finally:
+                    self._kept_until[connection] = shared_loop().now() + self._idle_s
         finally:
             self._lent[client] -= 1
             if not self._lent[client]:
@@ -82,8 +95,41 @@ class Pool:
                 if client is not self._client:
                     await _closed(client)
 
+    async def _responding(self, client: httpx2.AsyncClient, request: Request, url: str) -> httpx2.Response:
+        """The response. The request counts as its body goes out.
+
+        One on a connection that the server has just closed is sent again: llama-server closes one in about ten after a
+        stream, and does not say so. On a new connection, or later, the server may have read it: it is not.
+        """
+        import httpx2
+
+        method, headers, size = "GET", {}, len(request.content or b"")
+        if request.content is not None:
+            method, headers = "POST", {"Content-Type": "application/json", "Content-Length": str(size)}
+        is_again = False
+        while True:
+            await request.allow()
+            began, may_be_old = shared_loop().now(), not is_again and self._keeps_any
+            body = request.going_out() if request.content is not None else None
+            try:
+                return await client.send(client.build_request(method, url, content=body, headers=headers), stream=True)
+            except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError):
+                if not may_be_old or shared_loop().now() - began > _STALE_S:
+                    raise
+                is_again = True
+                request.is_lost()
+            finally:
+                request.end()
+
+    @property
+    def _keeps_any(self) -> bool:
+        """Whether the next request goes over a connection that is there."""
+        now, kept = shared_loop().now(), self._kept_until.items()
+        return any(until > now and not connection.get_extra_info("is_readable") for connection, until in kept)
+
     async def renew(self) -> None:
         client, self._client = self._client, None
+        self._kept_until.clear()
         if client is not None and client not in self._lent:
             await _closed(client)
 
@@ -123,8 +169,7 @@ class Wire:
         data = bytearray()
         try:
             async with self.answering(request) as response:
-                async for chunk in _chunks(response):
-                    request.came(len(chunk))
+                async for chunk in _chunks(response, request):
                     data += chunk
                     if len(data) > _MAX_ANSWER:
                         raise CloudFailure(f"The server sends an answer of more than {_MAX_ANSWER >> 20} MiB.")
@@ -171,11 +216,11 @@ class Wire:
         import httpx2
 
         try:
-            async with self.pool.lending() as client, aclosing(await self._responding(client, request)) as response:
+            async with self.pool.sending(request, self.url_of(request.path)) as response:
                 if response.status_code != NOT_READY:
                     self.pool.heard_at = shared_loop().now()
                 if response.status_code != 200:
-                    raise refusal(response.status_code, response.headers, await _start(response))
+                    raise refusal(response.status_code, response.headers, await _start(response, request))
                 if response.headers.get("content-encoding", "identity") != "identity":
                     raise CloudFailure("The server sends compressed answers though it was asked not to.")
                 yield response
@@ -188,41 +233,6 @@ class Wire:
             raise CloudLost(f"the connection broke ({says}).") from error
         except RuntimeError as error:  # the client was closed meanwhile
             raise CloudLost("the connection was closed.") from error
-
-    async def _responding(self, client: httpx2.AsyncClient, request: Request) -> httpx2.Response:
-        """The response once its headers are there.
-
-        A request on a connection that the server has just closed is sent again: llama-server closes one in about ten
-        after a stream, and does not say so. On a new connection, or later, the server may have read it: it is not.
-        """
-        import httpx2
-
-        content = request.content
-        headers = {"Content-Type": "application/json"} if content is not None else {}
-        is_new, is_again, went_at = False, False, 0.0
-
-        async def trace(event: str, given: dict[str, Any]) -> None:
-            nonlocal is_new, went_at
-            is_new = is_new or event == "connection.connect_tcp.started"
-            if event.endswith(".send_request_headers.started") and given["request"].method != b"CONNECT":
-                await request.go()
-                went_at = shared_loop().now()
-
-        while True:
-            await request.allow()
-            built = client.build_request(
-                "GET" if content is None else "POST", self.url_of(request.path), content=content, headers=headers,
-                extensions={"trace": trace},
-            )  # fmt: skip
-            try:
-                return await client.send(built, stream=True)
-            except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError):
-                if is_new or is_again or shared_loop().now() - went_at > _STALE_S:
-                    raise
-                is_again = True
-                request.is_lost()
-            finally:
-                request.end()
 
 
 class Events:
@@ -256,9 +266,8 @@ class Events:
 
     async def _lines(self, response: httpx2.Response) -> AsyncIterator[bytes]:
         held = bytearray()
-        async for chunk in _chunks(response):
+        async for chunk in _chunks(response, self.request):
             self._wire.pool.heard_at = shared_loop().now()
-            self.request.came(len(chunk))
             held += chunk
             if b"\n" in chunk:
                 *lines, held = held.split(b"\n")
@@ -321,19 +330,20 @@ def parsed(data: bytes) -> Any:
         raise CloudFailure("The server sent an answer that is not JSON.") from error
 
 
-async def _chunks(response: httpx2.Response) -> AsyncIterator[bytes]:
-    """The body as it comes. Raises CloudFailure for one in crumbs."""
+async def _chunks(response: httpx2.Response, request: Request) -> AsyncIterator[bytes]:
+    """The body as it comes, and is counted. Raises CloudFailure for one in crumbs."""
     spare = _SPARE
     async for chunk in response.aiter_raw():
+        request.came(len(chunk))
         spare += len(chunk) - _CRUMB
         if spare < 0:
             raise CloudFailure("The server sends its answer in pieces of a few bytes.")
         yield chunk
 
 
-async def _start(response: httpx2.Response) -> bytes:
+async def _start(response: httpx2.Response, request: Request) -> bytes:
     data = bytearray()
-    async for chunk in _chunks(response):
+    async for chunk in _chunks(response, request):
         data += chunk
         if len(data) >= _MAX_REFUSAL:
             break

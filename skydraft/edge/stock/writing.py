@@ -41,6 +41,10 @@ class Writing:
         self._is_over = False
         self._num_idle = 0  # events in a row without a token
 
+    @property
+    def connection(self) -> int:
+        return self._events.request.connection
+
     def continues(self, text: TokenIds) -> bool:
         start = len(self._prefix)
         return len(text) == start + len(self._own) and np.array_equal(text[start:], self._own)

@@ -1,0 +1,91 @@
+"""Behind an address another model answers than before, while no text is under way: an error, then all is well."""
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import skydraft
+from skydraft import DecodingParams, EngineOptions, make_plan
+from skydraft.engines.base import Engine
+from skydraft.errors import SkydraftError, TargetChanged, VocabularyMismatch
+from skydraft.models import KNOWN, cache_dir, default_pair
+from skydraft.models.cache import model_path
+from tests.hostile.texts import LENGTH, TARGET, letters, write
+from tests.serving import free_port
+from tests.stock.fakes import fake
+from tests.stock.real import llama_server
+from tests.thinking.scripts import thinking_toy
+
+OTHER = letters("toy:drift=0.9")
+ALONE = write(OTHER, "cloud").run().token_ids
+DIALECTS = ("llama-server", "sglang", "vllm")
+
+
+@pytest.mark.parametrize("plan", ["cloud", "gated"])
+@pytest.mark.parametrize(
+    ("dialect", "engine", "name", "error"),
+    [("llama-server", OTHER, "toy", TargetChanged)]  # another file under the same name
+    + [(each, OTHER, "another", TargetChanged) for each in DIALECTS]
+    + [(each, thinking_toy(), "toy", VocabularyMismatch) for each in DIALECTS],
+)
+def test_another_model_of_an_idle_server_is_an_error_and_then_the_target(
+    dialect: str, engine: Engine, name: str, error: type[SkydraftError], plan: str
+) -> None:
+    with fake(dialect, TARGET) as server, closing(skydraft.connect(server.url, require=True)) as cloud:
+        assert cloud.facts(None)
+        write(cloud, plan).run()
+        server.kill()
+        server.become(engine, name)
+        server.start()
+        text = write(cloud, plan)
+        with pytest.raises(error):
+            text.run()
+        assert text.token_ids == ()
+        if error is TargetChanged:
+            now = cloud.facts(None)
+            assert now and now.name == name
+            assert write(cloud, "cloud").run().token_ids == ALONE
+        else:
+            with pytest.raises(VocabularyMismatch):
+                write(cloud, plan).run()
+
+
+def test_the_same_model_after_a_restart_is_no_other() -> None:
+    with fake("llama-server", TARGET) as server, closing(skydraft.connect(server.url, require=True)) as cloud:
+        for _ in range(3):
+            assert len(write(cloud, "cloud").run().token_ids) == LENGTH
+            server.kill()
+            server.start()
+
+
+def test_facts_that_are_asked_again_are_those_of_the_new_model() -> None:
+    with fake("llama-server", TARGET) as server, closing(skydraft.connect(server.url)) as cloud:
+        assert cloud.facts(None)
+        server.kill()
+        server.become(OTHER)
+        server.start()
+        cloud.servers.facts.clear()  # as after two minutes
+        facts = cloud.facts(None)
+        assert facts and facts.name == "another"
+        assert write(cloud, "cloud").run().token_ids
+
+
+@pytest.mark.stock
+def test_two_llama_servers_behind_one_port_one_after_the_other(gguf_path: Path) -> None:
+    port, params = free_port(), DecodingParams(max_new_tokens=12)
+    models = (gguf_path, model_path(KNOWN[default_pair().target], cache_dir()))
+    with closing(skydraft.load(str(gguf_path), EngineOptions(num_threads=1, context_len=512))) as edge:
+
+        def ask() -> str:
+            plan = make_plan("cloud")
+            return skydraft.generate("What is TCP?", edge=edge, cloud=cloud, plan=plan, params=params).run().text
+
+        with closing(skydraft.connect(f"http://127.0.0.1:{port}", require=True)) as cloud:
+            with llama_server(models[0], context=512, port=port):
+                first, facts = ask(), cloud.facts(None)
+            with llama_server(models[1], context=512, port=port):
+                with pytest.raises(TargetChanged, match=r"runs .*1\.5b.* now; this text began with .*0\.5b"):
+                    ask()
+                second, now = ask(), cloud.facts(None)
+        assert facts and now and (first, facts.weights) != (second, now.weights) and "1.5b" in now.name and second
