@@ -144,20 +144,28 @@ class Budget:
 
     async def _add(self, day_sum: DaySum) -> None:
         async with self._settling:
-            today = self._begin_day()
-            cost, self._unsettled = self._unsettled, 0.0
-            self._settled += cost
-            try:
-                self._day, self._settled = await _in_thread(lambda: day_sum.add(today, cost))
-                self._error = None
-            except OSError as error:
-                self._settled, self._error = self._settled - cost, error
-                self._unsettled += cost
+            is_today = False
+            while not is_today:  # midnight may pass meanwhile
+                is_today = await self._add_on(self._begin_day(), day_sum)
+
+    async def _add_on(self, today: int, day_sum: DaySum) -> bool:
+        cost, self._unsettled = self._unsettled, 0.0
+        self._settled += cost
+        try:
+            now, self._error = await _in_thread(lambda: day_sum.add(today, cost)), None
+        except OSError as error:
+            now, self._error = (self._day, self._settled - cost), error
+            self._unsettled += cost
+        if is_today := self._begin_day() == today:
+            self._day, self._settled = now
+        return is_today
 
     def _begin_day(self) -> int:
-        """Today by the clock. One that stepped back or was ahead is treated as in `DaySum.add`."""
+        """Today by the clock. One that stepped back or was ahead is treated as in `DaySum.add`. What is to come into a
+        sum comes into that of the new day."""
         if (today := int(time.time() // 86400)) > self._day:
-            self._num_calls, self._settled, self._unsettled = 0, 0.0, 0.0
+            self._num_calls, self._settled = 0, 0.0
+            self._unsettled = self._unsettled if self.day_sum else 0.0
         self._day = max(min(self._day, today + 1), today)
         return today
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -138,6 +139,43 @@ def test_a_clock_that_is_wrong_lets_no_more_out(clock: str, tmp_path: Path, monk
             assert await may_ask_more(budget() if which == NEW else budgets[which], cost) is may_ask, (day, which)
 
     asyncio.run(all_days())
+
+
+def test_what_is_paid_at_midnight_is_in_the_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cost of a moment before counts for the new day, and one that comes while the sum is written is not forgotten:
+    71 were spent of a limit of 50."""
+    day, add = [100.9], DaySum.add
+    monkeypatch.setattr(time, "time", lambda: day[0] * 86400)
+
+    def slowly(self: DaySum, today: int, cost: float) -> tuple[int, float]:
+        told = add(self, today, cost)
+        writing.set()
+        going_on.wait(5)
+        return told
+
+    writing, going_on = threading.Event(), threading.Event()
+    monkeypatch.setattr(DaySum, "add", slowly)
+
+    async def over_midnight() -> None:
+        budget = Budget(Prices(0, 0, 1e6), max_cost=50.0, day_sum=DaySum(tmp_path / "spent.json", "it"))
+        budget.pay(LinkCost(tokens_out=1))
+        settling = asyncio.ensure_future(budget.settle())
+        await asyncio.to_thread(writing.wait, 5)
+        day[0] = 101.1
+        budget.pay(LinkCost(tokens_out=20))
+        going_on.set()
+        await settling
+        budget.pay(LinkCost(tokens_out=30))
+        await budget.settle()
+        with pytest.raises(BudgetSpent, match="have cost 50"):
+            budget.take()
+        budget.pay(LinkCost(tokens_out=21))
+        day[0] = 102.1
+        await budget.settle()
+        assert budget.cost == 21
+
+    asyncio.run(over_midnight())
+    assert sum_in(tmp_path) == 21
 
 
 @pytest.mark.parametrize(("first", "then"), [(100.9, 101.1), (100.5, 99.5)])

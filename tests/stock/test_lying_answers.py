@@ -72,7 +72,7 @@ def test_a_megabyte_of_text_is_cut_a_little_at_a_time() -> None:
     dialect = SimpleNamespace(written=lambda event: Read(text="语速" * 100_000))
     request = SimpleNamespace(says=lambda usage: None)
     events: Any = SimpleNamespace(arriving=come, read=lambda came: came, has_more=False, request=request)
-    writing = ChatWriting(events, dialect, np.array([1], np.int32), vocab, 0, ())
+    writing = ChatWriting(events, dialect, np.array([1], np.int32), 8, vocab, 0, ())
     rows = [asyncio.run(writing.next_row(Waiting(1, 1, 1))) for _ in range(4)]
     assert [vocab.pieces[row.token_id].decode() for row in rows if row] and max(lengths) <= 1025
 

@@ -125,11 +125,20 @@ def read_safely(read: Callable[..., T], *given: Any) -> T:
         raise CloudFailure("The server sent an answer that cannot be read.") from error
 
 
+def is_refusal(answer: Any) -> bool:
+    """Whether an error stands in the place of an answer or event."""
+    if not isinstance(answer, dict):
+        return False
+    return bool(
+        answer.get("error") or answer.get("error_message") or ("message" in answer and answer.keys() & {"code", "type"})
+    )
+
+
 def sound(answer: Any) -> dict[str, Any]:
     """An answer or event. Raises the SkydraftError of an error in its place, which may come within a stream too."""
     if not isinstance(answer, dict):
         raise CloudFailure("The server sent something else where an answer was due.")
-    if answer.get("error") or answer.get("error_message") or ("message" in answer and answer.keys() & {"code", "type"}):
+    if is_refusal(answer):
         raise refusal(200, {}, as_json(answer))
     return answer
 

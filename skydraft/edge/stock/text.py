@@ -319,7 +319,7 @@ class StockText:
         events = Events(wire, self._request(info, path, body, text), dialect.life)
         opened = params.think_end if not params.think_start else ""  # by our template; its own thoughts do not come
         before = self._vocab.encode(f"{opened}\n\n") if opened else ()
-        return ChatWriting(events, dialect, text, self._vocab, self._end_id, before)
+        return ChatWriting(events, dialect, text, num_tokens, self._vocab, self._end_id, before)
 
     async def _check_model(self, model: str, connection: int, waiting: Waiting) -> None:
         """Raise TargetChanged if an answer over this connection is that of another model."""

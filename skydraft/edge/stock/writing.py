@@ -2,6 +2,7 @@
 
 import codecs
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from skydraft.edge.channel import Waiting
-from skydraft.edge.stock.dialect import Row, read_safely
+from skydraft.edge.stock.dialect import Read, Row, is_refusal, read_safely
 from skydraft.edge.stock.ledger import Usage
 from skydraft.edge.stock.wire import Events
 from skydraft.engines.vocab import TokenIds, Vocab
@@ -34,8 +35,9 @@ class Writing:
         self.model = ""  # as the server names it
         self.has_gap = False  # whether the server has written tokens without telling them
         self.error: SkydraftError | None = None
-        self._events, self._dialect = events, dialect
-        self._prefix, self._left = prefix, num_tokens
+        self._events = events
+        self._read: Callable[[Any], Read] = dialect.written
+        self._prefix, self._limit = prefix, num_tokens
         self._rows: deque[Row] = deque()
         self._own: list[int] = []  # tokens of the rows that were read
         self._is_over = False
@@ -62,13 +64,13 @@ class Writing:
 
     @property
     def is_whole(self) -> bool:
-        return self.num_written >= self._left
+        return self.num_written >= self._limit
 
     async def _next(self, waiting: Waiting) -> None:
         """Take the next event, or the end of the answer. Raises a SkydraftError if none of them comes."""
         came, num_before = await self._events.arriving(waiting), self.num_written
         try:
-            read_safely(self._take, self._events.read(came))
+            self._take(self._events.read(came))
             self._num_idle = 0 if self.num_written > num_before else self._num_idle + 1
             if self._num_idle > _MAX_IDLE:
                 raise CloudFailure(f"The server sent {_MAX_IDLE} events without a token.")
@@ -97,7 +99,7 @@ class Writing:
         if event is None:
             self._is_over = True
             return
-        read = self._dialect.written(event)
+        read = self._said(event)
         rows, usage = read.rows, read.usage
         num_written = read.num_written or self.num_written + len(rows)
         self._events.request.says(replace(usage, num_written=max(usage.num_written, num_written)))
@@ -108,16 +110,26 @@ class Writing:
                 return
             rows = rows[max(len(rows) - num_new, 0) :]
         self.num_written += len(rows)
-        if self.num_written > self._left:
-            raise CloudFailure(f"The server wrote more than the {self._left} tokens that it was asked for.")
+        if self.num_written > self._limit:
+            raise CloudFailure(f"The server wrote more than the {self._limit} tokens that it was asked for.")
         self.model = read.model or self.model
         self._rows += rows
+
+    def _said(self, event: Any) -> Read:
+        """What an event says. One that cannot be read may be of any number of tokens, and so may those after it: all
+        that the server was asked for count."""
+        try:
+            return read_safely(self._read, event)
+        except CloudFailure:
+            if not is_refusal(event):
+                self._events.request.says(Usage(num_written=self._limit))
+            raise
 
     def close(self) -> None:
         """Break it off: the server stops. What it had sent until now is counted, and the token that it writes now."""
         with suppress(SkydraftError):
             while (event := self._events.unread()) is not None:
-                read_safely(self._take, event)
+                self._take(event)
         if self.num_written and not self._is_over and not self.is_whole:
             self._events.request.says(Usage(num_written=self.num_written + 1))
         self._events.close()
@@ -127,9 +139,10 @@ class ChatWriting(Writing):
     """The same of a chat: its text is cut into tokens of ours, with the tokens `before` it, and `end_id` ends it."""
 
     def __init__(
-        self, events: Events, dialect: Any, prefix: TokenIds, vocab: Vocab, end_id: int, before: tuple[int, ...]
-    ) -> None:
-        super().__init__(events, dialect, prefix, 0)
+        self, events: Events, dialect: Any, prefix: TokenIds, num_tokens: int, vocab: Vocab, end_id: int,
+        before: tuple[int, ...],
+    ) -> None:  # fmt: skip
+        super().__init__(events, dialect, prefix, num_tokens)
         self._vocab, self._end_id, self._before = vocab, end_id, before
         self._half = ""  # the first half of a character of UTF-16
         self._held = ""  # the last characters, which may be of one token with what follows
@@ -157,7 +170,7 @@ class ChatWriting(Writing):
         if event is None:
             self._is_over = True
             return
-        said = self._dialect.written(event)
+        said = self._said(event)
         self.model = said.model or self.model
         self._num_events += bool(said.text or said.thinks)
         if self._num_events > _MAX_EVENTS:
