@@ -153,6 +153,18 @@ def floods(part: bytes, kind: str = "text/event-stream", sent: list[int] | None 
     return Fault(wire)
 
 
+def idles(part: bytes, every_s: float = 0.1) -> Fault:
+    """Sends this part from time to time, until the client hangs up."""
+
+    async def wire(app: App, scope: Any, receive: Receive, send: Send) -> None:
+        left = asyncio.ensure_future(gone(receive))
+        await reply(send, 200, {"content-type": "text/event-stream"}, b"", more=True)
+        while not (await asyncio.wait((left,), timeout=every_s))[0]:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+
+    return Fault(wire)
+
+
 def gzip_bomb(num_bytes: int = 1 << 30, kind: str = "application/json") -> Fault:
     part = gzip.compress(b" " * (1 << 24))
 

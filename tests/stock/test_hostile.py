@@ -4,7 +4,7 @@ servers that were not meant. All else is in `tests/hostile`, with the same promi
 import itertools
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import pytest
@@ -211,6 +211,31 @@ def test_tokens_that_sglang_does_not_count_are_no_text(said: object) -> None:
         generation = write(cloud, "gated").run()
         assert_all_is_accounted_for(generation)
         assert "edge-fallback" in generation.origins and "edge-fallback" not in sound.origins
+
+
+IDLE = {
+    "comments": b": keep-alive\n\n",
+    "empty deltas": b'data: {"choices": [{"index": 0, "delta": {}, "token_ids": []}]}\n\n',
+    "an end without one": b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\n',
+}
+
+
+@pytest.mark.parametrize("plan", ["cloud", "gated", "quality"])
+@pytest.mark.parametrize("name", IDLE)
+def test_events_without_tokens_hold_no_text_beyond_its_time(name: str, plan: str) -> None:
+    api = "chat" if name == "an end without one" or plan == "quality" else "vllm"
+    with (
+        fake("openai" if api == "chat" else api, TARGET) as server,
+        closing(skydraft.connect(server.url, timeout_s=1.0, api=api, model="toy")) as cloud,
+    ):
+        plan = "cloud" if plan == "gated" and api == "chat" else plan
+        write(cloud, plan, raw=api != "chat").run()
+        storm(server, faults.idles(IDLE[name]), after=0)
+        generation, began = write(cloud, plan, raw=api != "chat"), time.monotonic()
+        with suppress(SkydraftError):
+            generation.run()
+        assert time.monotonic() - began < 4.0
+        assert_all_is_accounted_for(generation)
 
 
 # --- Texts of one process share a server: what fails for one of them costs the others nothing

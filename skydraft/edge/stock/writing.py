@@ -9,17 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from skydraft.edge.channel import Waiting
+from skydraft.edge.channel import Waiting, shared_loop
 from skydraft.edge.stock.dialect import Read, Row, is_refusal, read_safely
 from skydraft.edge.stock.ledger import Usage
 from skydraft.edge.stock.wire import Events
 from skydraft.engines.vocab import TokenIds, Vocab
-from skydraft.errors import CloudError, CloudFailure, ContentFiltered, SkydraftError
+from skydraft.errors import CloudError, CloudFailure, CloudTimeout, ContentFiltered, SkydraftError
 
 _MAX_TEXT = 1024  # characters that are cut into tokens at a time: a server may send a megabyte at once
 _MAX_IDLE = 1000  # events; llama-server tells how far it has read a prompt
 _MAX_EVENTS = 200_000  # of one answer with its thoughts
-_SOON = Waiting(0.5, 0.5, 0.5)
+_SOON_S = 0.5
+_SOON = Waiting(_SOON_S, _SOON_S, _SOON_S)
 # Why a text ended, in small letters: it was cut, the server failed, or its filter cut in. All others are ends.
 _CUT = ("length", "max_tokens", "model_length", "model_context_window_exceeded")
 _FAILED = ("error", "abort", "insufficient_system_resource", "network_error")
@@ -52,23 +53,28 @@ class Writing:
         return len(text) == start + len(self._own) and np.array_equal(text[start:], self._own)
 
     async def arrived(self, waiting: Waiting) -> bool:
+        until = shared_loop().now() + waiting.timeout_s
         while not self._rows and not self._is_over and self._events.has_more:
-            await self._next(waiting)
+            await self._next(waiting, until)
         return bool(self._rows)
 
     async def rest(self) -> None:
         """Read the end of an answer, if it is whole: it tells what was in the cache."""
         with suppress(SkydraftError):
+            until = shared_loop().now() + _SOON_S
             while self.is_whole and not self._is_over:
-                await self._next(_SOON)
+                await self._next(_SOON, until)
 
     @property
     def is_whole(self) -> bool:
         return self.num_written >= self._limit
 
-    async def _next(self, waiting: Waiting) -> None:
-        """Take the next event, or the end of the answer. Raises a SkydraftError if none of them comes."""
-        came, num_before = await self._events.arriving(waiting), self.num_written
+    async def _next(self, waiting: Waiting, until: float) -> None:
+        """Take the next event, or the end of the answer. Raises a SkydraftError if none of them comes in time."""
+        if (left_s := until - shared_loop().now()) <= 0:
+            raise CloudTimeout("events, but no token in time.")
+        came = await self._events.arriving(replace(waiting, timeout_s=min(waiting.timeout_s, left_s)))
+        num_before = self.num_written
         try:
             self._take(self._events.read(came))
             self._num_idle = 0 if self.num_written > num_before else self._num_idle + 1
@@ -78,10 +84,13 @@ class Writing:
             self.error, self._is_over = error, True
 
     async def next_row(self, waiting: Waiting) -> Row | None:
-        """The next row; None if no more comes. Raises a SkydraftError if nothing comes in time, or for an answer that
-        failed before its first token."""
+        """The next row; None if no more comes. Raises a SkydraftError if no token comes in time, not even a thought, or
+        for an answer that failed before its first token."""
+        num_before = -1
         while not self._rows and not self._is_over:
-            await self._next(waiting)
+            if self.num_written > num_before:
+                until, num_before = shared_loop().now() + waiting.timeout_s, self.num_written
+            await self._next(waiting, until)
         if not self._rows:
             return self._last_row()
         row = self._rows.popleft()
@@ -148,15 +157,16 @@ class ChatWriting(Writing):
         self._held = ""  # the last characters, which may be of one token with what follows
         self._num_cut = self._num_events = 0  # tokens; events with text or thoughts
         self._finish = ""  # why the text ended; some servers say so before its last events
+        self._ended_at = 0.0  # when they did
 
     @property
     def is_whole(self) -> bool:
         return bool(self._finish)
 
-    async def _next(self, waiting: Waiting) -> None:
+    async def _next(self, waiting: Waiting, until: float) -> None:
         """Take the next event. Whatever ends the answer ends the text; after its end little is waited for."""
         try:
-            await super()._next(_SOON if self._finish else waiting)
+            await super()._next(waiting, min(until, self._ended_at + _SOON_S) if self._finish else until)
         except CloudError as error:
             self.error, self._is_over = error, True
         if self._is_over:
@@ -185,6 +195,8 @@ class ChatWriting(Writing):
             raise ContentFiltered(f"The server ended the text: {finish}.")
         if finish in _FAILED:
             raise CloudFailure(f"The server ended the text: {finish}.")
+        if finish and not self._finish:
+            self._ended_at = shared_loop().now()
         self._finish = finish or ("" if said.text else self._finish)
 
     def _joined(self, text: str) -> str:
