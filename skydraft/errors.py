@@ -21,6 +21,7 @@
     ├── EngineError             a forward or a rollback was refused by the engine
     │   └── EngineBusy          no sequence of the model was free in time
     ├── BaseMismatch            a block or verdict does not begin where the committed text ends
+    ├── Cancelled               the generation was cancelled while it waited
     └── CloudError              the cloud did not answer as it should
         ├── CloudLost           no answer: no connection, no server, or one that is shutting down
         │   ├── CloudTimeout    no answer within the time allowed
@@ -185,6 +186,10 @@ class BaseMismatch(SkydraftError):
         super().__init__(f"A block or verdict follows {base} generated tokens, but the text has {length}.")
         self.base = base
         self.length = length
+
+
+class Cancelled(SkydraftError):
+    grpc_status = "CANCELLED"
 
 
 class CloudError(SkydraftError):

@@ -167,12 +167,8 @@ def _answer(
         api.start(request, edge=edge, cloud=target, observers=keep.observers) as generation,
         caught_interrupt(generation.cancel) as interrupted,
     ):
-        try:
-            for _, tokens in generation.rounds():
-                show_tokens(console, tokens)
-        except SkydraftError:
-            if not interrupted:
-                raise
+        for _, tokens in generation.rounds():
+            show_tokens(console, tokens)
         if interrupted:
             TERMINAL.write(harmless(generation.interrupt(), console))
     TERMINAL.write("\n")

@@ -113,7 +113,7 @@ def prompted(request: GenerateRequest, reader: Engine) -> tuple[GenerateRequest,
         return request, PromptPair(Prompt(request.prompt_ids), Prompt(request.prompt_ids))
     given = {} if is_bare else settings(vocab, request.think, dict(request.settings))
     if not is_bare and any(message.role == "system" for message in request.messages):
-        request = replace(request, messages=tuple(readable(vocab, request.messages)))
+        request = replace(request, messages=tuple(readable(vocab, request.messages, request.tools)))
     prompts = read_prompt(
         reader, request.messages, raw=request.raw, share=request.share_audio, tools=request.tools, settings=given
     )

@@ -86,10 +86,13 @@ class Generation:
         self._thoughts: list[str] = []
         pushed = [(token_id, *self._stream.push(token_id)) for token_id in self._context.generated.tolist()]
         self._begun = [Token(token_id, "edge", text, -1, thought) for token_id, thought, text in pushed]
-        self._has_begun = False
+        self._has_begun = self._is_closed = False
+        self._error: Exception | None = None  # that ended it
 
     def rounds(self) -> Iterator[tuple[Round, list[Token]]]:
-        """Rounds as they are committed, each with its tokens. No round is given twice, in any iteration."""
+        """Rounds as they are committed, each with its tokens. No round is given twice, in any iteration. An error ends
+        the generation: whoever asks for more, or for its text, gets it again."""
+        self._check()
         self._has_begun = True
         try:
             for done in self._loop.rounds():
@@ -98,10 +101,16 @@ class Generation:
         except GeneratorExit:
             raise  # this iterator is dropped; the generation may still go on
         except BaseException as error:
-            if not (self._loop.is_cancelled and isinstance(error, SkydraftError)):  # that is how a prefill is cancelled
-                self._watch.end(self)
+            was_closed = self._is_closed  # by its user, who has what there is
+            self.close()
+            if not (self._loop.is_cancelled and isinstance(error, SkydraftError)):  # that is how a wait is cancelled
+                self._error = error if isinstance(error, Exception) and not was_closed else None
                 raise
         self.close()
+
+    def _check(self) -> None:
+        if self._error:
+            raise self._error.with_traceback(None)  # else each traceback would be kept
 
     def scores(self, done: Round) -> tuple[Score, ...]:
         base = done.record.base
@@ -121,7 +130,7 @@ class Generation:
         """Scores of the prompt's tokens, if the request wants them, by the model whose text follows."""
         local = self.target.engine if self.target and self.request.plan.verifies else None
         engine, prompt = (local, self.prompts.target) if local else (self.edge, self.prompts.edge)
-        if engine and self.request.num_best is not None and self.request.scores_prompt:
+        if engine and self.request.num_best is not None and self.request.scores_prompt and self._loop.seats.take():
             yield from prompt_scores(engine, prompt, self.request.num_best)
 
     def __iter__(self) -> Iterator[Token]:
@@ -167,7 +176,7 @@ class Generation:
 
     def close(self) -> None:
         """Free the KV memory; observers see the end."""
-        self._has_begun = True
+        self._has_begun = self._is_closed = True
         try:
             self._loop.close()
         finally:
@@ -187,22 +196,24 @@ class Generation:
     @property
     def text(self) -> str:
         """The text so far, without special tokens, thinking and a stop string; the whole one if nobody has begun."""
+        self._settle()
+        return "".join(self._texts)
+
+    def _settle(self) -> None:
+        self._check()
         if not self._has_begun:
             self.run()
-        return "".join(self._texts)
 
     @property
     def reasoning(self) -> str:
         """What was thought before the text, without tags; as `text`."""
-        if not self._has_begun:
-            self.run()
+        self._settle()
         return "".join(self._thoughts)
 
     @property
     def token_ids(self) -> tuple[int, ...]:
         """The tokens generated so far, an end token included; all of them if nobody has begun."""
-        if not self._has_begun:
-            self.run()
+        self._settle()
         return tuple(token_id for done in self._rounds for token_id in done.token_ids)
 
     @property

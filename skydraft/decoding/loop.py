@@ -87,7 +87,7 @@ class SpeculativeLoop:
         try:
             verdict = self.verifier.verify(block, self.context.catch_up, self._num_to_write())
         except CloudError as error:
-            if not (error.is_outage and self.falls_back):
+            if self.is_cancelled or not (error.is_outage and self.falls_back):
                 raise
             return self._commit(self._block_without(block, error), None, "fallback", reason, began)
         judged = block.first(self.verifier.max_block)  # what comes after it is a bonus

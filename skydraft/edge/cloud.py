@@ -14,7 +14,7 @@ from skydraft.decoding.context import Context
 from skydraft.decoding.plan import Plan
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
-from skydraft.edge.channel import Awaited, shared_loop
+from skydraft.edge.channel import Waits, shared_loop
 from skydraft.edge.server import OURS, Server, check_drafts
 from skydraft.edge.servers import Servers
 from skydraft.edge.session import OwnServer
@@ -69,8 +69,8 @@ class Cloud:
         self.uses_tls = all(server.uses_tls for server in self.servers.all)
         self._notices = Notices(self.notify)
         self._key = random.random()  # orders the servers for what belongs to no text
-        self._pending: Awaited[Any] | None = None  # the current or last wait
-        self._is_cancelled = False
+        self._waits = Waits()
+        self.cancel = self._waits.cancel  # ends waits for facts
 
     def telling(self, notify: Notify) -> Cloud:
         return replace(self, notify=notify)
@@ -155,18 +155,10 @@ class Cloud:
             await self.servers.renew()
 
     def _run(self, work: Coroutine[Any, Any, T], waits: str = "") -> T:
-        self._pending = pending = shared_loop().begin(work)
-        if self._is_cancelled:
-            pending.cancel()
+        pending = self._waits.begin(work)
         if waits and not pending.wait(SILENT_S):
             self.notify(waits)
         return pending.result()
-
-    def cancel(self) -> None:
-        """End the wait for facts with CloudLost, and all later ones. Any thread may call this."""
-        self._is_cancelled = True
-        if (pending := self._pending) is not None:
-            pending.cancel()
 
     def meet(self, vocab: Vocab) -> CloudError | None:
         """Find out whether a cloud that was never reached can be used; returns the outage, where there is one.
@@ -199,7 +191,7 @@ class Cloud:
                 self._run(self.servers.ask(self._key, greet), waits)
                 return None
             except CloudError as error:
-                if not error.is_outage or isinstance(error, CloudFailure) or self._is_cancelled:
+                if not error.is_outage or isinstance(error, CloudFailure):
                     raise
                 if is_last or isinstance(error, CloudTimeout | CloudLoading) or self.servers.is_reached:
                     return error

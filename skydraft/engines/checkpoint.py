@@ -141,13 +141,14 @@ def read_vocab(tokenizer: Any, generation_config: Any) -> Vocab:
     special = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
     unused = {token_id for token_id, piece in enumerate(pieces) if not piece}
     template = tokenizer.chat_template
+    templates = template if isinstance(template, dict) else {"default": template}
     ends = getattr(generation_config, "eos_token_id", None)
     ends = [*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id]
     adds_bos = backend.encode("a").ids[:1] == [tokenizer.bos_token_id]
     return Vocab(
         pieces, lambda text: list(backend.encode(text, add_special_tokens=False).ids),
         special_ids=special | unused, end_ids=(int(token_id) for token_id in ends if token_id is not None),
-        chat_template=template.get("default") if isinstance(template, dict) else template,
+        chat_template=templates.get("default"), tool_template=templates.get("tool_use"),
         bos_text=tokenizer.bos_token if adds_bos else "", eos_text=tokenizer.eos_token or "",
     )  # fmt: skip
 

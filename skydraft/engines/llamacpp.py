@@ -151,7 +151,6 @@ class LlamaCppEngine(Engine):
         self._num_rows_padded = self._lib.vocab_n_tokens(self._lib.model_get_vocab(self._model))
         self._batch = self._lib.batch_init(self.max_batch_rows, 0, 1)
         self.max_sequences, self.has_seats, self.wait_s = options.max_sequences, True, options.wait_s
-        self._free_slots = list(range(options.max_sequences))[::-1]
         self._shares_cache = options.shared_cache
         self.profile = profile_of(self, self._profile_key(options), options)
 
@@ -191,9 +190,12 @@ class LlamaCppEngine(Engine):
         return "|".join(map(str, (self.fingerprint, *system, *how)))
 
     def allocate(self) -> int:
-        if not self._free_slots:
+        free = {*range(self.max_sequences)}.difference(self.prefixes.slots)
+        if not free:
             raise EngineError(f"All sequences of {self.name} are in use.", hint="Close one first.")
-        return self._free_slots.pop()
+        slot = int(min(free))
+        self._lib.memory_seq_rm(self._memory, slot, -1, -1)  # where an interrupt kept it from being released
+        return slot
 
     def forward(self, feeds: Feeds, *, want_logits: bool) -> list[Rows]:
         batch, row = self._batch, 0
@@ -242,7 +244,6 @@ class LlamaCppEngine(Engine):
 
     def release(self, sequence: Sequence) -> None:
         self._lib.memory_seq_rm(self._memory, sequence.slot, -1, -1)
-        self._free_slots.append(sequence.slot)
 
     def kv_length(self, sequence: Sequence) -> int:
         return int(self._lib.memory_seq_pos_max(self._memory, sequence.slot)) + 1
@@ -271,7 +272,8 @@ def _read_vocab(lib: Any, model: Any, check_open: Callable[[], None]) -> Vocab:
     vocab = lib.model_get_vocab(model)
     pieces = _read_pieces(lib, vocab)
     bos, eos = lib.vocab_bos(vocab), lib.vocab_eos(vocab)
-    template = lib.model_chat_template(model, None)
+    templates = (lib.model_chat_template(model, name) for name in (None, b"tool_use"))
+    template, tool_template = (text.decode() if text else None for text in templates)
 
     def encode(text: str) -> list[int]:
         check_open()  # else the model is gone
@@ -282,7 +284,8 @@ def _read_vocab(lib: Any, model: Any, check_open: Callable[[], None]) -> Vocab:
         encode,
         special_ids=(i for i in range(len(pieces)) if lib.vocab_is_control(vocab, i)),
         end_ids=(i for i in range(len(pieces)) if lib.vocab_is_eog(vocab, i)),
-        chat_template=template.decode() if template else None,
+        chat_template=template,
+        tool_template=tool_template,
         bos_text=pieces[bos].decode() if lib.vocab_get_add_bos(vocab) and bos >= 0 else "",
         eos_text=pieces[eos].decode() if eos >= 0 else "",
     )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from contextlib import suppress
-from typing import Any
+from types import FrameType
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,59 +22,82 @@ from skydraft.errors import EngineError, PromptError, SkydraftError
 from skydraft.types import Cost, Media, Recordings, Reuse
 
 _PROBED_LEN = 255  # tokens; the probe stands for shorter texts
+_LOOK_S = 0.2  # of those who wait for a floor: whether its owner is still there
+
+
+# Who has the floor or waits for it: a thread, and in it the frame whose `with` it is.
+_Taker: TypeAlias = tuple[int, FrameType]
+
+
+def _is_there(taker: _Taker) -> bool:
+    """Whether it is still in that `with`, though an interrupt may have kept it from saying that it left."""
+    at = sys._current_frames().get(taker[0])
+    while at is not None and at is not taker[1]:
+        at = at.f_back
+    return at is not None
 
 
 class Floor:
     """The lock of one engine, for `with`. Threads get it in the order in which they asked; its owner may take it again.
-    While a thread has it no other can overwrite rows. Once it is closed, `with` raises EngineError."""
+    While a thread has it no other can overwrite rows. Once it is closed, `with` raises EngineError.
+
+    Ctrl-C may interrupt a thread between any two steps, also those of `__exit__`. So those who wait look now and then
+    whether the owner is still there. `with` of an RLock is one step.
+    """
 
     def __init__(self, name: str) -> None:
         self.is_closed = False  # only `close` changes it
         self._name = name
-        self._line: deque[int] = deque()  # ids of threads: the first has the lock, the others wait
+        self._line: deque[_Taker] = deque()  # the first has the lock, the others wait
         self._num_again = 0  # how often the first has taken it again
-        # Reentrant: the garbage collector may close a sequence, which calls `try_acquire`, anywhere in here.
-        self._moved = threading.Condition(threading.RLock())
+        # Reentrant: the garbage collector may close a sequence, which calls `if_free`, anywhere in here.
+        self._lock = threading.RLock()
+        self._moved = threading.Condition(self._lock)
 
     def __enter__(self) -> None:
-        self.acquire()
+        self._acquire((threading.get_ident(), sys._getframe(1)))
         if self.is_closed:
-            self.release()
+            self.__exit__()
             self.check_open()
 
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-    def acquire(self) -> None:
-        me = threading.get_ident()
-        with self._moved:
-            if me in self._line:
+    def _acquire(self, new: _Taker) -> None:
+        with self._lock:
+            if self._line and self._line[0][0] == new[0] and _is_there(self._line[0]):
                 self._num_again += 1
                 return
             try:
-                self._line.append(me)
-                self._moved.wait_for(lambda: self._line[0] == me)
+                self._line.append(new)
+                while self._line[0] is not new:
+                    self._moved.wait(_LOOK_S)
+                    if not _is_there(self._line[0]):
+                        self._leave(self._line[0])
             except BaseException:  # Ctrl-C, above all
-                self._line.remove(me)
-                self._moved.notify_all()
+                self._leave(new)
                 raise
 
-    def try_acquire(self) -> bool:
-        """Take the lock if it is open and no thread has it, not even this one; returns whether that was so."""
-        with self._moved:
-            if self._line or self.is_closed:
-                return False
-            self._line.append(threading.get_ident())
-            return True
+    def _leave(self, taker: _Taker) -> None:
+        if taker in self._line:
+            self._num_again = 0 if self._line[0] is taker else self._num_again
+            self._line.remove(taker)
+            self._moved.notify_all()
 
-    def release(self) -> None:
-        """Undo one `acquire`; the last one hands the lock to the thread that has waited longest."""
-        with self._moved:
+    def if_free(self, work: Callable[[], object]) -> None:
+        """Do some work with the lock, if it is open and no thread has it, not even this one."""
+        with self._lock:
+            if self._line or self.is_closed:
+                return
+            self._line.append((threading.get_ident(), sys._getframe()))
+        try:
+            work()
+        finally:
+            self.__exit__()
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
             if self._num_again:
                 self._num_again -= 1
             else:
-                self._line.popleft()
-                self._moved.notify_all()
+                self._leave(self._line[0])
 
     def close(self) -> bool:
         """Close it for all threads, once its owner has released it; returns whether it was open."""

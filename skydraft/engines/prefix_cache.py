@@ -69,18 +69,23 @@ class PrefixCache:
     floor."""
 
     def __init__(self) -> None:
-        self._sources: weakref.WeakSet[Sequence] = weakref.WeakSet()  # all that may be open
+        # All that are neither kept nor released. One that an interrupt dropped before anybody had it is no longer here.
+        self._taken: weakref.WeakSet[Sequence] = weakref.WeakSet()
         self._progress: dict[int, tuple[int, int]] = {}  # by identity, of prompts that are being read
         self.beginning: tuple[int, ...] = ()  # of prompts, which all share; only `share` changes it
         self._begun: Sequence | None = None  # it holds the beginning, and nothing else
         self._dropped: list[Sequence] = []  # closed, and neither kept nor released yet
         self._kept: list[Kept] = []  # the longest kept first
-        self._open: set[int] = set()  # by identity
 
     @property
     def num_open(self) -> int:
-        """How many sequences are neither kept nor released."""
-        return len(self._open) - len(self._dropped)
+        """How many sequences are neither closed nor lost."""
+        return len(self._taken) - len(self._dropped)
+
+    @property
+    def slots(self) -> list[Any]:
+        """Those that hold something."""
+        return [*(each.slot for each in self._taken), *(each.slot for each in self._kept)]
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -101,7 +106,7 @@ class PrefixCache:
         self.settle(engine)
         ids = np.asarray(prompt, np.int32)
         source, length = self._source(engine, ids, media, reuse)
-        is_full = len(self._open) + len(self._kept) >= engine.max_sequences
+        is_full = len(self._taken) + len(self._kept) >= engine.max_sequences
         whole_len = min(length, source.whole_len) if source else 0
         if isinstance(source, Kept) and (is_full or 2 * length >= source.whole_len):
             self._kept = [each for each in self._kept if each is not source]
@@ -109,8 +114,7 @@ class PrefixCache:
         else:
             self._make_room(engine, 1)
             sequence = Sequence(engine, engine.allocate(), media, reuse)
-        self._open.add(id(sequence))
-        self._sources.add(sequence)
+        self._taken.add(sequence)
         try:
             if sequence.length:
                 engine.roll_back(sequence, length)
@@ -126,7 +130,7 @@ class PrefixCache:
     ) -> tuple[Kept | Sequence | None, int]:
         """What shares most with a prompt, a kept one rather than an open one, and how much; None where nothing does."""
         parts, found = Parts(engine.max_batch_rows, self.beginning), list[Kept | Sequence](self._kept)
-        found += [each for each in self._sources if engine.can_copy and not each.is_closed]
+        found += [each for each in self._taken if engine.can_copy and not each.is_closed]
         shared = [_shared_len(each, ids, media, reuse, parts) if reuse else 0 for each in found]
         length = max(shared, default=0)
         return (found[shared.index(length)], length) if length >= parts.part_len else (None, 0)
@@ -192,9 +196,9 @@ class PrefixCache:
     def settle(self, engine: Model) -> None:
         while self._dropped:
             done = self._dropped.pop()
-            if id(done) not in self._open:
+            if done not in self._taken:
                 continue  # two threads have closed it
-            self._open.remove(id(done))
+            self._taken.remove(done)
             if done.reuse and done.length:
                 now, ids = time.perf_counter(), done.token_ids.copy()
                 self._kept.append(Kept(done.slot, ids, done.whole_len, done.media, done.reuse, now))
@@ -203,7 +207,7 @@ class PrefixCache:
         self._make_room(engine, 0)
 
     def _make_room(self, engine: Model, num_wanted: int) -> None:
-        while self._kept and len(self._open) + num_wanted + len(self._kept) > engine.max_sequences:
+        while self._kept and len(self._taken) + num_wanted + len(self._kept) > engine.max_sequences:
             engine.release(Sequence(engine, self._kept.pop(0).slot))
 
     def forget(self, engine: Model, older_than_s: float) -> None:

@@ -10,16 +10,11 @@ from collections.abc import Iterable
 from skydraft.engines.model import Model
 from skydraft.errors import EngineBusy, EngineError
 
-# Reentrant, because the garbage collector may give seats back anywhere in here.
-_moved = threading.Condition(threading.RLock())
+_lock = threading.RLock()  # reentrant: the garbage collector may give seats back anywhere in here
+_moved = threading.Condition(_lock)
+_LOOK_S = 0.2  # of those that wait: whether an engine was closed
 _line: list[Seats] = []  # those that wait, the first to come first
 _held: set[Seats] = set()
-
-
-def look_again() -> None:
-    """Wake those that wait: an engine was closed."""
-    with _moved:
-        _moved.notify_all()
 
 
 class Seats:
@@ -34,30 +29,30 @@ class Seats:
         """Wait for all seats. Returns whether it holds them: not if the wait was ended. Raises EngineError."""
         if not self._wanted:
             return True
-        with _moved:
+        with _lock:
             self._thread = threading.get_ident()
             if self in _held or self._is_over:
                 return self in _held
             late_at = time.monotonic() + min(each.wait_s for each in self._wanted)
-            _line.append(self)
             try:
+                _line.append(self)
                 while not self._is_over and (full := self._full()) is not None:
-                    self._check(full, late_at - time.monotonic())
-                    _moved.wait(late_at - time.monotonic())
+                    self._check(full, left_s := late_at - time.monotonic())
+                    _moved.wait(min(left_s, _LOOK_S))
                 _held.update(() if self._is_over else (self,))
             finally:
-                _line.remove(self)
+                _line[:] = [each for each in _line if each is not self]
                 _moved.notify_all()
             return self in _held
 
     def end_wait(self) -> None:
         """Take none from now on. Any thread may call this, and the next one."""
-        with _moved:
+        with _lock:
             self._is_over = True
             _moved.notify_all()
 
     def give_back(self) -> None:
-        with _moved:
+        with _lock:
             _held.discard(self)
             self.end_wait()
 

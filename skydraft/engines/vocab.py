@@ -60,7 +60,8 @@ class Vocab:
 
     def __init__(
         self, pieces: Sequence[bytes], encode: Callable[[str], list[int]], *, special_ids: Iterable[int] = (),
-        end_ids: Iterable[int] = (), chat_template: str | None = None, bos_text: str = "", eos_text: str = "",
+        end_ids: Iterable[int] = (), chat_template: str | None = None, tool_template: str | None = None,
+        bos_text: str = "", eos_text: str = "",
     ) -> None:  # fmt: skip
         self._names = tuple(pieces)
         self._encode = encode
@@ -69,7 +70,8 @@ class Vocab:
         # What each token adds to a text: nothing, if it is special.
         self.pieces = tuple(b"" if i in self.special_ids else name for i, name in enumerate(self._names))
         self.end_ids = frozenset(end_ids)
-        self.chat_template, self.bos_text, self.eos_text = chat_template, bos_text, eos_text
+        self.chat_template, self.bos_text, self.eos_text = chat_template or tool_template, bos_text, eos_text
+        self.tool_template = tool_template  # in its place where a request has tools, if there is one
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Special tokens written out in the text are read as such."""

@@ -1,6 +1,7 @@
 """Anthropic's `/v1/messages` over chat completions: text and tools."""
 
 import json
+import re
 import sys
 import uuid
 from collections.abc import Iterator, Mapping
@@ -20,7 +21,8 @@ _REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": 
 _FORMAT = "Use skydraft.grammar instead: json_schema:{...}."
 _SIGNATURE = "skydraft"  # it says who thought; nothing is checked when it comes back
 _MOST = sys.float_info.max  # JSON has no infinity
-_BILL = "x-anthropic-billing-header:"  # Claude Code's first words; parts of the line change with each request
+# Claude Code's first words; parts of the line change with each request. A proxy may join other words to it.
+_BILL = re.compile(r"\A\s*x-anthropic-billing-header:(?:[ \t]*[\w-]+=[^;\s]*;?)*[^\S\n]*\n*")
 _NO_PLACE = "A message has no place for it; use chat completions."
 _OUTPUT = {"output_config.format": _FORMAT, "skydraft.logprobs": _NO_PLACE, "skydraft.token_ids": _NO_PLACE}
 
@@ -96,17 +98,15 @@ class MessagesRequest(Translated):
         chosen = self.tool_choice or _Choice(type="auto")
         choice = {"any": "required", "tool": {"type": "function", "function": {"name": chosen.name}}}
         turns: list[dict[str, Any]] = []
-        for each in (each for message in self.messages for each in _turns(message)):
+        told = _Message.model_validate({"role": "system", "content": self.system or []})
+        for each in (each for message in (told, *self.messages) for each in _turns(message)):
             # A system message after the user's words holds for their answer; models expect to answer these words.
             is_after = each["role"] == "system" and bool(turns) and turns[-1]["role"] == "user"
             turns.insert(len(turns) - is_after, each)
         is_begun = bool(turns) and turns[-1]["role"] == "assistant" and not turns[-1]["tool_calls"]
         goes_on = is_begun if self.continue_final_message is None else self.continue_final_message
-        told: Any = self.system
-        if isinstance(told, list):
-            told = [part for part in told if not part.text.startswith(_BILL)]
         return {
-            "messages": [{"role": "system", "content": told}, *turns] if told else turns,
+            "messages": turns,
             "reasoning_effort": self.reasoning_effort or output.get("effort"),
             "continue_final_message": goes_on,
             "stop": self.stop_sequences,
@@ -129,6 +129,8 @@ def _turns(message: _Message) -> Iterator[dict[str, Any]]:
     for result in (block for block in blocks if isinstance(block, _Result)):
         yield {"role": "tool", "tool_call_id": result.tool_use_id, "content": result.content}
     texts = [block for block in blocks if isinstance(block, TextPart)]
+    if message.role == "system":
+        texts = [TextPart(type="text", text=words) for part in texts if (words := _BILL.sub("", part.text))]
     uses = [block for block in blocks if isinstance(block, _Use)]
     calls = [{"id": use.id, "function": {"name": use.name, "arguments": use.input}} for use in uses]
     thought = "\n".join(block.thinking for block in blocks if isinstance(block, _Thought)) or None

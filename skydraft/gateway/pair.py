@@ -59,7 +59,7 @@ class Pair:
         return api.start(request, edge=self.edge, cloud=self.cloud, observers=self.observers)
 
     def cancel(self) -> None:
-        """End a `start` that waits for the cloud; it may raise a CloudError then. Any thread may call this."""
+        """End a `start` that waits for the cloud; it may raise Cancelled then. Any thread may call this."""
         if far := self.far:
             far.cancel()
 

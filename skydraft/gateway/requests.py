@@ -143,7 +143,7 @@ def order_of(body: ChatRequest | TextRequest, edge: Engine, names: ModelNames, d
 def _check_chat(body: ChatRequest, edge: Engine) -> None:
     if body.recordings and not edge.takes_audio:
         raise Refusal(400, f"The model {edge.name} takes no audio.", param="messages")
-    if body.callable_tools and not tool_calls.writes_calls(edge.vocab.chat_template):
+    if body.callable_tools and not tool_calls.writes_calls(edge.vocab):
         message = "This model's chat template does not write calls as <tool_call>, so it cannot use tools."
         raise Refusal(400, message, param="tools")
 
@@ -159,7 +159,7 @@ def _chat_order(body: ChatRequest, edge: Engine, names: ModelNames, defaults: De
     max_tokens = body.max_completion_tokens or body.max_tokens or defaults.max_new_tokens(edge.context_len)
     max_tokens = min(max_tokens + (0 if is_prompt else len(begun)), 2**31 - 1)
     has_results = any(message.role == "tool" for message in messages)
-    if has_results and not body.callable_tools and tool_calls.writes_calls(edge.vocab.chat_template):
+    if has_results and not body.callable_tools and tool_calls.writes_calls(edge.vocab):
         messages = tool_calls.results_before_questions(messages)
     params = _params(body, defaults, max_tokens, _grammar(body))
     thinking = arranged(body, edge.vocab, defaults.think)

@@ -72,10 +72,10 @@ def assert_consistent(generation: Generation, params: DecodingParams, vocab: Voc
             assert record.reason == "" and record.num_committed == record.num_draft > 0
             assert set(mine) <= {"skipped", "edge"}
         base += record.num_committed
-    text = vocab.decode(generation.token_ids)
+    reasoning, text = split(vocab.decode(generation.token_ids), tags_of(params))
     if generation.finish_reason in ("stop_string", "eos"):  # a stop token may end a stop string
         text = text[: min((text.find(stop) for stop in params.stop if stop in text), default=None)]
-    assert (generation.reasoning, generation.text) == split(text, tags_of(params))
+    assert (generation.reasoning, generation.text) == (reasoning, text)
     stats = generation.stats
     assert stats.num_tokens == len(origins)
     assert stats.num_accepted_tokens == origins.count("accepted")

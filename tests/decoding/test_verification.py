@@ -145,8 +145,8 @@ def test_a_long_text_that_others_wrote_is_read_in_parts_between_which_others_dra
         token_id = 3 + number % 5
         context.commit_verdict(DraftBlock(context.base, ()), Verdict(context.base, 0, token_id))
     held = []  # rows that were fed each time somebody had the floor
-    acquire, forward = engine.floor.acquire, engine.forward
-    monkeypatch.setattr(engine.floor, "acquire", lambda: (held.append(0), acquire()))
+    acquire, forward = engine.floor._acquire, engine.forward
+    monkeypatch.setattr(engine.floor, "_acquire", lambda taker: (held.append(0), acquire(taker)))
 
     def counted(feeds, **options):
         held[-1] += sum(len(feed) for _, feed in feeds)

@@ -40,7 +40,7 @@ def base(request: pytest.FixtureRequest, folder: Path, tmp_path: Path) -> Path:
     return to_gguf(folder, tmp_path / "base.gguf")
 
 
-def to_gguf(folder: Path, path: Path) -> Path:
+def to_gguf(folder: Path, path: Path, *templates: dict[str, str]) -> Path:
     """The checkpoint as a file for llama.cpp, in float32, with a vocabulary of the same size."""
     from safetensors.numpy import load_file
 
@@ -57,6 +57,7 @@ def to_gguf(folder: Path, path: Path) -> Path:
     writer.add_token_list([f"t{number}" for number in range(vocab_size)])
     writer.add_token_types([1] * vocab_size)
     writer.add_token_merges(["t 1"])
+    writer.add_chat_template(templates)
     names = {f"model.layers.{n}.{long}": f"blk.{n}.{short}" for n in range(2) for long, short in PARTS.items()}
     names |= {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
     for key, value in weights.items():
@@ -90,6 +91,14 @@ def merged(folder: Path, adapter: Adapter, out: Path) -> Path:
 
 def opened(path: Path) -> Engine:
     return open_engine("", path.name, path, replace(OPTIONS, max_sequences=4))
+
+
+def test_a_file_may_have_another_template_for_requests_with_tools(folder: Path, tmp_path: Path) -> None:
+    later("llama_cpp")
+    chat, tools = ({"name": name, "template": text} for name, text in (("default", "chat"), ("tool_use", "tools")))
+    for templates, read in (((chat, tools), ("chat", "tools")), ((tools,), ("tools", "tools"))):
+        with opened(to_gguf(folder, tmp_path / "model.gguf", *templates)) as engine:
+            assert (engine.vocab.chat_template, engine.vocab.tool_template) == read
 
 
 def rows(engine: Engine) -> Any:

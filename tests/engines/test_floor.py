@@ -1,12 +1,14 @@
 """One thread at a time uses an engine, in the order in which they asked, and none once it is closed."""
 
 import os
+import random
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
@@ -54,9 +56,15 @@ def engine() -> Iterator[Blocking]:
 def waits(thread_id: int) -> bool:
     """Whether a thread waits for a floor."""
     frame, inner = sys._current_frames().get(thread_id), ""
-    while frame and frame.f_code.co_qualname != "Floor.acquire":
+    while frame and frame.f_code.co_qualname != "Floor._acquire":
         frame, inner = frame.f_back, frame.f_code.co_name
-    return inner == "wait_for"
+    return inner == "wait"
+
+
+def is_free(floor: Floor) -> bool:
+    done: list[int] = []
+    floor.if_free(lambda: done.append(1))
+    return bool(done)
 
 
 def in_line(works: list[Callable[[], Any]]) -> list[Future[Any]]:
@@ -123,14 +131,13 @@ def test_a_refused_call_gives_the_floor_back() -> None:
     for call in (lambda: sequence.truncate(99), lambda: sequence.extend([])):
         with pytest.raises(EngineError):
             call()
-    assert engine.floor.try_acquire()
+    assert is_free(engine.floor)
 
 
 def test_ctrl_c_in_a_waiting_thread_leaves_the_floor_to_others() -> None:
     floor, main = Floor("toy"), threading.get_ident()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell begins without it
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(floor.acquire).result(20)
+    with ThreadPoolExecutor(1) as pool, held_by(pool, floor):
 
         def interrupt() -> None:
             while not waits(main):
@@ -140,8 +147,57 @@ def test_ctrl_c_in_a_waiting_thread_leaves_the_floor_to_others() -> None:
                 time.sleep(1)
 
         threading.Thread(target=interrupt).start()
-        with pytest.raises(KeyboardInterrupt):
-            floor.acquire()
-        assert not floor.try_acquire()
-        pool.submit(floor.release).result(20)
-    assert floor.try_acquire() and not floor.try_acquire()
+        with pytest.raises(KeyboardInterrupt), floor:
+            pass
+        assert not is_free(floor)
+    assert is_free(floor)
+
+
+@contextmanager
+def held_by(pool: ThreadPoolExecutor, floor: Floor) -> Iterator[None]:
+    has, may_go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with floor:
+            has.set()
+            may_go.wait(20)
+
+    holding = pool.submit(hold)
+    assert has.wait(20)
+    yield
+    may_go.set()
+    holding.result(20)
+
+
+def interrupt_in(after_s: float, work: Callable[[], object]) -> None:
+    """Do this again and again, until Ctrl-C comes, between whatever two steps."""
+    is_over = False
+
+    def interrupt(*_: Any) -> None:
+        if not is_over:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, after_s, 0.01)  # again: where Python lets go of an object it is lost
+        while True:
+            work()
+    except KeyboardInterrupt:
+        is_over = True
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+# Where Python lets go of an object, it says that the interrupt is lost.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_between_any_two_steps_leaves_the_floor_to_others() -> None:
+    chance, engine = random.Random(0), toy()
+
+    def work() -> None:
+        with closing(engine.open([1, 2, 3])) as sequence, engine.floor, engine.floor:
+            sequence.extend([4])
+
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(300):
+            interrupt_in(chance.uniform(1e-6, 3e-4), work)
+            pool.submit(lambda: engine.open([1, 2]).close()).result(20)

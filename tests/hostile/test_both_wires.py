@@ -191,6 +191,21 @@ def _later(message: bytes) -> bytes:
     return message
 
 
+@pytest.mark.parametrize("wire", [*WIRES, *DIALECTS])
+def test_a_cancel_while_it_waits_commits_no_block_that_nobody_checked(wire: str) -> None:
+    """Neither in the middle of a wait for the server, nor of one for its facts: to be cancelled is no outage."""
+    with line(wire, token_s=0.02) as each, known(each, LONG_S) as cloud:
+        for number in range(12):
+            generation = write(cloud, "gated", length=2000)
+            late = threading.Timer(0.03 * number, generation.cancel)
+            late.start()
+            for _ in generation.rounds():
+                pass
+            late.join()
+            assert "edge-fallback" not in generation.origins and len(generation.token_ids) < 2000
+            assert_all_is_accounted_for(generation)
+
+
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("wire", [*WIRES, *DIALECTS])
 def test_another_vocabulary_is_said_and_no_token_used(wire: str, plan: str) -> None:
