@@ -37,6 +37,7 @@ _FACTS_S = 120.0  # how long facts about a server may be reused; rounds measure 
 _ONE_OF_MANY_S = 3.0  # timeout of GetInfo for one of several servers
 _BACKGROUND_S = 600.0
 _PAUSE_S, _LONGEST_PAUSE_S = 0.1, 3.0  # between two tries of GetInfo; of questions that may cost something
+_LOOK_S = 0.1  # for a sign of a cloud that a text has just lost
 _FIRST_S = 10.0  # for the first sign of a cloud; of one that may be away it is a second
 Fallback = Literal["lost", "start"]
 
@@ -202,7 +203,11 @@ class Cloud:
         """Why a text that may go on alone begins so: the cloud is not there yet, and `fallback` allows it. Raises
         CloudLost if it does not, and OptionError where the cloud cannot check drafts."""
         check_drafts(plan, self.kind)
-        if not self.falls_back(plan) or self.servers.is_met:
+        if not self.falls_back(plan):
+            return None
+        if (gone := self.servers.outage) is not None and self._is_away():
+            return gone
+        if self.servers.is_met:
             return None
         gone = self.meet(vocab)
         check_drafts(plan, self.kind)
@@ -218,6 +223,14 @@ class Cloud:
             f"The cloud at {self.name} {what} ({gone.message.rstrip('.')}).",
             hint=f"{todo}. To begin without it: --fallback=start.",
         ) from gone
+
+    def _is_away(self) -> bool:
+        try:
+            self.ping(_LOOK_S)
+        except SkydraftError:
+            self._run(self.servers.renew())
+            return True
+        return False
 
     def falls_back(self, plan: Plan) -> bool:
         return plan.may_go_alone and not self.require

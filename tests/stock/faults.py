@@ -138,7 +138,9 @@ def stalls(num_parts: int = 1) -> Fault:
     return Fault(wire)
 
 
-def floods(part: bytes, kind: str = "text/event-stream", sent: list[int] | None = None) -> Fault:
+def floods(
+    part: bytes, kind: str = "text/event-stream", sent: list[int] | None = None, every_s: float = 0.0
+) -> Fault:
     """Sends this part again and again, until the client hangs up, gigabytes if need be. `sent` gets their sizes."""
 
     async def wire(app: App, scope: Any, receive: Receive, send: Send) -> None:
@@ -148,19 +150,7 @@ def floods(part: bytes, kind: str = "text/event-stream", sent: list[int] | None 
             await send({"type": "http.response.body", "body": part, "more_body": True})
             if sent is not None:
                 sent.append(len(part))
-            await asyncio.sleep(0)
-
-    return Fault(wire)
-
-
-def idles(part: bytes, every_s: float = 0.1) -> Fault:
-    """Sends this part from time to time, until the client hangs up."""
-
-    async def wire(app: App, scope: Any, receive: Receive, send: Send) -> None:
-        left = asyncio.ensure_future(gone(receive))
-        await reply(send, 200, {"content-type": "text/event-stream"}, b"", more=True)
-        while not (await asyncio.wait((left,), timeout=every_s))[0]:
-            await send({"type": "http.response.body", "body": part, "more_body": True})
+            await asyncio.sleep(every_s)
 
     return Fault(wire)
 

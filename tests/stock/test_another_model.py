@@ -41,7 +41,7 @@ def test_another_model_of_an_idle_server_is_an_error_and_then_the_target(
         text = write(cloud, plan)
         with pytest.raises(error):
             text.run()
-        assert text.token_ids == ()
+        assert text.rounds_so_far == ()
         if error is TargetChanged:
             now = cloud.facts(None)
             assert now and now.name == name

@@ -17,7 +17,7 @@ from skydraft.edge.channel import Waiting
 from skydraft.edge.stock.dialect import Read, count, name
 from skydraft.edge.stock.wire import parsed
 from skydraft.edge.stock.writing import ChatWriting
-from skydraft.errors import CloudFailure, OptionError
+from skydraft.errors import CloudError, CloudFailure, OptionError
 from tests.hostile.texts import ALONE, TARGET, assert_one_clear_line, write
 from tests.stock import faults
 from tests.stock.fakes import GENERATING, fake
@@ -99,9 +99,14 @@ def test_a_key_that_no_header_can_carry_is_refused_and_not_told(key: str) -> Non
     assert "SEC" not in str(failed.value)
 
 
-def test_a_proxy_that_cannot_be_used_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+@pytest.mark.parametrize("kind", ["socks5", "socks", "socks4", "ftp"])
+def test_a_proxy_that_cannot_be_used_is_one_clear_line(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", f"{kind}://user:SECRET@127.0.0.1:9")
     monkeypatch.setitem(sys.modules, "socksio", None)
-    with pytest.raises(OptionError) as failed:
+    with pytest.raises(OptionError, match="ALL_PROXY names") as failed:
         skydraft.connect("https://192.0.2.1/v1").facts(None)
     assert_one_clear_line(failed.value)
+    assert "SECRET" not in str(failed.value)
+    monkeypatch.setenv("NO_PROXY", "192.0.2.1,other.example")
+    with pytest.raises(CloudError):
+        skydraft.connect("https://192.0.2.1/v1", timeout_s=0.1).facts(None)

@@ -12,6 +12,8 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 from weakref import WeakKeyDictionary
 
 from skydraft.characters import one_line
@@ -32,6 +34,7 @@ _MAX_ITEMS = 200_000  # brackets and quotes of an answer, each of which can beco
 _CRUMB, _SPARE = 16, 1 << 16  # bytes that a chunk has on average, beyond a start: each costs as much as a long one
 _STALE_S = 1.0  # a connection that was closed before shows it by then
 _NO_HTTP = "illegal request line", "what came is not HTTP; the address of skydraft serve has no http://"  # h11's words
+_PROXIES = ("http://", "https://", "socks5://", "socks5h://")
 _REST_S = 1.0  # for the end of an answer after its last event
 _MAX_EVENTS = 64  # that wait to be read; the server waits then
 
@@ -47,7 +50,8 @@ class Pool:
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
         self._is_plain = url.startswith("http:")
-        self._tls_ca, self._is_here = tls_ca, is_here
+        self._tls_ca = tls_ca
+        self._is_direct = is_here or bool(proxy_bypass(urlsplit(url).hostname or ""))
         self._client: httpx2.AsyncClient | None = None
         self._lent: Counter[httpx2.AsyncClient] = Counter()  # requests under way
         self._idle_s = _IDLE_S if self._is_plain else _IDLE_TLS_S
@@ -62,15 +66,18 @@ class Pool:
             trusted: ssl.SSLContext | bool = not self._is_plain  # roots take 35 ms to read
             if self._tls_ca:
                 trusted = ssl.create_default_context(cadata=self._tls_ca.decode("ascii"))
+            limits = httpx2.Limits(max_connections=None, keepalive_expiry=self._idle_s)
+            # With a transport of its own a client reads no proxies, which do not lead back to this machine.
+            direct = httpx2.AsyncHTTPTransport(verify=trusted, limits=limits) if self._is_direct else None
             try:
                 self._client = httpx2.AsyncClient(
-                    verify=trusted, headers=self._headers, follow_redirects=False,
-                    trust_env=not self._is_here,  # a proxy does not lead back to this machine
+                    verify=trusted, headers=self._headers, follow_redirects=False, transport=direct, limits=limits,
                     timeout=httpx2.Timeout(None, connect=_CONNECT_S),  # `patiently` watches the rest
-                    limits=httpx2.Limits(max_connections=None, keepalive_expiry=self._idle_s),
                 )  # fmt: skip
             except ImportError as error:
                 raise OptionError("ALL_PROXY names a SOCKS proxy.", hint="Run: pip install socksio") from error
+            except ValueError as error:
+                raise _no_proxy() from error
         return self._client
 
     @asynccontextmanager
@@ -190,13 +197,15 @@ class Wire:
 
         return await sign_of_life(ask, timeout_s)
 
-    async def patiently(self, work: Awaitable[T], life: str, waiting: Waiting) -> T:
-        """The result of `work` within the times of `waiting`. Raises CloudTimeout, or CloudLost for a dead server."""
-        began, task = shared_loop().now(), asyncio.ensure_future(work)
+    async def patiently(self, work: Awaitable[T], life: str, waiting: Waiting, began: float | None = None) -> T:
+        """The result of `work` within the times of `waiting`, from `began` or from now on. Raises CloudTimeout, or
+        CloudLost for a dead server."""
+        now, task = shared_loop().now(), asyncio.ensure_future(work)
+        began = now if began is None else began
         waiting = replace(waiting, ping_s=min(max(waiting.ping_s, self.look_s), waiting.timeout_s))
         watching: asyncio.Future[None] | None = None
         try:
-            if not (await asyncio.wait((task,), timeout=waiting.quick_s))[0]:
+            if not (await asyncio.wait((task,), timeout=min(waiting.quick_s, began + waiting.timeout_s - now)))[0]:
                 look = watch(partial(self.look, life), waiting, began, lambda: self.pool.heard_at)
                 watching = asyncio.ensure_future(look)
                 await asyncio.wait((task, watching), return_when=asyncio.FIRST_COMPLETED)
@@ -277,11 +286,12 @@ class Events:
                 raise CloudFailure("The server sends an event that does not end.")
         yield bytes(held.strip())
 
-    async def arriving(self, waiting: Waiting) -> Any:
-        """What comes next, to `read`. Raises a SkydraftError if nothing comes within the times of `waiting`."""
+    async def arriving(self, waiting: Waiting, began: float | None) -> Any:
+        """What comes next, to `read`. Raises a SkydraftError if nothing comes within the times of `waiting`, as
+        `Wire.patiently`."""
         if self.has_more:
             return self._queue.get_nowait()
-        return await self._wire.patiently(self._queue.get(), self._life, waiting)
+        return await self._wire.patiently(self._queue.get(), self._life, waiting, began)
 
     def read(self, came: Any) -> Any:
         """The event that came; None for the end. Raises a SkydraftError, also the one that ended the answer."""
@@ -348,6 +358,14 @@ async def _start(response: httpx2.Response, request: Request) -> bytes:
         if len(data) >= _MAX_REFUSAL:
             break
     return bytes(data[:_MAX_REFUSAL])
+
+
+def _no_proxy() -> OptionError:
+    wrong = [kind for kind, url in getproxies().items() if "://" in url and not url.startswith(_PROXIES)]
+    names = ", ".join(f"{kind.upper()}_PROXY" for kind in wrong)
+    return OptionError(
+        f"{names} names a proxy that cannot be used.", hint="Write an address with http://, https:// or socks5://."
+    )
 
 
 async def _closed(client: httpx2.AsyncClient) -> None:

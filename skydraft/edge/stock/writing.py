@@ -14,13 +14,12 @@ from skydraft.edge.stock.dialect import Read, Row, is_refusal, read_safely
 from skydraft.edge.stock.ledger import Usage
 from skydraft.edge.stock.wire import Events
 from skydraft.engines.vocab import TokenIds, Vocab
-from skydraft.errors import CloudError, CloudFailure, CloudTimeout, ContentFiltered, SkydraftError
+from skydraft.errors import CloudError, CloudFailure, ContentFiltered, SkydraftError
 
 _MAX_TEXT = 1024  # characters that are cut into tokens at a time: a server may send a megabyte at once
 _MAX_IDLE = 1000  # events; llama-server tells how far it has read a prompt
 _MAX_EVENTS = 200_000  # of one answer with its thoughts
-_SOON_S = 0.5
-_SOON = Waiting(_SOON_S, _SOON_S, _SOON_S)
+_SOON = Waiting(0.5, 0.5, 0.5)
 # Why a text ended, in small letters: it was cut, the server failed, or its filter cut in. All others are ends.
 _CUT = ("length", "max_tokens", "model_length", "model_context_window_exceeded")
 _FAILED = ("error", "abort", "insufficient_system_resource", "network_error")
@@ -53,28 +52,25 @@ class Writing:
         return len(text) == start + len(self._own) and np.array_equal(text[start:], self._own)
 
     async def arrived(self, waiting: Waiting) -> bool:
-        until = shared_loop().now() + waiting.timeout_s
         while not self._rows and not self._is_over and self._events.has_more:
-            await self._next(waiting, until)
+            await self._next(waiting)
         return bool(self._rows)
 
     async def rest(self) -> None:
         """Read the end of an answer, if it is whole: it tells what was in the cache."""
+        began = shared_loop().now()
         with suppress(SkydraftError):
-            until = shared_loop().now() + _SOON_S
             while self.is_whole and not self._is_over:
-                await self._next(_SOON, until)
+                await self._next(_SOON, began)
 
     @property
     def is_whole(self) -> bool:
         return self.num_written >= self._limit
 
-    async def _next(self, waiting: Waiting, until: float) -> None:
-        """Take the next event, or the end of the answer. Raises a SkydraftError if none of them comes in time."""
-        if (left_s := until - shared_loop().now()) <= 0:
-            raise CloudTimeout("events, but no token in time.")
-        came = await self._events.arriving(replace(waiting, timeout_s=min(waiting.timeout_s, left_s)))
-        num_before = self.num_written
+    async def _next(self, waiting: Waiting, began: float | None = None) -> None:
+        """Take the next event, or the end of the answer. Raises a SkydraftError if neither comes in time, which counts
+        from when the wait `began`."""
+        came, num_before = await self._events.arriving(waiting, began), self.num_written
         try:
             self._take(self._events.read(came))
             self._num_idle = 0 if self.num_written > num_before else self._num_idle + 1
@@ -86,11 +82,11 @@ class Writing:
     async def next_row(self, waiting: Waiting) -> Row | None:
         """The next row; None if no more comes. Raises a SkydraftError if no token comes in time, not even a thought, or
         for an answer that failed before its first token."""
-        num_before = -1
+        began, num_before = shared_loop().now(), self.num_written
         while not self._rows and not self._is_over:
+            await self._next(waiting, began)
             if self.num_written > num_before:
-                until, num_before = shared_loop().now() + waiting.timeout_s, self.num_written
-            await self._next(waiting, until)
+                began, num_before = shared_loop().now(), self.num_written
         if not self._rows:
             return self._last_row()
         row = self._rows.popleft()
@@ -157,16 +153,16 @@ class ChatWriting(Writing):
         self._held = ""  # the last characters, which may be of one token with what follows
         self._num_cut = self._num_events = 0  # tokens; events with text or thoughts
         self._finish = ""  # why the text ended; some servers say so before its last events
-        self._ended_at = 0.0  # when they did
+        self._ended_at = 0.0  # when they did, or the time of the text after that
 
     @property
     def is_whole(self) -> bool:
         return bool(self._finish)
 
-    async def _next(self, waiting: Waiting, until: float) -> None:
+    async def _next(self, waiting: Waiting, began: float | None = None) -> None:
         """Take the next event. Whatever ends the answer ends the text; after its end little is waited for."""
         try:
-            await super()._next(waiting, min(until, self._ended_at + _SOON_S) if self._finish else until)
+            await (super()._next(_SOON, self._ended_at) if self._finish else super()._next(waiting, began))
         except CloudError as error:
             self.error, self._is_over = error, True
         if self._is_over:
@@ -195,7 +191,7 @@ class ChatWriting(Writing):
             raise ContentFiltered(f"The server ended the text: {finish}.")
         if finish in _FAILED:
             raise CloudFailure(f"The server ended the text: {finish}.")
-        if finish and not self._finish:
+        if said.text or not self._finish:
             self._ended_at = shared_loop().now()
         self._finish = finish or ("" if said.text else self._finish)
 
