@@ -134,9 +134,7 @@ def _check_begun(begun: tuple[int, ...], params: DecodingParams, vocab: Vocab, m
         raise OptionError("The tokens that the answer is to begin with leave its grammar.", hint="Give others.")
 
 
-def _facts(
-    plan: Plan, params: DecodingParams, target: Target | None, outage: CloudError | None
-) -> TargetFacts | None:
+def _facts(plan: Plan, params: DecodingParams, target: Target | None, outage: CloudError | None) -> TargetFacts | None:
     """Facts about the target, if the plan needs them; None if the target does not answer while the plan can wait. In an
     outage older ones will do."""
     if target is None:

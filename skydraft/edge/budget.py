@@ -2,6 +2,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -144,21 +145,17 @@ class Budget:
 
     async def _add(self, day_sum: DaySum) -> None:
         async with self._settling:
-            is_today = False
-            while not is_today:  # midnight may pass meanwhile
-                is_today = await self._add_on(self._begin_day(), day_sum)
-
-    async def _add_on(self, today: int, day_sum: DaySum) -> bool:
-        cost, self._unsettled = self._unsettled, 0.0
-        self._settled += cost
-        try:
-            now, self._error = await _in_thread(lambda: day_sum.add(today, cost)), None
-        except OSError as error:
-            now, self._error = (self._day, self._settled - cost), error
-            self._unsettled += cost
-        if is_today := self._begin_day() == today:
-            self._day, self._settled = now
-        return is_today
+            while True:  # midnight may pass meanwhile
+                today, cost, self._unsettled = self._begin_day(), self._unsettled, 0.0
+                self._settled += cost
+                try:
+                    now, self._error = await _in_thread(partial(day_sum.add, today, cost)), None
+                except OSError as error:
+                    now, self._error = (self._day, self._settled - cost), error
+                    self._unsettled += cost
+                if self._begin_day() == today:
+                    self._day, self._settled = now
+                    return
 
     def _begin_day(self) -> int:
         """Today by the clock. One that stepped back or was ahead is treated as in `DaySum.add`. What is to come into a

@@ -205,8 +205,12 @@ class Cloud:
         check_drafts(plan, self.kind)
         if not self.falls_back(plan):
             return None
-        if (gone := self.servers.outage) is not None and self._is_away():
-            return gone
+        if (gone := self.servers.outage) is not None:
+            try:
+                self.ping(_LOOK_S)
+            except SkydraftError:
+                self._run(self.servers.renew())
+                return gone
         if self.servers.is_met:
             return None
         gone = self.meet(vocab)
@@ -223,14 +227,6 @@ class Cloud:
             f"The cloud at {self.name} {what} ({gone.message.rstrip('.')}).",
             hint=f"{todo}. To begin without it: --fallback=start.",
         ) from gone
-
-    def _is_away(self) -> bool:
-        try:
-            self.ping(_LOOK_S)
-        except SkydraftError:
-            self._run(self.servers.renew())
-            return True
-        return False
 
     def falls_back(self, plan: Plan) -> bool:
         return plan.may_go_alone and not self.require

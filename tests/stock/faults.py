@@ -138,9 +138,7 @@ def stalls(num_parts: int = 1) -> Fault:
     return Fault(wire)
 
 
-def floods(
-    part: bytes, kind: str = "text/event-stream", sent: list[int] | None = None, every_s: float = 0.0
-) -> Fault:
+def floods(part: bytes, kind: str = "text/event-stream", sent: list[int] | None = None, every_s: float = 0.0) -> Fault:
     """Sends this part again and again, until the client hangs up, gigabytes if need be. `sent` gets their sizes."""
 
     async def wire(app: App, scope: Any, receive: Receive, send: Send) -> None:

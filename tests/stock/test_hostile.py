@@ -226,7 +226,10 @@ def test_events_without_tokens_hold_a_text_no_longer_than_its_time(name: str, pl
     """The whole text: after that time a gated one goes on alone to its end, though the server answers others."""
     api, part = IDLE[name]
     kind = "openai" if api == "chat" else api
-    with fake(kind, TARGET) as server, closing(skydraft.connect(server.url, timeout_s=1, api=api, model="toy")) as cloud:
+    with (
+        fake(kind, TARGET) as server,
+        closing(skydraft.connect(server.url, timeout_s=1, api=api, model="toy")) as cloud,
+    ):
         write(cloud, plan, raw=api != "chat").run()
         storm(server, faults.floods(part, every_s=0.1), after=0)
         generation, began = write(cloud, plan, raw=api != "chat"), time.monotonic()

@@ -64,8 +64,8 @@ def test_a_megabyte_of_text_is_cut_a_little_at_a_time() -> None:
         lengths.append(len(text))
         return TARGET.vocab.encode(text)
 
-    async def come(waiting: Waiting) -> Any:
-        return {}
+    async def come(waiting: Waiting, began: float | None) -> bytes:
+        return b"{}"
 
     vocab = copy.copy(TARGET.vocab)
     vocab.encode = encode  # type: ignore[method-assign]

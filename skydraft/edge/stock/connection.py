@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from urllib.parse import SplitResult, urlsplit
 
 from skydraft.characters import one_line
@@ -103,28 +103,22 @@ class StockOptions:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class StockInfo:
-    """A server's kind, its model's name, and what else it says of that model."""
+    """A server's kind, its model's name and what else it says of that model, when `num_connections` had been made to
+    it; and what its answers showed since then."""
 
     dialect: Dialect
     model: str
     card: Card
+    num_connections: int
+    vocabularies: set[str] = field(default_factory=set)  # fingerprints that agree with its tokenizer
+    name: str = ""  # of the model, as the first answer has it
 
     @property
     def target(self) -> TargetId:
         """Of two models under one name, too, as far as the server tells them apart."""
         return target_id(f"{self.model} {self.card.origin}", self.dialect.name, 0)
-
-
-@dataclass(slots=True)
-class _Known:
-    """What a server said when `num_connections` had been made to it, and what its answers showed since then."""
-
-    info: StockInfo
-    num_connections: int
-    vocabularies: set[str] = field(default_factory=set)  # fingerprints that agree with its tokenizer
-    names: set[str] = field(default_factory=set)  # of the model, in answers; the first answer decides
 
 
 class StockConnection:
@@ -141,7 +135,7 @@ class StockConnection:
         self._pool = Pool(self.address, options.key, options.tls_ca, is_here=options.is_here)
         look_s = _LOOK_HERE_S if options.is_here else 0.0
         self.wire = Wire(*options.roots, self._pool, Ledger(self.budget), look_s)  # for what belongs to no text
-        self._known: _Known | None = None
+        self.known: StockInfo | None = None  # when it was asked last
         self.refused: set[str] = set()  # fields of a request that a chat does not take
         self._asking = asyncio.Lock()
         self.is_met = False
@@ -152,32 +146,25 @@ class StockConnection:
 
     @property
     def kind(self) -> str:
-        return self._known.info.dialect.name if self._known else self._options.api
+        return self.known.dialect.name if self.known else self._options.api
 
     @property
     def runs(self) -> TargetId | None:
-        return self._known.info.target if self._known else None
-
-    @property
-    def known(self) -> StockInfo | None:
-        """What it ran when it was asked last."""
-        return self._known.info if self._known else None
+        return self.known.target if self.known else None
 
     def forget(self) -> None:
         """Ask again what it runs before it is sent anything else."""
-        if self._known is not None:
-            self._known = replace(self._known, num_connections=_NONE, names=set())
+        if self.known is not None:
+            self.known.num_connections, self.known.name = _NONE, ""
 
     def is_named(self, model: str) -> bool:
         """Whether the server's answers come from the same model as before."""
-        known = self._known
-        if known is not None:
-            known.names = known.names or {model}
-        return known is None or model in known.names
+        assert self.known is not None
+        self.known.name = self.known.name or model
+        return self.known.name == model
 
     async def ping(self, timeout_s: float) -> float:
-        known = self._known
-        ms = await self.wire.look(known.info.dialect.life if known else _LIFE, timeout_s)
+        ms = await self.wire.look(self.known.dialect.life if self.known else _LIFE, timeout_s)
         self.rtt_ms = min(ms, self.rtt_ms or ms)
         return ms
 
@@ -190,8 +177,7 @@ class StockConnection:
             await self.ping(timeout_s)
         try:
             async with asyncio.timeout(timeout_s):
-                known = await self._ask(timeout_s, self.wire, self._pool.num_connections)
-                info = known.info
+                info = await self._ask(timeout_s, self.wire, self._pool.num_connections)
         except TimeoutError as error:
             raise CloudTimeout(f"no answer in {timeout_s:g} s.") from error
         return TargetFacts(info.model, named_weights(info.model), (_WRITE_MS,), 1, wire_ms=self.rtt_ms, streams=True)
@@ -208,11 +194,10 @@ class StockConnection:
     async def info_for(self, vocab: Vocab, waiting: Waiting, wire: Wire, connection: int = 0) -> StockInfo:
         """Its kind and model, asked for at `wire` if that was before the connection of this number: a server that was
         started again has closed its old ones. Raises VocabularyMismatch, UnknownModel or CloudError."""
-        timeout_s, known = min(waiting.timeout_s, _QUESTION_S), self._known
-        if known is None or known.num_connections < connection:
-            known = await wire.patiently(self._ask(timeout_s, wire, connection), _LIFE, waiting)
-        info = known.info
-        if vocab.fingerprint not in known.vocabularies:
+        timeout_s, info = min(waiting.timeout_s, _QUESTION_S), self.known
+        if info is None or info.num_connections < connection:
+            info = await wire.patiently(self._ask(timeout_s, wire, connection), _LIFE, waiting)
+        if vocab.fingerprint not in info.vocabularies:
             asking = info.dialect.tokenize(wire, info.model, SAMPLE, timeout_s)
             ids = await wire.patiently(asking, info.dialect.life, waiting)
             if ids is not None and ids != vocab.encode(SAMPLE):
@@ -220,19 +205,19 @@ class StockConnection:
                     f"{info.model} at {self.address} reads a text as other tokens than the draft model.",
                     hint="Choose two models of one family.",
                 )
-            known.vocabularies.add(vocab.fingerprint)
+            info.vocabularies.add(vocab.fingerprint)
         return info
 
-    async def _ask(self, timeout_s: float, wire: Wire, connection: int) -> _Known:
+    async def _ask(self, timeout_s: float, wire: Wire, connection: int) -> StockInfo:
         async with self._asking:
-            known = self._known
+            known = self.known
             if known is None or known.num_connections < connection:
                 # Two connections: while one carries a text, the other carries signs of life.
                 dialect, _ = await asyncio.gather(self._dialect(timeout_s, wire), wire.look(_LIFE, timeout_s))
-                info = await self._described(dialect, timeout_s, wire)
-                if known and known.info.target != info.target:
+                self.known = info = await self._described(dialect, timeout_s, wire)
+                if known and known.target != info.target:
                     self.refused.clear()
-                self._known = known = _Known(info, self._pool.num_connections)
+                return info
             return known
 
     async def _dialect(self, timeout_s: float, wire: Wire) -> Dialect:
@@ -252,7 +237,7 @@ class StockConnection:
         wanted = self._options.model
         known = await dialect.describe(wire, wanted, timeout_s)
         if len(known) == 1:
-            return StockInfo(dialect, *known.popitem())
+            return StockInfo(dialect, *known.popitem(), self._pool.num_connections)
         if not known:
             raise UnknownModel(f"The server at {self.address} has no model {wanted or 'at all'}.")
         names = ", ".join(one_line(each) for each in [*known][:10])

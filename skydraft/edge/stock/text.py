@@ -258,7 +258,7 @@ class StockText:
             except CloudFailure as error:
                 self._server.refused |= info.dialect.refused_by(error.message)
                 raise
-            await self._check_model(writing.model, writing.connection, waiting)
+            await self._check_model(writing.model, writing.request.connection, waiting)
             if row is not None and not with_grammar and self._choices.begins(text, row.token_id):
                 with_grammar = True
                 continue

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 from weakref import WeakKeyDictionary
 
 from skydraft.characters import one_line
@@ -50,8 +49,7 @@ class Pool:
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
         self._is_plain = url.startswith("http:")
-        self._tls_ca = tls_ca
-        self._is_direct = is_here or bool(proxy_bypass(urlsplit(url).hostname or ""))
+        self._tls_ca, self._host = tls_ca, "" if is_here else urlsplit(url).hostname
         self._client: httpx2.AsyncClient | None = None
         self._lent: Counter[httpx2.AsyncClient] = Counter()  # requests under way
         self._idle_s = _IDLE_S if self._is_plain else _IDLE_TLS_S
@@ -61,14 +59,17 @@ class Pool:
     @property
     def client(self) -> httpx2.AsyncClient:
         if self._client is None:
+            from urllib.request import getproxies, proxy_bypass
+
             import httpx2
 
             trusted: ssl.SSLContext | bool = not self._is_plain  # roots take 35 ms to read
             if self._tls_ca:
                 trusted = ssl.create_default_context(cadata=self._tls_ca.decode("ascii"))
             limits = httpx2.Limits(max_connections=None, keepalive_expiry=self._idle_s)
-            # With a transport of its own a client reads no proxies, which do not lead back to this machine.
-            direct = httpx2.AsyncHTTPTransport(verify=trusted, limits=limits) if self._is_direct else None
+            # With a transport of its own a client uses no proxy: none leads back to this machine.
+            is_direct = not self._host or proxy_bypass(self._host)
+            direct = httpx2.AsyncHTTPTransport(verify=trusted, limits=limits) if is_direct else None
             try:
                 self._client = httpx2.AsyncClient(
                     verify=trusted, headers=self._headers, follow_redirects=False, transport=direct, limits=limits,
@@ -77,7 +78,9 @@ class Pool:
             except ImportError as error:
                 raise OptionError("ALL_PROXY names a SOCKS proxy.", hint="Run: pip install socksio") from error
             except ValueError as error:
-                raise _no_proxy() from error
+                wrong = [kind for kind, url in getproxies().items() if "://" in url and not url.startswith(_PROXIES)]
+                what = f"{wrong[-1].upper()}_PROXY names a proxy that cannot be used."
+                raise OptionError(what, hint="Write an address with http:// or socks5://.") from error
         return self._client
 
     @asynccontextmanager
@@ -110,29 +113,23 @@ class Pool:
         """
         import httpx2
 
-        method, headers, size = "GET", {}, len(request.content or b"")
-        if request.content is not None:
-            method, headers = "POST", {"Content-Type": "application/json", "Content-Length": str(size)}
-        is_again = False
+        method, body, headers, is_again = "GET", None, {}, False
         while True:
             await request.allow()
-            began, may_be_old = shared_loop().now(), not is_again and self._keeps_any
-            body = request.going_out() if request.content is not None else None
+            began, kept = shared_loop().now(), self._kept_until.items()
+            may_be_old = any(until > began and not each.get_extra_info("is_readable") for each, until in kept)
+            if request.content is not None:
+                method, body = "POST", request.going_out()
+                headers = {"Content-Type": "application/json", "Content-Length": str(len(request.content))}
             try:
                 return await client.send(client.build_request(method, url, content=body, headers=headers), stream=True)
             except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError):
-                if not may_be_old or shared_loop().now() - began > _STALE_S:
+                if is_again or not may_be_old or shared_loop().now() - began > _STALE_S:
                     raise
                 is_again = True
                 request.is_lost()
             finally:
                 request.end()
-
-    @property
-    def _keeps_any(self) -> bool:
-        """Whether the next request goes over a connection that is there."""
-        now, kept = shared_loop().now(), self._kept_until.items()
-        return any(until > now and not connection.get_extra_info("is_readable") for connection, until in kept)
 
     async def renew(self) -> None:
         client, self._client = self._client, None
@@ -294,12 +291,12 @@ class Events:
         return await self._wire.patiently(self._queue.get(), self._life, waiting, began)
 
     def read(self, came: Any) -> Any:
-        """The event that came; None for the end. Raises a SkydraftError, also the one that ended the answer."""
+        """The event that came; None for the end. Raises the SkydraftError that ended the answer."""
         if came is None or isinstance(came, SkydraftError):
             self._queue.put_nowait(came)  # so it ends here, whoever asks again
         if isinstance(came, SkydraftError):
             raise came
-        return came and parsed(came)
+        return came
 
     @property
     def has_more(self) -> bool:
@@ -307,7 +304,7 @@ class Events:
 
     def unread(self) -> Any:
         event = self._queue.get_nowait() if self.has_more else None
-        return parsed(event) if isinstance(event, bytes) else None
+        return event if isinstance(event, bytes) else None
 
     def close(self) -> None:
         """Break the answer off, unless it is whole: the server stops writing."""
@@ -358,14 +355,6 @@ async def _start(response: httpx2.Response, request: Request) -> bytes:
         if len(data) >= _MAX_REFUSAL:
             break
     return bytes(data[:_MAX_REFUSAL])
-
-
-def _no_proxy() -> OptionError:
-    wrong = [kind for kind, url in getproxies().items() if "://" in url and not url.startswith(_PROXIES)]
-    names = ", ".join(f"{kind.upper()}_PROXY" for kind in wrong)
-    return OptionError(
-        f"{names} names a proxy that cannot be used.", hint="Write an address with http://, https:// or socks5://."
-    )
 
 
 async def _closed(client: httpx2.AsyncClient) -> None:

@@ -2,7 +2,6 @@
 
 import codecs
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 from skydraft.edge.channel import Waiting, shared_loop
 from skydraft.edge.stock.dialect import Read, Row, is_refusal, read_safely
 from skydraft.edge.stock.ledger import Usage
-from skydraft.edge.stock.wire import Events
+from skydraft.edge.stock.wire import Events, parsed
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import CloudError, CloudFailure, ContentFiltered, SkydraftError
 
@@ -35,17 +34,13 @@ class Writing:
         self.model = ""  # as the server names it
         self.has_gap = False  # whether the server has written tokens without telling them
         self.error: SkydraftError | None = None
-        self._events = events
-        self._read: Callable[[Any], Read] = dialect.written
+        self.request = events.request
+        self._events, self._dialect = events, dialect
         self._prefix, self._limit = prefix, num_tokens
         self._rows: deque[Row] = deque()
         self._own: list[int] = []  # tokens of the rows that were read
         self._is_over = False
         self._num_idle = 0  # events in a row without a token
-
-    @property
-    def connection(self) -> int:
-        return self._events.request.connection
 
     def continues(self, text: TokenIds) -> bool:
         start = len(self._prefix)
@@ -87,27 +82,23 @@ class Writing:
             await self._next(waiting, began)
             if self.num_written > num_before:
                 began, num_before = shared_loop().now(), self.num_written
-        if not self._rows:
-            return self._last_row()
-        row = self._rows.popleft()
-        self._own.append(row.token_id)
-        return row
-
-    def _last_row(self) -> Row | None:
+        if self._rows:
+            self._own.append(self._rows[0].token_id)
+            return self._rows.popleft()
         if isinstance(self.error, ContentFiltered):
             return FILTERED
         if self.error and not self._own:
             raise self.error
         return None
 
-    def _take(self, event: Any) -> None:
-        if event is None:
+    def _take(self, data: bytes | None) -> None:
+        if data is None:
             self._is_over = True
             return
-        read = self._said(event)
+        read = self._said(data)
         rows, usage = read.rows, read.usage
         num_written = read.num_written or self.num_written + len(rows)
-        self._events.request.says(replace(usage, num_written=max(usage.num_written, num_written)))
+        self.request.says(replace(usage, num_written=max(usage.num_written, num_written)))
         if read.num_written:
             num_new = read.num_written - self.num_written
             if num_new > len(rows):  # some were not told, so what follows is of no use
@@ -120,23 +111,25 @@ class Writing:
         self.model = read.model or self.model
         self._rows += rows
 
-    def _said(self, event: Any) -> Read:
+    def _said(self, data: bytes) -> Read:
         """What an event says. One that cannot be read may be of any number of tokens, and so may those after it: all
         that the server was asked for count."""
+        event = None
         try:
-            return read_safely(self._read, event)
+            said: Read = read_safely(self._dialect.written, event := parsed(data))
         except CloudFailure:
             if not is_refusal(event):
-                self._events.request.says(Usage(num_written=self._limit))
+                self.request.says(Usage(num_written=self._limit))
             raise
+        return said
 
     def close(self) -> None:
         """Break it off: the server stops. What it had sent until now is counted, and the token that it writes now."""
         with suppress(SkydraftError):
-            while (event := self._events.unread()) is not None:
-                self._take(event)
+            while (data := self._events.unread()) is not None:
+                self._take(data)
         if self.num_written and not self._is_over and not self.is_whole:
-            self._events.request.says(Usage(num_written=self.num_written + 1))
+            self.request.says(Usage(num_written=self.num_written + 1))
         self._events.close()
 
 
@@ -172,11 +165,11 @@ class ChatWriting(Writing):
                 is_cut = self._finish in _CUT
                 self._rows.append(Row(-1, finish="length") if is_cut else Row(self._end_id))
 
-    def _take(self, event: Any) -> None:
-        if event is None:
+    def _take(self, data: bytes | None) -> None:
+        if data is None:
             self._is_over = True
             return
-        said = self._said(event)
+        said = self._said(data)
         self.model = said.model or self.model
         self._num_events += bool(said.text or said.thinks)
         if self._num_events > _MAX_EVENTS:
@@ -185,7 +178,7 @@ class ChatWriting(Writing):
         self._cut(is_last=False)
         # A server sends an event for each token, or for a few; at the end it may count them itself.
         self.num_written = max(said.usage.num_written, self._num_cut, self._num_events)
-        self._events.request.says(replace(said.usage, num_written=self.num_written))
+        self.request.says(replace(said.usage, num_written=self.num_written))
         finish = said.finish.lower()
         if finish.startswith(_FILTERED):
             raise ContentFiltered(f"The server ended the text: {finish}.")
