@@ -205,14 +205,11 @@ class Cloud:
         check_drafts(plan, self.kind)
         if not self.falls_back(plan):
             return None
-        if (gone := self.servers.outage) is not None:
-            try:
-                self.ping(_LOOK_S)
-            except SkydraftError:
-                self._run(self.servers.renew())
-                return gone
-        if self.servers.is_met:
-            return None
+        if self.servers.outage:
+            with suppress(SkydraftError):
+                self.ping(_LOOK_S)  # an answer ends it
+        if self.servers.is_met or self.servers.outage:
+            return self.servers.outage
         gone = self.meet(vocab)
         check_drafts(plan, self.kind)
         is_loading = isinstance(gone, CloudLoading)

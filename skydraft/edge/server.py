@@ -41,10 +41,8 @@ class Server(Protocol):
     address: str
     uses_tls: bool
     is_exact: bool
+    runs: TargetId | None
     budget: Budget
-
-    @property
-    def runs(self) -> TargetId | None: ...
 
     @property
     def heard_at(self) -> float: ...

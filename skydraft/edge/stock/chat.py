@@ -27,8 +27,7 @@ class Chat(Dialect):
 
     async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> dict[str, Card]:
         """One that was named is believed. How many tokens of ours fit is unknown."""
-        names = [model] if model is not None else await super().describe(wire, None, timeout_s)
-        return dict.fromkeys(names, Card())
+        return dict.fromkeys([model] if model is not None else await super().describe(wire, None, timeout_s), Card())
 
     def asking(
         self, model: str, messages: Seq[Mapping[str, Any]], params: DecodingParams, refused: AbstractSet[str]

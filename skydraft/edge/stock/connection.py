@@ -16,9 +16,8 @@ from skydraft.edge.stock.ledger import Ledger
 from skydraft.edge.stock.wire import Pool, Wire
 from skydraft.edge.tls import check_certificates, check_token
 from skydraft.engines.vocab import Vocab
-from skydraft.errors import CloudTimeout, OptionError, UnknownModel, VocabularyMismatch, WrongServer
+from skydraft.errors import OptionError, UnknownModel, VocabularyMismatch, WrongServer
 from skydraft.protocol.address import is_loopback, without_password
-from skydraft.protocol.codec import target_id
 from skydraft.protocol.values import TargetId
 from skydraft.types import named_weights
 
@@ -32,7 +31,6 @@ _QUESTION_S = 10.0  # timeout of questions about the model
 _LOOK_HERE_S = 3.0  # for a sign of life of a server on this machine: one that is gone refuses, so this one is busy
 # Of a written token, until rounds have shown what it takes: a model of 7B to 70B takes 10 to 40 on a GPU.
 _WRITE_MS = 30.0
-_NONE = -1  # connections: what is known is not from any of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +113,9 @@ class StockInfo:
     vocabularies: set[str] = field(default_factory=set)  # fingerprints that agree with its tokenizer
     name: str = ""  # of the model, as the first answer has it
 
-    @property
-    def target(self) -> TargetId:
-        """Of two models under one name, too, as far as the server tells them apart."""
-        return target_id(f"{self.model} {self.card.origin}", self.dialect.name, 0)
+    def is_of(self, info: "StockInfo") -> bool:
+        """Whether it is about the same model, as far as the server tells two under one name apart."""
+        return (self.model, self.card.origin, type(self.dialect)) == (info.model, info.card.origin, type(info.dialect))
 
 
 class StockConnection:
@@ -126,6 +123,7 @@ class StockConnection:
     tells neither the weights of its model nor what its forwards take."""
 
     is_exact = False  # rows may differ from batch to batch
+    runs: TargetId | None = None  # its texts compare what it says of itself
 
     def __init__(self, options: StockOptions, budget: Budget | None = None) -> None:
         self.address, self.uses_tls = options.address, options.uses_tls
@@ -148,14 +146,10 @@ class StockConnection:
     def kind(self) -> str:
         return self.known.dialect.name if self.known else self._options.api
 
-    @property
-    def runs(self) -> TargetId | None:
-        return self.known.target if self.known else None
-
     def forget(self) -> None:
         """Ask again what it runs before it is sent anything else."""
         if self.known is not None:
-            self.known.num_connections, self.known.name = _NONE, ""
+            self.known.num_connections, self.known.name = -1, ""
 
     def is_named(self, model: str) -> bool:
         """Whether the server's answers come from the same model as before."""
@@ -175,11 +169,8 @@ class StockConnection:
     async def learn(self, timeout_s: float) -> TargetFacts:
         for _ in range(2):
             await self.ping(timeout_s)
-        try:
-            async with asyncio.timeout(timeout_s):
-                info = await self._ask(timeout_s, self.wire, self._pool.num_connections)
-        except TimeoutError as error:
-            raise CloudTimeout(f"no answer in {timeout_s:g} s.") from error
+        asking = self._ask(timeout_s, self.wire, self._pool.num_connections)
+        info = await self.wire.patiently(asking, _LIFE, Waiting(timeout_s, timeout_s, timeout_s))
         return TargetFacts(info.model, named_weights(info.model), (_WRITE_MS,), 1, wire_ms=self.rtt_ms, streams=True)
 
     async def renew(self) -> None:
@@ -215,7 +206,7 @@ class StockConnection:
                 # Two connections: while one carries a text, the other carries signs of life.
                 dialect, _ = await asyncio.gather(self._dialect(timeout_s, wire), wire.look(_LIFE, timeout_s))
                 self.known = info = await self._described(dialect, timeout_s, wire)
-                if known and known.target != info.target:
+                if known and not known.is_of(info):
                     self.refused.clear()
                 return info
             return known

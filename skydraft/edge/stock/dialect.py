@@ -127,11 +127,9 @@ def read_safely(read: Callable[..., T], *given: Any) -> T:
 
 def is_refusal(answer: Any) -> bool:
     """Whether an error stands in the place of an answer or event."""
-    if not isinstance(answer, dict):
-        return False
-    return bool(
-        answer.get("error") or answer.get("error_message") or ("message" in answer and answer.keys() & {"code", "type"})
-    )
+    told = answer if isinstance(answer, dict) else {}
+    is_bare = "message" in told and told.keys() & {"code", "type"}
+    return bool(told.get("error") or told.get("error_message") or is_bare)
 
 
 def sound(answer: Any) -> dict[str, Any]:

@@ -97,8 +97,7 @@ class LlamaServer(IdDialect):
             listed = await Dialect.describe(self, wire, model, timeout_s)
             if len(listed) != 1:
                 return listed
-            (model,) = listed
-            props = await wire.ask(f"/props?model={quote(model, safe='')}", timeout_s)
+            props = await wire.ask(f"/props?model={quote(next(iter(listed)), safe='')}", timeout_s)
         path, alias = name(field(props, "model_path")), name(props.get("model_alias"))
         file = path.rpartition("/")[2]
         if model is not None and model not in {each for each in (alias, path, file) if each}:

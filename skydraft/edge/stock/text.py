@@ -41,7 +41,7 @@ _LOOK_S = 3.0  # for a sign of life of a host far away
 
 
 class StockText:
-    target: TargetId | None = None
+    target: TargetId | None = None  # such a server does not say what it runs
 
     def __init__(
         self, server: StockConnection, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest
@@ -212,8 +212,8 @@ class StockText:
         self._ledger.tells_cached = info.dialect.separates or not self._given.shares_target
         if self._kind is not type(info.dialect):
             self._choose_at(type(info.dialect))
-        if known is None or known.target == info.target:
-            self._info, self.target = info, info.target
+        if known is None or known.is_of(info):
+            self._info = info
             self._bound(info.card.context_len)
             return info
         raise TargetChanged(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from skydraft.characters import one_line
 from skydraft.edge.channel import Waiting, seen, shared_loop, sign_of_life, watch
@@ -33,7 +33,6 @@ _MAX_ITEMS = 200_000  # brackets and quotes of an answer, each of which can beco
 _CRUMB, _SPARE = 16, 1 << 16  # bytes that a chunk has on average, beyond a start: each costs as much as a long one
 _STALE_S = 1.0  # a connection that was closed before shows it by then
 _NO_HTTP = "illegal request line", "what came is not HTTP; the address of skydraft serve has no http://"  # h11's words
-_PROXIES = ("http://", "https://", "socks5://", "socks5h://")
 _REST_S = 1.0  # for the end of an answer after its last event
 _MAX_EVENTS = 64  # that wait to be read; the server waits then
 
@@ -52,9 +51,8 @@ class Pool:
         self._tls_ca, self._host = tls_ca, "" if is_here else urlsplit(url).hostname
         self._client: httpx2.AsyncClient | None = None
         self._lent: Counter[httpx2.AsyncClient] = Counter()  # requests under way
-        self._idle_s = _IDLE_S if self._is_plain else _IDLE_TLS_S
         self._numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # of connections, in order of their answers
-        self._kept_until: WeakKeyDictionary[Any, float] = WeakKeyDictionary()  # those that carry nothing
+        self._idle: WeakSet[Any] = WeakSet()  # those that carry nothing
 
     @property
     def client(self) -> httpx2.AsyncClient:
@@ -66,7 +64,7 @@ class Pool:
             trusted: ssl.SSLContext | bool = not self._is_plain  # roots take 35 ms to read
             if self._tls_ca:
                 trusted = ssl.create_default_context(cadata=self._tls_ca.decode("ascii"))
-            limits = httpx2.Limits(max_connections=None, keepalive_expiry=self._idle_s)
+            limits = httpx2.Limits(max_connections=None, keepalive_expiry=_IDLE_S if self._is_plain else _IDLE_TLS_S)
             # With a transport of its own a client uses no proxy: none leads back to this machine.
             is_direct = not self._host or proxy_bypass(self._host)
             direct = httpx2.AsyncHTTPTransport(verify=trusted, limits=limits) if is_direct else None
@@ -77,10 +75,12 @@ class Pool:
                 )  # fmt: skip
             except ImportError as error:
                 raise OptionError("ALL_PROXY names a SOCKS proxy.", hint="Run: pip install socksio") from error
-            except ValueError as error:
-                wrong = [kind for kind, url in getproxies().items() if "://" in url and not url.startswith(_PROXIES)]
-                what = f"{wrong[-1].upper()}_PROXY names a proxy that cannot be used."
-                raise OptionError(what, hint="Write an address with http:// or socks5://.") from error
+            except (ValueError, httpx2.InvalidURL) as error:
+                names = " or ".join(
+                    f"{kind.upper()}_PROXY" for kind in ("http", "https", "all") if kind in getproxies()
+                )
+                hint = "Write http://HOST:PORT or socks5://HOST:PORT."
+                raise OptionError(f"The proxy named by {names} cannot be used.", hint=hint) from error
         return self._client
 
     @asynccontextmanager
@@ -91,13 +91,13 @@ class Pool:
         try:
             async with aclosing(await self._responding(client, request, url)) as response:
                 connection = response.extensions["network_stream"]
-                self._kept_until.pop(connection, None)
+                self._idle.discard(connection)
                 request.connection = self._numbers.setdefault(connection, self.num_connections + 1)
                 self.num_connections = max(self.num_connections, request.connection)
                 try:
                     yield response
                 finally:
-                    self._kept_until[connection] = shared_loop().now() + self._idle_s
+                    self._idle.add(connection)
         finally:
             self._lent[client] -= 1
             if not self._lent[client]:
@@ -116,8 +116,8 @@ class Pool:
         method, body, headers, is_again = "GET", None, {}, False
         while True:
             await request.allow()
-            began, kept = shared_loop().now(), self._kept_until.items()
-            may_be_old = any(until > began and not each.get_extra_info("is_readable") for each, until in kept)
+            began = shared_loop().now()
+            may_be_old = not all(each.get_extra_info("is_readable") for each in self._idle)  # as one that is closed
             if request.content is not None:
                 method, body = "POST", request.going_out()
                 headers = {"Content-Type": "application/json", "Content-Length": str(len(request.content))}
@@ -133,14 +133,13 @@ class Pool:
 
     async def renew(self) -> None:
         client, self._client = self._client, None
-        self._kept_until.clear()
+        self._idle.clear()
         if client is not None and client not in self._lent:
             await _closed(client)
 
     async def close(self) -> None:
-        clients = {*self._lent, *([self._client] if self._client else [])}
-        self._client = None
-        for client in clients:
+        await self.renew()
+        for client in [*self._lent]:
             await _closed(client)
 
 

@@ -4,12 +4,11 @@ import codecs
 from collections import deque
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from skydraft.edge.channel import Waiting, shared_loop
-from skydraft.edge.stock.dialect import Read, Row, is_refusal, read_safely
+from skydraft.edge.stock.dialect import Dialect, Read, Row, TokenTuple, is_refusal, read_safely
 from skydraft.edge.stock.ledger import Usage
 from skydraft.edge.stock.wire import Events, parsed
 from skydraft.engines.vocab import TokenIds, Vocab
@@ -27,16 +26,16 @@ FILTERED = Row(-1, finish="content_filter")
 
 
 class Writing:
-    """One request for at most `num_tokens` tokens after `prefix`. One that breaks ends there: `error` says how."""
+    """One request for at most `limit` tokens after `prefix`. One that breaks ends there: `error` says how."""
 
-    def __init__(self, events: Events, dialect: Any, prefix: TokenIds, num_tokens: int) -> None:
+    def __init__(self, events: Events, dialect: Dialect, prefix: TokenIds, limit: int) -> None:
         self.num_written = 0
         self.model = ""  # as the server names it
         self.has_gap = False  # whether the server has written tokens without telling them
         self.error: SkydraftError | None = None
         self.request = events.request
         self._events, self._dialect = events, dialect
-        self._prefix, self._limit = prefix, num_tokens
+        self._prefix, self._limit = prefix, limit
         self._rows: deque[Row] = deque()
         self._own: list[int] = []  # tokens of the rows that were read
         self._is_over = False
@@ -116,12 +115,11 @@ class Writing:
         that the server was asked for count."""
         event = None
         try:
-            said: Read = read_safely(self._dialect.written, event := parsed(data))
+            return read_safely(self._dialect.written, event := parsed(data))
         except CloudFailure:
             if not is_refusal(event):
                 self.request.says(Usage(num_written=self._limit))
             raise
-        return said
 
     def close(self) -> None:
         """Break it off: the server stops. What it had sent until now is counted, and the token that it writes now."""
@@ -137,10 +135,10 @@ class ChatWriting(Writing):
     """The same of a chat: its text is cut into tokens of ours, with the tokens `before` it, and `end_id` ends it."""
 
     def __init__(
-        self, events: Events, dialect: Any, prefix: TokenIds, num_tokens: int, vocab: Vocab, end_id: int,
-        before: tuple[int, ...],
+        self, events: Events, dialect: Dialect, prefix: TokenIds, limit: int, vocab: Vocab, end_id: int,
+        before: TokenTuple,
     ) -> None:  # fmt: skip
-        super().__init__(events, dialect, prefix, num_tokens)
+        super().__init__(events, dialect, prefix, limit)
         self._vocab, self._end_id, self._before = vocab, end_id, before
         self._half = ""  # the first half of a character of UTF-16
         self._held = ""  # the last characters, which may be of one token with what follows
