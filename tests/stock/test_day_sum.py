@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -147,24 +146,18 @@ def test_what_is_paid_at_midnight_is_in_the_sum(tmp_path: Path, monkeypatch: pyt
     day, add = [100.9], DaySum.add
     monkeypatch.setattr(time, "time", lambda: day[0] * 86400)
 
-    def slowly(self: DaySum, today: int, cost: float) -> tuple[int, float]:
-        told = add(self, today, cost)
-        writing.set()
-        going_on.wait(5)
+    def over_midnight(self: DaySum, today: int, cost: float) -> tuple[int, float]:
+        told, before = add(self, today, cost), day[0]
+        day[0] = max(before, 101.1)
+        budget.pay(LinkCost(tokens_out=20 * (before < 101)))
         return told
 
-    writing, going_on = threading.Event(), threading.Event()
-    monkeypatch.setattr(DaySum, "add", slowly)
+    monkeypatch.setattr(DaySum, "add", over_midnight)
+    budget = Budget(Prices(0, 0, 1e6), max_cost=50.0, day_sum=DaySum(tmp_path / "spent.json", "it"))
 
-    async def over_midnight() -> None:
-        budget = Budget(Prices(0, 0, 1e6), max_cost=50.0, day_sum=DaySum(tmp_path / "spent.json", "it"))
+    async def two_days() -> None:
         budget.pay(LinkCost(tokens_out=1))
-        settling = asyncio.ensure_future(budget.settle())
-        await asyncio.to_thread(writing.wait, 5)
-        day[0] = 101.1
-        budget.pay(LinkCost(tokens_out=20))
-        going_on.set()
-        await settling
+        await budget.settle()
         budget.pay(LinkCost(tokens_out=30))
         await budget.settle()
         with pytest.raises(BudgetSpent, match="have cost 50"):
@@ -174,7 +167,7 @@ def test_what_is_paid_at_midnight_is_in_the_sum(tmp_path: Path, monkeypatch: pyt
         await budget.settle()
         assert budget.cost == 21
 
-    asyncio.run(over_midnight())
+    asyncio.run(two_days())
     assert sum_in(tmp_path) == 21
 
 
