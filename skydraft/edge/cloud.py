@@ -124,18 +124,17 @@ class Cloud:
         """Facts about the servers, asked for now or in the last two minutes; None if none answers within `wait_s`
         seconds. With 0 no server is asked, and older facts will do; None waits for `timeout_s`. Raises CloudError where
         waiting is no cure."""
-        servers = self.servers
-        known = [servers.facts.get(server.address) for server in servers.in_order(self._key)]
+        known = [self.servers.facts.get(server.address) for server in self.servers.in_order(self._key)]
         for at, facts in filter(None, known):
             if time.monotonic() - at < _FACTS_S or wait_s == 0:
                 return facts
         if wait_s is None:
-            return self._run(self._patiently(lambda server: servers.learn(server, self.timeout_s)))
+            return self._run(self._patiently(lambda server: self.servers.learn(server, self.timeout_s)))
         if wait_s == 0:
             return None
         wait_s = min(wait_s, self.timeout_s)
         try:
-            return self._run(servers.ask(self._key, lambda server: servers.learn(server, wait_s)))
+            return self._run(self.servers.ask(self._key, lambda server: self.servers.learn(server, wait_s)))
         except CloudError as error:
             if not error.is_outage:
                 raise
@@ -206,8 +205,9 @@ class Cloud:
         if not self.falls_back(plan):
             return None
         if self.servers.outage:
+            self._run(self.servers.renew())  # gRPC may remember that a server was away a moment ago
             with suppress(SkydraftError):
-                self.ping(_LOOK_S)  # an answer ends it
+                self.ping(_LOOK_S)  # an answer ends the outage
         if self.servers.is_met or self.servers.outage:
             return self.servers.outage
         gone = self.meet(vocab)
