@@ -237,15 +237,17 @@ def test_the_servers_own_counts_are_paid_where_they_are_larger(
 UNREAD = {"vllm": "token_ids", "llama-server": "tokens", "sglang": "output_ids", "openai": "delta"}
 
 
+@pytest.mark.parametrize("is_json", [True, False])
 @pytest.mark.parametrize("dialect", UNREAD)
-def test_what_an_answer_wrote_that_cannot_be_read_is_paid(dialect: str) -> None:
+def test_what_an_answer_wrote_that_cannot_be_read_is_paid(dialect: str, is_json: bool) -> None:
     """72 tokens of three requests were told as 0."""
 
     def spoilt(event: Any) -> Any:
         return {**event, UNREAD[dialect]: 7, "choices": [{UNREAD[dialect]: 7}]}
 
     with fake(dialect, TARGET) as server, closing(skydraft.connect(server.url, timeout_s=5, price="1,2,3")) as cloud:
-        server.fault_of = lambda path: faults.retells_json(spoilt) if path in GENERATING else None
+        fault = faults.retells_json(spoilt) if is_json else faults.retells(lambda event: b"data: {\n\n")
+        server.fault_of = lambda path: fault if path in GENERATING else None
         generation = write(cloud, "cloud", raw=dialect in IDS, length=24)
         with pytest.raises(SkydraftError):
             generation.run()
