@@ -255,7 +255,7 @@ def test_a_server_found_dead_a_moment_ago_costs_the_next_text_no_wait() -> None:
         assert set(write(cloud, "gated").run().origins) == {"edge-fallback"}
         cloud.servers.facts.clear()  # as after two minutes
         began = time.monotonic()
-        assert set(write(cloud, "gated").run().origins) == {"edge-fallback"} and time.monotonic() - began < 0.3
+        assert set(write(cloud, "gated").run().origins) == {"edge-fallback"} and time.monotonic() - began < 0.5
         server.start()
         assert "edge-fallback" not in write(cloud, "gated").run().origins
 

@@ -50,7 +50,7 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class ModelCard:
     """What a server says of a model beside its name: the most tokens of prompt and text (0: unknown), and the file or
     folder of its weights ("": unknown)."""
 
@@ -72,10 +72,12 @@ class Dialect:
     takes = frozenset(("presence_penalty", "frequency_penalty"))
     grammars: tuple[str, ...] = ()
 
-    async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> dict[str, Card]:
+    async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> dict[str, ModelCard]:
         """The card of each model, or of `model` alone if it was named."""
         listed = items(field(await wire.ask("/v1/models", timeout_s), "data"))
-        known = {name(field(each, "id")): Card(count(each, "max_model_len"), name(each.get("root"))) for each in listed}
+        known = {
+            name(field(each, "id")): ModelCard(count(each, "max_model_len"), name(each.get("root"))) for each in listed
+        }
         return {each: card for each, card in known.items() if model in (None, each)}
 
     async def tokenize(self, wire: Wire, model: str, text: str, timeout_s: float) -> TokenTuple | None:
