@@ -11,7 +11,7 @@ import pytest
 
 import skydraft
 from skydraft import api
-from skydraft.edge.stock.dialect import ModelCard
+from skydraft.edge.stock.dialect import About
 from skydraft.edge.stock.ids import LlamaServer
 from skydraft.errors import OptionError, UsageError
 from skydraft.learning.calibrating import write_calibration
@@ -92,7 +92,7 @@ def test_llama_server_is_named_by_its_alias_if_it_was_given_one(alias: str, name
 
     wire: Any = Props()
     for wanted in (None, "m.gguf"):
-        assert asyncio.run(LlamaServer().describe(wire, wanted, 1.0)) == {named: ModelCard(64, "/models/m.gguf")}
+        assert asyncio.run(LlamaServer().describe(wire, wanted, 1.0)) == {named: About(64, "/models/m.gguf")}
     assert asyncio.run(LlamaServer().describe(wire, "gguf", 1.0)) == {}
 
 

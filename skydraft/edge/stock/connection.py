@@ -10,7 +10,7 @@ from skydraft.decoding.target import TargetFacts
 from skydraft.edge.budget import Budget
 from skydraft.edge.channel import Waiting
 from skydraft.edge.stock.chat import Chat
-from skydraft.edge.stock.dialect import Dialect, ModelCard, name
+from skydraft.edge.stock.dialect import About, Dialect, name
 from skydraft.edge.stock.ids import LlamaServer, Sglang, Vllm
 from skydraft.edge.stock.ledger import Ledger
 from skydraft.edge.stock.wire import Pool, Wire
@@ -108,7 +108,7 @@ class StockInfo:
 
     dialect: Dialect
     model: str
-    card: ModelCard
+    card: About
     num_connections: int
     vocabularies: set[str] = field(default_factory=set)  # fingerprints that agree with its tokenizer
     name: str = ""  # of the model, as the first answer has it

@@ -50,7 +50,7 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelCard:
+class About:
     """What a server says of a model beside its name: the most tokens of prompt and text (0: unknown), and the file or
     folder of its weights ("": unknown)."""
 
@@ -72,11 +72,11 @@ class Dialect:
     takes = frozenset(("presence_penalty", "frequency_penalty"))
     grammars: tuple[str, ...] = ()
 
-    async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> dict[str, ModelCard]:
+    async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> dict[str, About]:
         """The card of each model, or of `model` alone if it was named."""
         listed = items(field(await wire.ask("/v1/models", timeout_s), "data"))
         known = {
-            name(field(each, "id")): ModelCard(count(each, "max_model_len"), name(each.get("root"))) for each in listed
+            name(field(each, "id")): About(count(each, "max_model_len"), name(each.get("root"))) for each in listed
         }
         return {each: card for each, card in known.items() if model in (None, each)}
 

@@ -9,10 +9,10 @@ from urllib.parse import quote
 
 from skydraft.config import DecodingParams
 from skydraft.edge.stock.dialect import (
+    About,
     Body,
     Dialect,
     IdDialect,
-    ModelCard,
     Read,
     TokenTuple,
     choices,
@@ -91,7 +91,7 @@ class LlamaServer(IdDialect):
     takes = IdDialect.takes | {"repetition_penalty"}
     grammars: tuple[str, ...] = ("json_schema", "json_object")
 
-    async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> dict[str, ModelCard]:
+    async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> dict[str, About]:
         props = await wire.ask("/props", timeout_s)
         if sound(props).get("role") == "router":  # it starts a llama-server for each model that is asked for
             listed = await Dialect.describe(self, wire, model, timeout_s)
@@ -104,7 +104,7 @@ class LlamaServer(IdDialect):
             return {}
         # Without --alias it is the file's name, or "unknown" in older versions: other files have those too.
         model = path if alias in ("", "unknown", file) else alias
-        return {model: ModelCard(count(props, "default_generation_settings", "n_ctx"), path)}
+        return {model: About(count(props, "default_generation_settings", "n_ctx"), path)}
 
     async def tokenize(self, wire: Wire, model: str, text: str, timeout_s: float) -> TokenTuple | None:
         body = {"model": model, "content": text, "add_special": False, "parse_special": True}
