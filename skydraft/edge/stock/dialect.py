@@ -75,9 +75,7 @@ class Dialect:
     async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> dict[str, About]:
         """The card of each model, or of `model` alone if it was named."""
         listed = items(field(await wire.ask("/v1/models", timeout_s), "data"))
-        known = {
-            name(field(each, "id")): About(count(each, "max_model_len"), name(each.get("root"))) for each in listed
-        }
+        known = {name(field(it, "id")): About(count(it, "max_model_len"), name(it.get("root"))) for it in listed}
         return {each: card for each, card in known.items() if model in (None, each)}
 
     async def tokenize(self, wire: Wire, model: str, text: str, timeout_s: float) -> TokenTuple | None:
