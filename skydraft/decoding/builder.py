@@ -22,7 +22,7 @@ from skydraft.decoding.target import Target, TargetFacts
 from skydraft.decoding.turns import Turns
 from skydraft.engines.base import Engine, Seats
 from skydraft.engines.vocab import Vocab, check_same
-from skydraft.errors import OptionError
+from skydraft.errors import CloudError, OptionError
 from skydraft.gating.allowance import Allowance
 from skydraft.gating.calibration import MAX_BLOCK, Calibration, find_calibration
 from skydraft.gating.gates import START, Gate, is_unlikely
@@ -49,7 +49,7 @@ def start_generation(
     vocab = (local or reader).vocab  # a local target decodes its text, with any draft model
     request, prompts = prompted(request, reader)
     outage = verifying.meet_for(plan, vocab) if verifying else None
-    facts = None if outage else _facts(plan, request.params, verifying)
+    facts = _facts(plan, request.params, verifying, outage)
     draft, gate = _drafting(request, draft, prompts.edge, facts, calibrations)
     context, max_new_tokens = _context(request, prompts, draft, verifying, vocab)
     opens = plan.k and START in plan.gate.content_rules and not context.base and not request.params.think_end
@@ -134,13 +134,14 @@ def _check_begun(begun: tuple[int, ...], params: DecodingParams, vocab: Vocab, m
         raise OptionError("The tokens that the answer is to begin with leave its grammar.", hint="Give others.")
 
 
-def _facts(plan: Plan, params: DecodingParams, target: Target | None) -> TargetFacts | None:
-    """Facts about the target, if the plan needs them; None if the target does not answer while the plan can wait."""
+def _facts(plan: Plan, params: DecodingParams, target: Target | None, outage: CloudError | None) -> TargetFacts | None:
+    """Facts about the target, if the plan needs them; None if the target does not answer while the plan can wait. In an
+    outage older ones will do."""
     if target is None:
         return None
     if plan.gate.kind == "calibrated" and not target.falls_back(plan):
         return target.facts(None)
-    needs_facts = plan.k is None or plan.gate.kind == "calibrated" or bool(params.grammar)
+    needs_facts = not outage and (plan.k is None or plan.gate.kind == "calibrated" or bool(params.grammar))
     wait_s = _QUICK_S if target.falls_back(plan) else _PATIENT_S
     return target.facts(wait_s if needs_facts else 0)
 

@@ -2,6 +2,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -144,20 +145,24 @@ class Budget:
 
     async def _add(self, day_sum: DaySum) -> None:
         async with self._settling:
-            today = self._begin_day()
-            cost, self._unsettled = self._unsettled, 0.0
-            self._settled += cost
-            try:
-                self._day, self._settled = await _in_thread(lambda: day_sum.add(today, cost))
-                self._error = None
-            except OSError as error:
-                self._settled, self._error = self._settled - cost, error
-                self._unsettled += cost
+            while True:  # midnight may pass meanwhile
+                today, cost, self._unsettled = self._begin_day(), self._unsettled, 0.0
+                self._settled += cost
+                try:
+                    now, self._error = await _in_thread(partial(day_sum.add, today, cost)), None
+                except OSError as error:
+                    now, self._error = (self._day, self._settled - cost), error
+                    self._unsettled += cost
+                if self._begin_day() == today:
+                    self._day, self._settled = now
+                    return
 
     def _begin_day(self) -> int:
-        """Today by the clock. One that stepped back or was ahead is treated as in `DaySum.add`."""
+        """Today by the clock. One that stepped back or was ahead is treated as in `DaySum.add`. What is to come into a
+        sum comes into that of the new day."""
         if (today := int(time.time() // 86400)) > self._day:
-            self._num_calls, self._settled, self._unsettled = 0, 0.0, 0.0
+            self._num_calls, self._settled = 0, 0.0
+            self._unsettled = self._unsettled if self.day_sum else 0.0
         self._day = max(min(self._day, today + 1), today)
         return today
 

@@ -223,6 +223,8 @@ class RemoteVerifier:
 
     async def _go_alone(self, gone: CloudError, *, is_final: bool = False) -> None:
         self._outage = gone
+        if isinstance(gone, CloudLost) and not is_final:
+            self._servers.gone(gone)
         if is_said := self._notices.may_tell_outage(time.monotonic()):
             self._unsaid.append(f"{self._gone(gone)}; going on alone.")
         if not is_final and self._text.resumes:

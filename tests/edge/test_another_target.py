@@ -12,6 +12,7 @@ from skydraft.edge.cloud import Cloud
 from skydraft.engines.toy import open_toy
 from skydraft.errors import TargetChanged
 
+from ..hostile.texts import committed
 from ..serving import free_port, serving
 from .texts import ALONE, GATED, LOSSLESS, Start, begin, connected, home, undisturbed
 
@@ -44,7 +45,7 @@ def test_a_text_stops_where_the_target_changes(change: str) -> None:
     with serving(made(), port=port, **options), pytest.raises(TargetChanged, match="not what this text was begun with"):
         for _ in rounds:
             pass
-    written = generation.token_ids
+    written = committed(generation)
     assert 4 <= len(written) < LENGTH and written == undisturbed(LOSSLESS, LONG)[: len(written)]
     cloud.close()
 

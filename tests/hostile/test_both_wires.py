@@ -21,7 +21,16 @@ from skydraft import Generation
 from skydraft.errors import SkydraftError, VocabularyMismatch
 from tests.hostile.lines import DIALECTS, WIRES, OwnLine, StockLine, known, line
 from tests.hostile.storms import LATER, ONCE, STORMS
-from tests.hostile.texts import ALONE, LENGTH, PLANS, assert_all_is_accounted_for, assert_one_clear_line, letters, write
+from tests.hostile.texts import (
+    ALONE,
+    LENGTH,
+    PLANS,
+    assert_all_is_accounted_for,
+    assert_one_clear_line,
+    committed,
+    letters,
+    write,
+)
 from tests.serving import PATIENCE_S, Unhurried
 from tests.stock import faults
 from tests.toys import law
@@ -72,7 +81,7 @@ def failure_of(generation: Generation, plan: str) -> SkydraftError | None:
         assert len(generation.run().token_ids) == LENGTH
     except SkydraftError as error:
         assert_one_clear_line(failure := error)
-    assert plan == "gated" or generation.token_ids == ALONE[: len(generation.token_ids)]
+    assert plan == "gated" or committed(generation) == ALONE[: len(committed(generation))]
     assert_all_is_accounted_for(generation)
     return failure
 
@@ -120,7 +129,7 @@ def test_a_text_that_is_always_verified_ends_with_one_clear_line(calm: Any, wire
         with pytest.raises(SkydraftError) as failed:
             generation.run()
         assert_one_clear_line(failed.value)
-        assert generation.token_ids == ALONE[: len(generation.token_ids)]
+        assert committed(generation) == ALONE[: len(committed(generation))]
 
 
 @pytest.mark.parametrize("plan", [*PLANS])

@@ -24,12 +24,13 @@ from tests.serving import PATIENCE_S, Serving, free_port
 from tests.stock.answering import Answering
 from tests.stock.faults import SOUND, Cut, Fault, HungUp, Message, Receive, Send, gone
 from tests.stock.model import Asked, Model
-from tests.stock.native import LlamaServer, Sglang
+from tests.stock.native import LlamaServer, Router, Sglang
 from tests.stock.openai import DeepSeek, Gemini, OpenAI, Vllm
 
 DIALECTS: dict[str, Callable[..., Answering]] = {
     "vllm": Vllm,
     "llama-server": LlamaServer,
+    "router": Router,
     "sglang": Sglang,
     "openai": OpenAI,
     "openai, new": partial(OpenAI, refused=("max_tokens", "temperature")),

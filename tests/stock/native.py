@@ -37,7 +37,8 @@ class LlamaServer(Vllm):
         return JSONResponse(
             {
                 "default_generation_settings": {"params": sampling, "n_ctx": model.engine.context_len},
-                "total_slots": 4, "model_alias": model.name, "model_path": f"/models/{model.name}.gguf",
+                "total_slots": 4, "model_alias": model.name,
+                "model_path": f"/models/{model.name}/{model.engine.name}.gguf",
                 "chat_template": model.engine.vocab.chat_template, "bos_token": "", "eos_token": "<eos>",
                 "build_info": "b0-unknown",
             }
@@ -110,6 +111,32 @@ class LlamaServer(Vllm):
             flat = answer | {f"timings/{name}": value for name, value in timings.items()}
             return {name: flat[name] for name in fields if name in flat}
         return answer
+
+
+class Router(LlamaServer):
+    """llama-server without -m, by its sources: it starts a llama-server for each model that a request names."""
+
+    names: ClassVar = ("other", "toy")
+
+    async def props(self, request: Request) -> Response:
+        if named := request.query_params.get("model"):
+            self._find(named)
+            return await super().props(request)
+        dummy = {"params": {}, "n_ctx": 0}
+        about = {"role": "router", "model_alias": "llama-server", "model_path": "none"}
+        return JSONResponse(about | {"default_generation_settings": dummy})
+
+    async def models(self, request: Request) -> Response:
+        cards = [{"id": name, "owned_by": "llamacpp", "status": {"value": "unloaded"}} for name in self.names]
+        return JSONResponse({"object": "list", "data": cards})
+
+    async def body(self, request: Request) -> Any:
+        self._find((given := await super().body(request)).get("model"))
+        return given
+
+    def _find(self, name: str | None) -> None:
+        if name is None or name != self.model.name:
+            raise Refused(400, f"model '{name}' not found" if name else "model name is missing from the request")
 
 
 class Sglang(Vllm):

@@ -10,7 +10,7 @@ import pytest
 import skydraft
 from skydraft import DecodingParams, Generation, make_plan
 from skydraft.errors import BrokenOff, CloudFailure, CloudLost, OptionError
-from tests.hostile.texts import ALONE, DRAFT, LENGTH, TARGET, TEXT, choices
+from tests.hostile.texts import ALONE, DRAFT, LENGTH, TARGET, TEXT, choices, committed
 from tests.stock import faults
 from tests.stock.fakes import GENERATING, HOSTS, Fake, fake
 from tests.thinking.scripts import OPENED, pair_of
@@ -157,7 +157,7 @@ def test_a_text_that_may_not_go_on_alone_ends_with_what_it_has(host: Fake, mode:
             BrokenOff, match="ended within its answer, from which it cannot go on: the connection broke"
         ):
             generation.run()
-    assert len(generation.token_ids) > 0 and generation.token_ids == ALONE[: len(generation.token_ids)]
+    assert len(written := committed(generation)) > 0 and written == ALONE[: len(written)]
     assert num_asked(host) == num_before + 1
 
 

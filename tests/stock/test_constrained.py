@@ -16,7 +16,7 @@ from skydraft import DecodingParams, Generation, decoding_params, make_plan
 from skydraft.choosing.grammar import GrammarAlong, compile_grammar
 from skydraft.errors import CloudError, LeftGrammar, OptionError
 from skydraft.grammars import json_schema, lark, regex
-from tests.hostile.texts import DRAFT, TARGET, TEXT
+from tests.hostile.texts import DRAFT, TARGET, TEXT, committed
 
 from .. import toys
 from ..grammars import PERSON
@@ -76,8 +76,8 @@ ROWS = [(dialect, grammar) for dialect, grammars in KINDS.items() for grammar in
 def follows(done: Generation, grammar: str) -> None:
     """Fails unless each token is one that the grammar allows."""
     along = GrammarAlong(compile_grammar(grammar, TARGET.vocab), TARGET.vocab, 0)
-    for at, token_id in enumerate(done.token_ids):
-        assert along.allowed(np.array(done.token_ids[:at], np.int32))[token_id]
+    for at, token_id in enumerate(written := committed(done)):
+        assert along.allowed(np.array(written[:at], np.int32))[token_id]
 
 
 def streamed(cloud: Any, mode: str, grammar: str) -> Generation:

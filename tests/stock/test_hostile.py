@@ -4,7 +4,7 @@ servers that were not meant. All else is in `tests/hostile`, with the same promi
 import itertools
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import pytest
@@ -211,6 +211,53 @@ def test_tokens_that_sglang_does_not_count_are_no_text(said: object) -> None:
         generation = write(cloud, "gated").run()
         assert_all_is_accounted_for(generation)
         assert "edge-fallback" in generation.origins and "edge-fallback" not in sound.origins
+
+
+IDLE = {
+    "comments": ("vllm", b": keep-alive\n\n"),
+    "no tokens": ("vllm", b'data: {"choices": [{"index": 0, "token_ids": []}]}\n\n'),
+    "empty deltas": ("chat", b'data: {"choices": [{"index": 0, "delta": {}}]}\n\n'),
+    "an end again and again": ("chat", b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\n'),
+}
+
+
+@pytest.mark.parametrize(("name", "plan"), [(name, "cloud") for name in IDLE] + [("no tokens", "gated")])
+def test_events_without_tokens_hold_a_text_no_longer_than_its_time(name: str, plan: str) -> None:
+    """The whole text: after that time a gated one goes on alone to its end, though the server answers others."""
+    api, part = IDLE[name]
+    kind = "openai" if api == "chat" else api
+    with (
+        fake(kind, TARGET) as server,
+        closing(skydraft.connect(server.url, timeout_s=1, api=api, model="toy")) as cloud,
+    ):
+        write(cloud, plan, raw=api != "chat").run()
+        storm(server, faults.floods(part, every_s=0.1), after=0)
+        generation, began = write(cloud, plan, raw=api != "chat"), time.monotonic()
+        with suppress(SkydraftError):
+            for _ in generation.rounds():
+                time.sleep(0.1 * (plan == "gated"))
+        assert time.monotonic() - began < 1.5 + 0.1 * len(generation.rounds_so_far)
+
+
+def test_a_chat_that_gives_a_reason_with_each_slow_token_is_read_to_its_end() -> None:
+    with fake("openai", TARGET, token_s=0.1) as server, closing(skydraft.connect(server.url, model="toy")) as cloud:
+        ends = faults.retells_json(
+            lambda event: event | {"choices": [each | {"finish_reason": "stop"} for each in event["choices"]]}
+        )
+        storm(server, ends, after=0)
+        assert write(cloud, "cloud", raw=False, length=12).run().token_ids == ALONE[:12]
+
+
+def test_a_server_found_dead_a_moment_ago_costs_the_next_text_no_wait() -> None:
+    with fake("vllm", TARGET) as server, closing(skydraft.connect(server.url)) as cloud:
+        write(cloud, "gated").run()
+        server.kill()
+        assert set(write(cloud, "gated").run().origins) == {"edge-fallback"}
+        cloud.servers.facts.clear()  # as after two minutes
+        began = time.monotonic()
+        assert set(write(cloud, "gated").run().origins) == {"edge-fallback"} and time.monotonic() - began < 0.5
+        server.start()
+        assert "edge-fallback" not in write(cloud, "gated").run().origins
 
 
 # --- Texts of one process share a server: what fails for one of them costs the others nothing

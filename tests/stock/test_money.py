@@ -19,7 +19,8 @@ from skydraft.edge.stock.ledger import Carried, Ledger
 from skydraft.edge.stock.wire import Pool, Wire
 from skydraft.errors import BudgetSpent, CloudLost, SkydraftError
 from tests.hostile.texts import STREAMS, TARGET, TEXT, write
-from tests.stock.fakes import Fake, fake
+from tests.stock import faults
+from tests.stock.fakes import GENERATING, Fake, fake
 from tests.stock.front import Front, Post
 from tests.toys import law
 
@@ -231,3 +232,26 @@ def test_the_servers_own_counts_are_paid_where_they_are_larger(
     assert (stats.tokens_in, stats.tokens_hit, stats.tokens_out) == counts
     assert receipt.cost == stats.cost == pytest.approx(PRICES.total(num_cached, num_read - num_cached, num_written))
     assert stats.cached_tokens.cloud <= generation.num_prompt_tokens
+
+
+UNREAD = {"vllm": "token_ids", "llama-server": "tokens", "sglang": "output_ids", "openai": "delta"}
+
+
+@pytest.mark.parametrize("is_json", [True, False])
+@pytest.mark.parametrize("dialect", UNREAD)
+def test_what_an_answer_wrote_that_cannot_be_read_is_paid(dialect: str, is_json: bool) -> None:
+    """72 tokens of three requests were told as 0."""
+
+    def spoilt(event: Any) -> Any:
+        return {**event, UNREAD[dialect]: 7, "choices": [{UNREAD[dialect]: 7}]}
+
+    with fake(dialect, TARGET) as server, closing(skydraft.connect(server.url, timeout_s=5, price="1,2,3")) as cloud:
+        fault = faults.retells_json(spoilt) if is_json else faults.retells(lambda event: b"data: {\n\n")
+        server.fault_of = lambda path: fault if path in GENERATING else None
+        generation = write(cloud, "cloud", raw=dialect in IDS, length=24)
+        with pytest.raises(SkydraftError):
+            generation.run()
+        server.wait_until_idle()
+        wrote = sum(asked.num_written for asked in server.model.asked)
+        least = PRICES.total(0, 0, wrote) - 1e-12
+        assert cloud.spent.tokens_out >= wrote > 0 and spent(cloud) >= least and generation.receipt.cost >= least

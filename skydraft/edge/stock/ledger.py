@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -90,7 +91,8 @@ class Ledger:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One request and its answer. It may go out twice; the answer is that of the last time."""
+    """One request and its answer, which came over the connection of this number (0: none came). It may go out twice;
+    the answer is that of the last time."""
 
     ledger: Ledger
     path: str
@@ -98,6 +100,7 @@ class Request:
     carried: Carried
     usage: Usage = UNTOLD  # of the last time that it went out
     is_answered: bool = False
+    connection: int = 0
     _taken_on: int | None = None  # the day of a call that may go out
 
     async def allow(self) -> None:
@@ -109,8 +112,8 @@ class Request:
         elif carried.num_tokens:
             budget.check()
 
-    async def go(self) -> None:
-        """Note that it goes out, before the first byte does: whatever becomes of this process, it is in the sum."""
+    async def going_out(self) -> AsyncIterator[bytes]:
+        """Its body. It is noted before the first byte leaves: whatever becomes of this process, it is in the sum."""
         num_tokens = self.carried.num_tokens
         self.usage, self._taken_on = Usage(num_tokens), None
         self.ledger.note(
@@ -120,6 +123,7 @@ class Request:
             self.ledger.call(self, self.carried)
         if num_tokens:
             await self.ledger.settle()
+        yield self.content or b""
 
     def end(self) -> None:
         """Take it back if it did not go out though it was allowed."""

@@ -66,9 +66,10 @@ class StockText:
         self._kind: type[Dialect] | None = None
         if kind := DIALECTS.get(server.kind):
             self._choose_at(kind)
-        self._info: StockInfo | None = None
+        self._info = server.known  # what the text began with, or what it was planned for
         self._writing: Writing | None = None
         self._carries_grammar = False  # the request of `_writing`
+        self._connection = 0  # the last one whose server is known to run what the text began with
         self._text = self._prompt  # what was judged or written so far, while the target writes on
         self._limit: int | None = None  # the target may write until the text has so many tokens
         self._is_stopped = False
@@ -140,7 +141,7 @@ class StockText:
     async def _judge(self, seen: TokenIds, block: DraftBlock, write: int, waiting: Waiting) -> tuple[Verdict, int]:
         info = await self._ask_who(seen, waiting)
         if (room := self._room(seen)) < 1:  # skipped tokens went beyond it
-            raise LimitExceeded(f"The text has outgrown the server's context of {info.context_len} tokens.")
+            raise LimitExceeded(f"The text has outgrown the server's context of {info.card.context_len} tokens.")
         draft = np.array(block.token_ids[:room], np.int32)
         text, work, num_rows = np.concatenate((seen, draft)), Verification(self._rules, seen, block), 0
         while work.next_feed(1) is not None:
@@ -198,18 +199,22 @@ class StockText:
     async def _ask_who(self, text: TokenIds, waiting: Waiting) -> StockInfo:
         """The server's kind and model, asked for unless it is writing after `text`. Raises TargetChanged if they are
         not those of the beginning, BrokenOff where the server cannot go on from `text`."""
-        known = self._info
-        if known is not None and self._writing is not None and self._writing.continues(text):
-            return known
+        if self._info is not None and self._writing is not None and self._writing.continues(text):
+            return self._info
         self._check_resumes(text)
-        info = await self._server.info_for(self._vocab, waiting, self._wire)
+        info = await self._who(waiting)
+        self._check_resumes(text)
+        return info
+
+    async def _who(self, waiting: Waiting, connection: int = 0) -> StockInfo:
+        known = self._info
+        info = await self._server.info_for(self._vocab, waiting, self._wire, connection)
         self._ledger.tells_cached = info.dialect.separates or not self._given.shares_target
         if self._kind is not type(info.dialect):
             self._choose_at(type(info.dialect))
-            self._check_resumes(text)
-        if known is None or (known.model, known.dialect.name) == (info.model, info.dialect.name):
+        if known is None or known.is_of(info):
             self._info = info
-            self._bound(info.context_len)
+            self._bound(info.card.context_len)
             return info
         raise TargetChanged(
             f"The server at {self._server.address} runs {info.model} now; this text began with {known.model}."
@@ -253,7 +258,7 @@ class StockText:
             except CloudFailure as error:
                 self._server.refused |= info.dialect.refused_by(error.message)
                 raise
-            self._check_model(writing.model)
+            await self._check_model(writing.model, writing.request.connection, waiting)
             if row is not None and not with_grammar and self._choices.begins(text, row.token_id):
                 with_grammar = True
                 continue
@@ -281,7 +286,7 @@ class StockText:
             request.says(Usage(num_written=1))
             read = read_safely(dialect.one_written, answer)
             request.says(read.usage)
-            self._check_model(read.model)
+            await self._check_model(read.model, request.connection, waiting)
             if len(read.rows) != 1:
                 raise CloudFailure(f"The server wrote {len(read.rows)} tokens in place of one.")
             (row,) = read.rows
@@ -314,10 +319,16 @@ class StockText:
         events = Events(wire, self._request(info, path, body, text), dialect.life)
         opened = params.think_end if not params.think_start else ""  # by our template; its own thoughts do not come
         before = self._vocab.encode(f"{opened}\n\n") if opened else ()
-        return ChatWriting(events, dialect, text, self._vocab, self._end_id, before)
+        return ChatWriting(events, dialect, text, num_tokens, self._vocab, self._end_id, before)
 
-    def _check_model(self, model: str) -> None:
-        if model and self.resumes and not self._server.is_named(model):  # a chat's text is one answer
+    async def _check_model(self, model: str, connection: int, waiting: Waiting) -> None:
+        """Raise TargetChanged if an answer over this connection is that of another model."""
+        if not self.resumes:  # a chat's text is one answer
+            return
+        if connection != self._connection:
+            await self._who(waiting, connection)
+            self._connection = connection
+        if model and not self._server.is_named(model):
             self._server.forget()  # the next text begins with the new one
             raise TargetChanged(f"The server at {self._server.address} answers as {model} now.")
 
