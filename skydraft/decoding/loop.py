@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -147,11 +146,15 @@ class SpeculativeLoop:
                 side.cancel()
 
     def close(self) -> None:
-        with ExitStack() as sides:  # each side, even if the other one raises
-            sides.callback(self.seats.give_back)
-            for side in (self.verifier, self.drafter):
-                if side is not None:
-                    sides.callback(side.close)
+        try:  # no ExitStack: an interrupt within it would stay in a circle of references, and keep the sequences
+            try:
+                if self.drafter is not None:
+                    self.drafter.close()
+            finally:
+                if self.verifier is not None:
+                    self.verifier.close()
+        finally:
+            self.seats.give_back()
 
 
 def _origins(block: DraftBlock, verdict: Verdict) -> tuple[Origin, ...]:

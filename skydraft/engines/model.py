@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,16 +27,36 @@ if TYPE_CHECKING:
 _LOOK_S = 0.2  # of those who wait for a floor: whether its owner is still there
 
 
-# Who has the floor or waits for it: a thread, and in it the frame whose `with` it is.
-_Taker: TypeAlias = tuple[int, FrameType]
+class Gate:
+    """One thread waits, until another wakes it. Each is one step of Python: a `Condition` that Ctrl-C interrupts may
+    give its lock back twice."""
+
+    def __init__(self) -> None:
+        self._shut = threading.Lock()
+        self._shut.acquire()
+
+    def wait(self, seconds: float) -> None:
+        self._shut.acquire(timeout=max(seconds, 0))
+
+    def wake(self) -> None:
+        with suppress(RuntimeError):  # it was woken already
+            self._shut.release()
 
 
-def _is_there(taker: _Taker) -> bool:
-    """Whether it is still in that `with`, though an interrupt may have kept it from saying that it left."""
-    at = sys._current_frames().get(taker[0])
-    while at is not None and at is not taker[1]:
-        at = at.f_back
-    return at is not None
+class _Taker:
+    """Who has a floor or waits for it: a thread, and in it the frame whose `with` it is."""
+
+    def __init__(self, frame: FrameType) -> None:
+        self.thread, self.gate = threading.get_ident(), Gate()
+        self._frame = frame
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it is still in that `with`, though an interrupt may have kept it from saying that it left."""
+        at = sys._current_frames().get(self.thread)
+        while at is not None and at is not self._frame:
+            at = at.f_back
+        return at is not None
 
 
 class Floor:
@@ -54,41 +74,46 @@ class Floor:
         self._num_again = 0  # how often the first has taken it again
         # Reentrant: the garbage collector may close a sequence, which calls `if_free`, anywhere in here.
         self._lock = threading.RLock()
-        self._moved = threading.Condition(self._lock)
 
     def __enter__(self) -> None:
-        self._acquire((threading.get_ident(), sys._getframe(1)))
+        self._acquire(_Taker(sys._getframe(1)))
         if self.is_closed:
             self.__exit__()
             self.check_open()
 
     def _acquire(self, new: _Taker) -> None:
         with self._lock:
-            if self._line and self._line[0][0] == new[0] and _is_there(self._line[0]):
+            if self._line and self._line[0].thread == new.thread and self._line[0].is_there:
                 self._num_again += 1
                 return
-            try:
-                self._line.append(new)
-                while self._line[0] is not new:
-                    self._moved.wait(_LOOK_S)
-                    if not _is_there(self._line[0]):
-                        self._leave(self._line[0])
-            except BaseException:  # Ctrl-C, above all
-                self._leave(new)
-                raise
+            self._line.append(new)
+        try:
+            while not self._is_first(new):
+                new.gate.wait(_LOOK_S)
+        except BaseException:  # Ctrl-C, above all
+            self._leave(new)
+            raise
+
+    def _is_first(self, taker: _Taker) -> bool:
+        with self._lock:
+            while self._line[0] is not taker and not self._line[0].is_there:
+                self._leave(self._line[0])
+            return self._line[0] is taker
 
     def _leave(self, taker: _Taker) -> None:
-        if taker in self._line:
-            self._num_again = 0 if self._line[0] is taker else self._num_again
-            self._line.remove(taker)
-            self._moved.notify_all()
+        with self._lock:
+            if taker in self._line:
+                self._num_again = 0 if self._line[0] is taker else self._num_again
+                self._line.remove(taker)
+            if self._line:
+                self._line[0].gate.wake()
 
     def if_free(self, work: Callable[[], object]) -> None:
         """Do some work with the lock, if it is open and no thread has it, not even this one."""
         with self._lock:
             if self._line or self.is_closed:
                 return
-            self._line.append((threading.get_ident(), sys._getframe()))
+            self._line.append(_Taker(sys._getframe()))
         try:
             work()
         finally:

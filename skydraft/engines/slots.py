@@ -10,12 +10,11 @@ from collections.abc import Iterable
 from itertools import takewhile
 from typing import TypeAlias
 
-from skydraft.engines.model import Model
+from skydraft.engines.model import Gate, Model
 from skydraft.errors import EngineBusy, EngineError
 
 SHORT = 4096  # tokens; a text with more needs one of the slots for long ones
 _lock = threading.RLock()  # reentrant: the garbage collector may give slots back anywhere in here
-_moved = threading.Condition(_lock)
 _LOOK_S = 0.2  # of those that wait: whether an engine was closed
 
 
@@ -53,49 +52,58 @@ class Seats:
     def __init__(self, engines: Iterable[Model | None]) -> None:
         self._engines = [each for each in engines if each is not None and each.slots]
         self._has, self._wants = Counter[_Kind](), Counter[_Kind]()
-        self._thread = 0  # that used it last
+        self._thread, self._gate = 0, Gate()  # the thread that used it last
         self._is_over = False
 
     def take(self, num_tokens: int = 0) -> bool:
         """Wait for what a text of so many tokens needs. Returns whether it has that: not if the wait was ended. Raises
         EngineError."""
+        needs = Counter((each.slots, False) for each in self._engines if each.slots)
+        needs += Counter((slots, True) for slots, _ in needs.elements() if num_tokens > slots.short_len)
+        if self._is_over or not needs - self._has:
+            return not needs - self._has
+        late_at = time.monotonic() + min(slots.wait_s for slots, _ in needs)
+        try:
+            while (full := self._granted(needs)) is not None:
+                self._check(full, left_s := late_at - time.monotonic())
+                self._gate.wait(min(left_s, _LOOK_S))
+        finally:
+            self._leave()
+        return not self._is_over
+
+    def _granted(self, needs: Counter[_Kind]) -> Slots | None:
+        """Take all that it needs, or stand in line; returns slots of which there are not enough."""
         with _lock:
-            self._thread = threading.get_ident()
-            needs = Counter((each.slots, False) for each in self._engines if each.slots)
-            needs += Counter((slots, True) for slots, _ in needs.elements() if num_tokens > slots.short_len)
-            self._wants = needs - self._has
-            if not self._wants or self._is_over:
-                return not self._wants
-            mine = {slots for slots, _ in self._wants}
-            late_at = time.monotonic() + min(slots.wait_s for slots in mine)
-            try:
-                for slots in mine:
+            self._thread, self._wants = threading.get_ident(), needs - self._has
+            for slots, _ in self._wants:
+                if self not in slots.line:
                     slots.line.append(self)
-                while not self._is_over and (full := self._full()) is not None:
-                    self._check(full, left_s := late_at - time.monotonic())
-                    _moved.wait(min(left_s, _LOOK_S))
-                if not self._is_over:
-                    self._has = needs
-                    for slots in mine:
-                        slots.holders.add(self)
-            finally:
-                for slots in mine:
-                    slots.line[:] = [each for each in slots.line if each is not self]
-                _moved.notify_all()
-            return not self._is_over
+            full = None if self._is_over else self._full()
+            if full is None and not self._is_over:
+                self._has = needs
+                for slots, _ in needs:
+                    slots.holders.add(self)
+            return full
+
+    def _leave(self) -> None:
+        with _lock:
+            for slots, _ in self._wants | self._has:
+                slots.line[:] = [each for each in slots.line if each is not self]
+                for each in slots.line:
+                    each._gate.wake()
 
     def end_wait(self) -> None:
         """Take none from now on. Any thread may call this, and the next one."""
-        with _lock:
-            self._is_over = True
-            _moved.notify_all()
+        self._is_over = True
+        self._gate.wake()
 
     def give_back(self) -> None:
         with _lock:
+            self._is_over = True
             for slots, _ in self._has:
                 slots.holders.discard(self)
+            self._leave()  # it may stand there still, after an interrupt
             self._has = Counter()
-            self.end_wait()
 
     def _full(self) -> Slots | None:
         """Slots of which there are not enough for this, after those that hold some and those that came before."""
