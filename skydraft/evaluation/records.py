@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from skydraft.characters import from_json, rounded
 from skydraft.config import Execution
-from skydraft.errors import OptionError, RecordsError, first_fault
+from skydraft.errors import OptionError, RecordsError, first_fault, telling
 from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.tasks.checks import Task
 from skydraft.files import read_file
@@ -214,10 +214,8 @@ def read_records(path: Path) -> Records:
 
 
 def _parse(path: Path) -> Iterator[AnyLine]:
-    try:
+    with telling(RecordsError, f"{path} cannot be read", _NAME_IT):
         lines = read_file(path).split(b"\n")
-    except OSError as error:
-        raise RecordsError(f"{path} cannot be read: {error.strerror}.", hint=_NAME_IT) from error
     for number, line in enumerate(lines, 1):
         try:
             if line:

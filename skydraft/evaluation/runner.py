@@ -11,11 +11,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
 from pydantic import BaseModel
 
 from skydraft.decoding.generation import Generation
-from skydraft.errors import OptionError, RecordsError
+from skydraft.errors import OptionError, RecordsError, telling
 from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import (
     GenerationLine,
@@ -29,7 +28,7 @@ from skydraft.evaluation.records import (
     round_entry,
     write_line,
 )
-from skydraft.files import open_named
+from skydraft.files import lock_file, open_named
 
 RECORDS = "records.jsonl"
 _LOCK = ".lock"
@@ -81,20 +80,13 @@ def measure(trial: Trial, start: Start) -> GenerationLine:
 def alone_in(folder: Path) -> Iterator[None]:
     """Lock `folder`, which is made if missing, until the process ends at the latest. Raises OptionError if another
     process holds the lock, or the folder cannot be written."""
-    lock = FileLock(folder / _LOCK)
-    try:
+    hint = "Give another --out, or wait until that one is done."
+    busy = OptionError(f"Another comparison is writing to {folder}.", hint=hint)
+    with telling(OptionError, f"--out {folder} cannot be written", "Choose another folder."):
         folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        hint = "Give another --out, or wait until that one is done."
-        raise OptionError(f"Another comparison is writing to {folder}.", hint=hint) from error
-    except OSError as error:
-        hint = "Choose another folder."
-        raise OptionError(f"--out {folder} cannot be written: {error.strerror}.", hint=hint) from error
-    try:
+        lock = lock_file(folder / _LOCK, busy)
+    with lock:
         yield
-    finally:
-        lock.release()
 
 
 class Comparison:

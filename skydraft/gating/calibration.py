@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from skydraft.characters import from_json
-from skydraft.errors import OptionError, RecordsError, first_fault
+from skydraft.errors import OptionError, RecordsError, first_fault, telling
 from skydraft.files import read_file
 from skydraft.gating.hand_back import HandBack
 from skydraft.types import Signals, is_named, named_weights
@@ -140,10 +140,10 @@ class Calibration(_Value):
 
 def read_calibration(path: Path) -> Calibration:
     hint = "Make one with skydraft calibrate."
+    with telling(RecordsError, f"The calibration {path} cannot be read", hint):
+        data = read_file(path)
     try:
-        return Calibration.model_validate(from_json(read_file(path).decode()))
-    except OSError as error:
-        raise RecordsError(f"The calibration {path} cannot be read: {error.strerror}.", hint=hint) from error
+        return Calibration.model_validate(from_json(data.decode()))
     except ValidationError as error:
         raise RecordsError(f"{path} is not a calibration: {first_fault(error)}.", hint=hint) from error
     except ValueError as error:

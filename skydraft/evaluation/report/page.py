@@ -7,7 +7,7 @@ from typing import Any
 
 import jinja2
 
-from skydraft.errors import OptionError
+from skydraft.errors import OptionError, telling
 from skydraft.evaluation.findings import Findings
 from skydraft.evaluation.intervals import cell
 from skydraft.evaluation.measures import BY_NAME, MEASURES, Case
@@ -37,15 +37,11 @@ Coloured = tuple[str, str, list[tuple[str, str, str]]]
 def write_report(findings: Findings, folder: Path) -> Summary:
     """Write summary.json and report.html into `folder`; returns the summary. Raises OptionError."""
     summary = summarize(findings)
-    try:
+    hint = "Check its permissions, or choose another folder with --out."
+    with telling(OptionError, f"{folder} cannot be written", hint):
         content = json.dumps(summary.model_dump(mode="json", by_alias=True), ensure_ascii=False, indent=1)
         folder.joinpath("summary.json").write_text(content + "\n", encoding="utf-8")
         folder.joinpath("report.html").write_text(render(findings, summary), encoding="utf-8")
-    except OSError as error:
-        raise OptionError(
-            f"{folder} cannot be written: {error.strerror}.",
-            hint="Check its permissions, or choose another folder with --out.",
-        ) from error
     return summary
 
 
