@@ -4,10 +4,11 @@ import hashlib
 import os
 import platform
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, closing, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from skydraft.errors import OptionError
 from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import ModelEntry, PromptEntry, RunLine, ScoreLine, read_records
 from skydraft.evaluation.runner import Comparison, Trial
-from skydraft.evaluation.scoring import Scorer
+from skydraft.evaluation.scoring import scores
 from skydraft.evaluation.tasks import sandbox
 from skydraft.evaluation.workloads import Workload, naming
 from skydraft.gating.calibration import Calibration, find_calibration
@@ -190,10 +191,11 @@ class _Stage:
 
     def scores(self, todo: Iterable[tuple[PromptEntry, Mode, tuple[int, ...]]]) -> Iterator[ScoreLine]:
         assert isinstance(self._pair.cloud, Engine)
-        with closing(Scorer(self._pair.edge, self._pair.cloud)) as scorer:
-            for prompt, mode, token_ids in todo:
-                request, read = prompted(self.request_of(prompt, mode), self._pair.edge)
-                yield scorer.score(prompt.id, read, token_ids, request.params, mode.style)
+        pair = self._pair.edge, self._pair.cloud
+        for (prompt_id, style), group in groupby(todo, key=lambda each: (each[0].id, each[1].style)):
+            texts = list(group)
+            request, read = prompted(self.request_of(*texts[0][:2]), self._pair.edge)
+            yield from scores(pair, prompt_id, read, request.params, [token_ids for *_, token_ids in texts], style)
 
 
 def request_of(
