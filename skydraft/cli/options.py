@@ -102,10 +102,9 @@ def _read_schema(name: str) -> str:
 def _decoding_option(known: Field[Any]) -> click.Option:
     """The option of a field of DecodingParams. Its default is None, so that a style can set the field."""
     about, flag = known.metadata["option"], f"--{known.name.replace('_', '-')}"
-    if known.name == "stop":
-        return option(flag, about.metavar, about.help, multiple=True, callback=as_text)
-    if known.name == "logit_bias":
-        return option(flag, about.metavar, about.help, multiple=True, callback=_as_biases)
+    if isinstance(known.default, tuple):
+        callback = _as_biases if known.name == "logit_bias" else as_text
+        return option(flag, about.metavar, about.help, multiple=True, callback=callback)
     if isinstance(known.default, str):
         return option(flag, about.metavar, about.help, callback=as_text)
     if isinstance(known.default, bool):

@@ -65,6 +65,3 @@ class Findings:
                 cloud[0].token_ids if cloud else None,
                 self._verdicts.get((line.prompt, line.token_ids)),
             )
-
-    def setting(self, name: str) -> Setting | None:
-        return next((setting for setting in self.settings if setting.mode.name == name), None)

@@ -39,18 +39,17 @@ class Summary(Line):
 
 
 def summarize(findings: Findings) -> Summary:
-    resamples = [Resamples(len(setting.cases)) for setting in findings.settings[:1]]  # all have the same prompts
     run = findings.run.model_dump(mode="json", by_alias=True, exclude={"prompts"})
     return Summary(
         run=run | {"num_prompts": len(findings.run.prompts)},
         bootstrap={"resamples": NUM_RESAMPLES, "level": LEVEL, "unit": "prompt"},
-        settings=tuple(_setting(findings, setting, *resamples) for setting in findings.settings),
+        settings=tuple(_setting(findings, setting) for setting in findings.settings),
         tasks=tuple(task_sets(findings)),
     )
 
 
-def _setting(findings: Findings, setting: Setting, resamples: Resamples) -> SettingFigures:
-    cases = setting.all_cases
+def _setting(findings: Findings, setting: Setting) -> SettingFigures:
+    cases, resamples = setting.all_cases, Resamples(len(setting.cases))  # the same draws for each mode
     figures = {measure.name: resamples.figure(*setting.sums(measure.name)) for measure in MEASURES}
     return SettingFigures(
         mode=setting.mode.name, num_prompts=len(setting.cases), num_generations=len(cases),
@@ -62,7 +61,7 @@ def _setting(findings: Findings, setting: Setting, resamples: Resamples) -> Sett
 
 def _speed_over(findings: Findings, setting: Setting, resamples: Resamples) -> dict[str, Figure]:
     """Tokens/s relative to `cloud`, paired over the same prompts."""
-    cloud = findings.setting("cloud")
+    cloud = next((each for each in findings.settings if each.mode.name == "cloud"), None)
     if cloud is None:
         return {}
     ours, theirs = setting.sums("tokens_per_s"), cloud.sums("tokens_per_s")

@@ -52,10 +52,9 @@ def resolve(
         return _from_gguf(spec, local)
     # If the folder exists here, a missing file in it is a typing mistake, not a file on the hub.
     match = None if local.parent.is_dir() else HUB_FILE.fullmatch(spec)
-    is_checkpoint = bool(HUB_ID.fullmatch(spec)) and local.suffix != ".gguf"
     if match:
         return _from_gguf(spec, _fetch_hub_file(match[1], match[2], offline))
-    if is_checkpoint:
+    if HUB_ID.fullmatch(spec) and local.suffix != ".gguf":
         return _from_folder(spec, sources.hub_folder(spec, offline))
     raise _unknown(spec, local)
 
