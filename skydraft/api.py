@@ -17,7 +17,7 @@ from skydraft.decoding.target import target_of
 from skydraft.engines.base import Engine
 from skydraft.engines.options import NOT_PROBED, EngineOptions
 from skydraft.engines.probe import cpu_model, profile_of
-from skydraft.engines.registry import engine_names, open_engine
+from skydraft.engines.registry import open_engine
 from skydraft.errors import CloudLost, OptionError, RecordsError
 from skydraft.gating.calibration import Calibration, find_calibration
 from skydraft.models import Progress, SourceName, cache_dir, no_progress, resolve
@@ -67,10 +67,9 @@ def load(
         "profile_path": options.profile_path or cache / "profiles.json",
     }  # fmt: skip
     options = replace(options, **{name: value for name, value in given.items() if value is not None})
-    names = engine_names()
     offline = offline or local_only
-    resolved = resolve(os.fspath(model), cache, engine_names=names, offline=offline, source=source, progress=progress)
-    engine = open_engine(resolved.kind, resolved.spec, resolved.path, options)
+    resolved = resolve(os.fspath(model), cache, offline=offline, source=source, progress=progress)
+    engine = open_engine(resolved.spec, resolved.path, options)
     engine.is_local_only = local_only
     if engine.profile is NOT_PROBED:
         key = f"{resolved.kind}|{resolved.spec}|{engine.fingerprint}|{cpu_model()}"
@@ -96,8 +95,8 @@ def fitting_context(
     """
     from skydraft.engines.fitting import fitting_context as fitting
 
-    how: Any = {"engine_names": engine_names(), "offline": offline, "source": source, "progress": progress}
-    found = [resolve(model, cache_dir(), **how) for model in models]
+    cache = cache_dir()
+    found = [resolve(model, cache, offline=offline, source=source, progress=progress) for model in models]
     paths = [each.path for each in found if each.kind == "gguf" and each.path]
     return fitting(paths, num_sequences) if len(paths) == len(found) else None
 

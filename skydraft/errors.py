@@ -162,6 +162,16 @@ class MissingDependency(SkydraftError):
 
 
 @contextmanager
+def telling(kind: type[SkydraftError], what: str, hint: str) -> Iterator[None]:
+    """Raise `kind`, which says `what` and why, for what the system refuses, and for a file that is not UTF-8."""
+    try:
+        yield
+    except (OSError, UnicodeDecodeError) as error:
+        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror or error
+        raise kind(f"{what}: {reason}.", hint=hint) from error
+
+
+@contextmanager
 def importing(need: str, extra: str) -> Iterator[None]:
     """Raise MissingDependency, which begins with `need` ("A grammar needs"), for an import that fails in the block."""
     try:

@@ -5,10 +5,12 @@ import io
 import logging
 import os
 import re
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, Literal, TextIO
+
+from filelock import FileLock, Timeout
 
 ADAPTER = "adapter.gguf"
 _NAME = re.compile(r"[\w-][\w.-]{0,63}")
@@ -62,6 +64,14 @@ class _Named(io.FileIO):
             return super().write(data)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self.name)) from error
+
+
+def lock_file(path: Path, busy: Exception, timeout_s: float = 0.0) -> AbstractContextManager[object]:
+    """A lock for `with`, until the process ends at the latest. Raises `busy` if another process keeps it so long."""
+    try:
+        return FileLock(path, mode=0o600).acquire(timeout=timeout_s)
+    except Timeout as error:
+        raise busy from error
 
 
 def set_aside(path: Path, meaning: str) -> None:

@@ -108,8 +108,8 @@ def run(
 
     The target answers the prompts. The draft model is trained on most of the answers, and calibrated on the others. It
     is kept only if it agrees with the target on more of these, and on more than what NAME has learned before. No labels
-    are needed. Each step is kept: after Ctrl-C the same command continues. The exit status is 0 if NAME is in use at
-    the end, or nothing is new since the last run.
+    are needed. Each answer and each finished step is kept: after Ctrl-C the same command continues. The exit status is
+    0 if NAME is in use at the end, or nothing is new since the last run.
     """
     cloud.check(models)
     home = adapters.home_of(name, models.edge_model, cache_dir())
@@ -128,7 +128,7 @@ class _Run:
     ) -> None:  # fmt: skip
         self._home, self._asked, self._yes, self._cloud, self._models = home, asked, yes, cloud, models
         self._asks = asked.requests(decoding)
-        self._trial, self._state = home / "trial.gguf", home / "training"
+        self._trial = home / "trial.gguf"
 
     def steps(self) -> int:
         """Returns the exit status."""
@@ -143,7 +143,7 @@ class _Run:
             return 0
         objection = self._trained(task, key) or self._calibrated(task) or self._applied(task)
         write_whole(last, f"{key}{f'kept nothing: {objection}' if objection else adapters.IN_USE}".encode(), 0o600)
-        for done in (self._trial, self._trial.with_suffix(".json"), self._state):
+        for done in (self._trial, self._trial.with_suffix(".json")):
             for path in (done, *home.glob(f".{done.name}-*")):  # a kill may have left half of one
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         click.echo(f"Not kept: {objection}." if objection else _how_used(home.name, task))
@@ -193,7 +193,7 @@ class _Run:
         if not made:
             with showing() as progress:
                 run_on = (self._models.options.device, self._models.options.num_threads)
-                made = training.train(task, _SETTINGS, run_on, self._state, progress.show)
+                made = training.train(task, _SETTINGS, run_on, progress.show)
             made.write(self._trial, key)
         click.echo(f"Agreement on held-out answers: {made.held_out}")
         return made.objection

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from skydraft.engines.base import Engine, Feeds, Sequence
 from skydraft.engines.options import RowProfile
-from skydraft.engines.registry import EngineKind
 from skydraft.engines.vocab import Rows, Vocab
 from skydraft.errors import OptionError
 
@@ -152,6 +151,3 @@ def open_toy(spec: str, context_len: int = 4096, max_sequences: int = 1) -> ToyE
     toy = random_toy(vocab, drift=drift, name=spec, context_len=context_len)
     toy.max_sequences = max_sequences
     return toy
-
-
-KIND = EngineKind(lambda spec, path, options: open_toy(spec, options.context_len, options.max_sequences))

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from skydraft.characters import from_json
 from skydraft.config import CAPTION_PROMPT
-from skydraft.errors import PromptError, SkydraftError, first_fault
+from skydraft.errors import PromptError, SkydraftError, first_fault, telling
 from skydraft.evaluation.records import PromptEntry
 from skydraft.files import read_file
 
@@ -48,11 +48,10 @@ def read_prompts(path: Path, *, limit: int | None = None) -> Workload:
 
 def read_lines(path: Path, what: str) -> tuple[bytes, list[tuple[int, str]]]:
     """The content of a file, and its lines that are not empty, with their numbers. Raises PromptError."""
-    try:
+    with telling(PromptError, f"The {what} {path} cannot be read", "Check its name."):
         content = read_file(path)
+    try:
         text = content.decode("utf-8-sig")
-    except OSError as error:
-        raise PromptError(f"The {what} {path} cannot be read: {error.strerror}.", hint="Check its name.") from error
     except UnicodeDecodeError as error:
         raise PromptError(f"{path} is not UTF-8.", hint="Convert it first, for example with iconv.") from error
     return content, [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]

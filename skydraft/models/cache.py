@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
 from platformdirs import user_cache_dir
 
 from skydraft.errors import HashMismatch, ModelFilesError, NotEnoughDisk, OptionError
+from skydraft.files import lock_file
 from skydraft.models.manifest import KnownModel
 
 
@@ -75,10 +75,7 @@ def adopt(model: KnownModel, file: Path, cache: Path, require: Callable[[int], N
 
 def locked(path: Path, busy: str, timeout_s: float = 0.0) -> AbstractContextManager[object]:
     """A lock file for `with`. Raises ModelFilesError with the message `busy` if another keeps it for `timeout_s`."""
-    try:
-        return FileLock(path).acquire(timeout=timeout_s)
-    except Timeout as error:
-        raise ModelFilesError(busy, hint="Stop that process, or wait until it is done.") from error
+    return lock_file(path, ModelFilesError(busy, hint="Stop that process, or wait until it is done."), timeout_s)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ def places() -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A model of Ollama; `spec` names it as a model argument."""
+    """A model of Ollama; `spec` names it as a model argument. `unfit` is why it cannot be used, or ""."""
 
     spec: str
     path: Path

@@ -57,7 +57,7 @@ def merged(folder: Path, adapter: Adapter, out: Path) -> Path:
 
 
 def opened(path: Path) -> Engine:
-    return open_engine("", path.name, path, replace(OPTIONS, max_sequences=4))
+    return open_engine(path.name, path, replace(OPTIONS, max_sequences=4))
 
 
 def test_a_file_may_have_another_template_for_requests_with_tools(folder: Path, tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_the_first_that_fits_is_found_in_any_folder(tmp_path: Path) -> None:
         folder.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(content))
     folders = [other, ours, later]  # the first does not even exist
-    assert find_calibration(folders, "d" * 32, "e" * 32, "").fitted.workload == "2"
+    assert find_calibration(folders, "d" * 32, "e" * 32, "").fitted["workload"] == "2"
     assert find_calibration(folders, "9" * 32, None, "").draft.fingerprint == "9" * 32
     with pytest.raises(OptionError, match=r"no calibration for mine and yours.*skydraft calibrate"):
         find_calibration(folders, "8" * 32, None, "mine and yours")
@@ -146,7 +146,7 @@ def test_the_first_that_fits_is_found_in_any_folder(tmp_path: Path) -> None:
 def test_a_file_counts_until_another_takes_its_place(tmp_path: Path) -> None:
     for name in "12":
         write_whole(tmp_path / "1.json", json.dumps(written(name)).encode())
-        found = [find_calibration([tmp_path], "d" * 32, "e" * 32, "").fitted.workload for _ in range(3)]
+        found = [find_calibration([tmp_path], "d" * 32, "e" * 32, "").fitted["workload"] for _ in range(3)]
         assert found == [name] * 3
 
 
@@ -154,8 +154,8 @@ def test_one_made_with_exactly_this_target_goes_before_one_of_the_same_name(tmp_
     at_server = {"name": "large", "fingerprint": "name:large"}
     for number, content in enumerate([written("1"), written("2", target=at_server)]):
         (tmp_path / f"{number}.json").write_text(json.dumps(content))
-    assert find_calibration([tmp_path], "d" * 32, "name:large", "").fitted.workload == "2"
-    assert find_calibration([tmp_path], "d" * 32, "e" * 32, "").fitted.workload == "1"
+    assert find_calibration([tmp_path], "d" * 32, "name:large", "").fitted["workload"] == "2"
+    assert find_calibration([tmp_path], "d" * 32, "e" * 32, "").fitted["workload"] == "1"
     with pytest.raises(OptionError, match=r"runs large, start it under that name .*--alias .*skydraft learn calibrate"):
         find_calibration([tmp_path], "d" * 32, "name:other", "small and other")
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from bench import chinese
 from skydraft.errors import PromptError, SkydraftError
 from skydraft.evaluation.records import PromptEntry
 from skydraft.evaluation.tasks.sets import read_tasks
@@ -52,6 +53,11 @@ def test_halves_of_generated_sets_are_the_same_again_and_share_nothing(name: str
         assert entry.task and entry.task.check.judge(rightly(entry)).score == 1, entry.id
         assert entry.task.check.judge("答案：不知道").score < 1
         assert PromptEntry.model_validate_json(entry.model_dump_json(by_alias=True)) == entry
+
+
+def test_the_chinese_sets_are_those_that_the_generator_makes() -> None:
+    for path, text in chinese.written().items():
+        assert path.read_text(encoding="utf-8") == text, path.name
 
 
 def test_human_eval_passes_its_own_solutions() -> None:
