@@ -60,6 +60,7 @@ def commands(folder: Path) -> dict[str, int]:
     for refused in (
         ["generate", "快", "--local-only", "--cloud", AWAY], ["generate", "快", "--local-only", "--edge-model", "a/b"],
         ["chat", "--local-only", "--cloud", "http://10.77.0.2:8000/v1"], ["gateway", "--local-only", "--cloud", AWAY],
+        ["compare", "--prompts", str(prompts), "--emulate-rtt", "10", *LOCAL],
     ):  # fmt: skip
         assert typed(*refused) != 0, refused
     left = num_bytes()

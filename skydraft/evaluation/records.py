@@ -53,7 +53,8 @@ class ModelEntry(Line):
 class RunLine(Line):
     """The settings of a run, its machine, its models and its prompts.
 
-    `calibration` is the hash of the used one, `isolation` how code of tasks was isolated.
+    `links` are the emulated round trips in milliseconds; None means no link. `calibration` is the hash of the used one,
+    `isolation` how code of tasks was isolated.
     """
 
     kind: Literal["run"] = "run"
@@ -70,9 +71,8 @@ class RunLine(Line):
     repetitions: int
     workload: str
     workload_sha256: str
-    # Earlier versions could also run over emulated links.
-    links: tuple[None, ...] = Field(default=(None,), exclude=True)
-    link_prompts: int = Field(default=0, exclude=True)
+    links: tuple[float | None, ...]
+    link_prompts: int
     think: Think = "auto"
     share_audio: str | None = None
     calibration: str | None = None
@@ -104,7 +104,7 @@ class GenerationLine(Line):
     prompt: str
     mode: str
     repetition: int
-    link_ms: None = Field(default=None, exclude=True)  # earlier versions had emulated links
+    link_ms: float | None
     finish: FinishReason
     num_prompt_tokens: int
     wall_ms: float = Field(gt=0)
@@ -266,5 +266,5 @@ def drop_cut_line(path: Path) -> None:
     os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 
-def keys(generations: Iterable[GenerationLine]) -> set[tuple[str, str, int]]:
-    return {(line.prompt, line.mode, line.repetition) for line in generations}
+def keys(generations: Iterable[GenerationLine]) -> set[tuple[str, str, int, float | None]]:
+    return {(line.prompt, line.mode, line.repetition, line.link_ms) for line in generations}

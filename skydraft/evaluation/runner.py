@@ -33,8 +33,8 @@ from skydraft.files import lock_file, open_named
 RECORDS = "records.jsonl"
 _LOCK = ".lock"
 # The fields, besides the models, that must be equal to continue an earlier run.
-_SAME = ("modes", "repetitions", "workload_sha256", "prompts", "execution", "think",
-         "share_audio", "calibration", "engine_options", "machine")  # fmt: skip
+_SAME = ("modes", "repetitions", "workload_sha256", "prompts", "links", "link_prompts", "execution",
+         "think", "share_audio", "calibration", "engine_options", "machine")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,11 @@ class Trial:
     prompt: PromptEntry
     mode: Mode
     repetition: int
+    link_ms: float | None
 
     @property
-    def key(self) -> tuple[str, str, int]:
-        return self.prompt.id, self.mode.name, self.repetition
+    def key(self) -> tuple[str, str, int, float | None]:
+        return self.prompt.id, self.mode.name, self.repetition, self.link_ms
 
 
 Start = Callable[[Trial], Generation]
@@ -53,11 +54,13 @@ Done = Callable[[], None]
 
 
 def trials(run: RunLine) -> Iterator[Trial]:
-    """All generations of a run, interleaved."""
+    """All generations of a run, interleaved; over emulated links those of modes that use one, on the first prompts."""
     for repetition in range(run.repetitions):
-        for prompt in run.prompts:
-            for mode in run.modes:
-                yield Trial(prompt, mode, repetition)
+        for number, prompt in enumerate(run.prompts):
+            for link_ms in run.links:
+                for mode in run.modes:
+                    if link_ms is None or (mode.plan.verifies and number < run.link_prompts):
+                        yield Trial(prompt, mode, repetition, link_ms)
 
 
 def measure(trial: Trial, start: Start) -> GenerationLine:
@@ -68,7 +71,7 @@ def measure(trial: Trial, start: Start) -> GenerationLine:
         wall_ms = (time.perf_counter() - began) * 1e3
     assert generation.finish_reason is not None
     return GenerationLine(
-        prompt=trial.prompt.id, mode=trial.mode.name, repetition=trial.repetition,
+        prompt=trial.prompt.id, mode=trial.mode.name, repetition=trial.repetition, link_ms=trial.link_ms,
         finish=generation.finish_reason, num_prompt_tokens=generation.num_prompt_tokens, wall_ms=wall_ms,
         token_ids=generation.token_ids, origins=generation.origins,
         pieces=tuple(token.text for _, tokens in rounds for token in tokens),
@@ -121,10 +124,10 @@ class Comparison:
 
     def generations(self, start: Start) -> Iterator[GenerationLine]:
         """Run what is missing, each mode once before, unmeasured, as a first run touches memory for the first time."""
-        warmed: set[str] = set()
+        warmed: set[tuple[str, float | None]] = set()
         for trial in self.todo:
-            if trial.mode.name not in warmed:
-                warmed.add(trial.mode.name)
+            if (kind := (trial.mode.name, trial.link_ms)) not in warmed:
+                warmed.add(kind)
                 measure(trial, start)
             yield measure(trial, start)
 
