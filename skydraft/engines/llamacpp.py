@@ -118,7 +118,7 @@ class Weights:
 
 
 @dataclass(eq=False, slots=True)
-class Place:
+class Cells:
     """A sequence of llama.cpp: its context, its number there, and how many tokens it has room for."""
 
     context: Any
@@ -129,7 +129,7 @@ class Place:
 
 class LlamaCppEngine(Engine):
     """One GGUF model in llama.cpp: in one context for all sequences, which go into one forward, or, where their memory
-    grows with them, in a context for each, which is replaced by one of twice the length. A slot is a `Place`.
+    grows with them, in a context for each, which is replaced by one of twice the length. A slot is a `Cells`.
 
     The KV cache holds K in float16 and V in bfloat16. With equal types llama.cpp splits a single row's keys over
     threads from 512 cells on, so that one row and two rows at a time give other bits; with these it never does.
@@ -158,7 +158,7 @@ class LlamaCppEngine(Engine):
         self.max_sequences = options.max_sequences
         self._grows = bool(options.total_len) and not rope_depends(self._lib, path)
         self._adapter: Any = None
-        self._places: list[Place] = []
+        self._places: list[Cells] = []
         try:
             self._adapter = self._load_adapter(adapter) if adapter else None
             if not self._grows:  # one is for the beginning of prompts
@@ -187,7 +187,7 @@ class LlamaCppEngine(Engine):
     def open_adapted(self, adapter: Path) -> LlamaCppEngine:
         return LlamaCppEngine(self.path, self._options, name=self.name, base=self, adapter=adapter)
 
-    def _open_places(self, length: int, num: int) -> list[Place]:
+    def _open_places(self, length: int, num: int) -> list[Cells]:
         """New places of one context."""
         params = self._lib.context_default_params()
         params.n_seq_max = num
@@ -208,7 +208,7 @@ class LlamaCppEngine(Engine):
         if self._adapter:  # a context has one at a time; other contexts of the model may have others
             self._lib.set_adapters_lora(context, (ctypes.c_void_p * 1)(self._adapter), 1, (ctypes.c_float * 1)(1.0))
         memory = self._lib.get_memory(context)
-        places = [Place(context, memory, number, length) for number in range(num)]
+        places = [Cells(context, memory, number, length) for number in range(num)]
         self._places += places
         return places
 
@@ -221,7 +221,7 @@ class LlamaCppEngine(Engine):
     def num_cells(self) -> int:
         return sum(place.length for place in self._places) if self._grows else 0
 
-    def allocate(self, num_tokens: int) -> Place:
+    def allocate(self, num_tokens: int) -> Cells:
         free = [place for place in self._places if place not in self.prefixes.slots]
         if self._grows:
             for place in free:  # which an interrupt kept from being closed
@@ -233,10 +233,10 @@ class LlamaCppEngine(Engine):
         self._empty(free[0])  # where an interrupt kept it from being released
         return free[0]
 
-    def _empty(self, place: Place) -> None:
+    def _empty(self, place: Cells) -> None:
         self._lib.memory_seq_rm(place.memory, place.number, -1, -1)
 
-    def _close_place(self, place: Place) -> None:
+    def _close_place(self, place: Cells) -> None:
         self._places.remove(place)
         self._lib.free(place.context)
 
@@ -284,7 +284,7 @@ class LlamaCppEngine(Engine):
         logits = logits.copy() if self._grows else logits
         return np.split(logits, np.cumsum([len(token_ids) for _, token_ids in feeds])[:-1])
 
-    def allocate_beginning(self, num_tokens: int) -> Place | None:
+    def allocate_beginning(self, num_tokens: int) -> Cells | None:
         return self.allocate(num_tokens) if self.max_sequences > 1 else None
 
     def copy(self, source: Sequence, target: Sequence, length: int) -> None:
@@ -302,7 +302,7 @@ class LlamaCppEngine(Engine):
                 self._close_place(between.slot)
         self.roll_back(target, length)
 
-    def _carry(self, source: Place, target: Place) -> None:
+    def _carry(self, source: Cells, target: Cells) -> None:
         """Copy all KV of one to the other. Between streams llama.cpp's own copy takes whole buffers."""
         kv = np.empty(size := self._lib.state_seq_get_size(source.context, source.number), np.uint8)
         saved = self._lib.state_seq_get_data(source.context, kv.ctypes.data, size, source.number)

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 _LOOK_S = 0.2  # of those who wait for a floor: whether its owner is still there
 
 
-class Gate:
-    """One thread waits, until another wakes it. Each is one step of Python: a `Condition` that Ctrl-C interrupts may
+class Bell:
+    """One thread waits, until another rings. Each is one step of Python: a `Condition` that Ctrl-C interrupts may
     give its lock back twice."""
 
     def __init__(self) -> None:
@@ -38,8 +38,8 @@ class Gate:
     def wait(self, seconds: float) -> None:
         self._shut.acquire(timeout=max(seconds, 0))
 
-    def wake(self) -> None:
-        with suppress(RuntimeError):  # it was woken already
+    def ring(self) -> None:
+        with suppress(RuntimeError):  # it was rung already
             self._shut.release()
 
 
@@ -47,7 +47,7 @@ class _Taker:
     """Who has a floor or waits for it: a thread, and in it the frame whose `with` it is."""
 
     def __init__(self, frame: FrameType) -> None:
-        self.thread, self.gate = threading.get_ident(), Gate()
+        self.thread, self.bell = threading.get_ident(), Bell()
         self._frame = frame
 
     @property
@@ -89,7 +89,7 @@ class Floor:
             self._line.append(new)
         try:
             while not self._is_first(new):
-                new.gate.wait(_LOOK_S)
+                new.bell.wait(_LOOK_S)
         except BaseException:  # Ctrl-C, above all
             self._leave(new)
             raise
@@ -106,7 +106,7 @@ class Floor:
                 self._num_again = 0 if self._line[0] is taker else self._num_again
                 self._line.remove(taker)
             if self._line:
-                self._line[0].gate.wake()
+                self._line[0].bell.ring()
 
     def if_free(self, work: Callable[[], object]) -> None:
         """Do some work with the lock, if it is open and no thread has it, not even this one."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import takewhile
 from typing import TypeAlias
 
-from skydraft.engines.model import Gate, Model
+from skydraft.engines.model import Bell, Model
 from skydraft.errors import EngineBusy, EngineError
 
 SHORT = 4096  # tokens; a text with more needs one of the slots for long ones
@@ -52,7 +52,7 @@ class Seats:
     def __init__(self, engines: Iterable[Model | None]) -> None:
         self._engines = [each for each in engines if each is not None and each.slots]
         self._has, self._wants = Counter[_Kind](), Counter[_Kind]()
-        self._thread, self._gate = 0, Gate()  # the thread that used it last
+        self._thread, self._bell = 0, Bell()  # the thread that used it last
         self._is_over = False
 
     def take(self, num_tokens: int = 0) -> bool:
@@ -66,7 +66,7 @@ class Seats:
         try:
             while (full := self._granted(needs)) is not None:
                 self._check(full, left_s := late_at - time.monotonic())
-                self._gate.wait(min(left_s, _LOOK_S))
+                self._bell.wait(min(left_s, _LOOK_S))
         finally:
             self._leave()
         return not self._is_over
@@ -90,12 +90,12 @@ class Seats:
             for slots, _ in self._wants | self._has:
                 slots.line[:] = [each for each in slots.line if each is not self]
                 for each in slots.line:
-                    each._gate.wake()
+                    each._bell.ring()
 
     def end_wait(self) -> None:
         """Take none from now on. Any thread may call this, and the next one."""
         self._is_over = True
-        self._gate.wake()
+        self._bell.ring()
 
     def give_back(self) -> None:
         with _lock:
