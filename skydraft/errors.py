@@ -166,8 +166,9 @@ def telling(kind: type[SkydraftError], what: str, hint: str) -> Iterator[None]:
     """Raise `kind`, which says `what` and why, for what the system refuses, and for a file that is not UTF-8."""
     try:
         yield
-    except (OSError, UnicodeDecodeError) as error:
-        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror or error
+    except (OSError, ValueError) as error:
+        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else "no file has such a name"
+        reason = str(error.strerror or error) if isinstance(error, OSError) else reason
         raise kind(f"{what}: {reason}.", hint=hint) from error
 
 

@@ -100,7 +100,7 @@ def load(request: pytest.FixtureRequest) -> Load:
         options = replace(options, total_len=6 * 128)
         request.getfixturevalue("small_places")
         tiny = request.getfixturevalue("tiny_gguf")
-        return lambda: open_engine("gguf", "qwen-tiny", tiny, options)
+        return lambda: open_engine("qwen-tiny", tiny, options)
     request.getfixturevalue("gguf_path")
     return lambda: skydraft.load(default_pair().draft, options, offline=True)
 

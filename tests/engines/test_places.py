@@ -19,8 +19,8 @@ def test_bits_are_those_of_a_place_that_was_never_left(tiny_gguf: Path) -> None:
     """Grown over three lengths, cut, kept, taken over and copied; memory is taken as far as it is used."""
     options = EngineOptions(1024, 3, total_len=4096, num_threads=1)
     with (
-        open_engine("gguf", "fixed", tiny_gguf, EngineOptions(1024, 2, num_threads=1)) as fixed,
-        open_engine("gguf", "grows", tiny_gguf, options) as engine,
+        open_engine("fixed", tiny_gguf, EngineOptions(1024, 2, num_threads=1)) as fixed,
+        open_engine("grows", tiny_gguf, options) as engine,
     ):
         assert engine.num_cells == 0
         for length in (100, 300, 600, 200, 500):
@@ -39,7 +39,7 @@ def test_bits_are_those_of_a_place_that_was_never_left(tiny_gguf: Path) -> None:
 
 
 def test_what_a_longer_one_shares_is_copied_into_a_shorter_place(tiny_gguf: Path) -> None:
-    with open_engine("gguf", "grows", tiny_gguf, EngineOptions(1024, 3, total_len=4096, num_threads=1)) as engine:
+    with open_engine("grows", tiny_gguf, EngineOptions(1024, 3, total_len=4096, num_threads=1)) as engine:
         prompt, talk = [*IDS[:300], 5, 6], Reuse("talk", exact=True)
         with closing(engine.open(prompt)) as alone, closing(engine.open(IDS, reuse=talk)):
             with closing(engine.open(prompt, reuse=talk)) as copied:
@@ -50,7 +50,7 @@ def test_what_a_longer_one_shares_is_copied_into_a_shorter_place(tiny_gguf: Path
 
 def test_adapters_share_the_places_and_the_memory_of_their_model(tiny_gguf: Path, tmp_path: Path) -> None:
     options = EngineOptions(1024, 3, total_len=1400, num_threads=1)
-    with open_engine("gguf", "grows", tiny_gguf, options) as engine:
+    with open_engine("grows", tiny_gguf, options) as engine:
         write_adapter(tmp_path / "one.gguf", change(engine.fingerprint, {"blk.1.attn_q.weight": (32, 32)}))
         with engine.open_adapted(tmp_path / "one.gguf") as adapted:
             assert adapted.slots is engine.slots and adapted.num_cells == 0
@@ -65,7 +65,7 @@ def test_adapters_share_the_places_and_the_memory_of_their_model(tiny_gguf: Path
 
 
 def test_a_place_that_an_interrupt_left_is_closed_by_the_next(tiny_gguf: Path) -> None:
-    with open_engine("gguf", "grows", tiny_gguf, EngineOptions(1024, 3, total_len=4096, num_threads=1)) as engine:
+    with open_engine("grows", tiny_gguf, EngineOptions(1024, 3, total_len=4096, num_threads=1)) as engine:
         engine.allocate(300)
         with closing(engine.open(IDS[:100])):
             assert engine.num_cells == 256
