@@ -63,14 +63,13 @@ def refusal_of(error: Exception) -> Refusal:
         code = "cloud_timeout" if isinstance(error, errors.CloudTimeout) else "cloud_lost"
         wait_s = round(error.retry_after_s + 0.5) if isinstance(error, errors.RateLimited) else RETRY_AFTER_S
         return Refusal(503, error.message, code=code, retry_after_s=max(wait_s, 1))
+    if not isinstance(error, errors.SkydraftError):
+        log.error("a request failed", exc_info=error)
+        return Refusal(500, "The gateway failed; its log says why.", code="internal_error")
+    log.error("a request failed: %s", error)  # with the hint, which is for the operator
     if isinstance(error, errors.MissingDependency):
-        log.error("a request failed: %s", error)  # with the hint, which is for the operator
         return Refusal(501, f"This server lacks a part: {error.message}", code="not_installed")
-    if isinstance(error, errors.SkydraftError):
-        log.error("a request failed: %s", error)
-        return Refusal(500, "The model failed; the gateway's log says why.", code="engine_error")
-    log.error("a request failed", exc_info=error)
-    return Refusal(500, "The gateway failed; its log says why.", code="internal_error")
+    return Refusal(500, "The model failed; the gateway's log says why.", code="engine_error")
 
 
 _FORMAT = "Use response_format (of a response: text.format) or skydraft.grammar instead."

@@ -18,6 +18,8 @@ from skydraft.prompts.tool_calls import CallText
 
 _INCOMPLETE: dict[str | None, str] = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _LOGPROBS = "message.output_text.logprobs"
+_COPIED = {"model", "instructions", "max_output_tokens", "temperature", "top_p", "text", "tools", "tool_choice",
+           "parallel_tool_calls", "metadata"}  # fmt: skip
 
 
 class _Message(BaseModel):
@@ -239,9 +241,7 @@ class ResponsesAnswer(ItemsAnswer):
         return self._event("failed", response=self._response("failed") | {"error": error})
 
     def _response(self, status: str) -> dict[str, Any]:
-        copied = ("model", "instructions", "max_output_tokens", "temperature", "top_p")
-        told = {*copied, "text", "tools", "tool_choice", "parallel_tool_calls", "metadata"}
-        body = self._own.model_dump(include=told, mode="json")  # NaN, which some clients send, is no JSON
+        body = self._own.model_dump(include=_COPIED, mode="json")  # NaN, which some clients send, is no JSON
         num_read, cached, written = self.usage
         is_over = status in ("completed", "incomplete")
         used = {
@@ -251,7 +251,7 @@ class ResponsesAnswer(ItemsAnswer):
             "output_tokens_details": {"reasoning_tokens": self.num_reasoning},
             "total_tokens": num_read + written,
         }
-        response = {
+        response: dict[str, Any] = body | {
             "id": self._id,
             "object": "response",
             "created_at": self._created,
@@ -269,5 +269,4 @@ class ResponsesAnswer(ItemsAnswer):
             "store": False,
             "truncation": "disabled",
         }
-        response |= {name: body[name] for name in copied}
         return response | ({"skydraft": self._ours(self.choices[0])} if is_over and self._body.choice.extension else {})
