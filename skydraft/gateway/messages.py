@@ -123,11 +123,9 @@ def _turns(message: _Message) -> Iterator[dict[str, Any]]:
         if message.role == "system":
             texts = [TextPart(text=words) for part in texts if (words := _BILL.sub("", part.text))]
         calls = [block for block in said if isinstance(block, CalledTool)]
-        thought = "\n".join(block.thought for block in said if isinstance(block, Skipped) and block.thought) or None
-        if texts or calls or (thought and message.role == "assistant"):
-            yield {
-                "role": message.role, "content": texts, "tool_calls": calls or None, "reasoning_content": thought,
-            }  # fmt: skip
+        thoughts = [block for block in said if isinstance(block, Skipped) and block.thought]
+        if texts or calls or (thoughts and message.role == "assistant"):
+            yield {"role": message.role, "content": [*thoughts, *texts], "tool_calls": calls or None}
 
 
 class MessagesAnswer(ItemsAnswer):

@@ -147,6 +147,7 @@ def order_of(
         order = _text_order(body, edge, names, defaults)
     scored = [num for num in (body.num_best, body.choice.logprobs) if num is not None]
     more |= {"num_best": max(scored, default=None), "local_only": body.choice.local_only}
+    more |= {"adapter": names.adapter_of(body.model)}
     requests = [
         replace(each, params=replace(each.params, seed=(each.params.seed + number) % 2**64), **more)
         for each in order.requests
@@ -193,7 +194,6 @@ def _chat_order(body: ChatRequest, edge: Engine, names: ModelNames, defaults: De
         share_audio=defaults.share_audio if any(message.audio for message in messages) else "features",
         begun=begun,
         begun_is_prompt=is_prompt,
-        adapter=names.adapter_of(body.model),
     )
     left_out = sorted(unfollowed.union(tool.type for tool in body.tools or () if isinstance(tool, OtherTool)))
     left_out += ["thinking"] * thinking.is_unmet
@@ -276,7 +276,6 @@ def _text_order(body: TextRequest, edge: Engine, names: ModelNames, defaults: De
             think=body.choice.think or "auto",
             scores_prompt=bool(body.echo),
             writes=body.max_tokens != 0,
-            adapter=names.adapter_of(body.model),
         )
         for prompt in body.prompt
     ]

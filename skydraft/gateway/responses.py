@@ -111,28 +111,26 @@ class ResponsesRequest(Translated):
         return [*functions, *({"type": tool.type} for tool in others)]
 
     def _messages(self) -> list[dict[str, Any]]:
-        """Calls belong to the assistant's message before them."""
+        """Calls belong to the assistant's message before them, and thoughts to the one after them."""
         messages: list[dict[str, Any]] = []
         if self.instructions:
             messages.append({"role": "system", "content": self.instructions})
         if isinstance(self.input, str):
             return [*messages, {"role": "user", "content": self.input}]
-        thought, known_as = "", {(space, tool.name): name for name, (space, tool) in self.functions().items()}
+        thoughts: list[Skipped] = []
+        known_as = {(space, tool.name): name for name, (space, tool) in self.functions().items()}
         for item in self.input:
             if isinstance(item, Skipped):
-                thought = "\n".join(filter(None, (thought, item.thought)))
+                thoughts += [item] if item.thought else []
             elif isinstance(item, _Message):
-                messages.append({"role": item.role, "content": item.content})
+                messages.append({"role": item.role, "content": [*thoughts, *item.content]})
+                thoughts = []
             elif isinstance(item, CalledTool):
                 if not messages or messages[-1]["role"] != "assistant":
-                    messages.append({"role": "assistant", "content": None})
-                name = known_as.get((item.namespace, item.name), item.name)
+                    messages.append({"role": "assistant", "content": []})
+                messages[-1]["content"] += thoughts
+                name, thoughts = known_as.get((item.namespace, item.name), item.name), []
                 messages[-1].setdefault("tool_calls", []).append(item.model_copy(update={"name": name}))
-            if thought and isinstance(item, _Message | CalledTool):
-                if messages[-1]["role"] == "assistant":
-                    before = messages[-1].get("reasoning_content")
-                    messages[-1]["reasoning_content"] = "\n".join(filter(None, (before, thought)))
-                thought = ""
             if isinstance(item, Result) or (isinstance(item, CalledTool) and item.output is not None):
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.output})
         return messages
