@@ -33,10 +33,8 @@ class Keyring:
         self._labels = _read(path) if path else {}
         self._had_several = False
         if path and not self._labels:
-            raise OptionError(
-                f"The token file {path} holds no tokens, so every client would be refused.",
-                hint="Write lines: LABEL TOKEN.",
-            )
+            message = f"The token file {path} holds no tokens, so every client would be refused."
+            raise OptionError(message, hint="Write lines: LABEL TOKEN.")
         if path:
             warn_if_shared(path)
 
@@ -79,9 +77,8 @@ def _read(path: Path) -> dict[str, str]:
         lines = read_file(path).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
-        raise OptionError(
-            f"The token file {path} cannot be read: {reason}.", hint="Check its name and its permissions."
-        ) from error
+        message = f"The token file {path} cannot be read: {reason}."
+        raise OptionError(message, hint="Check its name and its permissions.") from error
     labels = dict[str, str]()
     for number, line in enumerate(lines, 1):
         if not (text := re.sub(r"(^|\s)#.*", "", line).strip()):

@@ -70,10 +70,8 @@ def render(
     template = (vocab.tool_template if tools else None) or vocab.chat_template
     if template is None:
         if roles != ["user"]:
-            raise PromptError(
-                "This model has no chat template, so it takes one user message and nothing else.",
-                hint="Give one prompt alone, or use --raw.",
-            )
+            message = "This model has no chat template, so it takes one user message and nothing else."
+            raise PromptError(message, hint="Give one prompt alone, or use --raw.")
         return vocab.bos_text + messages[0].content
     has_calls = any(key == "tool_calls" for message in messages for key, _ in message.more)
     for form in _FORMS if has_calls else _FORMS[:1]:

@@ -130,12 +130,9 @@ def check_length(vocab: Vocab, text: str, most: int) -> None:
             starts, size = range(0, len(text), len(text) // _NUM_SAMPLES), num_chars // _NUM_SAMPLES
             sampled = sum(len(vocab.encode(text[start : start + size])) for start in starts)
             num_tokens = max(num_tokens // 2, sampled * len(text) // num_chars)
-            raise ContextExceeded(
-                f"The prompt has about {num_tokens} tokens, the context holds {most}.",
-                num_tokens=num_tokens,
-                most=most,
-                hint="Shorten the prompt or raise --context.",
-            )
+            message = f"The prompt has about {num_tokens} tokens, the context holds {most}."
+            hint = "Shorten the prompt or raise --context."
+            raise ContextExceeded(message, num_tokens=num_tokens, most=most, hint=hint)
         num_chars *= 2
 
 
