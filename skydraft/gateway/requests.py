@@ -147,7 +147,7 @@ def order_of(
         order = _text_order(body, edge, names, defaults)
     scored = [num for num in (body.num_best, body.choice.logprobs) if num is not None]
     more |= {"num_best": max(scored, default=None), "local_only": body.choice.local_only}
-    more |= {"adapter": names.adapter_of(body.model)}
+    more |= {"adapter": body.model.partition(":")[2] or None}  # of skydraft:ADAPTER and skydraft-MODE:ADAPTER
     requests = [
         replace(each, params=replace(each.params, seed=(each.params.seed + number) % 2**64), **more)
         for each in order.requests
@@ -266,17 +266,10 @@ def _text_order(body: TextRequest, edge: Engine, names: ModelNames, defaults: De
     plan = names.plan_of(body.model, body.choice)
     params = _params(body, defaults, body.max_tokens or defaults.max_new_tokens(_TEXT_TOKENS))
     params = replace(params, think_budget=body.choice.think_budget or 0)  # the operator's is for chats
+    make = partial(GenerateRequest, plan=plan, params=params, raw=True, think=body.choice.think or "auto")
+    make = partial(make, scores_prompt=bool(body.echo), writes=body.max_tokens != 0)
     requests = [
-        GenerateRequest(
-            (Message("user", prompt),) if isinstance(prompt, str) else (),
-            prompt_ids=() if isinstance(prompt, str) else tuple(prompt),
-            plan=plan,
-            params=params,
-            raw=True,
-            think=body.choice.think or "auto",
-            scores_prompt=bool(body.echo),
-            writes=body.max_tokens != 0,
-        )
+        make((Message("user", prompt),)) if isinstance(prompt, str) else make((), prompt_ids=tuple(prompt))
         for prompt in body.prompt
     ]
     left_out = ["thinking"] if body.reasoning_effort not in (None, "none") else []  # a text has no chat template
