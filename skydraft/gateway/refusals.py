@@ -121,6 +121,7 @@ OWN_FIELDS = {
 }  # fmt: skip
 
 
+_SAID = {"missing": "It is missing.", "too_short": "It is empty.", "union_tag_not_found": "It has no type."}
 _ALTERNATIVES = {"str", "int", "list", "text", "NamedTool", "message", "function_call", "function_call_output"}
 
 
@@ -142,11 +143,7 @@ def _said(error: Any, place: list[str]) -> str:
     if kind == "union_tag_invalid":
         known = f" Use one of: {facts['expected_tags']}." if "function_call" not in facts["expected_tags"] else ""
         return f"There is no type '{facts['tag']}' here.{known}"  # each interface has other names for calls
-    if kind == "union_tag_not_found":
-        return "It has no type."
     if kind == "extra_forbidden":
         own = OWN_FIELDS.get(place[-1])
         return f"There is no such field. {f'Use {own} of the request.' if own else 'Remove it.'}"
-    if kind == "too_short":
-        return "It is empty."
-    return "It is missing." if kind == "missing" else error["msg"].removeprefix("Value error, ")
+    return _SAID.get(kind) or error["msg"].removeprefix("Value error, ")
