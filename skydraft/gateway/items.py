@@ -11,7 +11,7 @@ from skydraft.gateway.tools import Checked, Some, flat
 # Types by the kind that they are read as: words, calls and their results. Of those under "thinking" the thoughts are
 # read, and nothing else.
 _KINDS = {
-    "text": "input_text output_text refusal",
+    "text": "input_text output_text",
     "image": "input_image image_url",
     "document": "file input_file container_upload audio_url video_url input_video",
     "function_call": "custom_tool_call mcp_call local_shell_call shell_call apply_patch_call tool_use mcp_tool_use",
@@ -51,7 +51,12 @@ BY_KIND = BeforeValidator(_by_kind)
 
 class TextPart(Checked):
     type: Literal["text"] = "text"
-    text: str = Field(validation_alias=AliasChoices("text", "refusal"))
+    text: str
+
+
+class RefusalPart(Checked):
+    type: Literal["refusal"]
+    text: str = Field(alias="refusal")
 
 
 class InputAudio(Checked):
@@ -94,7 +99,7 @@ def _in_parts(content: Any) -> Any:
 
 
 IN_PARTS = BeforeValidator(_in_parts)
-Part = Annotated[TextPart | AudioPart | Unread | Skipped, Field(discriminator="type"), BY_KIND]
+Part = Annotated[TextPart | RefusalPart | AudioPart | Unread | Skipped, Field(discriminator="type"), BY_KIND]
 Content = Annotated[Some[Part], Field(max_length=256), IN_PARTS]
 
 
