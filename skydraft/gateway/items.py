@@ -94,11 +94,8 @@ class Skipped(Checked):
         return "\n".join(text for text in (self.thinking, *texts) if text and isinstance(text, str))
 
 
-def _in_parts(content: Any) -> Any:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
-IN_PARTS = BeforeValidator(_in_parts)
+# The content of a message is a list of parts; a text is one.
+IN_PARTS = BeforeValidator(lambda said: [{"type": "text", "text": said}] if isinstance(said, str) else said)
 Part = Annotated[TextPart | RefusalPart | AudioPart | Unread | Skipped, Field(discriminator="type"), BY_KIND]
 Content = Annotated[Some[Part], Field(max_length=256), IN_PARTS]
 
