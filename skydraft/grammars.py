@@ -11,6 +11,7 @@ What is checked here needs no library; `choosing.grammar` compiles it.
 import json
 import re
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any
 from urllib.parse import quote
 
@@ -34,6 +35,8 @@ _FORMATS = ["date-time", "time", "date", "duration", "email", "hostname", "ipv4"
 _COMPOSED = {"$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas"}
 _NAMES, _VALUES = {"properties", "patternProperties", "$defs", "definitions"}, {"const", "enum"}
 _PLAIN = re.compile(r"\\[^bBk1-9]|\[(?:\\.|[^\]\\])*\]")  # of a pattern: what looks around nowhere
+_ESCAPED = re.compile(r"\\.", re.DOTALL)
+_QUOTED = re.compile(r'\\.|"(?:\\.|[^"\\])*"?', re.DOTALL)  # and what is escaped
 _LOOKS = re.compile(r"\\[bBk1-9]|\(\?<?[=!]")
 
 
@@ -131,20 +134,6 @@ def check_grammar(text: str) -> str:
 
 def _depth(text: str, *, in_json: bool) -> int:
     """The most brackets open at once, without those that a backslash or, in JSON, quotes protect."""
-    depth = deepest = 0
-    is_escaped = in_quotes = False
-    for char in text:
-        if is_escaped:
-            is_escaped = False
-        elif char == "\\":
-            is_escaped = True
-        elif char == '"' and in_json:
-            in_quotes = not in_quotes
-        elif in_quotes:
-            continue
-        elif char in _OPEN:
-            depth += 1
-            deepest = max(deepest, depth)
-        elif char in _CLOSE:
-            depth = max(depth - 1, 0)
-    return deepest
+    bare = (_QUOTED if in_json else _ESCAPED).sub("", text)
+    steps = ((char in _OPEN) - (char in _CLOSE) for char in bare)
+    return max(accumulate(steps, lambda depth, step: max(depth + step, 0), initial=0))

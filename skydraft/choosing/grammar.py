@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 from weakref import ref
@@ -205,16 +206,14 @@ def _refused(text: str, reason: str) -> GrammarRefused:
 
 
 def _on_a_large_stack(work: Callable[[], Any]) -> Any:
-    results: list[Any] = []
-    with _lock:
-        before = threading.stack_size(STACK_BYTES)
-        try:
-            thread = threading.Thread(target=lambda: results.append(work()))
-            thread.start()
-        finally:
-            threading.stack_size(before)
-    thread.join()
-    return results[0]
+    with ThreadPoolExecutor(1) as pool:
+        with _lock:
+            before = threading.stack_size(STACK_BYTES)
+            try:
+                result = pool.submit(work)
+            finally:
+                threading.stack_size(before)
+        return result.result()
 
 
 class GrammarAlong(Follower):

@@ -6,7 +6,7 @@ import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -146,17 +146,13 @@ class Gateway:
         body = await self._reading(visit, own.as_chat) if isinstance(own, Translated) else own
         await self._reading(visit, check_sent, visit.body, body)
         is_long, visit.body = visit.is_long or bool(body.recordings), bytearray()
-        order = await self._reading(
-            visit, order_of, body, self.pair.edge, self.names, self._defaults, takes_long=is_long
-        )
+        # Of a label's conversations; a hash, since the cloud must not learn the label.
+        scope = hashlib.sha256(repr((visit.label, body.cache_salt)).encode()).hexdigest()[:16]
+        make = partial(order_of, cache_scope=scope, shares_target=self._is_shared())
+        order = await self._reading(visit, make, body, self.pair.edge, self.names, self._defaults, takes_long=is_long)
         # What the recordings are unpacked to; all choices share them.
         visit.take(sum(audio.samples.nbytes for message in order.requests[0].messages for audio in message.audio))
-        more: dict[str, Any] = {
-            # Of a label's conversations; a hash, since the cloud must not learn the label.
-            "cache_scope": hashlib.sha256(repr((visit.label, body.cache_salt)).encode()).hexdigest()[:16],
-            "shares_target": self._is_shared(),
-        }
-        return body, replace(order, requests=[replace(each, **more) for each in order.requests])
+        return body, order
 
     async def _count(self, request: Request, kind: type[Answer]) -> Response:
         own = await self._body(request, kind.reads)

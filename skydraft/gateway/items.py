@@ -94,8 +94,10 @@ class Skipped(Checked):
         return "\n".join(text for text in (self.thinking, *texts) if text and isinstance(text, str))
 
 
+# The content of a message is a list of parts; a text is one.
+IN_PARTS = BeforeValidator(lambda said: [{"type": "text", "text": said}] if isinstance(said, str) else said)
 Part = Annotated[TextPart | RefusalPart | AudioPart | Unread | Skipped, Field(discriminator="type"), BY_KIND]
-Content = str | Annotated[Some[Part], Field(max_length=256)]
+Content = Annotated[Some[Part], Field(max_length=256), IN_PARTS]
 
 
 class CalledTool(Checked):

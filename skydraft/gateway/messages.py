@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field, Tag
 
 from skydraft.gateway.answers import ItemsAnswer, WrittenCall
-from skydraft.gateway.items import BY_KIND, CalledTool, Result, Skipped, TextPart, Unread
+from skydraft.gateway.items import BY_KIND, IN_PARTS, CalledTool, Result, Skipped, TextPart, Unread
 from skydraft.gateway.refusals import NOT_SERVED, Refusal
 from skydraft.gateway.schema import MAX_STOPS, Translated, check_served
 from skydraft.gateway.tools import MAX_TOOLS, OtherTool, Some, ToolName, by_kind
@@ -33,7 +33,7 @@ _Block = Annotated[TextPart | Unread | CalledTool | Result | Skipped, Field(disc
 
 class _Message(BaseModel):
     role: Literal["user", "assistant", "system"]
-    content: str | Annotated[Some[_Block], Field(max_length=256)]
+    content: Annotated[Some[_Block], Field(max_length=256), IN_PARTS]
 
 
 class _Tool(BaseModel):
@@ -111,7 +111,7 @@ def _as_chats(tool: _Tool | OtherTool) -> dict[str, Any]:
 
 def _turns(message: _Message) -> Iterator[dict[str, Any]]:
     """One of Anthropic's messages as OpenAI's: results are messages of their own, the user's before the words."""
-    blocks: list[Any] = [TextPart(text=message.content)] if isinstance(message.content, str) else message.content
+    blocks: list[Any] = message.content
     if message.role == "user":
         blocks = sorted(blocks, key=lambda block: not isinstance(block, Result))
     for is_result, group in groupby(blocks, key=lambda block: isinstance(block, Result)):
@@ -123,11 +123,9 @@ def _turns(message: _Message) -> Iterator[dict[str, Any]]:
         if message.role == "system":
             texts = [TextPart(text=words) for part in texts if (words := _BILL.sub("", part.text))]
         calls = [block for block in said if isinstance(block, CalledTool)]
-        thought = "\n".join(block.thought for block in said if isinstance(block, Skipped) and block.thought) or None
-        if texts or calls or (thought and message.role == "assistant"):
-            yield {
-                "role": message.role, "content": texts, "tool_calls": calls or None, "reasoning_content": thought,
-            }  # fmt: skip
+        thoughts = [block for block in said if isinstance(block, Skipped) and block.thought]
+        if texts or calls or (thoughts and message.role == "assistant"):
+            yield {"role": message.role, "content": [*thoughts, *texts], "tool_calls": calls or None}
 
 
 class MessagesAnswer(ItemsAnswer):

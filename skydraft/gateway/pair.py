@@ -88,10 +88,6 @@ class ModelNames:
         learned = [PREFIX, *(f"{PREFIX}-{mode}" for mode in self._taken)]  # what is learned is calibrated
         return names + [f"{name}:{adapter}" for adapter in self._pair.edge.adapters.usable for name in learned]
 
-    def adapter_of(self, model: str) -> str | None:
-        """The adapter of this name, skydraft:ADAPTER or skydraft-MODE:ADAPTER, or "none"; None: not said."""
-        return model.partition(":")[2] or None
-
     def mode_of(self, model: str) -> str:
         name, colon, adapter = model.partition(":")
         is_known = not colon or adapter in ("none", *self._pair.edge.adapters.names)

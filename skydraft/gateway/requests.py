@@ -137,20 +137,30 @@ def _asks(part: Any) -> bool:
     return bool(part.get("local_only")) or any(_asks(part[name]) for name in part.keys() - _CLIENTS_OWN)
 
 
-def order_of(body: ChatRequest | TextRequest, edge: Engine, names: ModelNames, defaults: Defaults) -> Order:
+def order_of(
+    body: ChatRequest | TextRequest, edge: Engine, names: ModelNames, defaults: Defaults, **more: Any
+) -> Order:
+    """What a body asks for. `more` holds further fields of each request."""
     if isinstance(body, ChatRequest):
-        return _chat_order(body, edge, names, defaults)
-    return _text_order(body, edge, names, defaults)
-
-
-def _check_chat(body: ChatRequest, edge: Engine) -> None:
-    if body.callable_tools and not tool_calls.writes_calls(edge.vocab):
-        message = "This model's chat template does not write calls as <tool_call>, so it cannot use tools."
-        raise Refusal(400, message, param="tools")
+        order = _chat_order(body, edge, names, defaults)
+    else:
+        order = _text_order(body, edge, names, defaults)
+    scored = [num for num in (body.num_best, body.choice.logprobs) if num is not None]
+    more |= {"num_best": max(scored, default=None), "local_only": body.choice.local_only}
+    more |= {"adapter": body.model.partition(":")[2] or None}  # of skydraft:ADAPTER and skydraft-MODE:ADAPTER
+    requests = [
+        replace(each, params=replace(each.params, seed=(each.params.seed + number) % 2**64), **more)
+        for each in order.requests
+        for number in range(body.n or 1)
+    ]
+    return replace(order, requests=requests)
 
 
 def _chat_order(body: ChatRequest, edge: Engine, names: ModelNames, defaults: Defaults) -> Order:
-    _check_chat(body, edge)
+    """The order of one choice."""
+    if body.callable_tools and not tool_calls.writes_calls(edge.vocab):
+        message = "This model's chat template does not write calls as <tool_call>, so it cannot use tools."
+        raise Refusal(400, message, param="tools")
     messages = _messages(body.messages, edge)
     if body.continue_final_message and messages:
         messages[-1] = _named("messages", lambda: replace(messages[-1], is_open=True))
@@ -182,15 +192,12 @@ def _chat_order(body: ChatRequest, edge: Engine, names: ModelNames, defaults: De
         think=body.choice.think or thinking.think,
         settings=tuple(thinking.settings.items()),
         share_audio=defaults.share_audio if any(message.audio for message in messages) else "features",
-        num_best=_num_best(body),
         begun=begun,
         begun_is_prompt=is_prompt,
-        local_only=body.choice.local_only,
-        adapter=names.adapter_of(body.model),
     )
     left_out = sorted(unfollowed.union(tool.type for tool in body.tools or () if isinstance(tool, OtherTool)))
     left_out += ["thinking"] * thinking.is_unmet
-    return Order(_choices(request, body.n or 1), partial(reader_of, body), left_out)
+    return Order([request], partial(reader_of, body), left_out)
 
 
 def _begun(body: ChatRequest, edge: Engine) -> tuple[int, ...]:
@@ -206,10 +213,6 @@ def _begun(body: ChatRequest, edge: Engine) -> tuple[int, ...]:
 def _check_ids(token_ids: Seq[int], edge: Engine, param: str) -> None:
     if max(token_ids, default=0) >= edge.vocab.size:
         raise Refusal(400, f"{param}: An id is outside the vocabulary of {edge.vocab.size} tokens.", param=param)
-
-
-def _num_best(body: ChatRequest | TextRequest) -> int | None:
-    return max((each for each in (body.num_best, body.choice.logprobs) if each is not None), default=None)
 
 
 def reader_of(body: ChatRequest) -> tool_calls.Reader | None:
@@ -263,29 +266,14 @@ def _text_order(body: TextRequest, edge: Engine, names: ModelNames, defaults: De
     plan = names.plan_of(body.model, body.choice)
     params = _params(body, defaults, body.max_tokens or defaults.max_new_tokens(_TEXT_TOKENS))
     params = replace(params, think_budget=body.choice.think_budget or 0)  # the operator's is for chats
+    make = partial(GenerateRequest, plan=plan, params=params, raw=True, think=body.choice.think or "auto")
+    make = partial(make, scores_prompt=bool(body.echo), writes=body.max_tokens != 0)
     requests = [
-        GenerateRequest(
-            (Message("user", prompt),) if isinstance(prompt, str) else (),
-            prompt_ids=() if isinstance(prompt, str) else tuple(prompt),
-            plan=plan,
-            params=params,
-            raw=True,
-            think=body.choice.think or "auto",
-            num_best=_num_best(body),
-            scores_prompt=bool(body.echo),
-            writes=body.max_tokens != 0,
-            local_only=body.choice.local_only,
-            adapter=names.adapter_of(body.model),
-        )
+        make((Message("user", prompt),)) if isinstance(prompt, str) else make((), prompt_ids=tuple(prompt))
         for prompt in body.prompt
     ]
     left_out = ["thinking"] if body.reasoning_effort not in (None, "none") else []  # a text has no chat template
-    return Order([choice for request in requests for choice in _choices(request, body.n or 1)], left_out=left_out)
-
-
-def _choices(request: GenerateRequest, num_choices: int) -> list[GenerateRequest]:
-    seeds = ((request.params.seed + number) % 2**64 for number in range(num_choices))
-    return [replace(request, params=replace(request.params, seed=seed)) for seed in seeds]
+    return Order(requests, left_out=left_out)
 
 
 def _params(
@@ -343,10 +331,8 @@ def _last_turn(given: list[ChatMessage]) -> range:
 
 def _content(message: ChatMessage, number: int, edge: Engine, *, is_last: bool) -> tuple[str, list[AudioPart]]:
     """The words and the recordings. What a model cannot take is refused in the user's last turn, and words before."""
-    if message.content is None or isinstance(message.content, str):
-        return message.content or "", []
     texts, recordings = list[str](), list[AudioPart]()
-    for at, part in enumerate(message.content):
+    for at, part in enumerate(message.content or ()):
         param = f"messages.{number}.content.{at}"
         if isinstance(part, AudioPart) and edge.takes_audio and message.role == "user":
             recordings.append(part)

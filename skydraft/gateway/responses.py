@@ -18,6 +18,8 @@ from skydraft.prompts.tool_calls import CallText
 
 _INCOMPLETE: dict[str | None, str] = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _LOGPROBS = "message.output_text.logprobs"
+_COPIED = {"model", "instructions", "max_output_tokens", "temperature", "top_p", "text", "tools", "tool_choice",
+           "parallel_tool_calls", "metadata"}  # fmt: skip
 
 
 class _Message(BaseModel):
@@ -109,28 +111,26 @@ class ResponsesRequest(Translated):
         return [*functions, *({"type": tool.type} for tool in others)]
 
     def _messages(self) -> list[dict[str, Any]]:
-        """Calls belong to the assistant's message before them."""
+        """Calls belong to the assistant's message before them, and thoughts to the one after them."""
         messages: list[dict[str, Any]] = []
         if self.instructions:
             messages.append({"role": "system", "content": self.instructions})
         if isinstance(self.input, str):
             return [*messages, {"role": "user", "content": self.input}]
-        thought, known_as = "", {(space, tool.name): name for name, (space, tool) in self.functions().items()}
+        thoughts: list[Skipped] = []
+        known_as = {(space, tool.name): name for name, (space, tool) in self.functions().items()}
         for item in self.input:
             if isinstance(item, Skipped):
-                thought = "\n".join(filter(None, (thought, item.thought)))
+                thoughts += [item] if item.thought else []
             elif isinstance(item, _Message):
-                messages.append({"role": item.role, "content": item.content})
+                messages.append({"role": item.role, "content": [*thoughts, *item.content]})
+                thoughts = []
             elif isinstance(item, CalledTool):
                 if not messages or messages[-1]["role"] != "assistant":
-                    messages.append({"role": "assistant", "content": None})
-                name = known_as.get((item.namespace, item.name), item.name)
+                    messages.append({"role": "assistant", "content": []})
+                messages[-1]["content"] += thoughts
+                name, thoughts = known_as.get((item.namespace, item.name), item.name), []
                 messages[-1].setdefault("tool_calls", []).append(item.model_copy(update={"name": name}))
-            if thought and isinstance(item, _Message | CalledTool):
-                if messages[-1]["role"] == "assistant":
-                    before = messages[-1].get("reasoning_content")
-                    messages[-1]["reasoning_content"] = "\n".join(filter(None, (before, thought)))
-                thought = ""
             if isinstance(item, Result) or (isinstance(item, CalledTool) and item.output is not None):
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.output})
         return messages
@@ -239,9 +239,7 @@ class ResponsesAnswer(ItemsAnswer):
         return self._event("failed", response=self._response("failed") | {"error": error})
 
     def _response(self, status: str) -> dict[str, Any]:
-        copied = ("model", "instructions", "max_output_tokens", "temperature", "top_p")
-        told = {*copied, "text", "tools", "tool_choice", "parallel_tool_calls", "metadata"}
-        body = self._own.model_dump(include=told, mode="json")  # NaN, which some clients send, is no JSON
+        body = self._own.model_dump(include=_COPIED, mode="json")  # NaN, which some clients send, is no JSON
         num_read, cached, written = self.usage
         is_over = status in ("completed", "incomplete")
         used = {
@@ -251,7 +249,7 @@ class ResponsesAnswer(ItemsAnswer):
             "output_tokens_details": {"reasoning_tokens": self.num_reasoning},
             "total_tokens": num_read + written,
         }
-        response = {
+        response: dict[str, Any] = body | {
             "id": self._id,
             "object": "response",
             "created_at": self._created,
@@ -269,5 +267,4 @@ class ResponsesAnswer(ItemsAnswer):
             "store": False,
             "truncation": "disabled",
         }
-        response |= {name: body[name] for name in copied}
         return response | ({"skydraft": self._ours(self.choices[0])} if is_over and self._body.choice.extension else {})

@@ -63,8 +63,8 @@ class ChatMessage(Checked):
 
     @property
     def thought(self) -> str | None:
-        parts = self.content if isinstance(self.content, list) else []
-        told = "\n".join(part.thought for part in parts if isinstance(part, Skipped) and part.thought)
+        skipped = (part for part in self.content or () if isinstance(part, Skipped))
+        told = "\n".join(part.thought for part in skipped if part.thought)
         return self.reasoning_content or self.reasoning or told or None
 
 
@@ -106,11 +106,8 @@ class _Choice(Checked):
     local_only: bool = False
 
     def decoding(self) -> dict[str, Any]:
-        return {
-            known.name: getattr(self, known.name)
-            for known in fields(DecodingParams)
-            if known.name in self.model_fields_set
-        }
+        options = self.model_fields_set & {known.name for known in fields(DecodingParams)}
+        return {name: getattr(self, name) for name in options}
 
 
 _OPTIONS: dict[str, Any] = {
@@ -209,19 +206,16 @@ class ChatRequest(AnyRequest):
     @classmethod
     def _check_choice(cls, choice: ToolChoice, info: ValidationInfo) -> ToolChoice:
         names = [tool.function.name for tool in info.data.get("tools") or () if isinstance(tool, Tool)]
-        allowed = choice if isinstance(choice, AllowedTools) else None
-        asked = [choice.name] if isinstance(choice, NamedTool) else allowed.names() if allowed else []
+        asked = choice.names() if isinstance(choice, NamedTool | AllowedTools) else names
         if unknown := [name for name in asked if name not in names]:
             raise ValueError(f"no function is called '{unknown[0][:64]}', and other tools are not run here")
-        must_call = choice == "required" or (allowed is not None and allowed.mode == "required")
-        if must_call and not (asked if allowed else names):
+        if "required" in (choice, getattr(choice, "mode", None)) and not asked:
             raise ValueError("there are no tools")
         return choice
 
     @property
     def recordings(self) -> list[AudioPart]:
-        contents = [message.content for message in self.messages]
-        parts = [part for content in contents if isinstance(content, list) for part in content]
+        parts = (part for message in self.messages for part in message.content or ())
         return [part for part in parts if isinstance(part, AudioPart)]
 
     @property
@@ -263,9 +257,7 @@ class ChatRequest(AnyRequest):
 
     @property
     def must_call(self) -> bool:
-        if isinstance(self.tool_choice, AllowedTools):
-            return self.tool_choice.mode == "required"
-        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+        return "required" in (self.tool_choice, getattr(self.tool_choice, "mode", None))
 
 
 class TextRequest(AnyRequest):

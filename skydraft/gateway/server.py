@@ -38,10 +38,8 @@ class ListenOptions:
 
     def __post_init__(self) -> None:
         if not (self.has_keys or is_loopback(self.host)):
-            raise OptionError(
-                f"On {self.host} other machines could use the models: an API key is required.",
-                hint="Give --api-key-file FILE, or listen on 127.0.0.1.",
-            )
+            message = f"On {self.host} other machines could use the models: an API key is required."
+            raise OptionError(message, hint="Give --api-key-file FILE, or listen on 127.0.0.1.")
         check_encrypted(self.host, self.tls_cert, self.tls_key, insecure=self.insecure, flag="--insecure-host")
 
     @property
@@ -87,10 +85,8 @@ def listen(options: ListenOptions) -> socket.socket:
         listening.listen(_BACKLOG)
     except OSError as error:
         listening.close()
-        raise OptionError(
-            f"Cannot listen on {options.host}:{options.port}: {error.strerror}.",
-            hint="Choose another --host or --port; port 0 is any free one.",
-        ) from error
+        message = f"Cannot listen on {options.host}:{options.port}: {error.strerror}."
+        raise OptionError(message, hint="Choose another --host or --port; port 0 is any free one.") from error
     return listening
 
 

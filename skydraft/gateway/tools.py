@@ -1,6 +1,6 @@
 """Tools, and which of them an answer may call."""
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
@@ -60,6 +60,10 @@ AnyTool = Annotated[Annotated[Tool, Tag("a function")] | Annotated[OtherTool, Ta
 class NamedTool(Checked):
     type: Literal["function"]
     name: str
+    mode: ClassVar[str] = "required"
+
+    def names(self) -> list[str]:
+        return [self.name]
 
 
 class AllowedTools(Checked):

@@ -70,10 +70,8 @@ def render(
     template = (vocab.tool_template if tools else None) or vocab.chat_template
     if template is None:
         if roles != ["user"]:
-            raise PromptError(
-                "This model has no chat template, so it takes one user message and nothing else.",
-                hint="Give one prompt alone, or use --raw.",
-            )
+            message = "This model has no chat template, so it takes one user message and nothing else."
+            raise PromptError(message, hint="Give one prompt alone, or use --raw.")
         return vocab.bos_text + messages[0].content
     has_calls = any(key == "tool_calls" for message in messages for key, _ in message.more)
     for form in _FORMS if has_calls else _FORMS[:1]:
@@ -152,10 +150,8 @@ def _environment() -> "BoundedEnvironment":
         {"tojson": _json}, trim_blocks=True, lstrip_blocks=True,
         extensions=[_GenerationTag, "jinja2.ext.loopcontrols"],
     )  # fmt: skip
-    environment.globals["raise_exception"] = _refuse
+    environment.globals |= {"raise_exception": _refuse, "dict": _DictMaker(), "namespace": _PublicNamespace}
     environment.globals["strftime_now"] = lambda format: _now().strftime(format)
-    environment.globals["dict"] = _DictMaker()
-    environment.globals["namespace"] = _PublicNamespace
     return environment
 
 
@@ -253,14 +249,12 @@ def _checked(name: str, function: Any) -> Any:
     return check
 
 
-def _budget(context: Context) -> _Budget:
-    budget: _Budget = context.parent[_BUDGET]  # where no template can write
-    return budget
+def _weigh(context: Context, value: Any, *steps: int, **items: int) -> Any:
+    return context.parent[_BUDGET].weigh(value, *steps, **items)  # where no template can write
 
 
 def _stepped(context: Context, items: Iterable[Any]) -> Iterator[Any]:
-    budget = _budget(context)
-    return (budget.weigh(None) or item for item in items)
+    return (_weigh(context, None) or item for item in items)
 
 
 class _Counting(NodeTransformer):
@@ -296,8 +290,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]  # it writes as much as it is asked for
         self.filters = {name: _checked(name, each) for name, each in {**self.filters, **filters}.items()}
         self.filters |= {
-            "_weighed": pass_context(lambda context, value: _budget(context).weigh(value)),
-            "_filtered": pass_context(lambda context, value: _budget(context).weigh(value, items=_FILTERED_A_STEP)),
+            "_weighed": pass_context(lambda context, value: _weigh(context, value)),
+            "_filtered": pass_context(lambda context, value: _weigh(context, value, items=_FILTERED_A_STEP)),
             "_stepped": pass_context(_stepped),
         }
 
@@ -310,14 +304,14 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             _check(operator, left, right, _CHARS_A_STEP)
         elif operator == "*" or (operator == "%" and isinstance(left, str)):
             _check(operator, left, right)
-        return _budget(context).weigh(super().call_binop(context, operator, left, right))
+        return _weigh(context, super().call_binop(context, operator, left, right))
 
     def call(self, context: Context, obj: Any, /, *args: Any, **options: Any) -> Any:
         text = getattr(obj, "__self__", None)
         if isinstance(text, str) and obj.__name__ in _GROWING:
             args = tuple(list(each) if isinstance(each, Iterator) else each for each in args)
             _check(obj.__name__, text, *args, *options.values())
-        return _budget(context).weigh(super().call(context, obj, *args, **options), _STEPS_A_CALL)
+        return _weigh(context, super().call(context, obj, *args, **options), _STEPS_A_CALL)
 
 
 def render_within(template: Template, **given: Any) -> str:

@@ -83,9 +83,8 @@ def _message(number: int, given: Any) -> Message:
         raise PromptError(f"The content of message {number} of the conversation must be a text.", hint=hint)
     audio = given.get("audio")
     if audio is not None and not isinstance(audio, Audio):
-        raise PromptError(
-            f"The audio of message {number} must come from load_audio.", hint="Call skydraft.load_audio(FILE) first."
-        )
+        hint = "Call skydraft.load_audio(FILE) first."
+        raise PromptError(f"The audio of message {number} must come from load_audio.", hint=hint)
     try:
         kept = {**given, "tool_calls": as_objects(given.get("tool_calls") or ())}
     except (TypeError, KeyError, AttributeError) as error:

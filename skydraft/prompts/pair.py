@@ -89,14 +89,12 @@ def _cut_marks(
         before = cut if text.strip() in vocab.mark_words else ""  # some templates put brackets around keys
         return before + marks.sub(rf"\g<0>{cut}", text)
 
+    def changed(message: Message) -> Message:
+        more = tuple((key, _changed(of, change)) for key, of in message.more)
+        return replace(message, content=change(message.content), more=more)
+
     try:
-        heard = [
-            replace(
-                each, content=change(each.content), more=tuple((key, _changed(of, change)) for key, of in each.more)
-            )
-            for each in messages
-        ]
-        return heard, [_changed(tool, change) for tool in tools], _changed(settings, change), cut
+        return [*map(changed, messages)], [_changed(tool, change) for tool in tools], _changed(settings, change), cut
     except RecursionError as error:
         raise PromptError("The conversation has values that are nested too deep.") from error
 
@@ -132,12 +130,9 @@ def check_length(vocab: Vocab, text: str, most: int) -> None:
             starts, size = range(0, len(text), len(text) // _NUM_SAMPLES), num_chars // _NUM_SAMPLES
             sampled = sum(len(vocab.encode(text[start : start + size])) for start in starts)
             num_tokens = max(num_tokens // 2, sampled * len(text) // num_chars)
-            raise ContextExceeded(
-                f"The prompt has about {num_tokens} tokens, the context holds {most}.",
-                num_tokens=num_tokens,
-                most=most,
-                hint="Shorten the prompt or raise --context.",
-            )
+            message = f"The prompt has about {num_tokens} tokens, the context holds {most}."
+            hint = "Shorten the prompt or raise --context."
+            raise ContextExceeded(message, num_tokens=num_tokens, most=most, hint=hint)
         num_chars *= 2
 
 
