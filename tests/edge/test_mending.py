@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 
 import skydraft
 from bench.emulated_link import EmulatedLink, LinkShape
@@ -20,24 +19,20 @@ from skydraft.edge.channel import Channel
 from skydraft.engines.toy import open_toy
 
 from ..cloud.driver import holding, slow_toy
-from ..serving import HEALTH, PATIENCE_S, free_port, serving
+from ..serving import HEALTH, PATIENCE_S, certified, free_port, serving
 from .texts import GATED, begin, by_plan, undisturbed
 
 
 @by_plan
 def test_a_far_cloud_behind_tls_is_not_gone(tmp_path: Path, plan: Any, unhurried: None) -> None:
-    authority = trustme.CA()
-    issued = authority.issue_cert("127.0.0.1")
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    cert.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
-    key.write_bytes(issued.private_key_pem.bytes())
+    files, signer = certified(tmp_path)
     lines: list[str] = []
     short = DecodingParams(max_new_tokens=12, min_new_tokens=12)
     far = LinkShape(delay_ms=80)
     with (
-        serving(open_toy("toy"), tls_cert=cert, tls_key=key) as server,
+        serving(open_toy("toy"), **files) as server,
         EmulatedLink(("127.0.0.1", server.port), far) as link,
-        closing(skydraft.connect(link.address, tls_ca=authority.cert_pem.bytes(), notify=lines.append)) as cloud,
+        closing(skydraft.connect(link.address, tls_ca=signer, notify=lines.append)) as cloud,
     ):
         generation = begin(cloud, plan, short).run()
         assert "edge-fallback" not in generation.origins

@@ -101,11 +101,8 @@ CALLS: list[tuple[str, dict[str, Any], Any, str, str, str]] = [
 def test_calls_of_other_tools_and_their_results_are_read_as_those_of_functions(
     served: Running, kind: str, call: Any, result: Any, name: str, arguments: str, text: str
 ) -> None:
-    question, known, more = (
-        {"role": "user", "content": "语速"},
-        {"call_id": "c"},
-        {"name": name, "arguments": arguments},
-    )
+    question, known = {"role": "user", "content": "语速"}, {"call_id": "c"}
+    more = {"name": name, "arguments": arguments}
     its_own = [{"type": kind, **known, **call}, {"type": f"{kind}_output", **known, "output": result}]
     function = [{"type": "function_call", **known, **more}, {"type": "function_call_output", **known, "output": text}]
     its_own = its_own[: 1 if result is None else 2]

@@ -167,36 +167,25 @@ def test_tools_reach_the_template_with_all_their_keys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "is_told"),
-    [
-        ({}, True),
-        ({"tool_choice": "required"}, False),
-        ({"tool_choice": "none"}, False),
-        ({"response_format": {"type": "json_object"}}, False),
-    ],
+    "body", [{}, {"tool_choice": "required"}, {"tool_choice": "none"}, {"response_format": {"type": "json_object"}}]
 )
-def test_where_a_call_is_free_the_system_prompt_says_so(client: openai.OpenAI, body: Any, is_told: bool) -> None:
+def test_where_a_call_is_free_the_system_prompt_says_so(client: openai.OpenAI, body: Any) -> None:
     template = open_toy("toy").vocab
     messages = conversation(ASKED)
     tools = [] if body.get("tool_choice") == "none" else [WEATHER]
-    rendered = render(template, may_answer(messages) if is_told else messages, tools)
+    rendered = render(template, messages if body else may_answer(messages), tools)
     answer = ask(client, "quality", messages=ASKED, tools=[WEATHER], max_tokens=4, **body)
     assert answer.usage and answer.usage.prompt_tokens == len(template.encode(rendered))
 
 
-@pytest.mark.parametrize(
-    ("body", "is_checked"),
-    [
-        ({}, True),
-        ({"tool_choice": "none"}, False),
-        ({"model": "skydraft-edge", "skydraft": {}}, False),
-        ({"skydraft": {"gate": "entropy:7", "hand_back": 0}}, False),
-    ],
-)
-def test_the_target_checks_whether_an_answer_begins_as_a_call(served: Running, body: Any, is_checked: bool) -> None:
+NO_CHECK: list[Any] = [{"tool_choice": "none"}, {"model": "skydraft-edge", "skydraft": {}}]
+
+
+@pytest.mark.parametrize("body", [{}, *NO_CHECK, {"skydraft": {"gate": "entropy:7", "hand_back": 0}}])
+def test_the_target_checks_whether_an_answer_begins_as_a_call(served: Running, body: Any) -> None:
     options = {"model": "skydraft-fluency", "skydraft": {"hand_back": 0}, "max_tokens": 4} | body
     answer = served.chat(tools=[WEATHER], **options).json()
-    assert (answer["skydraft"]["stats"]["num_escalated"] > 0) == is_checked
+    assert (answer["skydraft"]["stats"]["num_escalated"] > 0) == (not body)
 
 
 def test_others_do_not_wait_for_grammars_that_take_long(served: Running, client: openai.OpenAI) -> None:

@@ -74,6 +74,18 @@ def assert_all_is_accounted_for(generation: Generation) -> None:
     assert list(token_ids) == wanted
 
 
+def failure_of(generation: Generation, plan: str) -> SkydraftError | None:
+    """Run it; returns what it failed with, if it did. Either way no token is lost, doubled or made up."""
+    failure = None
+    try:
+        assert len(generation.run().token_ids) == LENGTH
+    except SkydraftError as error:
+        assert_one_clear_line(failure := error)
+    assert plan in ("gated", "quality") or committed(generation) == ALONE[: len(committed(generation))]
+    assert_all_is_accounted_for(generation)
+    return failure
+
+
 def assert_one_clear_line(error: SkydraftError) -> None:
     assert "\n" not in str(error) and 20 < len(str(error)) < 400, str(error)
     assert "<" not in str(error) or "<h" in str(error)  # no object of ours

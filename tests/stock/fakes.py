@@ -38,6 +38,7 @@ DIALECTS: dict[str, Callable[..., Answering]] = {
     "deepseek": partial(DeepSeek, owner="deepseek"),
     "gemini": partial(Gemini, owner="google"),
 }
+IDS = ("vllm", "llama-server", "sglang")  # that are sent ids
 HOSTS = ("openai", "openai, new", "mistral", "deepseek", "gemini")
 # Faults are for what generates; a handshake is spoilt by a fault for its own path.
 GENERATING = ("/v1/completions", "/v1/chat/completions", "/completion", "/generate")

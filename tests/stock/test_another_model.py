@@ -13,13 +13,12 @@ from skydraft.models import KNOWN, cache_dir, default_pair
 from skydraft.models.cache import model_path
 from tests.hostile.texts import LENGTH, TARGET, letters, write
 from tests.serving import free_port
-from tests.stock.fakes import Fake, fake
+from tests.stock.fakes import IDS, Fake, fake
 from tests.stock.real import llama_server
 from tests.thinking.scripts import thinking_toy
 
 OTHER = letters("toy:drift=0.9")
 ALONE = write(OTHER, "cloud").run().token_ids
-DIALECTS = ("llama-server", "sglang", "vllm")
 
 
 def start_again(server: Fake, engine: Engine, name: str) -> None:
@@ -32,8 +31,8 @@ def start_again(server: Fake, engine: Engine, name: str) -> None:
 @pytest.mark.parametrize(
     ("dialect", "engine", "name", "error"),
     [("llama-server", OTHER, "toy", TargetChanged)]  # another file under the same name
-    + [(each, OTHER, "another", TargetChanged) for each in DIALECTS]
-    + [(each, thinking_toy(), "toy", VocabularyMismatch) for each in DIALECTS],
+    + [(each, OTHER, "another", TargetChanged) for each in IDS]
+    + [(each, thinking_toy(), "toy", VocabularyMismatch) for each in IDS],
 )
 def test_another_model_of_an_idle_server_is_an_error_and_then_the_target(
     dialect: str, engine: Engine, name: str, error: type[SkydraftError], plan: str

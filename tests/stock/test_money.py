@@ -20,12 +20,11 @@ from skydraft.edge.stock.wire import Pool, Wire
 from skydraft.errors import BudgetSpent, CloudLost, SkydraftError
 from tests.hostile.texts import STREAMS, TARGET, TEXT, write
 from tests.stock import faults
-from tests.stock.fakes import GENERATING, Fake, fake
+from tests.stock.fakes import GENERATING, IDS, Fake, fake
 from tests.stock.front import Front, Post
 from tests.toys import law
 
 PROMPT = list(TARGET.vocab.encode(TEXT))
-IDS = ("vllm", "llama-server", "sglang")
 CHATS = ("openai", "deepseek", "gemini")
 DIALECTS = (*IDS, *CHATS)
 ROWS = [(dialect, plan) for dialect in IDS for plan in ("gated", "cloud", "checked")]
@@ -88,10 +87,7 @@ def spent(cloud: Any) -> float:
 
 
 @law(40)
-@given(
-    st.sampled_from(ROWS),
-    st.lists(st.sampled_from(FATES), max_size=7), st.sampled_from([None, 1, 3, 6]),
-)  # fmt: skip
+@given(st.sampled_from(ROWS), st.lists(st.sampled_from(FATES), max_size=7), st.sampled_from([None, 1, 3, 6]))
 def test_no_less_is_told_than_came(
     fronts: Callable[[str], Front], row: tuple[str, str], fates: list[str], most: int | None
 ) -> None:
@@ -186,12 +182,8 @@ def test_what_never_left_is_no_call() -> None:
         cloud.close()
 
 
-def test_calls_that_fail_cost_what_was_sent() -> None:
-    with (
-        fake("vllm", TARGET) as server,
-        Front(server.url) as front,
-        closing(skydraft.connect(front.url, timeout_s=10, price="1,2,3")) as cloud,
-    ):
+def test_calls_that_fail_cost_what_was_sent(tmp_path: Path) -> None:
+    with standing("vllm", tmp_path) as front, closing(connect(front, price="1,2,3")) as cloud:
         assert cloud.facts(None) is not None
         front.posts.clear()
         front.fates += ["500"] * 100

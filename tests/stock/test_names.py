@@ -5,7 +5,9 @@ import re
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -86,11 +88,7 @@ def test_a_calibration_fits_the_whole_name_alone(target: str, knows: bool, home:
 def test_llama_server_is_named_by_its_alias_if_it_was_given_one(alias: str, named: str) -> None:
     answer = {"model_alias": alias, "model_path": "/models/m.gguf", "default_generation_settings": {"n_ctx": 64}}
 
-    class Props:
-        async def ask(self, path: str, timeout_s: float) -> dict[str, object]:
-            return answer
-
-    wire: Any = Props()
+    wire: Any = SimpleNamespace(ask=AsyncMock(return_value=answer))
     for wanted in (None, "m.gguf"):
         assert asyncio.run(LlamaServer().describe(wire, wanted, 1.0)) == {named: About(64, "/models/m.gguf")}
     assert asyncio.run(LlamaServer().describe(wire, "gguf", 1.0)) == {}
