@@ -18,15 +18,14 @@ from skydraft.decoding.plan import make_plan
 from skydraft.engines.toy import ToyEngine, character_vocab, random_toy
 from skydraft.gating import gates
 
+from ..choosing.test_stopping import follower
+
 VOCAB = character_vocab("今天天气很好我们去公园走，。员在的一是")
 
 
 def reasons(cycle: str, k: int) -> list[str]:
     """Why a target that loves a cycle as much as the draft model was asked."""
-    table = np.zeros((VOCAB.size, VOCAB.size), np.float32)
-    for here, there in itertools.pairwise(VOCAB.encode("气" + cycle + cycle[0])):
-        table[here, there] = 40
-    sides = {"edge": ToyEngine(VOCAB, table), "cloud": ToyEngine(VOCAB, table)}
+    sides = {"edge": follower(cycle, VOCAB), "cloud": follower(cycle, VOCAB)}
     plan, params = make_plan(gate="entropy:2", k=k), DecodingParams(max_new_tokens=32)
     with skydraft.generate("今天天气", **sides, plan=plan, params=params) as generation:
         return [record.reason for record in generation.run().records if record.reason]
