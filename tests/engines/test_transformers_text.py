@@ -23,7 +23,6 @@ from .tiny_checkpoint import NUM_PADDING_ROWS, OPTIONS, copy_of, save_model
 
 torch = later("torch")
 transformers = later("transformers")
-later("tokenizers")
 
 PROMPTS = ["今天天气很好", "请用一句话描述这段语音的情绪：", "The small model drafts", "a"]
 
