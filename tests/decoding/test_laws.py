@@ -211,20 +211,6 @@ class HostileTurns(Turns):
         return next(self._next) % 2 == 1
 
 
-GATES = ("always", "entropy:1", "prob:0.5", "margin:0.2+digits", "entropy:9+start+values")
-
-
-@law(30)
-@given(toys.pairs(), toys.params(), st.sampled_from(GATES))
-def test_an_adaptive_length_changes_no_token_of_whoever_wrote_it(pair, params, gate):
-    edge, cloud = pair
-    plan = make_plan(gate=gate, k="auto")
-    done = decode(plan, params, edge, cloud)
-    if gate == "always":
-        assert done.token_ids == reference.plain(cloud, PROMPT_IDS, params)[0]
-    assert_whose(done, edge, cloud, params)
-
-
 @law(30)
 @given(toys.pairs(), toys.params(), st.lists(st.integers(0, 9), min_size=1, max_size=5))
 def test_no_choice_of_k_changes_the_text(pair, params, ks):

@@ -1,6 +1,5 @@
 """Whole comparisons of toys from Python: what is refused before anything runs, and what a mode means while it runs."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,9 +45,7 @@ def run(asked: ComparisonRequest, out: Path, drift: float = DRIFT) -> tuple[Reco
 
 def tone(folder: Path, name: str = "a.wav") -> Path:
     soundfile.write(folder / name, np.sin(np.arange(8000) / 9).astype(np.float32), 16_000)
-    path = folder / "spoken.jsonl"
-    path.write_text(json.dumps({"prompt": "说", "audio": name}) + "\n", encoding="utf-8")
-    return path
+    return lines.jsonl(folder / "spoken.jsonl", {"prompt": "说", "audio": name})
 
 
 def test_recordings_are_read_before_anything_runs(tmp_path: Path) -> None:
