@@ -18,10 +18,9 @@ import skydraft
 from skydraft import DecodingParams, make_plan
 from skydraft.engines.toy import open_toy
 
+from ..comparing import TOYS
 from ..starting import command as skydraft_command
 from .conftest import Invoke
-
-TOYS = ["--edge-model", "toy:drift=0.2", "--cloud-model", "toy"]
 
 Talk = Callable[..., tuple[list[str], str]]
 

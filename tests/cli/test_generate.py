@@ -16,9 +16,7 @@ from skydraft.engines.toy import character_vocab, random_toy
 
 from ..choosing.test_stopping import follower
 from ..starting import command as skydraft
-from .conftest import Invoke, Refused
-
-TOYS = ["--edge-model", "toy:drift=0.4", "--cloud-model", "toy"]
+from .conftest import TOYS, Invoke, Refused
 
 
 def test_text_goes_to_stdout_and_figures_to_stderr(invoke: Invoke) -> None:
