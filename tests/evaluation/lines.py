@@ -2,6 +2,9 @@
 
 import io
 import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +78,17 @@ def score(**changes: Any) -> ScoreLine:
 def jsonl(path: Path, *lines: Any) -> Path:
     path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
     return path
+
+
+@contextmanager
+def no_file_beyond(num_bytes: int) -> Iterator[None]:
+    """As on a full disk, no file of this process grows beyond so many bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def text_of(*lines: BaseModel) -> str:

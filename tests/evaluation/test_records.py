@@ -2,7 +2,6 @@
 
 import json
 import math
-import resource
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -85,12 +84,8 @@ def test_a_disk_that_takes_no_more_costs_no_line_that_was_whole(tmp_path: Path) 
     path = lines.write(tmp_path, lines.run_line(), lines.generation())
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"kind":"gene')
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
-    try:
+    with lines.no_file_beyond(64):
         drop_cut_line(path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert path.read_bytes() == whole
 
 
