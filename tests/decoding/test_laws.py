@@ -34,8 +34,7 @@ DRAFTED = ("skipped", "edge", "edge-fallback")
 
 
 def decode(plan: Plan, params: DecodingParams, edge: object, cloud: object, **options: object) -> Generation:
-    with generate(PROMPT, edge=edge, cloud=cloud, plan=plan, params=params, raw=True, **options) as generation:
-        return generation.run()
+    return generate(PROMPT, edge=edge, cloud=cloud, plan=plan, params=params, raw=True, **options).run()
 
 
 def assert_whose(done: Generation, edge: Engine, cloud: Engine, params: DecodingParams) -> None:

@@ -41,8 +41,7 @@ def hf_generate(folder: Path, prompt_ids: tuple[int, ...], params: DecodingParam
 
 def run(prompt: str, mode: str, params: DecodingParams, **given: Any) -> skydraft.Generation:
     plan = skydraft.make_plan(mode, k=given.pop("k", None))
-    with skydraft.generate(prompt, plan=plan, params=params, raw=True, **given) as generation:
-        return generation.run()
+    return skydraft.generate(prompt, plan=plan, params=params, raw=True, **given).run()
 
 
 @pytest.mark.parametrize(
