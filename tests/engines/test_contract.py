@@ -16,6 +16,7 @@ from skydraft.types import Media, Reuse
 
 from .conftest import Load
 from .contract import TOLERANCE, largest_difference, one_by_one, rows_after, some_text
+from .test_floor import is_free
 from .tiny_omni import clip, spoken
 
 TORCH = ("text", "omni")
@@ -135,6 +136,7 @@ class TestContract:
         for prompt in ([], [one] * most, [size], [one, -1]):
             with pytest.raises(PromptError):
                 engine.open(prompt)
+        assert is_free(engine.floor)
 
     def test_a_model_without_ears_says_so(self, engine: Engine) -> None:
         if engine.takes_audio:

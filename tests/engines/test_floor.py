@@ -125,15 +125,6 @@ def test_a_sequence_closed_meanwhile_waits_for_nobody_and_is_released_before_the
     assert engine.log[2:] == [third]
 
 
-def test_a_refused_call_gives_the_floor_back() -> None:
-    engine = toy()
-    sequence = engine.open([1, 2, 3])
-    for call in (lambda: sequence.truncate(99), lambda: sequence.extend([])):
-        with pytest.raises(EngineError):
-            call()
-    assert is_free(engine.floor)
-
-
 def test_ctrl_c_in_a_waiting_thread_leaves_the_floor_to_others(engine: Blocking) -> None:
     main = threading.get_ident()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell begins without it

@@ -182,10 +182,7 @@ def test_what_conversations_share_is_read_once() -> None:
     engine = engine_of([1, 2, 3], max_sequences=3)
     assert [num_cached(engine, [*FIXED, *[end] * 9]) for end in (7, 8)] == [0, 20]
     assert num_cached(engine, [*FIXED, 9], Reuse("bob")) == 0
-
-
-def test_a_full_engine_goes_on_from_what_it_kept() -> None:
-    engine = engine_of([1, 2, 3], max_sequences=1)
+    engine = engine_of([1, 2, 3], max_sequences=1)  # full, it goes on from what it kept
     answer(engine, [*FIXED, 9], MINE)
     assert num_cached(engine, [*FIXED[:9], 16, *FIXED[10:], 9]) == 8
 

@@ -18,10 +18,6 @@ CHARACTERS = character_vocab('我你他员在说高兴人，。！？、12345678
 SURE, UNSURE = Signals(0.1, 0.9, 0.95), Signals(4.0, 0.05, 0.2)
 
 
-def gate_of(text):
-    return Gate(parse_gate(text))
-
-
 def reason(gate, text, signals=None, history="", vocab=CHARACTERS, prompt="我你", judged=""):
     tokens = vocab.encode(text) if isinstance(text, str) else tuple(text)
     context = Context(Prompt(vocab.encode(prompt)))
@@ -30,7 +26,7 @@ def reason(gate, text, signals=None, history="", vocab=CHARACTERS, prompt="我�
     if judged:
         context.commit_verdict(DraftBlock(context.base, ()), Verdict(context.base, 0, vocab.encode(judged)[0]))
     block = DraftBlock(context.base, tokens, signals or (SURE,) * len(tokens))
-    return gate_of(gate).reason(context.generated, context.num_seen, block, vocab)
+    return Gate(parse_gate(gate)).reason(context.generated, context.num_seen, block, vocab)
 
 
 @pytest.mark.parametrize(

@@ -155,9 +155,13 @@ def test_what_only_looks_like_a_file_of_the_store_is_left_alone(tmp_path: Path) 
 VOCAB: Any = SimpleNamespace(fingerprint="v" * 32, size=1000)
 
 
-def test_lessons_of_others_are_left_out_with_a_count(tmp_path: Path) -> None:
+def test_lessons_of_others_are_left_out_with_a_count_and_too_few_say_how_many_are_missing(tmp_path: Path) -> None:
     good = [lesson(number) for number in range(MIN_GENERATIONS)]
-    store = filled(
+    store = filled(tmp_path, *good[1:])
+    with pytest.raises(RecordsError, match="1 are missing"):
+        choose(store, VOCAB)
+    store.forget()
+    filled(
         tmp_path, *good, lesson(100, vocab="x" * 32), lesson(101, target="x" * 32),
         lesson(102, token_ids=(3, 4, 5, 1000)), lesson(1000), lesson(3), lesson(103, marks="www-"),
     )  # fmt: skip
@@ -176,14 +180,6 @@ def test_the_newest_are_taken_and_those_of_the_target_that_judged_most(
     store = filled(tmp_path, *(lesson(number) for number in range(30)), *mine)
     assert choose(store, VOCAB)[0] == mine[10:]
     assert {each.target for each in choose(store, VOCAB, "t" * 32)[0]} == {"t" * 32}
-
-
-def test_too_few_say_how_many_are_missing(tmp_path: Path) -> None:
-    store = filled(tmp_path, *(lesson(number) for number in range(MIN_GENERATIONS - 1)))
-    with pytest.raises(RecordsError, match="1 are missing"):
-        choose(store, VOCAB)
-    store.add(lesson(100))
-    assert len(choose(store, VOCAB)[0]) == MIN_GENERATIONS
 
 
 @toys.law(60)
