@@ -76,13 +76,6 @@ def test_an_interrupted_comparison_goes_on_where_it_stopped(
             assert (again / "out" / name).read_bytes() == (out / name).read_bytes()
 
 
-def test_a_file_of_others_is_refused_and_left_alone(again: Path, refused: Refused) -> None:
-    records = again / "out" / "records.jsonl"
-    records.write_text("no last newline")
-    refused(*compare_args(again, modes="edge"), says="records.jsonl")
-    assert records.read_text() == "no last newline"
-
-
 WRONG = {
     "--modes edge,turbo": "no mode 'turbo'", "--prompts missing.txt": "missing.txt cannot be read",
     "--calibration missing.json": "missing.json cannot be read", "--limit 0": "--limit",
@@ -159,10 +152,14 @@ def test_calibrate_then_compare_with_what_it_wrote(again: Path, invoke: Invoke) 
     assert status == 2 and "does not fit toy:drift=0.3 and toy" in err.splitlines()[-1]
 
 
-def test_a_folder_that_is_in_use_or_none_is_one_line(tmp_path: Path, refused: Refused) -> None:
+def test_a_folder_that_is_in_use_or_of_others_or_none_is_one_line(tmp_path: Path, refused: Refused) -> None:
     write_prompts(tmp_path)
     with alone_in(tmp_path / "out"):
         refused(*compare_args(tmp_path, modes="edge"), says=f"Another comparison is writing to {tmp_path / 'out'}.")
+    records = tmp_path / "out" / "records.jsonl"
+    records.write_text("no last newline")
+    refused(*compare_args(tmp_path, modes="edge"), says="records.jsonl")
+    assert records.read_text() == "no last newline"
     no_folder = ("--out", str(tmp_path / "prompts.jsonl"))
     refused(*compare_args(tmp_path, *no_folder, modes="edge"), says="cannot be written")
 

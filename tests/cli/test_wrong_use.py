@@ -24,7 +24,6 @@ WRONG = {
     # models
     "generate 你好 --edge-model qwen2.5-coder-0.5": SMALL,
     "generate 你好 --edge-model nowhere.gguf": "nowhere.gguf",
-    "generate 你好 --edge-model toy:size=3": "toy",
     "generate 你好 --edge-model 'evil\x1b]0;owned\x07\nskydraft: all is well'": "all is well",
     f"{GENERATE} --context 2": "--context",
     f"{GENERATE} --threads 99999": "far more than",
@@ -33,7 +32,6 @@ WRONG = {
     f"{GENERATE} --k 0": "--k must be",
     f"{GENERATE} --mode qualty": "Did you mean quality?",
     f"{GENERATE} --mode auto": "skydraft calibrate",
-    f"{GENERATE} --style zh-long": "zh-short",
     f"{GENERATE} --temperature warm": "warm",
     f"{GENERATE} --stop ''": "--stop must be texts, none of them empty",
     f"{GENERATE} --stop \udcff": "not valid UTF-8",
@@ -91,6 +89,7 @@ WRONG = {
     f"gateway {TOYS} --api-key-file /nowhere": "cannot be read",
     f"gateway {TOYS} --temperature -1": "--temperature",
     "compare": "--prompts",
+    "report nowhere": "nowhere/records.jsonl cannot be read",
 }
 
 

@@ -16,7 +16,6 @@ from skydraft.errors import EngineError
 from ..engines.test_floor import interrupt_in
 from .test_slots import few, text
 
-NUM = 12
 MODES = ("edge", "cloud", "lossless", "quality")
 WAYS: dict[str, Any] = {
     "run": lambda generation: generation.run(),
@@ -55,7 +54,7 @@ class Lost:
 def begun_by(mode: str, engines: tuple[Any, Any]) -> Generation:
     sides = {"edge": engines[0], "cloud": engines[1]}
     sides.pop({"edge": "cloud", "cloud": "edge"}.get(mode, ""), None)
-    params = skydraft.decoding_params(max_new_tokens=NUM)
+    params = skydraft.decoding_params(max_new_tokens=12)
     return skydraft.generate("你好世界", plan=make_plan(mode), params=params, **sides)
 
 

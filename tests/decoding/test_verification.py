@@ -9,12 +9,10 @@ from hypothesis import strategies as st
 from skydraft import DecodingParams, generate, make_plan
 from skydraft.decoding.context import Context
 from skydraft.decoding.drafting import Drafter
-from skydraft.decoding.turns import Turns
 from skydraft.errors import BaseMismatch, EngineError, LimitExceeded
-from skydraft.gating.hand_back import HandBack
 from skydraft.types import DraftBlock, Prompt, Verdict
 
-from .. import reference, toys
+from .. import toys
 from ..toys import ASKED, PROMPT, PROMPT_IDS, FlakyEngine, law
 from .judging import any_token, choices, endless, expected_verdict
 
@@ -95,27 +93,6 @@ def test_a_failed_forward_can_be_repeated_as_if_it_had_not_been(data, seed, para
         generated += [*catch_up, *verdict.commits(asked)]
         if verdict.finish:
             break
-
-
-@law(40)
-@given(
-    toys.seeds, st.sampled_from(toys.DRAFTERS), toys.params(), st.integers(1, 12), st.tuples(*[st.integers(1, 30)] * 2)
-)
-def test_a_generation_survives_forwards_that_fail_on_both_sides(seed, drafter, params, k, fail_at):
-    edge = toys.toy(seed, drafter[0], sign=drafter[1], kind=FlakyEngine)
-    cloud = toys.toy(seed, kind=FlakyEngine)
-    edge.fail_at, cloud.fail_at = fail_at
-    loop, context = toys.loop_of(edge, cloud, params, turns=Turns(k, HandBack()))
-    rounds = []
-    for _ in range(3):
-        try:
-            for done in loop.rounds():
-                rounds.append(done)
-        except EngineError:
-            continue
-    assert [token_id for done in rounds for token_id in done.token_ids] == context.generated.tolist()
-    expected = reference.plain(toys.toy(seed), PROMPT_IDS, params)
-    assert (tuple(context.generated.tolist()), context.finish) == expected
 
 
 @law(30)

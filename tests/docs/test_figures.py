@@ -56,12 +56,8 @@ def faults(page: str, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", sorted(set(PAGES) - HELD_ELSEWHERE))
-def test_a_page_has_the_figures_of_the_files_and_no_others(page: str) -> None:
+def test_a_page_has_the_figures_of_the_files_and_no_others_and_its_lines_wrap(page: str) -> None:
     assert faults(page, text_of(page)) == []
-
-
-@pytest.mark.parametrize("page", sorted(set(PAGES) - HELD_ELSEWHERE))
-def test_lines_of_prose_wrap(page: str) -> None:
     assert [line for line in text_of(page).splitlines() if len(line) > 120 and line[0] not in "| "] == []
 
 

@@ -86,23 +86,22 @@ def small_places() -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=KINDS)
 def load(request: pytest.FixtureRequest) -> Load:
-    """Loads an engine of each kind."""
-    if request.param == "toy":
-        return toy
-    if request.param == "text":
-        folder = request.getfixturevalue("folders")[0]
-        return lambda: TransformersEngine(folder, OPTIONS, name="text")
-    if request.param == "omni":
-        omni_folder = request.getfixturevalue("omni_folder")
-        return lambda: OmniEngine(omni_folder, OPTIONS, name="omni")
+    """Loads an engine of each kind; `grows` goes from place to place, every few tokens."""
     options = EngineOptions(context_len=128, max_sequences=6, num_threads=1)
-    if request.param == "grows":  # from place to place, every few tokens
-        options = replace(options, total_len=6 * 128)
-        request.getfixturevalue("small_places")
-        tiny = request.getfixturevalue("tiny_gguf")
-        return lambda: open_engine("qwen-tiny", tiny, options)
-    request.getfixturevalue("gguf_path")
-    return lambda: skydraft.load(default_pair().draft, options, offline=True)
+    needs = {
+        "text": ("folders",),
+        "omni": ("omni_folder",),
+        "grows": ("tiny_gguf", "small_places"),
+        "gguf": ("gguf_path",),
+    }
+    made, *_ = [*map(request.getfixturevalue, needs.get(request.param, ())), None]
+    return {
+        "toy": toy,
+        "text": lambda: TransformersEngine(made[0], OPTIONS, name="text"),
+        "omni": lambda: OmniEngine(made, OPTIONS, name="omni"),
+        "grows": lambda: open_engine("qwen-tiny", made, replace(options, total_len=6 * 128)),
+        "gguf": lambda: skydraft.load(default_pair().draft, options, offline=True),
+    }[request.param]
 
 
 @pytest.fixture(scope="module")

@@ -12,26 +12,20 @@ from skydraft.engines.slots import Slots
 GB = 10**9
 
 
-@pytest.mark.parametrize(("trained", "token_bytes", "free_gb", "length", "total", "why"), [
-    ((32_768, 32_768), (12_288, 28_672), 22.0, 32_768, 7 * 32_768, "as the models were trained"),
-    ((131_072, 32_768), (12_288, 28_672), 22.0, 32_768, 7 * 32_768, "as the models were trained"),
-    ((131_072, 65_536), (12_288, 28_672), 900.0, 32_768, 7 * 32_768, "enough for coding agents"),
-    ((32_768, 32_768), (12_288, 28_672), 8.0, 32_768, 73_242, "as the models were trained"),
-    ((32_768, 32_768), (12_288, 28_672), 6.0, 24_064, 48_828, "half of the free memory"),  # and six short ones
-    ((32_768, 32_768), (12_288, 28_672), 0.5, 4096, 7 * 4096, "half of the free memory"),  # as of every program
-    ((2048, 32_768), (12_288, 28_672), 8.0, 2048, 7 * 2048, "as the models were trained"),
-    ((32_768, 32_768), (0, 0), 8.0, 4096, 7 * 4096, "half of the free memory"),  # the header does not say
+@pytest.mark.parametrize(("trained", "token_bytes", "free_gb", "told"), [
+    ((32_768, 32_768), (12_288, 28_672), 22.0, (32_768, 7 * 32_768, "as the models were trained")),
+    ((131_072, 32_768), (12_288, 28_672), 22.0, (32_768, 7 * 32_768, "as the models were trained")),
+    ((131_072, 65_536), (12_288, 28_672), 900.0, (32_768, 7 * 32_768, "enough for coding agents")),
+    ((32_768, 32_768), (12_288, 28_672), 8.0, (32_768, 73_242, "as the models were trained")),
+    ((32_768, 32_768), (12_288, 28_672), 6.0, (24_064, 48_828, "half of the free memory")),  # and six short ones
+    ((32_768, 32_768), (12_288, 28_672), 0.5, (4096, 7 * 4096, "half of the free memory")),  # as of every program
+    ((2048, 32_768), (12_288, 28_672), 8.0, (2048, 7 * 2048, "as the models were trained")),
+    ((32_768, 32_768), (0, 0), 8.0, (4096, 7 * 4096, "half of the free memory")),  # the header does not say
 ])  # fmt: skip
 def test_the_context_is_the_longest_that_fits(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    trained: Any,
-    token_bytes: Any,
-    free_gb: float,
-    length: int,
-    total: int,
-    why: str,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trained: Any, token_bytes: Any, free_gb: float, told: Any
 ) -> None:
+    length, total, why = told
     paths = [tmp_path / "0", tmp_path / "1"]
     facts = {path: each for path, *each in zip(paths, trained, token_bytes, strict=True)}
     for path in paths:

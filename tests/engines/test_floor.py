@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from typing import Any
 
 import pytest
@@ -125,48 +125,25 @@ def test_a_sequence_closed_meanwhile_waits_for_nobody_and_is_released_before_the
     assert engine.log[2:] == [third]
 
 
-def test_a_refused_call_gives_the_floor_back() -> None:
-    engine = toy()
-    sequence = engine.open([1, 2, 3])
-    for call in (lambda: sequence.truncate(99), lambda: sequence.extend([])):
-        with pytest.raises(EngineError):
-            call()
-    assert is_free(engine.floor)
-
-
-def test_ctrl_c_in_a_waiting_thread_leaves_the_floor_to_others() -> None:
-    floor, main = Floor("toy"), threading.get_ident()
+def test_ctrl_c_in_a_waiting_thread_leaves_the_floor_to_others(engine: Blocking) -> None:
+    main = threading.get_ident()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell begins without it
-    with ThreadPoolExecutor(1) as pool, held_by(pool, floor):
 
-        def interrupt() -> None:
-            while not waits(main):
-                time.sleep(0.001)
-            while waits(main):  # a signal just before the wait is seen after it
-                os.kill(os.getpid(), signal.SIGINT)
-                time.sleep(1)
+    def interrupt() -> None:
+        while not waits(main):
+            time.sleep(0.001)
+        while waits(main):  # a signal just before the wait is seen after it
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
 
-        threading.Thread(target=interrupt).start()
-        with pytest.raises(KeyboardInterrupt), floor:
-            pass
-        assert not is_free(floor)
-    assert is_free(floor)
-
-
-@contextmanager
-def held_by(pool: ThreadPoolExecutor, floor: Floor) -> Iterator[None]:
-    has, may_go = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with floor:
-            has.set()
-            may_go.wait(20)
-
-    holding = pool.submit(hold)
-    assert has.wait(20)
-    yield
-    may_go.set()
-    holding.result(20)
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt), engine.floor:
+        pass
+    assert not is_free(engine.floor)
+    engine.go.set()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: engine.open([1]).close()).result(20)
+    assert is_free(engine.floor)
 
 
 def interrupt_in(after_s: float, work: Callable[[], object]) -> None:

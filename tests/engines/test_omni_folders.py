@@ -16,7 +16,6 @@ from .tiny_omni import clip, greedy, make_full, spoken
 
 torch = later("torch")
 transformers = later("transformers")
-later("tokenizers")
 
 
 def twenty(engine: OmniEngine) -> list[int]:

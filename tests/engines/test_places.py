@@ -38,7 +38,7 @@ def test_bits_are_those_of_a_place_that_was_never_left(tiny_gguf: Path) -> None:
         assert engine.num_cells == 0
 
 
-def test_what_a_longer_one_shares_is_copied_into_a_shorter_place(tiny_gguf: Path) -> None:
+def test_what_a_longer_one_shares_is_copied_into_a_shorter_place_and_one_left_open_is_closed(tiny_gguf: Path) -> None:
     with open_engine("grows", tiny_gguf, EngineOptions(1024, 3, total_len=4096, num_threads=1)) as engine:
         prompt, talk = [*IDS[:300], 5, 6], Reuse("talk", exact=True)
         with closing(engine.open(prompt)) as alone, closing(engine.open(IDS, reuse=talk)):
@@ -46,6 +46,10 @@ def test_what_a_longer_one_shares_is_copied_into_a_shorter_place(tiny_gguf: Path
                 assert copied.prefill_cost.num_cached == 256 and copied.slot.length == 512
                 assert np.array_equal(copied.extend([6]), alone.extend([6]))
             assert engine.num_cells == 512 + 1024 + 512  # it is kept
+        engine.forget_kept()
+        engine.allocate(300)  # a place that an interrupt left: the next closes it
+        with closing(engine.open(IDS[:100])):
+            assert engine.num_cells == 256
 
 
 def test_adapters_share_the_places_and_the_memory_of_their_model(tiny_gguf: Path, tmp_path: Path) -> None:
@@ -62,10 +66,3 @@ def test_adapters_share_the_places_and_the_memory_of_their_model(tiny_gguf: Path
                 assert adapted.num_cells == 1024
                 with closing(engine.open(IDS[:100])):
                     assert engine.num_cells == 256  # there is no room any more for what was kept
-
-
-def test_a_place_that_an_interrupt_left_is_closed_by_the_next(tiny_gguf: Path) -> None:
-    with open_engine("grows", tiny_gguf, EngineOptions(1024, 3, total_len=4096, num_threads=1)) as engine:
-        engine.allocate(300)
-        with closing(engine.open(IDS[:100])):
-            assert engine.num_cells == 256

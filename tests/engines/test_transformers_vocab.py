@@ -24,7 +24,6 @@ from ..later import later
 from .tiny_checkpoint import END, TEMPLATE, TEXT
 
 transformers = later("transformers")
-later("tokenizers")
 later("torch")
 
 

@@ -1,12 +1,16 @@
 """Lines of records made by hand, small and valid, to be broken by tests."""
 
 import io
+import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
-from skydraft.config import DecodingParams, decoding_params
+from skydraft.config import decoding_params
 from skydraft.evaluation.modes import Mode, parse_modes
 from skydraft.evaluation.records import (
     GenerationLine,
@@ -20,11 +24,6 @@ from skydraft.evaluation.records import (
 from skydraft.types import Cost, StepRecord
 
 MODEL = ModelEntry(name="toy", fingerprint="f", invariant_rows=8, forward_ms=(1.0, 1.5))
-
-
-def resolve(style: str | None) -> DecodingParams:
-    """What a mode's own style makes of a command without decoding options."""
-    return decoding_params(style, max_new_tokens=3)
 
 
 def modes(text: str, num_tokens: int = 3) -> tuple[Mode, ...]:
@@ -74,6 +73,22 @@ def score(**changes: Any) -> ScoreLine:
         "nll": (0.1, 0.2, 1.5), "signals": ((0.5, 0.5, 0.75),) * 3, "drafted": (1, 2, 3),
     }  # fmt: skip
     return ScoreLine(**(given | changes))
+
+
+def jsonl(path: Path, *lines: Any) -> Path:
+    path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+@contextmanager
+def no_file_beyond(num_bytes: int) -> Iterator[None]:
+    """As on a full disk, no file of this process grows beyond so many bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def text_of(*lines: BaseModel) -> str:

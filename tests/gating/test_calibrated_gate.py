@@ -17,7 +17,7 @@ from skydraft.engines.base import Engine
 from skydraft.engines.toy import ToyEngine
 from skydraft.evaluation.scoring import scores
 from skydraft.gating.allowance import Allowance
-from skydraft.gating.calibration import MAX_BLOCK, Calibration, Curve, CurvePoint, PairSide
+from skydraft.gating.calibration import MAX_BLOCK, Calibration
 from skydraft.gating.gates import Gate, parse_gate
 from skydraft.gating.hand_back import HandBack
 from skydraft.prompts.messages import asked as asked_for
@@ -27,6 +27,7 @@ from skydraft.types import DraftBlock, Round, Signals, StepRecord
 from .. import toys
 from ..evaluation import pairs
 from ..toys import PROMPT, law
+from .test_calibration import made
 
 # 1 less the middle of each bin, so that the risk of a token is 1 less its top probability, from 0.1 to 0.995.
 RISKS = (0.9, 0.725, 0.575, 0.425, 0.275, 0.15, 0.075, 0.03, 0.005)
@@ -34,9 +35,8 @@ RISKS = (0.9, 0.725, 0.575, 0.425, 0.275, 0.15, 0.075, 0.03, 0.005)
 
 def calibration(*pair: Engine) -> Calibration:
     """The limit for an agreement A is 2 × (1 − A)."""
-    draft, target = (PairSide(name="toy", fingerprint=engine.fingerprint) for engine in pair)
-    points = CurvePoint(limit=0, agreement=1, calls_per_token=0.5), CurvePoint(limit=2, agreement=0, calls_per_token=0)
-    return Calibration(draft=draft, target=target, risks=RISKS, curves=(Curve(k=1, points=points),), fitted={})
+    draft, target = ({"name": "toy", "fingerprint": engine.fingerprint} for engine in pair)
+    return made(draft=draft, target=target, risks=RISKS, points=[(0, 1, 0.5), (2, 0, 0)])
 
 
 def gate(agreement: float) -> Gate:

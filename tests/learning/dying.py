@@ -31,7 +31,6 @@ MOMENTS = [
 
 def die() -> NoReturn:
     os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError
 
 
 def find_no_room() -> NoReturn:

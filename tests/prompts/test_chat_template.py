@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from jinja2 import TemplateError
@@ -56,10 +57,7 @@ def by_transformers(monkeypatch: pytest.MonkeyPatch) -> Reference:
     pytest.importorskip("transformers")
     from transformers.utils import chat_template_utils
 
-    class Clock:
-        now = staticmethod(lambda: NOW)
-
-    monkeypatch.setattr(chat_template_utils, "datetime", Clock)
+    monkeypatch.setattr(chat_template_utils, "datetime", SimpleNamespace(now=lambda: NOW))
 
     def reference(template: str, messages: Sequence[Message]) -> str:
         told = [{"role": message.role, "content": message.content} for message in messages]
