@@ -44,16 +44,15 @@ class SpeculativeLoop:
     def rounds(self) -> Iterator[Round]:
         """Rounds until the context is finished, each once it is committed; another call continues with the next one. It
         waits for its turn, first and when the text gets long, where the models have no room. Raises EngineBusy."""
-        while self._may_go_on():
+        room = 0.0
+        while self.context.finish is None and not self.is_cancelled:
+            if (needed := len(self.context.token_ids) + _AHEAD) > room and not (room := self.seats.take(needed)):
+                return
             began = time.perf_counter()
             self._started = self._started or began
             block = self._draft()
             reason = self._reason(block)
             yield self._verify(block, reason, began) if reason else self._skip(block, began)
-
-    def _may_go_on(self) -> bool:
-        has_more = self.context.finish is None and not self.is_cancelled
-        return has_more and self.seats.take(len(self.context.token_ids) + _AHEAD)
 
     def _reason(self, block: DraftBlock) -> Reason:
         generated, place = self.context.generated, NO_PLACE

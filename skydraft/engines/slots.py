@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import weakref
@@ -55,13 +56,18 @@ class Seats:
         self._thread, self._bell = 0, Bell()  # the thread that used it last
         self._is_over = False
 
-    def take(self, num_tokens: int = 0) -> bool:
-        """Wait for what a text of so many tokens needs. Returns whether it has that: not if the wait was ended. Raises
-        EngineError."""
+    def take(self, num_tokens: int = 0) -> float:
+        """Wait for what a text of so many tokens needs. Returns for how many there is room then: 0 if the wait was
+        ended. Raises EngineError."""
         needs = Counter((each.slots, False) for each in self._engines if each.slots)
         needs += Counter((slots, True) for slots, _ in needs.elements() if num_tokens > slots.short_len)
-        if self._is_over or not needs - self._has:
-            return not needs - self._has
+        if not self._is_over and needs - self._has:
+            self._wait(needs)
+        if needs - self._has:
+            return 0
+        return min((slots.short_len for slots, _ in needs if not needs[slots, True]), default=math.inf)
+
+    def _wait(self, needs: Counter[_Kind]) -> None:
         late_at = time.monotonic() + min(slots.wait_s for slots, _ in needs)
         try:
             while (full := self._granted(needs)) is not None:
@@ -69,7 +75,6 @@ class Seats:
                 self._bell.wait(min(left_s, _LOOK_S))
         finally:
             self._leave()
-        return not self._is_over
 
     def _granted(self, needs: Counter[_Kind]) -> Slots | None:
         """Take all that it needs, or stand in line; returns slots of which there are not enough."""
