@@ -33,8 +33,8 @@ from skydraft.files import lock_file, open_named
 RECORDS = "records.jsonl"
 _LOCK = ".lock"
 # The fields, besides the models, that must be equal to continue an earlier run.
-_SAME = ("modes", "repetitions", "workload_sha256", "prompts", "links", "link_prompts", "execution",
-         "think", "share_audio", "calibration", "engine_options", "machine")  # fmt: skip
+_SAME = ("modes", "repetitions", "workload_sha256", "prompts", "emulated_rtt_ms", "execution", "think",
+         "share_audio", "calibration", "engine_options", "machine")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,10 @@ class Trial:
     prompt: PromptEntry
     mode: Mode
     repetition: int
-    link_ms: float | None
 
     @property
-    def key(self) -> tuple[str, str, int, float | None]:
-        return self.prompt.id, self.mode.name, self.repetition, self.link_ms
+    def key(self) -> tuple[str, str, int]:
+        return self.prompt.id, self.mode.name, self.repetition
 
 
 Start = Callable[[Trial], Generation]
@@ -54,13 +53,11 @@ Done = Callable[[], None]
 
 
 def trials(run: RunLine) -> Iterator[Trial]:
-    """All generations of a run, interleaved; over emulated links those of modes that use one, on the first prompts."""
+    """All generations of a run, interleaved."""
     for repetition in range(run.repetitions):
-        for number, prompt in enumerate(run.prompts):
-            for link_ms in run.links:
-                for mode in run.modes:
-                    if link_ms is None or (mode.plan.verifies and number < run.link_prompts):
-                        yield Trial(prompt, mode, repetition, link_ms)
+        for prompt in run.prompts:
+            for mode in run.modes:
+                yield Trial(prompt, mode, repetition)
 
 
 def measure(trial: Trial, start: Start) -> GenerationLine:
@@ -71,7 +68,7 @@ def measure(trial: Trial, start: Start) -> GenerationLine:
         wall_ms = (time.perf_counter() - began) * 1e3
     assert generation.finish_reason is not None
     return GenerationLine(
-        prompt=trial.prompt.id, mode=trial.mode.name, repetition=trial.repetition, link_ms=trial.link_ms,
+        prompt=trial.prompt.id, mode=trial.mode.name, repetition=trial.repetition,
         finish=generation.finish_reason, num_prompt_tokens=generation.num_prompt_tokens, wall_ms=wall_ms,
         token_ids=generation.token_ids, origins=generation.origins,
         pieces=tuple(token.text for _, tokens in rounds for token in tokens),
@@ -124,10 +121,10 @@ class Comparison:
 
     def generations(self, start: Start) -> Iterator[GenerationLine]:
         """Run what is missing, each mode once before, unmeasured, as a first run touches memory for the first time."""
-        warmed: set[tuple[str, float | None]] = set()
+        warmed: set[str] = set()
         for trial in self.todo:
-            if (kind := (trial.mode.name, trial.link_ms)) not in warmed:
-                warmed.add(kind)
+            if trial.mode.name not in warmed:
+                warmed.add(trial.mode.name)
                 measure(trial, start)
             yield measure(trial, start)
 

@@ -36,7 +36,6 @@ def run_line(**changes: Any) -> RunLine:
         "command": "skydraft compare", "draft": MODEL, "target": MODEL, "vocab_fingerprint": "v", "execution": "exact",
         "modes": modes("edge,cloud"), "repetitions": 1, "workload": "p.txt", "workload_sha256": "0" * 64,
         "prompts": (PromptEntry(id="a", prompt="今天"), PromptEntry(id="b", prompt="你好")),
-        "links": (None,), "link_prompts": 8,
     }  # fmt: skip
     return RunLine(**(given | changes))
 
@@ -60,7 +59,7 @@ def round_line(**changes: Any) -> RoundEntry:
 
 def generation(**changes: Any) -> GenerationLine:
     given: dict[str, Any] = {
-        "prompt": "a", "mode": "edge", "repetition": 0, "link_ms": None, "finish": "length", "num_prompt_tokens": 2,
+        "prompt": "a", "mode": "edge", "repetition": 0, "finish": "length", "num_prompt_tokens": 2,
         "wall_ms": 20.0, "token_ids": (1, 2, 3), "origins": ("accepted", "accepted", "recovered"),
         "pieces": ("我", "在", "。"), "rounds": (round_line(),),
     }  # fmt: skip

@@ -27,9 +27,7 @@ MODES = (
 @st.composite
 def runs(draw: st.DrawFn) -> RunLine:
     return lines.run_line(
-        prompts=(lines.run_line().prompts[0].model_copy(update={"prompt": draw(texts)}),),
-        modes=lines.modes(MODES),
-        links=(None, *draw(st.lists(st.floats(0, 1e3), max_size=2, unique=True))),
+        prompts=(lines.run_line().prompts[0].model_copy(update={"prompt": draw(texts)}),), modes=lines.modes(MODES)
     )
 
 
@@ -38,7 +36,6 @@ def generations(draw: st.DrawFn) -> GenerationLine:
     return lines.generation(
         pieces=tuple(draw(texts) for _ in range(3)),
         wall_ms=draw(st.floats(0.001, 1e6).map(lambda ms: round(ms, 5))),  # with as many digits as are written
-        link_ms=draw(st.none() | st.floats(0, 1e6)),
     )
 
 
@@ -115,6 +112,7 @@ BROKEN: dict[str, tuple[str, str]] = {
     "unknown origin": (broken(nested(GENERATION, "origins", ["edge", "edge", "sky"])), "origins.2"),
     "unknown prompt": (broken(nested(GENERATION, "prompt", "z")), "a prompt z"),
     "unknown mode": (broken(nested(GENERATION, "mode", "turbo")), "a mode turbo"),
+    "an emulated link of an earlier version": (broken(nested(GENERATION, "link_ms", 60.0)), "link_ms: "),
     "fewer origins than tokens": (broken(nested(GENERATION, "origins", ["edge"])), "lists differ in length"),
     **{f"a score with fewer {name} than tokens": (broken(nested(SCORE, name, of[:1])), "lists differ in length")
        for name, of in SCORE if name in ("choices", "nll", "signals", "drafted", "choice_pieces")},
