@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from abc import ABC, abstractmethod
@@ -43,6 +44,21 @@ class Bell:
             self._shut.release()
 
 
+_looking = threading.RLock()
+
+
+def _frame_of(thread: int) -> FrameType | None:
+    """Where a thread is. The collector within that call would stop all threads for ever where another one starts."""
+    with _looking:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return sys._current_frames().get(thread)
+        finally:
+            if collects:
+                gc.enable()
+
+
 class _Taker:
     """Who has a floor or waits for it: a thread, and in it the frame whose `with` it is."""
 
@@ -53,7 +69,7 @@ class _Taker:
     @property
     def is_there(self) -> bool:
         """Whether it is still in that `with`, though an interrupt may have kept it from saying that it left."""
-        at = sys._current_frames().get(self.thread)
+        at = sys._getframe() if self.thread == threading.get_ident() else _frame_of(self.thread)
         while at is not None and at is not self._frame:
             at = at.f_back
         return at is not None
