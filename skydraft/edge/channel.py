@@ -133,10 +133,8 @@ class EventLoop:
         """Start work on the loop. Raises CloudLost while the interpreter ends, OptionError in a forked process."""
         if self._pid != os.getpid():  # the thread stayed behind, and gRPC runs on no other loop
             work.close()
-            raise OptionError(
-                "This process was forked after a cloud was used, so it cannot use a cloud.",
-                hint="Start processes with the method spawn, or use the cloud in them alone.",
-            )
+            hint = "Start processes with the method spawn, or use the cloud in them alone."
+            raise OptionError("This process was forked after a cloud was used, so it cannot use a cloud.", hint=hint)
         return Awaited(self._loop, work)
 
     def post(self, work: Callable[[], Any]) -> None:

@@ -220,10 +220,8 @@ class Cloud:
         what, todo = "was not reached", "Check the address"
         if is_loading:
             what, todo = "is not ready", "Try again later, or wait longer with --cloud-timeout"
-        raise CloudLost(
-            f"The cloud at {self.name} {what} ({gone.message.rstrip('.')}).",
-            hint=f"{todo}. To begin without it: --fallback=start.",
-        ) from gone
+        hint = f"{todo}. To begin without it: --fallback=start."
+        raise CloudLost(f"The cloud at {self.name} {what} ({gone.message.rstrip('.')}).", hint=hint) from gone
 
     def falls_back(self, plan: Plan) -> bool:
         return plan.may_go_alone and not self.require

@@ -95,10 +95,8 @@ class Servers:
     def agree(self, server: Server) -> None:
         """Note what a server says that it runs. Raises TargetChanged if the others run something else."""
         if server.runs and self.target and not server.runs.will_do_for(self.target):
-            raise TargetChanged(
-                f"The server {server.address} runs another model or execution than others of the list.",
-                hint="Name servers that run the same.",
-            )
+            message = f"The server {server.address} runs another model or execution than others of the list."
+            raise TargetChanged(message, hint="Name servers that run the same.")
         self.met(server, server.runs)
 
     async def ask(self, key: float, ask: Callable[[Server], Awaitable[T]]) -> T:
@@ -107,13 +105,12 @@ class Servers:
         for server in self.in_order(key):
             try:
                 return await ask(server)
-            except TargetChanged as error:
-                faults[server.address] = error
-                if self.changed(server):
-                    return await ask(server)
             except SkydraftError as error:
                 faults[server.address] = error
-                self.lost(server)
+                if not isinstance(error, TargetChanged):
+                    self.lost(server)
+                elif self.changed(server):
+                    return await ask(server)
         raise of_each(faults)
 
     async def learn(self, server: Server, timeout_s: float) -> TargetFacts:

@@ -234,9 +234,8 @@ class OwnText:
 
     def _check_tokens(self, token_ids: tuple[int, ...], end: int, has_finish: bool) -> None:
         limit = self._opening.params.max_new_tokens
-        for token_id in token_ids:
-            if token_id >= self._vocab_size:
-                raise self._failed(f"the token {token_id}, which the vocabulary does not have")
+        if (highest := max(token_ids, default=0)) >= self._vocab_size:
+            raise self._failed(f"the token {highest}, which the vocabulary does not have")
         if token_ids and (end > limit or (end == limit and not has_finish)):
             raise self._failed(f"tokens beyond the {limit} that were asked for")
 

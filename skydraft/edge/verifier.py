@@ -150,13 +150,12 @@ class RemoteVerifier:
             self._rtt_ms += (time.perf_counter() - began) * 1e3
 
     def _say(self) -> None:
-        lines, self._unsaid = self._unsaid, []
-        for line in lines:
-            self._notices.tell(line)
+        while self._unsaid:
+            self._notices.tell(self._unsaid.pop(0))
 
     async def _persist(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Try until there is an answer. After each failed try comes what may mend it, and a pause."""
-        tries, began = None, self._loop.now()
+        tries = Situation(self._patience.timeout_s, self._patience.falls_back, began=self._loop.now())
         while True:
             try:
                 if self._ahead is not None:
@@ -168,7 +167,6 @@ class RemoteVerifier:
                     self._met = self._server
                 return answer
             except SkydraftError as error:
-                tries = tries or Situation(self._patience.timeout_s, self._patience.falls_back, began=began)
                 await self._mend(error, tries)
 
     async def _mend(self, error: SkydraftError, tries: Situation) -> None:

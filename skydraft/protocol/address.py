@@ -55,10 +55,8 @@ def check_encrypted(host: str, cert: Path | None, key: Path | None, *, insecure:
     if key and not cert:
         raise OptionError("--tls-key needs --tls-cert.", hint="Give both, or one file that holds both.")
     if not (cert or insecure or is_loopback(host)):
-        raise OptionError(
-            f"On {host} keys and texts would cross the network unencrypted.",
-            hint=f"Give --tls-cert and --tls-key, or {flag} behind a proxy that speaks TLS.",
-        )
+        hint = f"Give --tls-cert and --tls-key, or {flag} behind a proxy that speaks TLS."
+        raise OptionError(f"On {host} keys and texts would cross the network unencrypted.", hint=hint)
 
 
 def parse_addresses(text: str) -> list[str]:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import skydraft
 from skydraft.decoding.prices import Prices
 from skydraft.edge.budget import Budget
-from skydraft.edge.stock.ledger import Carried, Ledger
-from skydraft.edge.stock.wire import Pool, Wire
+from skydraft.edge.stock.ledger import Ledger, Request
+from skydraft.edge.stock.wire import Pool, Wire, as_json
 from skydraft.errors import BudgetSpent, CloudLost, SkydraftError
 from tests.hostile.texts import STREAMS, TARGET, TEXT, write
 from tests.stock import faults
@@ -128,7 +128,7 @@ def ask(front: Front, ledger: Ledger, *, is_known: bool = True, timeout_s: float
         try:
             if is_known:
                 await wire.ask("/v1/models", 5.0)
-            request = wire.request("/completion", body, Carried(len(PROMPT), PROMPT, num_written=1))
+            request = Request(ledger, "/completion", as_json(body), len(PROMPT), PROMPT, num_written=1)
             await asyncio.wait_for(wire.whole(request), timeout_s)
         finally:
             await pool.close()

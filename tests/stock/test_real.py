@@ -14,8 +14,8 @@ import skydraft
 from skydraft import DecodingParams, EngineOptions, make_plan
 from skydraft.edge.budget import Budget
 from skydraft.edge.channel import Waiting
-from skydraft.edge.stock.ledger import Ledger
-from skydraft.edge.stock.wire import Events, Pool, Wire
+from skydraft.edge.stock.ledger import Ledger, Request
+from skydraft.edge.stock.wire import Events, Pool, Wire, as_json
 from skydraft.engines.base import Engine
 from skydraft.grammars import json_schema, lark, regex
 from tests.engines.tiny_checkpoint import save_model, save_tokenizer
@@ -187,7 +187,7 @@ def test_no_stream_of_a_llama_server_is_lost_by_a_connection_that_it_closes(llam
         wire, waiting = Wire(llama, f"{llama}/v1", pool, Ledger(Budget())), Waiting(60.0, 60.0, 60.0)
         for number in range(100):
             body = LLAMA_BODY | {"prompt": [5, number], "stream": True}
-            events = Events(wire, wire.request("/completion", body), "/health")
+            events = Events(wire, Request(wire.ledger, "/completion", as_json(body)), "/health")
             while events.read(await events.arriving(waiting)) is not None:
                 pass
         await pool.close()

@@ -195,24 +195,21 @@ class StockConnection:
             asking = info.dialect.tokenize(wire, info.model, SAMPLE, timeout_s)
             ids = await wire.patiently(asking, info.dialect.life, waiting)
             if ids is not None and ids != vocab.encode(SAMPLE):
-                raise VocabularyMismatch(
-                    f"{info.model} at {self.address} reads a text as other tokens than the draft model.",
-                    hint="Choose two models of one family.",
-                )
+                message = f"{info.model} at {self.address} reads a text as other tokens than the draft model."
+                raise VocabularyMismatch(message, hint="Choose two models of one family.")
             info.vocabularies.add(vocab.fingerprint)
         return info
 
     async def _ask(self, timeout_s: float, wire: Wire, connection: int) -> StockInfo:
         async with self._asking:
-            known = self.known
-            if known is None or known.num_connections < connection:
-                # Two connections: while one carries a text, the other carries signs of life.
-                dialect, _ = await asyncio.gather(self._dialect(timeout_s, wire), wire.look(_LIFE, timeout_s))
-                self.known = info = await self._described(dialect, timeout_s, wire)
-                if known and not known.is_of(info):
-                    self.refused.clear()
-                return info
-            return known
+            if (known := self.known) is not None and known.num_connections >= connection:
+                return known
+            # Two connections: while one carries a text, the other carries signs of life.
+            dialect, _ = await asyncio.gather(self._dialect(timeout_s, wire), wire.look(_LIFE, timeout_s))
+            self.known = info = await self._described(dialect, timeout_s, wire)
+            if known and not known.is_of(info):
+                self.refused.clear()
+            return info
 
     async def _dialect(self, timeout_s: float, wire: Wire) -> Dialect:
         if self._options.api != "auto":
@@ -220,10 +217,8 @@ class StockConnection:
         answer = await wire.ask("/v1/models", timeout_s)
         listed = answer.get("data") if isinstance(answer, dict) else None
         if not isinstance(listed, list):
-            raise WrongServer(
-                f"The server at {self.address} does not say what it is.",
-                hint=f"Name it with --cloud-api {'|'.join(APIS)}.",
-            )
+            hint = f"Name it with --cloud-api {'|'.join(APIS)}."
+            raise WrongServer(f"The server at {self.address} does not say what it is.", hint=hint)
         first = listed[0] if listed else None
         return _OWNERS.get(name(first.get("owned_by")) if isinstance(first, dict) else "", Chat)()
 

@@ -20,8 +20,8 @@ from skydraft.edge.stock.choices import Choices, check
 from skydraft.edge.stock.connection import DIALECTS, StockConnection, StockInfo
 from skydraft.edge.stock.dialect import Body, Dialect, IdDialect, Row, read_safely
 from skydraft.edge.stock.ids import LlamaServer
-from skydraft.edge.stock.ledger import Carried, Ledger, Request, Usage
-from skydraft.edge.stock.wire import Events
+from skydraft.edge.stock.ledger import Ledger, Request, Usage
+from skydraft.edge.stock.wire import Events, as_json
 from skydraft.edge.stock.writing import ChatWriting, Writing
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import (
@@ -47,10 +47,8 @@ class StockText:
         self, server: StockConnection, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest
     ) -> None:
         if request.num_best is not None:
-            raise OptionError(
-                "A server without skydraft does not tell the log-probabilities of what it judges.",
-                hint="Use mode edge, or a server that runs skydraft serve.",
-            )
+            message = "A server without skydraft does not tell the log-probabilities of what it judges."
+            raise OptionError(message, hint="Use mode edge, or a server that runs skydraft serve.")
         if prompt.media:
             raise OptionError("A server without skydraft takes no recordings.", hint="Add --share-audio none.")
         self._server, self._context, self._vocab = server, context, vocab
@@ -74,7 +72,6 @@ class StockText:
         self._limit: int | None = None  # the target may write until the text has so many tokens
         self._is_stopped = False
         self._broken_by: SkydraftError | None = None  # what ended the last stream
-        self._num_cached = 0  # tokens of the prompt of which a verdict or written tokens have told
         self._ledger = Ledger(server.budget, server.address, len(self._prompt))
         self._wire = replace(server.wire, ledger=self._ledger)
         self.sent = self._ledger.sent
@@ -135,7 +132,7 @@ class StockText:
         else:
             self._drop()
         forward_ms = max((time.perf_counter() - began) * 1e3 - self._server.rtt_ms, 0.0)
-        cost = Cost(num_rows, num_rows, forward_ms=forward_ms, num_cached=self._newly_cached())
+        cost = Cost(num_rows, num_rows, forward_ms=forward_ms, num_cached=self._ledger.take_cached())
         return replace(verdict, cost=cost)
 
     async def _judge(self, seen: TokenIds, block: DraftBlock, write: int, waiting: Waiting) -> tuple[Verdict, int]:
@@ -178,7 +175,7 @@ class StockText:
         is_last = bool(finish) or len(self._text) >= self._limit or (self._is_stopped and not token_ids)
         if is_last:
             self.break_off()
-        cost = Cost(len(token_ids), len(token_ids), num_cached=self._newly_cached())
+        cost = Cost(len(token_ids), len(token_ids), num_cached=self._ledger.take_cached())
         return Written(base, tuple(token_ids), finish, is_last, cost)
 
     async def _read_rest(self, verdict: Verdict | None) -> None:
@@ -296,14 +293,10 @@ class StockText:
         return row
 
     def _request(self, info: StockInfo, path: str, body: Body, text: TokenIds, num_written: int = 0) -> Request:
-        carried = Carried(len(text), text[len(self._prompt) :], len(self._context.generated), num_written)
-        scope = self._given.cache_scope
+        scope, generated = self._given.cache_scope, text[len(self._prompt) :]
         salt = {info.dialect.salt: scope} if info.dialect.salt and scope else {}
-        return self._wire.request(path, {**body, **salt}, carried)
-
-    def _newly_cached(self) -> int:
-        before, self._num_cached = self._num_cached, max(self._num_cached, self._ledger.num_cached)
-        return self._num_cached - before
+        content, num_committed = as_json({**body, **salt}), len(self._context.generated)
+        return Request(self._ledger, path, content, len(text), generated, num_committed, num_written)
 
     def _begin(self, info: StockInfo, text: TokenIds, num_tokens: int) -> Writing:
         dialect, choices = info.dialect, self._choices

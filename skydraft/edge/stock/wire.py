@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from skydraft.characters import one_line
 from skydraft.edge.channel import Waiting, seen, shared_loop, sign_of_life, watch
-from skydraft.edge.stock.ledger import Carried, Ledger, Request
+from skydraft.edge.stock.ledger import Ledger, Request
 from skydraft.edge.stock.refusals import NOT_READY, no_connection, refusal
 from skydraft.errors import CloudFailure, CloudLost, CloudTimeout, OptionError, SkydraftError, TlsFailure
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _CONNECT_S = 10.0
 _IDLE_S, _IDLE_TLS_S = 4.0, 60.0  # an unused connection is kept for this long; llama-server keeps it for 5 s
-_EMPTY = Carried()
 _MAX_ANSWER, _MAX_LINE, _MAX_REFUSAL = 8 << 20, 1 << 20, 1 << 16  # bytes
 _MAX_ITEMS = 200_000  # brackets and quotes of an answer, each of which can become an object
 _CRUMB, _SPARE = 16, 1 << 16  # bytes that a chunk has on average, beyond a start: each costs as much as a long one
@@ -157,29 +156,24 @@ class Wire:
     def url_of(self, path: str) -> str:
         return self.base + path.removeprefix("/v1") if path.startswith("/v1/") else self.root + path
 
-    def request(self, path: str, body: Mapping[str, Any] | None = None, carried: Carried = _EMPTY) -> Request:
-        return Request(self.ledger, path, None if body is None else as_json(body), carried)
-
     async def ask(self, path: str, timeout_s: float, body: Mapping[str, Any] | None = None) -> Any:
         """The JSON answer to what costs nothing. Raises a SkydraftError."""
         try:
             async with asyncio.timeout(timeout_s):
-                return await self.whole(self.request(path, body))
+                return await self.whole(Request(self.ledger, path, None if body is None else as_json(body)))
         except TimeoutError as error:
             raise CloudTimeout(f"no answer in {timeout_s:g} s.") from error
 
     async def whole(self, request: Request) -> Any:
-        data = bytearray()
         try:
             async with self.answering(request) as response:
-                async for chunk in _chunks(response, request):
-                    data += chunk
-                    if len(data) > _MAX_ANSWER:
-                        raise CloudFailure(f"The server sends an answer of more than {_MAX_ANSWER >> 20} MiB.")
+                data = await _start(response, request, _MAX_ANSWER + 1)
+                if len(data) > _MAX_ANSWER:
+                    raise CloudFailure(f"The server sends an answer of more than {_MAX_ANSWER >> 20} MiB.")
         except (CloudLost, CloudTimeout, asyncio.CancelledError):
             request.is_lost()
             raise
-        return parsed(bytes(data))
+        return parsed(data)
 
     async def look(self, path: str, timeout_s: float) -> float:
         """Milliseconds until any answer at a path. Raises CloudLost or TlsFailure."""
@@ -199,20 +193,19 @@ class Wire:
         now, task = shared_loop().now(), asyncio.ensure_future(work)
         began = now if began is None else began
         waiting = replace(waiting, ping_s=min(max(waiting.ping_s, self.look_s), waiting.timeout_s))
-        watching: asyncio.Future[None] | None = None
+        tasks: list[asyncio.Future[Any]] = [task]
         try:
             if not (await asyncio.wait((task,), timeout=min(waiting.quick_s, began + waiting.timeout_s - now)))[0]:
                 look = watch(partial(self.look, life), waiting, began, lambda: self.pool.heard_at)
-                watching = asyncio.ensure_future(look)
-                await asyncio.wait((task, watching), return_when=asyncio.FIRST_COMPLETED)
+                tasks.append(asyncio.ensure_future(look))
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 if not task.done():
-                    watching.result()
+                    tasks[1].result()
             return task.result()
         finally:
-            for each in (task, watching):
-                if each is not None:
-                    each.cancel()
-                    each.add_done_callback(seen)
+            for each in tasks:
+                each.cancel()
+                each.add_done_callback(seen)
 
     @asynccontextmanager
     async def answering(self, request: Request) -> AsyncIterator[httpx2.Response]:
@@ -225,7 +218,7 @@ class Wire:
                 if response.status_code != NOT_READY:
                     self.pool.heard_at = shared_loop().now()
                 if response.status_code != 200:
-                    raise refusal(response.status_code, response.headers, await _start(response, request))
+                    raise refusal(response.status_code, response.headers, await _start(response, request, _MAX_REFUSAL))
                 if response.headers.get("content-encoding", "identity") != "identity":
                     raise CloudFailure("The server sends compressed answers though it was asked not to.")
                 yield response
@@ -347,13 +340,14 @@ async def _chunks(response: httpx2.Response, request: Request) -> AsyncIterator[
         yield chunk
 
 
-async def _start(response: httpx2.Response, request: Request) -> bytes:
+async def _start(response: httpx2.Response, request: Request, most: int) -> bytes:
+    """The first bytes of the body, `most` of them at most."""
     data = bytearray()
     async for chunk in _chunks(response, request):
         data += chunk
-        if len(data) >= _MAX_REFUSAL:
+        if len(data) >= most:
             break
-    return bytes(data[:_MAX_REFUSAL])
+    return bytes(data[:most])
 
 
 async def _closed(client: httpx2.AsyncClient) -> None:

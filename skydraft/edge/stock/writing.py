@@ -66,7 +66,9 @@ class Writing:
         from when the wait `began`."""
         came, num_before = await self._events.arriving(waiting, began), self.num_written
         try:
-            self._take(self._events.read(came))
+            if (data := self._events.read(came)) is not None:
+                self._take(data)
+            self._is_over |= data is None
             self._num_idle = 0 if self.num_written > num_before else self._num_idle + 1
             if self._num_idle > _MAX_IDLE:
                 raise CloudFailure(f"The server sent {_MAX_IDLE} events without a token.")
@@ -90,10 +92,7 @@ class Writing:
             raise self.error
         return None
 
-    def _take(self, data: bytes | None) -> None:
-        if data is None:
-            self._is_over = True
-            return
+    def _take(self, data: bytes) -> None:
         read = self._said(data)
         rows, usage = read.rows, read.usage
         num_written = read.num_written or self.num_written + len(rows)
@@ -160,13 +159,9 @@ class ChatWriting(Writing):
             self.error = None if self._finish else self.error  # what comes after its end is no part of the text
             self._cut(is_last=True)
             if self._finish:
-                is_cut = self._finish in _CUT
-                self._rows.append(Row(-1, finish="length") if is_cut else Row(self._end_id))
+                self._rows.append(Row(-1, finish="length") if self._finish in _CUT else Row(self._end_id))
 
-    def _take(self, data: bytes | None) -> None:
-        if data is None:
-            self._is_over = True
-            return
+    def _take(self, data: bytes) -> None:
         said = self._said(data)
         self.model = said.model or self.model
         self._num_events += bool(said.text or said.thinks)
@@ -218,8 +213,6 @@ class ChatWriting(Writing):
 
     def _whole(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
         """The tokens up to the last character that is whole."""
-        written = self._vocab.text_bytes(token_ids)
-        while codecs.utf_8_decode(written, "replace", False)[1] < len(written):
+        while codecs.utf_8_decode(written := self._vocab.text_bytes(token_ids), "replace", False)[1] < len(written):
             token_ids = token_ids[:-1]
-            written = self._vocab.text_bytes(token_ids)
         return token_ids
