@@ -51,8 +51,8 @@ def _frame_of(thread: int) -> FrameType | None:
     """Where a thread is. The collector within that call would stop all threads for ever where another one starts."""
     with _looking:
         collects = gc.isenabled()
-        gc.disable()
         try:
+            gc.disable()
             return sys._current_frames().get(thread)
         finally:
             if collects:
