@@ -88,8 +88,7 @@ class Auditor:
         context.commit_skip(DraftBlock(0, tuple(before)), None)
         seats = self._seats = Seats((self._target.engine,))
         try:
-            given = replace(generation.request, plan=_READING, calibration=None, num_best=None)
-            request = replace(given, cache_scope="")
+            request = replace(generation.request, plan=_READING, calibration=None, num_best=None, cache_scope="")
             with closing(self._target.verifier(context, prompt, edge.vocab, request)) as self._verifier:
                 if self._is_closed or not seats.take(len(context.token_ids)):
                     self._verifier.cancel()

@@ -82,8 +82,7 @@ class Generation:
         self._stream = TextStream(loop.vocab, request.params.stop, tags_of(request.params), goes_on=goes_on)
         self._rounds: list[Round] = []
         self._tokens: list[Token] = []
-        self._texts: list[str] = []
-        self._thoughts: list[str] = []
+        self._rest = ("", "")  # thought and text held back before an interrupt
         pushed = [(token_id, *self._stream.push(token_id)) for token_id in self._context.generated.tolist()]
         self._begun = [Token(token_id, "edge", text, -1, thought) for token_id, thought, text in pushed]
         self._has_begun = self._is_closed = False
@@ -130,13 +129,9 @@ class Generation:
         """Scores of the prompt's tokens, if the request wants them, by the model whose text follows."""
         local = self.target.engine if self.target and self.request.plan.verifies else None
         engine, prompt = (local, self.prompts.target) if local else (self.edge, self.prompts.edge)
-        if (
-            engine
-            and self.request.num_best is not None
-            and self.request.scores_prompt
-            and self._loop.seats.take(len(prompt.token_ids))
-        ):
-            yield from prompt_scores(engine, prompt, self.request.num_best)
+        num_best = self.request.num_best if self.request.scores_prompt else None
+        if engine and num_best is not None and self._loop.seats.take(len(prompt.token_ids)):
+            yield from prompt_scores(engine, prompt, num_best)
 
     def __iter__(self) -> Iterator[Token]:
         rounds, num_given = self.rounds(), 0
@@ -151,13 +146,8 @@ class Generation:
         if self._context.finish is not None and index + 1 == len(done.token_ids):
             last = self._stream.finish()
             thought, text = thought + last[0], text + last[1]
-        self._keep(thought, text)
         self._tokens.append(Token(done.token_ids[index], done.origins[index], text, done.record.round, thought))
         return self._tokens[-1]
-
-    def _keep(self, thought: str, text: str) -> None:
-        self._thoughts.append(thought)
-        self._texts.append(text)
 
     def interrupt(self) -> str:
         """End after the committed tokens; `finish_reason` becomes "interrupted". Returns the text held back."""
@@ -165,8 +155,8 @@ class Generation:
         if self._context.finish is not None:
             return ""
         self._context.interrupt()
-        self._keep(*self._stream.finish())
-        return self._texts[-1]
+        self._rest = self._stream.finish()
+        return self._rest[1]
 
     def cancel(self) -> None:
         """Make `rounds` end after the current round, or during a prefill, without an error. Any thread may call this;
@@ -202,7 +192,7 @@ class Generation:
     def text(self) -> str:
         """The text so far, without special tokens, thinking and a stop string; the whole one if nobody has begun."""
         self._settle()
-        return "".join(self._texts)
+        return "".join(token.text for token in self._tokens) + self._rest[1]
 
     def _settle(self) -> None:
         self._check()
@@ -213,7 +203,7 @@ class Generation:
     def reasoning(self) -> str:
         """What was thought before the text, without tags; as `text`."""
         self._settle()
-        return "".join(self._thoughts)
+        return "".join(token.reasoning for token in self._tokens) + self._rest[0]
 
     @property
     def token_ids(self) -> tuple[int, ...]:

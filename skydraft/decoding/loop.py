@@ -52,7 +52,7 @@ class SpeculativeLoop:
             self._started = self._started or began
             block = self._draft()
             reason = self._reason(block)
-            yield self._verify(block, reason, began) if reason else self._skip(block, began)
+            yield self._verify(block, reason, began) if reason else self._commit(block, None, "skipped", "", began)
 
     def _reason(self, block: DraftBlock) -> Reason:
         generated, place = self.context.generated, NO_PLACE
@@ -79,9 +79,6 @@ class SpeculativeLoop:
         if self.drafter is None or not self.drafter.room(self.context):
             return WRITE_ALL
         return self.turns.to_write()
-
-    def _skip(self, block: DraftBlock, began: float) -> Round:
-        return self._commit(block, None, "skipped", "", began)
 
     def _verify(self, block: DraftBlock, reason: Reason, began: float) -> Round:
         assert self.verifier is not None  # without one the gate never escalates

@@ -60,8 +60,7 @@ class GenerateRequest:
     @property
     def reuse(self) -> Reuse | None:
         """The KV that may be reused, for models in this process."""
-        exact = self.execution != "throughput"
-        return Reuse(self.cache_scope, exact) if self.cache_scope else None
+        return Reuse(self.cache_scope, exact=self.execution != "throughput") if self.cache_scope else None
 
     def __post_init__(self) -> None:
         if not isinstance(self.plan, Plan) or not isinstance(self.params, DecodingParams):

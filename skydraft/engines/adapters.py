@@ -80,7 +80,7 @@ class Adapters:
             self._close_replaced()
             known = self._fitting(prompt) if wanted == AUTO else self._named(wanted)
         try:
-            return self._opened(known) if known else self._base
+            return (known.engine or self._open(known)) if known else self._base
         except SkydraftError:
             if wanted != AUTO:
                 raise
@@ -141,24 +141,20 @@ class Adapters:
         self._replaced[engine] = time.monotonic()
         engine.forget_kept()
 
-    def _opened(self, known: _Known) -> Engine:
-        if known.engine is None:
-            with self._opening:
-                if known.engine is None:  # another text may have opened it meanwhile
-                    self._open(known)
-        assert known.engine is not None
-        return known.engine
-
-    def _open(self, known: _Known) -> None:
+    def _open(self, known: _Known) -> Engine:
         name = known.path.parent.name if known.path.name == ADAPTER else known.path.stem
-        engine = self._base.open_adapted(known.path)
-        engine.name, engine.adapter = f"{self._base.name}+{name}", name
-        engine.is_local_only = self._base.is_local_only
-        engine.prefixes.share(self._base.prefixes.beginning)
-        with self._lock:
-            known.engine = engine
-            if known not in self._known.values():  # its file changed or went meanwhile
-                self._replace(engine)
+        with self._opening:
+            if known.engine:  # another text has opened it meanwhile
+                return known.engine
+            engine = self._base.open_adapted(known.path)
+            engine.name, engine.adapter = f"{self._base.name}+{name}", name
+            engine.is_local_only = self._base.is_local_only
+            engine.prefixes.share(self._base.prefixes.beginning)
+            with self._lock:
+                known.engine = engine
+                if known not in self._known.values():  # its file changed or went meanwhile
+                    self._replace(engine)
+            return engine
 
     def _close_replaced(self) -> None:
         for name, known in [*self._known.items()]:

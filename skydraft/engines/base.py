@@ -111,11 +111,10 @@ class Engine(Model):
         return singly
 
     def _feed_singly(self, feeds: Feeds) -> list[Rows]:
-        singly = []
-        for sequence, token_ids in feeds:
-            rows = [self.feed([(sequence, [token_id])])[0].copy() for token_id in token_ids]
-            singly.append(np.concatenate(rows))
-        return singly
+        return [
+            np.concatenate([self.feed([(sequence, [token_id])])[0].copy() for token_id in token_ids])
+            for sequence, token_ids in feeds
+        ]
 
     def check_prompt(self, prompt: Seq[int] | TokenIds, media: Recordings = ()) -> None:
         """Raise PromptError if the prompt is empty, leaves no room, or does not fit the vocabulary or `media`."""

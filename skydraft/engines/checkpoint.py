@@ -177,14 +177,8 @@ def _byte_level() -> Callable[[str], bytes]:
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     byte_of = {char: byte for byte, char in bytes_to_unicode().items()}
-
-    def to_bytes(text: str) -> bytes:
-        try:
-            return bytes(byte_of[char] for char in text)
-        except KeyError:  # a token that was put into the vocabulary as plain text
-            return text.encode()
-
-    return to_bytes
+    # A token with other characters was put into the vocabulary as plain text.
+    return lambda text: bytes(map(byte_of.__getitem__, text)) if byte_of.keys() >= set(text) else text.encode()
 
 
 def _sentence_piece(text: str) -> bytes:

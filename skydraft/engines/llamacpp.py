@@ -100,14 +100,17 @@ class Weights:
             self._num_users += 1
         return self
 
-    def load_adapter(self, path: Path) -> Any:
-        """An adapter of these weights in memory, freed with them: contexts that open walk through all there are, so
-        freeing one alone would need a lock around each of their first forwards. Raises RecordsError."""
+    def load_adapter(self, path: Path) -> tuple[Any, str]:
+        """An adapter of these weights in memory, and the fingerprint of both together. It is freed with the weights:
+        contexts that open walk through all there are, so freeing one alone would need a lock around each of their first
+        forwards. Raises OptionError or RecordsError."""
+        adapter = read_adapter(path)
+        adapter.card.check_base(self.fingerprint, self._name)
         with self._lock:
             loaded = self._lib.adapter_lora_init(self.model, os.fsencode(path))
         if not loaded:
             raise RecordsError(f"{path} does not fit {self._name}.", hint="Train another.")
-        return loaded
+        return loaded, adapter.fingerprint
 
     def give_back(self) -> None:
         with self._lock:
@@ -148,8 +151,8 @@ class LlamaCppEngine(Engine):
         self.max_output_rows = min(max(_OUTPUT_ROWS, options.max_sequences), self.max_batch_rows)
         self.path, self._options = path, options
         self._num_threads = options.num_threads or num_cores()
-        weights: Weights | None = base._weights if base else None
-        self._weights: Weights = (weights or Weights(self._lib, path, options.gpu_layers, self.name)).lend()
+        weights = base._weights if base else Weights(self._lib, path, options.gpu_layers, self.name)
+        self._weights: Weights = weights.lend()
         self._model, self.vocab, self.fingerprint = self._weights.model, self._weights.vocab, self._weights.fingerprint
         trained = self._lib.model_n_ctx_train(self._model)
         self.context_len = min(options.context_len, trained)
@@ -160,7 +163,8 @@ class LlamaCppEngine(Engine):
         self._adapter: Any = None
         self._places: list[Cells] = []
         try:
-            self._adapter = self._load_adapter(adapter) if adapter else None
+            if adapter:
+                self._adapter, self.fingerprint = self._weights.load_adapter(adapter)
             if not self._grows:  # one is for the beginning of prompts
                 self._open_places(self.context_len, options.max_sequences + (options.max_sequences > 1))
         except BaseException:
@@ -169,20 +173,13 @@ class LlamaCppEngine(Engine):
         self._num_rows_padded = self._lib.vocab_n_tokens(self._lib.model_get_vocab(self._model))
         self._batch = self._lib.batch_init(self.max_batch_rows, 0, 1)
         how = options.max_sequences, self.context_len, options.total_len, options.wait_s
-        self.slots = base.slots if base else Slots(self.name, *how)
-        assert self.slots is not None  # every engine of GGUF has some
-        self.slots.engines.add(self)
+        self.slots = slots = (base.slots if base else None) or Slots(self.name, *how)
+        slots.engines.add(self)
         self.adapters.wait_s = options.wait_s
         if base:  # measured where it happens, as an adapter changes each forward a little
             self.profile, self.probed_len = base.profile, 0
         else:
             self.profile = profile_of(self, self._profile_key(options), options)
-
-    def _load_adapter(self, path: Path) -> Any:
-        adapter = read_adapter(path)
-        adapter.card.check_base(self.fingerprint, self.name)
-        self.fingerprint = adapter.fingerprint
-        return self._weights.load_adapter(path)
 
     def open_adapted(self, adapter: Path) -> LlamaCppEngine:
         return LlamaCppEngine(self.path, self._options, name=self.name, base=self, adapter=adapter)
@@ -260,18 +257,15 @@ class LlamaCppEngine(Engine):
             raise
 
     def _decode(self, feeds: Feeds, *, want_logits: bool) -> list[Rows]:
-        batch, row = self._batch, 0
-        num_rows = sum(len(token_ids) for _, token_ids in feeds)
+        batch, num_rows = self._batch, 0
         for sequence, token_ids in feeds:
-            position = sequence.length
-            for token_id in token_ids:
-                batch.token[row] = token_id
-                batch.pos[row] = position
-                batch.n_seq_id[row] = 1
-                batch.seq_id[row][0] = sequence.slot.number
-                batch.logits[row] = want_logits
-                row += 1
-                position += 1
+            for position, token_id in enumerate(token_ids, sequence.length):
+                batch.token[num_rows] = token_id
+                batch.pos[num_rows] = position
+                batch.n_seq_id[num_rows] = 1
+                batch.seq_id[num_rows][0] = sequence.slot.number
+                batch.logits[num_rows] = want_logits
+                num_rows += 1
         batch.n_tokens = num_rows
         context = feeds[0][0].slot.context
         if status := self._lib.decode(context, batch):
@@ -352,7 +346,13 @@ def _read_vocab(lib: Any, model: Any, check_open: Callable[[], None]) -> Vocab:
 
     def encode(text: str) -> list[int]:
         check_open()  # else the model is gone
-        return _tokenize(lib, vocab, text)
+        data = text.encode()
+        room = len(data) + 8  # never more tokens than bytes
+        token_ids = (ctypes.c_int32 * room)()
+        num_tokens = lib.tokenize(vocab, data, len(data), token_ids, room, False, True)
+        if num_tokens < 0:
+            raise EngineError("llama.cpp cannot tokenize this text.")
+        return list(token_ids[:num_tokens])
 
     return Vocab(
         pieces,
@@ -376,16 +376,6 @@ def _read_pieces(lib: Any, vocab: Any) -> list[bytes]:
         num_bytes = lib.token_to_piece(vocab, token_id, buffer, len(buffer), 0, True)
         pieces.append(ctypes.string_at(buffer, max(num_bytes, 0)))
     return pieces
-
-
-def _tokenize(lib: Any, vocab: Any, text: str) -> list[int]:
-    data = text.encode()
-    room = len(data) + 8  # never more tokens than bytes
-    token_ids = (ctypes.c_int32 * room)()
-    num_tokens = lib.tokenize(vocab, data, len(data), token_ids, room, False, True)
-    if num_tokens < 0:
-        raise EngineError("llama.cpp cannot tokenize this text.")
-    return list(token_ids[:num_tokens])
 
 
 KIND = EngineKind(lambda spec, path, options: LlamaCppEngine(path, options, name=spec), claims=Path.is_file)

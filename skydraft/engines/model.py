@@ -7,7 +7,7 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from types import FrameType
@@ -18,11 +18,12 @@ import numpy.typing as npt
 
 from skydraft.config import Execution
 from skydraft.engines.options import NOT_PROBED, RowProfile
-from skydraft.engines.vocab import Rows, TokenIds, Vocab
+from skydraft.engines.vocab import Rows, TokenIds, Vocab, num_shared
 from skydraft.errors import EngineError, PromptError, SkydraftError
 from skydraft.types import Cost, Media, Recordings, Reuse
 
 if TYPE_CHECKING:
+    from skydraft.engines.base import Engine
     from skydraft.engines.slots import Slots
 
 _LOOK_S = 0.2  # of those who wait for a floor: whether its owner is still there
@@ -157,10 +158,10 @@ class Floor:
 class TokenBuffer:
     """Token ids that grow at the end and are cut to an absolute length. Its view is read-only."""
 
-    def __init__(self, token_ids: Iterable[int] = ()) -> None:
+    def __init__(self, token_ids: Seq[int] | TokenIds = ()) -> None:
         self._store: TokenIds = np.empty(64, np.int32)
         self._len = 0
-        self.extend(np.fromiter(token_ids, np.int32))
+        self.extend(token_ids)
 
     def __len__(self) -> int:
         return self._len
@@ -193,8 +194,8 @@ class Sequence:
     """
 
     def __init__(
-        self, engine: Model, slot: Any, media: Recordings = (), reuse: Reuse | None = None,
-        token_ids: Iterable[int] = (), whole_len: int = 0,
+        self, engine: Engine, slot: Any, media: Recordings = (), reuse: Reuse | None = None,
+        token_ids: Seq[int] | TokenIds = (), whole_len: int = 0,
     ) -> None:  # fmt: skip
         self.engine, self.slot, self.reuse, self.media = engine, slot, reuse, media
         self._tokens = TokenBuffer(token_ids)
@@ -234,9 +235,7 @@ class Sequence:
     def align(self, token_ids: TokenIds) -> None:
         """Cut to the longest prefix shared with `token_ids`, but leave at least one of these to feed. It compares the
         KV cache with the true text, so no rejection has to be remembered (F1 to F3)."""
-        shared = min(self.length, len(token_ids) - 1)
-        differs = np.flatnonzero(self.token_ids[:shared] != token_ids[:shared])
-        self.truncate(int(differs[0]) if len(differs) else shared)
+        self.truncate(num_shared(self.token_ids, token_ids[:-1]))
 
     def take_prefill_cost(self) -> Cost:
         cost, self.prefill_cost = self.prefill_cost, Cost()
@@ -389,9 +388,6 @@ class Model(ABC):
         if ids.min() < 0 or ids.max() >= self.vocab.size:
             raise kind(f"A token id is outside the vocabulary of {self.vocab.size} tokens.")
 
-    # `Engine` writes these two.
     @abstractmethod
-    def feed_compared(self, feeds: Feeds) -> list[Rows]: ...
-
-    @abstractmethod
-    def drop(self, sequence: Sequence) -> None: ...
+    def feed_compared(self, feeds: Feeds) -> list[Rows]:
+        """`Engine` writes this one."""

@@ -6,19 +6,24 @@ template's text before the first user text is a part too, fed once and copied in
 What conversations of one owner have in common beyond it is copied too.
 """
 
+from __future__ import annotations
+
 import time
 import weakref
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from skydraft.engines.model import Model, Sequence
+from skydraft.engines.model import Sequence
 from skydraft.engines.vocab import TokenIds, num_shared
 from skydraft.errors import EngineError
 from skydraft.types import Cost, Recordings, Reuse
+
+if TYPE_CHECKING:
+    from skydraft.engines.base import Engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +103,7 @@ class PrefixCache:
         """Let all prompts that begin with these tokens share their KV. To be called before any prompt."""
         self.beginning = tuple(beginning)
 
-    def begin(self, engine: Model, prompt: Seq[int] | TokenIds, media: Recordings, reuse: Reuse | None) -> Sequence:
+    def begin(self, engine: Engine, prompt: Seq[int] | TokenIds, media: Recordings, reuse: Reuse | None) -> Sequence:
         """A sequence that holds the tokens that an earlier one shares with `prompt`; an empty one where none does.
 
         A kept one of which less than half is shared is another conversation with the same beginning: it is taken only
@@ -127,7 +132,7 @@ class PrefixCache:
         return sequence
 
     def _source(
-        self, engine: Model, ids: TokenIds, media: Recordings, reuse: Reuse | None
+        self, engine: Engine, ids: TokenIds, media: Recordings, reuse: Reuse | None
     ) -> tuple[Kept | Sequence | None, int]:
         """What shares most with a prompt, a kept one rather than an open one, and how much; None where nothing does."""
         parts, found = Parts(engine.max_batch_rows, self.beginning), list[Kept | Sequence](self._kept)
@@ -136,9 +141,7 @@ class PrefixCache:
         length = max(shared, default=0)
         return (found[shared.index(length)], length) if length >= parts.part_len else (None, 0)
 
-    def _give(
-        self, engine: Model, source: Sequence, sequence: Sequence, token_ids: TokenIds, whole_len: int
-    ) -> None:  # fmt: skip
+    def _give(self, engine: Engine, source: Sequence, sequence: Sequence, token_ids: TokenIds, whole_len: int) -> None:
         """Copy the KV of these tokens into an empty sequence. Where that fails it stays empty, and they are read."""
         with suppress(EngineError, MemoryError):
             engine.copy(source, sequence, len(token_ids))
@@ -153,7 +156,7 @@ class PrefixCache:
         sequence.whole_len = whole_len
         sequence.prefill_cost += Cost(num_cached=len(token_ids))
 
-    def feed(self, engine: Model, sequence: Sequence, prompt: Seq[int] | TokenIds) -> bool:
+    def feed(self, engine: Engine, sequence: Sequence, prompt: Seq[int] | TokenIds) -> bool:
         """Feed the next part; returns whether there is more. Parts end at the same places whatever was reused."""
         parts = Parts(engine.max_batch_rows, self.beginning)
         begins = parts.begins(prompt[:-1])
@@ -180,11 +183,11 @@ class PrefixCache:
             self._progress.pop(id(sequence), None)
         return has_more
 
-    def _copy_beginning(self, engine: Model, source: Sequence, target: Sequence) -> None:
+    def _copy_beginning(self, engine: Engine, source: Sequence, target: Sequence) -> None:
         engine.copy(source, target, len(self.beginning))
         self._note(target, self.beginning, len(self.beginning))
 
-    def _keep_beginning(self, engine: Model, sequence: Sequence) -> None:
+    def _keep_beginning(self, engine: Engine, sequence: Sequence) -> None:
         if (slot := engine.allocate_beginning(len(self.beginning))) is not None:
             begun = Sequence(engine, slot)
             self._copy_beginning(engine, sequence, begun)
@@ -194,7 +197,7 @@ class PrefixCache:
         self._progress.pop(id(sequence), None)
         self._dropped.append(sequence)
 
-    def settle(self, engine: Model) -> None:
+    def settle(self, engine: Engine) -> None:
         while self._dropped:
             done = self._dropped.pop()
             if done not in self._taken:
@@ -207,14 +210,14 @@ class PrefixCache:
                 engine.release(done)
         self.make_room(engine, 0)
 
-    def make_room(self, engine: Model, num_wanted: int) -> None:
+    def make_room(self, engine: Engine, num_wanted: int) -> None:
         while self._kept and (
             len(self._taken) + num_wanted + len(self._kept) > engine.max_sequences
             or (engine.slots and engine.slots.is_full)
         ):
             engine.release(Sequence(engine, self._kept.pop(0).slot))
 
-    def forget(self, engine: Model, older_than_s: float) -> None:
+    def forget(self, engine: Engine, older_than_s: float) -> None:
         self.settle(engine)
         latest = time.perf_counter() - older_than_s
         while self._kept and self._kept[0].since <= latest:

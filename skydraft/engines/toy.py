@@ -89,10 +89,8 @@ class ToyEngine(ListEngine):
         self._by_last = by_last
         self._by_previous = np.zeros_like(by_last) if by_previous is None else by_previous
         self._by_position = np.zeros((1, vocab.size), np.float32) if by_position is None else by_position
-        digest = hashlib.sha256()
-        for table in (self._by_last, self._by_previous, self._by_position):
-            digest.update(np.ascontiguousarray(table).data)
-        self.fingerprint = digest.hexdigest()[:32]
+        tables = (self._by_last, self._by_previous, self._by_position)
+        self.fingerprint = hashlib.sha256(b"".join(table.tobytes() for table in tables)).hexdigest()[:32]
 
     def forward(self, feeds: Feeds, *, want_logits: bool) -> list[Rows]:
         all_rows: list[Rows] = []

@@ -50,9 +50,8 @@ def keep(data: bytes, name: str, model: str, cache: Path) -> Path:
             new, copy = home / "new.gguf", home / "copy.gguf"
             # All that needs room comes before anything moves, and at no moment there is none in use.
             write_whole(new, data, 0o600)
-            if is_used := (home / ADAPTER).exists():
+            if (home / ADAPTER).exists():
                 write_whole(copy, (home / ADAPTER).read_bytes(), 0o600)
-            if is_used:
                 for number, path in reversed([*enumerate(_earlier(home)[: MAX_BEFORE - 1], 2)]):
                     os.replace(path, _before(home, number))
                 os.replace(copy, _before(home, 1))
