@@ -155,7 +155,7 @@ class RemoteVerifier:
 
     async def _persist(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Try until there is an answer. After each failed try comes what may mend it, and a pause."""
-        tries = Situation(self._patience.timeout_s, self._patience.falls_back, began=self._loop.now())
+        tries, began = None, self._loop.now()
         while True:
             try:
                 if self._ahead is not None:
@@ -167,6 +167,7 @@ class RemoteVerifier:
                     self._met = self._server
                 return answer
             except SkydraftError as error:
+                tries = tries or Situation(self._patience.timeout_s, self._patience.falls_back, began=began)
                 await self._mend(error, tries)
 
     async def _mend(self, error: SkydraftError, tries: Situation) -> None:
