@@ -8,7 +8,6 @@ import os
 import shutil
 import sys
 from collections import defaultdict
-from contextlib import closing
 
 from rich.console import Console
 
@@ -20,7 +19,7 @@ from skydraft.decoding.generation import Generation
 from skydraft.decoding.plan import make_plan
 from skydraft.engines.base import Engine
 from skydraft.errors import SkydraftError
-from skydraft.evaluation.scoring import Scorer
+from skydraft.evaluation.scoring import scores
 
 MODES = {
     "edge": "the small model alone",
@@ -73,9 +72,8 @@ def verdict(generation: Generation, agreement: float) -> str:
 
 def _agreement(generation: Generation, edge: Engine, cloud: Engine) -> float:
     """The share of the tokens that are the target's own choice after the tokens before them."""
-    generation.close()  # the scorer needs its place in both models
-    with closing(Scorer(edge, cloud)) as scorer:
-        score = scorer.score("demo", generation.prompts, generation.token_ids, _PARAMS)
+    generation.close()  # scoring needs its place in both models
+    (score,) = scores((edge, cloud), "demo", generation.prompts, _PARAMS, [generation.token_ids])
     return sum(map(int.__eq__, score.token_ids, score.choices)) / len(score.token_ids)
 
 

@@ -52,7 +52,7 @@ def findings() -> Findings:
 @cache
 def texts_of(mode: str) -> dict[str, tuple[int, ...]]:
     """The tokens of each prompt's answer, both models in one process."""
-    (cases,) = (each.cases for each in findings().settings if each.mode.name == mode and each.link_ms is None)
+    (cases,) = (each.cases for each in findings().settings if each.mode.name == mode)
     return {case.prompt.id: case.generation.token_ids for (case,) in cases}
 
 
@@ -64,7 +64,7 @@ def same(mode: str) -> str:
 
 def setting(mode: str) -> dict[str, Any]:
     """What one process measured."""
-    (found,) = (each for each in SUMMARY["settings"] if each["mode"] == mode and each["link_ms"] is None)
+    (found,) = (each for each in SUMMARY["settings"] if each["mode"] == mode)
     return dict(found)
 
 

@@ -129,7 +129,7 @@ def learned(name: str, edge: Engine, weights: str, home: Path) -> Path:
     adapter, done = home / "adapter.gguf", home / "training.json"
     if not done.exists():
         task = prepare(Store(home / "dev"), edge, weights)
-        result = train(task, TrainSettings(), ("cpu", 0), home / "training", lambda *given: None)
+        result = train(task, TrainSettings(), ("cpu", 0), lambda *given: None)
         result.write(adapter)
         adapted = edge.adapters.choose(str(adapter), ())
         texts = read_lessons(adapted, task.held_out, lambda: None)

@@ -15,9 +15,8 @@ from skydraft.decoding.prices import parse_prices
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import target_of
 from skydraft.engines.base import Engine
-from skydraft.engines.options import NOT_PROBED, EngineOptions
-from skydraft.engines.probe import cpu_model, profile_of
-from skydraft.engines.registry import engine_names, open_engine
+from skydraft.engines.options import EngineOptions
+from skydraft.engines.registry import open_engine
 from skydraft.errors import CloudLost, OptionError, RecordsError
 from skydraft.gating.calibration import Calibration, find_calibration
 from skydraft.models import Progress, SourceName, cache_dir, no_progress, resolve
@@ -28,7 +27,6 @@ from skydraft.prompts.pair import ShareAudio, beginning_ids
 
 if TYPE_CHECKING:
     from skydraft.edge.cloud import Cloud
-    from skydraft.edge.servers import Servers
 
 _QUICK_S = 0.5
 
@@ -67,14 +65,9 @@ def load(
         "profile_path": options.profile_path or cache / "profiles.json",
     }  # fmt: skip
     options = replace(options, **{name: value for name, value in given.items() if value is not None})
-    names = engine_names()
-    offline = offline or local_only
-    resolved = resolve(os.fspath(model), cache, engine_names=names, offline=offline, source=source, progress=progress)
-    engine = open_engine(resolved.kind, resolved.spec, resolved.path, options)
+    resolved = resolve(os.fspath(model), cache, offline=offline or local_only, source=source, progress=progress)
+    engine = open_engine(resolved.spec, resolved.path, options)
     engine.is_local_only = local_only
-    if engine.profile is NOT_PROBED:
-        key = f"{resolved.kind}|{resolved.spec}|{engine.fingerprint}|{cpu_model()}"
-        engine.profile = profile_of(engine, key, options)
     engine.prefixes.share(beginning_ids(engine.vocab))
     engine.adapters.folder, engine.adapters.default = folder_of(os.fspath(model), cache), adapter
     try:
@@ -89,15 +82,14 @@ def load(
 def fitting_context(
     models: Iterable[str], num_sequences: int, *, offline: bool = False, source: SourceName = "auto",
     progress: Progress = no_progress,
-) -> tuple[int, str] | None:  # fmt: skip
-    """The longest context that fits so many conversations with these models, and a line that says why.
+) -> tuple[int, int, str] | None:  # fmt: skip
+    """The longest context that fits so many conversations with these models, their tokens, and a line that says why.
 
     None unless all are GGUF files. They are resolved as in `load`. Raises a SkydraftError.
     """
     from skydraft.engines.fitting import fitting_context as fitting
 
-    how: Any = {"engine_names": engine_names(), "offline": offline, "source": source, "progress": progress}
-    found = [resolve(model, cache_dir(), **how) for model in models]
+    found = [resolve(model, cache_dir(), offline=offline, source=source, progress=progress) for model in models]
     paths = [each.path for each in found if each.kind == "gguf" and each.path]
     return fitting(paths, num_sequences) if len(paths) == len(found) else None
 
@@ -134,38 +126,31 @@ def connect(
     also begin alone, until it is there. `open_ahead` opens each session in the background at once. `notify` gets a line
     when the cloud is lost and when it is back. Any number of generations may use it at once. Raises OptionError.
     """
-    from skydraft.edge.cloud import Cloud
-    from skydraft.edge.verifier import silent
-
-    servers = _servers(address, token, tls_ca, tls_name, insecure, api, model, price, max_cost, max_calls)
-    return Cloud(
-        servers, timeout_s=timeout_s, require=require, fallback=fallback, open_ahead=open_ahead, notify=notify or silent
-    )  # fmt: skip
-
-
-def _servers(
-    address: str | Iterable[str], token: str | None, tls_ca: bytes | None, tls_name: str | None, insecure: bool,
-    api: str, model: str | None, price: str | None, max_cost: float | None, max_calls: int | None,
-) -> Servers:  # fmt: skip
     from skydraft.edge.budget import Budget, DaySum
+    from skydraft.edge.cloud import Cloud
     from skydraft.edge.servers import Servers
     from skydraft.edge.session import OwnServer
     from skydraft.edge.stock.connection import StockOptions
     from skydraft.edge.stock.text import StockServer
     from skydraft.edge.tls import ServerOptions
+    from skydraft.edge.verifier import silent
     from skydraft.protocol.address import is_url, parse_addresses
 
     if isinstance(address, str) and is_url(address):
         where = StockOptions(address, api, model, token, tls_ca, insecure)
         day_sum = DaySum(cache_dir() / "spent.json", where.host.lower())
         prices = parse_prices(price) if price is not None else None
-        budget = Budget(prices, max_cost, max_calls, day_sum)
-        return Servers([StockServer(where, budget)])
-    if price is not None or max_cost is not None:
+        servers = Servers([StockServer(where, Budget(prices, max_cost, max_calls, day_sum))])
+    elif price is not None or max_cost is not None:
         raise OptionError("--price and --max-cost are for servers without skydraft.", hint="Give --max-calls instead.")
-    budget = Budget(max_calls=max_calls)
-    addresses = parse_addresses(address if isinstance(address, str) else ",".join(address))
-    return Servers([OwnServer(ServerOptions(each, token, tls_ca, tls_name, insecure), budget) for each in addresses])
+    else:
+        budget = Budget(max_calls=max_calls)
+        addresses = parse_addresses(address if isinstance(address, str) else ",".join(address))
+        options = [ServerOptions(each, token, tls_ca, tls_name, insecure) for each in addresses]
+        servers = Servers([OwnServer(each, budget) for each in options])
+    return Cloud(
+        servers, timeout_s=timeout_s, require=require, fallback=fallback, open_ahead=open_ahead, notify=notify or silent
+    )  # fmt: skip
 
 
 def generate(
@@ -239,9 +224,7 @@ def fitting(request: GenerateRequest, cloud: Cloud) -> GenerateRequest:
     """The request for a server: one without skydraft streams where each block would be checked. A server of ours has an
     execution of its own. Raises OptionError."""
     plan = request.plan
-    if not cloud.is_stock:
-        return request
-    if request.execution == "throughput" or not plan.drafts or not plan.verifies:
+    if not cloud.is_stock or request.execution == "throughput" or not plan.drafts or not plan.verifies:
         return request
     if plan.may_go_alone:
         return replace(request, plan=plan.without_skydraft())

@@ -5,7 +5,9 @@ text, never at token ids (field report F11).
 """
 
 import json
+import re
 import unicodedata
+from contextlib import suppress
 from typing import Any
 
 COMMA_LIKE = frozenset("，,、；;：:﹐﹑﹔﹕､")
@@ -60,10 +62,22 @@ def rounded(value: Any, num_digits: int) -> Any:
     return [rounded(inner, num_digits) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
+def is_whole(*values: Any) -> bool:
+    """Whether no text in these values has half of a character (U+D800 to U+DFFF): nothing can encode that."""
+    with suppress(TypeError, ValueError, RecursionError):  # no JSON, or too deep: others say so
+        text = json.dumps(values, ensure_ascii=False, default=str)
+        return re.search("[\ud800-\udfff]", text) is None
+    return True
+
+
 def from_json(data: str | bytes) -> Any:
-    """The value of a JSON text; it may begin with a byte order mark. Raises ValueError, where it is too deep too."""
+    """The value of a JSON text; it may begin with a byte order mark. Raises ValueError, where it is too deep or has
+    half of a character too."""
     text = data if isinstance(data, str) else data.decode("utf-8")
     try:
-        return json.loads(text.removeprefix("\ufeff"))
+        value = json.loads(text.removeprefix("\ufeff"))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    if "\\" in text and not is_whole(value):
+        raise ValueError("it has half of a character, which no text has")
+    return value

@@ -121,8 +121,7 @@ class DecodingParams:
     @property
     def shapes_chinese(self) -> bool:
         off = DecodingParams()
-        names = ("content_penalty", "content_ngram_size", "no_adjacent_repeat", "comma_gap", "full_stop_gap")
-        return any(getattr(self, name) != getattr(off, name) for name in names)
+        return any(getattr(self, name) != getattr(off, name) for name in _ZH)
 
 
 _ZH = {"content_penalty": 1.22, "content_ngram_size": 2, "no_adjacent_repeat": True, "comma_gap": 4, "full_stop_gap": 8}

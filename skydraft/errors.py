@@ -9,7 +9,7 @@
     │   ├── OptionError         an option is out of range or does not apply here
     │   │   ├── GrammarRefused  a grammar that cannot be followed here
     │   │   └── WrongServer     at an address runs something else than its options say
-    │   ├── RecordsError        records or a calibration: broken, of a newer version, or of another pair
+    │   ├── RecordsError        records, a calibration or an adapter: broken, of a newer version, or of another pair
     │   ├── ProtocolError       a message that the other side cannot read
     │   └── LimitExceeded       a message, prompt or block beyond the server's limits
     ├── ModelFilesError         the files of a model are not available
@@ -21,6 +21,7 @@
     ├── EngineError             a forward or a rollback was refused by the engine
     │   └── EngineBusy          no sequence of the model was free in time
     ├── BaseMismatch            a block or verdict does not begin where the committed text ends
+    ├── Cancelled               the generation was cancelled while it waited
     └── CloudError              the cloud did not answer as it should
         ├── CloudLost           no answer: no connection, no server, or one that is shutting down
         │   ├── CloudTimeout    no answer within the time allowed
@@ -53,11 +54,17 @@ from typing import Any, ClassVar
 _FLAGS = re.compile(
     r"((?:skydraft [a-z]|pip |llama-gguf-split |llama-server |vllm serve )(?:[^.]|\.(?!\s|$))*)|--([a-z][a-z-]*)"
 )
+_ENDLESS = re.compile(r"(\S{400})\S{200,}")
 _NAMES = {
     "cloud-timeout": "timeout_s", "grace": "grace_s", "session-ttl": "session_ttl_s", "require-cloud": "require",
     "edge-model": "edge", "cloud-model": "model", "cloud-api": "api", "cloud-token-file": "token",
     "cloud-key-file": "token",
 }  # fmt: skip
+
+
+def _clear(text: str) -> str:
+    """Without halves of characters, which cannot be written, and without most of a name of thousands of letters."""
+    return _ENDLESS.sub(r"\1…", text.encode(errors="backslashreplace").decode())
 
 
 def _in_python(text: str) -> str:
@@ -72,8 +79,8 @@ class SkydraftError(Exception):
     retryable: ClassVar[bool] = False
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message)
-        self._hint = hint
+        super().__init__(_clear(str(message)))
+        self._hint = _clear(hint)
 
     @property
     def message(self) -> str:
@@ -107,7 +114,7 @@ class PromptError(UsageError): ...
 
 
 class ContextExceeded(PromptError):
-    """The prompt has `num_tokens`, or more, and the context holds `most`."""
+    """The prompt has `num_tokens`, a far longer one about as many, and the context holds `most`."""
 
     def __init__(self, message: str, *, num_tokens: int = 0, most: int = 0, hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -155,6 +162,17 @@ class MissingDependency(SkydraftError):
 
 
 @contextmanager
+def telling(kind: type[SkydraftError], what: str, hint: str) -> Iterator[None]:
+    """Raise `kind`, which says `what` and why, for what the system refuses, and for a file that is not UTF-8."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else "no file has such a name"
+        reason = str(error.strerror or error) if isinstance(error, OSError) else reason
+        raise kind(f"{what}: {reason}.", hint=hint) from error
+
+
+@contextmanager
 def importing(need: str, extra: str) -> Iterator[None]:
     """Raise MissingDependency, which begins with `need` ("A grammar needs"), for an import that fails in the block."""
     try:
@@ -185,6 +203,10 @@ class BaseMismatch(SkydraftError):
         super().__init__(f"A block or verdict follows {base} generated tokens, but the text has {length}.")
         self.base = base
         self.length = length
+
+
+class Cancelled(SkydraftError):
+    grpc_status = "CANCELLED"
 
 
 class CloudError(SkydraftError):

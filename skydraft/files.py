@@ -4,11 +4,16 @@ import errno
 import io
 import logging
 import os
-from contextlib import suppress
+import re
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, Literal, TextIO
 
+from filelock import FileLock, Timeout
+
+ADAPTER = "adapter.gguf"
+_NAME = re.compile(r"[\w-][\w.-]{0,63}")
 log = logging.getLogger("skydraft")  # where nobody configures logging, a warning is a line on stderr
 
 
@@ -37,6 +42,16 @@ def read_file(path: Path) -> bytes:
     return path.read_bytes()
 
 
+def is_adapter_name(name: str) -> bool:
+    return bool(_NAME.fullmatch(name)) and name not in ("auto", "none") and not name.endswith(".gguf")
+
+
+def adapters_in(folder: Path) -> list[str]:
+    """The names of the adapters in a folder, each at NAME/adapter.gguf. What no request could name is left out."""
+    found = [path.parent.name for path in folder.glob(f"*/{ADAPTER}") if path.is_file()]
+    return sorted(filter(is_adapter_name, found))
+
+
 def open_named(path: Path, mode: Literal["w", "a"], permissions: int = 0o666) -> TextIO:
     """Open a text file whose errors in writing name it; a new one gets `permissions`. Raises OSError."""
     raw = _Named(path, mode, opener=lambda name, flags: os.open(name, flags, permissions))
@@ -49,6 +64,14 @@ class _Named(io.FileIO):
             return super().write(data)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self.name)) from error
+
+
+def lock_file(path: Path, busy: Exception, timeout_s: float = 0.0) -> AbstractContextManager[object]:
+    """A lock for `with`, until the process ends at the latest. Raises `busy` if another process keeps it so long."""
+    try:
+        return FileLock(path, mode=0o600).acquire(timeout=timeout_s)
+    except Timeout as error:
+        raise busy from error
 
 
 def set_aside(path: Path, meaning: str) -> None:

@@ -9,7 +9,9 @@ What is checked here needs no library; `choosing.grammar` compiles it.
 """
 
 import json
+import re
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any
 from urllib.parse import quote
 
@@ -19,6 +21,23 @@ KINDS = ("json_schema", "json_object", "regex", "lark")
 MAX_BYTES = 65_536
 MAX_DEPTH = 64  # brackets inside each other
 _OPEN, _CLOSE = "([{", ")]}"
+# Keywords of a schema that change no answer.
+_ABOUT = {"description", "title", "examples", "example", "default", "$comment", "deprecated", "readOnly", "writeOnly",
+          "contentEncoding", "contentMediaType", "contentSchema", "$dynamicAnchor"}  # fmt: skip
+# Those that llguidance does not know. Each only narrows what fits, unless it has one of the values here.
+_UNKNOWN: dict[str, tuple[Any, ...]] = {
+    "propertyNames": (True, {}, {"type": "string"}), "unevaluatedProperties": (True, {}),
+    "unevaluatedItems": (True, {}), "uniqueItems": (False,), "contains": (), "minContains": (), "maxContains": (),
+    "not": (False,), "if": (), "then": (), "else": (), "dependentRequired": ({},), "dependentSchemas": ({},),
+    "dependencies": ({},),
+}  # fmt: skip
+_FORMATS = ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"]
+_COMPOSED = {"$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas"}
+_NAMES, _VALUES = {"properties", "patternProperties", "$defs", "definitions"}, {"const", "enum"}
+_PLAIN = re.compile(r"\\[^bBk1-9]|\[(?:\\.|[^\]\\])*\]")  # of a pattern: what looks around nowhere
+_ESCAPED = re.compile(r"\\.", re.DOTALL)
+_QUOTED = re.compile(r'\\.|"(?:\\.|[^"\\])*"?', re.DOTALL)  # and what is escaped
+_LOOKS = re.compile(r"\\[bBk1-9]|\(\?<?[=!]")
 
 
 def json_schema(schema: Mapping[str, Any] | str) -> str:
@@ -35,6 +54,38 @@ def regex(pattern: str) -> str:
 def lark(grammar: str) -> str:
     """The grammar of text that follows a Lark grammar from its rule `start`. Raises OptionError."""
     return check_grammar(f"lark:{grammar}")
+
+
+def followable(schema: Any, left_out: set[str]) -> Any:
+    """A JSON schema without what changes no answer, and without what cannot be followed but only narrows the answer.
+
+    The keywords of the latter are added to `left_out`.
+    """
+    if isinstance(schema, list):
+        return [followable(each, left_out) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept: dict[str, Any] = {}
+    if schema.get("unevaluatedProperties") is False and not _COMPOSED & schema.keys():  # it says the same
+        schema = {"additionalProperties": False, **schema, "unevaluatedProperties": True}
+    for key, value in schema.items():
+        is_other = (key == "format" and value not in _FORMATS) or (key == "pattern" and _looks(value))
+        if key in _ABOUT or value in _UNKNOWN.get(key, ()):
+            continue
+        if is_other or key in _UNKNOWN:
+            left_out.add(key)
+        elif key in _NAMES and isinstance(value, dict):
+            known = {name: each for name, each in value.items() if key != "patternProperties" or not _looks(name)}
+            left_out |= {key} if len(known) < len(value) else set()
+            kept[key] = {name: followable(each, left_out) for name, each in known.items()}
+        else:
+            kept[key] = value if key in _VALUES else followable(value, left_out)
+    return kept
+
+
+def _looks(pattern: Any) -> bool:
+    """Whether a pattern looks around or back, which no grammar does."""
+    return isinstance(pattern, str) and _LOOKS.search(_PLAIN.sub(" ", pattern)) is not None
 
 
 def parts(text: str) -> tuple[str, str]:
@@ -83,20 +134,6 @@ def check_grammar(text: str) -> str:
 
 def _depth(text: str, *, in_json: bool) -> int:
     """The most brackets open at once, without those that a backslash or, in JSON, quotes protect."""
-    depth = deepest = 0
-    is_escaped = in_quotes = False
-    for char in text:
-        if is_escaped:
-            is_escaped = False
-        elif char == "\\":
-            is_escaped = True
-        elif char == '"' and in_json:
-            in_quotes = not in_quotes
-        elif in_quotes:
-            continue
-        elif char in _OPEN:
-            depth += 1
-            deepest = max(deepest, depth)
-        elif char in _CLOSE:
-            depth = max(depth - 1, 0)
-    return deepest
+    bare = (_QUOTED if in_json else _ESCAPED).sub("", text)
+    steps = ((char in _OPEN) - (char in _CLOSE) for char in bare)
+    return max(accumulate(steps, lambda depth, step: max(depth + step, 0), initial=0))

@@ -30,6 +30,15 @@ def fixed_k(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODES, "lossless", ModeSpec("always", 5))
 
 
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gated runs wait three times as long as they do before they go on alone."""
+    from tests.serving import Unhurried
+
+    monkeypatch.setattr("skydraft.edge.cloud.Patience", Unhurried)
+    monkeypatch.setattr("skydraft.edge.recovery.MOVE_S", 3.0)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A cache folder for tests alone, with links to the user's models. pytest keeps it for the next run, since

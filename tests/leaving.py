@@ -11,6 +11,7 @@ import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 DEVICE, AWAY = "out0", "10.77.0.2:7373"
 _SETUP = f"""set -e
@@ -38,12 +39,8 @@ def num_bytes() -> int:
 def typed(*args: str, stdin: str = "") -> int:
     from skydraft.cli.main import run
 
-    before, sys.stdin = sys.stdin, io.StringIO(stdin)
-    try:
-        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            return run(args)
-    finally:
-        sys.stdin = before
+    with patch("sys.stdin", io.StringIO(stdin)), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        return run(args)
 
 
 def commands(folder: Path) -> dict[str, int]:
@@ -92,14 +89,12 @@ def requests(num: int) -> dict[str, int]:
     import httpx2 as httpx
 
     import skydraft
-    from skydraft.engines.toy import open_toy
-    from skydraft.gateway.pair import Pair
 
-    from .gateway.running import gateway
+    from .gateway.running import over
 
-    cloud = skydraft.connect(AWAY, insecure=True, timeout_s=0.5)
     statuses: list[int] = []
-    with gateway(Pair(open_toy("toy:drift=0.2", 4096, 6), cloud)) as running, httpx.Client(timeout=30) as client:
+    cloud = skydraft.connect(AWAY, insecure=True, timeout_s=0.5)
+    with over(cloud) as running, httpx.Client(timeout=30) as client:
         for number in range(num):
             path, body = asked_for(number)
             answer = client.post(f"{running.v1}/{path}", json=body)
@@ -109,7 +104,6 @@ def requests(num: int) -> dict[str, int]:
             assert answer.status_code in (200, 400), answer.text
         left = num_bytes()
         client.post(f"{running.v1}/chat/completions", json=asked_for(7)[1] | {"skydraft": {}})
-    cloud.close()
     told = {"answers": statuses.count(200), "refusals": statuses.count(400)}
     return told | {"left": left, "control": num_bytes() - left}
 

@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import chain, pairwise
+from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
+import trustme
 
 from skydraft.access.limits import Limits
 from skydraft.cloud.server import CloudServer, ServeOptions
@@ -87,6 +89,15 @@ class Leash:
         with suppress(ValueError):  # all was read
             for _ in range(num_tokens):
                 self._ahead.release()
+
+
+def certified(folder: Path, host: str = "127.0.0.1") -> tuple[dict[str, Path], bytes]:
+    """Files with which `host` can be served over TLS, as options of `serving`, and who signed them, in PEM form."""
+    authority, files = trustme.CA(), {"tls_cert": folder / "cert.pem", "tls_key": folder / "key.pem"}
+    issued = authority.issue_cert(host)
+    files["tls_cert"].write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+    files["tls_key"].write_bytes(issued.private_key_pem.bytes())
+    return files, authority.cert_pem.bytes()
 
 
 class RawSession:

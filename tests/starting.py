@@ -156,13 +156,9 @@ def _become(
     os.environb.update(environment)
     sys.argv = [os.fsdecode(word) for word in words]
     for number, name in enumerate(("stdin", "stdout", "stderr")):
-        is_last = number == 2
-        named: Any = {"buffering": 1 if is_last else -1, "errors": "backslashreplace" if is_last else "strict"}
-        is_open = number in kept
-        opened = (
-            os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False, **named) if is_open else None
-        )
-        setattr(sys, name, opened)
+        how: Any = {"mode": "w" if number else "r", "encoding": "utf-8", "closefd": False}
+        how |= {"buffering": 1, "errors": "backslashreplace"} if number == 2 else {}
+        setattr(sys, name, os.fdopen(number, **how) if number in kept else None)
 
 
 if __name__ == "__main__":

@@ -45,14 +45,14 @@ def test_there_is_one_way_to_write_a_state_file() -> None:
     assert found == OTHERS
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "generate a --edge-model toy --cloud localhost:9 --cloud-token-file PIPE",
-        "serve --model toy --port 0 --tls-cert PIPE --tls-key PIPE",
-        "gateway --edge-model toy --port 0 --api-key-file PIPE",
-    ],
-)  # fmt: skip
+PIPES = [
+    "generate a --edge-model toy --cloud localhost:9 --cloud-token-file PIPE",
+    "serve --model toy --port 0 --tls-cert PIPE --tls-key PIPE",
+    "gateway --edge-model toy --port 0 --api-key-file PIPE",
+]
+
+
+@pytest.mark.parametrize("words", PIPES)
 def test_a_pipe_instead_of_a_file_is_one_clear_line(
     words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

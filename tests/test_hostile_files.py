@@ -75,9 +75,7 @@ def adapters(folder: Path, rng: random.Random) -> None:
 
 
 TOY = open_toy("toy")
-READERS: list[Callable[[Path, random.Random], None]] = [
-    calibrations, lessons, profiles, adapters
-]  # fmt: skip
+READERS: list[Callable[[Path, random.Random], None]] = [calibrations, lessons, profiles, adapters]
 
 
 @pytest.mark.parametrize("num", [150, pytest.param(3_000, marks=[pytest.mark.long, pytest.mark.timeout(900)])])

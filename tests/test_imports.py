@@ -13,6 +13,7 @@ _LEAVES = {"types", "errors", "characters", "config", "files", "grammars", "thin
 _CONTRACT = _LEAVES | {"engines.base", "engines.options", "engines.vocab"}
 _QUESTIONS = {"choosing", "gating", "prompts", "protocol"}
 _MACHINERY = {"edge", "decoding", "models"}
+_USERS = _CONTRACT | _QUESTIONS | _MACHINERY | {"api"}  # what those who use the interface may import
 
 # room: what it may import besides itself; docs/architecture.md draws it
 ALLOWED: dict[str, set[str]] = {
@@ -35,16 +36,10 @@ ALLOWED: dict[str, set[str]] = {
     "edge": _CONTRACT | {"choosing", "decoding", "protocol"},
     "cloud": _CONTRACT | {"access", "choosing", "decoding", "protocol", "__version__"},
     "api": _CONTRACT | _QUESTIONS | _MACHINERY | {"engines.fitting", "engines.probe", "engines.registry"},
-    "evaluation": _CONTRACT
-    | _QUESTIONS
-    | _MACHINERY
-    | {"api", "engines.probe", "engines.toy", "origins", "__version__"},
-    "gateway": _CONTRACT | _QUESTIONS | _MACHINERY | {"access", "api"},
-    "learning": _CONTRACT | _QUESTIONS | _MACHINERY | {"api", "engines.adapter", "engines.trainable"},
-    "cli": _CONTRACT
-    | _QUESTIONS
-    | _MACHINERY
-    | {"access", "api", "evaluation", "cloud", "gateway", "learning", "origins", "__version__"},
+    "evaluation": _USERS | {"engines.probe", "engines.toy", "origins", "__version__"},
+    "gateway": _USERS | {"access"},
+    "learning": _USERS | {"engines.adapter", "engines.trainable"},
+    "cli": _USERS | {"access", "evaluation", "cloud", "gateway", "learning", "origins", "__version__"},
     "__init__": _LEAVES - {"characters", "files"} | {"api", "decoding", "engines.base", "engines.options", "prompts"},
 }
 # library: rooms that may import it, and whether only inside of functions

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -58,12 +59,9 @@ def left_by_an_error(generation: Generation) -> None:
 
 
 def failed(generation: Generation) -> None:
-    def fails(*_: Any, **__: Any) -> Any:
-        raise EngineError("broken")
-
     rounds = generation.rounds()
     next(rounds)
-    generation.edge.forward = fails  # type: ignore[union-attr, method-assign]
+    generation.edge.forward = Mock(side_effect=EngineError("broken"))  # type: ignore[union-attr, method-assign]
     with pytest.raises(EngineError), generation:
         list(rounds)
 
@@ -74,16 +72,12 @@ def test_each_end_is_told_once(use: Callable[[Generation], None]) -> None:
     generation = skydraft.start(REQUEST, edge=toys.toy(1, 0.7), cloud=toys.toy(1), observers=[first, second])
     assert generation.request.with_signals and not first.ends
     use(generation)
-    assert first.ends == second.ends == [len(generation.token_ids)]
+    assert first.ends == second.ends == [sum(len(done.token_ids) for done in generation.rounds_so_far)]
     assert first.threads == {threading.get_ident()}
 
 
-class Broken(Seen):
-    def begins(self, request: GenerateRequest) -> GenerateRequest:
-        raise RuntimeError("an observer that fails")
-
-
 def test_an_observer_that_fails_at_the_beginning_is_left_out() -> None:
-    broken, seen = Broken(), Seen()
+    broken, seen = Seen(), Seen()
+    broken.begins = Mock(side_effect=RuntimeError("an observer that fails"))  # type: ignore[method-assign]
     skydraft.start(REQUEST, edge=toys.toy(1, 0.7), cloud=toys.toy(1), observers=[broken, seen]).run()
     assert not broken.ends and len(seen.ends) == 1

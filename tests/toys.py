@@ -92,17 +92,11 @@ def tables(seed: int, drift: float = 0.0, *, sign: int = 1) -> tuple[Any, dict[s
 
 
 def toy(
-    seed: int,
-    drift: float = 0.0,
-    *,
-    sign: int = 1,
-    context_len: int = 4096,
-    kind: type[ToyEngine] = ToyEngine,
-    vocab: Vocab = VOCAB,
+    seed: int, drift: float = 0.0, *, sign: int = 1, kind: type[ToyEngine] = ToyEngine, vocab: Vocab = VOCAB, **how: Any
 ) -> Any:
     """A random model; `drift` mixes in another one, `sign` -1 turns its taste round."""
     last, named = tables(seed, drift, sign=sign)
-    return kind(vocab, last, context_len=context_len, **named)
+    return kind(vocab, last, **named, **how)
 
 
 # (drift, sign) of a drafter relative to its target: the same model, good, poor, unrelated, adversarial

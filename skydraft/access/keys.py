@@ -33,10 +33,8 @@ class Keyring:
         self._labels = _read(path) if path else {}
         self._had_several = False
         if path and not self._labels:
-            raise OptionError(
-                f"The token file {path} holds no tokens, so every client would be refused.",
-                hint="Write lines: LABEL TOKEN.",
-            )
+            message = f"The token file {path} holds no tokens, so every client would be refused."
+            raise OptionError(message, hint="Write lines: LABEL TOKEN.")
         if path:
             warn_if_shared(path)
 
@@ -79,24 +77,18 @@ def _read(path: Path) -> dict[str, str]:
         lines = read_file(path).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
-        raise OptionError(
-            f"The token file {path} cannot be read: {reason}.", hint="Check its name and its permissions."
-        ) from error
+        message = f"The token file {path} cannot be read: {reason}."
+        raise OptionError(message, hint="Check its name and its permissions.") from error
     labels = dict[str, str]()
     for number, line in enumerate(lines, 1):
         if not (text := re.sub(r"(^|\s)#.*", "", line).strip()):
             continue
-        match = _LINE.fullmatch(text)
+        match, where = _LINE.fullmatch(text), f"Line {number} of the token file {path}"
         if match is None or len(match["token"]) < _MIN_TOKEN_CHARS:
-            raise OptionError(
-                f"Line {number} of the token file {path} must be LABEL TOKEN, with a token of at least "
-                f"{_MIN_TOKEN_CHARS} characters.",
-                hint="Make one with: openssl rand -hex 24.",
-            )
+            message = f"{where} must be LABEL TOKEN, with a token of at least {_MIN_TOKEN_CHARS} characters."
+            raise OptionError(message, hint="Make one with: openssl rand -hex 24.")
         if match["token"] in labels:
-            raise OptionError(
-                f"Line {number} of the token file {path} has the same token as a line before it.",
-                hint="Give each label a token of its own.",
-            )
+            message = f"{where} has the same token as a line before it."
+            raise OptionError(message, hint="Give each label a token of its own.")
         labels[match["token"]] = match["label"]
     return labels

@@ -10,7 +10,6 @@ A row costs its new tokens (`incremental`); a penalty also its distinct tokens, 
 """
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,7 +19,7 @@ from skydraft.characters import is_cjk
 from skydraft.choosing.incremental import Along, Repeats, Tally
 from skydraft.choosing.stopping import said_along
 from skydraft.config import DecodingParams
-from skydraft.engines.vocab import Mask, TokenIds, Vocab, check_chinese
+from skydraft.engines.vocab import Mask, TokenIds, Vocab, check_chinese, kept_with_vocab
 from skydraft.errors import OptionError
 
 # Edits a row [vocab] in place, given the prefix before it and the generated part of that.
@@ -59,7 +58,7 @@ def constraints_of(params: DecodingParams, vocab: Vocab) -> list[tuple[Constrain
     return [(make(params, vocab), is_of_answer) for is_on, is_of_answer, make in wanted if is_on]
 
 
-@lru_cache(maxsize=8)
+@kept_with_vocab
 def call_openers(vocab: Vocab) -> TokenIds:
     """The tokens with which a call begins, or its fence, or the template's mark of it or of the list of tools."""
     texts = [piece.lstrip() for piece in vocab.pieces]

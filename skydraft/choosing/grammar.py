@@ -16,16 +16,17 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
 
 from skydraft.characters import one_line
 from skydraft.choosing.incremental import Follower
-from skydraft.engines.vocab import Mask, TokenIds, Vocab
+from skydraft.engines.vocab import Mask, TokenIds, Vocab, kept_with_vocab
 from skydraft.errors import GrammarRefused, importing
 from skydraft.grammars import parts, with_ascii_refs
 
@@ -80,7 +81,7 @@ thread = threading.Thread(target=check)
 thread.start()
 thread.join()
 """
-_lock = threading.Lock()  # of what is in `_known`, and of the size of stacks, which is one for the process
+_lock = threading.Lock()  # of what `_of` keeps, and of the size of stacks, which is one for the process
 
 
 class Spelling:
@@ -94,7 +95,7 @@ class Spelling:
         self.eos_token_id = min(vocab.end_ids)
         self.tokens = [b"" if i in vocab.end_ids else piece for i, piece in enumerate(vocab.pieces)]
         self.single = {piece[0]: token_id for token_id, piece in enumerate(self.tokens) if len(piece) == 1}
-        self._vocab = ref(vocab)  # weak: `_known` is keyed by the vocabulary and holds this
+        self._vocab = ref(vocab)  # weak: it is kept as long as the vocabulary
 
     def __call__(self, text: str) -> list[int]:
         """Tokens that spell `text`: by the vocabulary's tokenizer, or byte by byte where that spells another text."""
@@ -148,7 +149,7 @@ class _Grammars:
         return CompiledGrammar(matcher, self._marks)
 
 
-_known: WeakKeyDictionary[Vocab, _Grammars] = WeakKeyDictionary()
+_of = kept_with_vocab(_Grammars)
 
 
 def compile_grammar(text: str, vocab: Vocab) -> CompiledGrammar:
@@ -159,8 +160,7 @@ def compile_grammar(text: str, vocab: Vocab) -> CompiledGrammar:
     if not vocab.end_ids:
         raise GrammarRefused("This model has no end token, so no text of a grammar could end.")
     with _lock:
-        if (grammars := _known.get(vocab)) is None:
-            grammars = _known[vocab] = _Grammars(vocab)
+        grammars = _of(vocab)
     return grammars.compiled(text)
 
 
@@ -206,16 +206,14 @@ def _refused(text: str, reason: str) -> GrammarRefused:
 
 
 def _on_a_large_stack(work: Callable[[], Any]) -> Any:
-    results: list[Any] = []
-    with _lock:
-        before = threading.stack_size(STACK_BYTES)
-        try:
-            thread = threading.Thread(target=lambda: results.append(work()))
-            thread.start()
-        finally:
-            threading.stack_size(before)
-    thread.join()
-    return results[0]
+    with ThreadPoolExecutor(1) as pool:
+        with _lock:
+            before = threading.stack_size(STACK_BYTES)
+            try:
+                result = pool.submit(work)
+            finally:
+                threading.stack_size(before)
+        return result.result()
 
 
 class GrammarAlong(Follower):

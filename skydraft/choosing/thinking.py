@@ -1,12 +1,10 @@
 """Where thinking ends along the tokens of a text, and what holds only after it or ends it."""
 
-from functools import lru_cache
-
 import numpy as np
 
 from skydraft.choosing.incremental import Along
 from skydraft.config import DecodingParams
-from skydraft.engines.vocab import Mask, TokenIds, Vocab
+from skydraft.engines.vocab import Mask, TokenIds, Vocab, kept_with_vocab
 from skydraft.errors import OptionError
 from skydraft.thinking import BLANK, Place, Tags, Thought
 
@@ -18,7 +16,7 @@ def tags_of(params: DecodingParams) -> Tags:
     return Tags(params.think_start, params.think_end)
 
 
-@lru_cache(maxsize=8)
+@kept_with_vocab
 def tagged_pieces(vocab: Vocab, tags: Tags) -> tuple[bytes, ...]:
     """What tokens add to a text; the names of special ones, if these are tags."""
     names = {tag.encode() for tag in (tags.start, tags.end) if tag}
@@ -77,7 +75,7 @@ class ThinkingAlong:
         return mask if thought.phase == "before" and has_left and mask.any() else allowed | mask
 
 
-@lru_cache(maxsize=64)
+@kept_with_vocab
 def _longest(vocab: Vocab, tags: Tags, missing: str) -> int:
     """The longest token that goes on with the end tag, or -1."""
     pieces, rest = tagged_pieces(vocab, tags), missing.encode("latin-1")
@@ -85,7 +83,7 @@ def _longest(vocab: Vocab, tags: Tags, missing: str) -> int:
     return max(fitting, key=lambda i: len(pieces[i]), default=-1)
 
 
-@lru_cache(maxsize=64)
+@kept_with_vocab
 def _not_yet(vocab: Vocab, tags: Tags, thought: Thought) -> Mask:
     """The tokens, [vocab], after which the answer has not begun: a grammar sees nothing of them."""
     pieces, thinks = tagged_pieces(vocab, tags), thought.phase == "thinking"

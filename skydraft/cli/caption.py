@@ -25,7 +25,7 @@ from skydraft.config import CAPTION_PROMPT
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.base import Engine
-from skydraft.errors import CloudError, OptionError, SkydraftError
+from skydraft.errors import CloudError, OptionError, SkydraftError, telling
 from skydraft.files import write_whole
 from skydraft.prompts.audio import load_library
 from skydraft.prompts.messages import Message, asked, spoken
@@ -132,11 +132,9 @@ class TableChoice:
         """Open the table; existing rows of the file stay. Raises OptionError for a file of another kind."""
         out = self.out
         is_csv = out is not None and out.suffix.lower() == ".csv"
-        try:
+        with telling(OptionError, f"{out} cannot be written", "Choose another file."):
             names = _keep_rows(out, is_csv) if out and out.is_file() else set()
             opened = out.open("a", encoding="utf-8", newline="") if out else nullcontext(sys.stdout)
-        except OSError as error:
-            raise OptionError(f"{out} cannot be written: {error.strerror}.", hint="Choose another file.") from error
         with opened as file:
             table = CaptionTable(file, is_csv, names)
             if out and not out.stat().st_size:

@@ -91,7 +91,7 @@ def chat(
             before = list(talk.turns)
             try:
                 if _do(line, talk, is_fenced=is_fenced):
-                    _answer(talk, replace(gate, plan=talk.plan), (edge, target), output, keep)
+                    _answer(talk, replace(gate, plan=talk.plan), edge, target, output, keep)
             except KeyboardInterrupt:
                 talk.turns = before
                 click.echo("\nskydraft: not answered.", err=True)
@@ -149,7 +149,7 @@ def _take_back_answer(talk: Talk) -> None:
 
 
 def _answer(
-    talk: Talk, gate: options.GateChoice, sides: tuple[Any, Any], output: options.OutputChoice, keep: options.KeepChoice
+    talk: Talk, gate: options.GateChoice, edge: Any, target: Any, output: options.OutputChoice, keep: options.KeepChoice
 ) -> None:
     """Write the next answer. Ctrl-C ends it after the current round, or during the prefill."""
     seed = (talk.params.seed + talk.num_retries) % 2**64
@@ -162,17 +162,12 @@ def _answer(
         cache_scope="chat",
     )
     console = console_for(output.color)
-    edge, target = sides
     with (
         api.start(request, edge=edge, cloud=target, observers=keep.observers) as generation,
         caught_interrupt(generation.cancel) as interrupted,
     ):
-        try:
-            for _, tokens in generation.rounds():
-                show_tokens(console, tokens)
-        except SkydraftError:
-            if not interrupted:
-                raise
+        for _, tokens in generation.rounds():
+            show_tokens(console, tokens)
         if interrupted:
             TERMINAL.write(harmless(generation.interrupt(), console))
     TERMINAL.write("\n")

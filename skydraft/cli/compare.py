@@ -3,8 +3,8 @@
 import hashlib
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +16,6 @@ from skydraft.cli.progress import counted
 from skydraft.cli.sections import Command, Section, option
 from skydraft.config import Execution
 from skydraft.decoding.plan import make_plan
-from skydraft.edge.cloud import Cloud
 from skydraft.errors import MissingDependency, OptionError
 from skydraft.evaluation.comparison import ComparisonRequest, LoadedPair
 from skydraft.evaluation.comparison import compare as run_comparison
@@ -73,7 +72,7 @@ prompts_section = Section("workload", "Prompts", _workload, [
 class ComparisonChoice:
     modes: str | None
     repetitions: int
-    rtts_ms: tuple[float, ...]
+    rtt_ms: float | None
     execution: Execution | None
     calibration: Path | None
     share_audio: ShareAudio
@@ -86,8 +85,8 @@ comparison_section = Section("chosen", "What to compare", ComparisonChoice, [
     option("--modes", "A,B,…", "Modes, separated by commas; also gate=G;k=N;hand-back=H;style=S "
            f"(default: {_MODES}).", type=str),
     option("--repetitions", "N", "Runs of each.", type=_NUMBER, default=1),
-    option("--emulate-rtt rtts_ms", "MS", "With --cloud on this machine: also over an emulated link with this round "
-           "trip, for the first 8 prompts; can be repeated.", type=click.FloatRange(min=0), multiple=True),
+    option("--emulate-rtt rtt_ms", "MS", "With --cloud on this machine: over an emulated link with this round trip.",
+           type=click.FloatRange(min=0)),
     option("--execution", None, "As in generate (default: exact).", type=Execution),
     option("--calibration", "FILE", "Use FILE for calibrated gates.", type=Path),
     option("--share-audio", None, "Part of recordings that the target gets.", type=ShareAudio, default="features"),
@@ -114,13 +113,11 @@ def compare(
     An interrupted comparison continues where it stopped when it is started again with the same options.
     """
     cloud.check(models)
-    behind = _behind(cloud) if chosen.rtts_ms else None
     modes = chosen.modes or (_STOCK_MODES if is_url(cloud.address or "") else _MODES)
     request = ComparisonRequest(
         workload,
         parse_modes(modes, lambda style: decoding.params(style=style, max_new_tokens=_MAX_NEW_TOKENS)),
         chosen.repetitions,
-        tuple(dict.fromkeys(chosen.rtts_ms)),
         chosen.execution or "exact",
         chosen.share_audio,
         read_calibration(chosen.calibration) if chosen.calibration else None,
@@ -128,14 +125,19 @@ def compare(
         run_code=chosen.run_code,
         think=decoding.think,
         command="skydraft " + shlex.join(sys.argv[1:]),
+        emulated_rtt_ms=chosen.rtt_ms,
     )
     with suppress(MissingDependency):  # a broken one fails now, not after hours of work
         load_pyplot()
     cloud = cloud.but(require=True)  # no text goes on alone here
     names = models.adapter.split(",")
-    with alone_in(chosen.out), cloud.sides(replace(models, adapter=names[0]), None) as (edge, target):
+    with (
+        _slowed(cloud, chosen.rtt_ms) as cloud,
+        alone_in(chosen.out),
+        cloud.sides(replace(models, adapter=names[0]), None) as (edge, target),
+    ):
         assert edge and target  # as no plan does without one
-        pair = LoadedPair(edge, target, models.options, behind)
+        pair = LoadedPair(edge, target, models.options)
         for name in names:
             edge.adapters.choose(name, ())  # one that is not there fails now
         for name in names:
@@ -147,23 +149,19 @@ def compare(
             _write_report(out, records)
 
 
-def _behind(cloud: CloudChoice) -> Callable[[float], AbstractContextManager[Cloud]]:
-    """What reaches the server, which runs on this machine, over an emulated link. Raises OptionError elsewhere."""
+@contextmanager
+def _slowed(cloud: CloudChoice, rtt_ms: float | None) -> Iterator[CloudChoice]:
+    """The server, over an emulated link where one is wanted. Raises OptionError for one that is not here."""
+    if rtt_ms is None:
+        yield cloud
+        return
     address = cloud.address or ""
     host, port = ("", 0) if is_url(address) or not address or "," in address else parse_address(address)
     if not is_loopback(host):
         hint = "Start skydraft serve here, and give --cloud localhost:PORT."
         raise OptionError("--emulate-rtt slows the link to one server on this machine.", hint=hint)
-
-    @contextmanager
-    def behind(rtt_ms: float) -> Iterator[Cloud]:
-        with (
-            DelayedLink((host.strip("[]"), port), rtt_ms / 2) as link,
-            closing(cloud.but(link.address, require=True).connect()) as far,
-        ):
-            yield far
-
-    return behind
+    with DelayedLink((host.strip("[]"), port), rtt_ms / 2) as link:
+        yield cloud.but(link.address)
 
 
 @click.command(cls=Command)
@@ -194,16 +192,14 @@ def _show_table(settings: Sequence[SettingFigures]) -> None:
     }  # fmt: skip
     shown = [head for head, name in names.items() if any(each.value(name) is not None for each in settings)]
     width = max((len(each.mode) for each in settings), default=4)
-    has_links = any(each.link_ms is not None for each in settings)
-    click.echo(f"{'mode':<{width}}" + "  link ms" * has_links + "".join(f"{head:>15}" for head in shown))
+    click.echo(f"{'mode':<{width}}" + "".join(f"{head:>15}" for head in shown))
     for each in settings:
         values = {head: each.value(names[head]) for head in shown}
         cells = {head: "" if value is None else f"{value:.3f}" for head, value in values.items()}
         num_calls = round((values.get("calls a token") or 0) * each.num_tokens)
         if values.get("target wrote") == 1 and num_calls == each.num_generations:
             cells["calls a token"] = "one a text"
-        link = f"  {'here' if each.link_ms is None else f'{each.link_ms:g}':>7}" if has_links else ""
-        click.echo(f"{each.mode:<{width}}{link}" + "".join(f"{cell:>15}" for cell in cells.values()))
+        click.echo(f"{each.mode:<{width}}" + "".join(f"{cell:>15}" for cell in cells.values()))
 
 
 _fitted_section = Section("workload", "Prompts", _together, [

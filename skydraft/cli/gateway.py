@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from skydraft.decoding.plan import make_plan
 from skydraft.engines.base import Engine
 from skydraft.errors import OptionError, importing
 from skydraft.prompts.pair import ShareAudio
-from skydraft.protocol.address import is_loopback
+from skydraft.protocol.address import as_origin, is_loopback
 
 if TYPE_CHECKING:
     from skydraft.gateway.app import Gateway
@@ -59,7 +59,8 @@ _work_section = Section("work", "Gateway", Work, [
     option("--parallel", "N", "Answers written at a time.", type=click.IntRange(min=1), default=4),
     option("--keep", "N", "Further conversations kept in memory for a quick next turn.", type=_COUNT, default=2),
     option("--max-queue", "N", "Requests that may wait; more get status 503.", type=_COUNT, default=64),
-    option("--allow-origins", "URL", "Let pages of this origin use it; can be repeated.", multiple=True),
+    option("--allow-origins", "URL", "Let pages of this origin use it; can be repeated.", multiple=True,
+           callback=lambda context, param, urls: tuple(map(as_origin, urls))),
     option("--share-audio", None, "Part of speech that a target on a server gets; none means only the words "
            "(default: none; in this process: features).", type=ShareAudio),
     option("--edge-only", None, "Use the draft model alone; no target is loaded.", is_flag=True),
@@ -98,7 +99,7 @@ def gateway(
         raise OptionError(f"--local-only lets nothing leave this machine; --host {at.host} answers others.")
     keep.check(verifies=not work.edge_only)
     log_to_stderr("info" if work.log_prompts else "warning")
-    with ExitStack() as stack:
+    with suppress(KeyboardInterrupt), ExitStack() as stack:  # while it loads
         sockets = stack.enter_context(listen(at))
 
         def load() -> Gateway:
@@ -128,8 +129,10 @@ def _open(work: Work, cloud: CloudChoice, models: ModelChoice, keep: KeepChoice,
 
     num_sequences = work.parallel + work.keep
     here = [models.edge_model, *([] if cloud.address or work.edge_only else [models.target_name])]
-    models = models.fitted(here, num_sequences + (num_sequences > 1))
-    options = replace(models.options, max_sequences=num_sequences)
+    options = models.fitted(here, num_sequences).options
+    if not options.gpu_layers:  # there each context has its buffers in the memory of the GPU
+        options = replace(options, total_len=options.total_len or num_sequences * options.context_len)
+    options = replace(options, max_sequences=num_sequences)
     plan = make_plan("edge") if work.edge_only else None
     cloud = cloud.but(fallback="start") if cloud.address else cloud  # a service comes up before its cloud does
     sides = cloud.sides(replace(models, options=options), plan, audits=keep.audit_share > 0)

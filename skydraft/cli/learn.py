@@ -12,6 +12,7 @@ from skydraft.cli.progress import counted
 from skydraft.cli.sections import Command
 from skydraft.cli.terminal import TERMINAL
 from skydraft.errors import OptionError
+from skydraft.files import is_adapter_name
 from skydraft.gating.fitting import agreement
 from skydraft.learning.calibrating import calibrate_lessons, read_lessons, write_calibration
 from skydraft.learning.dataset import MIN_GENERATIONS, choose
@@ -95,7 +96,7 @@ def forget(folder: Path, models: ModelChoice) -> None:
     What was learned from them stays; skydraft learn revert takes it back.
     """
     home = adapters.folder_of(models.edge_model, cache_dir()) / folder.name
-    if adapters.is_name(str(folder)) and home.is_dir() and not (folder.is_dir() and Store(folder).files()):
+    if is_adapter_name(str(folder)) and home.is_dir() and not (folder.is_dir() and Store(folder).files()):
         folder = home
     if not folder.is_dir():
         raise OptionError(f"There is nothing to forget: {folder} is not there.", hint="Check its name.")

@@ -29,7 +29,7 @@ from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import PromptEntry
 from skydraft.evaluation.tasks.sets import SETS, read_tasks
 from skydraft.evaluation.workloads import read_lines, read_prompts
-from skydraft.files import write_whole
+from skydraft.files import ADAPTER, write_whole
 from skydraft.learning import dataset, training
 from skydraft.learning.answering import Answering
 from skydraft.learning.calibrating import calibrate_lessons, gain_over, read_lessons, write_calibration
@@ -108,8 +108,8 @@ def run(
 
     The target answers the prompts. The draft model is trained on most of the answers, and calibrated on the others. It
     is kept only if it agrees with the target on more of these, and on more than what NAME has learned before. No labels
-    are needed. Each step is kept: after Ctrl-C the same command continues. The exit status is 0 if NAME is in use at
-    the end, or nothing is new since the last run.
+    are needed. Each answer and each finished step is kept: after Ctrl-C the same command continues. The exit status is
+    0 if NAME is in use at the end, or nothing is new since the last run.
     """
     cloud.check(models)
     home = adapters.home_of(name, models.edge_model, cache_dir())
@@ -128,7 +128,7 @@ class _Run:
     ) -> None:  # fmt: skip
         self._home, self._asked, self._yes, self._cloud, self._models = home, asked, yes, cloud, models
         self._asks = asked.requests(decoding)
-        self._trial, self._state = home / "trial.gguf", home / "training"
+        self._trial = home / "trial.gguf"
 
     def steps(self) -> int:
         """Returns the exit status."""
@@ -137,17 +137,17 @@ class _Run:
         home.mkdir(parents=True, exist_ok=True)
         key, last = training.key_of(task, _SETTINGS), home / adapters.LAST_RUN
         before = last.read_text() if last.exists() else ""
-        is_gone = before.endswith(adapters.IN_USE) and not (home / adapters.FILE).exists()
+        is_gone = before.endswith(adapters.IN_USE) and not (home / ADAPTER).exists()
         if before.startswith(key) and not is_gone:
             click.echo(f"Nothing is new since the last run, which {before.removeprefix(key)}.")
             return 0
         objection = self._trained(task, key) or self._calibrated(task) or self._applied(task)
         write_whole(last, f"{key}{f'kept nothing: {objection}' if objection else adapters.IN_USE}".encode(), 0o600)
-        for done in (self._trial, self._trial.with_suffix(".json"), self._state):
+        for done in (self._trial, self._trial.with_suffix(".json")):
             for path in (done, *home.glob(f".{done.name}-*")):  # a kill may have left half of one
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         click.echo(f"Not kept: {objection}." if objection else _how_used(home.name, task))
-        return 0 if (home / adapters.FILE).exists() else 1
+        return 0 if (home / ADAPTER).exists() else 1
 
     def _answered(self) -> dataset.TrainingTask:
         """The training's data, once the target has answered."""
@@ -193,14 +193,14 @@ class _Run:
         if not made:
             with showing() as progress:
                 run_on = (self._models.options.device, self._models.options.num_threads)
-                made = training.train(task, _SETTINGS, run_on, self._state, progress.show)
+                made = training.train(task, _SETTINGS, run_on, progress.show)
             made.write(self._trial, key)
         click.echo(f"Agreement on held-out answers: {made.held_out}")
         return made.objection
 
     def _calibrated(self, task: dataset.TrainingTask) -> str:
         """Say why what was trained should not replace what is in use, or calibrate the gate to it, and return ""."""
-        used, name = self._home / adapters.FILE, self._home.name
+        used, name = self._home / ADAPTER, self._home.name
         reading = counted(len(task.held_out), "reading what is held out")
         with self._models.load_edge() as base, reading as done:
             edge = base.adapters.choose(str(self._trial), ())

@@ -78,7 +78,7 @@ def _rows(here: list[StoredModel]) -> list[dict[str, Any]]:
         rows.append(row(name, _bytes_in(embedded_path(name)), "Apache-2.0", embedded_path(name), "included"))
     for found in here:
         about = row(found.spec, found.bytes, "Ollama", found.path, "found")
-        rows.append(about | {"unfit": found.card.unfit or None})
+        rows.append(about | {"unfit": found.unfit or None})
     others = adapters.keys() - {each["name"] for each in rows}
     rows += [row(name, _bytes_in(Path(name)), "-", Path(name), "own") for name in sorted(others)]
     return rows

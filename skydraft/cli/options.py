@@ -20,7 +20,7 @@ from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.target import target_of
 from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
-from skydraft.errors import OptionError
+from skydraft.errors import OptionError, telling
 from skydraft.files import open_named, read_file
 from skydraft.gating.gates import SIGNALS
 from skydraft.learning.collect import Collector
@@ -95,20 +95,16 @@ def _decoding(
 def _read_schema(name: str) -> str:
     if name.lstrip().startswith("{"):
         return name
-    try:
+    with telling(OptionError, f"The schema {name} cannot be read", "Give a file, or the JSON."):
         return read_file(Path(name)).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise OptionError(f"The schema {name} cannot be read: {reason}.", hint="Give a file, or the JSON.") from error
 
 
 def _decoding_option(known: Field[Any]) -> click.Option:
     """The option of a field of DecodingParams. Its default is None, so that a style can set the field."""
     about, flag = known.metadata["option"], f"--{known.name.replace('_', '-')}"
-    if known.name == "stop":
-        return option(flag, about.metavar, about.help, multiple=True, callback=as_text)
-    if known.name == "logit_bias":
-        return option(flag, about.metavar, about.help, multiple=True, callback=_as_biases)
+    if isinstance(known.default, tuple):
+        callback = _as_biases if known.name == "logit_bias" else as_text
+        return option(flag, about.metavar, about.help, multiple=True, callback=callback)
     if isinstance(known.default, str):
         return option(flag, about.metavar, about.help, callback=as_text)
     if isinstance(known.default, bool):
@@ -181,10 +177,8 @@ output_section = Section("output", "Output", OutputChoice, [
 
 def open_for_writing(path: Path) -> TextIO:
     """Open a text file to overwrite it. Raises OptionError."""
-    try:
+    with telling(OptionError, f"{path} cannot be written", "Choose another file."):
         return open_named(path, "w")
-    except OSError as error:
-        raise OptionError(f"{path} cannot be written: {error.strerror}.", hint="Choose another file.") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from skydraft.edge.cloud import Cloud, Fallback
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.vocab import check_same
-from skydraft.errors import OptionError
+from skydraft.errors import OptionError, telling
 from skydraft.files import read_file, warn_if_shared
 from skydraft.models import SourceName, default_pair
 from skydraft.protocol.address import is_url
@@ -59,9 +59,9 @@ class ModelChoice:
             )
         if found is None:
             return self
-        context_len, line = found
+        context_len, total_len, line = found
         TERMINAL.say(line)
-        return replace(self, options=replace(self.options, context_len=context_len))
+        return replace(self, options=replace(self.options, context_len=context_len, total_len=total_len))
 
     def load_edge(self) -> Engine:
         return self.load(self.edge_model, self.adapter)
@@ -185,10 +185,8 @@ def _cloud(address: str | None, **values: Any) -> CloudChoice:
 
 
 def _content(context: click.Context, param: click.Parameter, path: Path | None) -> bytes | None:
-    try:
+    with telling(OptionError, f"{path} cannot be read", "Check its name."):
         return read_file(path) if path else None
-    except OSError as error:
-        raise OptionError(f"{path} cannot be read: {error.strerror}.", hint="Check its name.") from error
 
 
 def _token(context: click.Context, param: click.Parameter, path: Path | None) -> str | None:

@@ -1,4 +1,5 @@
 import dataclasses
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -78,7 +79,8 @@ def serve(server: ServeOptions, log_level: str, limits: Limits, models: ModelCho
     waits = (
         f"skydraft: stopping; requests that have begun get up to {options.grace_s:g} s. Ctrl-C again ends them at once."
     )
-    run(load, options, ready, on_stop=lambda: click.echo(waits, err=True), may_take_audio=not is_text)
+    with suppress(KeyboardInterrupt):  # while it loads
+        run(load, options, ready, on_stop=lambda: click.echo(waits, err=True), may_take_audio=not is_text)
     click.echo("skydraft: stopped.", err=True)
 
 

@@ -4,7 +4,8 @@ Only the worker's thread uses it: it calls `expire`, `admit` and `commit` around
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -123,10 +124,8 @@ class Job:
             token_ids = verdict.commits(done.block)
             self.num_written += len(token_ids)
             pause_s = self._charge(len(done.block.token_ids) + 1)
-            last = self._say_written(
-                Written(verdict.base, token_ids, verdict.finish, cost=verdict.cost, scores=verdict.scores)
-            )
-            return last or self._go_on(now + pause_s)
+            written = Written(verdict.base, token_ids, verdict.finish, cost=verdict.cost, scores=verdict.scores)
+            return self._say_written(written) or self._go_on(now + pause_s)
         self.verdict = verdict
         self.session.last = (self.call, verdict)
         # The rows of the verdict were charged with the request.
@@ -169,12 +168,11 @@ class Docket:
 
     def take(self, job: Job) -> None:
         """A repeated job shares the answer of the first; a superseding job ends the older one."""
-        try:
+        with self.failing(job):
             if self.is_stopping:
                 raise CloudDraining("The server is shutting down.")
             self.sessions.check(job.call)  # here, as `admit` may try a job many times
-        except SkydraftError as error:
-            self.end(job, error)
+        if job.is_answered:
             return
         for other in self.jobs:
             writes = other.num_to_write > 0
@@ -223,20 +221,15 @@ class Docket:
 
     def _try_to_seat(self, job: Job) -> bool:
         """False if no seat is free now; else the job has begun, or ended."""
-        try:
-            session = self.sessions.admit(job.call, job.owner, self.busy)
-            if session is None:
+        with self.failing(job):
+            if (session := self.sessions.admit(job.call, job.owner, self.busy)) is None:
                 return False
-            answer = job.begin(session)
-        except Exception as error:
-            self.fail(job, error)
-            return True
-        if answer is not None:
-            self.end(job, answer)
-            return True
-        self._waiting.remove(job)
-        self._active.append(job)
-        self.make_ready(job)
+            if (answer := job.begin(session)) is not None:
+                self.end(job, answer)
+            else:
+                self._waiting.remove(job)
+                self._active.append(job)
+                self.make_ready(job)
         return True
 
     def _make_way(self, job: Job) -> None:
@@ -250,11 +243,9 @@ class Docket:
                 return
 
     def make_ready(self, job: Job) -> None:
-        try:
+        with self.failing(job):
             if not job.target.needs_prefill and (answer := job.ready()) is not None:
                 self.end(job, answer)
-        except Exception as error:
-            self.fail(job, error)
 
     def _order(self, job: Job) -> tuple[float, float]:
         return self.work_done.of(job.owner), job.due
@@ -280,13 +271,9 @@ class Docket:
 
     def commit(self, done: Iterable[Job]) -> None:
         for job in done:
-            try:
-                answer = job.commit(self._clock())
-            except Exception as error:
-                self.fail(job, error)
-                continue
-            if answer is not None:
-                self.end(job, answer)
+            with self.failing(job):
+                if (answer := job.commit(self._clock())) is not None:
+                    self.end(job, answer)
 
     def end(self, job: Job, answer: Answer) -> None:
         for jobs in (self._waiting, self._active):
@@ -297,6 +284,14 @@ class Docket:
         job.answer(answer)
         if self.metrics and isinstance(job.call, VerifyCall):
             self.metrics.judged(job.verdict, len(job.call.draft_ids), job.num_written)
+
+    @contextmanager
+    def failing(self, job: Job) -> Iterator[None]:
+        """An error within ends this job, and no other."""
+        try:
+            yield
+        except Exception as error:
+            self.fail(job, error)
 
     def fail(self, job: Job, error: Exception) -> None:
         """End a job with an error. Unless that is a refusal, it closes the session, whose state may be inconsistent."""

@@ -1,19 +1,16 @@
 """Where a server listens: its address, its certificate, and its port, which is open while the model loads."""
 
 import errno
-import resource
 import socket
-import ssl
 from contextlib import suppress
-from pathlib import Path
 
 import grpc
 
+from skydraft.access.certificates import Certificate
 from skydraft.access.keys import Keyring
 from skydraft.cloud.calls import Calls
 from skydraft.cloud.options import ServeOptions
 from skydraft.errors import OptionError
-from skydraft.files import read_file, warn_if_shared
 from skydraft.protocol.values import FEW_FRAMES
 
 _ONE_LISTENER = ("grpc.so_reuseport", 0)  # two servers on one port would split the calls of a session
@@ -34,7 +31,7 @@ def bind(server: grpc.aio.Server, options: ServeOptions) -> int:
         _try(host, options.port)
         if options.tls_cert is None:
             return server.add_insecure_port(address)
-        return server.add_secure_port(address, _credentials(options.tls_cert, options.tls_key or options.tls_cert))
+        return server.add_secure_port(address, _credentials(Certificate(options.tls_cert, options.tls_key)))
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or "gRPC does not say why"
         raise OptionError(
@@ -57,26 +54,23 @@ def _try(host: str, port: int) -> None:
         raise failed[0]
 
 
-def _credentials(cert: Path, key: Path) -> grpc.ServerCredentials:
-    try:
-        pair = read_file(key), read_file(cert)  # not a pipe that nobody writes to
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
-    except OSError as error:  # or the library's own, which is one
-        reason = getattr(error, "reason", None) or error.strerror or "it is not a PEM file"
-        raise OptionError(
-            f"The certificate {cert} and the key {key} cannot be used: {reason.replace('_', ' ').lower()}.",
-            hint="Give two files that belong together.",
-        ) from error
-    warn_if_shared(key)
-    return grpc.ssl_server_credentials([pair])
+def _credentials(certificate: Certificate) -> grpc.ServerCredentials:
+    def newest() -> grpc.ServerCertificateConfiguration:
+        certificate.renew()
+        return grpc.ssl_server_certificate_configuration([certificate.pair])
+
+    return grpc.dynamic_ssl_server_credentials(newest(), newest)
 
 
 def _most_connections() -> int:
     """How many connections may be open; some of the files that this process may have are left for other things."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):
+    soft = -1
+    with suppress(ImportError, OSError, ValueError):
+        import resource  # not on Windows, which has no such limit
+
+        soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        soft = most
     return _MAX_CONNECTIONS if soft < 0 else max(16, min(_MAX_CONNECTIONS, soft - _FILES_LEFT))
 
 

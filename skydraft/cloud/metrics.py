@@ -1,5 +1,7 @@
 """Prometheus metrics; the speculation counters have vLLM's names with our prefix."""
 
+from functools import partial
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from skydraft.config import MAX_K
@@ -16,12 +18,12 @@ class Metrics:
         self.registry = CollectorRegistry()
         spec, labels = "skydraft_spec_decode_num_", ("model",)
         own = self.registry
+        seconds = partial(Histogram, buckets=_LATENCY_S, registry=own)
         self._drafts = Counter(f"{spec}drafts", "Blocks judged", labels, registry=own).labels(model)
         self._draft_tokens = Counter(f"{spec}draft_tokens", "Tokens drafted", labels, registry=own).labels(model)
         self._accepted = Counter(f"{spec}accepted_tokens", "Drafts accepted", labels, registry=own).labels(model)
-        per_pos = Counter(
-            f"{spec}accepted_tokens_per_pos", "Drafts accepted, by position", ("model", "position"), registry=own
-        )
+        places = "model", "position"
+        per_pos = Counter(f"{spec}accepted_tokens_per_pos", "Drafts accepted, by position", places, registry=own)
         self._per_position = [per_pos.labels(model, str(position)) for position in range(MAX_K)]
         self._emitted = Counter("skydraft_generated_tokens", "Tokens committed", labels, registry=own).labels(model)
         self._requests = Counter("skydraft_requests", "Requests answered", ("kind", "outcome"), registry=own)
@@ -31,11 +33,9 @@ class Metrics:
         self._expired = Gauge("skydraft_sessions_expired", "Sessions expired since the start", registry=own)
         self._batch_jobs = Histogram("skydraft_batch_jobs", "Requests in a forward", buckets=_ROWS, registry=own)
         self._batch_rows = Histogram("skydraft_batch_rows", "Rows in a forward", buckets=_ROWS, registry=own)
-        self._forward_s = Histogram("skydraft_forward_seconds", "Time of a forward", buckets=_LATENCY_S, registry=own)
-        self._queue_s = Histogram("skydraft_queue_seconds", "Waiting of a request", buckets=_LATENCY_S, registry=own)
-        self._verify_s = Histogram(
-            "skydraft_verify_seconds", "Verification on the server", buckets=_LATENCY_S, registry=own
-        )
+        self._forward_s = seconds("skydraft_forward_seconds", "Time of a forward")
+        self._queue_s = seconds("skydraft_queue_seconds", "Waiting of a request")
+        self._verify_s = seconds("skydraft_verify_seconds", "Verification on the server")
 
     def state(self, num_jobs: int, num_sessions: int, num_evicted: int, num_expired: int) -> None:
         """Set the numbers of jobs, of seated sessions, and of those evicted and expired so far."""

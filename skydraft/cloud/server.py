@@ -15,7 +15,7 @@ from skydraft.cloud.options import ServeOptions
 from skydraft.cloud.questions import questions
 from skydraft.cloud.service import VerifierService, uncounted
 from skydraft.cloud.worker import Worker
-from skydraft.errors import EngineError, OptionError, importing
+from skydraft.errors import EngineError, OptionError, importing, telling
 from skydraft.protocol.codec import short_fingerprint
 from skydraft.protocol.values import ServerInfo
 
@@ -128,13 +128,9 @@ def _metrics(model: str, options: ServeOptions) -> Any:
     with importing("--metrics-port needs", "serve"):
         from skydraft.cloud.metrics import Metrics
     metrics = Metrics(model)
-    try:
+    what = f"Metrics cannot be served on port {options.metrics_port}"
+    with telling(OptionError, what, "Choose another --metrics-port."):
         metrics.serve(options.metrics_port, options.host)
-    except OSError as error:
-        raise OptionError(
-            f"Metrics cannot be served on port {options.metrics_port}: {error.strerror}.",
-            hint="Choose another --metrics-port.",
-        ) from error
     return metrics
 
 

@@ -39,7 +39,6 @@ class VerifierService:
         self._limits = limits
         self._budget = RowBudget(limits.rows_per_s)
         self._streams = Streams(keyring, limits, worker.clock)
-        self._clock = worker.clock
         self._log_prompts = options.log_prompts
         self._count = count
         self._places = Shares(limits.max_queue, apart=keyring.has_tokens)  # one a request, until its last answer
@@ -65,7 +64,7 @@ class VerifierService:
             while (data := await self._next(stream)) is not None:
                 if not await self._answer(data, stream, context):
                     return
-                stream.is_busy, stream.used_at = False, self._clock()
+                stream.is_busy, stream.used_at = False, self._worker.clock()
                 if self._streams.is_draining:
                     raise errors.CloudDraining("The server is shutting down.")
         finally:
@@ -156,7 +155,7 @@ class VerifierService:
             loop.call_soon_threadsafe(take, answer, is_last)
 
         self._take_place(owner)
-        job = Job(call, owner, deliver, self._clock(), partial(self._budget.charge, owner))
+        job = Job(call, owner, deliver, self._worker.clock(), partial(self._budget.charge, owner))
         self._worker.post(partial(self._docket.take, job))
         stream.requests.task_done()  # the next one may be read
         return job, answers
@@ -178,34 +177,25 @@ class VerifierService:
                 vocab = self._worker.served.engine.vocab
                 return await asyncio.to_thread(compile_grammar, opening.params.grammar, vocab)
         except errors.MissingDependency as error:
-            raise errors.GrammarRefused(
-                "This server follows no grammars: it has no llguidance.",
-                hint="On the server: pip install 'skydraft[grammar]'.",
-            ) from error
+            hint = "On the server: pip install 'skydraft[grammar]'."
+            raise errors.GrammarRefused("This server follows no grammars: it has no llguidance.", hint=hint) from error
         finally:
             self._places.give_back(owner)
 
     def _check(self, call: OpenCall | VerifyCall) -> None:
         """Refuse what exceeds a limit, before it waits for a seat. Raises LimitExceeded."""
-        if isinstance(call, VerifyCall) and len(call.draft_ids) > self._limits.max_block:
-            raise errors.LimitExceeded(
-                f"The block has {len(call.draft_ids)} tokens; this server accepts up to {self._limits.max_block}.",
-                hint="Use a smaller --k.",
-            )
-        num_ids = call.base if isinstance(call, VerifyCall) else 0
+        num_ids = 0
+        if isinstance(call, VerifyCall):
+            _bound("block", len(call.draft_ids), self._limits.max_block, "Use a smaller --k.")
+            num_ids = call.base
         if call.opening:
             num_prompt = len(call.opening.prompt.token_ids)
-            if num_prompt > self._limits.max_prompt:
-                raise errors.LimitExceeded(
-                    f"The prompt has {num_prompt} tokens; this server accepts up to {self._limits.max_prompt}.",
-                    hint="Shorten it, or start the server with a larger --max-prompt.",
-                )
+            hint = "Shorten it, or start the server with a larger --max-prompt."
+            _bound("prompt", num_prompt, self._limits.max_prompt, hint)
             num_ids = max(num_prompt + num_ids, call.opening.num_ids)
         if num_ids >= self._context_len:
-            raise errors.LimitExceeded(
-                f"{num_ids} tokens do not fit in the context of {self._context_len}.",
-                hint="Shorten the text, or start the server with a larger --context.",
-            )
+            hint = "Shorten the text, or start the server with a larger --context."
+            raise errors.LimitExceeded(f"{num_ids} tokens do not fit in the context of {self._context_len}.", hint=hint)
 
     def _log(self, call: OpenCall | VerifyCall, owner: str, answer: Answer) -> None:
         extra: dict[str, Any] = {"session": call.session, "epoch": call.epoch, "token": owner}
@@ -217,3 +207,8 @@ class VerifierService:
             extra["base"] = len(call.opening.committed_ids)
             extra |= {"prompt_ids": call.opening.prompt.token_ids} if self._log_prompts else {}
         log.log(logging.INFO if call.opening is not None else logging.DEBUG, call.kind, extra=extra)
+
+
+def _bound(what: str, num_ids: int, most: int, hint: str) -> None:
+    if num_ids > most:
+        raise errors.LimitExceeded(f"The {what} has {num_ids} tokens; this server accepts up to {most}.", hint=hint)

@@ -128,7 +128,9 @@ class Sessions:
             target.adopt(self._engine.begin(prompt.token_ids, prompt.media, self._reuse(opening, owner)))
         self._table.pop(call.session, None)
         session = self._table[call.session] = CloudSession(call.session, owner, call.epoch, opening, target)
-        self._forget_finished()
+        finished = [number for number, each in self._table.items() if not each.target.is_seated]
+        for number in finished[: -_FINISHED_KEPT * self._limits.max_sessions]:
+            self.close(number)
         return session
 
     def _new_target(self, opening: Opening) -> TargetSession:
@@ -188,11 +190,6 @@ class Sessions:
     @property
     def shares(self) -> Shares:
         return Shares(self._limits.max_sessions, held=(session.owner for session in self._seated()))
-
-    def _forget_finished(self) -> None:
-        finished = [number for number, session in self._table.items() if not session.target.is_seated]
-        for number in finished[: -_FINISHED_KEPT * self._limits.max_sessions]:
-            self.close(number)
 
     def expire(self, busy: Collection[int]) -> None:
         """Close sessions idle for longer than their time to live; `num_expired` counts unfinished ones."""

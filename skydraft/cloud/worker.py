@@ -78,11 +78,8 @@ class Worker:
             return
         target = job.target
         before = target.num_in_cache
-        try:
+        with self.docket.failing(job):
             job.cost += target.prefill()
-        except Exception as error:
-            self.docket.fail(job, error)
-        else:
             self.docket.work_done.serve(job.owner, target.num_in_cache - before)
             self.docket.make_ready(job)
 
@@ -110,11 +107,8 @@ class Worker:
         for (job, work, feed), fed in zip(batch, rows, strict=True):
             self.docket.work_done.serve(job.owner, len(feed))
             job.account(len(feed), seconds, self.clock())
-            try:
+            with self.docket.failing(job):
                 work.absorb(fed)
-            except Exception as error:  # of this job alone
-                self.docket.fail(job, error)
-            else:
                 if work.next_feed(1) is None:
                     done.append(job)
         return done

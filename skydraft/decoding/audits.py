@@ -16,7 +16,7 @@ from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.stats import AuditFigures
 from skydraft.decoding.target import Target
 from skydraft.decoding.verification import Verifier
-from skydraft.engines.base import Engine
+from skydraft.engines.base import Engine, Seats
 from skydraft.errors import SkydraftError
 from skydraft.types import DraftBlock
 
@@ -48,6 +48,7 @@ class Auditor:
         self._told = set[_Of]()
         self._thread, self._room = ThreadPoolExecutor(1, "audits"), threading.Semaphore(_MAX_WAITING)
         self._verifier: Verifier | None = None  # of the answer being read
+        self._seats = Seats(())  # and its place
         self._is_closed = False
 
     def begins(self, request: GenerateRequest) -> GenerateRequest:
@@ -85,17 +86,19 @@ class Auditor:
         assert edge is not None  # it drafted
         context = Context(prompt)
         context.commit_skip(DraftBlock(0, tuple(before)), None)
+        seats = self._seats = Seats((self._target.engine,))
         try:
-            given = replace(generation.request, plan=_READING, calibration=None, num_best=None)
-            request = replace(given, cache_scope="")
+            request = replace(generation.request, plan=_READING, calibration=None, num_best=None, cache_scope="")
             with closing(self._target.verifier(context, prompt, edge.vocab, request)) as self._verifier:
-                if self._is_closed:
+                if self._is_closed or not seats.take(len(context.token_ids)):
                     self._verifier.cancel()
                 verdict = self._verifier.verify(DraftBlock(context.base, (last,)), context.catch_up)
         except Exception as error:
             self.counts["lost"] += 1
             log.info("an answer was not audited: %s", error, exc_info=not isinstance(error, SkydraftError))
             return ()
+        finally:
+            seats.give_back()
         self.counts["read"] += 1
         return (*verdict.audit, verdict.num_accepted == 1)
 
@@ -132,6 +135,7 @@ class Auditor:
     def close(self) -> None:
         """End the reading; what waits is not read."""
         self._is_closed = True
+        self._seats.end_wait()
         if self._verifier:
             self._verifier.cancel()
         self._thread.shutdown()

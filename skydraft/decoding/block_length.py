@@ -68,7 +68,7 @@ class AutoTurns(Turns):
         self._prompt_ms, self._read_ms = prompt_ms, min(read_ms, costs.draft_ms)
         self._lost_ms = self._streamed_ms = self._queue_ms = 0.0
         typical = PRIOR_BY_RUN[len(PRIOR_BY_RUN) // 2]
-        k = costs.best_k(typical, 1, self._k)
+        k = max(range(1, self._k + 1), key=lambda k: costs.tokens_per_s(typical, k))
         self._drafts, self._tokens = float(k), expected_tokens(typical, k)  # of a round, moving averages
         self._is_flowing = False  # the last token came from a stream that went on
         self._is_targets = may_stream and not self._pays(0)

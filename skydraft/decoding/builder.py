@@ -22,9 +22,9 @@ from skydraft.decoding.target import Target, TargetFacts
 from skydraft.decoding.turns import Turns
 from skydraft.engines.base import Engine, Seats
 from skydraft.engines.vocab import Vocab, check_same
-from skydraft.errors import OptionError
+from skydraft.errors import CloudError, OptionError
 from skydraft.gating.allowance import Allowance
-from skydraft.gating.calibration import MAX_BLOCK, Calibration, find_calibration
+from skydraft.gating.calibration import MAX_BLOCK, find_calibration
 from skydraft.gating.gates import START, Gate, is_unlikely
 from skydraft.gating.hand_back import HandBack
 from skydraft.prompts.pair import PromptPair, read_prompt
@@ -49,7 +49,7 @@ def start_generation(
     vocab = (local or reader).vocab  # a local target decodes its text, with any draft model
     request, prompts = prompted(request, reader)
     outage = verifying.meet_for(plan, vocab) if verifying else None
-    facts = None if outage else _facts(plan, request.params, verifying)
+    facts = _facts(plan, request.params, verifying, outage)
     draft, gate = _drafting(request, draft, prompts.edge, facts, calibrations)
     context, max_new_tokens = _context(request, prompts, draft, verifying, vocab)
     opens = plan.k and START in plan.gate.content_rules and not context.base and not request.params.think_end
@@ -113,7 +113,7 @@ def prompted(request: GenerateRequest, reader: Engine) -> tuple[GenerateRequest,
         return request, PromptPair(Prompt(request.prompt_ids), Prompt(request.prompt_ids))
     given = {} if is_bare else settings(vocab, request.think, dict(request.settings))
     if not is_bare and any(message.role == "system" for message in request.messages):
-        request = replace(request, messages=tuple(readable(vocab, request.messages)))
+        request = replace(request, messages=tuple(readable(vocab, request.messages, request.tools)))
     prompts = read_prompt(
         reader, request.messages, raw=request.raw, share=request.share_audio, tools=request.tools, settings=given
     )
@@ -134,13 +134,14 @@ def _check_begun(begun: tuple[int, ...], params: DecodingParams, vocab: Vocab, m
         raise OptionError("The tokens that the answer is to begin with leave its grammar.", hint="Give others.")
 
 
-def _facts(plan: Plan, params: DecodingParams, target: Target | None) -> TargetFacts | None:
-    """Facts about the target, if the plan needs them; None if the target does not answer while the plan can wait."""
+def _facts(plan: Plan, params: DecodingParams, target: Target | None, outage: CloudError | None) -> TargetFacts | None:
+    """Facts about the target, if the plan needs them; None if the target does not answer while the plan can wait. In an
+    outage older ones will do."""
     if target is None:
         return None
     if plan.gate.kind == "calibrated" and not target.falls_back(plan):
         return target.facts(None)
-    needs_facts = plan.k is None or plan.gate.kind == "calibrated" or bool(params.grammar)
+    needs_facts = not outage and (plan.k is None or plan.gate.kind == "calibrated" or bool(params.grammar))
     wait_s = _QUICK_S if target.falls_back(plan) else _PATIENT_S
     return target.facts(wait_s if needs_facts else 0)
 
@@ -152,25 +153,24 @@ def _drafting(
     """The draft model, with the adapter for this prompt, and the gate for both. An adapter that nobody named is left
     out where the gate needs a calibration and has none for it."""
     if edge is None:
-        return None, _gate(request.plan, None, facts, request.calibration, calibrations)
+        return None, _gate(request, None, facts, calibrations)
     adapted = edge.adapters.choose(request.adapter, prompt.token_ids)
     try:
-        return adapted, _gate(request.plan, adapted, facts, request.calibration, calibrations)
+        return adapted, _gate(request, adapted, facts, calibrations)
     except OptionError:
         if adapted is edge or (request.adapter or edge.adapters.default) != "auto":
             raise
-        return edge, _gate(request.plan, edge, facts, request.calibration, calibrations)
+        return edge, _gate(request, edge, facts, calibrations)
 
 
-def _gate(
-    plan: Plan, draft: Engine | None, facts: TargetFacts | None, given: Calibration | None, folders: Iterable[Path]
-) -> Gate:
+def _gate(request: GenerateRequest, draft: Engine | None, facts: TargetFacts | None, folders: Iterable[Path]) -> Gate:
+    plan = request.plan
     if plan.gate.kind != "calibrated":
         return Gate(plan.gate)
     assert draft is not None  # a plan without one has the gate `always`
     names = f"{draft.name} and {facts.name if facts else 'a target that cannot be reached'}"
     weights = facts.weights if facts else None
-    calibration = find_calibration(folders, draft.fingerprint, weights, names, given)
+    calibration = find_calibration(folders, draft.fingerprint, weights, names, request.calibration)
     limit = calibration.limit(plan.gate.threshold, plan.k or MAX_BLOCK, plan.hand_back or HandBack())
     return Gate(plan.gate, Allowance(calibration, plan.gate.threshold, limit))
 
@@ -197,9 +197,8 @@ def _turns(
     hand_back, decides = plan.hand_back or HandBack(), plan.hand_back is None
     if plan.k is not None or draft is None or facts is None:
         longest = facts.max_block if facts else MAX_K
-        return Turns(
-            min(plan.k or DEFAULT_K, longest), hand_back, opening=min(opening, longest), streams=plan.streams
-        ), None
+        k, opening = min(plan.k or DEFAULT_K, longest), min(opening, longest)
+        return Turns(k, hand_back, opening=opening, streams=plan.streams), None
     draft_ms = draft.profile.forward_ms
     costs = CostModel(draft_ms[0], facts.forward_ms, facts.max_rows, wire_ms=facts.wire_ms, streams=facts.streams)
     # Two machines read the prompt at the same time.

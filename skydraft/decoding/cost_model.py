@@ -45,6 +45,3 @@ class CostModel:
         """Tokens a second: E(k) over k·t_d + R + t_v(k + 1); k = 0 is the target alone."""
         wire_ms = 0.0 if k == 0 and self.streams else self.wire_ms
         return 1e3 * expected_tokens(alpha, k) / (k * self.draft_ms + wire_ms + self.verify_ms(alpha, k))
-
-    def best_k(self, alpha: float, min_k: int, max_k: int) -> int:
-        return max(range(min_k, max_k + 1), key=lambda k: self.tokens_per_s(alpha, k))

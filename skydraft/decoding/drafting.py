@@ -10,7 +10,6 @@ from skydraft.decoding.context import Context
 from skydraft.decoding.scoring import Scores
 from skydraft.engines.base import Engine, Sequence, TokenBuffer
 from skydraft.engines.vocab import Rows, TokenIds
-from skydraft.errors import EngineError
 from skydraft.gating.gates import CERTAIN, measure
 from skydraft.types import Cost, DraftBlock, EndedBy, FinishReason, Prompt, Reuse, Signals
 
@@ -60,18 +59,18 @@ class Drafter:
 
     def draft(self, context: Context, k: int) -> DraftBlock:
         """The next tokens of the draft model alone: at most `k`, beside those that a grammar forces, which are free."""
-        cost = self._open()
+        sequence = self._open()
+        cost = sequence.take_prefill_cost()
         self._agrees.clear()  # of a text that was to be read to its end
         longest = min(max(self._longest, k) if self._chooser.has_grammar else k, self.room(context))
-        text, steps = TokenBuffer(), list[_Step]()
-        text.extend(context.token_ids)
+        text, steps = TokenBuffer(context.token_ids), list[_Step]()
         ended_by: EndedBy = "k"
-        cost += self._catch_up(text.view)
+        cost += self._catch_up(sequence, text.view)
         with self._engine.floor:
-            self._open_sequence().align(text.view)
+            sequence.align(text.view)
             while ended_by == "k" and len(steps) < longest:
                 num_chosen = sum(not step.is_forced for step in steps)
-                step = self._next(text, may_choose=num_chosen < k)
+                step = self._next(sequence, text, may_choose=num_chosen < k)
                 if step is None:
                     break
                 steps.append(step)
@@ -95,8 +94,8 @@ class Drafter:
         One forward is made, so a stream never waits for long; until all tokens but the last one are read, the block
         says nothing. The next block feeds that one.
         """
-        cost = self._open()
-        prefix, sequence = context.token_ids, self._open_sequence()
+        prefix, sequence = context.token_ids, self._open()
+        cost = sequence.take_prefill_cost()
         sequence.align(prefix)
         # Two rows at least: the target writes a token meanwhile.
         end = min(sequence.length + max(self._engine.invariant_rows, 2), len(prefix) - 1)
@@ -116,14 +115,14 @@ class Drafter:
             return None
         return self._chooser.choose(row, prefix) == int(text[-1])
 
-    def _next(self, text: TokenBuffer, *, may_choose: bool) -> _Step | None:
+    def _next(self, sequence: Sequence, text: TokenBuffer, *, may_choose: bool) -> _Step | None:
         """Add the next token, unless none may be chosen; a forced one is fed with the next, unless it is scored."""
         prefix, signals, cost = text.view, CERTAIN, Cost()
         forced = self._chooser.forced(prefix)
         if forced is None and not may_choose:
             return None
         if forced is None or self._scores:
-            row, cost = self._row_after(prefix)
+            row, cost = self._row_after(sequence, prefix)
         token_id = self._chooser.choose(row, prefix) if forced is None else forced
         if forced is None and self._with_signals:
             signals = measure(self._chooser.follow_grammar(row, prefix))
@@ -133,32 +132,26 @@ class Drafter:
         finish = self._stopping.finish(text.view[len(self._prompt.token_ids) :])
         return _Step(token_id, signals, finish, cost, forced is not None)
 
-    def _open(self) -> Cost:
-        if self._sequence is not None:
-            return Cost()
-        sequence = self._sequence = self._engine.begin(self._prompt.token_ids, self._prompt.media, self._reuse)
-        if self._is_cancelled:
-            self.close()
-        try:
-            self._engine.fill(sequence, self._prompt.token_ids)
-        except BaseException:
-            self.close()  # another thread may have closed it, to end this
-            self._sequence = None
-            raise
-        return sequence.take_prefill_cost()
+    def _open(self) -> Sequence:
+        if self._sequence is None:
+            self._sequence = self._engine.begin(self._prompt.token_ids, self._prompt.media, self._reuse)
+            if self._is_cancelled:
+                self.close()
+            self._engine.fill(self._sequence, self._prompt.token_ids)
+        return self._sequence
 
-    def _catch_up(self, prefix: TokenIds) -> Cost:
+    def _catch_up(self, sequence: Sequence, prefix: TokenIds) -> Cost:
         """Feed most of the text that the target wrote alone, in parts; other generations may compute between them."""
         cost = Cost()
-        while self._sequence is not None and len(prefix) - self._sequence.length > _MANY_ROWS:
+        while len(prefix) - sequence.length > _MANY_ROWS:
             with self._engine.floor:
-                self._sequence.align(prefix)
-                cost += self._feed(self._sequence, prefix)[1]
+                sequence.align(prefix)
+                cost += self._feed(sequence, prefix)[1]
         return cost
 
-    def _row_after(self, prefix: TokenIds) -> tuple[Rows, Cost]:
+    def _row_after(self, sequence: Sequence, prefix: TokenIds) -> tuple[Rows, Cost]:
         """Feed the uncached part of a prefix; returns (logits after it [vocab], cost)."""
-        sequence, cost = self._open_sequence(), Cost()
+        cost = Cost()
         while sequence.length < len(prefix):
             rows, spent = self._feed(sequence, prefix)
             cost += spent
@@ -173,11 +166,6 @@ class Drafter:
             for row, after in zip(rows, range(start + 1, len(prefix)), strict=False):
                 self._scores.read(self._chooser.position(prefix[:after]), row, int(prefix[after]))
         return rows, Cost(1, len(pending), forward_ms=(time.perf_counter() - began) * 1e3)
-
-    def _open_sequence(self) -> Sequence:
-        if self._sequence is None:
-            raise EngineError("The sequence was closed.")
-        return self._sequence
 
     def cancel(self) -> None:
         """End a running prefill or draft with an error. Any thread may call this."""

@@ -82,14 +82,16 @@ class Generation:
         self._stream = TextStream(loop.vocab, request.params.stop, tags_of(request.params), goes_on=goes_on)
         self._rounds: list[Round] = []
         self._tokens: list[Token] = []
-        self._texts: list[str] = []
-        self._thoughts: list[str] = []
+        self._rest = ("", "")  # thought and text held back before an interrupt
         pushed = [(token_id, *self._stream.push(token_id)) for token_id in self._context.generated.tolist()]
         self._begun = [Token(token_id, "edge", text, -1, thought) for token_id, thought, text in pushed]
-        self._has_begun = False
+        self._has_begun = self._is_closed = False
+        self._error: Exception | None = None  # that ended it
 
     def rounds(self) -> Iterator[tuple[Round, list[Token]]]:
-        """Rounds as they are committed, each with its tokens. No round is given twice, in any iteration."""
+        """Rounds as they are committed, each with its tokens. No round is given twice, in any iteration. An error ends
+        the generation: whoever asks for more, or for its text, gets it again."""
+        self._check()
         self._has_begun = True
         try:
             for done in self._loop.rounds():
@@ -98,10 +100,16 @@ class Generation:
         except GeneratorExit:
             raise  # this iterator is dropped; the generation may still go on
         except BaseException as error:
-            if not (self._loop.is_cancelled and isinstance(error, SkydraftError)):  # that is how a prefill is cancelled
-                self._watch.end(self)
+            was_closed = self._is_closed  # by its user, who has what there is
+            self.close()
+            if not (self._loop.is_cancelled and isinstance(error, SkydraftError)):  # that is how a wait is cancelled
+                self._error = error if isinstance(error, Exception) and not was_closed else None
                 raise
         self.close()
+
+    def _check(self) -> None:
+        if self._error:
+            raise self._error.with_traceback(None)  # else each traceback would be kept
 
     def scores(self, done: Round) -> tuple[Score, ...]:
         base = done.record.base
@@ -121,8 +129,9 @@ class Generation:
         """Scores of the prompt's tokens, if the request wants them, by the model whose text follows."""
         local = self.target.engine if self.target and self.request.plan.verifies else None
         engine, prompt = (local, self.prompts.target) if local else (self.edge, self.prompts.edge)
-        if engine and self.request.num_best is not None and self.request.scores_prompt:
-            yield from prompt_scores(engine, prompt, self.request.num_best)
+        num_best = self.request.num_best if self.request.scores_prompt else None
+        if engine and num_best is not None and self._loop.seats.take(len(prompt.token_ids)):
+            yield from prompt_scores(engine, prompt, num_best)
 
     def __iter__(self) -> Iterator[Token]:
         rounds, num_given = self.rounds(), 0
@@ -137,13 +146,8 @@ class Generation:
         if self._context.finish is not None and index + 1 == len(done.token_ids):
             last = self._stream.finish()
             thought, text = thought + last[0], text + last[1]
-        self._keep(thought, text)
         self._tokens.append(Token(done.token_ids[index], done.origins[index], text, done.record.round, thought))
         return self._tokens[-1]
-
-    def _keep(self, thought: str, text: str) -> None:
-        self._thoughts.append(thought)
-        self._texts.append(text)
 
     def interrupt(self) -> str:
         """End after the committed tokens; `finish_reason` becomes "interrupted". Returns the text held back."""
@@ -151,8 +155,8 @@ class Generation:
         if self._context.finish is not None:
             return ""
         self._context.interrupt()
-        self._keep(*self._stream.finish())
-        return self._texts[-1]
+        self._rest = self._stream.finish()
+        return self._rest[1]
 
     def cancel(self) -> None:
         """Make `rounds` end after the current round, or during a prefill, without an error. Any thread may call this;
@@ -167,7 +171,7 @@ class Generation:
 
     def close(self) -> None:
         """Free the KV memory; observers see the end."""
-        self._has_begun = True
+        self._has_begun = self._is_closed = True
         try:
             self._loop.close()
         finally:
@@ -187,22 +191,24 @@ class Generation:
     @property
     def text(self) -> str:
         """The text so far, without special tokens, thinking and a stop string; the whole one if nobody has begun."""
+        self._settle()
+        return "".join(token.text for token in self._tokens) + self._rest[1]
+
+    def _settle(self) -> None:
+        self._check()
         if not self._has_begun:
             self.run()
-        return "".join(self._texts)
 
     @property
     def reasoning(self) -> str:
         """What was thought before the text, without tags; as `text`."""
-        if not self._has_begun:
-            self.run()
-        return "".join(self._thoughts)
+        self._settle()
+        return "".join(token.reasoning for token in self._tokens) + self._rest[0]
 
     @property
     def token_ids(self) -> tuple[int, ...]:
         """The tokens generated so far, an end token included; all of them if nobody has begun."""
-        if not self._has_begun:
-            self.run()
+        self._settle()
         return tuple(token_id for done in self._rounds for token_id in done.token_ids)
 
     @property
@@ -257,7 +263,7 @@ class TextStream:
         self.pieces = tagged_pieces(vocab, tags)
         self._thought = replace(tags.begin, has_said=goes_on)  # no blank at the beginning is left out of what goes on
         self._stop = tuple(stop)
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")  # a wrong byte stops nothing
         self._held = ""
         self.stopped_by = ""
 
@@ -266,7 +272,7 @@ class TextStream:
         thought, text = "", self._decoder.decode(self.pieces[token_id])
         if self._thought.phase != "answer":
             self._thought, thought, text = self._thought.then(text)
-        return thought, self._push(text)
+        return _shown(thought), _shown(self._push(text))
 
     def _push(self, text: str) -> str:
         self._held += text
@@ -282,8 +288,13 @@ class TextStream:
         """The text held back at the end, without an incomplete character."""
         thought, text = self._thought.rest
         text = self._push(text)
-        return thought, text if self.stopped_by else text + self._release(len(self._held))
+        return _shown(thought), _shown(text if self.stopped_by else text + self._release(len(self._held)))
 
     def _release(self, num_chars: int) -> str:
         text, self._held = self._held[:num_chars], self._held[num_chars:]
         return text
+
+
+def _shown(text: str) -> str:
+    """With U+FFFD for wrong bytes."""
+    return text.encode(errors="surrogateescape").decode(errors="replace")

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,6 +16,8 @@ from skydraft.engines.vocab import Vocab
 from skydraft.errors import CloudError
 from skydraft.gating.gates import NO_PLACE, Gate, Reason
 from skydraft.types import WRITE_ALL, Cost, DraftBlock, LinkCost, Origin, Outcome, Round, StepRecord, Verdict
+
+_AHEAD = 64  # tokens that a round may add to a sequence
 
 
 @dataclass(eq=False)
@@ -42,16 +43,16 @@ class SpeculativeLoop:
 
     def rounds(self) -> Iterator[Round]:
         """Rounds until the context is finished, each once it is committed; another call continues with the next one. It
-        first waits for its turn, where the models have no free sequence. Raises EngineBusy."""
-        if not self.seats.take():
-            return
-        if not self._num_rounds:
-            self._started = time.perf_counter()
+        waits for its turn, first and when the text gets long, where the models have no room. Raises EngineBusy."""
+        room = 0.0
         while self.context.finish is None and not self.is_cancelled:
+            if (needed := len(self.context.token_ids) + _AHEAD) > room and not (room := self.seats.take(needed)):
+                return
             began = time.perf_counter()
+            self._started = self._started or began
             block = self._draft()
             reason = self._reason(block)
-            yield self._verify(block, reason, began) if reason else self._skip(block, began)
+            yield self._verify(block, reason, began) if reason else self._commit(block, None, "skipped", "", began)
 
     def _reason(self, block: DraftBlock) -> Reason:
         generated, place = self.context.generated, NO_PLACE
@@ -79,15 +80,12 @@ class SpeculativeLoop:
             return WRITE_ALL
         return self.turns.to_write()
 
-    def _skip(self, block: DraftBlock, began: float) -> Round:
-        return self._commit(block, None, "skipped", "", began)
-
     def _verify(self, block: DraftBlock, reason: Reason, began: float) -> Round:
         assert self.verifier is not None  # without one the gate never escalates
         try:
             verdict = self.verifier.verify(block, self.context.catch_up, self._num_to_write())
         except CloudError as error:
-            if not (error.is_outage and self.falls_back):
+            if self.is_cancelled or not (error.is_outage and self.falls_back):
                 raise
             return self._commit(self._block_without(block, error), None, "fallback", reason, began)
         judged = block.first(self.verifier.max_block)  # what comes after it is a bonus
@@ -144,11 +142,15 @@ class SpeculativeLoop:
                 side.cancel()
 
     def close(self) -> None:
-        with ExitStack() as sides:  # each side, even if the other one raises
-            sides.callback(self.seats.give_back)
-            for side in (self.verifier, self.drafter):
-                if side is not None:
-                    sides.callback(side.close)
+        try:  # no ExitStack: an interrupt within it would stay in a circle of references, and keep the sequences
+            try:
+                if self.drafter is not None:
+                    self.drafter.close()
+            finally:
+                if self.verifier is not None:
+                    self.verifier.close()
+        finally:
+            self.seats.give_back()
 
 
 def _origins(block: DraftBlock, verdict: Verdict) -> tuple[Origin, ...]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from skydraft.characters import is_whole
 from skydraft.config import DecodingParams, Execution, check_execution
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.errors import OptionError, PromptError
@@ -59,14 +60,16 @@ class GenerateRequest:
     @property
     def reuse(self) -> Reuse | None:
         """The KV that may be reused, for models in this process."""
-        exact = self.execution != "throughput"
-        return Reuse(self.cache_scope, exact) if self.cache_scope else None
+        return Reuse(self.cache_scope, exact=self.execution != "throughput") if self.cache_scope else None
 
     def __post_init__(self) -> None:
         if not isinstance(self.plan, Plan) or not isinstance(self.params, DecodingParams):
             raise OptionError("The plan and the parameters of a text come from make_plan and decoding_params.")
         if not self.messages and not self.prompt_ids:
             raise PromptError("There is no prompt.", hint="Give a prompt, or a recording (--audio).")
+        texts = [(each.content, each.more) for each in self.messages], self.params.stop, self.params.think_end
+        if not is_whole(texts, self.params.think_start, self.tools, self.settings, self.cache_scope):
+            raise PromptError("A text or an option has half of a character.", hint="Leave out U+D800 to U+DFFF.")
         if self.raw and len(self.messages) > 1:
             raise OptionError(
                 "--raw continues a single text, without a system prompt or earlier messages.",

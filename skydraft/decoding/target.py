@@ -136,16 +136,12 @@ class LocalVerifier(TargetSession):
         return verdict
 
     def _open(self) -> Cost:
-        """Put the prompt into the cache; returns the cost. A failure leaves the session without a sequence."""
+        """Put the prompt into the cache; returns the cost."""
         sequence = self._engine.begin(self._prompt.token_ids, self._prompt.media, self._reuse)
         self.adopt(sequence)
         if self._is_closed:
             super().close()
-        try:
-            self._engine.fill(sequence, self._prompt.token_ids)
-        except BaseException:
-            super().close()
-            raise
+        self._engine.fill(sequence, self._prompt.token_ids)
         return sequence.take_prefill_cost()
 
     def stop(self) -> bool:

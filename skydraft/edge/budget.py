@@ -1,9 +1,8 @@
 import asyncio
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from filelock import FileLock
 from pydantic import Field, TypeAdapter
@@ -13,7 +12,6 @@ from skydraft.errors import BudgetSpent, OptionError
 from skydraft.files import read_file, set_aside, write_whole
 from skydraft.types import LinkCost
 
-T = TypeVar("T")
 _Cost = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 LOCK_S = 5.0
 _SOON_S = 1.0  # a process that is killed takes what it paid since with it
@@ -50,6 +48,14 @@ class DaySum:
             if now != known:
                 write_whole(self.path, _SPENT.dump_json(now, indent=1))
         return today, total
+
+    async def add_in_thread(self, day: int, cost: float) -> tuple[int, float]:
+        """`add`, which may wait; it is done here when the interpreter ends and has no threads left."""
+        try:
+            adding = asyncio.get_running_loop().run_in_executor(None, self.add, day, cost)
+        except RuntimeError:
+            return self.add(day, cost)
+        return await adding
 
     def _known(self) -> _Spent:
         try:
@@ -144,28 +150,23 @@ class Budget:
 
     async def _add(self, day_sum: DaySum) -> None:
         async with self._settling:
-            today = self._begin_day()
-            cost, self._unsettled = self._unsettled, 0.0
-            self._settled += cost
-            try:
-                self._day, self._settled = await _in_thread(lambda: day_sum.add(today, cost))
-                self._error = None
-            except OSError as error:
-                self._settled, self._error = self._settled - cost, error
-                self._unsettled += cost
+            while True:  # midnight may pass meanwhile
+                today, cost, self._unsettled = self._begin_day(), self._unsettled, 0.0
+                self._settled += cost
+                try:
+                    now, self._error = await day_sum.add_in_thread(today, cost), None
+                except OSError as error:
+                    now, self._error = (self._day, self._settled - cost), error
+                    self._unsettled += cost
+                if self._begin_day() == today:
+                    self._day, self._settled = now
+                    return
 
     def _begin_day(self) -> int:
-        """Today by the clock. One that stepped back or was ahead is treated as in `DaySum.add`."""
+        """Today by the clock. One that stepped back or was ahead is treated as in `DaySum.add`. What is to come into a
+        sum comes into that of the new day."""
         if (today := int(time.time() // 86400)) > self._day:
-            self._num_calls, self._settled, self._unsettled = 0, 0.0, 0.0
+            self._num_calls, self._settled = 0, 0.0
+            self._unsettled = self._unsettled if self.day_sum else 0.0
         self._day = max(min(self._day, today + 1), today)
         return today
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    """The result of work that may wait; it is done here when the interpreter ends and has no threads left."""
-    try:
-        working = asyncio.get_running_loop().run_in_executor(None, work)
-    except RuntimeError:
-        return work()
-    return await working

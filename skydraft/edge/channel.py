@@ -17,8 +17,9 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import grpc
 
+from skydraft import errors
 from skydraft.edge.tls import ServerOptions, first_error
-from skydraft.errors import CloudDraining, CloudLost, CloudTimeout, OptionError, SessionNotFound, SkydraftError
+from skydraft.errors import Cancelled, CloudLost, CloudTimeout, OptionError, SkydraftError
 from skydraft.protocol.status import from_rpc
 from skydraft.protocol.values import FEW_FRAMES, SERVICE
 
@@ -69,13 +70,14 @@ class Awaited(Generic[T]):
         self._done.set()
 
     def cancel(self) -> None:
-        """Make `result` raise CloudLost. Any thread may call this; it never waits."""
+        """Make `result` raise Cancelled. Any thread may call this; it never waits."""
         self._is_cancelled = True
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(lambda: self.task.cancel())
 
     def result(self) -> T:
-        """Wait until the work is done. Raises the error of the work, or CloudLost if it was cancelled."""
+        """Wait until the work is done. Raises the error of the work, Cancelled after `cancel`, or CloudLost where the
+        interpreter ends."""
         try:
             self._done.wait()
         except BaseException:
@@ -84,7 +86,27 @@ class Awaited(Generic[T]):
         try:
             return self.task.result()
         except asyncio.CancelledError as error:
-            raise CloudLost("The generation was cancelled.") from error
+            raise (Cancelled if self._is_cancelled else CloudLost)("The generation was cancelled.") from error
+
+
+class Waits:
+    """What one thread waits for, one work after another, until another thread cancels them."""
+
+    def __init__(self) -> None:
+        self.current: Awaited[Any] | None = None  # or the last one
+        self.is_cancelled = False
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> Awaited[T]:
+        self.current = pending = shared_loop().begin(work)
+        if self.is_cancelled:
+            pending.cancel()
+        return pending
+
+    def cancel(self) -> None:
+        """End this wait and all later ones with Cancelled. Any thread may call this."""
+        self.is_cancelled = True
+        if (pending := self.current) is not None:
+            pending.cancel()
 
 
 class EventLoop:
@@ -111,10 +133,8 @@ class EventLoop:
         """Start work on the loop. Raises CloudLost while the interpreter ends, OptionError in a forked process."""
         if self._pid != os.getpid():  # the thread stayed behind, and gRPC runs on no other loop
             work.close()
-            raise OptionError(
-                "This process was forked after a cloud was used, so it cannot use a cloud.",
-                hint="Start processes with the method spawn, or use the cloud in them alone.",
-            )
+            hint = "Start processes with the method spawn, or use the cloud in them alone."
+            raise OptionError("This process was forked after a cloud was used, so it cannot use a cloud.", hint=hint)
         return Awaited(self._loop, work)
 
     def post(self, work: Callable[[], Any]) -> None:
@@ -242,7 +262,7 @@ class Channel:
 
     async def _look(self, timeout_s: float) -> None:
         if await self.call(_HEALTH, timeout_s) != _SERVING:
-            raise CloudDraining("it is shutting down.")
+            raise errors.CloudDraining("it is shutting down.")
 
     def stream(self) -> SessionStream:
         method: Any = self.wire.stream_stream(_SESSION)
@@ -312,7 +332,7 @@ class SessionStream:
                 await self._call.read()
             except grpc.aio.AioRpcError as later:
                 error = later
-        return SessionNotFound("The stream ended early.")  # open it again: the connection may be sound
+        return errors.SessionNotFound("The stream ended early.")  # open it again: the connection may be sound
 
     def _watch(self, waiting: Waiting, began: float) -> None:
         self._watching = asyncio.ensure_future(self._look_for_life(waiting, began))

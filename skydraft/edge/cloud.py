@@ -14,7 +14,7 @@ from skydraft.decoding.context import Context
 from skydraft.decoding.plan import Plan
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
-from skydraft.edge.channel import Awaited, shared_loop
+from skydraft.edge.channel import Waits, shared_loop
 from skydraft.edge.server import OURS, Server, check_drafts
 from skydraft.edge.servers import Servers
 from skydraft.edge.session import OwnServer
@@ -37,6 +37,7 @@ _FACTS_S = 120.0  # how long facts about a server may be reused; rounds measure 
 _ONE_OF_MANY_S = 3.0  # timeout of GetInfo for one of several servers
 _BACKGROUND_S = 600.0
 _PAUSE_S, _LONGEST_PAUSE_S = 0.1, 3.0  # between two tries of GetInfo; of questions that may cost something
+_LOOK_S = 0.1  # for a sign of a cloud that a text has just lost
 _FIRST_S = 10.0  # for the first sign of a cloud; of one that may be away it is a second
 Fallback = Literal["lost", "start"]
 
@@ -69,8 +70,8 @@ class Cloud:
         self.uses_tls = all(server.uses_tls for server in self.servers.all)
         self._notices = Notices(self.notify)
         self._key = random.random()  # orders the servers for what belongs to no text
-        self._pending: Awaited[Any] | None = None  # the current or last wait
-        self._is_cancelled = False
+        self._waits = Waits()
+        self.cancel = self._waits.cancel  # ends waits for facts
 
     def telling(self, notify: Notify) -> Cloud:
         return replace(self, notify=notify)
@@ -123,18 +124,17 @@ class Cloud:
         """Facts about the servers, asked for now or in the last two minutes; None if none answers within `wait_s`
         seconds. With 0 no server is asked, and older facts will do; None waits for `timeout_s`. Raises CloudError where
         waiting is no cure."""
-        servers = self.servers
-        known = [servers.facts.get(server.address) for server in servers.in_order(self._key)]
+        known = [self.servers.facts.get(server.address) for server in self.servers.in_order(self._key)]
         for at, facts in filter(None, known):
             if time.monotonic() - at < _FACTS_S or wait_s == 0:
                 return facts
         if wait_s is None:
-            return self._run(self._patiently(lambda server: servers.learn(server, self.timeout_s)))
+            return self._run(self._patiently(lambda server: self.servers.learn(server, self.timeout_s)))
         if wait_s == 0:
             return None
         wait_s = min(wait_s, self.timeout_s)
         try:
-            return self._run(servers.ask(self._key, lambda server: servers.learn(server, wait_s)))
+            return self._run(self.servers.ask(self._key, lambda server: self.servers.learn(server, wait_s)))
         except CloudError as error:
             if not error.is_outage:
                 raise
@@ -155,18 +155,10 @@ class Cloud:
             await self.servers.renew()
 
     def _run(self, work: Coroutine[Any, Any, T], waits: str = "") -> T:
-        self._pending = pending = shared_loop().begin(work)
-        if self._is_cancelled:
-            pending.cancel()
+        pending = self._waits.begin(work)
         if waits and not pending.wait(SILENT_S):
             self.notify(waits)
         return pending.result()
-
-    def cancel(self) -> None:
-        """End the wait for facts with CloudLost, and all later ones. Any thread may call this."""
-        self._is_cancelled = True
-        if (pending := self._pending) is not None:
-            pending.cancel()
 
     def meet(self, vocab: Vocab) -> CloudError | None:
         """Find out whether a cloud that was never reached can be used; returns the outage, where there is one.
@@ -199,7 +191,7 @@ class Cloud:
                 self._run(self.servers.ask(self._key, greet), waits)
                 return None
             except CloudError as error:
-                if not error.is_outage or isinstance(error, CloudFailure) or self._is_cancelled:
+                if not error.is_outage or isinstance(error, CloudFailure):
                     raise
                 if is_last or isinstance(error, CloudTimeout | CloudLoading) or self.servers.is_reached:
                     return error
@@ -210,8 +202,14 @@ class Cloud:
         """Why a text that may go on alone begins so: the cloud is not there yet, and `fallback` allows it. Raises
         CloudLost if it does not, and OptionError where the cloud cannot check drafts."""
         check_drafts(plan, self.kind)
-        if not self.falls_back(plan) or self.servers.is_met:
+        if not self.falls_back(plan):
             return None
+        if self.servers.outage:
+            self._run(self.servers.renew())  # gRPC may remember that a server was away a moment ago
+            with suppress(SkydraftError):
+                self.ping(_LOOK_S)  # an answer ends the outage
+        if self.servers.is_met or self.servers.outage:
+            return self.servers.outage
         gone = self.meet(vocab)
         check_drafts(plan, self.kind)
         is_loading = isinstance(gone, CloudLoading)
@@ -222,10 +220,8 @@ class Cloud:
         what, todo = "was not reached", "Check the address"
         if is_loading:
             what, todo = "is not ready", "Try again later, or wait longer with --cloud-timeout"
-        raise CloudLost(
-            f"The cloud at {self.name} {what} ({gone.message.rstrip('.')}).",
-            hint=f"{todo}. To begin without it: --fallback=start.",
-        ) from gone
+        hint = f"{todo}. To begin without it: --fallback=start."
+        raise CloudLost(f"The cloud at {self.name} {what} ({gone.message.rstrip('.')}).", hint=hint) from gone
 
     def falls_back(self, plan: Plan) -> bool:
         return plan.may_go_alone and not self.require

@@ -54,13 +54,15 @@ def recover(error: SkydraftError, now: Situation) -> Recovery:
     if wanted.step in ("give up", "alone"):
         return wanted
     is_silent = isinstance(error, CloudLost)
-    left_s = now.timeout_s - now.waited_s
+    time_left_s = left_s = now.timeout_s - now.waited_s
     if is_silent:
         limit_s = MOVE_S if wanted.step == "elsewhere" else FALLBACK_S
         left_s = min(left_s, (limit_s if now.falls_back else now.timeout_s) - now.silent_s)
     # A text that waits for a silent server to the end tries once more in the last moment.
     if left_s < (1e-3 if is_silent and not now.falls_back else wanted.pause_s) or left_s <= 0:
-        return Recovery("alone" if now.falls_back else "give up", is_late=True)
+        # A server that answers, but not this text in all its time, would hold it again and again.
+        is_final = now.falls_back and left_s == time_left_s and not (is_silent and now.silent_s >= now.waited_s)
+        return Recovery("alone" if now.falls_back else "give up", is_late=True, is_final=is_final)
     return Recovery(wanted.step, min(wanted.pause_s, left_s))
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from skydraft.decoding.target import TargetFacts
 from skydraft.edge.channel import seen, shared_loop
 from skydraft.edge.server import Server
-from skydraft.errors import SkydraftError, TargetChanged
+from skydraft.errors import CloudError, SkydraftError, TargetChanged
 from skydraft.protocol.values import TargetId
 
 T = TypeVar("T")
@@ -38,6 +38,7 @@ class Servers:
         self.facts: dict[str, tuple[float, TargetFacts]] = {}  # by address, with the time
         self._ran: dict[str, TargetId] = {}  # by address, the target seen last
         self._avoid_until: dict[str, float] = {}
+        self._gone: tuple[float, CloudError | None] = 0.0, None  # when no server answered, and why
         self._changed: set[str] = set()  # servers that run another target
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -59,6 +60,15 @@ class Servers:
 
         return sorted(self.all, key=place)
 
+    @property
+    def outage(self) -> CloudError | None:
+        """Why a text went on without the servers, none of which has answered since."""
+        at, error = self._gone
+        return None if any(server.heard_at > at for server in self.all) else error
+
+    def gone(self, error: CloudError) -> None:
+        self._gone = shared_loop().now(), error
+
     def lost(self, server: Server) -> None:
         self._avoid_until[server.address] = time.monotonic() + _AVOID_S
 
@@ -75,6 +85,7 @@ class Servers:
     def changed(self, server: Server) -> bool:
         """Note that a server runs another target. True if all servers do: new texts then begin with the new target."""
         self._changed.add(server.address)
+        self.facts.pop(server.address, None)
         if len(self._changed) < len(self.all) or self.target is None:
             return False
         self.target = None
@@ -84,10 +95,8 @@ class Servers:
     def agree(self, server: Server) -> None:
         """Note what a server says that it runs. Raises TargetChanged if the others run something else."""
         if server.runs and self.target and not server.runs.will_do_for(self.target):
-            raise TargetChanged(
-                f"The server {server.address} runs another model or execution than others of the list.",
-                hint="Name servers that run the same.",
-            )
+            message = f"The server {server.address} runs another model or execution than others of the list."
+            raise TargetChanged(message, hint="Name servers that run the same.")
         self.met(server, server.runs)
 
     async def ask(self, key: float, ask: Callable[[Server], Awaitable[T]]) -> T:
@@ -96,13 +105,12 @@ class Servers:
         for server in self.in_order(key):
             try:
                 return await ask(server)
-            except TargetChanged as error:
-                faults[server.address] = error
-                if self.changed(server):
-                    return await ask(server)
             except SkydraftError as error:
                 faults[server.address] = error
-                self.lost(server)
+                if not isinstance(error, TargetChanged):
+                    self.lost(server)
+                elif self.changed(server):
+                    return await ask(server)
         raise of_each(faults)
 
     async def learn(self, server: Server, timeout_s: float) -> TargetFacts:

@@ -57,6 +57,7 @@ class OwnText:
         self._is_named = False  # the stream has named its session
         self._writing: tuple[int, int, int] | None = None  # bases: of its verify, of the next token, of the limit
         self._cost: Cost | None = None  # of an opening ahead, for the first verdict
+        self._was_ahead = False  # the last call was an opening, so the next one belongs to it
 
     @property
     def is_writing(self) -> bool:
@@ -88,9 +89,8 @@ class OwnText:
         return self._open(codec.encode_open(values.OpenCall(self.number, self.epoch, self._opening_now())), waiting)
 
     async def _open(self, message: bytes, waiting: Waiting) -> None:
-        if self._server.budget.bounds_calls:
-            self._server.budget.check()
         reply = await self._exchange(self._stream_now(), message, waiting, self._opening)
+        self._was_ahead = True
         opened: values.Opened = self._read(codec.decode_opened, reply)
         self._note_opened(reply)
         self._cost = opened.cost
@@ -162,14 +162,15 @@ class OwnText:
         self, stream: SessionStream, message: bytes, waiting: Waiting, opening: Opening | None,
         call: values.VerifyCall | None = None,
     ) -> bytes:  # fmt: skip
-        budget = self._server.budget
-        day = budget.take() if budget.bounds_calls and call is not None else None
+        budget, num_calls = self._server.budget, int(not self._was_ahead)
+        day = budget.take() if budget.bounds_calls and num_calls else None
+        self._was_ahead = False
         num_read = len(self._prompt_ids) + len(opening.committed_ids) if opening else 0
         num_read += len(call.catch_up_ids) + len(call.draft_ids) if call else 0
         self._count(bytes_up=len(message), tokens_in=num_read)
         self._is_named = self._was_sent = True
         if is_noted := stream.may_have_sent:
-            self._note_sent(opening, call)
+            self._note_sent(opening, call, num_calls)
         try:
             reply = await stream.receive(waiting, message)
         except BaseException:
@@ -177,21 +178,21 @@ class OwnText:
             raise
         finally:
             if not is_noted and stream.may_have_sent:  # the connection was made meanwhile
-                self._note_sent(opening, call)
+                self._note_sent(opening, call, num_calls)
             elif not is_noted and day is not None:
                 budget.give_back(day)
         self._count(bytes_down=len(reply))
         return reply
 
-    def _note_sent(self, opening: Opening | None, call: values.VerifyCall | None) -> None:
+    def _note_sent(self, opening: Opening | None, call: values.VerifyCall | None, num_calls: int) -> None:
         sent = self.sent
+        sent.num_calls += num_calls
         if opening is not None:
             sent.servers.append(self._server.address)
             sent.num_prompt_tokens = len(self._prompt_ids)
             sent.blocks.append((0, opening.committed_ids))
         if call is not None:
             sent.blocks.append((call.base - len(call.catch_up_ids), (*call.catch_up_ids, *call.draft_ids)))
-            sent.num_calls += 1
 
     def _count(self, **figures: int) -> None:
         self.spent += LinkCost(**figures)
@@ -233,9 +234,8 @@ class OwnText:
 
     def _check_tokens(self, token_ids: tuple[int, ...], end: int, has_finish: bool) -> None:
         limit = self._opening.params.max_new_tokens
-        for token_id in token_ids:
-            if token_id >= self._vocab_size:
-                raise self._failed(f"the token {token_id}, which the vocabulary does not have")
+        if (highest := max(token_ids, default=0)) >= self._vocab_size:
+            raise self._failed(f"the token {highest}, which the vocabulary does not have")
         if token_ids and (end > limit or (end == limit and not has_finish)):
             raise self._failed(f"tokens beyond the {limit} that were asked for")
 

@@ -32,9 +32,8 @@ def speaks_tls(host: str, port: int) -> bool:
 def check_token(token: str | None) -> None:
     """Raise OptionError for a token or key that no header can carry, without telling it."""
     if token is not None and not re.fullmatch(r"[\x21-\x7e]+", token):
-        raise OptionError(
-            "The token is empty, or has a character that cannot be sent.", hint="Check the file of the token."
-        )
+        hint = "Check the file of the token."
+        raise OptionError("The token is empty, or has a character that cannot be sent.", hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +53,8 @@ class ServerOptions:
     def __post_init__(self) -> None:
         parse_address(self.address)
         check_token(self.token)
+        if not re.fullmatch(r"[\w.:*-]{0,253}", self.tls_name or ""):
+            raise OptionError(f"--tls-name {self.tls_name} is no name.", hint="Give the one in its certificate.")
         if self.tls_ca:
             check_certificates(self.tls_ca)
 
@@ -72,13 +73,12 @@ class ServerOptions:
 
 async def first_error(error: SkydraftError, options: ServerOptions) -> SkydraftError:
     """What an error means before a server's first answer: one of another protocol may want TLS, or HTTP."""
-    if isinstance(error, CloudLost) and "Failed parsing HTTP/2" in error.message:
+    says = error.message if isinstance(error, CloudLost) else ""
+    if "Failed parsing HTTP/2" in says:
         hint = f"If it is a server without skydraft, its address is http://{options.address}."
         return WrongServer(f"The server at {options.target} does not speak skydraft's protocol.", hint=hint)
-    is_shut = isinstance(error, CloudLost) and "Socket closed" in error.message
-    if not is_shut or options.uses_tls:
-        return error
-    if not await asyncio.to_thread(speaks_tls, *parse_address(options.address)):
-        return error
-    hint = "Give the certificate that signs its own with --tls-ca."
-    return TlsFailure(f"The server at {options.target} wants TLS, and this connection is plaintext.", hint=hint)
+    is_shut = "Socket closed" in says and not options.uses_tls
+    if is_shut and await asyncio.to_thread(speaks_tls, *parse_address(options.address)):
+        hint = "Give the certificate that signs its own with --tls-ca."
+        return TlsFailure(f"The server at {options.target} wants TLS, and this connection is plaintext.", hint=hint)
+    return error

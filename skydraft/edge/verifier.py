@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeVar
 from skydraft import errors
 from skydraft.decoding.context import Context
 from skydraft.decoding.request import GenerateRequest
-from skydraft.edge.channel import Awaited, Waiting, shared_loop
+from skydraft.edge.channel import Awaited, Waiting, Waits, shared_loop
 from skydraft.edge.recovery import Recovery, Situation, recover
 from skydraft.edge.server import Server
 from skydraft.edge.servers import Servers, of_each
@@ -81,11 +81,12 @@ class RemoteVerifier:
         self.max_block: int | None = None  # what the server accepts, after it refused a longer one
         self._written: deque[Verdict] = deque()  # written tokens that the text does not have yet
         self._ahead: Awaited[None] | None = None  # an opening under way
-        self._pending: Awaited[Any] | None = None  # the current or last wait
         self._outage: CloudError | None = None  # the reason why the text continues alone
         self._probing: asyncio.Task[None] | None = None
         self._unsaid: list[str] = []  # lines for the user, which the generation's thread says
-        self._is_cancelled = self._is_closed = False
+        self._is_closed = False
+        self._waits = Waits()
+        self.cancel = self._waits.cancel
         self._rtt_ms = 0.0
         self._taken = LinkCost()  # the part of the text's cost that `take_cost` has returned
 
@@ -126,11 +127,6 @@ class RemoteVerifier:
         self._wait(self._go_alone(gone))
         self._say()
 
-    def cancel(self) -> None:
-        self._is_cancelled = True
-        if (pending := self._pending) is not None:
-            pending.cancel()
-
     def close(self) -> None:
         """End the text at the server. Never waits, since a finalizer may call this."""
         if not self._is_closed:
@@ -140,7 +136,7 @@ class RemoteVerifier:
     async def _end(self) -> None:
         if self._probing is not None:
             self._probing.cancel()
-        for pending in (self._pending, self._ahead):
+        for pending in (self._waits.current, self._ahead):
             if pending is not None and not pending.task.done():
                 pending.task.cancel()
                 await asyncio.wait((pending.task,))
@@ -148,18 +144,14 @@ class RemoteVerifier:
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         began = time.perf_counter()
-        self._pending = pending = self._loop.begin(work)
-        if self._is_cancelled:
-            pending.cancel()
         try:
-            return pending.result()
+            return self._waits.begin(work).result()
         finally:
             self._rtt_ms += (time.perf_counter() - began) * 1e3
 
     def _say(self) -> None:
-        lines, self._unsaid = self._unsaid, []
-        for line in lines:
-            self._notices.tell(line)
+        while self._unsaid:
+            self._notices.tell(self._unsaid.pop(0))
 
     async def _persist(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Try until there is an answer. After each failed try comes what may mend it, and a pause."""
@@ -230,6 +222,8 @@ class RemoteVerifier:
 
     async def _go_alone(self, gone: CloudError, *, is_final: bool = False) -> None:
         self._outage = gone
+        if isinstance(gone, CloudLost) and not is_final:
+            self._servers.gone(gone)
         if is_said := self._notices.may_tell_outage(time.monotonic()):
             self._unsaid.append(f"{self._gone(gone)}; going on alone.")
         if not is_final and self._text.resumes:

@@ -116,9 +116,9 @@ def write_adapter(path: Path, adapter: Adapter) -> None:
 
 
 def read_adapter(path: Path) -> Adapter:
-    """Read an adapter from its file. Raises RecordsError if it holds none, OptionError if there is no such file."""
+    """Read an adapter from its file. Raises RecordsError if it holds none, or there is no such file."""
     if not path.is_file():
-        raise OptionError(f"{path} cannot be read: it is not a file.", hint="Check its name.")
+        raise RecordsError(f"{path} cannot be read: it is not a file.", hint="Check its name.")
     with importing("Adapters need", "learn"):
         from gguf import GGUFReader, GGUFValueType
 
@@ -196,7 +196,7 @@ class AdaptedModel:
 
     def add(self, path: Path, name: str) -> tuple[str, str]:
         """Add an adapter; returns its label, and what the model is called with it. Raises OptionError for another base
-        than this model, `name`, and what `read_adapter` raises."""
+        than this model, `name`, and RecordsError for a file that is damaged or does not fit."""
         import torch
 
         adapter = read_adapter(path)
@@ -214,7 +214,7 @@ class AdaptedModel:
                             value.copy_(torch.from_numpy(given))
             except (KeyError, ValueError, RuntimeError) as error:
                 self.remove(label)
-                raise OptionError(f"{path} does not fit {name}.", hint="Train another.") from error
+                raise RecordsError(f"{path} does not fit {name}.", hint="Train another.") from error
             finally:
                 self._num_added += 1
                 self._activate("")

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 from skydraft.characters import one_line
 from skydraft.engines.adapter import AdapterCard, read_adapter
 from skydraft.engines.vocab import TokenIds
-from skydraft.errors import OptionError, SkydraftError
+from skydraft.errors import OptionError, RecordsError, SkydraftError
+from skydraft.files import ADAPTER, adapters_in
 
 if TYPE_CHECKING:
     from skydraft.engines.base import Engine
 
-FILE = "adapter.gguf"
 AUTO, NONE = "auto", "none"
 
 
@@ -43,8 +43,10 @@ class Adapters:
     def __init__(self, base: Engine) -> None:
         self.folder: Path | None = None
         self.default = AUTO  # for texts that name none
+        self.wait_s = 300.0  # for so long a text that has chosen one may wait for its turn
         self._of = weakref.ref(base)  # which owns this
         self._known: dict[str, _Known] = {}
+        self._faults: dict[str, tuple[tuple[int, ...], SkydraftError]] = {}  # of damaged files, by their stamps
         self._replaced: dict[Engine, float] = {}  # and when
         self._lock = threading.Lock()
         self._opening = threading.Lock()  # apart, so that texts with other adapters go on meanwhile
@@ -57,7 +59,7 @@ class Adapters:
 
     @property
     def names(self) -> list[str]:
-        return sorted(path.parent.name for path in self.folder.glob(f"[!.]*/{FILE}")) if self.folder else []
+        return adapters_in(self.folder) if self.folder else []
 
     @property
     def usable(self) -> list[str]:
@@ -78,7 +80,7 @@ class Adapters:
             self._close_replaced()
             known = self._fitting(prompt) if wanted == AUTO else self._named(wanted)
         try:
-            return self._opened(known) if known else self._base
+            return (known.engine or self._open(known)) if known else self._base
         except SkydraftError:
             if wanted != AUTO:
                 raise
@@ -111,45 +113,56 @@ class Adapters:
         return known
 
     def _read(self, name: str) -> _Known:
-        path = Path(name) if name.endswith(".gguf") else (self.folder or Path()) / name / FILE
+        path = Path(name) if name.endswith(".gguf") else (self.folder or Path()) / name / ADAPTER
         try:
             stat = path.stat()
-        except OSError as error:
-            raise OptionError(f"{path} cannot be read: {error.strerror}.", hint="Check its name.") from error
+        except (OSError, ValueError) as error:  # or no name of a file
+            why = getattr(error, "strerror", "no file has such a name")
+            raise RecordsError(f"{path} cannot be read: {why}.", hint="Check its name.") from error
         stamp = stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size
         before = self._known.get(name)
         if before is None or before.stamp != stamp:
-            self._known[name] = _Known(path, stamp, read_adapter(path).card)
+            self._known[name] = _Known(path, stamp, self._read_card(name, path, stamp))
             if before and before.engine:
-                self._replaced[before.engine] = time.monotonic()
+                self._replace(before.engine)
         return self._known[name]
 
-    def _opened(self, known: _Known) -> Engine:
-        if known.engine is None:
-            with self._opening:
-                if known.engine is None:  # another text may have opened it meanwhile
-                    self._open(known)
-        assert known.engine is not None
-        return known.engine
+    def _read_card(self, name: str, path: Path, stamp: tuple[int, ...]) -> AdapterCard:
+        found_at, fault = self._faults.get(name, ((), None))
+        if fault and found_at == stamp:
+            raise fault.with_traceback(None)
+        try:
+            return read_adapter(path).card
+        except SkydraftError as error:
+            self._faults[name] = stamp, error
+            raise
 
-    def _open(self, known: _Known) -> None:
-        name = known.path.parent.name if known.path.name == FILE else known.path.stem
-        engine = self._base.open_adapted(known.path)
-        engine.name, engine.adapter = f"{self._base.name}+{name}", name
-        engine.is_local_only = self._base.is_local_only
-        engine.prefixes.share(self._base.prefixes.beginning)
-        with self._lock:
-            known.engine = engine
-            if known not in self._known.values():  # its file changed or went meanwhile
-                self._replaced[engine] = time.monotonic()
+    def _replace(self, engine: Engine) -> None:
+        self._replaced[engine] = time.monotonic()
+        engine.forget_kept()
+
+    def _open(self, known: _Known) -> Engine:
+        name = known.path.parent.name if known.path.name == ADAPTER else known.path.stem
+        with self._opening:
+            if known.engine:  # another text has opened it meanwhile
+                return known.engine
+            engine = self._base.open_adapted(known.path)
+            engine.name, engine.adapter = f"{self._base.name}+{name}", name
+            engine.is_local_only = self._base.is_local_only
+            engine.prefixes.share(self._base.prefixes.beginning)
+            with self._lock:
+                known.engine = engine
+                if known not in self._known.values():  # its file changed or went meanwhile
+                    self._replace(engine)
+            return engine
 
     def _close_replaced(self) -> None:
         for name, known in [*self._known.items()]:
             if known.engine and not known.path.exists():  # it was taken back
-                self._replaced[known.engine] = time.monotonic()
+                self._replace(known.engine)
                 del self._known[name]
         for engine, since in [*self._replaced.items()]:
-            if not engine.prefixes.num_open and time.monotonic() > since + engine.wait_s:
+            if not engine.prefixes.num_open and time.monotonic() > since + self.wait_s:
                 del self._replaced[engine]
                 engine.close()
 

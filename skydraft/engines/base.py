@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Self
@@ -13,7 +12,7 @@ import numpy as np
 from skydraft.engines.adapters import Adapters
 from skydraft.engines.model import Feeds, Floor, Model, Sequence, TokenBuffer
 from skydraft.engines.prefix_cache import PrefixCache
-from skydraft.engines.seats import Seats, look_again
+from skydraft.engines.slots import Seats
 from skydraft.engines.vocab import Rows, TokenIds
 from skydraft.errors import ContextExceeded, OptionError, PromptError
 from skydraft.types import Recordings, Reuse
@@ -76,18 +75,11 @@ class Engine(Model):
     def drop(self, sequence: Sequence) -> None:
         """Keep or release a closed sequence: now, or before the next one begins where a thread has the floor."""
         self.prefixes.drop(sequence)
-        self._if_free(lambda: self.prefixes.settle(self))
+        self.floor.if_free(lambda: self.prefixes.settle(self))
 
     def forget_kept(self, older_than_s: float = 0.0) -> None:
         """Release what was kept for so long, unless a thread has the floor."""
-        self._if_free(lambda: self.prefixes.forget(self, older_than_s))
-
-    def _if_free(self, work: Callable[[], None]) -> None:
-        if self.floor.try_acquire():
-            try:
-                work()
-            finally:
-                self.floor.release()
+        self.floor.if_free(lambda: self.prefixes.forget(self, older_than_s))
 
     def feed_compared(self, feeds: Feeds) -> list[Rows]:
         """Keeps the promise of `invariant_rows` at any length; on failure every sequence is as before.
@@ -119,11 +111,10 @@ class Engine(Model):
         return singly
 
     def _feed_singly(self, feeds: Feeds) -> list[Rows]:
-        singly = []
-        for sequence, token_ids in feeds:
-            rows = [self.feed([(sequence, [token_id])])[0].copy() for token_id in token_ids]
-            singly.append(np.concatenate(rows))
-        return singly
+        return [
+            np.concatenate([self.feed([(sequence, [token_id])])[0].copy() for token_id in token_ids])
+            for sequence, token_ids in feeds
+        ]
 
     def check_prompt(self, prompt: Seq[int] | TokenIds, media: Recordings = ()) -> None:
         """Raise PromptError if the prompt is empty, leaves no room, or does not fit the vocabulary or `media`."""
@@ -141,7 +132,6 @@ class Engine(Model):
     def close(self) -> None:
         """Free the model once no thread has the floor; a second call changes nothing. Later calls get EngineError."""
         if self.floor.close():
-            look_again()
             self.adapters.close()
             self.free()
 

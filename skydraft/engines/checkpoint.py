@@ -141,13 +141,14 @@ def read_vocab(tokenizer: Any, generation_config: Any) -> Vocab:
     special = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
     unused = {token_id for token_id, piece in enumerate(pieces) if not piece}
     template = tokenizer.chat_template
+    templates = template if isinstance(template, dict) else {"default": template}
     ends = getattr(generation_config, "eos_token_id", None)
     ends = [*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id]
     adds_bos = backend.encode("a").ids[:1] == [tokenizer.bos_token_id]
     return Vocab(
         pieces, lambda text: list(backend.encode(text, add_special_tokens=False).ids),
         special_ids=special | unused, end_ids=(int(token_id) for token_id in ends if token_id is not None),
-        chat_template=template.get("default") if isinstance(template, dict) else template,
+        chat_template=templates.get("default"), tool_template=templates.get("tool_use"),
         bos_text=tokenizer.bos_token if adds_bos else "", eos_text=tokenizer.eos_token or "",
     )  # fmt: skip
 
@@ -176,14 +177,8 @@ def _byte_level() -> Callable[[str], bytes]:
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     byte_of = {char: byte for byte, char in bytes_to_unicode().items()}
-
-    def to_bytes(text: str) -> bytes:
-        try:
-            return bytes(byte_of[char] for char in text)
-        except KeyError:  # a token that was put into the vocabulary as plain text
-            return text.encode()
-
-    return to_bytes
+    # A token with other characters was put into the vocabulary as plain text.
+    return lambda text: bytes(map(byte_of.__getitem__, text)) if byte_of.keys() >= set(text) else text.encode()
 
 
 def _sentence_piece(text: str) -> bytes:

@@ -202,32 +202,41 @@ def _files(package: str, project: str, pattern: str) -> list[tuple[Path, str]]:
     return [(path, f"{project} {importlib.metadata.version(project)}") for path in paths]
 
 
-def check_gguf(lib: Library, path: Path) -> None:
-    """Raise BrokenModel for a file that is not GGUF, or whose header llama.cpp would not survive when it loads or runs.
-    Its own reader of headers, which is safe, says so."""
+@contextmanager
+def _header(lib: Library, path: Path) -> Iterator[Any]:
+    """The header of a file. Raises BrokenModel for a file that is not GGUF, or whose header llama.cpp would not survive
+    when it loads or runs. Its own reader of headers, which is safe, says so."""
     header = lib.gguf_init_from_file(os.fsencode(path), GgufParams(no_alloc=True))
     try:
-        fault = _fault(lib, header) if header else "its header cannot be read"
+        if fault := _fault(lib, header) if header else "its header cannot be read":
+            raise BrokenModel(f"{path} is damaged: {fault}.", hint="Download or copy it again.")
+        yield header
     finally:
         lib.gguf_free(header)
-    if fault:
-        raise BrokenModel(f"{path} is damaged: {fault}.", hint="Download or copy it again.")
+
+
+def check_gguf(lib: Library, path: Path) -> None:
+    """Raise BrokenModel for a file that llama.cpp must not load."""
+    with _header(lib, path):
+        pass
 
 
 def kv_facts(lib: Library, path: Path) -> tuple[int, int]:
     """The context that a model was trained with, and bytes of KV for each token at 16 bits; 0 where it is not said.
     Layers that keep less, of a window for example, are counted as if they kept all. Raises BrokenModel."""
-    check_gguf(lib, path)
-    header = lib.gguf_init_from_file(os.fsencode(path), GgufParams(no_alloc=True))
-    try:
+    with _header(lib, path) as header:
         names = ("context_length", "block_count", "embedding_length", "attention.head_count")
         context, layers, width, heads = (_of_architecture(lib, header, name) for name in names)
         kv_heads = _of_architecture(lib, header, "attention.head_count_kv") or heads
         size = width // heads if heads else 0
         sides = [_of_architecture(lib, header, f"attention.{side}_length") or size for side in ("key", "value")]
-    finally:
-        lib.gguf_free(header)
     return context, layers * kv_heads * sum(sides) * 2
+
+
+def rope_depends(lib: Library, path: Path) -> bool:
+    """Whether keys may depend on the length of the context, so that no other context can take them over."""
+    with _header(lib, path) as header:
+        return _of_architecture(lib, header, "rope.scaling.original_context_length") > 0
 
 
 def _architecture(lib: Library, header: Any) -> str:

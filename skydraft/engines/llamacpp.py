@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,16 +18,18 @@ from skydraft.config import num_cores
 from skydraft.engines.adapter import read_adapter
 from skydraft.engines.base import Engine, Feeds, Sequence
 from skydraft.engines.checkpoint import weights_fingerprint
-from skydraft.engines.llama_library import TOKEN_ATTR_UNUSED, Progress, check_gguf, load_library
+from skydraft.engines.llama_library import TOKEN_ATTR_UNUSED, Progress, check_gguf, load_library, rope_depends
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.probe import cpu_model, profile_of
 from skydraft.engines.registry import EngineKind
+from skydraft.engines.slots import Slots
 from skydraft.engines.vocab import Rows, Vocab
-from skydraft.errors import BrokenModel, EngineError, OptionError
+from skydraft.errors import BrokenModel, EngineError, OptionError, RecordsError
 
 _OUTPUT_ROWS = 16  # at least, of a forward; a row of logits is 0.6 MB
 _PREFILL_ROWS = 128  # compute buffers for 512 take 0.1 GB more a pair, and are no faster on a CPU
 _FLASH_ATTENTION_ON = 1
+_LEAST_LEN, _AHEAD = 256, 64  # tokens of a place that grows, and those that it has room for beyond its prompt
 _TYPE_F16, _TYPE_BF16 = 1, 30
 
 
@@ -97,14 +100,17 @@ class Weights:
             self._num_users += 1
         return self
 
-    def load_adapter(self, path: Path) -> Any:
-        """An adapter of these weights in memory, freed with them: contexts that open walk through all there are, so
-        freeing one alone would need a lock around each of their first forwards. Raises OptionError."""
+    def load_adapter(self, path: Path) -> tuple[Any, str]:
+        """An adapter of these weights in memory, and the fingerprint of both together. It is freed with the weights:
+        contexts that open walk through all there are, so freeing one alone would need a lock around each of their first
+        forwards. Raises OptionError or RecordsError."""
+        adapter = read_adapter(path)
+        adapter.card.check_base(self.fingerprint, self._name)
         with self._lock:
             loaded = self._lib.adapter_lora_init(self.model, os.fsencode(path))
         if not loaded:
-            raise OptionError(f"{path} does not fit {self._name}.", hint="Train another.")
-        return loaded
+            raise RecordsError(f"{path} does not fit {self._name}.", hint="Train another.")
+        return loaded, adapter.fingerprint
 
     def give_back(self) -> None:
         with self._lock:
@@ -114,8 +120,19 @@ class Weights:
                 self.model = None
 
 
+@dataclass(eq=False, slots=True)
+class Cells:
+    """A sequence of llama.cpp: its context, its number there, and how many tokens it has room for."""
+
+    context: Any
+    memory: Any
+    number: int
+    length: int
+
+
 class LlamaCppEngine(Engine):
-    """One GGUF model in one llama.cpp context. A slot is a llama.cpp sequence id.
+    """One GGUF model in llama.cpp: in one context for all sequences, which go into one forward, or, where their memory
+    grows with them, in a context for each, which is replaced by one of twice the length. A slot is a `Cells`.
 
     The KV cache holds K in float16 and V in bfloat16. With equal types llama.cpp splits a single row's keys over
     threads from 512 cells on, so that one row and two rows at a time give other bits; with these it never does.
@@ -124,7 +141,7 @@ class LlamaCppEngine(Engine):
     can_copy = True
 
     def __init__(
-        self, path: Path, options: EngineOptions, *, name: str = "", weights: Weights | None = None,
+        self, path: Path, options: EngineOptions, *, name: str = "", base: LlamaCppEngine | None = None,
         adapter: Path | None = None,
     ) -> None:  # fmt: skip
         super().__init__(name or path.stem)
@@ -134,42 +151,46 @@ class LlamaCppEngine(Engine):
         self.max_output_rows = min(max(_OUTPUT_ROWS, options.max_sequences), self.max_batch_rows)
         self.path, self._options = path, options
         self._num_threads = options.num_threads or num_cores()
-        self._weights = (weights or Weights(self._lib, path, options.gpu_layers, self.name)).lend()
+        weights = base._weights if base else Weights(self._lib, path, options.gpu_layers, self.name)
+        self._weights: Weights = weights.lend()
         self._model, self.vocab, self.fingerprint = self._weights.model, self._weights.vocab, self._weights.fingerprint
         trained = self._lib.model_n_ctx_train(self._model)
         self.context_len = min(options.context_len, trained)
         if trained < options.context_len:
             options.notify(f"{self.name} was trained with {trained} tokens: its context is not longer.")
+        self.max_sequences = options.max_sequences
+        self._grows = bool(options.total_len) and not rope_depends(self._lib, path)
         self._adapter: Any = None
+        self._places: list[Cells] = []
         try:
-            self._adapter = self._load_adapter(adapter) if adapter else None
-            self._context = self._open_context(options)
+            if adapter:
+                self._adapter, self.fingerprint = self._weights.load_adapter(adapter)
+            if not self._grows:  # one is for the beginning of prompts
+                self._open_places(self.context_len, options.max_sequences + (options.max_sequences > 1))
         except BaseException:
             self._weights.give_back()
             raise
-        self._memory = self._lib.get_memory(self._context)
         self._num_rows_padded = self._lib.vocab_n_tokens(self._lib.model_get_vocab(self._model))
         self._batch = self._lib.batch_init(self.max_batch_rows, 0, 1)
-        self.max_sequences, self.has_seats, self.wait_s = options.max_sequences, True, options.wait_s
-        self._free_slots = list(range(options.max_sequences))[::-1]
-        self._shares_cache = options.shared_cache
-        self.profile = profile_of(self, self._profile_key(options), options)
-
-    def _load_adapter(self, path: Path) -> Any:
-        adapter = read_adapter(path)
-        adapter.card.check_base(self.fingerprint, self.name)
-        self.fingerprint = adapter.fingerprint
-        return self._weights.load_adapter(path)
+        how = options.max_sequences, self.context_len, options.total_len, options.wait_s
+        self.slots = slots = (base.slots if base else None) or Slots(self.name, *how)
+        slots.engines.add(self)
+        self.adapters.wait_s = options.wait_s
+        if base:  # measured where it happens, as an adapter changes each forward a little
+            self.profile, self.probed_len = base.profile, 0
+        else:
+            self.profile = profile_of(self, self._profile_key(options), options)
 
     def open_adapted(self, adapter: Path) -> LlamaCppEngine:
-        return LlamaCppEngine(self.path, self._options, name=self.name, weights=self._weights, adapter=adapter)
+        return LlamaCppEngine(self.path, self._options, name=self.name, base=self, adapter=adapter)
 
-    def _open_context(self, options: EngineOptions) -> Any:
+    def _open_places(self, length: int, num: int) -> list[Cells]:
+        """New places of one context."""
         params = self._lib.context_default_params()
-        params.n_seq_max = options.max_sequences + (options.max_sequences > 1)  # one for the beginning of prompts
-        params.n_ctx = self.context_len * params.n_seq_max
+        params.n_seq_max = num
+        params.n_ctx = length * num
         params.n_batch = params.n_ubatch = self.max_batch_rows
-        params.set_unified(options.shared_cache)
+        params.set_unified(self._options.shared_cache)
         # The default reserves logits for whole prompts, 300 MB; less than a row for each sequence ends the process.
         params.n_outputs_max = max(self.max_output_rows, params.n_seq_max)
         params.n_threads = params.n_threads_batch = self._num_threads
@@ -183,73 +204,122 @@ class LlamaCppEngine(Engine):
             )
         if self._adapter:  # a context has one at a time; other contexts of the model may have others
             self._lib.set_adapters_lora(context, (ctypes.c_void_p * 1)(self._adapter), 1, (ctypes.c_float * 1)(1.0))
-        return context
+        memory = self._lib.get_memory(context)
+        places = [Cells(context, memory, number, length) for number in range(num)]
+        self._places += places
+        return places
 
     def _profile_key(self, options: EngineOptions) -> str:
         system = (self._lib.name, cpu_model(), self._lib.print_system_info().decode())
         how = (options.shared_cache, self._num_threads, options.gpu_layers)
         return "|".join(map(str, (self.fingerprint, *system, *how)))
 
-    def allocate(self) -> int:
-        if not self._free_slots:
+    @property
+    def num_cells(self) -> int:
+        return sum(place.length for place in self._places) if self._grows else 0
+
+    def allocate(self, num_tokens: int) -> Cells:
+        free = [place for place in self._places if place not in self.prefixes.slots]
+        if self._grows:
+            for place in free:  # which an interrupt kept from being closed
+                self._close_place(place)
+            length = min(max(_LEAST_LEN, 1 << (num_tokens + _AHEAD).bit_length()), self.context_len)
+            return self._open_places(length, 1)[0]
+        if not free:
             raise EngineError(f"All sequences of {self.name} are in use.", hint="Close one first.")
-        return self._free_slots.pop()
+        self._empty(free[0])  # where an interrupt kept it from being released
+        return free[0]
+
+    def _empty(self, place: Cells) -> None:
+        self._lib.memory_seq_rm(place.memory, place.number, -1, -1)
+
+    def _close_place(self, place: Cells) -> None:
+        self._places.remove(place)
+        self._lib.free(place.context)
+
+    def _grow(self, sequence: Sequence, num_tokens: int) -> None:
+        old, new = sequence.slot, self.allocate(num_tokens)
+        self._carry(old, new)
+        sequence.slot = new
+        self._close_place(old)
+        self.prefixes.make_room(self, 0)
 
     def forward(self, feeds: Feeds, *, want_logits: bool) -> list[Rows]:
-        batch, row = self._batch, 0
-        num_rows = sum(len(token_ids) for _, token_ids in feeds)
         for sequence, token_ids in feeds:
-            position = sequence.length
-            for token_id in token_ids:
-                batch.token[row] = token_id
-                batch.pos[row] = position
-                batch.n_seq_id[row] = 1
-                batch.seq_id[row][0] = sequence.slot
-                batch.logits[row] = want_logits
-                row += 1
-                position += 1
-        batch.n_tokens = num_rows
-        if status := self._lib.decode(self._context, batch):
+            if (length := sequence.length + len(token_ids)) > sequence.slot.length:
+                self._grow(sequence, length)
+        try:
+            together = [[each] for each in feeds] if self._grows else [feeds]
+            return [rows for each in together for rows in self._decode(each, want_logits=want_logits)]
+        except EngineError:
             for sequence, _ in feeds:
                 self.roll_back(sequence, sequence.length)
+            raise
+
+    def _decode(self, feeds: Feeds, *, want_logits: bool) -> list[Rows]:
+        batch, num_rows = self._batch, 0
+        for sequence, token_ids in feeds:
+            for position, token_id in enumerate(token_ids, sequence.length):
+                batch.token[num_rows] = token_id
+                batch.pos[num_rows] = position
+                batch.n_seq_id[num_rows] = 1
+                batch.seq_id[num_rows][0] = sequence.slot.number
+                batch.logits[num_rows] = want_logits
+                num_rows += 1
+        batch.n_tokens = num_rows
+        context = feeds[0][0].slot.context
+        if status := self._lib.decode(context, batch):
             raise EngineError(f"llama.cpp refused a forward of {num_rows} rows (status {status}).")
         if not want_logits:
             return []
-        pointer = self._lib.get_logits(self._context)
-        # [num_rows, padded vocabulary], not copied: valid until the next forward
+        pointer = self._lib.get_logits(context)
+        # [num_rows, padded vocabulary], not copied where the context stays: valid until the next forward
         logits = np.ctypeslib.as_array(pointer, shape=(num_rows, self._num_rows_padded))[:, : self.vocab.size]
+        logits = logits.copy() if self._grows else logits
         return np.split(logits, np.cumsum([len(token_ids) for _, token_ids in feeds])[:-1])
 
-    def allocate_beginning(self) -> int | None:
-        return self.max_sequences if self.max_sequences > 1 else None
+    def allocate_beginning(self, num_tokens: int) -> Cells | None:
+        return self.allocate(num_tokens) if self.max_sequences > 1 else None
 
     def copy(self, source: Sequence, target: Sequence, length: int) -> None:
-        if self._shares_cache:  # where cells may belong to several
-            self._lib.memory_seq_cp(self._memory, source.slot, target.slot, 0, length)
-        else:  # between streams llama.cpp's own copy takes whole buffers, as long as the context
-            kv = np.empty(size := self._lib.state_seq_get_size(self._context, source.slot), np.uint8)
-            saved = self._lib.state_seq_get_data(self._context, kv.ctypes.data, size, source.slot)
-            if self._lib.state_seq_set_data(self._context, kv.ctypes.data, saved, target.slot) != size:
-                raise EngineError(f"llama.cpp does not copy the KV of {self.name}.")
+        if self._options.shared_cache:  # where cells may belong to several
+            self._lib.memory_seq_cp(target.slot.memory, source.slot.number, target.slot.number, 0, length)
+        elif self.kv_length(source) <= target.slot.length:
+            self._carry(source.slot, target.slot)
+        else:  # all of it can be copied, or nothing
+            between = Sequence(self, self._open_places(source.slot.length, 1)[0])
+            try:
+                self._carry(source.slot, between.slot)
+                self.roll_back(between, length)
+                self._carry(between.slot, target.slot)
+            finally:
+                self._close_place(between.slot)
         self.roll_back(target, length)
 
+    def _carry(self, source: Cells, target: Cells) -> None:
+        """Copy all KV of one to the other. Between streams llama.cpp's own copy takes whole buffers."""
+        kv = np.empty(size := self._lib.state_seq_get_size(source.context, source.number), np.uint8)
+        saved = self._lib.state_seq_get_data(source.context, kv.ctypes.data, size, source.number)
+        if self._lib.state_seq_set_data(target.context, kv.ctypes.data, saved, target.number) != size:
+            raise EngineError(f"llama.cpp does not copy the KV of {self.name}.")
+
     def roll_back(self, sequence: Sequence, length: int) -> None:
-        if not self._lib.memory_seq_rm(self._memory, sequence.slot, length, -1):
+        if not self._lib.memory_seq_rm(sequence.slot.memory, sequence.slot.number, length, -1):
             raise EngineError(
                 f"The KV cache of {self.name} cannot be rolled back to {length}.",
                 hint="Use a model without recurrent layers.",
             )
 
     def release(self, sequence: Sequence) -> None:
-        self._lib.memory_seq_rm(self._memory, sequence.slot, -1, -1)
-        self._free_slots.append(sequence.slot)
+        (self._close_place if self._grows else self._empty)(sequence.slot)
 
     def kv_length(self, sequence: Sequence) -> int:
-        return int(self._lib.memory_seq_pos_max(self._memory, sequence.slot)) + 1
+        return int(self._lib.memory_seq_pos_max(sequence.slot.memory, sequence.slot.number)) + 1
 
     def free(self) -> None:
         self._lib.batch_free(self._batch)
-        self._lib.free(self._context)
+        for context in dict.fromkeys(place.context for place in self._places):
+            self._lib.free(context)
         self._weights.give_back()
 
 
@@ -271,18 +341,26 @@ def _read_vocab(lib: Any, model: Any, check_open: Callable[[], None]) -> Vocab:
     vocab = lib.model_get_vocab(model)
     pieces = _read_pieces(lib, vocab)
     bos, eos = lib.vocab_bos(vocab), lib.vocab_eos(vocab)
-    template = lib.model_chat_template(model, None)
+    templates = (lib.model_chat_template(model, name) for name in (None, b"tool_use"))
+    template, tool_template = (text.decode() if text else None for text in templates)
 
     def encode(text: str) -> list[int]:
         check_open()  # else the model is gone
-        return _tokenize(lib, vocab, text)
+        data = text.encode()
+        room = len(data) + 8  # never more tokens than bytes
+        token_ids = (ctypes.c_int32 * room)()
+        num_tokens = lib.tokenize(vocab, data, len(data), token_ids, room, False, True)
+        if num_tokens < 0:
+            raise EngineError("llama.cpp cannot tokenize this text.")
+        return list(token_ids[:num_tokens])
 
     return Vocab(
         pieces,
         encode,
         special_ids=(i for i in range(len(pieces)) if lib.vocab_is_control(vocab, i)),
         end_ids=(i for i in range(len(pieces)) if lib.vocab_is_eog(vocab, i)),
-        chat_template=template.decode() if template else None,
+        chat_template=template,
+        tool_template=tool_template,
         bos_text=pieces[bos].decode() if lib.vocab_get_add_bos(vocab) and bos >= 0 else "",
         eos_text=pieces[eos].decode() if eos >= 0 else "",
     )
@@ -298,16 +376,6 @@ def _read_pieces(lib: Any, vocab: Any) -> list[bytes]:
         num_bytes = lib.token_to_piece(vocab, token_id, buffer, len(buffer), 0, True)
         pieces.append(ctypes.string_at(buffer, max(num_bytes, 0)))
     return pieces
-
-
-def _tokenize(lib: Any, vocab: Any, text: str) -> list[int]:
-    data = text.encode()
-    room = len(data) + 8  # never more tokens than bytes
-    token_ids = (ctypes.c_int32 * room)()
-    num_tokens = lib.tokenize(vocab, data, len(data), token_ids, room, False, True)
-    if num_tokens < 0:
-        raise EngineError("llama.cpp cannot tokenize this text.")
-    return list(token_ids[:num_tokens])
 
 
 KIND = EngineKind(lambda spec, path, options: LlamaCppEngine(path, options, name=spec), claims=Path.is_file)

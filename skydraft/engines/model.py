@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from contextlib import suppress
-from typing import Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,60 +22,126 @@ from skydraft.engines.vocab import Rows, TokenIds, Vocab
 from skydraft.errors import EngineError, PromptError, SkydraftError
 from skydraft.types import Cost, Media, Recordings, Reuse
 
-_PROBED_LEN = 255  # tokens; the probe stands for shorter texts
+if TYPE_CHECKING:
+    from skydraft.engines.base import Engine
+    from skydraft.engines.slots import Slots
+
+_LOOK_S = 0.2  # of those who wait for a floor: whether its owner is still there
+
+
+class Bell:
+    """One thread waits, until another rings. Each is one step of Python: a `Condition` that Ctrl-C interrupts may
+    give its lock back twice."""
+
+    def __init__(self) -> None:
+        self._shut = threading.Lock()
+        self._shut.acquire()
+
+    def wait(self, seconds: float) -> None:
+        self._shut.acquire(timeout=max(seconds, 0))
+
+    def ring(self) -> None:
+        with suppress(RuntimeError):  # it was rung already
+            self._shut.release()
+
+
+_looking = threading.RLock()
+
+
+def _frame_of(thread: int) -> FrameType | None:
+    """Where a thread is. The collector within that call would stop all threads for ever where another one starts."""
+    with _looking:
+        collects = gc.isenabled()
+        try:
+            gc.disable()
+            return sys._current_frames().get(thread)
+        finally:
+            if collects:
+                gc.enable()
+
+
+class _Taker:
+    """Who has a floor or waits for it: a thread, and in it the frame whose `with` it is."""
+
+    def __init__(self, frame: FrameType) -> None:
+        self.thread, self.bell = threading.get_ident(), Bell()
+        self._frame = frame
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it is still in that `with`, though an interrupt may have kept it from saying that it left."""
+        at = sys._getframe() if self.thread == threading.get_ident() else _frame_of(self.thread)
+        while at is not None and at is not self._frame:
+            at = at.f_back
+        return at is not None
 
 
 class Floor:
     """The lock of one engine, for `with`. Threads get it in the order in which they asked; its owner may take it again.
-    While a thread has it no other can overwrite rows. Once it is closed, `with` raises EngineError."""
+    While a thread has it no other can overwrite rows. Once it is closed, `with` raises EngineError.
+
+    Ctrl-C may interrupt a thread between any two steps, also those of `__exit__`. So those who wait look now and then
+    whether the owner is still there. `with` of an RLock is one step.
+    """
 
     def __init__(self, name: str) -> None:
         self.is_closed = False  # only `close` changes it
         self._name = name
-        self._line: deque[int] = deque()  # ids of threads: the first has the lock, the others wait
+        self._line: deque[_Taker] = deque()  # the first has the lock, the others wait
         self._num_again = 0  # how often the first has taken it again
-        # Reentrant: the garbage collector may close a sequence, which calls `try_acquire`, anywhere in here.
-        self._moved = threading.Condition(threading.RLock())
+        # Reentrant: the garbage collector may close a sequence, which calls `if_free`, anywhere in here.
+        self._lock = threading.RLock()
 
     def __enter__(self) -> None:
-        self.acquire()
+        self._acquire(_Taker(sys._getframe(1)))
         if self.is_closed:
-            self.release()
+            self.__exit__()
             self.check_open()
 
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-    def acquire(self) -> None:
-        me = threading.get_ident()
-        with self._moved:
-            if me in self._line:
+    def _acquire(self, new: _Taker) -> None:
+        with self._lock:
+            if self._line and self._line[0].thread == new.thread and self._line[0].is_there:
                 self._num_again += 1
                 return
-            try:
-                self._line.append(me)
-                self._moved.wait_for(lambda: self._line[0] == me)
-            except BaseException:  # Ctrl-C, above all
-                self._line.remove(me)
-                self._moved.notify_all()
-                raise
+            self._line.append(new)
+        try:
+            while not self._is_first(new):
+                new.bell.wait(_LOOK_S)
+        except BaseException:  # Ctrl-C, above all
+            self._leave(new)
+            raise
 
-    def try_acquire(self) -> bool:
-        """Take the lock if it is open and no thread has it, not even this one; returns whether that was so."""
-        with self._moved:
+    def _is_first(self, taker: _Taker) -> bool:
+        with self._lock:
+            while self._line[0] is not taker and not self._line[0].is_there:
+                self._leave(self._line[0])
+            return self._line[0] is taker
+
+    def _leave(self, taker: _Taker) -> None:
+        with self._lock:
+            if taker in self._line:
+                self._num_again = 0 if self._line[0] is taker else self._num_again
+                self._line.remove(taker)
+            if self._line:
+                self._line[0].bell.ring()
+
+    def if_free(self, work: Callable[[], object]) -> None:
+        """Do some work with the lock, if it is open and no thread has it, not even this one."""
+        with self._lock:
             if self._line or self.is_closed:
-                return False
-            self._line.append(threading.get_ident())
-            return True
+                return
+            self._line.append(_Taker(sys._getframe()))
+        try:
+            work()
+        finally:
+            self.__exit__()
 
-    def release(self) -> None:
-        """Undo one `acquire`; the last one hands the lock to the thread that has waited longest."""
-        with self._moved:
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
             if self._num_again:
                 self._num_again -= 1
             else:
-                self._line.popleft()
-                self._moved.notify_all()
+                self._leave(self._line[0])
 
     def close(self) -> bool:
         """Close it for all threads, once its owner has released it; returns whether it was open."""
@@ -89,10 +158,10 @@ class Floor:
 class TokenBuffer:
     """Token ids that grow at the end and are cut to an absolute length. Its view is read-only."""
 
-    def __init__(self, token_ids: Iterable[int] = ()) -> None:
+    def __init__(self, token_ids: Seq[int] | TokenIds = ()) -> None:
         self._store: TokenIds = np.empty(64, np.int32)
         self._len = 0
-        self.extend(np.fromiter(token_ids, np.int32))
+        self.extend(token_ids)
 
     def __len__(self) -> int:
         return self._len
@@ -125,8 +194,8 @@ class Sequence:
     """
 
     def __init__(
-        self, engine: Model, slot: Any, media: Recordings = (), reuse: Reuse | None = None,
-        token_ids: Iterable[int] = (), whole_len: int = 0,
+        self, engine: Engine, slot: Any, media: Recordings = (), reuse: Reuse | None = None,
+        token_ids: Seq[int] | TokenIds = (), whole_len: int = 0,
     ) -> None:  # fmt: skip
         self.engine, self.slot, self.reuse, self.media = engine, slot, reuse, media
         self._tokens = TokenBuffer(token_ids)
@@ -218,16 +287,16 @@ class Model(ABC):
     max_batch_rows: int = 512  # most rows of a forward without logits
     max_output_rows: int = 512  # most rows of a forward with logits
     max_sequences: int = 1  # KV is kept for reuse while fewer are open
-    has_seats: bool = False  # whether no more than these can be open: a generation then waits for its seat
-    wait_s: float = 300.0  # how long it waits
+    slots: Slots | None = None  # if no more than these can be open: a generation then waits for its own
     has_kernels: bool = True  # whose path may depend on the length; then rows are compared further on in a text
+    probed_len: int = 255  # tokens; the profile stands for shorter texts
     is_full_precision: bool = True  # 16 bits round differences away: rows equal in a probe need not be equal later
     profile: RowProfile = NOT_PROBED
     can_copy: bool = False  # whether it has `copy`
 
     @abstractmethod
-    def allocate(self) -> Any:
-        """A handle for a new, empty KV sequence."""
+    def allocate(self, num_tokens: int) -> Any:
+        """A handle for a new, empty KV sequence, which will soon hold so many tokens."""
 
     @abstractmethod
     def forward(self, feeds: Feeds, *, want_logits: bool) -> list[Rows]:
@@ -244,9 +313,9 @@ class Model(ABC):
     def kv_length(self, sequence: Sequence) -> int:
         """How many tokens the cache itself says it holds."""
 
-    def allocate_beginning(self) -> Any:
+    def allocate_beginning(self, num_tokens: int) -> Any:
         """A handle for the KV of the beginning of prompts; None where there is none."""
-        return self.allocate() if self.can_copy else None
+        return self.allocate(num_tokens) if self.can_copy else None
 
     def copy(self, source: Sequence, target: Sequence, length: int) -> None:  # noqa: B027
         """Give `target`, which is empty, the KV of the first `length` tokens of `source`, to the bit."""
@@ -281,6 +350,11 @@ class Model(ABC):
         return rows
 
     @property
+    def num_cells(self) -> int:
+        """Tokens that its sequences have memory for, where that grows with them."""
+        return 0
+
+    @property
     def invariant_rows(self) -> int:
         return self.profile.invariant_rows
 
@@ -299,7 +373,7 @@ class Model(ABC):
             if (num_rows := sum(len(token_ids) for _, token_ids in feeds)) > self.max_output_rows:
                 raise EngineError(f"{num_rows} rows are too many for one forward.")
             longest = max(sequence.length for sequence, _ in feeds)
-            if self.has_kernels and longest > _PROBED_LEN and 1 < num_rows <= self.invariant_rows:
+            if self.has_kernels and longest > self.probed_len and 1 < num_rows <= self.invariant_rows:
                 return self.feed_compared(feeds)
             return self.feed(feeds)
 
@@ -316,9 +390,6 @@ class Model(ABC):
         if ids.min() < 0 or ids.max() >= self.vocab.size:
             raise kind(f"A token id is outside the vocabulary of {self.vocab.size} tokens.")
 
-    # `Engine` writes these two.
     @abstractmethod
-    def feed_compared(self, feeds: Feeds) -> list[Rows]: ...
-
-    @abstractmethod
-    def drop(self, sequence: Sequence) -> None: ...
+    def feed_compared(self, feeds: Feeds) -> list[Rows]:
+        """`Engine` writes this one."""

@@ -6,19 +6,24 @@ template's text before the first user text is a part too, fed once and copied in
 What conversations of one owner have in common beyond it is copied too.
 """
 
+from __future__ import annotations
+
 import time
 import weakref
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from skydraft.engines.model import Model, Sequence
+from skydraft.engines.model import Sequence
 from skydraft.engines.vocab import TokenIds, num_shared
 from skydraft.errors import EngineError
 from skydraft.types import Cost, Recordings, Reuse
+
+if TYPE_CHECKING:
+    from skydraft.engines.base import Engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +74,24 @@ class PrefixCache:
     floor."""
 
     def __init__(self) -> None:
-        self._sources: weakref.WeakSet[Sequence] = weakref.WeakSet()  # all that may be open
+        # All that are neither kept nor released. One that an interrupt dropped before anybody had it is no longer here.
+        self._taken: weakref.WeakSet[Sequence] = weakref.WeakSet()
         self._progress: dict[int, tuple[int, int]] = {}  # by identity, of prompts that are being read
         self.beginning: tuple[int, ...] = ()  # of prompts, which all share; only `share` changes it
         self._begun: Sequence | None = None  # it holds the beginning, and nothing else
         self._dropped: list[Sequence] = []  # closed, and neither kept nor released yet
         self._kept: list[Kept] = []  # the longest kept first
-        self._open: set[int] = set()  # by identity
 
     @property
     def num_open(self) -> int:
-        """How many sequences are neither kept nor released."""
-        return len(self._open) - len(self._dropped)
+        """How many sequences are neither closed nor lost."""
+        return len(self._taken) - len(self._dropped)
+
+    @property
+    def slots(self) -> list[Any]:
+        """Those that hold something."""
+        begun = [self._begun.slot] if self._begun else []
+        return [*(each.slot for each in self._taken), *(each.slot for each in self._kept), *begun]
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -92,7 +103,7 @@ class PrefixCache:
         """Let all prompts that begin with these tokens share their KV. To be called before any prompt."""
         self.beginning = tuple(beginning)
 
-    def begin(self, engine: Model, prompt: Seq[int] | TokenIds, media: Recordings, reuse: Reuse | None) -> Sequence:
+    def begin(self, engine: Engine, prompt: Seq[int] | TokenIds, media: Recordings, reuse: Reuse | None) -> Sequence:
         """A sequence that holds the tokens that an earlier one shares with `prompt`; an empty one where none does.
 
         A kept one of which less than half is shared is another conversation with the same beginning: it is taken only
@@ -101,16 +112,15 @@ class PrefixCache:
         self.settle(engine)
         ids = np.asarray(prompt, np.int32)
         source, length = self._source(engine, ids, media, reuse)
-        is_full = len(self._open) + len(self._kept) >= engine.max_sequences
+        is_full = len(self._taken) + len(self._kept) >= engine.max_sequences
         whole_len = min(length, source.whole_len) if source else 0
         if isinstance(source, Kept) and (is_full or 2 * length >= source.whole_len):
             self._kept = [each for each in self._kept if each is not source]
             sequence = Sequence(engine, source.slot, media, reuse, source.token_ids[:length], whole_len)
         else:
-            self._make_room(engine, 1)
-            sequence = Sequence(engine, engine.allocate(), media, reuse)
-        self._open.add(id(sequence))
-        self._sources.add(sequence)
+            self.make_room(engine, 1)
+            sequence = Sequence(engine, engine.allocate(len(ids)), media, reuse)
+        self._taken.add(sequence)
         try:
             if sequence.length:
                 engine.roll_back(sequence, length)
@@ -122,18 +132,16 @@ class PrefixCache:
         return sequence
 
     def _source(
-        self, engine: Model, ids: TokenIds, media: Recordings, reuse: Reuse | None
+        self, engine: Engine, ids: TokenIds, media: Recordings, reuse: Reuse | None
     ) -> tuple[Kept | Sequence | None, int]:
         """What shares most with a prompt, a kept one rather than an open one, and how much; None where nothing does."""
         parts, found = Parts(engine.max_batch_rows, self.beginning), list[Kept | Sequence](self._kept)
-        found += [each for each in self._sources if engine.can_copy and not each.is_closed]
+        found += [each for each in self._taken if engine.can_copy and not each.is_closed]
         shared = [_shared_len(each, ids, media, reuse, parts) if reuse else 0 for each in found]
         length = max(shared, default=0)
         return (found[shared.index(length)], length) if length >= parts.part_len else (None, 0)
 
-    def _give(
-        self, engine: Model, source: Sequence, sequence: Sequence, token_ids: TokenIds, whole_len: int
-    ) -> None:  # fmt: skip
+    def _give(self, engine: Engine, source: Sequence, sequence: Sequence, token_ids: TokenIds, whole_len: int) -> None:
         """Copy the KV of these tokens into an empty sequence. Where that fails it stays empty, and they are read."""
         with suppress(EngineError, MemoryError):
             engine.copy(source, sequence, len(token_ids))
@@ -148,7 +156,7 @@ class PrefixCache:
         sequence.whole_len = whole_len
         sequence.prefill_cost += Cost(num_cached=len(token_ids))
 
-    def feed(self, engine: Model, sequence: Sequence, prompt: Seq[int] | TokenIds) -> bool:
+    def feed(self, engine: Engine, sequence: Sequence, prompt: Seq[int] | TokenIds) -> bool:
         """Feed the next part; returns whether there is more. Parts end at the same places whatever was reused."""
         parts = Parts(engine.max_batch_rows, self.beginning)
         begins = parts.begins(prompt[:-1])
@@ -175,12 +183,12 @@ class PrefixCache:
             self._progress.pop(id(sequence), None)
         return has_more
 
-    def _copy_beginning(self, engine: Model, source: Sequence, target: Sequence) -> None:
+    def _copy_beginning(self, engine: Engine, source: Sequence, target: Sequence) -> None:
         engine.copy(source, target, len(self.beginning))
         self._note(target, self.beginning, len(self.beginning))
 
-    def _keep_beginning(self, engine: Model, sequence: Sequence) -> None:
-        if (slot := engine.allocate_beginning()) is not None:
+    def _keep_beginning(self, engine: Engine, sequence: Sequence) -> None:
+        if (slot := engine.allocate_beginning(len(self.beginning))) is not None:
             begun = Sequence(engine, slot)
             self._copy_beginning(engine, sequence, begun)
             self._begun = begun
@@ -189,24 +197,27 @@ class PrefixCache:
         self._progress.pop(id(sequence), None)
         self._dropped.append(sequence)
 
-    def settle(self, engine: Model) -> None:
+    def settle(self, engine: Engine) -> None:
         while self._dropped:
             done = self._dropped.pop()
-            if id(done) not in self._open:
+            if done not in self._taken:
                 continue  # two threads have closed it
-            self._open.remove(id(done))
+            self._taken.remove(done)
             if done.reuse and done.length:
                 now, ids = time.perf_counter(), done.token_ids.copy()
                 self._kept.append(Kept(done.slot, ids, done.whole_len, done.media, done.reuse, now))
             else:
                 engine.release(done)
-        self._make_room(engine, 0)
+        self.make_room(engine, 0)
 
-    def _make_room(self, engine: Model, num_wanted: int) -> None:
-        while self._kept and len(self._open) + num_wanted + len(self._kept) > engine.max_sequences:
+    def make_room(self, engine: Engine, num_wanted: int) -> None:
+        while self._kept and (
+            len(self._taken) + num_wanted + len(self._kept) > engine.max_sequences
+            or (engine.slots and engine.slots.is_full)
+        ):
             engine.release(Sequence(engine, self._kept.pop(0).slot))
 
-    def forget(self, engine: Model, older_than_s: float) -> None:
+    def forget(self, engine: Engine, older_than_s: float) -> None:
         self.settle(engine)
         latest = time.perf_counter() - older_than_s
         while self._kept and self._kept[0].since <= latest:

@@ -72,8 +72,7 @@ def profile_of(engine: Engine, key: str, options: EngineOptions) -> RowProfile:
     """The profile under `key` in the file at `options.profile_path`; if there is none, probe and add it. The key names
     everything that could change the answer: file, library, processor, threads, cache types."""
     path = options.profile_path
-    known = _read(path).get(key) if path else None
-    if known:
+    if path and (known := _read(path).get(key)):
         return known
     profile = probe(engine, options.notify)
     if path:

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from skydraft.engines.base import Engine, Feeds, Sequence
 from skydraft.engines.options import RowProfile
-from skydraft.engines.registry import EngineKind
 from skydraft.engines.vocab import Rows, Vocab
 from skydraft.errors import OptionError
 
@@ -57,7 +56,7 @@ class ListEngine(Engine):
 
     has_kernels = False
 
-    def allocate(self) -> list[Any]:
+    def allocate(self, num_tokens: int) -> list[Any]:
         return []
 
     def roll_back(self, sequence: Sequence, length: int) -> None:
@@ -90,10 +89,8 @@ class ToyEngine(ListEngine):
         self._by_last = by_last
         self._by_previous = np.zeros_like(by_last) if by_previous is None else by_previous
         self._by_position = np.zeros((1, vocab.size), np.float32) if by_position is None else by_position
-        digest = hashlib.sha256()
-        for table in (self._by_last, self._by_previous, self._by_position):
-            digest.update(np.ascontiguousarray(table).data)
-        self.fingerprint = digest.hexdigest()[:32]
+        tables = (self._by_last, self._by_previous, self._by_position)
+        self.fingerprint = hashlib.sha256(b"".join(table.tobytes() for table in tables)).hexdigest()[:32]
 
     def forward(self, feeds: Feeds, *, want_logits: bool) -> list[Rows]:
         all_rows: list[Rows] = []
@@ -152,6 +149,3 @@ def open_toy(spec: str, context_len: int = 4096, max_sequences: int = 1) -> ToyE
     toy = random_toy(vocab, drift=drift, name=spec, context_len=context_len)
     toy.max_sequences = max_sequences
     return toy
-
-
-KIND = EngineKind(lambda spec, path, options: open_toy(spec, options.context_len, options.max_sequences))

@@ -111,7 +111,7 @@ class OmniEngine(TransformersEngine):
             span.base = base
         return sequence
 
-    def allocate(self) -> AudioSlot:
+    def allocate(self, num_tokens: int) -> AudioSlot:
         return AudioSlot(self._new_cache())
 
     def _run(self, sequence: Sequence, token_ids: Seq[int] | TokenIds, want_logits: bool) -> Any:

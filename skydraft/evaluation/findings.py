@@ -1,4 +1,4 @@
-"""Records sorted into settings: the generations of each mode over each link, all from the same prompts."""
+"""Records sorted into settings: the generations of each mode, all from the same prompts."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -14,10 +14,9 @@ from skydraft.evaluation.records import GenerationLine, PromptEntry, Records
 
 @dataclass(frozen=True)
 class Setting:
-    """One mode over one link (None: in process), with its generations by prompt: [num_prompts][repetitions]."""
+    """One mode, with its generations by prompt: [num_prompts][repetitions]."""
 
     mode: Mode
-    link_ms: float | None
     cases: Sequence[tuple[Case, ...]]
 
     @property
@@ -44,24 +43,21 @@ class Findings:
         self.run = records.run
         self._scores = {(line.prompt, line.style, line.token_ids): line for line in records.scores}
         self._verdicts = {(line.prompt, line.token_ids): line for line in records.verdicts}
-        self._lines: dict[tuple[str, str, float | None], list[GenerationLine]] = defaultdict(list)
+        self._lines: dict[tuple[str, str], list[GenerationLine]] = defaultdict(list)
         for line in records.generations:
-            self._lines[line.mode, line.prompt, line.link_ms].append(line)
+            self._lines[line.mode, line.prompt].append(line)
         self.settings = tuple(self._settings())
 
     def _settings(self) -> Iterator[Setting]:
-        for link_ms in self.run.links:
-            modes = [mode for mode in self.run.modes if link_ms is None or mode.plan.verifies]
-            prompts = [
-                prompt for prompt in self.run.prompts if all(self._lines[m.name, prompt.id, link_ms] for m in modes)
-            ]
-            for mode in modes if prompts else ():
-                yield Setting(mode, link_ms, tuple(tuple(self._cases(mode, link_ms, prompt)) for prompt in prompts))
+        modes = self.run.modes
+        prompts = [prompt for prompt in self.run.prompts if all(self._lines[mode.name, prompt.id] for mode in modes)]
+        for mode in modes if prompts else ():
+            yield Setting(mode, tuple(tuple(self._cases(mode, prompt)) for prompt in prompts))
 
-    def _cases(self, mode: Mode, link_ms: float | None, prompt: PromptEntry) -> Iterator[Case]:
+    def _cases(self, mode: Mode, prompt: PromptEntry) -> Iterator[Case]:
         alone = [other.name for other in self.run.modes if not other.plan.drafts and other.style == mode.style]
-        cloud = self._lines[alone[0], prompt.id, None] if alone else []
-        for line in self._lines[mode.name, prompt.id, link_ms]:
+        cloud = self._lines[alone[0], prompt.id] if alone else []
+        for line in self._lines[mode.name, prompt.id]:
             yield Case(
                 prompt,
                 line,
@@ -69,6 +65,3 @@ class Findings:
                 cloud[0].token_ids if cloud else None,
                 self._verdicts.get((line.prompt, line.token_ids)),
             )
-
-    def setting(self, name: str, link_ms: float | None = None) -> Setting | None:
-        return next((s for s in self.settings if s.mode.name == name and s.link_ms == link_ms), None)

@@ -81,7 +81,7 @@ def _gaps(case: Case) -> Fraction:
 
 def _bytes(case: Case) -> Fraction:
     total = sum(record.link.bytes_up + record.link.bytes_down for record in case.generation.records)
-    return (total, case.num_tokens) if total or case.generation.link_ms is not None else (0, 0)
+    return (total, case.num_tokens) if total else (0, 0)
 
 
 MEASURES = (

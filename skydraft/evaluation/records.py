@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from skydraft.characters import from_json, rounded
 from skydraft.config import Execution
-from skydraft.errors import OptionError, RecordsError, first_fault
+from skydraft.errors import OptionError, RecordsError, first_fault, telling
 from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.tasks.checks import Task
 from skydraft.files import read_file
@@ -53,8 +53,8 @@ class ModelEntry(Line):
 class RunLine(Line):
     """The settings of a run, its machine, its models and its prompts.
 
-    `links` are the emulated round trips in milliseconds; None means no link. `calibration` is the hash of the used one,
-    `isolation` how code of tasks was isolated.
+    `emulated_rtt_ms` is the round trip of an emulated link, `calibration` the hash of the used one, `isolation` how
+    code of tasks was isolated.
     """
 
     kind: Literal["run"] = "run"
@@ -71,8 +71,10 @@ class RunLine(Line):
     repetitions: int
     workload: str
     workload_sha256: str
-    links: tuple[float | None, ...]
-    link_prompts: int
+    emulated_rtt_ms: float | None = None
+    # Earlier versions could run over several links at once.
+    links: tuple[None, ...] = Field(default=(None,), exclude=True)
+    link_prompts: int = Field(default=0, exclude=True)
     think: Think = "auto"
     share_audio: str | None = None
     calibration: str | None = None
@@ -104,7 +106,7 @@ class GenerationLine(Line):
     prompt: str
     mode: str
     repetition: int
-    link_ms: float | None
+    link_ms: None = Field(default=None, exclude=True)  # as above
     finish: FinishReason
     num_prompt_tokens: int
     wall_ms: float = Field(gt=0)
@@ -214,10 +216,8 @@ def read_records(path: Path) -> Records:
 
 
 def _parse(path: Path) -> Iterator[AnyLine]:
-    try:
+    with telling(RecordsError, f"{path} cannot be read", _NAME_IT):
         lines = read_file(path).split(b"\n")
-    except OSError as error:
-        raise RecordsError(f"{path} cannot be read: {error.strerror}.", hint=_NAME_IT) from error
     for number, line in enumerate(lines, 1):
         try:
             if line:
@@ -268,5 +268,5 @@ def drop_cut_line(path: Path) -> None:
     os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 
-def keys(generations: Iterable[GenerationLine]) -> set[tuple[str, str, int, float | None]]:
-    return {(line.prompt, line.mode, line.repetition, line.link_ms) for line in generations}
+def keys(generations: Iterable[GenerationLine]) -> set[tuple[str, str, int]]:
+    return {(line.prompt, line.mode, line.repetition) for line in generations}

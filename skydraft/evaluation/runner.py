@@ -11,11 +11,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
 from pydantic import BaseModel
 
 from skydraft.decoding.generation import Generation
-from skydraft.errors import OptionError, RecordsError
+from skydraft.errors import OptionError, RecordsError, telling
 from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import (
     GenerationLine,
@@ -29,13 +28,13 @@ from skydraft.evaluation.records import (
     round_entry,
     write_line,
 )
-from skydraft.files import open_named
+from skydraft.files import lock_file, open_named
 
 RECORDS = "records.jsonl"
 _LOCK = ".lock"
 # The fields, besides the models, that must be equal to continue an earlier run.
-_SAME = ("modes", "repetitions", "workload_sha256", "prompts", "links", "link_prompts", "execution",
-         "think", "share_audio", "calibration", "engine_options", "machine")  # fmt: skip
+_SAME = ("modes", "repetitions", "workload_sha256", "prompts", "emulated_rtt_ms", "execution", "think",
+         "share_audio", "calibration", "engine_options", "machine")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +42,10 @@ class Trial:
     prompt: PromptEntry
     mode: Mode
     repetition: int
-    link_ms: float | None
 
     @property
-    def key(self) -> tuple[str, str, int, float | None]:
-        return self.prompt.id, self.mode.name, self.repetition, self.link_ms
+    def key(self) -> tuple[str, str, int]:
+        return self.prompt.id, self.mode.name, self.repetition
 
 
 Start = Callable[[Trial], Generation]
@@ -55,13 +53,11 @@ Done = Callable[[], None]
 
 
 def trials(run: RunLine) -> Iterator[Trial]:
-    """All generations of a run, interleaved; over emulated links those of modes that use one, on the first prompts."""
+    """All generations of a run, interleaved."""
     for repetition in range(run.repetitions):
-        for number, prompt in enumerate(run.prompts):
-            for link_ms in run.links:
-                for mode in run.modes:
-                    if link_ms is None or (mode.plan.verifies and number < run.link_prompts):
-                        yield Trial(prompt, mode, repetition, link_ms)
+        for prompt in run.prompts:
+            for mode in run.modes:
+                yield Trial(prompt, mode, repetition)
 
 
 def measure(trial: Trial, start: Start) -> GenerationLine:
@@ -72,7 +68,7 @@ def measure(trial: Trial, start: Start) -> GenerationLine:
         wall_ms = (time.perf_counter() - began) * 1e3
     assert generation.finish_reason is not None
     return GenerationLine(
-        prompt=trial.prompt.id, mode=trial.mode.name, repetition=trial.repetition, link_ms=trial.link_ms,
+        prompt=trial.prompt.id, mode=trial.mode.name, repetition=trial.repetition,
         finish=generation.finish_reason, num_prompt_tokens=generation.num_prompt_tokens, wall_ms=wall_ms,
         token_ids=generation.token_ids, origins=generation.origins,
         pieces=tuple(token.text for _, tokens in rounds for token in tokens),
@@ -84,20 +80,13 @@ def measure(trial: Trial, start: Start) -> GenerationLine:
 def alone_in(folder: Path) -> Iterator[None]:
     """Lock `folder`, which is made if missing, until the process ends at the latest. Raises OptionError if another
     process holds the lock, or the folder cannot be written."""
-    lock = FileLock(folder / _LOCK)
-    try:
+    hint = "Give another --out, or wait until that one is done."
+    busy = OptionError(f"Another comparison is writing to {folder}.", hint=hint)
+    with telling(OptionError, f"--out {folder} cannot be written", "Choose another folder."):
         folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        hint = "Give another --out, or wait until that one is done."
-        raise OptionError(f"Another comparison is writing to {folder}.", hint=hint) from error
-    except OSError as error:
-        hint = "Choose another folder."
-        raise OptionError(f"--out {folder} cannot be written: {error.strerror}.", hint=hint) from error
-    try:
+        lock = lock_file(folder / _LOCK, busy)
+    with lock:
         yield
-    finally:
-        lock.release()
 
 
 class Comparison:
@@ -132,10 +121,10 @@ class Comparison:
 
     def generations(self, start: Start) -> Iterator[GenerationLine]:
         """Run what is missing, each mode once before, unmeasured, as a first run touches memory for the first time."""
-        warmed: set[tuple[str, float | None]] = set()
+        warmed: set[str] = set()
         for trial in self.todo:
-            if (kind := (trial.mode.name, trial.link_ms)) not in warmed:
-                warmed.add(kind)
+            if trial.mode.name not in warmed:
+                warmed.add(trial.mode.name)
                 measure(trial, start)
             yield measure(trial, start)
 

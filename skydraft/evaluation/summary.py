@@ -12,22 +12,17 @@ from skydraft.evaluation.tasks.figures import TaskSet, task_sets
 
 
 class SettingFigures(Line):
-    """The figures of a mode over a link (None: in process). `measures` holds the measures with a value.
+    """The figures of a mode. `measures` holds the measures with a value.
 
-    `speed_over` is tokens/s in units of other modes on the same link.
+    `speed_over` is tokens/s in units of other modes.
     """
 
     mode: str
-    link_ms: float | None
     num_prompts: int
     num_generations: int
     num_tokens: int
     measures: dict[str, Figure]
     speed_over: dict[str, Figure]
-
-    @property
-    def name(self) -> str:
-        return self.mode if self.link_ms is None else f"{self.mode} @ {self.link_ms:g} ms"
 
     def value(self, measure: str) -> float | None:
         return self.measures[measure].value if measure in self.measures else None
@@ -44,30 +39,29 @@ class Summary(Line):
 
 
 def summarize(findings: Findings) -> Summary:
-    by_link = {setting.link_ms: Resamples(len(setting.cases)) for setting in findings.settings}
     run = findings.run.model_dump(mode="json", by_alias=True, exclude={"prompts"})
     return Summary(
         run=run | {"num_prompts": len(findings.run.prompts)},
         bootstrap={"resamples": NUM_RESAMPLES, "level": LEVEL, "unit": "prompt"},
-        settings=tuple(_setting(findings, setting, by_link[setting.link_ms]) for setting in findings.settings),
+        settings=tuple(_setting(findings, setting) for setting in findings.settings),
         tasks=tuple(task_sets(findings)),
     )
 
 
-def _setting(findings: Findings, setting: Setting, resamples: Resamples) -> SettingFigures:
-    cases = setting.all_cases
+def _setting(findings: Findings, setting: Setting) -> SettingFigures:
+    cases, resamples = setting.all_cases, Resamples(len(setting.cases))  # the same draws for each mode
     figures = {measure.name: resamples.figure(*setting.sums(measure.name)) for measure in MEASURES}
     return SettingFigures(
-        mode=setting.mode.name, link_ms=setting.link_ms, num_prompts=len(setting.cases),
-        num_generations=len(cases), num_tokens=sum(case.num_tokens for case in cases),
+        mode=setting.mode.name, num_prompts=len(setting.cases), num_generations=len(cases),
+        num_tokens=sum(case.num_tokens for case in cases),
         measures={name: figure for name, figure in figures.items() if figure is not None},
         speed_over=_speed_over(findings, setting, resamples),
     )  # fmt: skip
 
 
 def _speed_over(findings: Findings, setting: Setting, resamples: Resamples) -> dict[str, Figure]:
-    """Tokens/s relative to `cloud` on the same link, paired over the same prompts."""
-    cloud = findings.setting("cloud", setting.link_ms)
+    """Tokens/s relative to `cloud`, paired over the same prompts."""
+    cloud = next((each for each in findings.settings if each.mode.name == "cloud"), None)
     if cloud is None:
         return {}
     ours, theirs = setting.sums("tokens_per_s"), cloud.sums("tokens_per_s")

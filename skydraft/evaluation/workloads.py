@@ -1,18 +1,16 @@
 """Prompt files: one JSON object a line, or plain lines of text."""
 
 import hashlib
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from skydraft.characters import from_json
 from skydraft.config import CAPTION_PROMPT
-from skydraft.errors import PromptError, SkydraftError, first_fault
+from skydraft.errors import PromptError, SkydraftError, first_fault, telling
 from skydraft.evaluation.records import PromptEntry
 from skydraft.files import read_file
 
@@ -50,11 +48,10 @@ def read_prompts(path: Path, *, limit: int | None = None) -> Workload:
 
 def read_lines(path: Path, what: str) -> tuple[bytes, list[tuple[int, str]]]:
     """The content of a file, and its lines that are not empty, with their numbers. Raises PromptError."""
-    try:
+    with telling(PromptError, f"The {what} {path} cannot be read", "Check its name."):
         content = read_file(path)
+    try:
         text = content.decode("utf-8-sig")
-    except OSError as error:
-        raise PromptError(f"The {what} {path} cannot be read: {error.strerror}.", hint="Check its name.") from error
     except UnicodeDecodeError as error:
         raise PromptError(f"{path} is not UTF-8.", hint="Convert it first, for example with iconv.") from error
     return content, [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
@@ -73,20 +70,10 @@ def naming(what: str, hint: str) -> Iterator[None]:
         raise PromptError(f"{what}: {error.message}", hint=error.hint) from error
 
 
-def text_from_json(line: str) -> Any:
-    """The value of a line of JSON. Raises ValueError, where half of a character is escaped too."""
-    value = from_json(line)
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise ValueError("it has half of a character, which no text has") from None
-    return value
-
-
 def _read_json(path: Path, number: int, line: str) -> PromptEntry:
     where, hint = f"Line {number} of {path}", 'Write {"prompt": "…"} or {"audio": "FILE"}.'
     with naming(f"{where} is not a prompt", hint):
-        entry = _Line.model_validate(text_from_json(line))
+        entry = _Line.model_validate(from_json(line))
     if not entry.prompt.strip() and not entry.audio:
         raise PromptError(f"{where} has neither a prompt nor audio.", hint=hint)
     return PromptEntry(

@@ -3,9 +3,10 @@
 import asyncio
 import hashlib
 import logging
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -84,8 +85,9 @@ class Gateway:
         self.names = ModelNames(pair)
         self._cloud = CloudHealth(pair)
         self.desk = Desk(pair, options.max_running, options.max_waiting, has_keys=authorize is not None)
-        self.metrics = GatewayMetrics(self.desk, pair.far, pair.auditor)
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="reading")
+        self.metrics = GatewayMetrics(self.desk, pair)
+        self._reader = ThreadPoolExecutor(2 if authorize else 1, thread_name_prefix="reading")
+        self._reads = defaultdict[str, asyncio.Lock](asyncio.Lock)  # of each key, which reads one thing at a time
         cors = Middleware(
             CORSMiddleware, allow_origins=options.origins, allow_methods=["*"], allow_headers=["*"],
             allow_private_network=True,
@@ -141,34 +143,32 @@ class Gateway:
     async def _order(self, request: Request, own: Sent) -> tuple[ChatRequest | TextRequest, Order]:
         """What a body is as one of OpenAI's completions, and what it asks for. Raises Refusal or UsageError."""
         visit: Visit = request.state.visit
-        body = await self._reading(visit.is_long, own.as_chat) if isinstance(own, Translated) else own
-        await self._reading(visit.is_long, check_sent, visit.body, body)
+        body = await self._reading(visit, own.as_chat) if isinstance(own, Translated) else own
+        await self._reading(visit, check_sent, visit.body, body)
         is_long, visit.body = visit.is_long or bool(body.recordings), bytearray()
-        order = await self._reading(is_long, order_of, body, self.pair.edge, self.names, self._defaults)
+        # Of a label's conversations; a hash, since the cloud must not learn the label.
+        scope = hashlib.sha256(repr((visit.label, body.cache_salt)).encode()).hexdigest()[:16]
+        make = partial(order_of, cache_scope=scope, shares_target=self._is_shared())
+        order = await self._reading(visit, make, body, self.pair.edge, self.names, self._defaults, takes_long=is_long)
         # What the recordings are unpacked to; all choices share them.
         visit.take(sum(audio.samples.nbytes for message in order.requests[0].messages for audio in message.audio))
-        more: dict[str, Any] = {
-            # Of a label's conversations; a hash, since the cloud must not learn the label.
-            "cache_scope": hashlib.sha256(repr((visit.label, body.cache_salt)).encode()).hexdigest()[:16],
-            "shares_target": self._is_shared(),
-        }
-        return body, replace(order, requests=[replace(each, **more) for each in order.requests])
+        return body, order
 
     async def _count(self, request: Request, kind: type[Answer]) -> Response:
         own = await self._body(request, kind.reads)
         with in_words_of(own.names):
             _, order = await self._order(request, own)
-            _, prompts = await self._reading(True, prompted, order.requests[0], self.pair.edge)
+            visit = request.state.visit
+            _, prompts = await self._reading(visit, prompted, order.requests[0], self.pair.edge, takes_long=True)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompts.edge.token_ids)})
 
     async def _body(self, request: Request, kind: type[B]) -> B:
         visit: Visit = request.state.visit
-        return await self._reading(visit.is_long, read_body, visit.body, kind)
+        return await self._reading(visit, read_body, visit.body, kind)
 
     async def _convert(self, request: Request, body_of: type[TokenizeRequest | DetokenizeRequest]) -> Response:
-        body = await self._body(request, body_of)
-        edge = self.pair.edge
-        return JSONResponse(await self._reading(True, body.answer, edge.vocab, edge.context_len))
+        body, edge, visit = await self._body(request, body_of), self.pair.edge, request.state.visit
+        return JSONResponse(await self._reading(visit, body.answer, edge.vocab, edge.context_len, takes_long=True))
 
     async def _answer(self, request: Request, kind: type[Answer]) -> Response:
         own, label = await self._body(request, kind.reads), request.state.visit.label
@@ -187,11 +187,12 @@ class Gateway:
                 refusal.param = body.grammar_field
                 raise refusal from error
 
-    async def _reading(self, takes_long: bool, read: Callable[..., T], *given: Any) -> T:
-        """Call `read`, what takes long in a thread: one for all, so that such requests slow each other and no other."""
-        return (
-            await asyncio.get_running_loop().run_in_executor(self._reader, read, *given) if takes_long else read(*given)
-        )
+    async def _reading(self, visit: Visit, read: Callable[..., T], *given: Any, takes_long: bool = False) -> T:
+        """Call `read`, in a thread where it `takes_long` or the body is: then keys take turns."""
+        if not (takes_long or visit.is_long):
+            return read(*given)
+        async with self._reads[visit.label]:
+            return await asyncio.get_running_loop().run_in_executor(self._reader, read, *given)
 
     def refuse(self, error: Exception) -> Refusal:
         refusal = refusal_of(error)

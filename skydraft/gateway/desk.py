@@ -18,12 +18,10 @@ from typing import Any, TypeAlias
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from skydraft.access.shares import Shares
-from skydraft.decoding.audits import Auditor
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.receipt import Receipt
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.stats import Stats
-from skydraft.edge.cloud import Cloud
 from skydraft.errors import CloudLost, SkydraftError
 from skydraft.gateway.pair import Pair
 from skydraft.gateway.refusals import RETRY_AFTER_S, Refusal
@@ -32,6 +30,8 @@ from skydraft.prompts.tool_calls import Piece, Reader, ThoughtText
 from skydraft.types import FinishReason, Round, Score, Token
 
 _FIRST_TOKEN_S = 0.05  # at most, so a slow reader delays no other answer
+# As `skydraft serve` tells it, by vLLM's names.
+_SPECULATION = {"drafts": "Blocks judged", "draft_tokens": "Tokens drafted", "accepted_tokens": "Drafts accepted"}
 _TTFT_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
 
@@ -243,8 +243,9 @@ class Desk:
 class GatewayMetrics:
     content_type = CONTENT_TYPE_LATEST
 
-    def __init__(self, desk: Desk, cloud: Cloud | None, auditor: Auditor | None = None) -> None:
-        self._auditor, self._registry = auditor, CollectorRegistry()
+    def __init__(self, desk: Desk, pair: Pair) -> None:
+        self._auditor, self._registry, cloud = pair.auditor, CollectorRegistry(), pair.far
+        model = pair.cloud_name or pair.edge.name
         ours: dict[str, Any] = {"namespace": "skydraft_gateway", "registry": self._registry}
         self._answers = Counter("answers", "Choices that came to their end", **ours)
         self._refusals = Counter("refusals", "Errors told", ["status"], **ours)
@@ -254,6 +255,10 @@ class GatewayMetrics:
         self._ttft = Histogram("ttft_seconds", "Start to first round", buckets=_TTFT_S, **ours)
         self._audits = Gauge("audits", "Answers drawn to be audited", ["outcome"], **ours)
         self._agreement = Gauge("audited_agreement", "Of the newest audited answers", ["adapter", "gate"], **ours)
+        self._speculation = [
+            Counter(f"skydraft_spec_decode_num_{name}", about, ["model"], registry=self._registry).labels(model)
+            for name, about in _SPECULATION.items()
+        ]
         Gauge("running", "Choices being written", **ours).set_function(lambda: desk.num_running)
         Gauge("waiting", "Choices in the queue", **ours).set_function(lambda: desk.num_waiting)
         if cloud is not None:  # gauges: a server may tell late what it had in its cache
@@ -265,7 +270,11 @@ class GatewayMetrics:
 
     def happened(self, event: Event) -> None:
         if isinstance(event, Wrote):
-            self._rounds.labels(event.done.record.outcome).inc()
+            record = event.done.record
+            self._rounds.labels(record.outcome).inc()
+            if record.outcome == "verified":
+                for counter, num in zip(self._speculation, (1, record.num_draft, record.num_accepted), strict=True):
+                    counter.inc(num)
             for token in event.tokens:
                 self._tokens.labels(token.origin).inc()
         elif isinstance(event, Ended):

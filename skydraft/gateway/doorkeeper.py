@@ -19,6 +19,7 @@ from skydraft.gateway.refusals import RETRY_AFTER_S, Refusal
 Authorize: TypeAlias = Callable[[str], str]
 _MEMORY = 256 * 1024 * 1024  # bytes of bodies and recordings
 _LONG_BODY = 64 * 1024
+_CLOSED = ("/v1/", "/metrics", "/tokenize", "/detokenize")
 
 
 @dataclass(slots=True)
@@ -65,7 +66,7 @@ class Doorkeeper:
             visit = Visit(self._label(scope), self._memory)
             try:
                 # Paths without a key accept no body, so that a client without a key cannot fill the memory.
-                if not _is_open(scope):
+                if _needs_key(scope):
                     await self._read(visit, scope, receive)
                 scope.setdefault("state", {})["visit"] = visit
                 await self._app(scope, receive, send)
@@ -78,7 +79,7 @@ class Doorkeeper:
     def _label(self, scope: Scope) -> str:
         headers = Headers(scope=scope)
         self._check_headers(headers)
-        if self._authorize is None or _is_open(scope):
+        if self._authorize is None or not _needs_key(scope):
             return "local"
         given = headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}"
         try:
@@ -126,10 +127,8 @@ class Doorkeeper:
             raise Refusal(413, f"A body may have at most {self._max_body_bytes} bytes.", code="body_too_long")
 
 
-def _is_open(scope: Scope) -> bool:
-    return (
-        not scope["path"].startswith(("/v1/", "/metrics", "/tokenize", "/detokenize")) or scope["method"] == "OPTIONS"
-    )
+def _needs_key(scope: Scope) -> bool:
+    return str(scope["path"]).startswith(_CLOSED) and scope["method"] != "OPTIONS"
 
 
 def _is_this_machine(host: str) -> bool:

@@ -1,56 +1,39 @@
 """Anthropic's `/v1/messages` over chat completions: text and tools."""
 
 import json
+import re
 import sys
 import uuid
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, Tag
 
 from skydraft.gateway.answers import ItemsAnswer, WrittenCall
+from skydraft.gateway.items import BY_KIND, IN_PARTS, CalledTool, Result, Skipped, TextPart, Unread
 from skydraft.gateway.refusals import NOT_SERVED, Refusal
 from skydraft.gateway.schema import MAX_STOPS, Translated, check_served
-from skydraft.gateway.tools import MAX_TOOLS, OtherTool, Result, Some, TextPart, ToolName, by_kind
+from skydraft.gateway.tools import MAX_TOOLS, OtherTool, Some, ToolName, by_kind
 from skydraft.prompts.tool_calls import CallText
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
           429: "rate_limit_error", 503: "overloaded_error"}  # fmt: skip
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
-_FORMAT = "Use skydraft.grammar instead: json_schema:{...}."
+_FORMAT = "Use output_config.format instead."
 _SIGNATURE = "skydraft"  # it says who thought; nothing is checked when it comes back
 _MOST = sys.float_info.max  # JSON has no infinity
-_BILL = "x-anthropic-billing-header:"  # Claude Code's first words; parts of the line change with each request
+# Claude Code's first words; parts of the line change with each request. A proxy may join other words to it.
+_BILL = re.compile(r"\A\s*x-anthropic-billing-header:(?:[ \t]*[\w-]+=[^;\s]*;?)*[^\S\n]*\n*")
 _NO_PLACE = "A message has no place for it; use chat completions."
-_OUTPUT = {"output_config.format": _FORMAT, "skydraft.logprobs": _NO_PLACE, "skydraft.token_ids": _NO_PLACE}
 
 
-class _Use(BaseModel):
-    type: Literal["tool_use"]
-    id: str
-    name: str
-    input: dict[str, Any]
-
-
-class _Result(BaseModel):
-    type: Literal["tool_result"]
-    tool_use_id: str
-    content: Result | None = None
-
-
-class _Thought(BaseModel):
-    type: Literal["thinking", "redacted_thinking"]
-    thinking: str = ""
-
-
-_Blocks = Annotated[
-    Some[Annotated[TextPart | _Use | _Result | _Thought, Field(discriminator="type")]], Field(max_length=256)
-]
+_Block = Annotated[TextPart | Unread | CalledTool | Result | Skipped, Field(discriminator="type"), BY_KIND]
 
 
 class _Message(BaseModel):
     role: Literal["user", "assistant", "system"]
-    content: str | _Blocks
+    content: Annotated[Some[_Block], Field(max_length=256), IN_PARTS]
 
 
 class _Tool(BaseModel):
@@ -60,7 +43,7 @@ class _Tool(BaseModel):
     input_schema: dict[str, Any]
 
 
-_AnyTool = Annotated[Annotated[_Tool, Tag("a function")] | Annotated[OtherTool, Tag("another")], by_kind("custom")]
+_AnyTool = Annotated[Annotated[_Tool, Tag("a custom")] | Annotated[OtherTool, Tag("another")], by_kind("custom")]
 
 
 class _Choice(BaseModel):
@@ -80,10 +63,14 @@ class MessagesRequest(Translated):
         "logprobs": _NO_PLACE,
         "top_logprobs": _NO_PLACE,
     }
-    names: ClassVar[Mapping[str, str]] = {"stop": "stop_sequences", "reasoning_effort": "output_config.effort"}
+    names: ClassVar[Mapping[str, str]] = {
+        "response_format.json_schema": "output_config.format", "response_format": "output_config.format",
+        "reasoning_effort": "output_config.effort", "stop": "stop_sequences", "tool_choice.function": "tool_choice",
+        "messages": "messages",  # without numbers
+    }  # fmt: skip
 
     messages: Annotated[Some[_Message], Field(min_length=1, max_length=4096)]
-    system: str | Annotated[Some[TextPart], Field(max_length=256)] | None = None
+    system: str | Annotated[Some[Annotated[TextPart, BY_KIND]], Field(max_length=256)] | None = None
     stop_sequences: Annotated[Some[str], Field(max_length=MAX_STOPS)] | None = None
     tools: Annotated[Some[_AnyTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: _Choice | None = None
@@ -91,24 +78,23 @@ class MessagesRequest(Translated):
 
     def chat_fields(self) -> dict[str, Any]:
         ours = {f"skydraft.{name}": getattr(self.choice, name) for name in ("logprobs", "token_ids")}
+        check_served(ours, dict.fromkeys(ours, _NO_PLACE))
         output = self.output_config or {}
-        check_served(ours | {f"output_config.{name}": value for name, value in output.items()}, _OUTPUT)
         chosen = self.tool_choice or _Choice(type="auto")
-        choice = {"any": "required", "tool": {"type": "function", "function": {"name": chosen.name}}}
+        choice = {"any": "required", "tool": {"type": "function", "name": chosen.name}}
         turns: list[dict[str, Any]] = []
-        for each in (each for message in self.messages for each in _turns(message)):
+        told = _Message.model_validate({"role": "system", "content": self.system or []})
+        for each in (each for message in (told, *self.messages) for each in _turns(message)):
             # A system message after the user's words holds for their answer; models expect to answer these words.
             is_after = each["role"] == "system" and bool(turns) and turns[-1]["role"] == "user"
             turns.insert(len(turns) - is_after, each)
         is_begun = bool(turns) and turns[-1]["role"] == "assistant" and not turns[-1]["tool_calls"]
         goes_on = is_begun if self.continue_final_message is None else self.continue_final_message
-        told: Any = self.system
-        if isinstance(told, list):
-            told = [part for part in told if not part.text.startswith(_BILL)]
         return {
-            "messages": [{"role": "system", "content": told}, *turns] if told else turns,
+            "messages": turns,
             "reasoning_effort": self.reasoning_effort or output.get("effort"),
             "continue_final_message": goes_on,
+            "response_format": output.get("format") or None,
             "stop": self.stop_sequences,
             "tools": self.tools and [_as_chats(tool) for tool in self.tools],
             "tool_choice": choice.get(chosen.type, chosen.type),
@@ -124,18 +110,22 @@ def _as_chats(tool: _Tool | OtherTool) -> dict[str, Any]:
 
 
 def _turns(message: _Message) -> Iterator[dict[str, Any]]:
-    """One of Anthropic's messages as OpenAI's: results are messages of their own, before the words."""
-    blocks = [TextPart(type="text", text=message.content)] if isinstance(message.content, str) else message.content
-    for result in (block for block in blocks if isinstance(block, _Result)):
-        yield {"role": "tool", "tool_call_id": result.tool_use_id, "content": result.content}
-    texts = [block for block in blocks if isinstance(block, TextPart)]
-    uses = [block for block in blocks if isinstance(block, _Use)]
-    calls = [{"id": use.id, "function": {"name": use.name, "arguments": use.input}} for use in uses]
-    thought = "\n".join(block.thinking for block in blocks if isinstance(block, _Thought)) or None
-    if texts or calls or (thought and message.role == "assistant"):
-        yield {
-            "role": message.role, "content": texts, "tool_calls": calls or None, "reasoning_content": thought,
-        }  # fmt: skip
+    """One of Anthropic's messages as OpenAI's: results are messages of their own, the user's before the words."""
+    blocks: list[Any] = message.content
+    if message.role == "user":
+        blocks = sorted(blocks, key=lambda block: not isinstance(block, Result))
+    for is_result, group in groupby(blocks, key=lambda block: isinstance(block, Result)):
+        said = list(group)
+        if is_result:
+            yield from ({"role": "tool", "tool_call_id": each.call_id, "content": each.output} for each in said)
+            continue
+        texts = [block for block in said if isinstance(block, TextPart | Unread)]
+        if message.role == "system":
+            texts = [TextPart(text=words) for part in texts if (words := _BILL.sub("", part.text))]
+        calls = [block for block in said if isinstance(block, CalledTool)]
+        thoughts = [block for block in said if isinstance(block, Skipped) and block.thought]
+        if texts or calls or (thoughts and message.role == "assistant"):
+            yield {"role": message.role, "content": [*thoughts, *texts], "tool_calls": calls or None}
 
 
 class MessagesAnswer(ItemsAnswer):

@@ -59,7 +59,7 @@ class Pair:
         return api.start(request, edge=self.edge, cloud=self.cloud, observers=self.observers)
 
     def cancel(self) -> None:
-        """End a `start` that waits for the cloud; it may raise a CloudError then. Any thread may call this."""
+        """End a `start` that waits for the cloud; it may raise Cancelled then. Any thread may call this."""
         if far := self.far:
             far.cancel()
 
@@ -87,10 +87,6 @@ class ModelNames:
         names = [PREFIX, *(f"{PREFIX}-{mode}" for mode in self.modes)]
         learned = [PREFIX, *(f"{PREFIX}-{mode}" for mode in self._taken)]  # what is learned is calibrated
         return names + [f"{name}:{adapter}" for adapter in self._pair.edge.adapters.usable for name in learned]
-
-    def adapter_of(self, model: str) -> str | None:
-        """The adapter of this name, skydraft:ADAPTER or skydraft-MODE:ADAPTER, or "none"; None: not said."""
-        return model.partition(":")[2] or None
 
     def mode_of(self, model: str) -> str:
         name, colon, adapter = model.partition(":")

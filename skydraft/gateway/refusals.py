@@ -63,14 +63,13 @@ def refusal_of(error: Exception) -> Refusal:
         code = "cloud_timeout" if isinstance(error, errors.CloudTimeout) else "cloud_lost"
         wait_s = round(error.retry_after_s + 0.5) if isinstance(error, errors.RateLimited) else RETRY_AFTER_S
         return Refusal(503, error.message, code=code, retry_after_s=max(wait_s, 1))
+    if not isinstance(error, errors.SkydraftError):
+        log.error("a request failed", exc_info=error)
+        return Refusal(500, "The gateway failed; its log says why.", code="internal_error")
+    log.error("a request failed: %s", error)  # with the hint, which is for the operator
     if isinstance(error, errors.MissingDependency):
-        log.error("a request failed: %s", error)  # with the hint, which is for the operator
         return Refusal(501, f"This server lacks a part: {error.message}", code="not_installed")
-    if isinstance(error, errors.SkydraftError):
-        log.error("a request failed: %s", error)
-        return Refusal(500, "The model failed; the gateway's log says why.", code="engine_error")
-    log.error("a request failed", exc_info=error)
-    return Refusal(500, "The gateway failed; its log says why.", code="internal_error")
+    return Refusal(500, "The model failed; the gateway's log says why.", code="engine_error")
 
 
 _FORMAT = "Use response_format (of a response: text.format) or skydraft.grammar instead."
@@ -122,6 +121,10 @@ OWN_FIELDS = {
 }  # fmt: skip
 
 
+_SAID = {"missing": "It is missing.", "too_short": "It is empty.", "union_tag_not_found": "It has no type."}
+_ALTERNATIVES = {"str", "int", "list", "text", "NamedTool", "message", "function_call", "function_call_output"}
+
+
 def _invalid(error: ValidationError) -> Refusal:
     # The client probably meant the alternative of a union whose error lies deepest, or that has the value's type.
     found = error.errors(include_url=False, include_input=False)
@@ -130,18 +133,17 @@ def _invalid(error: ValidationError) -> Refusal:
         return Refusal(400, f"The body is not valid JSON: {first['ctx']['error']}.")
     # The location of an error also holds names of alternatives, which are not fields.
     place = [str(part) for part in first["loc"] if isinstance(part, int) or str(part).isidentifier()]
-    fields = [part for part in place[1:] if part not in ("str", "int", "list", "text", "NamedTool")]
+    fields = [part for part in place[1:] if part not in _ALTERNATIVES]
     param = ".".join(part for part, _ in itertools.groupby([*place[:1], *fields])) or None
     return Refusal(400, f"{param or 'The body'}: {_said(first, place)}", param=param)
 
 
 def _said(error: Any, place: list[str]) -> str:
     kind, facts = error["type"], error.get("ctx", {})
-    if kind == "union_tag_invalid" and "image" in facts["tag"]:
-        return "Pictures are not read. The models take text, and some take recordings (input_audio)."
     if kind == "union_tag_invalid":
-        return f"There is no type '{facts['tag']}' here. Use one of: {facts['expected_tags']}."
+        known = f" Use one of: {facts['expected_tags']}." if "function_call" not in facts["expected_tags"] else ""
+        return f"There is no type '{facts['tag']}' here.{known}"  # each interface has other names for calls
     if kind == "extra_forbidden":
         own = OWN_FIELDS.get(place[-1])
         return f"There is no such field. {f'Use {own} of the request.' if own else 'Remove it.'}"
-    return "It is missing." if kind == "missing" else error["msg"].removeprefix("Value error, ")
+    return _SAID.get(kind) or error["msg"].removeprefix("Value error, ")

@@ -4,13 +4,14 @@ import base64
 import binascii
 import codecs
 import json
+import logging
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -19,18 +20,20 @@ from skydraft.config import CAPTION_PROMPT, MIN_CALL_PROB, DecodingParams, decod
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.base import Engine
 from skydraft.errors import UsageError
+from skydraft.gateway.items import AudioPart, Skipped, Unread
 from skydraft.gateway.pair import ModelNames
 from skydraft.gateway.refusals import TOO_LONG, Refusal, refusal_of
 from skydraft.gateway.schema import ChatMessage, ChatRequest, TextRequest
 from skydraft.gateway.thinking import arranged
-from skydraft.gateway.tools import AudioPart, OtherTool
-from skydraft.grammars import json_schema
+from skydraft.gateway.tools import OtherTool
+from skydraft.grammars import check_grammar, followable, json_schema
 from skydraft.prompts import tool_calls
 from skydraft.prompts.audio import Audio, audio_from_bytes
 from skydraft.prompts.messages import Message, as_objects
 from skydraft.prompts.pair import ShareAudio
 from skydraft.prompts.thinking import REASONING, Think
 
+log = logging.getLogger("skydraft.gateway")
 B = TypeVar("B", bound=BaseModel)
 T = TypeVar("T")
 _TEXT_TOKENS = 16  # OpenAI's default for completions; a chat may fill the context
@@ -134,23 +137,31 @@ def _asks(part: Any) -> bool:
     return bool(part.get("local_only")) or any(_asks(part[name]) for name in part.keys() - _CLIENTS_OWN)
 
 
-def order_of(body: ChatRequest | TextRequest, edge: Engine, names: ModelNames, defaults: Defaults) -> Order:
+def order_of(
+    body: ChatRequest | TextRequest, edge: Engine, names: ModelNames, defaults: Defaults, **more: Any
+) -> Order:
+    """What a body asks for. `more` holds further fields of each request."""
     if isinstance(body, ChatRequest):
-        return _chat_order(body, edge, names, defaults)
-    return _text_order(body, edge, names, defaults)
-
-
-def _check_chat(body: ChatRequest, edge: Engine) -> None:
-    if body.recordings and not edge.takes_audio:
-        raise Refusal(400, f"The model {edge.name} takes no audio.", param="messages")
-    if body.callable_tools and not tool_calls.writes_calls(edge.vocab.chat_template):
-        message = "This model's chat template does not write calls as <tool_call>, so it cannot use tools."
-        raise Refusal(400, message, param="tools")
+        order = _chat_order(body, edge, names, defaults)
+    else:
+        order = _text_order(body, edge, names, defaults)
+    scored = [num for num in (body.num_best, body.choice.logprobs) if num is not None]
+    more |= {"num_best": max(scored, default=None), "local_only": body.choice.local_only}
+    more |= {"adapter": body.model.partition(":")[2] or None}  # of skydraft:ADAPTER and skydraft-MODE:ADAPTER
+    requests = [
+        replace(each, params=replace(each.params, seed=(each.params.seed + number) % 2**64), **more)
+        for each in order.requests
+        for number in range(body.n or 1)
+    ]
+    return replace(order, requests=requests)
 
 
 def _chat_order(body: ChatRequest, edge: Engine, names: ModelNames, defaults: Defaults) -> Order:
-    _check_chat(body, edge)
-    messages = _messages(body.messages)
+    """The order of one choice."""
+    if body.callable_tools and not tool_calls.writes_calls(edge.vocab):
+        message = "This model's chat template does not write calls as <tool_call>, so it cannot use tools."
+        raise Refusal(400, message, param="tools")
+    messages = _messages(body.messages, edge)
     if body.continue_final_message and messages:
         messages[-1] = _named("messages", lambda: replace(messages[-1], is_open=True))
     if defaults.system and not any(message.role == "system" for message in messages):
@@ -159,9 +170,10 @@ def _chat_order(body: ChatRequest, edge: Engine, names: ModelNames, defaults: De
     max_tokens = body.max_completion_tokens or body.max_tokens or defaults.max_new_tokens(edge.context_len)
     max_tokens = min(max_tokens + (0 if is_prompt else len(begun)), 2**31 - 1)
     has_results = any(message.role == "tool" for message in messages)
-    if has_results and not body.callable_tools and tool_calls.writes_calls(edge.vocab.chat_template):
+    if has_results and not body.callable_tools and tool_calls.writes_calls(edge.vocab):
         messages = tool_calls.results_before_questions(messages)
-    params = _params(body, defaults, max_tokens, _grammar(body))
+    unfollowed = set[str]()
+    params = _params(body, defaults, max_tokens, _grammar(body, unfollowed))
     thinking = arranged(body, edge.vocab, defaults.think)
     params = replace(params, think_budget=body.choice.think_budget or thinking.budget or params.think_budget)
     plan = names.plan_of(body.model, body.choice)
@@ -180,15 +192,12 @@ def _chat_order(body: ChatRequest, edge: Engine, names: ModelNames, defaults: De
         think=body.choice.think or thinking.think,
         settings=tuple(thinking.settings.items()),
         share_audio=defaults.share_audio if any(message.audio for message in messages) else "features",
-        num_best=_num_best(body),
         begun=begun,
         begun_is_prompt=is_prompt,
-        local_only=body.choice.local_only,
-        adapter=names.adapter_of(body.model),
     )
-    left_out = sorted({tool.type for tool in body.tools or () if isinstance(tool, OtherTool)})
+    left_out = sorted(unfollowed.union(tool.type for tool in body.tools or () if isinstance(tool, OtherTool)))
     left_out += ["thinking"] * thinking.is_unmet
-    return Order(_choices(request, body.n or 1), partial(reader_of, body), left_out)
+    return Order([request], partial(reader_of, body), left_out)
 
 
 def _begun(body: ChatRequest, edge: Engine) -> tuple[int, ...]:
@@ -206,10 +215,6 @@ def _check_ids(token_ids: Seq[int], edge: Engine, param: str) -> None:
         raise Refusal(400, f"{param}: An id is outside the vocabulary of {edge.vocab.size} tokens.", param=param)
 
 
-def _num_best(body: ChatRequest | TextRequest) -> int | None:
-    return max((each for each in (body.num_best, body.choice.logprobs) if each is not None), default=None)
-
-
 def reader_of(body: ChatRequest) -> tool_calls.Reader | None:
     """What finds the calls in one choice. None if it can have none."""
     if not body.callable_tools:
@@ -220,14 +225,27 @@ def reader_of(body: ChatRequest) -> tool_calls.Reader | None:
     return tool_calls.CallReader({tool.name: tool.parameters for tool in body.callable_tools}, single=single)
 
 
-def _grammar(body: ChatRequest) -> str:
-    schema, functions = body.schema_of_answer, body.callable_tools
+def _grammar(body: ChatRequest, left_out: set[str]) -> str:
+    """What the answer follows, or "". Keywords of schemas that it does not follow are added to `left_out`."""
+    functions, parallel = body.callable_tools, body.calls_in_parallel
+    schema = None if body.must_call else body.schema_of_answer
+    grammar = ""
     if functions and (body.must_call or schema is not None):
-        tools = [function.model_dump() for function in functions]
-        answer = None if body.must_call else json.dumps(schema, ensure_ascii=False)
-        parallel = body.calls_in_parallel
-        return _named("tools", lambda: tool_calls.calling_grammar(tools, parallel=parallel, answer=answer))
-    return "" if schema is None else _named("response_format", lambda: json_schema(schema))
+        tools = [{"name": each.name, "parameters": followable(each.parameters, left_out)} for each in functions]
+        answer = None if schema is None else json.dumps(followable(schema, left_out), ensure_ascii=False)
+        calling = partial(tool_calls.calling_grammar, tools, parallel=parallel, answer=answer)
+        grammar = _named("tools", lambda: check_grammar(calling()))
+    elif schema is not None:
+        grammar = _named("response_format", lambda: json_schema(followable(schema, left_out)))
+    for keyword in left_out:
+        _say_unfollowed(keyword)
+    return grammar
+
+
+@cache
+def _say_unfollowed(keyword: str) -> None:
+    """Once for each keyword."""
+    log.warning("No grammar here follows '%s' of a schema. It is left out, and answers may not fit it.", keyword)
 
 
 def _named(param: str, make: Callable[[], T]) -> T:
@@ -248,29 +266,14 @@ def _text_order(body: TextRequest, edge: Engine, names: ModelNames, defaults: De
     plan = names.plan_of(body.model, body.choice)
     params = _params(body, defaults, body.max_tokens or defaults.max_new_tokens(_TEXT_TOKENS))
     params = replace(params, think_budget=body.choice.think_budget or 0)  # the operator's is for chats
+    make = partial(GenerateRequest, plan=plan, params=params, raw=True, think=body.choice.think or "auto")
+    make = partial(make, scores_prompt=bool(body.echo), writes=body.max_tokens != 0)
     requests = [
-        GenerateRequest(
-            (Message("user", prompt),) if isinstance(prompt, str) else (),
-            prompt_ids=() if isinstance(prompt, str) else tuple(prompt),
-            plan=plan,
-            params=params,
-            raw=True,
-            think=body.choice.think or "auto",
-            num_best=_num_best(body),
-            scores_prompt=bool(body.echo),
-            writes=body.max_tokens != 0,
-            local_only=body.choice.local_only,
-            adapter=names.adapter_of(body.model),
-        )
+        make((Message("user", prompt),)) if isinstance(prompt, str) else make((), prompt_ids=tuple(prompt))
         for prompt in body.prompt
     ]
     left_out = ["thinking"] if body.reasoning_effort not in (None, "none") else []  # a text has no chat template
-    return Order([choice for request in requests for choice in _choices(request, body.n or 1)], left_out=left_out)
-
-
-def _choices(request: GenerateRequest, num_choices: int) -> list[GenerateRequest]:
-    seeds = ((request.params.seed + number) % 2**64 for number in range(num_choices))
-    return [replace(request, params=replace(request.params, seed=seed)) for seed in seeds]
+    return Order(requests, left_out=left_out)
 
 
 def _params(
@@ -296,11 +299,11 @@ def _params(
     return decoding_params(None, **by_default | chosen)
 
 
-def _messages(given: list[ChatMessage]) -> list[Message]:
+def _messages(given: list[ChatMessage], edge: Engine) -> list[Message]:
     messages: list[Message] = []
-    left_s = _MAX_SPEECH_S
+    left_s, turn = _MAX_SPEECH_S, _last_turn(given)
     for number, message in enumerate(given):
-        text, speech = _content(message, number)
+        text, speech = _content(message, number, edge, is_last=number in turn)
         if speech:
             text = text if text.strip() else CAPTION_PROMPT
         recordings: list[Audio] = []
@@ -311,7 +314,7 @@ def _messages(given: list[ChatMessage]) -> list[Message]:
                 raise Refusal(400, f"All recordings together last more than {_MAX_SPEECH_S:g} s.", param="messages")
         if message.role == "system" and not text.strip():
             continue  # some clients always send an empty one
-        calls = as_objects(call.model_dump() for call in message.tool_calls or ())
+        calls = as_objects(call.as_chat() for call in message.tool_calls or ())
         more = {"tool_calls": calls or None, "tool_call_id": message.tool_call_id, "name": message.name}
         more |= {REASONING: message.thought if message.role == "assistant" else None}
         kept = tuple((key, value) for key, value in more.items() if value is not None)
@@ -319,13 +322,25 @@ def _messages(given: list[ChatMessage]) -> list[Message]:
     return messages
 
 
-def _content(message: ChatMessage, number: int) -> tuple[str, list[AudioPart]]:
-    if message.content is None or isinstance(message.content, str):
-        return message.content or "", []
-    texts = [part.text for part in message.content if not isinstance(part, AudioPart)]
-    recordings = [part for part in message.content if isinstance(part, AudioPart)]
-    if recordings and message.role != "user":
-        raise Refusal(400, "Only user messages may hold recordings.", param=f"messages.{number}.content")
+def _last_turn(given: list[ChatMessage]) -> range:
+    """The places of the user's last messages, with system messages beside them."""
+    end = max((number + 1 for number, message in enumerate(given) if message.role == "user"), default=0)
+    others = (number + 1 for number in range(end) if given[number].role not in ("user", "system"))
+    return range(max(others, default=0), end)
+
+
+def _content(message: ChatMessage, number: int, edge: Engine, *, is_last: bool) -> tuple[str, list[AudioPart]]:
+    """The words and the recordings. What a model cannot take is refused in the user's last turn, and words before."""
+    texts, recordings = list[str](), list[AudioPart]()
+    for at, part in enumerate(message.content or ()):
+        param = f"messages.{number}.content.{at}"
+        if isinstance(part, AudioPart) and edge.takes_audio and message.role == "user":
+            recordings.append(part)
+        elif isinstance(part, AudioPart | Unread) and is_last:
+            takes = "text and recordings (input_audio), no" if edge.takes_audio else "only text: no audio,"
+            raise Refusal(400, f"{param}: The model {edge.name} takes {takes} pictures or files.", param=param)
+        elif not isinstance(part, Skipped):
+            texts.append(part.text)
     return "\n".join(texts), recordings
 
 

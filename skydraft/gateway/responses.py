@@ -6,18 +6,49 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Tag
 
-from skydraft.gateway import items
 from skydraft.gateway.answers import ItemsAnswer, Run, WrittenCall
+from skydraft.gateway.items import BY_KIND, CalledTool, Content, Result, Skipped
 from skydraft.gateway.logprobs import token_logprobs
 from skydraft.gateway.refusals import NOT_SERVED, SPENT, TOO_LONG, Refusal
 from skydraft.gateway.schema import MAX_LOGPROBS, MaxTokens, Translated
-from skydraft.gateway.tools import MAX_TOOLS, OtherTool, Some
+from skydraft.gateway.tools import MAX_TOOLS, Function, OtherTool, Some, by_kind, flat
 from skydraft.prompts.tool_calls import CallText
 
 _INCOMPLETE: dict[str | None, str] = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _LOGPROBS = "message.output_text.logprobs"
+_COPIED = {"model", "instructions", "max_output_tokens", "temperature", "top_p", "text", "tools", "tool_choice",
+           "parallel_tool_calls", "metadata"}  # fmt: skip
+
+
+class _Message(BaseModel):
+    type: Literal["message"]
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+
+
+_Item = Annotated[_Message | CalledTool | Result | Skipped, Field(discriminator="type"), BY_KIND]
+
+
+class _Function(Function):
+    type: Literal["function"]
+
+
+class _Namespace(BaseModel):
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    type: Literal["namespace"]
+    name: str
+    tools: Annotated[Some["_AnyTool"], Field(max_length=MAX_TOOLS)]
+
+
+_AnyTool = Annotated[
+    Annotated[_Function, BeforeValidator(flat), Tag("a function")]
+    | Annotated[_Namespace, Tag("a namespace")]
+    | Annotated[OtherTool, Tag("another")],
+    by_kind("function", "namespace"),
+]
 
 
 class _TextOptions(BaseModel):
@@ -33,12 +64,13 @@ class ResponsesRequest(Translated):
     }
     names: ClassVar[Mapping[str, str]] = {
         "messages": "input", "response_format.json_schema": "text.format", "response_format": "text.format",
+        "tool_choice.function": "tool_choice",
     }  # fmt: skip
 
-    input: str | Annotated[Some[items.Item], Field(min_length=1, max_length=4096)]
+    input: str | Annotated[Some[_Item], Field(min_length=1, max_length=4096)]
     instructions: str | None = None
     max_output_tokens: MaxTokens = None
-    tools: Annotated[Some[items.AnyTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[Some[_AnyTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: _TextOptions | None = None
@@ -47,32 +79,30 @@ class ResponsesRequest(Translated):
     metadata: dict[str, Any] | None = None
 
     def chat_fields(self) -> dict[str, Any]:
-        form, choice = self.text.format if self.text else None, self.tool_choice
-        kind = choice.get("type") if isinstance(choice, dict) else None
         scored = _LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
         return {
             "messages": self._messages(),
             "max_tokens": self.max_output_tokens,
             "tools": self.tools and self._tools(),
-            "tool_choice": {"type": kind, str(kind): choice} if isinstance(choice, dict) else choice,
+            "tool_choice": self.tool_choice,
             "parallel_tool_calls": self.parallel_tool_calls,
-            "response_format": form and {**form, "json_schema": form},
+            "response_format": self.text and self.text.format,
             "logprobs": scored,
             "top_logprobs": self.top_logprobs if scored else None,
         }
 
-    def functions(self) -> dict[str, tuple[str | None, items.FunctionTool]]:
+    def functions(self) -> dict[str, tuple[str | None, _Function]]:
         """Each function and its namespace by the name that the model reads: its own, or both where that is taken."""
-        known: dict[str, tuple[str | None, items.FunctionTool]] = {}
+        known: dict[str, tuple[str | None, _Function]] = {}
         for space in self.tools or ():
-            for tool in space.tools if isinstance(space, items.Namespace) else [space]:
-                if isinstance(tool, items.FunctionTool):
-                    namespace = space.name if isinstance(space, items.Namespace) else None
+            for tool in space.tools if isinstance(space, _Namespace) else [space]:
+                if isinstance(tool, _Function):
+                    namespace = space.name if isinstance(space, _Namespace) else None
                     known[f"{namespace}.{tool.name}" if tool.name in known else tool.name] = namespace, tool
         return known
 
     def _tools(self) -> list[dict[str, Any]]:
-        spaces = [space.tools for space in self.tools or () if isinstance(space, items.Namespace)]
+        spaces = [space.tools for space in self.tools or () if isinstance(space, _Namespace)]
         others = [tool for tools in (self.tools or (), *spaces) for tool in tools if isinstance(tool, OtherTool)]
         functions = [
             {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_unset=True) | {"name": name}}
@@ -81,30 +111,27 @@ class ResponsesRequest(Translated):
         return [*functions, *({"type": tool.type} for tool in others)]
 
     def _messages(self) -> list[dict[str, Any]]:
-        """Calls belong to the assistant's message before them."""
+        """Calls belong to the assistant's message before them, and thoughts to the one after them."""
         messages: list[dict[str, Any]] = []
         if self.instructions:
             messages.append({"role": "system", "content": self.instructions})
         if isinstance(self.input, str):
             return [*messages, {"role": "user", "content": self.input}]
-        thought, known_as = "", {(space, tool.name): name for name, (space, tool) in self.functions().items()}
+        thoughts: list[Skipped] = []
+        known_as = {(space, tool.name): name for name, (space, tool) in self.functions().items()}
         for item in self.input:
-            if isinstance(item, items.SkippedItem):
-                thought = "\n".join(filter(None, (thought, item.thought)))
-            elif isinstance(item, items.MessageItem):
-                messages.append({"role": item.role, "content": item.content})
-            elif isinstance(item, items.CallItem):
+            if isinstance(item, Skipped):
+                thoughts += [item] if item.thought else []
+            elif isinstance(item, _Message):
+                messages.append({"role": item.role, "content": [*thoughts, *item.content]})
+                thoughts = []
+            elif isinstance(item, CalledTool):
                 if not messages or messages[-1]["role"] != "assistant":
-                    messages.append({"role": "assistant", "content": None})
-                name = known_as.get((item.namespace, item.name), item.name)
-                call = {"id": item.call_id, "function": {"name": name, "arguments": item.arguments}}
-                messages[-1].setdefault("tool_calls", []).append(call)
-            if thought and isinstance(item, items.MessageItem | items.CallItem):
-                if messages[-1]["role"] == "assistant":
-                    before = messages[-1].get("reasoning_content")
-                    messages[-1]["reasoning_content"] = "\n".join(filter(None, (before, thought)))
-                thought = ""
-            if isinstance(item, items.ResultItem | items.CallItem) and item.output is not None:
+                    messages.append({"role": "assistant", "content": []})
+                messages[-1]["content"] += thoughts
+                name, thoughts = known_as.get((item.namespace, item.name), item.name), []
+                messages[-1].setdefault("tool_calls", []).append(item.model_copy(update={"name": name}))
+            if isinstance(item, Result) or (isinstance(item, CalledTool) and item.output is not None):
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.output})
         return messages
 
@@ -212,9 +239,7 @@ class ResponsesAnswer(ItemsAnswer):
         return self._event("failed", response=self._response("failed") | {"error": error})
 
     def _response(self, status: str) -> dict[str, Any]:
-        copied = ("model", "instructions", "max_output_tokens", "temperature", "top_p")
-        told = {*copied, "text", "tools", "tool_choice", "parallel_tool_calls", "metadata"}
-        body = self._own.model_dump(include=told, mode="json")  # NaN, which some clients send, is no JSON
+        body = self._own.model_dump(include=_COPIED, mode="json")  # NaN, which some clients send, is no JSON
         num_read, cached, written = self.usage
         is_over = status in ("completed", "incomplete")
         used = {
@@ -224,7 +249,7 @@ class ResponsesAnswer(ItemsAnswer):
             "output_tokens_details": {"reasoning_tokens": self.num_reasoning},
             "total_tokens": num_read + written,
         }
-        response = {
+        response: dict[str, Any] = body | {
             "id": self._id,
             "object": "response",
             "created_at": self._created,
@@ -242,5 +267,4 @@ class ResponsesAnswer(ItemsAnswer):
             "store": False,
             "truncation": "disabled",
         }
-        response |= {name: body[name] for name in copied}
         return response | ({"skydraft": self._ours(self.choices[0])} if is_over and self._body.choice.extension else {})

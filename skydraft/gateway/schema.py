@@ -7,21 +7,19 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, create_model, field_validator, model_validator
 
 from skydraft.config import MAX_K, STYLES, DecodingParams
+from skydraft.gateway.items import AudioPart, ChatCall, Content, Skipped
 from skydraft.gateway.refusals import NEUTRAL, NOT_SERVED, OWN_FIELDS, Refusal
 from skydraft.gateway.tools import (
     MAX_TOOLS,
     AllowedTools,
     AnyTool,
-    AudioPart,
     Checked,
-    Content,
     Function,
     NamedTool,
     Some,
     Tool,
-    ToolCall,
     ToolChoice,
-    as_text,
+    flat,
 )
 from skydraft.prompts.messages import Role
 from skydraft.prompts.thinking import Think
@@ -58,20 +56,16 @@ class ChatMessage(Checked):
     role: Annotated[Role, BeforeValidator(lambda role: "system" if role == "developer" else role)]
     content: Content | None = None
     name: str | None = None
-    tool_calls: Annotated[Some[ToolCall], Field(max_length=256)] | None = None
+    tool_calls: Annotated[Some[ChatCall], Field(max_length=256)] | None = None
     tool_call_id: str | None = None
     reasoning_content: Thought = None
     reasoning: Thought = None  # the same, as others call it
 
-    @field_validator("content", mode="before")
-    @classmethod
-    def _as_result(cls, content: Any, info: ValidationInfo) -> Any:
-        is_result = info.data.get("role") == "tool" and isinstance(content, list)
-        return [as_text(part) for part in content] if is_result else content
-
     @property
     def thought(self) -> str | None:
-        return self.reasoning_content or self.reasoning
+        skipped = (part for part in self.content or () if isinstance(part, Skipped))
+        told = "\n".join(part.thought for part in skipped if part.thought)
+        return self.reasoning_content or self.reasoning or told or None
 
 
 class StreamOptions(Checked):
@@ -87,16 +81,12 @@ class ObjectFormat(Checked):
     schema_: dict[str, Any] | None = Field(None, alias="schema")  # otherwise any object
 
 
-class NamedSchema(Checked):
+class SchemaFormat(Checked):
+    type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")  # it is followed with `strict` or without
 
 
-class SchemaFormat(Checked):
-    type: Literal["json_schema"]
-    json_schema: NamedSchema
-
-
-ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")]
+ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type"), BeforeValidator(flat)]
 
 
 class _Choice(Checked):
@@ -116,11 +106,8 @@ class _Choice(Checked):
     local_only: bool = False
 
     def decoding(self) -> dict[str, Any]:
-        return {
-            known.name: getattr(self, known.name)
-            for known in fields(DecodingParams)
-            if known.name in self.model_fields_set
-        }
+        options = self.model_fields_set & {known.name for known in fields(DecodingParams)}
+        return {name: getattr(self, name) for name in options}
 
 
 _OPTIONS: dict[str, Any] = {
@@ -219,19 +206,16 @@ class ChatRequest(AnyRequest):
     @classmethod
     def _check_choice(cls, choice: ToolChoice, info: ValidationInfo) -> ToolChoice:
         names = [tool.function.name for tool in info.data.get("tools") or () if isinstance(tool, Tool)]
-        allowed = choice.allowed_tools if isinstance(choice, AllowedTools) else None
-        asked = [choice.function.name] if isinstance(choice, NamedTool) else allowed.names() if allowed else []
+        asked = choice.names() if isinstance(choice, NamedTool | AllowedTools) else names
         if unknown := [name for name in asked if name not in names]:
-            raise ValueError(f"there is no tool '{unknown[0][:64]}'")
-        must_call = choice == "required" or (allowed is not None and allowed.mode == "required")
-        if must_call and not (asked if allowed else names):
+            raise ValueError(f"no function is called '{unknown[0][:64]}', and other tools are not run here")
+        if "required" in (choice, getattr(choice, "mode", None)) and not asked:
             raise ValueError("there are no tools")
         return choice
 
     @property
     def recordings(self) -> list[AudioPart]:
-        contents = [message.content for message in self.messages]
-        parts = [part for content in contents if isinstance(content, list) for part in content]
+        parts = (part for message in self.messages for part in message.content or ())
         return [part for part in parts if isinstance(part, AudioPart)]
 
     @property
@@ -243,14 +227,14 @@ class ChatRequest(AnyRequest):
         tools = [tool for tool in self.tools or () if isinstance(tool, Tool)]
         if not isinstance(self.tool_choice, AllowedTools):
             return tools
-        names = self.tool_choice.allowed_tools.names()
+        names = self.tool_choice.names()
         return [tool for tool in tools if tool.function.name in names]
 
     @property
     def callable_tools(self) -> list[Function]:
         functions = [tool.function for tool in self.described_tools]
         if isinstance(self.tool_choice, NamedTool):
-            return [function for function in functions if function.name == self.tool_choice.function.name]
+            return [function for function in functions if function.name == self.tool_choice.name]
         return functions if self.tool_choice != "none" else []
 
     @property
@@ -263,7 +247,7 @@ class ChatRequest(AnyRequest):
         wanted = self.response_format
         if isinstance(wanted, ObjectFormat):
             return {"type": "object"} if wanted.schema_ is None else wanted.schema_
-        return wanted.json_schema.schema_ if isinstance(wanted, SchemaFormat) else None
+        return wanted.schema_ if isinstance(wanted, SchemaFormat) else None
 
     @property
     def grammar_field(self) -> str:
@@ -273,9 +257,7 @@ class ChatRequest(AnyRequest):
 
     @property
     def must_call(self) -> bool:
-        if isinstance(self.tool_choice, AllowedTools):
-            return self.tool_choice.allowed_tools.mode == "required"
-        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+        return "required" in (self.tool_choice, getattr(self.tool_choice, "mode", None))
 
 
 class TextRequest(AnyRequest):

@@ -3,7 +3,6 @@
 import asyncio
 import signal
 import socket
-import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -14,6 +13,7 @@ from typing import Any
 import uvicorn
 from starlette.responses import JSONResponse
 
+from skydraft.access.certificates import Certificate
 from skydraft.errors import OptionError
 from skydraft.gateway.app import Gateway
 from skydraft.protocol.address import check_encrypted, is_loopback
@@ -38,10 +38,8 @@ class ListenOptions:
 
     def __post_init__(self) -> None:
         if not (self.has_keys or is_loopback(self.host)):
-            raise OptionError(
-                f"On {self.host} other machines could use the models: an API key is required.",
-                hint="Give --api-key-file FILE, or listen on 127.0.0.1.",
-            )
+            message = f"On {self.host} other machines could use the models: an API key is required."
+            raise OptionError(message, hint="Give --api-key-file FILE, or listen on 127.0.0.1.")
         check_encrypted(self.host, self.tls_cert, self.tls_key, insecure=self.insecure, flag="--insecure-host")
 
     @property
@@ -68,17 +66,12 @@ class Entrance:
 
 def server_of(entrance: Entrance, options: ListenOptions) -> uvicorn.Server:
     """Its `run` takes the listening socket. Raises OptionError for certificates that do not load."""
-    try:
-        config = uvicorn.Config(
-            entrance, http="h11", ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
-            backlog=_BACKLOG, timeout_keep_alive=_IDLE_S, timeout_graceful_shutdown=_GRACE_S,
-            ssl_certfile=options.tls_cert, ssl_keyfile=options.tls_key,
-        )  # fmt: skip
-        config.load()
-    except (OSError, ssl.SSLError) as error:
-        raise OptionError(
-            f"The certificate cannot be used: {error.strerror or error}.", hint="Give PEM files that belong together."
-        ) from error
+    config = uvicorn.Config(
+        entrance, http="h11", ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
+        backlog=_BACKLOG, timeout_keep_alive=_IDLE_S, timeout_graceful_shutdown=_GRACE_S,
+    )  # fmt: skip
+    config.load()
+    config.ssl = Certificate(options.tls_cert, options.tls_key).context() if options.tls_cert else None
     return uvicorn.Server(config)
 
 
@@ -92,10 +85,8 @@ def listen(options: ListenOptions) -> socket.socket:
         listening.listen(_BACKLOG)
     except OSError as error:
         listening.close()
-        raise OptionError(
-            f"Cannot listen on {options.host}:{options.port}: {error.strerror}.",
-            hint="Choose another --host or --port; port 0 is any free one.",
-        ) from error
+        message = f"Cannot listen on {options.host}:{options.port}: {error.strerror}."
+        raise OptionError(message, hint="Choose another --host or --port; port 0 is any free one.") from error
     return listening
 
 

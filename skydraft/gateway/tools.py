@@ -1,7 +1,6 @@
-"""Parts of messages, tools, the calls of earlier turns, and which tools an answer may call."""
+"""Tools, and which of them an answer may call."""
 
-import json
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
@@ -12,57 +11,6 @@ Some = Annotated[list[T], Field(fail_fast=True)]  # an error takes a kilobyte: a
 
 class Checked(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class TextPart(Checked):
-    type: Literal["text", "input_text", "output_text"]
-    text: str
-
-
-class RefusalPart(Checked):
-    type: Literal["refusal"]
-    text: str = Field(alias="refusal")
-
-
-class InputAudio(Checked):
-    data: bytes  # of a file, in base64
-    format: Literal["wav", "mp3", "flac", "ogg"] = "wav"
-
-
-class AudioPart(Checked):
-    type: Literal["input_audio"]
-    input_audio: InputAudio
-
-
-_MEDIA = {"image": "picture", "input_image": "picture", "image_url": "picture"}
-_MEDIA |= dict.fromkeys(("document", "file", "input_file"), "document")
-
-
-def as_text(part: Any) -> Any:
-    """A part of a tool's result. What cannot be read becomes words: an agent sends its history again and again."""
-    kind, source = (part.get("type"), part.get("source")) if isinstance(part, dict) else ("", None)
-    if kind == "tool_reference":  # a tool that a search for tools has found
-        return {"type": "text", "text": part.get("tool_name")}
-    if kind == "search_result" or (isinstance(source, dict) and source.get("type") in ("text", "content")):
-        return {"type": "text", "text": json.dumps(part, ensure_ascii=False)}
-    what = _MEDIA.get(str(kind))
-    return {"type": "text", "text": f"(a {what}, which cannot be read here)"} if what else part
-
-
-Part = Annotated[TextPart | RefusalPart | AudioPart, Field(discriminator="type")]
-Content = str | Annotated[Some[Part], Field(max_length=256)]
-Result = str | Annotated[Some[Annotated[Part, BeforeValidator(as_text)]], Field(max_length=256)]
-
-
-class CalledFunction(Checked):
-    name: str
-    arguments: str | dict[str, Any] | None = None  # JSON; some clients send an object, or null for none
-
-
-class ToolCall(Checked):
-    type: Literal["function"] = "function"
-    id: str | None = None
-    function: CalledFunction
 
 
 ToolName = Annotated[str, Field(pattern=r"^[\w.:/-]{1,128}$")]
@@ -89,13 +37,21 @@ class OtherTool(Checked):
     type: str = Field(max_length=64)
 
 
-def is_other(tool: Any, *kinds: str) -> bool:
-    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
-    return isinstance(kind, str) and kind not in kinds
+def flat(item: Any) -> Any:
+    """A tool, a call or choice of one, or a format, in the shape of chat completions as in that of responses."""
+    kind = item.get("type", "function") if isinstance(item, dict) else ""
+    given = item.get(kind) if kind in ("function", "custom", "json_schema", "allowed_tools") else None
+    return {**{key: item[key] for key in item if key != kind}, **given} if isinstance(given, dict) else item
 
 
-def by_kind(known: str) -> Discriminator:
-    return Discriminator(lambda tool: "another" if is_other(tool, known) else "a function")
+def by_kind(*known: str) -> Discriminator:
+    """A tool of another kind than these is `another`; one without a kind is read as the first."""
+
+    def tag(tool: Any) -> str:
+        kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+        return "another" if isinstance(kind, str) and kind not in known else f"a {kind if kind in known else known[0]}"
+
+    return Discriminator(tag)
 
 
 AnyTool = Annotated[Annotated[Tool, Tag("a function")] | Annotated[OtherTool, Tag("another")], by_kind("function")]
@@ -103,29 +59,34 @@ AnyTool = Annotated[Annotated[Tool, Tag("a function")] | Annotated[OtherTool, Ta
 
 class NamedTool(Checked):
     type: Literal["function"]
-    function: CalledFunction
-
-
-class Allowed(Checked):
-    mode: Literal["auto", "required"]
-    tools: Annotated[Some[dict[str, Any]], Field(max_length=MAX_TOOLS)]  # those that are no functions are passed over
+    name: str
+    mode: ClassVar[str] = "required"
 
     def names(self) -> list[str]:
-        functions = [tool for tool in self.tools if tool.get("type") == "function"]
-        return [str((tool.get("function") or tool).get("name")) for tool in functions]
+        return [self.name]
 
 
 class AllowedTools(Checked):
     type: Literal["allowed_tools"]
-    allowed_tools: Allowed
+    mode: Literal["auto", "required"]
+    tools: Annotated[Some[dict[str, Any]], Field(max_length=MAX_TOOLS)]  # those that are no functions are passed over
+
+    def names(self) -> list[str]:
+        return [str(flat(tool).get("name")) for tool in self.tools if tool.get("type") == "function"]
 
 
-def _as_word(choice: Any) -> Any:
+def _as_choice(choice: Any) -> Any:
     """Some clients write a word as the type of an object."""
-    return choice["type"] if isinstance(choice, dict) and choice.keys() == {"type"} else choice
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if isinstance(kind, str) and kind not in (*_WORDS, "function", "allowed_tools"):
+        raise ValueError(f"the tool '{kind[:64]}' is not run here; only functions can be called")
+    return kind if kind in _WORDS else flat(choice)
+
+
+_WORDS = ("none", "auto", "required")
 
 
 ToolChoice = Annotated[
     Literal["none", "auto", "required"] | Annotated[NamedTool | AllowedTools, Field(discriminator="type")] | None,
-    BeforeValidator(_as_word),
+    BeforeValidator(_as_choice),
 ]

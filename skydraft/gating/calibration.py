@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from skydraft.characters import from_json
-from skydraft.errors import OptionError, RecordsError, first_fault
+from skydraft.errors import OptionError, RecordsError, first_fault, telling
 from skydraft.files import read_file
 from skydraft.gating.hand_back import HandBack
 from skydraft.types import Signals, is_named, named_weights
@@ -80,20 +80,12 @@ class Curve(_Value):
         return here.limit + part * (beyond.limit - here.limit)
 
 
-class Fitted(_Value):
-    workload: str
-    sha256: str
-    num_prompts: int
-    num_tokens: int
-    date: str
-    max_new_tokens: int
-
-
 class Calibration(_Value):
     """`risks` are the chances that the target disagrees with a token, by bins of its top probability.
 
     The risk of a block is the sum over its tokens: the number of disagreements to expect from skipping it. `curves`
-    give the agreement that each limit on that risk kept, for several k and hand-backs.
+    give the agreement that each limit on that risk kept, for several k and hand-backs. `fitted` says to a reader of the
+    file what it was made from.
     """
 
     kind: Literal["skydraft-calibration"] = "skydraft-calibration"
@@ -102,7 +94,7 @@ class Calibration(_Value):
     target: PairSide
     risks: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(min_length=NUM_BINS, max_length=NUM_BINS)
     curves: tuple[Curve, ...] = Field(min_length=1)
-    fitted: Fitted
+    fitted: dict[str, str | int]
 
     @property
     def hand_backs(self) -> tuple[str, ...]:
@@ -140,10 +132,10 @@ class Calibration(_Value):
 
 def read_calibration(path: Path) -> Calibration:
     hint = "Make one with skydraft calibrate."
+    with telling(RecordsError, f"The calibration {path} cannot be read", hint):
+        data = read_file(path)
     try:
-        return Calibration.model_validate(from_json(read_file(path).decode()))
-    except OSError as error:
-        raise RecordsError(f"The calibration {path} cannot be read: {error.strerror}.", hint=hint) from error
+        return Calibration.model_validate(from_json(data.decode()))
     except ValidationError as error:
         raise RecordsError(f"{path} is not a calibration: {first_fault(error)}.", hint=hint) from error
     except ValueError as error:

@@ -15,7 +15,6 @@ from skydraft.gating.calibration import (
     Calibration,
     Curve,
     CurvePoint,
-    Fitted,
     PairSide,
     bin_of,
     counted_risks,
@@ -167,9 +166,9 @@ def fit(
             hint=f"Give more: at least {_MIN_TOKENS} tokens, with some disagreements{of_what}.",
         )
     risks = count_risks(texts) if unseen is None else _cautious_risks(unseen)
-    about = Fitted(
-        workload=name, sha256=sha256, num_prompts=len(targets), num_tokens=agreement(texts)[1],
-        date=datetime.now(UTC).date().isoformat(), max_new_tokens=max_new_tokens,
-    )  # fmt: skip
+    about: dict[str, str | int] = {
+        "workload": name, "sha256": sha256, "num_prompts": len(targets), "num_tokens": agreement(texts)[1],
+        "date": datetime.now(UTC).date().isoformat(), "max_new_tokens": max_new_tokens,
+    }  # fmt: skip
     curves = tuple(curve(walked, risks, k, hand_back, is_cautious=unseen is not None) for k, hand_back in _CURVES)
     return Calibration(draft=draft, target=target, risks=risks, curves=curves, fitted=about)

@@ -179,9 +179,8 @@ class Gate:
         if not block.forced and punctuation_density(vocab.decode(block.token_ids)) > MAX_DENSITY:
             return "density"
         ends = unverified_cycles([*generated.tolist(), *block.token_ids], block.base, num_seen)
-        if any(not block.is_forced(end - 1 - block.base) for end in ends):
-            return "repetition"
-        if is_copying(np.append(generated, np.array(block.token_ids, np.int32))):
+        is_cycle = any(not block.is_forced(end - 1 - block.base) for end in ends)
+        if is_cycle or is_copying(np.append(generated, np.array(block.token_ids, np.int32))):
             return "repetition"
         # How an answer begins decides what kind it is, and a text that is never checked teaches a gate nothing.
         rules = self._spec.content_rules

@@ -14,7 +14,7 @@ from skydraft.decoding.reading import TextReader
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.adapter import digest
 from skydraft.engines.base import Engine
-from skydraft.errors import OptionError, RecordsError
+from skydraft.errors import OptionError, RecordsError, telling
 from skydraft.files import write_whole
 from skydraft.gating.calibration import Calibration, PairSide
 from skydraft.gating.fitting import LabelledText, fit
@@ -121,11 +121,7 @@ def write_calibration(made: Calibration, cache: Path, out: Path | None = None) -
     pair = hashlib.sha256(f"{made.draft.fingerprint} {made.target.fingerprint}".encode()).hexdigest()[:8]
     folder, names = cache / "calibrations", re.sub(r"[^\w.-]", "_", f"{made.draft.name}--{made.target.name}")[:100]
     out = out or next(folder.glob(f"*-{pair}.json"), folder / f"{names}-{pair}.json")
-    try:
+    with telling(OptionError, f"{out} cannot be written", "Choose another file with --out."):
         out.parent.mkdir(parents=True, exist_ok=True)
         write_whole(out, f"{made.model_dump_json(by_alias=True, indent=1)}\n".encode())
-    except OSError as error:
-        raise OptionError(
-            f"{out} cannot be written: {error.strerror}.", hint="Choose another file with --out."
-        ) from error
     return out

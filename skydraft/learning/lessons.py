@@ -28,11 +28,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal
 
-from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from skydraft.config import DecodingParams, decoding_params
 from skydraft.errors import NotEnoughDisk, OptionError, RecordsError, SkydraftError
+from skydraft.files import lock_file
 
 MAX_LINE_BYTES = 16 << 20  # what is longer was not written by us
 AGREED, CORRECTED, TAUGHT, WRONG, UNJUDGED = "actw-"
@@ -188,19 +188,13 @@ class Store:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        lock = FileLock(self.folder / _LOCK, timeout=_LOCK_S, mode=0o600)
+        what = f"Another process has held {self.folder} for {_LOCK_S:g} s."
+        busy = RecordsError(what, hint="Try again when it has ended.")
         with _errors_named(self.folder):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            try:
-                lock.acquire()
-            except Timeout as error:
-                raise RecordsError(
-                    f"Another process has held {self.folder} for {_LOCK_S:g} s.", hint="Try again when it has ended."
-                ) from error
-        try:
+            lock = lock_file(self.folder / _LOCK, busy, _LOCK_S)
+        with lock:
             yield
-        finally:
-            lock.release()
 
 
 def _append(path: Path, line: bytes) -> None:

@@ -3,15 +3,14 @@
 LoRA (arXiv 2106.09685) by peft, with cross-entropy on the target's token ids alone, offline, as arXiv 2503.07807
 advises, over the labels of all lessons and the draft model's own best tokens. Labels are not smoothed, since that makes
 the model look unsure to every gate. The lower layers' activations are computed once. On a CPU the result is a function
-of model, lessons and settings, even after a stop.
+of model, lessons and settings.
 """
 
 import hashlib
-import io
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -31,7 +30,6 @@ _MAX_NORM = 1.0
 _MANY, _FEW_LAYERS, _MANY_LAYERS = 80, 4, 12
 _NUM_RESAMPLES, _LEVEL = 2000, 0.95
 _MIN_PROMPTS = 6  # of fewer the bootstrap knows too little: of one it has no width
-_SAVE_EVERY = 4  # steps
 _BATCH = 4
 
 T = TypeVar("T")
@@ -131,49 +129,30 @@ class Trained:
         return "on the held-out answers the gain is not certain" if self.held_out.low <= 0 else ""
 
 
-@dataclass
-class _State:
-    """The state from which a stopped training continues."""
-
-    step: int = 0
-    counts: list[Counts] = field(default_factory=list)  # of the held-out lessons after each epoch
-    best: dict[str, Any] | None = None
-
-    @property
-    def history(self) -> list[float]:
-        return list(map(alpha, self.counts))
-
-
 class Training:
-    """One training of one model, from its beginning or from the file `state` that a stopped training left."""
+    """One training of one model."""
 
     def __init__(
-        self, trainable: TrainableModel, task: TrainingTask, settings: TrainSettings, state: Path,
-        progress: OnProgress,
-    ) -> None:  # fmt: skip
+        self, trainable: TrainableModel, task: TrainingTask, settings: TrainSettings, progress: OnProgress
+    ) -> None:
         import torch
 
-        self._torch, self._trainable, self._settings = torch, trainable, settings
-        self._path, self._progress = state, progress
-        self._key = key_of(task, settings)
+        self._torch, self._trainable, self._settings, self._progress = torch, trainable, settings, progress
         self._halves = Halves(trainable, settings.layers_for(len(task.trained)), task.vocab_size)
         self._task = task
-        self._state = _State()
 
     def run(self) -> Trained:
-        """Train, and measure. After Ctrl-C another run goes on from the file."""
+        """Train, and measure."""
         task = self._task
         trained = self._lower(task.trained, "reading what to learn")
         held_out = self._lower(task.held_out, "reading what is held out")
         vocab = self._occurring(trained)
         before = self._counts(held_out, "held out, before")
         self._lora = self._inject()
-        self._optimizer = self._new_optimizer()
-        self._resume()
-        self._train(trained, held_out, vocab)
-        self._put(self._state.best or {})
+        self._optimizer = self._torch.optim.AdamW(list(self._lora.values()), lr=self._settings.rate)
+        counts = self._train(trained, held_out, vocab)
         prompts = [lesson.prompt_ids for lesson in task.held_out]
-        return Trained(self._adapter(), gain(before, cross_fitted(self._state.counts, prompts), prompts))
+        return Trained(self._adapter(), gain(before, cross_fitted(counts, prompts), prompts))
 
     def _each(self, items: Sequence[T], what: str) -> Iterator[T]:
         """Give the items one by one, and report progress."""
@@ -207,30 +186,27 @@ class Training:
             torch.manual_seed(0)
             return inject(self._trainable.model, matrices, self._settings.rank, _SCALE * self._settings.rank)
 
-    def _new_optimizer(self) -> Any:
-        return self._torch.optim.AdamW(list(self._lora.values()), lr=self._settings.rate)
-
-    def _train(self, texts: Sequence[Activations], held_out: Sequence[Activations], vocab: Any) -> None:
-        """Train to the end, or until α stops rising."""
-        settings, state = self._settings, self._state
+    def _train(self, texts: Sequence[Activations], held_out: Sequence[Activations], vocab: Any) -> list[Counts]:
+        """Train to the end, or until two epochs brought nothing; the best epoch stays. Returns the counts of each."""
+        epochs, counts, best = self._settings.epochs, list[Counts](), dict[str, Any]()
         per_epoch = -(-len(texts) // _BATCH)
-        last = per_epoch * settings.epochs
-        while state.step < last and not self._is_enough():
-            epoch, index = divmod(state.step, per_epoch)
-            note = f"α {state.history[-1]:.3f}" if state.history else ""
-            self._progress(f"training, epoch {epoch + 1}", state.step, last, note)
+        for step in range(last := per_epoch * epochs):
+            epoch, index = divmod(step, per_epoch)
+            self._progress(f"training, epoch {epoch + 1}", step, last, f"α {alpha(counts[-1]):.3f}" if counts else "")
             batch = self._order(len(texts), epoch)[index * _BATCH :][:_BATCH]
-            self._step([texts[number] for number in batch], vocab, settings.rate * (1 - state.step / last))
-            state.step += 1
-            if state.step % per_epoch == 0:
-                self._evaluate(held_out)
-            if state.step % _SAVE_EVERY == 0 or state.step % per_epoch == 0:
-                self._save()
-
-    def _is_enough(self) -> bool:
-        """Whether the last two epochs brought nothing."""
-        history = self._state.history
-        return len(history) > 2 and max(history[-2:]) <= max(history[:-2])
+            self._step([texts[number] for number in batch], vocab, self._settings.rate * (1 - step / last))
+            if index + 1 < per_epoch:
+                continue
+            counts.append(self._counts(held_out, "measuring"))
+            *history, now = map(alpha, counts)
+            if now > max(history, default=-1.0):
+                best = {name: value.detach().clone() for name, value in self._lora.items()}
+            if len(history) > 1 and max(history[-1], now) <= max(history[:-1]):
+                break
+        with self._torch.no_grad():
+            for name, value in self._lora.items():
+                value.copy_(best[name])
+        return counts
 
     def _order(self, number: int, epoch: int) -> list[int]:
         generator = self._torch.Generator().manual_seed(epoch)
@@ -252,42 +228,6 @@ class Training:
             (loss / num_labels).backward()
         torch.nn.utils.clip_grad_norm_(list(self._lora.values()), _MAX_NORM)
         optimizer.step()
-
-    def _evaluate(self, held_out: Sequence[Activations]) -> None:
-        counts, before = self._counts(held_out, "measuring"), self._state.history
-        self._state.counts.append(counts)
-        if alpha(counts) > max(before, default=-1.0):
-            self._state.best = {name: value.detach().clone() for name, value in self._lora.items()}
-
-    def _put(self, values: dict[str, Any]) -> None:
-        with self._torch.no_grad():
-            for name, value in self._lora.items():
-                if name in values:
-                    value.copy_(values[name])
-
-    def _save(self) -> None:
-        lora = {name: value.detach() for name, value in self._lora.items()}
-        values = {"key": self._key, "state": vars(self._state), "optimizer": self._optimizer.state_dict(), "lora": lora}
-        data = io.BytesIO()
-        self._torch.save(values, data)
-        write_whole(self._path, data.getvalue(), 0o600)
-
-    def _resume(self) -> None:
-        """Continue from the state file, where there is one of the same training."""
-        if not self._path.is_file():
-            return
-        device = self._trainable.head.weight.device
-        try:
-            values = self._torch.load(self._path, map_location=device, weights_only=True)
-            if values["key"] != self._key:
-                raise ValueError("another training")
-            state, lora = _State(**values["state"]), {name: values["lora"][name] for name in self._lora}
-            self._optimizer.load_state_dict(values["optimizer"])
-            self._put(lora)  # last: what cannot be read to its end changes nothing
-            self._state = state
-        except Exception:  # torch.load raises errors of many kinds for a damaged file
-            self._optimizer = self._new_optimizer()
-            self._progress("what was begun before is of other lessons or settings: beginning anew", 0, 0, "")
 
     def _adapter(self) -> Adapter:
         sides: dict[str, list[Any]] = {}
@@ -318,9 +258,7 @@ def trained_before(path: Path, key: str) -> Trained | None:
     return None
 
 
-def train(
-    task: TrainingTask, settings: TrainSettings, run_on: tuple[str, int], state: Path, progress: OnProgress
-) -> Trained:
+def train(task: TrainingTask, settings: TrainSettings, run_on: tuple[str, int], progress: OnProgress) -> Trained:
     """Load the draft model on a device, with a number of threads (0: all), and train it."""
     progress("loading", 0, 0, "")
-    return Training(load_trainable(task.path, *run_on), task, settings, state, progress).run()
+    return Training(load_trainable(task.path, *run_on), task, settings, progress).run()

@@ -5,6 +5,4 @@ from skydraft.models.manifest import KNOWN, default_pair
 from skydraft.models.resolve import resolve
 from skydraft.models.sources import Progress, SourceName, no_progress
 
-__all__ = [
-    "KNOWN", "Progress", "SourceName", "cache_dir", "default_pair", "no_progress", "present", "resolve",
-]  # fmt: skip
+__all__ = ["KNOWN", "Progress", "SourceName", "cache_dir", "default_pair", "no_progress", "present", "resolve"]

@@ -1,20 +1,16 @@
 """The adapters of each model: `adapters/MODEL/NAME/adapter.gguf`, and beside it the ones before."""
 
 import os
-import re
 from pathlib import Path
 from urllib.parse import unquote
 
 from skydraft.errors import OptionError
-from skydraft.files import write_whole
+from skydraft.files import ADAPTER, adapters_in, is_adapter_name, write_whole
 from skydraft.models.cache import disk_errors_named, locked
 
-FILE = "adapter.gguf"
 MAX_BEFORE = 3  # earlier ones that `learn revert` can go back to
 LAST_RUN, IN_USE = "last-run", "is in use"  # what `learn run` did last, and what it says there
 _LOCK_S = 10.0  # others hold it for milliseconds
-_NAME = re.compile(r"[\w-][\w.-]{0,63}")
-_TAKEN = ("auto", "none")
 
 
 def folder_of(model: str, cache: Path) -> Path:
@@ -23,13 +19,9 @@ def folder_of(model: str, cache: Path) -> Path:
     return cache / "adapters" / (name if name.strip(".") else name.replace(".", "%2E"))
 
 
-def is_name(name: str) -> bool:
-    return bool(_NAME.fullmatch(name)) and name not in _TAKEN and not name.endswith(".gguf")
-
-
 def home_of(name: str, model: str, cache: Path) -> Path:
     """The folder of one adapter. Raises OptionError for what is no name."""
-    if not is_name(name):
+    if not is_adapter_name(name):
         raise OptionError(
             f"'{name[:80]}' cannot be the name of an adapter.",
             hint="Use letters, digits, - and _, for example: reviews.",
@@ -39,10 +31,8 @@ def home_of(name: str, model: str, cache: Path) -> Path:
 
 def all_adapters(cache: Path) -> dict[str, list[str]]:
     """The names of all adapters, by the names of their models."""
-    found: dict[str, list[str]] = {}
-    for path in sorted((cache / "adapters").glob(f"*/[!.]*/{FILE}")):
-        found.setdefault(unquote(path.parent.parent.name), []).append(path.parent.name)
-    return found
+    found = {unquote(folder.name): adapters_in(folder) for folder in sorted((cache / "adapters").glob("*"))}
+    return {model: names for model, names in found.items() if names}
 
 
 def keep(data: bytes, name: str, model: str, cache: Path) -> Path:
@@ -53,21 +43,20 @@ def keep(data: bytes, name: str, model: str, cache: Path) -> Path:
     home = home_of(name, model, cache)
     with disk_errors_named(cache):
         home.mkdir(parents=True, exist_ok=True)
-        if (home / FILE).exists() and (home / FILE).read_bytes() == data:
-            return home / FILE
+        if (home / ADAPTER).exists() and (home / ADAPTER).read_bytes() == data:
+            return home / ADAPTER
         with locked(home / ".lock", f"Another process is changing {home}.", _LOCK_S):
             _drop_half(home)
             new, copy = home / "new.gguf", home / "copy.gguf"
             # All that needs room comes before anything moves, and at no moment there is none in use.
             write_whole(new, data, 0o600)
-            if is_used := (home / FILE).exists():
-                write_whole(copy, (home / FILE).read_bytes(), 0o600)
-            if is_used:
+            if (home / ADAPTER).exists():
+                write_whole(copy, (home / ADAPTER).read_bytes(), 0o600)
                 for number, path in reversed([*enumerate(_earlier(home)[: MAX_BEFORE - 1], 2)]):
                     os.replace(path, _before(home, number))
                 os.replace(copy, _before(home, 1))
-            os.replace(new, home / FILE)
-    return home / FILE
+            os.replace(new, home / ADAPTER)
+    return home / ADAPTER
 
 
 def revert(name: str, model: str, cache: Path) -> bool:
@@ -79,7 +68,7 @@ def revert(name: str, model: str, cache: Path) -> bool:
         _drop_half(home)
         earlier, note = _earlier(home), home / LAST_RUN
         if not earlier:
-            (home / FILE).unlink()
+            (home / ADAPTER).unlink()
             note.unlink(missing_ok=True)
         elif note.exists():  # else a timer would learn the same again
             write_whole(note, note.read_text().replace(IN_USE, "was taken back").encode(), 0o600)
@@ -91,17 +80,17 @@ def revert(name: str, model: str, cache: Path) -> bool:
 def _drop_half(home: Path) -> None:
     """What a kill left of a replacement: the adapter in use as the one before it, too."""
     first = _before(home, 1)
-    if first.exists() and (home / FILE).exists() and first.read_bytes() == (home / FILE).read_bytes():
+    if first.exists() and (home / ADAPTER).exists() and first.read_bytes() == (home / ADAPTER).read_bytes():
         first.unlink()
 
 
 def _check_there(home: Path, name: str, model: str) -> None:
-    if not (home / FILE).exists():
+    if not (home / ADAPTER).exists():
         raise OptionError(f"{model} has no adapter '{name}'.", hint="See: skydraft models list.")
 
 
 def _before(home: Path, number: int) -> Path:
-    return home / (f"before-{number}.gguf" if number else FILE)
+    return home / (f"before-{number}.gguf" if number else ADAPTER)
 
 
 def _earlier(home: Path) -> list[Path]:

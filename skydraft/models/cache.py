@@ -11,17 +11,23 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
 from platformdirs import user_cache_dir
 
-from skydraft.errors import HashMismatch, ModelFilesError, NotEnoughDisk
+from skydraft.errors import HashMismatch, ModelFilesError, NotEnoughDisk, OptionError
+from skydraft.files import lock_file
 from skydraft.models.manifest import KnownModel
 
 
 def cache_dir() -> Path:
-    """Of SKYDRAFT_HOME, or else of the user. It reads the environment: call it in the outermost layer alone."""
-    home = os.environ.get("SKYDRAFT_HOME", "")
-    return Path(home).expanduser().absolute() if home else Path(user_cache_dir("skydraft"))
+    """Of SKYDRAFT_HOME, or else of the user. It reads the environment: call it in the outermost layer alone.
+
+    Raises OptionError where there is no such folder.
+    """
+    try:
+        return Path(os.environ.get("SKYDRAFT_HOME") or user_cache_dir("skydraft")).expanduser().absolute()
+    except RuntimeError as error:
+        hint = "Set SKYDRAFT_HOME to a folder for files of skydraft."
+        raise OptionError("This user has no home folder.", hint=hint) from error
 
 
 def model_path(model: KnownModel, cache: Path, end: str = "") -> Path:
@@ -69,10 +75,7 @@ def adopt(model: KnownModel, file: Path, cache: Path, require: Callable[[int], N
 
 def locked(path: Path, busy: str, timeout_s: float = 0.0) -> AbstractContextManager[object]:
     """A lock file for `with`. Raises ModelFilesError with the message `busy` if another keeps it for `timeout_s`."""
-    try:
-        return FileLock(path).acquire(timeout=timeout_s)
-    except Timeout as error:
-        raise ModelFilesError(busy, hint="Stop that process, or wait until it is done.") from error
+    return lock_file(path, ModelFilesError(busy, hint="Stop that process, or wait until it is done."), timeout_s)
 
 
 @contextmanager

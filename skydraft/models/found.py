@@ -11,7 +11,7 @@ from typing import Any
 
 from skydraft.errors import BrokenModel, UnknownModel
 from skydraft.files import read_file
-from skydraft.models.gguf import MISSING, Card, read_card
+from skydraft.models.gguf import MISSING, unfitness
 
 OLLAMA = "ollama:"
 _MANIFESTS = "manifests*/*/*/*/*"  # manifests-v2 since Ollama 0.40, which counts where both have a name
@@ -26,22 +26,22 @@ def places() -> list[Path]:
     if given := os.environ.get("OLLAMA_MODELS", "").strip(" \"'"):
         return [Path(given)]
     services = Path("/usr/share/ollama/.ollama/models"), Path("/var/lib/ollama")  # of users of their own, on Linux
-    return [Path.home() / ".ollama/models", *services]
+    return [Path(os.path.expanduser("~/.ollama/models")), *services]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A model of Ollama; `spec` names it as a model argument."""
+    """A model of Ollama; `spec` names it as a model argument. `unfit` is why it cannot be used, or ""."""
 
     spec: str
     path: Path
     bytes: int
-    card: Card
+    unfit: str  # why it cannot be used, or ""
 
 
 def models_here(where: Seq[Path]) -> list[StoredModel]:
     """What cannot be used says why."""
-    closed = [StoredModel(f"{root}", root, 0, Card(fault)) for root in where if (fault := _fault_of(root))]
+    closed = [StoredModel(f"{root}", root, 0, fault) for root in where if (fault := _fault_of(root))]
     return closed + [_stored(manifest) for root in where for manifest in _manifests(root).values()]
 
 
@@ -54,7 +54,7 @@ def ollama_file(name: str, where: Seq[Path]) -> Path:
     manifests = {name: path for root in reversed(where) for name, path in _manifests(root).items()}
     if path := next((path for each, path in manifests.items() if each.lower() == wanted), None):
         found = _stored(path)
-        if unfit := found.card.unfit:
+        if unfit := found.unfit:
             raise BrokenModel(f"{found.spec} cannot be used: {unfit}.", hint="See: skydraft models list.")
         return found.path
     faults = [f"{root}: {fault}." for root in where if (fault := _fault_of(root))]
@@ -108,12 +108,12 @@ def _stored(manifest: Path) -> StoredModel:
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         pass
     if fault:
-        return StoredModel(spec, manifest, 0, Card(fault))
+        return StoredModel(spec, manifest, 0, fault)
     path = root / "blobs" / f"sha256-{sha256}"  # nothing but hashes of a manifest becomes a path
-    card, num_bytes = read_card(path), _bytes_of(path)
-    if card == MISSING or (num_bytes and num_bytes != size):
-        card = Card(f"its file is {'incomplete' if num_bytes else 'missing'}{again}")
-    return StoredModel(spec, path, num_bytes, card)
+    unfit, num_bytes = unfitness(path), path.stat().st_size if os.access(path, os.R_OK) else 0
+    if unfit == MISSING or (num_bytes and num_bytes != size):
+        unfit = f"its file is {'incomplete' if num_bytes else 'missing'}{again}"
+    return StoredModel(spec, path, num_bytes, unfit)
 
 
 def _layers(manifest: Path, blobs: Path) -> Any:
@@ -128,7 +128,3 @@ def _layers(manifest: Path, blobs: Path) -> Any:
     if "layers" in child:
         return child["layers"]
     return _layers(blobs / f"sha256-{_SHA256.findall(child['digest'])[0]}", blobs)
-
-
-def _bytes_of(path: Path) -> int:
-    return path.stat().st_size if os.access(path, os.R_OK) else 0

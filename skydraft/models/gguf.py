@@ -2,7 +2,6 @@
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,46 +9,37 @@ GGUF_MAGIC = b"GGUF"
 _U32, _STRING, _ARRAY, _U64 = 4, 8, 9, 10
 _FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", _U32: "I", 5: "i", 6: "f", 7: "?", _U64: "Q", 11: "q", 12: "d"}
 _LENGTH = struct.Struct("<Q").unpack
+MISSING = "its file is missing"
 _MOST = 1 << 22  # fields, items of an array, bytes of a text
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
-    """`unfit` is why a file can be neither draft nor target model, or ""."""
-
-    unfit: str
-
-
-MISSING = Card("its file is missing")
-
-
-def read_card(path: Path) -> Card:
-    """Never raises: what is wrong with the file is in `unfit`."""
+def unfitness(path: Path) -> str:
+    """Why a file can be neither draft nor target model, or "". Never raises."""
     try:
         if not path.is_file():  # a pipe would be waited for
             return MISSING
         with path.open("rb") as file:
-            return _card_of(_fields(file.read))
+            return _unfitness_of(_fields(file.read))
     except OSError as error:
-        return Card(f"its file cannot be read ({error.strerror})")
+        return f"its file cannot be read ({error.strerror})"
     except (ValueError, LookupError, TypeError, struct.error):
-        return Card("its file is damaged, or of an old form of GGUF")
+        return "its file is damaged, or of an old form of GGUF"
 
 
-def _card_of(fields: dict[str, Any]) -> Card:
+def _unfitness_of(fields: dict[str, Any]) -> str:
     name = fields.get("general.architecture")
     kind = "mmproj" if name == "clip" else fields.get("general.type")
     if kind in ("adapter", "mmproj"):
-        return Card("it is an adapter" if kind == "adapter" else "it is the projector of another model")
+        return "it is an adapter" if kind == "adapter" else "it is the projector of another model"
     if fields.get("split.count", 0) not in (0, 1):
-        return Card("it is in several parts; join them with llama-gguf-split --merge")
+        return "it is in several parts; join them with llama-gguf-split --merge"
     if not isinstance(fields.get("tokenizer.ggml.tokens"), list):
-        return Card("it is no language model")
+        return "it is no language model"
     if name == "gptoss" or any(key.endswith(".vision.block_count") for key in fields):
-        return Card("only Ollama reads this form; get the model from hf.co instead")
+        return "only Ollama reads this form; get the model from hf.co instead"
     if fields.get(f"{name}.pooling_type") or fields.get(f"{name}.attention.causal") is False:
-        return Card("it is an embedding model")
-    return Card("")
+        return "it is an embedding model"
+    return ""
 
 
 def _fields(read: Callable[[int], bytes]) -> dict[str, Any]:

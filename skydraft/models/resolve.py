@@ -1,7 +1,7 @@
 """Turns a model argument, such as that of `--edge-model`, into files on this disk."""
 
+import os
 import re
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ EMBEDDED = {"tiny-omni-edge": "tiny_omni/edge", "tiny-omni-cloud": "tiny_omni/cl
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """A .gguf file ("gguf"), a checkpoint's "folder", or, without a path, a `spec` for the engine named `kind`."""
+    """A .gguf file ("gguf"), a checkpoint's "folder", or a "toy", which has no path."""
 
     spec: str
     kind: str
@@ -29,18 +29,17 @@ class ResolvedModel:
 
 
 def resolve(
-    spec: str, cache: Path, *, engine_names: Collection[str] = (), offline: bool = False, source: SourceName = "auto",
-    progress: Progress = no_progress,
+    spec: str, cache: Path, *, offline: bool = False, source: SourceName = "auto", progress: Progress = no_progress
 ) -> ResolvedModel:  # fmt: skip
     """Find the model of `spec`, and download it if needed; afterwards its path exists.
 
-    In this order: NAME or NAME:REST with the NAME of an engine; `ollama:NAME[:TAG]`; an embedded model; a known name; a
+    In this order: a toy, as toy:drift=0.4; `ollama:NAME[:TAG]`; an embedded model; a known name; a
     file or folder that exists; a hub file `org/name/file.gguf`; a hub checkpoint `org/name`. Raises UnknownModel,
     BrokenModel, and the errors of `fetch_model`.
     """
-    local = Path(spec).expanduser()
-    if (name := spec.partition(":")[0]) in engine_names:
-        return ResolvedModel(spec, name, None)
+    local = Path(os.path.expanduser(spec))  # which leaves a ~ that it does not know
+    if spec.partition(":")[0] == "toy":
+        return ResolvedModel(spec, "toy", None)
     if spec.startswith(OLLAMA):
         return _from_gguf(spec, ollama_file(spec.removeprefix(OLLAMA), places()))
     if spec in EMBEDDED:
@@ -48,18 +47,20 @@ def resolve(
     if spec in manifest.KNOWN:
         path = fetch_model(manifest.KNOWN[spec], cache, progress=progress, offline=offline, source=source)
         return ResolvedModel(spec, "gguf", path)
-    if spec and local.is_dir():
-        return _from_folder(spec, local)
-    if spec and local.exists():
-        return _from_gguf(spec, local)
-    # If the folder exists here, a missing file in it is a typing mistake, not a file on the hub.
-    match = None if local.parent.is_dir() else HUB_FILE.fullmatch(spec)
-    is_checkpoint = bool(HUB_ID.fullmatch(spec)) and local.suffix != ".gguf"
+    try:
+        if spec and local.is_dir():
+            return _from_folder(spec, local)
+        if spec and local.exists():
+            return _from_gguf(spec, local)
+        # If the folder exists here, a missing file in it is a typing mistake, not a file on the hub.
+        match = None if local.parent.is_dir() else HUB_FILE.fullmatch(spec)
+    except OSError as error:
+        raise UnknownModel(f"{spec!r} cannot be read: {error.strerror}.", hint="Check its name.") from error
     if match:
         return _from_gguf(spec, _fetch_hub_file(match[1], match[2], offline))
-    if is_checkpoint:
+    if HUB_ID.fullmatch(spec) and local.suffix != ".gguf":
         return _from_folder(spec, sources.hub_folder(spec, offline))
-    raise _unknown(spec, local, engine_names)
+    raise _unknown(spec, local)
 
 
 def embedded_path(name: str) -> Path:
@@ -105,12 +106,11 @@ def _from_folder(spec: str, folder: Path) -> ResolvedModel:
     )
 
 
-def _unknown(spec: str, local: Path, engine_names: Collection[str]) -> UnknownModel:
+def _unknown(spec: str, local: Path) -> UnknownModel:
     if local.suffix == ".gguf":
         return UnknownModel(
             f"There is no file {spec}.", hint="Check the path; on the hub a file is org/name/file.gguf."
         )
-    names = [*EMBEDDED, *(f"{name}:…" if name != "toy" else name for name in sorted(engine_names))]
-    others = ", ".join(["ollama:NAME", *names, "a .gguf file", "a checkpoint's folder", "a hub id org/name"])
+    others = ", ".join(["ollama:NAME", *EMBEDDED, "toy", "a .gguf file", "a checkpoint's folder", "a hub id org/name"])
     hint = f"{manifest.name_hint(spec)} Or give {others}."
     return UnknownModel(f"{spec!r} is not a known model, file or folder.", hint=hint)

@@ -40,10 +40,8 @@ def load_library() -> tuple[Any, Any]:
         import soundfile
         import soxr
     except (ImportError, OSError) as error:  # OSError: soundfile does not find libsndfile
-        raise MissingDependency(
-            "Audio needs soundfile and soxr, and one of them is not installed or does not load.",
-            hint="Run: pip install 'skydraft[omni]'.",
-        ) from error
+        message = "Audio needs soundfile and soxr, and one of them is not installed or does not load."
+        raise MissingDependency(message, hint="Run: pip install 'skydraft[omni]'.") from error
     return soundfile, soxr
 
 
@@ -56,7 +54,7 @@ def load_audio(path: str | Path, *, max_duration_s: float = MAX_DURATION_S) -> A
     try:
         with Path(path).open("rb") as file:
             return _read(file, str(path), max_duration_s)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # or no name of a file
         raise PromptError(f"There is no readable file {str(path)[:300]}.", hint="Check its name.") from error
 
 
@@ -86,9 +84,8 @@ def _read(file: BinaryIO, name: str, max_duration_s: float) -> Audio:
         reason = (said.splitlines() or [type(error).__name__])[0].strip().rstrip(".")
         raise PromptError(f"{name} cannot be read as audio: {reason}.", hint=_RECORD) from error
     if peak < 10 ** (_SILENCE_DBFS / 20):
-        raise PromptError(
-            f"{name} is silent: no sample is louder than {_SILENCE_DBFS:g} dBFS.", hint="Check the microphone."
-        )
+        message = f"{name} is silent: no sample is louder than {_SILENCE_DBFS:g} dBFS."
+        raise PromptError(message, hint="Check the microphone.")
     parts.append(resampled.resample_chunk(np.empty(0, np.float32), last=True))
     return Audio(np.concatenate(parts))
 
@@ -104,10 +101,8 @@ def _check_kind(name: str, source: Any) -> None:
     if source.format not in _FORMATS:
         raise PromptError(f"{name} cannot be read as audio: it is {source.format}.", hint=_RECORD)
     if source.samplerate not in _RATES:
-        raise PromptError(
-            f"{name} has {source.samplerate} samples a second; {_RATES[0]} to {_RATES[-1]} are read.",
-            hint="Convert it, for example to 16000.",
-        )
+        message = f"{name} has {source.samplerate} samples a second; {_RATES[0]} to {_RATES[-1]} are read."
+        raise PromptError(message, hint="Convert it, for example to 16000.")
 
 
 def _check_length(name: str, num_frames: int, source: Any, max_duration_s: float) -> None:

@@ -9,6 +9,7 @@ step on nested values is not counted.
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache, wraps
 from math import prod
@@ -16,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError, meta, nodes, pass_context
-from jinja2.exceptions import SecurityError
+from jinja2.exceptions import SecurityError, UndefinedError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.runtime import Context
@@ -24,13 +25,16 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from skydraft.engines.vocab import Vocab
+from skydraft.engines.vocab import Vocab, kept_with_vocab
 from skydraft.errors import BrokenModel, PromptError
 from skydraft.prompts.messages import Message, in_form
 
 _now = datetime.now  # a name of its own, so that tests can stop the clock
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"}
 _CUT = "<|the answer goes on here|>"
+_WORDS = "20305070110"  # no template changes digits
+_PARAMETERS = {"type": "object", "properties": {}}
+ANY_TOOL = {"type": "function", "function": {"name": "f", "description": "f", "parameters": _PARAMETERS}}
 # Qwen2.5-Coder 1.5B has two braces where 0.5B and 7B have one, so that one model of a pair would read another example.
 _SLIP = '{\\"name\\": <function-name>, \\"arguments\\": <args-json-object>}'
 _MAX_STEPS = 1_000_000  # about a second; a long conversation with many tools takes some ten thousand
@@ -63,17 +67,17 @@ def render(
     if not messages:
         raise PromptError("The conversation is empty.", hint="Give at least one user message.")
     roles, faults = [message.role for message in messages], list[Exception]()
-    if vocab.chat_template is None:
+    template = (vocab.tool_template if tools else None) or vocab.chat_template
+    if template is None:
         if roles != ["user"]:
-            raise PromptError(
-                "This model has no chat template, so it takes one user message and nothing else.",
-                hint="Give one prompt alone, or use --raw.",
-            )
+            message = "This model has no chat template, so it takes one user message and nothing else."
+            raise PromptError(message, hint="Give one prompt alone, or use --raw.")
         return vocab.bos_text + messages[0].content
     has_calls = any(key == "tool_calls" for message in messages for key, _ in message.more)
     for form in _FORMS if has_calls else _FORMS[:1]:
         try:
-            return _rendered(vocab, [in_form(each, form) for each in messages], tools, day, settings)
+            told, in_parts = [in_form(each, form) for each in messages], _takes_parts(vocab, template)
+            return _rendered(vocab, template, told, tools, day, settings, in_parts=in_parts)
         except _Refusal as error:
             hint = "Try it without the system message." if "system" in roles else ""
             raise PromptError(f"The chat template refuses this conversation: {_one_line(error)}", hint=hint) from error
@@ -83,15 +87,32 @@ def render(
     raise BrokenModel(f"The chat template of this model fails: {_one_line(faults[0])}", hint=hint) from faults[0]
 
 
+@kept_with_vocab
+def _takes_parts(vocab: Vocab, template: str) -> bool:
+    """Whether it reads a user's words in a list of parts alone. Raises TemplateError where it leaves them out."""
+    tools, is_lost = [ANY_TOOL] if template == vocab.tool_template else [], False
+    for in_parts in (False, True):
+        with suppress(_Refusal, UndefinedError, TypeError, ValueError, AttributeError):  # a text where it takes parts
+            is_lost = _WORDS not in _rendered(vocab, template, [Message("user", _WORDS)], tools, in_parts=in_parts)
+            if not is_lost:
+                return in_parts
+    if is_lost:
+        raise TemplateError("it leaves out the user's words")
+    return False
+
+
 def _rendered(
-    vocab: Vocab, messages: Sequence[Message], tools: Sequence[Any], day: datetime | None, settings: Mapping[str, Any]
-) -> str:
+    vocab: Vocab, template: str, messages: Sequence[Message], tools: Sequence[Any], day: datetime | None = None,
+    settings: Mapping[str, Any] = MappingProxyType({}), *, in_parts: bool,
+) -> str:  # fmt: skip
     conversation = [{"role": message.role, "content": message.content, **dict(message.more)} for message in messages]
     is_open = messages[-1].is_open
     if is_open:
         conversation[-1]["content"] += _CUT  # a template writes the end of a turn after it
+    for message in conversation if in_parts else ():
+        message["content"] = [{"type": "text", "text": message["content"]}]
     text = render_within(
-        _compiled(vocab.chat_template or ""),
+        _compiled(template),
         messages=conversation,
         tools=list(tools) or None,  # templates ask `tools is none`, which is false of a name that was never passed
         documents=None,
@@ -129,10 +150,8 @@ def _environment() -> "BoundedEnvironment":
         {"tojson": _json}, trim_blocks=True, lstrip_blocks=True,
         extensions=[_GenerationTag, "jinja2.ext.loopcontrols"],
     )  # fmt: skip
-    environment.globals["raise_exception"] = _refuse
+    environment.globals |= {"raise_exception": _refuse, "dict": _DictMaker(), "namespace": _PublicNamespace}
     environment.globals["strftime_now"] = lambda format: _now().strftime(format)
-    environment.globals["dict"] = _DictMaker()
-    environment.globals["namespace"] = _PublicNamespace
     return environment
 
 
@@ -230,14 +249,12 @@ def _checked(name: str, function: Any) -> Any:
     return check
 
 
-def _budget(context: Context) -> _Budget:
-    budget: _Budget = context.parent[_BUDGET]  # where no template can write
-    return budget
+def _weigh(context: Context, value: Any, *steps: int, **items: int) -> Any:
+    return context.parent[_BUDGET].weigh(value, *steps, **items)  # where no template can write
 
 
 def _stepped(context: Context, items: Iterable[Any]) -> Iterator[Any]:
-    budget = _budget(context)
-    return (budget.weigh(None) or item for item in items)
+    return (_weigh(context, None) or item for item in items)
 
 
 class _Counting(NodeTransformer):
@@ -273,8 +290,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]  # it writes as much as it is asked for
         self.filters = {name: _checked(name, each) for name, each in {**self.filters, **filters}.items()}
         self.filters |= {
-            "_weighed": pass_context(lambda context, value: _budget(context).weigh(value)),
-            "_filtered": pass_context(lambda context, value: _budget(context).weigh(value, items=_FILTERED_A_STEP)),
+            "_weighed": pass_context(lambda context, value: _weigh(context, value)),
+            "_filtered": pass_context(lambda context, value: _weigh(context, value, items=_FILTERED_A_STEP)),
             "_stepped": pass_context(_stepped),
         }
 
@@ -287,14 +304,14 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             _check(operator, left, right, _CHARS_A_STEP)
         elif operator == "*" or (operator == "%" and isinstance(left, str)):
             _check(operator, left, right)
-        return _budget(context).weigh(super().call_binop(context, operator, left, right))
+        return _weigh(context, super().call_binop(context, operator, left, right))
 
     def call(self, context: Context, obj: Any, /, *args: Any, **options: Any) -> Any:
         text = getattr(obj, "__self__", None)
         if isinstance(text, str) and obj.__name__ in _GROWING:
             args = tuple(list(each) if isinstance(each, Iterator) else each for each in args)
             _check(obj.__name__, text, *args, *options.values())
-        return _budget(context).weigh(super().call(context, obj, *args, **options), _STEPS_A_CALL)
+        return _weigh(context, super().call(context, obj, *args, **options), _STEPS_A_CALL)
 
 
 def render_within(template: Template, **given: Any) -> str:

@@ -1,11 +1,10 @@
 """Messages, the parts of a prompt: each has one role."""
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from skydraft.characters import one_line
+from skydraft.characters import from_json, one_line
 from skydraft.config import CAPTION_PROMPT
 from skydraft.errors import PromptError
 from skydraft.prompts.audio import Audio
@@ -84,9 +83,8 @@ def _message(number: int, given: Any) -> Message:
         raise PromptError(f"The content of message {number} of the conversation must be a text.", hint=hint)
     audio = given.get("audio")
     if audio is not None and not isinstance(audio, Audio):
-        raise PromptError(
-            f"The audio of message {number} must come from load_audio.", hint="Call skydraft.load_audio(FILE) first."
-        )
+        hint = "Call skydraft.load_audio(FILE) first."
+        raise PromptError(f"The audio of message {number} must come from load_audio.", hint=hint)
     try:
         kept = {**given, "tool_calls": as_objects(given.get("tool_calls") or ())}
     except (TypeError, KeyError, AttributeError) as error:
@@ -115,8 +113,7 @@ def in_form(message: Message, form: Callable[[Any], Any]) -> Message:
 def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
     given = function.get("arguments") or "{}"  # some clients write none as ""
     try:
-        arguments = json.loads(given)
-        json.dumps(arguments, ensure_ascii=False).encode()
-    except (TypeError, ValueError, RecursionError):
+        arguments = from_json(given)
+    except (AttributeError, ValueError):  # it is an object already, or no JSON
         arguments = None
     return {"name": function["name"], **function, "arguments": arguments if isinstance(arguments, dict) else given}

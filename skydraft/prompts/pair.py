@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from itertools import chain, islice, product, takewhile
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
 from skydraft.engines.base import Engine
-from skydraft.engines.vocab import Vocab
+from skydraft.engines.vocab import Vocab, kept_with_vocab
 from skydraft.errors import ContextExceeded, PromptError, SkydraftError
 from skydraft.prompts.chat_template import render
 from skydraft.prompts.messages import Message
@@ -29,6 +29,7 @@ ShareAudio = Literal["features", "none"]
 _TEXTS = ("a", "1", "中", "\nb", " c", "<d")  # their first characters join the text before in different ways
 _DAYS = (datetime(2001, 2, 3), datetime(2032, 11, 30))
 _MIN_BEGINNING = 4
+_NUM_SAMPLES = 32  # parts of a text that is too long, by which its tokens are estimated
 _CHARS_READ = 8  # for each token of the context, before a longer text is read whole
 
 
@@ -88,19 +89,17 @@ def _cut_marks(
         before = cut if text.strip() in vocab.mark_words else ""  # some templates put brackets around keys
         return before + marks.sub(rf"\g<0>{cut}", text)
 
+    def changed(message: Message) -> Message:
+        more = tuple((key, _changed(of, change)) for key, of in message.more)
+        return replace(message, content=change(message.content), more=more)
+
     try:
-        heard = [
-            replace(
-                each, content=change(each.content), more=tuple((key, _changed(of, change)) for key, of in each.more)
-            )
-            for each in messages
-        ]
-        return heard, [_changed(tool, change) for tool in tools], _changed(settings, change), cut
+        return [*map(changed, messages)], [_changed(tool, change) for tool in tools], _changed(settings, change), cut
     except RecursionError as error:
         raise PromptError("The conversation has values that are nested too deep.") from error
 
 
-@lru_cache(maxsize=8)
+@kept_with_vocab
 def _marks(vocab: Vocab) -> re.Pattern[str]:
     tags = template_of(vocab.chat_template).tags
     ours = [f"{re.escape(tag[0])}(?={re.escape(tag[1:])})" for tag in (tags.start, tags.end) if tag]
@@ -127,12 +126,13 @@ def check_length(vocab: Vocab, text: str, most: int) -> None:
     while num_chars < len(text):
         # Twice as many: the whole text may be cut into tokens otherwise than its beginning.
         if (num_tokens := len(vocab.encode(text[:num_chars]))) > 2 * most:
-            raise ContextExceeded(
-                f"The prompt has more than {num_tokens // 2} tokens, the context holds {most}.",
-                num_tokens=num_tokens // 2,
-                most=most,
-                hint="Shorten the prompt or raise --context.",
-            )
+            # Agents leave out as much as the number says.
+            starts, size = range(0, len(text), len(text) // _NUM_SAMPLES), num_chars // _NUM_SAMPLES
+            sampled = sum(len(vocab.encode(text[start : start + size])) for start in starts)
+            num_tokens = max(num_tokens // 2, sampled * len(text) // num_chars)
+            message = f"The prompt has about {num_tokens} tokens, the context holds {most}."
+            hint = "Shorten the prompt or raise --context."
+            raise ContextExceeded(message, num_tokens=num_tokens, most=most, hint=hint)
         num_chars *= 2
 
 

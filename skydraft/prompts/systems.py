@@ -2,22 +2,22 @@
 
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from functools import lru_cache
+from typing import Any
 
-from skydraft.engines.vocab import Vocab
+from skydraft.engines.vocab import Vocab, kept_with_vocab
 from skydraft.errors import SkydraftError
-from skydraft.prompts.chat_template import render
+from skydraft.prompts.chat_template import ANY_TOOL, render
 from skydraft.prompts.messages import Message, Role
 
 
-def readable(vocab: Vocab, messages: Seq[Message]) -> list[Message]:
+def readable(vocab: Vocab, messages: Seq[Message], tools: Seq[Any] = ()) -> list[Message]:
     """The conversation with no system message in a place where the template refuses or drops it.
 
     Those that begin it become one. A later one goes after the words of the user or the result before it, or else before
     the user's next words, or in a turn of the user where none are left: so a conversation that grows keeps its
     beginning. Nothing comes after a message that is open.
     """
-    reads_first, reads_later = _reads(vocab)
+    reads_first, reads_later = _reads(vocab, bool(tools and vocab.tool_template))
     told, held = list[Message](), ""
     for message in messages:
         if message.role == "user" and held:
@@ -34,19 +34,20 @@ def readable(vocab: Vocab, messages: Seq[Message]) -> list[Message]:
     return told
 
 
-@lru_cache(maxsize=8)
-def _reads(vocab: Vocab) -> tuple[bool, bool]:
+@kept_with_vocab
+def _reads(vocab: Vocab, for_tools: bool) -> tuple[bool, bool]:
     """Whether the template reads a system message in the first place, and in a later one."""
     if vocab.chat_template is None:
         return True, True  # it takes none, and says so
     roles: list[Role] = ["system", "user", "assistant", "system", "user"]
     marks = [Message(role, f"xqzjv{number}") for number, role in enumerate(roles)]
-    return _is_read(vocab, marks[:2]), _is_read(vocab, marks)
+    tools = [ANY_TOOL] if for_tools else []
+    return _is_read(vocab, marks[:2], tools), _is_read(vocab, marks, tools)
 
 
-def _is_read(vocab: Vocab, messages: Seq[Message]) -> bool:
+def _is_read(vocab: Vocab, messages: Seq[Message], tools: Seq[Any]) -> bool:
     try:
-        text = render(vocab, messages)
+        text = render(vocab, messages, tools)
     except SkydraftError:
         return False
     places = [text.find(message.content) for message in messages]

@@ -17,9 +17,7 @@ Think = Literal["auto", "on", "off"]
 REASONING = "reasoning_content"  # of a message: what was thought before its content
 _SWITCHES = ("enable_thinking", "thinking")
 # An end tag of Qwen, DeepSeek, Hermes, Seed and others, of Mistral, and of Cohere.
-_ENDS = re.compile(
-    r"</(?P<a>[\w:]*(?:think|thought|reason)\w*)>|\[/(?P<b>THINK)\]|<\|END_(?P<c>THINKING)\|>", re.IGNORECASE
-)
+_ENDS = re.compile(r"</[\w:]*(?:think|thought|reason)\w*>|\[/THINK\]|<\|END_THINKING\|>", re.IGNORECASE)
 _NUM_TAIL = 64  # tokens of a prompt that hold its last tag
 
 
@@ -65,10 +63,8 @@ def tags_after(vocab: Vocab, messages: Seq[Message], prompt_ids: Seq[int], think
     else:
         is_closed = tail.endswith(template.tags.end)
         if not template.switch and {"on": not is_open, "off": not is_closed}.get(think):
-            raise OptionError(
-                "This model's chat template cannot turn thinking on or off.",
-                hint="Leave out --think; --think-budget bounds it.",
-            )
+            hint = "Leave out --think; --think-budget bounds it."
+            raise OptionError("This model's chat template cannot turn thinking on or off.", hint=hint)
     if is_closed:
         return Tags()
     return replace(template.tags, start="") if is_open else template.tags

@@ -4,27 +4,27 @@
 {"name": "get_weather", "arguments": {"city": "上海"}}
 </tool_call>
 
-Qwen3-Coder and later models write <function=get_weather> between the marks, and in it each <parameter=city>.
+Qwen3-Coder and later models write <function=get_weather> between the marks (`functions`).
 """
 
 import json
 import re
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, TypeAlias
 
+from skydraft.engines.vocab import Vocab
 from skydraft.errors import PromptError
 from skydraft.grammars import with_ascii_refs
+from skydraft.prompts.functions import FUNCTION, Tools, call_of, end_of
 from skydraft.prompts.messages import Message
 from skydraft.thinking import num_suspect
 
 MAX_CALLS = 8  # in one answer that must call
 _BEGIN, _END = "<tool_call>", "</tool_call>"
-_FUNCTION, _FUNCTION_END, _PARAMETER_END = "<function=", "</function>", "</parameter>"
-_PARAMETER = re.compile(r"\s*<parameter=([^>]+)>\n?(.*?)\n?", re.DOTALL)
+_STRAY = re.compile(r"\s*\}")  # after the object of a call: small models write one bracket too many
 # After a call or none.
 _HEAD = re.compile(rf'(?:\}}\n{_END}\n)?{_BEGIN}\n\{{"name": ("(?:[^"\\]|\\.)*"), "arguments": ')
 _OPENING = re.compile(rf"\s*(?:(?P<mark>{_BEGIN})\s*|(?P<fence>`{{1,3}})\w*(?:\s+|$|(?=\{{)))?")
@@ -57,12 +57,12 @@ class ThoughtText:
 
 # Text, a piece of a thought, or of a call; a call that has no last piece was cut.
 Piece: TypeAlias = str | ThoughtText | CallText
-Tools: TypeAlias = Mapping[str, Any]  # parameters by name
 
 
-def writes_calls(chat_template: str | None) -> bool:
+def writes_calls(vocab: Vocab) -> bool:
     """Whether a model with this template was trained to do so."""
-    return chat_template is not None and "tools" in chat_template and _BEGIN in chat_template
+    template = vocab.tool_template or vocab.chat_template or ""
+    return "tools" in template and _BEGIN in template
 
 
 def may_answer(messages: Seq[Message]) -> list[Message]:
@@ -114,10 +114,10 @@ def calling_grammar(tools: Seq[Mapping[str, Any]], *, parallel: bool, answer: st
     rules = [f"start: calls | answer\nanswer: %json {_for_lark(answer)}" if answer else "start: calls"]
     rules.append(f'calls: call ("\\n" call){{0,{MAX_CALLS - 1}}}' if parallel else "calls: call")
     names = [f"call_{number}" for number in range(len(tools))]
-    rules.append(f'call: "{_BEGIN}\\n" ({" | ".join(names)}) "}}\\n{_END}"')
+    rules.append(f'call: "{_BEGIN}\\n" ({" | ".join(names)}) "\\n{_END}"')
     for name, tool in zip(names, tools, strict=True):
         head = f'{{"name": {json.dumps(tool["name"], ensure_ascii=False)}, "arguments": '
-        rules.append(f"{name}: {json.dumps(head, ensure_ascii=False)} {name}_args")
+        rules.append(f'{name}: {json.dumps(head, ensure_ascii=False)} {name}_args "}}"')
         rules.append(f"{name}_args: %json {_schema_of(tool)}")
     return "lark:" + "\n".join(rules)
 
@@ -183,10 +183,9 @@ class _Object:
 
     def ends(self, text: str) -> bool:
         """Read on in `text`; returns whether the object ends at `at`."""
-        if text.startswith(_FUNCTION, self.start):
-            end = text.find(_FUNCTION_END, max(self.at - len(_FUNCTION_END), self.start))
-            self.at = len(text) if end < 0 else end + len(_FUNCTION_END)
-            return end >= 0
+        if text.startswith(FUNCTION, self.start):
+            self.at, has_ended = end_of(text, self.start, self.at)
+            return has_ended
         while self.at < len(text):
             char = text[self.at]
             self.at += 2 if char == "\\" and self._is_quoted else 1
@@ -210,7 +209,7 @@ class CallReader(Reader):
         super().__init__(single=single)
         self._tools = tools
         self._heads = [f'{{"name":{json.dumps(name, ensure_ascii=False)}' for name in tools]
-        self._heads += [f"{_FUNCTION}{name}>" for name in tools]
+        self._heads += [f"{FUNCTION}{name}>" for name in tools]
         self._may_call = True  # whether what is held may begin a call: at the beginning, after a call, at a mark
         self._closing = ""  # what ends the marks or the fence of the last call
         self._object: _Object | None = None  # of the call that is being read
@@ -237,6 +236,9 @@ class CallReader(Reader):
         self._held = self._held[length:]
 
     def _read_opening(self, said: list[Piece]) -> bool:
+        if self._num_calls and (stray := _STRAY.match(self._held, 0, _MAX_HELD)):
+            self._held = self._held[stray.end() :]
+            return True
         rest = self._held[:_MAX_HELD].lstrip()
         if self._closing and rest.startswith(self._closing):
             self._held, self._closing = self._held.lstrip()[len(self._closing) :], ""
@@ -260,8 +262,8 @@ class CallReader(Reader):
         bare = re.sub(r"\s", "", rest)
         if not bare:
             return None
-        if mark and not _FUNCTION.startswith(bare):
-            return bare[0] == "{" or bare.startswith(_FUNCTION)
+        if mark and not FUNCTION.startswith(bare):
+            return bare[0] == "{" or bare.startswith(FUNCTION)
         if any(bare.startswith(head) for head in self._heads):
             return True
         return None if any(head.startswith(bare) for head in (*self._heads, _BEGIN)) else False
@@ -283,7 +285,7 @@ class CallReader(Reader):
 def _call_of(text: str, tools: Tools) -> tuple[str, str] | None:
     """The arguments, as JSON, and the name of a call; None if `text` describes a tool, or calls none of `tools`."""
     try:
-        call = _function_of(text, tools) if text.startswith(_FUNCTION) else json.loads(text, strict=False)
+        call = call_of(text, tools) if text.startswith(FUNCTION) else json.loads(text, strict=False)
         if "description" in call or not (len(call) == 1 or _ARGUMENTS & call.keys()):
             return None
         given = call.get("arguments", call.get("parameters", {}))  # Llama's models say parameters
@@ -293,27 +295,6 @@ def _call_of(text: str, tools: Tools) -> tuple[str, str] | None:
     except (ValueError, TypeError, AttributeError, RecursionError):
         return None
     return (arguments, call["name"]) if call.get("name") in tools and isinstance(given, dict) else None
-
-
-def _function_of(text: str, tools: Tools) -> dict[str, Any]:
-    """Raises ValueError for what is more than parameters, and other errors for schemas that are none."""
-    name, _, rest = text.removeprefix(_FUNCTION).removesuffix(_FUNCTION_END).partition(">")
-    *given, rest = rest.split(_PARAMETER_END)
-    found = [each for each in map(_PARAMETER.fullmatch, given) if each]
-    if rest.strip() or len(found) < len(given):
-        raise ValueError
-    known = (tools.get(name) or {}).get("properties") or {}
-    return {"name": name, "arguments": {each[1]: _value(each[2], known.get(each[1])) for each in found}}
-
-
-def _value(said: str, schema: Any) -> Any:
-    """A text where a parameter may be one, else what it says as JSON."""
-    schemas = (schema, *(schema.get("anyOf") or ())) if isinstance(schema, dict) else ()
-    kinds = [each.get("type") for each in schemas if isinstance(each, dict)]
-    for form in () if "string" in str(kinds) else (said, said.lower()):  # some templates show "True"
-        with suppress(ValueError):
-            return json.loads(form)
-    return said
 
 
 class EnforcedReader(Reader):

@@ -34,11 +34,20 @@ def parse_address(text: str) -> tuple[str, int]:
         host, port = text, str(DEFAULT_PORT)
     bracketed = re.fullmatch(r"\[([^][]+)\]", host)
     bare = bracketed[1] if bracketed else host
-    if not bare or re.search(r"^-|[][/@\s]", bare) or (":" in bare and not bracketed):
+    if not bare or re.search(r"^-|[][/@\s\0\ud800-\udfff]|.{254}", bare) or (":" in bare and not bracketed):
         raise OptionError(f"'{without_password(text)}' is not the address of a server.", hint=_EXAMPLE)
     if not is_number(port) or not 0 < int(port) < 65536:
         raise OptionError(f"'{without_password(port)}' is not a port.", hint=_EXAMPLE)
     return host, int(port)
+
+
+def as_origin(text: str) -> str:
+    """The origin of web pages as browsers send it. Raises OptionError."""
+    origin = text.lower().removesuffix("/")
+    if not re.fullmatch(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]+)?", origin):
+        example = "Write SCHEME://HOST:PORT, for example http://localhost:3000, and give --allow-origins for each."
+        raise OptionError(f"'{without_password(text)}' is not the origin of a web page.", hint=example)
+    return re.sub(r"^(http://.*):80$|^(https://.*):443$", r"\1\2", origin)
 
 
 def check_encrypted(host: str, cert: Path | None, key: Path | None, *, insecure: bool, flag: str) -> None:
@@ -46,10 +55,8 @@ def check_encrypted(host: str, cert: Path | None, key: Path | None, *, insecure:
     if key and not cert:
         raise OptionError("--tls-key needs --tls-cert.", hint="Give both, or one file that holds both.")
     if not (cert or insecure or is_loopback(host)):
-        raise OptionError(
-            f"On {host} keys and texts would cross the network unencrypted.",
-            hint=f"Give --tls-cert and --tls-key, or {flag} behind a proxy that speaks TLS.",
-        )
+        hint = f"Give --tls-cert and --tls-key, or {flag} behind a proxy that speaks TLS."
+        raise OptionError(f"On {host} keys and texts would cross the network unencrypted.", hint=hint)
 
 
 def parse_addresses(text: str) -> list[str]:

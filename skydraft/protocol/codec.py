@@ -23,10 +23,7 @@ _MAX_ID = 2**31 - 1
 _MAX_BEST = 20
 _FINISHES: dict[int, FinishReason | None] = {0: None, 1: "eos", 2: "stop_string", 3: "sentences", 4: "length"}
 _EXECUTIONS: dict[int, Execution] = {1: "exact", 2: "throughput"}
-_AS_THEY_ARE = (
-    "version", "model", "vocab_size", "context_len", "max_rows", "max_block", "max_sessions", "num_sessions",
-    "invariant_rows", "weights",
-)  # fmt: skip
+_AS_THEY_ARE = {each.name for each in fields(ServerInfo)} - {"fingerprint", "execution", "forward_ms"}
 
 
 def digest(*token_ids: npt.NDArray[np.int32]) -> int:
@@ -250,12 +247,10 @@ def decode_opened(data: bytes) -> Opened:
 
 def encode_verdict(verdict: Verdict, target: TargetId | None = None, *, is_last: bool = False) -> bytes:
     """`target` is as in `encode_opened`. `is_last` marks a verdict after which the target might have written."""
-    return pb.SessionReply(
-        base=verdict.base, num_accepted=verdict.num_accepted, token_id=verdict.token_id,
-        finish=f"FINISH_{verdict.finish}".upper(), audit=np.packbits(np.array(verdict.audit, bool)).tobytes(),
-        cost=_cost_list(verdict.cost), target=_target_message(target), last=is_last,
-        scores=map(_score_message, verdict.scores),
-    ).SerializeToString()  # fmt: skip
+    return _reply(
+        verdict, num_accepted=verdict.num_accepted, token_id=verdict.token_id, target=_target_message(target),
+        audit=np.packbits(np.array(verdict.audit, bool)).tobytes(), last=is_last,
+    )  # fmt: skip
 
 
 @reading("SessionReply")
@@ -275,9 +270,13 @@ def decode_verdict(data: bytes, num_audited: int, sent_ids: Sequence[int] = ()) 
 
 
 def encode_written(written: Written) -> bytes:
+    return _reply(written, written_ids=written.token_ids, last=written.is_last)
+
+
+def _reply(answer: Verdict | Written, **more: Any) -> bytes:
     return pb.SessionReply(
-        base=written.base, written_ids=written.token_ids, finish=f"FINISH_{written.finish}".upper(),
-        cost=_cost_list(written.cost), last=written.is_last, scores=map(_score_message, written.scores),
+        base=answer.base, finish=f"FINISH_{answer.finish}".upper(), cost=_cost_list(answer.cost),
+        scores=map(_score_message, answer.scores), **more,
     ).SerializeToString()  # fmt: skip
 
 

@@ -16,7 +16,6 @@ from skydraft.protocol.values import SERVICE
 _DOMAIN = "skydraft"
 # Statuses of gRPC itself, or of another server, that name none of our errors.
 _BY_CODE: dict[grpc.StatusCode, type[SkydraftError]] = {
-    grpc.StatusCode.UNAVAILABLE: errors.CloudLost,
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.CloudTimeout,
     grpc.StatusCode.CANCELLED: errors.CloudLost,
     grpc.StatusCode.UNAUTHENTICATED: errors.NotAuthorized,

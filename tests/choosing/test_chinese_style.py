@@ -22,8 +22,8 @@ def shifts(written, **options):
     return {piece: float(edited[token_id]) for piece, token_id in IDS.items() if edited[token_id]}
 
 
-def banned(written, **options):
-    return {piece.decode() for piece, shift in shifts(written, **options).items() if shift == -np.inf}
+COMMAS, STOPS = {"，", "、", ",", "，我"}, {"。", "！", "？", "。\n", "？”", ".", ".g"}
+GAP, SHIFT = {"comma_gap": 4}, {"full_stop_gap": 8, "full_stop_shift": -8.0}
 
 
 @pytest.mark.parametrize(
@@ -33,51 +33,27 @@ def banned(written, **options):
         (["员", "a", "在", "3", "员"], {"content_ngram_size": 2}, {"在"}),  # nor through what is no content
         (["a", *YUAN], {"no_adjacent_repeat": True}, {"员"}),  # a character that was spelled in bytes
         (["，我"], {"no_adjacent_repeat": True}, {"我", "我们"}),  # merged tokens end in a character, too
+        # F10: a comma after every second character
+        (["我们", "在", "说"], GAP, set()),
+        (["我们", "在", "说", "，我"], GAP, COMMAS),  # one character since the comma inside
+        (["我", "”", "你", "他", "在"], GAP, COMMAS),  # any punctuation starts the count again
+        (["我", "你", "他", *YUAN[:1]], GAP, set()),  # the fourth has begun
+        (["我", "3"], GAP, COMMAS - {","}),  # 3,000
+        (["我们", "在", "说", "高", "兴", "大"], SHIFT, STOPS),
+        (["我们", "在", "说", "高", "兴", "大", "的"], SHIFT, set()),
+        (["我", "3"], SHIFT, STOPS - {".", ".g"}),  # 3.5
     ],
 )
-def test_repeats_are_seen_through_punctuation_and_in_fragments(written, options, expected):
-    assert banned(written, **options) == expected
+def test_repeats_commas_and_full_stops_are_seen_in_characters(written, options, expected):
+    found = shifts(written, **options)
+    assert {piece.decode() for piece in found} == expected
+    assert set(found.values()) <= {options.get("full_stop_shift", -np.inf)}
 
 
 def test_the_content_penalty_falls_on_content_alone():
     """F12: and once."""
     changed = shifts(["员", "员", "，", "a", "3", "，我", "。"], content_penalty=1.25)
     assert changed == {"员".encode(): float(np.float32(0.8) - np.float32(1))}
-
-
-COMMAS = {"，", "、", ",", "，我"}
-
-
-@pytest.mark.parametrize(
-    ("written", "expected"),
-    [
-        (["我们", "在", "说"], set()),
-        (["我们", "在", "说", "，我"], COMMAS),  # one character since the comma inside
-        (["我", "”", "你", "他", "在"], COMMAS),  # any punctuation starts the count again
-        (["我", "你", "他", *YUAN[:1]], set()),  # the fourth has begun
-        (["我", "3"], COMMAS - {","}),  # 3,000
-    ],
-)
-def test_commas_wait_for_four_characters(written, expected):
-    """F10: a comma after every second character."""
-    assert banned(written, comma_gap=4) == expected
-
-
-STOPS = {"。", "！", "？", "。\n", "？”", ".", ".g"}
-
-
-@pytest.mark.parametrize(
-    ("written", "expected"),
-    [
-        (["我们", "在", "说", "高", "兴", "大"], STOPS),
-        (["我们", "在", "说", "高", "兴", "大", "的"], set()),
-        (["我", "3"], STOPS - {".", ".g"}),  # 3.5
-    ],
-)
-def test_full_stops_are_shifted_before_eight_characters(written, expected):
-    changed = shifts(written, full_stop_gap=8, full_stop_shift=-8.0)
-    assert {piece.decode() for piece in changed} == expected
-    assert set(changed.values()) <= {-8.0}
 
 
 @pytest.mark.parametrize(

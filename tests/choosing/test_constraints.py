@@ -13,24 +13,28 @@ from skydraft.errors import OptionError
 from .. import reference, toys
 from ..toys import VOCAB, law
 
-token_lists = st.lists(st.integers(0, VOCAB.size - 1), min_size=1, max_size=14)
+prompts = st.lists(st.integers(0, VOCAB.size - 1), min_size=1, max_size=6)
+texts = st.lists(st.integers(0, VOCAB.size - 1), max_size=14)
 
 
 @law(250)
-@given(st.integers(0, 10**6), token_lists, st.integers(0, 6), toys.params())
-def test_the_edited_row_is_what_the_rules_say_word_by_word(seed, prefix, prompt_len, params):
-    """All constraints and styles at once, against rules asked of texts; pure, and nothing given is changed."""
-    prompt_len = min(prompt_len, len(prefix))
+@given(st.integers(0, 10**6), prompts, st.lists(st.tuples(st.integers(0, 14), texts), min_size=1, max_size=4),
+       toys.params())  # fmt: skip
+def test_the_edited_row_is_what_the_rules_say_word_by_word(seed, prompt, walk, params):
+    """All constraints and styles at once, against rules asked of texts; pure, and nothing given is changed.
+
+    Each text goes on from somewhere in the one before: what a chooser keeps from one to the next is a cache.
+    """
     row = np.random.default_rng(seed).normal(0, 4, VOCAB.size).astype(np.float32)
-    token_ids, row_before = toys.array(prefix), row.copy()
-    chooser = Chooser(params, VOCAB, prompt_len)
-    edited = chooser.constrain(row, token_ids)
-    assert np.array_equal(edited, reference.constrained(row, prefix, prompt_len, params, VOCAB))
-    assert chooser.choose(row, token_ids) == reference.sample(edited, params, len(prefix) - prompt_len)
-    assert np.array_equal(chooser.constrain(row, token_ids), edited)
-    assert np.array_equal(row, row_before) and token_ids.tolist() == prefix
-    token_ids.flags.writeable = False
-    assert np.array_equal(chooser.constrain(row, token_ids), edited)
+    row_before, chooser, written = row.copy(), Chooser(params, VOCAB, len(prompt)), []
+    for keep, more in walk:
+        written = written[:keep] + more
+        token_ids = toys.array([*prompt, *written])
+        token_ids.flags.writeable = False
+        edited = chooser.constrain(row, token_ids)
+        assert np.array_equal(edited, reference.constrained(row, token_ids, len(prompt), params, VOCAB))
+        assert chooser.choose(row, token_ids) == reference.sample(edited, params, len(written))
+        assert np.array_equal(chooser.constrain(row, token_ids), edited) and np.array_equal(row, row_before)
 
 
 def test_a_bias_of_an_id_that_is_no_token_is_refused() -> None:

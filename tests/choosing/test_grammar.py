@@ -3,6 +3,7 @@ that shares nothing with it."""
 
 import re
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from skydraft.choosing.chooser import Chooser
 from skydraft.choosing.grammar import GrammarAlong, compile_grammar, only_one
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import GrammarRefused, MissingDependency
-from skydraft.grammars import json_schema
+from skydraft.grammars import followable, json_schema
 from skydraft.prompts.tool_calls import calling_grammar
 from tests import grammars, toys
 from tests.grammars import BYTES, ENDS, GRAMMARS, JSONS, spelled
@@ -32,34 +33,32 @@ def along(grammar: str, vocab: Vocab, prompt_len: int = 0) -> GrammarAlong:
     return GrammarAlong(compile_grammar(grammar, vocab), vocab, prompt_len)
 
 
-@law(30)
-@given(st.sampled_from(GRAMMARS), walks, st.integers(0, 3))
-def test_what_may_come_next_is_what_the_oracle_says(grammar: str, walk: Any, prompt_len: int) -> None:
-    follower, prompt = along(grammar, VOCAB, prompt_len), [1] * prompt_len
+def walked(follower: GrammarAlong, walk: Any, prompt: list[int]) -> Iterator[tuple[list[int], Any]]:
+    """(What is written, what may come next) at each step of a walk that goes back now and then."""
     generated: list[int] = []
     for keep, choices in walk:
         generated = generated[:keep]
         for choice in choices:
-            expected = grammars.allowed(grammar, generated, VOCAB)
-            assert np.array_equal(follower.allowed(array(prompt + generated)), expected), generated
-            may = np.flatnonzero(expected)
-            generated.append(int(may[choice % len(may)]) if choice >= 0 else len(generated) * 7 % VOCAB.size)
+            yield generated, (mask := follower.allowed(array(prompt + generated)))
+            may = np.flatnonzero(mask)
+            generated.append(int(may[choice % len(may)]) if choice >= 0 else len(generated) * 7 % len(mask))
+
+
+@law(30)
+@given(st.sampled_from(GRAMMARS), walks, st.integers(0, 3))
+def test_what_may_come_next_is_what_the_oracle_says(grammar: str, walk: Any, prompt_len: int) -> None:
+    for generated, mask in walked(along(grammar, VOCAB, prompt_len), walk, [1] * prompt_len):
+        assert np.array_equal(mask, grammars.allowed(grammar, generated, VOCAB)), generated
 
 
 @law(30)
 @given(st.sampled_from(JSONS), walks)
 def test_going_back_and_on_is_as_beginning_anew(grammar: str, walk: Any) -> None:
-    follower = along(grammar, BYTES)
-    generated: list[int] = []
-    for keep, choices in walk:
-        generated = generated[:keep]
-        for choice in choices:
-            mask = follower.allowed(array(generated))
-            may = np.flatnonzero(mask)
-            assert np.array_equal(mask, along(grammar, BYTES).allowed(array(generated))), generated
-            assert len(may) and (mask[list(ENDS)].all() or not mask[list(ENDS)].any())
-            assert only_one(follower.allowed(array(generated))) == (may[0] if len(may) == 1 else None)
-            generated.append(int(may[choice % len(may)]) if choice >= 0 else len(generated) * 7 % BYTES.size)
+    for generated, mask in walked(along(grammar, BYTES), walk, []):
+        may = np.flatnonzero(mask)
+        assert np.array_equal(mask, along(grammar, BYTES).allowed(array(generated))), generated
+        assert len(may) and (mask[list(ENDS)].all() or not mask[list(ENDS)].any())
+        assert only_one(mask) == (may[0] if len(may) == 1 else None)
 
 
 def test_a_name_that_must_come_is_gone_in_the_tokens_of_the_tokenizer() -> None:
@@ -123,6 +122,25 @@ def test_the_grammar_wins_where_the_rest_would_leave_no_token() -> None:
     row[EOS] = 9
     assert longer.choose(row, array(toys.ids("a", "a"))) != EOS  # where there is another way, the minimum holds
     assert longer.choose(row, array(toys.ids("a", "a", "a"))) == EOS
+
+
+@pytest.mark.parametrize(
+    ("schema", "kept", "left_out"),
+    [
+        # names of properties, and values, that are called as keywords are
+        (same := {"properties": {"title": {"type": "string"}, "not": {"const": {"default": 1}}}}, same, set()),
+        ({"$defs": {"a": {"title": "A"}}, "$ref": "#/$defs/a"}, {"$defs": {"a": {}}, "$ref": "#/$defs/a"}, set()),
+        ({"anyOf": [{"not": {}}, {"uniqueItems": False, "default": 1}]}, {"anyOf": [{}, {}]}, {"not"}),
+        ({"allOf": [{}], "unevaluatedProperties": False}, {"allOf": [{}]}, {"unevaluatedProperties"}),
+        ({"patternProperties": {"^(?!a)": {}, "b": {}}}, {"patternProperties": {"b": {}}}, {"patternProperties"}),
+        *(({"pattern": text}, {}, {"pattern"}) for text in (r"(?=a)", r"(?<!a)b", r"(a)\1", r"\bA", r"\\(?!a)")),
+        *(({"pattern": text},) * 2 + (set(),) for text in (r"(?:a)", r"[(?=]", r"\(?=a", r"(\d?=)", r"(?<n>a)", "^a$")),
+        ({"format": "cuid"}, {}, {"format"}),
+    ],
+)  # fmt: skip
+def test_a_schema_is_freed_of_what_no_grammar_follows(schema: Any, kept: Any, left_out: set[str]) -> None:
+    told = set[str]()
+    assert (followable(schema, told), told) == (kept, left_out)
 
 
 @pytest.mark.parametrize("ref", ["#/$defs/站", "#/$defs/%E7%AB%99"])

@@ -50,25 +50,16 @@ def test_sampling_equals_masking_the_whole_vocabulary(row, temperature, top_k, t
     assert np.array_equal(row, before)
 
 
-@pytest.mark.parametrize(("depth", "top_p"), [(12.5, 0.5), (12.5, 0.9), (20.0, 0.9995), (20.0, 0.9999)])
+@pytest.mark.parametrize(("depth", "top_p"), [(12.5, 0.5), (12.5, 0.9), (12.5, 1), (20.0, 0.9995), (20.0, 0.9999)])
 def test_light_tokens_count_where_the_heavy_ones_are_not_mass_enough(depth: float, top_p: float) -> None:
-    """The best token has 0.573 of the mass, or 0.9996. At two of the positions a light one wins where it may."""
+    """The best token has 0.573 of the mass, or 0.9996; the rest lies further down than what is looked at first. At two
+    of the positions a light one wins where it may."""
     row = (-depth + np.random.default_rng(1).uniform(-0.1, 0.1, 200_000)).astype(np.float32)
     row[5] = 0.0
     params, positions = DecodingParams(temperature=1, top_p=top_p), [*range(10), 2238, 3507]
     winners = [sample(row, params, position) for position in positions]
     assert winners == [naive(row, params, position) for position in positions]
     assert (set(winners) == {5}) == (top_p in (0.5, 0.9995))
-
-
-def test_rare_noise_beyond_the_near_tokens_is_found():
-    """e^13 / 200,000 of the mass lies further down than what is looked at first: it has to win about as often."""
-    row = np.full(200_000, -12.5, np.float32)
-    row[5] = 0.0
-    params = [DecodingParams(temperature=1, seed=seed) for seed in range(120)]
-    winners = [sample(row, one, 3) for one in params]
-    assert winners == [naive(row, one, 3) for one in params]
-    assert 20 < sum(winner != 5 for winner in winners) < 70  # expected: 120 * 0.427
 
 
 @law(30)

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skydraft import generate, make_plan
-from skydraft.choosing.stopping import Said, Stopping
+from skydraft.choosing.stopping import Said, Stopping, said_along
 from skydraft.config import DecodingParams
 from skydraft.engines.toy import ToyEngine
+from skydraft.engines.vocab import Vocab
 
 from .. import toys
 from ..toys import EOS, TOOL, VOCAB, ids, law
@@ -48,6 +49,26 @@ def test_a_text_ends_a_sentence_if_spaces_a_closing_and_spaces_follow():
         assert not Said().then(text.encode()).ends_sentence
 
 
+# Dots, quotes, spaces, abbreviations, halves of characters, and bytes that are none.
+PIECES = [
+    b".", b"..", b" ", b"\n", "。".encode(), "」".encode(), b")", b"e.g", b"U", b"a.b", b"3", b"3.5", "我们".encode(),
+    b"\xe6", b"\x88", b"\x91", b"\xff", "，".encode(), b"? ", "！”".encode(), b"x" * 70, b"." * 70, b"",
+]  # fmt: skip
+texts = st.lists(st.integers(0, len(PIECES) - 1), max_size=24)
+
+
+@law(300)
+@given(st.lists(st.tuples(st.integers(0, 24), texts), min_size=1, max_size=6))
+def test_sentences_along_the_tokens_are_those_of_the_text(walk):
+    """Of texts that go on from somewhere in the one before."""
+    vocab, written = Vocab(PIECES, lambda text: [0]), []
+    along = said_along(vocab)
+    for keep, more in walk:
+        written = written[:keep] + more
+        said, whole = along.at(toys.array(written)), Said().then(vocab.decode(written).encode())
+        assert (said.ends_sentence, said.num_sentences) == (whole.ends_sentence, whole.num_sentences)
+
+
 @pytest.mark.parametrize(
     ("pieces", "options", "expected"),
     [
@@ -72,13 +93,13 @@ def test_ending_after_sentences(pieces, options, expected):
     assert ending(ids(*pieces), **options) == expected
 
 
-def follower(text):
-    """A model that writes `text` round and round, whatever the prompt."""
-    table = np.zeros((VOCAB.size, VOCAB.size), np.float32)
-    table[:, VOCAB.encode(text)[0]] = 5
-    for here, there in itertools.pairwise(VOCAB.encode(text)):
-        table[here, there] = 9
-    return ToyEngine(VOCAB, table)
+def follower(text, vocab=VOCAB):
+    """A model that writes `text` round and round, whatever the prompt, and is sure of it."""
+    table = np.zeros((vocab.size, vocab.size), np.float32)
+    table[:, vocab.encode(text)[0]] = 15
+    for here, there in itertools.pairwise(vocab.encode(text)):
+        table[here, there] = 40
+    return ToyEngine(vocab, table)
 
 
 @pytest.mark.usefixtures("fixed_k")

@@ -7,6 +7,7 @@ import pytest
 
 from skydraft.cli.main import run
 
+TOYS = ["--edge-model", "toy:drift=0.4", "--cloud-model", "toy"]
 Invoke = Callable[..., tuple[int, str, str]]
 Refused = Callable[..., None]
 

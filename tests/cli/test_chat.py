@@ -18,10 +18,9 @@ import skydraft
 from skydraft import DecodingParams, make_plan
 from skydraft.engines.toy import open_toy
 
+from ..comparing import TOYS
 from ..starting import command as skydraft_command
 from .conftest import Invoke
-
-TOYS = ["--edge-model", "toy:drift=0.2", "--cloud-model", "toy"]
 
 Talk = Callable[..., tuple[list[str], str]]
 
@@ -47,10 +46,6 @@ def answer(messages: list[dict[str, str]], mode: str = "quality", **params: Any)
     return skydraft.generate(messages=messages, edge=edge, cloud=cloud, plan=make_plan(mode), params=chosen).run().text
 
 
-def user(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
-
-
 def test_each_answer_follows_all_that_was_said(tmp_path: Path, talk: Talk) -> None:
     saved = tmp_path / "talk.json"
     talk("语速", "/mode lossless", '"""一', '二"""', f"/save {saved}", options=("-s", "慢"))
@@ -64,7 +59,8 @@ def test_retry_is_another_answer_to_the_same_question(tmp_path: Path, talk: Talk
     saved = tmp_path / "talk.json"
     talk("语速", "/retry", f"/save {saved}", options=("--temperature", "0.9", "--seed", "4", "-q"))
     question, reply = json.loads(saved.read_text())
-    assert question == user("语速") and reply["content"] == answer([user("语速")], temperature=0.9, seed=5)
+    assert question == {"role": "user", "content": "语速"}
+    assert reply["content"] == answer([question], temperature=0.9, seed=5)
 
 
 def test_nonsense_gets_a_line_and_loses_nothing(tmp_path: Path, talk: Talk) -> None:

@@ -4,11 +4,8 @@ import json
 import re
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -17,6 +14,7 @@ from skydraft.engines.toy import open_toy
 
 from ..serving import PATIENCE_S, Serving, Unhurried, serving
 from ..starting import Started
+from ..stock.fakes import fake
 from .conftest import Invoke
 
 EDGE = ["--edge-model", "toy:drift=0.2"]
@@ -74,20 +72,6 @@ def test_a_server_audits_what_it_did_not_check(invoke: Invoke, server: Serving, 
         assert "\n1 answer" in invoke("learn", "status", str(tmp_path / cloud))[1] or not learned
 
 
-@contextmanager
-def plain_http() -> Iterator[int]:
-    """The port of a server that speaks HTTP alone."""
-    quiet = type("Quiet", (BaseHTTPRequestHandler,), {"log_message": lambda *_: None})
-    with HTTPServer(("127.0.0.1", 0), quiet) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield server.server_port
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 NOBODY = ("127.0.0.1:9", "http://127.0.0.1:9/v1")  # the discard port
 
 
@@ -111,10 +95,10 @@ def test_what_waiting_does_not_cure_is_found_before_the_first_token_though_nothi
     invoke: Invoke, server: Serving, guarded: tuple[str, str], foreign: str, more: tuple[str, ...]
 ) -> None:
     alone = ["generate", "你好", *EDGE, "-n", "8", "--gate", "entropy:99", "-m", "quality", *more, "--cloud"]
-    with plain_http() as port:
+    with fake("openai") as plain_http:
         wrong = {
             guarded[0]: "token", foreign: "other tokens than the draft model",
-            f"127.0.0.1:{port}": "its address is http://",
+            f"127.0.0.1:{plain_http.port}": "its address is http://",
         }  # fmt: skip
         for address, what in wrong.items():
             status, out, err = invoke(*alone, address)
@@ -137,13 +121,6 @@ def test_a_text_that_waits_for_a_lost_server_says_so(invoke: Invoke) -> None:
     assert status == 1 and first.endswith("waiting up to 2.5 s for it.") and "--cloud-timeout" in last
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:9", "http://127.0.0.1:9/v1"])
-def test_the_doctor_says_at_once_that_a_connection_is_refused(invoke: Invoke, address: str) -> None:
-    began = time.monotonic()
-    status, out, _ = invoke("doctor", "--cloud", address, *EDGE)
-    assert status == 1 and "refused" in " ".join(out.split()) and time.monotonic() - began < 10
-
-
 def test_the_doctor_looks_at_each_cloud_and_gives_a_verdict(invoke: Invoke, server: Serving) -> None:
     with serving(open_toy("toy")) as second, serving(open_toy("toy:drift=0.4")) as odd:
         names = f"{server.address},{second.address}"
@@ -157,11 +134,14 @@ def test_the_doctor_looks_at_each_cloud_and_gives_a_verdict(invoke: Invoke, serv
         assert part in out.replace("\n", " ")
 
 
-def test_the_doctor_says_what_is_wrong_with_a_cloud(invoke: Invoke, guarded: tuple[str, str], foreign: str) -> None:
+def test_the_doctor_says_at_once_what_is_wrong_with_a_cloud(
+    invoke: Invoke, guarded: tuple[str, str], foreign: str
+) -> None:
     address, token_file = guarded
-    for cloud, says in ((address, "token"), (foreign, "vocabulary")):
+    for cloud, says in ((address, "token"), (foreign, "vocabulary"), *((each, "refused") for each in NOBODY)):
+        began = time.monotonic()
         status, out, _ = invoke("doctor", *EDGE, "--cloud", cloud)
-        assert status == 1 and says in out
+        assert status == 1 and says in " ".join(out.split()) and time.monotonic() - began < 10
     assert invoke("doctor", "--cloud", address, "--cloud-token-file", token_file, *EDGE)[0] == 0
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import subprocess
 import sys
 import tomllib
@@ -14,6 +15,7 @@ from skydraft.models import KNOWN, cache_dir
 from skydraft.models.adapters import keep
 from skydraft.models.cache import model_path
 
+from ..cloud.test_starting import signals_as_before
 from ..models.test_found import Home, gguf
 from .conftest import Invoke
 
@@ -41,8 +43,14 @@ def test_a_model_is_listed_named_by_its_path_and_removed(invoke: Invoke) -> None
     assert invoke("models", "remove", SMALL) == (2, "", says)
 
 
-def test_models_are_listed_as_json_and_one_a_line(invoke: Invoke, tmp_path: Path) -> None:
-    cache, others = cache_dir(), "/models/一个 100% 很长的名字.gguf"
+def test_models_also_those_of_ollama_are_listed_as_json_and_one_a_line(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, cache, others = Home(tmp_path), cache_dir(), "/models/一个 100% 很长的名字.gguf"
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "other disk"))
+    home.ollama = tmp_path / "other disk"
+    home.pull("registry.ollama.ai/library/large/7b", gguf(9, 20_000))
+    home.pull("registry.ollama.ai/library/embed/latest", gguf(9, **{"qwen2.pooling_type": 1}))
     for model, name in ((SMALL, "phone"), (SMALL, "desk"), (others, "phone")):
         keep(b"GGUF", name, model, cache)
     said = json.loads(invoke("models", "list", "--json")[1])
@@ -50,7 +58,11 @@ def test_models_are_listed_as_json_and_one_a_line(invoke: Invoke, tmp_path: Path
     assert said["folder"] == str(cache) and rows["tiny-omni-edge"]["adapters"] == []
     assert (rows[SMALL]["adapters"], rows[SMALL]["path"]) == (["desk", "phone"], None)
     assert (rows[others]["adapters"], rows[others]["kind"]) == (["phone"], "own")
+    embeds = rows["ollama:embed:latest"]
+    assert embeds["kind"] == rows["ollama:large:7b"]["kind"] == "found" and not rows["ollama:large:7b"]["unfit"]
+    assert embeds["unfit"] == "it is an embedding model"
     lines = invoke("models", "list")[1].splitlines()
+    assert any("ollama:embed:latest" in line and "not usable: it is an embedding model" in line for line in lines)
     assert all(line.startswith(name) for line, name in zip(lines, rows, strict=False))
     assert any(line.endswith("has learned: desk, phone") for line in lines)
 
@@ -95,6 +107,38 @@ def test_so_is_one_that_comes_while_the_program_is_still_imported(module: str) -
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "skydraft: Interrupted.\n")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("words", ["serve --model toy --port 0", "gateway --port 0"])
+def test_a_server_that_is_ended_while_its_model_loads_has_stopped(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, words: str, number: int
+) -> None:
+    monkeypatch.setattr("skydraft.api.resolve", lambda *_, **__: signal.raise_signal(number))
+    with signals_as_before():
+        assert invoke(*words.split()) == (0, "", "skydraft: stopped.\n")
+
+
+def test_without_the_module_resource_a_server_starts() -> None:
+    code = (
+        "import sys; sys.modules['resource'] = None; from skydraft.cloud.server import running\n"
+        "from tests.cloud.test_starting import ServeOptions, toy\n"
+        "with running(toy(), ServeOptions(port=0)) as port: assert port"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize("words", [
+    "models path", "generate 你好 --edge-model toy --cloud-model toy", "gateway --port 0 --edge-model toy", "doctor",
+    "chat --edge-model ~/x.gguf", "learn forget nothing", "serve --model toy --port 0",
+])  # fmt: skip
+def test_a_user_without_a_home_gets_one_line(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    monkeypatch.setenv("SKYDRAFT_HOME", "")
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # none is in the password file
+    says = "skydraft: This user has no home folder. Set SKYDRAFT_HOME to a folder for files of skydraft.\n"
+    assert invoke(*words.split()) == (2, "", says)
+
+
 def test_the_command_is_the_one_that_can_be_interrupted() -> None:
     page = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert page["project"]["scripts"] == {"skydraft": "skydraft_command:main"}
@@ -104,16 +148,3 @@ def test_the_command_is_the_one_that_can_be_interrupted() -> None:
 def test_no_command_shows_the_help(invoke: Invoke) -> None:
     status, _, err = invoke()
     assert status == 2 and "generate" in err
-
-
-def test_models_of_ollama_are_listed(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "other disk"))
-    home = Home(tmp_path)
-    home.ollama = tmp_path / "other disk"
-    home.pull("registry.ollama.ai/library/large/7b", gguf(9, 20_000))
-    home.pull("registry.ollama.ai/library/embed/latest", gguf(9, **{"qwen2.pooling_type": 1}))
-    status, out, err = invoke("models", "list")
-    assert (status, err) == (0, "") and "ollama:embed:latest" in out and "not usable: it is an embedding model" in out
-    said = json.loads(invoke("models", "list", "--json")[1])
-    rows = {row["name"]: row for row in said["models"] if row["kind"] == "found"}
-    assert rows["ollama:embed:latest"]["unfit"] == "it is an embedding model" and not rows["ollama:large:7b"]["unfit"]

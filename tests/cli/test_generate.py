@@ -7,18 +7,16 @@ import time
 from dataclasses import fields
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from skydraft.cli.pair_options import ModelChoice
 from skydraft.decoding.audits import Auditor
 from skydraft.decoding.stats import Stats
-from skydraft.engines.toy import ToyEngine, character_vocab, random_toy
+from skydraft.engines.toy import character_vocab, random_toy
 
+from ..choosing.test_stopping import follower
 from ..starting import command as skydraft
-from .conftest import Invoke, Refused
-
-TOYS = ["--edge-model", "toy:drift=0.4", "--cloud-model", "toy"]
+from .conftest import TOYS, Invoke, Refused
 
 
 def test_text_goes_to_stdout_and_figures_to_stderr(invoke: Invoke) -> None:
@@ -107,12 +105,7 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
 
 
 def test_text_reaches_stdout_as_it_is(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    vocab = character_vocab("[/b]\t:x")
-    table = np.zeros((vocab.size, vocab.size), np.float32)
-    script = vocab.encode("[/b]\t:x")
-    for here, there in zip(script, [*script[1:], script[0]], strict=True):
-        table[here, there] = 20
-    monkeypatch.setattr(ModelChoice, "load", lambda *_: ToyEngine(vocab, table))
+    monkeypatch.setattr(ModelChoice, "load", lambda *_: follower("[/b]\t:x", character_vocab("[/b]\t:x")))
     args = ["generate", "x", *TOYS, "--mode", "edge", "--max-new-tokens", "14", "--quiet"]
     assert invoke(*args)[1] == "[/b]\t:x" * 2 + "\n"
     colored = invoke(*args, "--color", "always")[1]

@@ -14,15 +14,12 @@ TOYS = ("--edge-model", "toy:drift=0.2", "--cloud-model", "toy", "--quiet")
 SCHEMA = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
 
 
-def test_the_text_fits_the_schema_given_as_a_file_or_as_it_is(invoke: Any, tmp_path: Path) -> None:
+def test_the_text_fits_the_schema_given_as_a_file_or_as_it_is_and_the_pattern(invoke: Any, tmp_path: Path) -> None:
     file = tmp_path / "schema.json"
     file.write_text(json.dumps(SCHEMA))
     for given in (str(file), json.dumps(SCHEMA), " " + json.dumps(SCHEMA)):
         status, out, err = invoke("generate", "你好", *TOYS, "-n", "300", "--json-schema", given)
         assert status == 0 and isinstance(json.loads(out)["ok"], bool), err
-
-
-def test_the_text_fits_the_pattern(invoke: Any) -> None:
     for flags in (["--regex", "2[0-9]{3}"], ["--grammar", 'lark:start: "2" /[0-9]{3}/']):
         status, out, err = invoke("generate", "你好", *TOYS, *flags)
         assert status == 0 and re.fullmatch("2[0-9]{3}\n", out), err

@@ -12,7 +12,7 @@ from skydraft.evaluation.records import read_records
 from skydraft.origins import LOOKS
 
 from ..comparing import compared
-from .conftest import Invoke, Refused
+from .conftest import Invoke
 
 MODES = "edge,cloud,lossless;k=5,quality,gate=entropy:1.5;k=4"
 
@@ -74,7 +74,3 @@ def test_a_comparison_that_was_not_finished_has_a_page_of_what_is_there(
     assert invoke("report", str(tmp_path))[0] == 0
     settings = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))["settings"]
     assert [setting["num_prompts"] for setting in settings] == ([] if keep == "run" else [2] * 5)
-
-
-def test_a_folder_without_records_is_one_line_and_exit_status_2(refused: Refused, tmp_path: Path) -> None:
-    refused("report", str(tmp_path / "nowhere"), says="nowhere/records.jsonl cannot be read")

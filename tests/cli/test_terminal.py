@@ -15,10 +15,9 @@ from skydraft.engines.toy import open_toy
 from skydraft.types import Token
 
 from ..serving import serving
-from .conftest import Invoke
+from .conftest import TOYS, Invoke
 from .screen import Stream, on_screen
 
-TOYS = ["--edge-model", "toy:drift=0.4", "--cloud-model", "toy"]
 HOSTILE = "evil\x1b]0;owned\x07\nskydraft: all is well\x9b2J"
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 

@@ -24,7 +24,6 @@ WRONG = {
     # models
     "generate 你好 --edge-model qwen2.5-coder-0.5": SMALL,
     "generate 你好 --edge-model nowhere.gguf": "nowhere.gguf",
-    "generate 你好 --edge-model toy:size=3": "toy",
     "generate 你好 --edge-model 'evil\x1b]0;owned\x07\nskydraft: all is well'": "all is well",
     f"{GENERATE} --context 2": "--context",
     f"{GENERATE} --threads 99999": "far more than",
@@ -33,7 +32,6 @@ WRONG = {
     f"{GENERATE} --k 0": "--k must be",
     f"{GENERATE} --mode qualty": "Did you mean quality?",
     f"{GENERATE} --mode auto": "skydraft calibrate",
-    f"{GENERATE} --style zh-long": "zh-short",
     f"{GENERATE} --temperature warm": "warm",
     f"{GENERATE} --stop ''": "--stop must be texts, none of them empty",
     f"{GENERATE} --stop \udcff": "not valid UTF-8",
@@ -84,12 +82,14 @@ WRONG = {
     "serve --port 0 --model nonsense-model": "nonsense-model",
     f"gateway {TOYS} --host 0.0.0.0": "API key is required",
     f"gateway {TOYS} --parallel 0": "--parallel",
+    f"gateway {TOYS} --allow-origins '*'": "'*' is not the origin",
     f"gateway {TOYS} --edge-only": "--edge-only",
     f"gateway {TOYS} --cloud localhost:1": "choose one",
     f"gateway {TOYS} --tls-cert nowhere": "belong together",
     f"gateway {TOYS} --api-key-file /nowhere": "cannot be read",
     f"gateway {TOYS} --temperature -1": "--temperature",
     "compare": "--prompts",
+    "report nowhere": "nowhere/records.jsonl cannot be read",
 }
 
 

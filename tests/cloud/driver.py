@@ -61,9 +61,9 @@ class Watched(ToyEngine):
     def num_rows(self) -> int:
         return sum(len(tokens) for batch in self.batches for _, tokens in batch)
 
-    def allocate(self) -> Any:
+    def allocate(self, num_tokens: int) -> Any:
         self.num_open += 1
-        return super().allocate()
+        return super().allocate(num_tokens)
 
     def release(self, sequence: Any) -> None:
         self.num_open -= 1

@@ -3,8 +3,10 @@
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -29,10 +31,7 @@ def ask(address: str, grammar: str, mode: str = "lossless") -> skydraft.Generati
 
 @pytest.mark.parametrize("mode", ["lossless", "cloud"])
 def test_a_server_without_llguidance_says_so(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(text: str, vocab: Any) -> None:
-        raise skydraft.errors.MissingDependency("no")
-
-    monkeypatch.setattr(service, "compile_grammar", absent)
+    monkeypatch.setattr(service, "compile_grammar", Mock(side_effect=skydraft.errors.MissingDependency("no")))
     with serving(open_toy("toy")) as server, pytest.raises(GrammarRefused, match="no llguidance"):
         ask(server.address, DATE, mode)
 
@@ -46,17 +45,14 @@ def test_nobody_waits_for_the_grammar_of_another(monkeypatch: pytest.MonkeyPatch
         return sound(text, vocab)
 
     monkeypatch.setattr(service, "compile_grammar", slow)
-    found: list[Any] = []
-    with serving(open_toy("toy")) as server:
-        waiting = threading.Thread(target=lambda: found.append(ask(server.address, DATE, "cloud")))
-        waiting.start()
+    with serving(open_toy("toy")) as server, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(ask, server.address, DATE, "cloud")
         assert has_come.wait(30)
         began = time.monotonic()
         assert ask(server.address, "").token_ids
-        assert not found and time.monotonic() - began < 20
+        assert not waiting.done() and time.monotonic() - began < 20
         may_go.set()
-        waiting.join()
-    assert found[0].finish_reason == "eos"
+        assert waiting.result().finish_reason == "eos"
 
 
 def test_a_grammar_that_takes_too_much_on_the_way_is_refused_and_the_server_goes_on(

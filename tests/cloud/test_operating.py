@@ -25,7 +25,7 @@ from skydraft.errors import LimitExceeded, NotAuthorized, OptionError, ProtocolE
 from skydraft.protocol import codec
 from skydraft.protocol.values import SERVICE
 
-from ..serving import RawSession, Serving, free_port, serving
+from ..serving import RawSession, Serving, certified, free_port, serving
 from ..stock.fakes import fake
 from .driver import ANN, BOB, PARAMS, assert_serves, open_message, opening, verify_message
 
@@ -48,12 +48,8 @@ def test_tokens_are_wanted_by_every_method_but_not_for_health(token_file: Path) 
 
 
 def test_a_certificate_is_checked_and_the_bytes_are_encrypted(tmp_path: Path) -> None:
-    authority = trustme.CA()
-    issued = authority.issue_cert("localhost", "127.0.0.1")
-    cert, key, ca = tmp_path / "cert.pem", tmp_path / "key.pem", authority.cert_pem.bytes()
-    cert.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
-    key.write_bytes(issued.private_key_pem.bytes())
-    with serving(open_toy("toy"), tls_cert=cert, tls_key=key) as server:
+    files, ca = certified(tmp_path)
+    with serving(open_toy("toy"), **files) as server:
         cloud = skydraft.connect(server.address, tls_ca=ca)
         got = skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=cloud, params=PARAMS).run()
         assert len(got.token_ids) == 20
@@ -80,10 +76,7 @@ def test_a_certificate_is_checked_and_the_bytes_are_encrypted(tmp_path: Path) ->
 @pytest.mark.parametrize("mode", ["quality", "lossless"])
 def test_an_address_of_a_server_of_another_kind_needs_http(mode: str) -> None:
     """A gated text went on alone, and others waited."""
-    with (
-        fake("llama-server", open_toy("toy")) as server,
-        closing(skydraft.connect(server.url.removeprefix("http://"))) as cloud,
-    ):
+    with fake("llama-server") as server, closing(skydraft.connect(server.url.removeprefix("http://"))) as cloud:
         began = time.monotonic()
         with pytest.raises(OptionError, match=f"does not speak skydraft's protocol.*its address is {server.url}"):
             skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=cloud, plan=make_plan(mode)).run()

@@ -22,15 +22,14 @@ STOP = codec.encode_stop(0)
 
 
 @pytest.fixture
-def slow() -> Iterator[tuple[Serving, grpc.Channel]]:
-    """A server that writes 500 tokens a second, counts, and whom anyone may ask."""
+def slow() -> Iterator[tuple[Serving, RawSession]]:
+    """A server that writes 500 tokens a second, counts, and whom anyone may ask, and a stream to it."""
     with serving(slow_toy(), metrics_port=free_port()) as server, grpc.insecure_channel(server.address) as channel:
-        yield server, channel
+        yield server, RawSession(channel)
 
 
 def test_a_stop_ends_the_writing_and_the_session_stays_for_the_next_block(slow: Any) -> None:
-    server, channel = slow
-    stream = RawSession(channel)
+    server, stream = slow
     verdict = verdict_of(stream.ask(long_text()))
     stream.send(codec.encode_stop(9))  # of another verify
     first = codec.decode_written(stream.answer())
@@ -46,8 +45,7 @@ def test_a_stop_ends_the_writing_and_the_session_stays_for_the_next_block(slow: 
 
 @pytest.mark.parametrize("closes", [False, True])
 def test_what_is_sent_while_the_target_writes_ends_that_and_waits_for_its_turn(slow: Any, closes: bool) -> None:
-    server, channel = slow
-    stream = RawSession(channel)
+    server, stream = slow
     verdict = verdict_of(stream.ask(long_text()))
     stream.send(*[codec.encode_close(0)] if closes else [later(base=7, digest=1), STOP])
     written = (verdict.token_id, *tokens_written(stream))

@@ -26,6 +26,7 @@ from skydraft.learning.collect import Collector
 from skydraft.prompts.audio import Audio
 from skydraft.prompts.messages import asked
 from tests import reference, toys
+from tests.decoding.test_slots import begun, few, is_free, slots_of, text
 from tests.gating.test_calibration import made
 from tests.learning.test_collect import read
 from tests.serving import Serving, free_port, ran_s, serving, waiting
@@ -47,8 +48,11 @@ class Watching:
         self.auditor = Auditor(edge, target, share, self.lines.append, lambda *of: self.kept.append(of), **options)
         self.close = self.auditor.close
 
+    def begin(self, request: GenerateRequest = REQUEST) -> Generation:
+        return skydraft.start(request, observers=[self.auditor], **self._sides)
+
     def write(self, request: GenerateRequest = REQUEST) -> Generation:
-        generation = skydraft.start(request, observers=[self.auditor], **self._sides).run()
+        generation = self.begin(request).run()
         self.auditor.finish()
         return generation
 
@@ -104,22 +108,18 @@ def test_which_answers_are_read_is_drawn_before_they_begin() -> None:
     assert watching.auditor.counts == {"read": 3, "lost": 0, "dropped": 0}
 
 
-def test_what_must_stay_here_is_read_by_a_model_here_alone(server: Serving) -> None:
-    request, own = replace(REQUEST, local_only=True, cache_scope="mine"), toys.toy(1)
+def test_what_must_stay_here_is_read_here_alone_and_a_receipt_says_what_a_server_reads_later(server: Serving) -> None:
+    own = toys.toy(1)
     with closing(skydraft.connect(server.address)) as cloud:
-        for target, is_read in ((own, True), (cloud, False)):
-            with closing(Watching(toys.toy(1, 0.7), target)) as watching:
-                assert watching.write(request).request.is_audited is is_read
-    assert not server.num_sessions
+        for target, share, stays, is_read in (
+            (own, 1.0, True, True), (cloud, 1.0, True, False), (cloud, 1.0, False, True), (cloud, 1e-9, False, False)
+        ):  # fmt: skip
+            with closing(Watching(toys.toy(1, 0.7), target, share)) as watching:
+                done = watching.write(replace(REQUEST, local_only=stays, cache_scope="mine"))
+                assert done.request.is_audited is is_read and done.receipt.audited is (is_read and target is cloud)
+                assert watching.auditor.counts["read"] == is_read
+    Serving.wait_until(lambda: not server.num_sessions)
     assert not own.prefixes._kept  # what is kept for conversations stays theirs
-
-
-def test_a_receipt_says_that_a_server_reads_the_answer_later(server: Serving) -> None:
-    edge = toys.toy(1, 0.7)
-    with closing(skydraft.connect(server.address)) as cloud:
-        for target, share, told in ((toys.toy(1), 1.0, False), (cloud, 1.0, True), (cloud, 1e-9, False)):
-            with closing(Watching(edge, target, share)) as watching:
-                assert watching.write().receipt.audited is told
 
 
 def test_one_line_tells_of_an_adapter_that_agrees_too_little_and_none_of_another(
@@ -156,14 +156,12 @@ def test_clients_with_gates_of_their_own_do_not_fill_the_memory(monkeypatch: pyt
         assert [each.gate for each in watching.auditor.figures] == ["never", "entropy:4", "entropy:5"]
 
 
-def test_a_text_with_a_calibration_of_its_own_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_with_a_calibration_of_its_own_is_read() -> None:
     edge, target = toys.toy(1, 0.7), toys.toy(1)
     sides = {side: {"name": side, "fingerprint": of.fingerprint} for side, of in (("draft", edge), ("target", target))}
     auto = replace(REQUEST, plan=make_plan("auto"), calibration=made(**sides))
     with closing(Watching(edge, target)) as watching:
-        monkeypatch.setattr(watching.auditor, "finish", lambda: None)
         done = watching.write(auto)
-        Serving.wait_until(lambda: bool(watching.kept))
     ((_, audit),) = watching.kept
     assert len(audit) == len(done.token_ids)
     assert [(each.gate, each.asked) for each in watching.auditor.figures] == [("calibrated:0.95", 0.95)]
@@ -185,9 +183,7 @@ def test_an_answer_waits_for_no_audit_and_too_many_are_dropped(tmp_path: Path) -
     go_on = threading.Event()
     edge, target = toys.toy(1, 0.7), waiting(toys.toy(1), go_on.wait)
     with closing(Watching(edge, target)) as watching:
-        texts = [
-            skydraft.start(REQUEST, edge=edge, cloud=target, observers=[watching.auditor]).run().text for _ in range(20)
-        ]
+        texts = [watching.begin().run().text for _ in range(20)]
         assert len(set(texts)) == 1 and watching.auditor.counts["read"] == 0
         num_dropped = watching.auditor.counts["dropped"]
         assert 3 <= num_dropped <= 4 and len(watching.kept) == num_dropped  # one is being read
@@ -217,6 +213,23 @@ def test_others_compute_between_the_parts_of_an_audit() -> None:
     assert turns == [3] and len(forwards) > 10
 
 
+def test_an_audit_waits_for_its_place_among_the_texts() -> None:
+    target = few()
+    with closing(Watching(toys.toy(1), target)) as watching:
+        with begun(text(cloud=target)):
+            watching.begin().run()
+            Serving.wait_until(lambda: bool(slots_of(target).line))
+            assert not watching.kept
+        watching.auditor.finish()
+        assert [len(audit) for _, audit in watching.kept] == [20] and is_free(target)
+        holder = begun(text(cloud=target))
+        watching.begin().run()
+        Serving.wait_until(lambda: bool(slots_of(target).line))
+    assert watching.kept[1][1] == ()
+    holder.close()
+    assert is_free(target)
+
+
 def test_closing_breaks_off_what_is_read_and_keeps_every_answer() -> None:
     held, go_on = threading.Event(), threading.Event()
 
@@ -227,7 +240,7 @@ def test_closing_breaks_off_what_is_read_and_keeps_every_answer() -> None:
     edge, target = toys.toy(1, 0.7), waiting(toys.toy(1), hold)
     with closing(Watching(edge, target)) as watching:
         for _ in range(5):
-            skydraft.start(REQUEST, edge=edge, cloud=target, observers=[watching.auditor]).run()
+            watching.begin().run()
         held.wait()
         threading.Timer(0.1, go_on.set).start()
     assert watching.auditor.counts["read"] == 0 and [audit for _, audit in watching.kept] == [()] * 5
@@ -248,7 +261,7 @@ def test_closing_ends_the_wait_for_a_server_that_says_nothing() -> None:
     silent = socket.create_server(("127.0.0.1", 0))
     with silent, closing(skydraft.connect(f"127.0.0.1:{silent.getsockname()[1]}")) as cloud:
         watching = Watching(edge, cloud)
-        skydraft.start(REQUEST, edge=edge, cloud=cloud, observers=[watching.auditor]).run()
+        watching.begin().run()
         with silent.accept()[0]:
             began = ran_s()
             watching.close()

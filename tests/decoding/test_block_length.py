@@ -14,6 +14,7 @@ from skydraft.gating.fitting import LabelledText
 from skydraft.types import Cost, DraftBlock, LinkCost, Round, Signals, StepRecord
 
 from .. import reference
+from ..gating.test_fitting import written
 from ..toys import law
 
 GAIN = 1.05  # stated in the module: what drafting must promise over plain decoding
@@ -118,9 +119,7 @@ def test_prefill_skips_and_fallbacks_teach_no_costs(untold):
 def text_of(seed, size, chances):
     """A text whose tokens the target disagrees with by chances that the signals tell."""
     rng = np.random.default_rng(seed)
-    tops = rng.choice(chances, size)
-    signals = tuple(Signals(1.0, 0.5, float(top)) for top in tops)
-    return LabelledText("target", signals, tuple(bool(x) for x in rng.random(size) > tops))
+    return written(tops := rng.choice(chances, size), rng.random(size) > tops)
 
 
 @pytest.mark.parametrize("target_ms", [15.0, 45.0, 150.0])

@@ -41,10 +41,8 @@ def ask(
 ) -> Generation:
     params = DecodingParams(max_new_tokens=9, temperature=temperature, seed=seed)
     plan = make_plan(mode) if mode != "gated" else make_plan(gate="entropy:1.2", k=3)
-    with skydraft.generate(
-        messages=messages, edge=edge, cloud=cloud, plan=plan, params=params, cache_scope=scope
-    ) as generation:
-        return generation.run()
+    sides = {"edge": edge, "cloud": cloud}
+    return skydraft.generate(messages=messages, **sides, plan=plan, params=params, cache_scope=scope).run()
 
 
 def turn(rng: random.Random) -> dict[str, str]:

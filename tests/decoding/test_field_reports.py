@@ -18,18 +18,17 @@ from skydraft.decoding.plan import make_plan
 from skydraft.engines.toy import ToyEngine, character_vocab, random_toy
 from skydraft.gating import gates
 
+from ..choosing.test_stopping import follower
+
 VOCAB = character_vocab("今天天气很好我们去公园走，。员在的一是")
 
 
 def reasons(cycle: str, k: int) -> list[str]:
     """Why a target that loves a cycle as much as the draft model was asked."""
-    table = np.zeros((VOCAB.size, VOCAB.size), np.float32)
-    for here, there in itertools.pairwise(VOCAB.encode("气" + cycle + cycle[0])):
-        table[here, there] = 40
-    sides = {"edge": ToyEngine(VOCAB, table), "cloud": ToyEngine(VOCAB, table)}
+    sides = {"edge": follower(cycle, VOCAB), "cloud": follower(cycle, VOCAB)}
     plan, params = make_plan(gate="entropy:2", k=k), DecodingParams(max_new_tokens=32)
-    with skydraft.generate("今天天气", **sides, plan=plan, params=params) as generation:
-        return [record.reason for record in generation.run().records if record.reason]
+    done = skydraft.generate("今天天气", **sides, plan=plan, params=params).run()
+    return [record.reason for record in done.records if record.reason]
 
 
 @pytest.mark.parametrize("cycle", ["员", "员在", "员在的", "员在的一"])
@@ -61,8 +60,7 @@ def test_f6_a_loop_as_long_as_a_sentence_is_left_where_the_target_would_leave_it
     def num_tokens() -> int:
         sides = {"edge": ToyEngine(vocab, table), "cloud": ToyEngine(vocab, ending)}
         plan, params = make_plan(gate="entropy:2", k=k), DecodingParams(max_new_tokens=150)
-        with skydraft.generate(words, **sides, plan=plan, params=params, raw=True) as generation:
-            return len(generation.run().token_ids)
+        return len(skydraft.generate(words, **sides, plan=plan, params=params, raw=True).run().token_ids)
 
     assert num_tokens() == 2 * len(words) + 1
     alone = skydraft.generate(words, edge=ToyEngine(vocab, table), plan=make_plan("edge"), raw=True)
@@ -74,10 +72,8 @@ def test_f6_a_loop_as_long_as_a_sentence_is_left_where_the_target_would_leave_it
 
 @pytest.mark.parametrize("ends_early", [False, True])
 def test_f15_blocks_are_whole_but_in_modes_that_end_them_early(ends_early: bool) -> None:
-    edge, cloud = random_toy(VOCAB, drift=0.5, scale=1.0), random_toy(VOCAB, scale=1.0)
+    sides = {"edge": random_toy(VOCAB, drift=0.5, scale=1.0), "cloud": random_toy(VOCAB, scale=1.0)}
     plan = replace(make_plan(gate="entropy:1.5", k=4), ends_early=ends_early)
-    with skydraft.generate(
-        "今天天气", edge=edge, cloud=cloud, plan=plan, params=DecodingParams(max_new_tokens=60)
-    ) as generation:
-        lengths = {record.num_draft for record in generation.run().records if record.base + 4 <= 60}
+    done = skydraft.generate("今天天气", **sides, plan=plan, params=DecodingParams(max_new_tokens=60)).run()
+    lengths = {record.num_draft for record in done.records if record.base + 4 <= 60}
     assert lengths == {4} if not ends_early else min(lengths) < 4

@@ -16,9 +16,10 @@ from skydraft.types import WRITE_ALL
 from .. import reference, toys
 from ..grammars import HAS_LIBRARY
 from ..toys import PROMPT_IDS, law
-from .test_laws import assert_consistent, assert_whose, decode, executions, gates
+from .test_laws import assert_consistent, assert_whose, decode, executions, gates, ks
 
 hand_backs = st.sampled_from(["0", "1", "2", "7", "agree:1", "agree:2", "agree:4", "text"])
+ruled = st.sampled_from(["margin:0.2+digits", "entropy:9+start+values"])
 
 
 def turns_of(done):
@@ -38,10 +39,8 @@ def turns_of(done):
     return turns
 
 
-@law(120)
-@given(
-    toys.pairs(), toys.params(), gates | st.just("always"), st.integers(1, 12), st.booleans(), hand_backs, executions
-)
+@law(140)
+@given(toys.pairs(), toys.params(), gates | st.just("always") | ruled, ks, st.booleans(), hand_backs, executions)
 def test_whoever_wrote_a_token_chose_it(pair, params, gate, k, ends_early, hand_back, execution):
     edge, cloud = pair
     plan = replace(make_plan(gate=gate, k=k, hand_back=hand_back), ends_early=ends_early and gate != "always")

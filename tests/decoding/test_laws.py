@@ -34,8 +34,7 @@ DRAFTED = ("skipped", "edge", "edge-fallback")
 
 
 def decode(plan: Plan, params: DecodingParams, edge: object, cloud: object, **options: object) -> Generation:
-    with generate(PROMPT, edge=edge, cloud=cloud, plan=plan, params=params, raw=True, **options) as generation:
-        return generation.run()
+    return generate(PROMPT, edge=edge, cloud=cloud, plan=plan, params=params, raw=True, **options).run()
 
 
 def assert_whose(done: Generation, edge: Engine, cloud: Engine, params: DecodingParams) -> None:
@@ -209,20 +208,6 @@ class HostileTurns(Turns):
     @property
     def reads(self) -> bool:
         return next(self._next) % 2 == 1
-
-
-GATES = ("always", "entropy:1", "prob:0.5", "margin:0.2+digits", "entropy:9+start+values")
-
-
-@law(30)
-@given(toys.pairs(), toys.params(), st.sampled_from(GATES))
-def test_an_adaptive_length_changes_no_token_of_whoever_wrote_it(pair, params, gate):
-    edge, cloud = pair
-    plan = make_plan(gate=gate, k="auto")
-    done = decode(plan, params, edge, cloud)
-    if gate == "always":
-        assert done.token_ids == reference.plain(cloud, PROMPT_IDS, params)[0]
-    assert_whose(done, edge, cloud, params)
 
 
 @law(30)

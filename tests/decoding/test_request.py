@@ -1,14 +1,17 @@
 """Requests: checked once, before anything is computed, and where a request meets who takes part."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from skydraft import GenerateRequest, decoding_params, generate, make_plan
+import skydraft
+from skydraft import DecodingParams, GenerateRequest, decoding_params, generate, make_plan
 from skydraft.decoding.builder import prompted
 from skydraft.engines.toy import open_toy
-from skydraft.errors import OptionError, PromptError, VocabularyMismatch
+from skydraft.errors import OptionError, PromptError, UsageError, VocabularyMismatch
+from skydraft.gating.calibration import read_calibration
 from skydraft.prompts.audio import Audio
 from skydraft.prompts.messages import Message, asked
 
@@ -17,6 +20,15 @@ from ..prompts.test_chat_template import TEMPLATES
 
 SPOKEN = asked("我", audio=Audio(np.zeros(1600, np.float32)))
 SIMPLE = GenerateRequest(asked("我"))
+HALF = "\ud800"
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": [HALF]}}}
+HALVES = [
+    {"messages": asked("a", HALF)}, {"messages": asked(HALF), "raw": True}, {"messages": [Message("tool", HALF)]},
+    {"messages": [Message("assistant", "", (("tool_calls", [CALL]),))]}, {"params": decoding_params(stop=HALF)},
+    {"params": DecodingParams(think_end=HALF)}, {"tools": ({"type": "function", "function": {"name": HALF}},)},
+    {"tools": ({"function": {"name": "f", "parameters": {"properties": {HALF: {}}}}},)}, {"cache_scope": HALF},
+    {"settings": (("x", HALF),)},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -25,6 +37,7 @@ SIMPLE = GenerateRequest(asked("我"))
         ({"messages": ()}, PromptError, "no prompt"),
         ({"messages": asked("我", "你"), "raw": True}, OptionError, "raw continues a single text"),
         *(({"execution": each}, OptionError, f"exact, throughput, not '{each}'") for each in ("Exact", "")),
+        *((each, PromptError, "half of a character") for each in HALVES),
         ({"execution": "throughput"}, OptionError, "mode lossless is exact"),
         ({"messages": SPOKEN, "share_audio": "none", "plan": make_plan("cloud")}, OptionError, "no model would hear"),
         *(({name: given}, OptionError, "come from make_plan") for name, given in (("plan", "edge"), ("params", {}))),
@@ -34,6 +47,22 @@ def test_a_request_is_valid_or_not_there(parts, error, says):
     with pytest.raises(error, match=says) as raised:
         replace(SIMPLE, **parts)
     assert raised.value.exit_status == 2
+
+
+@pytest.mark.parametrize("name", [HALF, "n" * 5000, "\0"], ids=["half", "long", "zero"])
+def test_a_name_that_no_file_or_server_can_have_is_one_clear_line(name):
+    for use in (
+        lambda: skydraft.load(name), lambda: skydraft.load(f"{name}.gguf"), lambda: skydraft.load(f"a/{name}"),
+        lambda: skydraft.load(f"ollama:{name}"), lambda: skydraft.load("toy", adapter=name),
+        lambda: skydraft.load("toy", adapter=f"{name}.gguf"), lambda: skydraft.load("toy:drift=" + name),
+        lambda: skydraft.connect(name), lambda: skydraft.connect(f"http://{name}/v1", insecure=True),
+        lambda: skydraft.connect("a:1", tls_name=name), lambda: skydraft.load_audio(name),
+        lambda: read_calibration(Path(name)), lambda: make_plan(gate=name), lambda: decoding_params(style=name),
+    ):  # fmt: skip
+        with pytest.raises(UsageError) as raised:
+            use()
+        line = raised.value.line
+        assert line.encode() and "\n" not in line and len(line) < 1500
 
 
 @pytest.mark.parametrize(

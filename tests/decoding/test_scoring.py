@@ -15,8 +15,6 @@ from skydraft.prompts.messages import asked
 
 from .. import reference
 
-MODES = ["edge", "cloud", "lossless", "fluency", "quality"]
-
 
 def row_after(engine: Engine, prefix: tuple[int, ...]) -> np.ndarray:
     """Log-probabilities [vocab] of the token after `prefix`, computed without the module under test."""
@@ -24,7 +22,7 @@ def row_after(engine: Engine, prefix: tuple[int, ...]) -> np.ndarray:
     return row - np.logaddexp.reduce(row)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["edge", "cloud", "lossless", "fluency", "quality"])
 @pytest.mark.parametrize(("temperature", "grammar"), [(0.0, ""), (0.9, ""), (0.7, "regex:语速[a-z]{3}(快|慢)+")])
 def test_each_token_has_the_score_of_its_author(mode: str, temperature: float, grammar: str) -> None:
     if grammar:

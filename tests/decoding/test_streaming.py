@@ -4,16 +4,19 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import skydraft
 from skydraft import DecodingParams, Generation, make_plan
 from skydraft.decoding.generation import TextStream
 from skydraft.engines.toy import open_toy
+from skydraft.engines.vocab import Vocab
 from skydraft.errors import EngineError
 
-from ..toys import VOCAB, law
+from ..toys import EOS, PIECES, TOOL, ids, law
+
+VOCAB = Vocab([*PIECES, "\ufffd".encode()], list, special_ids=(TOOL, EOS))  # a model may write U+FFFD itself
 
 
 def stream(pieces, stop=()):
@@ -25,15 +28,18 @@ def stream(pieces, stop=()):
 @law(200)
 @given(
     st.lists(st.integers(0, VOCAB.size - 1), max_size=14),
-    st.lists(st.text("ab我们员3.在。", min_size=1, max_size=4), max_size=3),
+    st.lists(st.text("ab我们员3.在。\ufffd", min_size=1, max_size=4), max_size=3),
 )
+@example(ids("在".encode()[:2], "a", "b"), ["\ufffd"])
+@example([*ids("员".encode()[:1]), VOCAB.size - 1, *ids("a")], ["\ufffd"])
+@example(ids("员".encode()[:1], "在".encode()[:2], "a", "b"), ["ab"])
 def test_the_pieces_are_the_decoded_text_cut_at_the_first_stop_string(pieces, stop):
     shown, rest = stream(pieces, stop)
     cut = VOCAB.decode(pieces)
     for length in range(len(pieces) + 1):
-        text = VOCAB.decode(pieces[:length])
-        if found := [text.find(one) for one in stop if one in text]:
-            cut = text[: min(found)]
+        written = VOCAB.text_bytes(pieces[:length])  # wrong bytes are shown as U+FFFD, and are no stop string of it
+        if found := [written.find(one.encode()) for one in stop if one.encode() in written]:
+            cut = written[: min(found)].decode(errors="replace")
             break
     assert "".join(shown) + rest == cut
     # Nothing is held that no stop string could begin with.

@@ -70,8 +70,8 @@ def test_the_scraped_targets_are_services_on_their_ports() -> None:
 
 
 def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
-    desk = Desk(toy_pair(), 1, 1)
-    told = GatewayMetrics(desk, None).text().decode()
+    desk = Desk(pair := toy_pair(), 1, 1)
+    told = GatewayMetrics(desk, pair).text().decode()
     for metric in Metrics("toy").registry.collect():
         told += "".join(f"{sample.name} " for sample in metric.samples) + f"{metric.name} {metric.name}_total "
     desk.close()

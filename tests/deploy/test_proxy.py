@@ -11,10 +11,9 @@ from pathlib import Path
 
 import httpx2 as httpx
 import pytest
-import trustme
 
 from ..gateway.running import Running, gateway, toy_pair
-from ..serving import PATIENCE_S, free_port, waiting
+from ..serving import PATIENCE_S, certified, free_port, waiting
 
 CONFIGURATION = (Path(__file__).parents[2] / "deploy" / "nginx.conf").read_text()
 NGINX = shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")
@@ -41,11 +40,8 @@ class Proxy:
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
     """Its times for slow clients are a second each; all else is as in the file."""
     folder, port = tmp_path_factory.mktemp("nginx"), free_port()
-    authority, trusts = trustme.CA(), ssl.create_default_context()
-    authority.configure_trust(trusts)
-    made = authority.issue_cert("localhost")
-    made.cert_chain_pems[0].write_to_path(folder / "cert.pem")
-    made.private_key_pem.write_to_path(folder / "key.pem")
+    _, signer = certified(folder, "localhost")
+    trusts = ssl.create_default_context(cadata=signer.decode())
     pair = toy_pair()
     waiting(pair.edge, lambda: time.sleep(0.03))
     with gateway(pair, authorize=lambda key: "ann") as running:

@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,25 +17,16 @@ class Block(NamedTuple):
         return self.text.splitlines()[0]
 
 
+_BLOCK = re.compile(r"(?ms)^```(\w*)\n(.*?)\n```$|(?:\A|(?<=\n\n))((?:    [^\n]*\n|\s*\n)+)")
+
+
 def blocks_of(page: str) -> list[Block]:
-    return list(_blocks((ROOT / page).read_text(encoding="utf-8").splitlines()))
-
-
-def _blocks(lines: list[str]) -> Iterator[Block]:
-    at = 0
-    while at < len(lines):
-        if fence := re.fullmatch(r"```(\w*)", lines[at]):
-            end = lines.index("```", at + 1)
-            yield Block(fence[1], "\n".join(lines[at + 1 : end]))
-            at = end + 1
-        elif lines[at].startswith("    ") and (at == 0 or not lines[at - 1].strip()):
-            end = at
-            while end < len(lines) and (lines[end].startswith("    ") or not lines[end].strip()):
-                end += 1
-            yield Block("", "\n".join(line[4:] for line in lines[at:end]).rstrip())
-            at = end
-        else:
-            at += 1
+    found = _BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
+    return [
+        Block(language, fenced or re.sub("(?m)^    ", "", indented).strip("\n"))
+        for language, fenced, indented in found
+        if fenced or indented.strip()
+    ]
 
 
 def commands_of(block: Block) -> list[str]:

@@ -29,7 +29,6 @@ REPLACED = {"cloud.example": "localhost", "--host 0.0.0.0": "--host 127.0.0.1", 
 PORTS = {"serve": 7373, "gateway": 8137}
 LIMIT_S = 120
 READY = "Ctrl-C stops."
-_NUM_PROMPTS = 2
 
 _SKYDRAFT = """#!{python} -IS
 import os, sys
@@ -86,7 +85,7 @@ class Reader:
         for entry in (ROOT / "data").iterdir():
             if entry.suffix == ".jsonl":
                 lines = entry.read_text(encoding="utf-8").splitlines(keepends=True)
-                (place / "data" / entry.name).write_text("".join(lines[:_NUM_PROMPTS]), encoding="utf-8")
+                (place / "data" / entry.name).write_text("".join(lines[:2]), encoding="utf-8")
             else:
                 (place / "data" / entry.name).symlink_to(entry)
 

@@ -9,7 +9,7 @@ import pytest
 import skydraft
 from skydraft.engines.toy import open_toy
 
-from ..decoding.test_seats import few
+from ..decoding.test_slots import few
 from .blocks import blocks_of
 
 pytest.importorskip("starlette")

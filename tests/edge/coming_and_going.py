@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from itertools import count
+from itertools import count, repeat
 
 import skydraft
 from skydraft import DecodingParams, Generation, make_plan
@@ -68,20 +68,15 @@ def faults(num_texts: int, num_faults: int, pause_s: float) -> tuple[list[tuple[
                 plan, seed = tuple(PLANS)[index % 3], index // 3 % 8
                 found.append((plan, seed, written(plan, seed, cloud)))
 
-    tormentors = [
-        threading.Thread(target=torment, args=(server, over, random.Random(1 + place), done, pause_s))
-        for place, server in enumerate(servers)
-    ]
     began = time.monotonic()
-    for tormentor in tormentors:
-        tormentor.start()
-    try:
-        with ThreadPoolExecutor(NUM_EDGES) as pool:
+    with ThreadPoolExecutor(NUM_EDGES + NUM_SERVERS) as pool:
+        chances = [random.Random(1 + place) for place in range(NUM_SERVERS)]
+        torments = [pool.submit(torment, *each, done, pause_s) for each in zip(servers, repeat(over), chances)]
+        try:
             list(pool.map(work, range(NUM_EDGES)))
-    finally:
-        over.set()
-        for tormentor in tormentors:
-            tormentor.join()
-        for server in servers:
-            server.stop()
+        finally:
+            over.set()
+            for server, ended in zip(servers, torments, strict=True):
+                ended.result()
+                server.stop()
     return found, done

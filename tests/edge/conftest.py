@@ -10,17 +10,10 @@ import skydraft
 from skydraft.engines.toy import open_toy
 
 from .. import toys
-from ..serving import Unhurried, serving
+from ..serving import serving
 from .texts import Start
 
 SEEDS = (4, 17, 33)
-
-
-@pytest.fixture
-def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gated runs wait three times as long as they do before they go on alone."""
-    monkeypatch.setattr("skydraft.edge.cloud.Patience", Unhurried)
-    monkeypatch.setattr("skydraft.edge.recovery.MOVE_S", 3.0)
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Another model behind the same port must not go on with a text that the first one began."""
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from skydraft.edge.cloud import Cloud
 from skydraft.engines.toy import open_toy
 from skydraft.errors import TargetChanged
 
+from ..hostile.texts import committed
 from ..serving import free_port, serving
 from .texts import ALONE, GATED, LOSSLESS, Start, begin, connected, home, undisturbed
 
@@ -29,37 +30,24 @@ def begun(cloud: Cloud, plan: Any) -> tuple[Generation, Iterator[Any]]:
 
 CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "another model": (lambda: open_toy("toy:drift=0.4"), {}),
-    "another execution": (lambda: open_toy("toy"), {"execution": "throughput"}),
+    "another execution": (lambda: open_toy("toy", 3000), {"execution": "throughput"}),
     "a smaller context": (lambda: open_toy("toy", 2500), {}),
+    "more room": (lambda: open_toy("toy"), {}),
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_text_stops_where_the_target_changes(change: str) -> None:
-    made, options = CHANGES[change]
-    port = free_port()
-    with serving(open_toy("toy"), port=port):
-        cloud = skydraft.connect(f"127.0.0.1:{port}", timeout_s=10, require=True)
-        generation, rounds = begun(cloud, LOSSLESS)
-    with serving(made(), port=port, **options), pytest.raises(TargetChanged, match="not what this text was begun with"):
-        for _ in rounds:
-            pass
-    written = generation.token_ids
-    assert 4 <= len(written) < LENGTH and written == undisturbed(LOSSLESS, LONG)[: len(written)]
-    cloud.close()
-
-
-@pytest.mark.parametrize("plan", [LOSSLESS, ALONE], ids=["lossless", "cloud"])
-def test_the_same_target_or_one_with_more_room_goes_on(plan: str) -> None:
-    port = free_port()
-    with serving(open_toy("toy", 3000), port=port):
-        cloud = skydraft.connect(f"127.0.0.1:{port}", timeout_s=10)
-        generation, rounds = begun(cloud, plan)
-    with serving(open_toy("toy", 4096), port=port):
-        for _ in rounds:
-            pass
-    assert generation.token_ids == undisturbed(plan, LONG)
-    cloud.close()
+@pytest.mark.parametrize(("change", "plan"), [*((each, LOSSLESS) for each in CHANGES), ("more room", ALONE)])
+def test_a_text_stops_where_the_target_changes_and_goes_on_with_more_room(change: str, plan: Any) -> None:
+    (made, options), port = CHANGES[change], free_port()
+    with closing(skydraft.connect(f"127.0.0.1:{port}", timeout_s=10, require=True)) as cloud:
+        with serving(open_toy("toy", 3000), port=port):
+            generation, rounds = begun(cloud, plan)
+        is_same = nullcontext() if change == "more room" else pytest.raises(TargetChanged, match="text was begun with")
+        with serving(made(), port=port, **options), is_same:
+            list(rounds)
+    written = committed(generation)
+    assert written == undisturbed(plan, LONG)[: len(written)]
+    assert 4 <= len(written) <= LENGTH and (len(written) == LENGTH) == (change == "more room")
 
 
 @pytest.mark.parametrize("plan", [LOSSLESS, GATED], ids=["lossless", "gated"])
@@ -76,8 +64,7 @@ def test_with_two_servers_a_text_goes_on_at_the_one_that_did_not_change(
         there, _other = home(servers)
         there.stop()
         changed = start(open_toy("toy:drift=0.4"), port=there.port)
-        for _ in rounds:
-            pass
+        list(rounds)
         assert generation.token_ids == undisturbed(plan) and "edge-fallback" not in generation.origins
         assert (changed.num_sessions, len(generation.token_ids)) == (0, 80)
         for _ in range(6):

@@ -9,6 +9,7 @@ from contextlib import closing
 from itertools import repeat
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -19,7 +20,6 @@ from skydraft.edge.session import OwnServer
 from skydraft.engines.toy import open_toy
 from skydraft.errors import CloudError, CloudFailure, CloudLost, SessionNotFound
 from skydraft.protocol.codec import encode_info
-from skydraft.protocol.values import ServerInfo
 
 from ..hostile.own import refuses
 from ..serving import Relay, Serving, ran_s, serving
@@ -55,10 +55,7 @@ def test_what_a_gated_plan_asks_before_it_begins_takes_a_second_at_most(
 
 
 def test_a_generation_that_cannot_begin_leaves_no_seat_behind(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fails(self: OwnServer, timeout_s: float) -> ServerInfo:
-        raise CloudFailure("no")
-
-    monkeypatch.setattr(OwnServer, "info", fails)
+    monkeypatch.setattr(OwnServer, "info", AsyncMock(side_effect=CloudFailure("no")))
     with closing(skydraft.connect(server.address, timeout_s=2, open_ahead=True, require=True)) as cloud:
         with pytest.raises(CloudFailure):
             write(cloud, make_plan("auto", gate="calibrated:0.85"))

@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import closing
 from typing import Any, cast
+from unittest.mock import AsyncMock, Mock
 
 import grpc
 import pytest
@@ -46,19 +47,12 @@ def test_one_generation_is_one_stream(start: Start, monkeypatch: pytest.MonkeyPa
 
 def test_a_status_that_grpc_replaced_by_an_error_of_its_own_is_a_lost_stream() -> None:
     """No failure of the server: the text opens another stream, where it hears why, for example a revoked token."""
-
-    class Replaced:
-        async def write(self, message: bytes) -> None:
-            await self.read()
-
-        async def read(self) -> bytes:
-            nothing = grpc.aio.Metadata()
-            raise grpc.aio.AioRpcError(
-                grpc.StatusCode.INTERNAL, nothing, nothing, "Internal error from Core", "Failed 'execute_batch'"
-            )
+    status, nothing = grpc.StatusCode.INTERNAL, grpc.aio.Metadata()
+    error = grpc.aio.AioRpcError(status, nothing, nothing, "Internal error from Core", "Failed 'execute_batch'")
+    replaced: Any = Mock(write=AsyncMock(side_effect=error), read=AsyncMock(side_effect=error))
 
     async def receive() -> bytes:
-        stream = SessionStream(Channel(ServerOptions("127.0.0.1:9")), cast("Any", None), Replaced())
+        stream = SessionStream(Channel(ServerOptions("127.0.0.1:9")), cast("Any", None), replaced)
         return await stream.receive(Waiting(9.0, 9.0, 9.0), b"a message")
 
     with pytest.raises(SessionNotFound, match="ended early"):

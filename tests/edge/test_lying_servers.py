@@ -18,6 +18,7 @@ from skydraft.protocol.values import VerifyCall, Written
 from skydraft.types import Verdict
 
 from .. import reference, toys
+from ..hostile.texts import committed
 from ..serving import Relay, asked, ran_s, serving
 from ..toys import PROMPT, VOCAB
 
@@ -105,8 +106,8 @@ def test_what_may_not_be_written_is_committed_by_nobody(said: str) -> None:
         with suppress(CloudError):
             generation.run()
     assert time.monotonic() - began < 30 and num_asked(relay) < 300
-    own = [one for one, origin in zip(generation.token_ids, generation.origins, strict=True) if origin != "accepted"]
-    assert set(own) == {3} and LIE not in generation.token_ids
+    own = [one for one, origin in zip(committed(generation), generation.origins, strict=True) if origin != "accepted"]
+    assert set(own) == {3} and LIE not in committed(generation)
     written = [record.outcome == "written" for record in generation.records]
     assert not any(all(written[at : at + 3]) for at in range(len(written)))  # two at most
 

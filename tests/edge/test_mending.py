@@ -6,12 +6,11 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 
 import skydraft
 from bench.emulated_link import EmulatedLink, LinkShape
@@ -20,24 +19,20 @@ from skydraft.edge.channel import Channel
 from skydraft.engines.toy import open_toy
 
 from ..cloud.driver import holding, slow_toy
-from ..serving import HEALTH, PATIENCE_S, serving
+from ..serving import HEALTH, PATIENCE_S, certified, free_port, serving
 from .texts import GATED, begin, by_plan, undisturbed
 
 
 @by_plan
 def test_a_far_cloud_behind_tls_is_not_gone(tmp_path: Path, plan: Any, unhurried: None) -> None:
-    authority = trustme.CA()
-    issued = authority.issue_cert("127.0.0.1")
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    cert.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
-    key.write_bytes(issued.private_key_pem.bytes())
+    files, signer = certified(tmp_path)
     lines: list[str] = []
     short = DecodingParams(max_new_tokens=12, min_new_tokens=12)
     far = LinkShape(delay_ms=80)
     with (
-        serving(open_toy("toy"), tls_cert=cert, tls_key=key) as server,
+        serving(open_toy("toy"), **files) as server,
         EmulatedLink(("127.0.0.1", server.port), far) as link,
-        closing(skydraft.connect(link.address, tls_ca=authority.cert_pem.bytes(), notify=lines.append)) as cloud,
+        closing(skydraft.connect(link.address, tls_ca=signer, notify=lines.append)) as cloud,
     ):
         generation = begin(cloud, plan, short).run()
         assert "edge-fallback" not in generation.origins
@@ -110,3 +105,14 @@ def test_an_edge_that_was_stopped_for_longer_than_it_waits_keeps_its_text(plan: 
     params = DecodingParams(max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS, temperature=0.8, seed=3)
     text = skydraft.generate("语速", cloud=open_toy("toy"), params=params, plan=skydraft.make_plan("cloud")).run()
     assert out.splitlines()[-1] == " ".join(map(str, text.token_ids))
+
+
+def test_a_server_found_dead_a_moment_ago_costs_no_wait_and_is_used_as_soon_as_it_is_back() -> None:
+    port = free_port()
+    with closing(skydraft.connect(f"127.0.0.1:{port}")) as cloud:
+        for is_up in (True, False, True):
+            with serving(open_toy("toy"), port=port) if is_up else nullcontext():
+                for _ in range(2):
+                    began = time.monotonic()
+                    assert ("edge-fallback" in begin(cloud, GATED).run().origins) is not is_up
+            assert is_up or time.monotonic() - began < 0.5

@@ -1,5 +1,6 @@
 """A receipt says what left this device, to the token: it is recomputed here from what a server got."""
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -16,7 +17,7 @@ from skydraft.errors import OptionError
 from skydraft.protocol.codec import encode_stop
 from skydraft.protocol.values import OpenCall, VerifyCall
 
-from ..serving import Relay, asked, free_port, serving
+from ..serving import Relay, Serving, asked, free_port, serving
 from .texts import begin
 
 PARAMS = DecodingParams(max_new_tokens=48, min_new_tokens=48, temperature=0.8, seed=3)
@@ -31,6 +32,10 @@ STOP_BYTES = {len(encode_stop(base)) for base in range(48)}
 def relay() -> Iterator[Relay]:
     with serving(open_toy("toy")) as server, Relay(server.address) as running:
         yield running
+
+
+def number_of(relay: Relay, kind: str) -> int:
+    return [name for name, _ in relay.requests].count(kind)
 
 
 def run(cloud: Any, plan: Any, seed: int = 3) -> Generation:
@@ -81,6 +86,7 @@ def test_a_receipt_is_what_the_server_got(relay: Relay, plan: Any) -> None:
             num_bytes = sum(len(message) for name, message in relay.requests if name in ("open", "verify", "stop"))
             # A stop just before the end of the text may be cancelled on its way: sent, and never seen there.
             stops = plan.hand_back is None or plan.hand_back.reads
+            time.sleep(0.1 * stops)  # else a late one would be taken for one of the next text
             assert receipt.bytes_up - num_bytes in ({0, *STOP_BYTES} if stops else {0})
             for span in receipt.seen:
                 text = generation.text[slice(*span.chars)]
@@ -138,6 +144,21 @@ def test_texts_at_the_same_time_share_the_calls_of_a_day(relay: Relay) -> None:
             texts = list(pool.map(lambda seed: run(cloud, PLANS["gated"], seed), range(6)))
         assert sum(name == "verify" for name, _ in relay.requests) == 2
         assert all(len(text.token_ids) == 48 for text in texts)
+
+
+def test_an_opening_ahead_is_the_call_of_its_first_verdict(relay: Relay) -> None:
+    """It reads the whole prompt, also for a text that is closed before it asks for more."""
+    with closing(skydraft.connect(relay.address)) as cloud:
+        num_calls = run(cloud, PLANS["lossless"]).receipt.calls
+    assert num_calls == number_of(relay, "verify") and number_of(relay, "open") == 1
+    with closing(skydraft.connect(relay.address, max_calls=num_calls + 2)) as cloud:
+        assert run(cloud, PLANS["lossless"]).receipt.calls == num_calls
+        for num_open in (3, 4, 4):
+            generation = begin(cloud, PLANS["lossless"], PARAMS)
+            Serving.wait_until(lambda num_open=num_open: number_of(relay, "open") == num_open)
+            time.sleep(0.2 * (num_open == 4))
+            generation.close()
+        assert (number_of(relay, "open"), number_of(relay, "verify")) == (4, 2 * num_calls)
 
 
 def test_calls_that_could_not_be_sent_are_not_counted(unhurried: None) -> None:

@@ -15,6 +15,8 @@ from skydraft.errors import (
     SkydraftError,
 )
 
+from ..test_errors import descendants
+
 TIMEOUT_S, EDGE_S = 30.0, 1.0  # a gated text goes on alone within a second
 ONE, MANY, GATED = Situation(TIMEOUT_S), Situation(TIMEOUT_S, has_others=True), Situation(TIMEOUT_S, falls_back=True)
 
@@ -41,11 +43,7 @@ MENDED: dict[type[SkydraftError], tuple[Step, Step, Step]] = {
     errors.VocabularyMismatch: ("give up", "elsewhere", "give up"),
 }
 # What no other try and no other server would make better, or what no server of ours sends.
-FINAL = [
-    kind
-    for kind in vars(errors).values()
-    if isinstance(kind, type) and issubclass(kind, SkydraftError) and kind not in MENDED
-]
+FINAL = [kind for kind in descendants(SkydraftError) if kind not in MENDED]
 
 
 def an(kind: type[SkydraftError]) -> SkydraftError:

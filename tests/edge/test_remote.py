@@ -90,11 +90,3 @@ def test_the_servers_context_ends_the_text_where_it_would_in_one_process() -> No
             remote = skydraft.generate("语速", edge=edge, cloud=cloud, plan=plan, params=params).run()
             assert remote.finish_reason == "length"
             assert remote.num_prompt_tokens + len(remote.token_ids) == 40
-
-
-def test_a_sure_run_never_touches_the_cloud() -> None:
-    edge = toys.toy(4)
-    with closing(skydraft.connect("127.0.0.1:9", fallback="start")) as nobody:  # the discard port: nobody listens
-        generation = decode(make_plan(gate="entropy:100"), DecodingParams(max_new_tokens=3), edge, nobody)
-        assert set(generation.origins) == {"skipped"}
-        assert generation.stats.bytes_up == 0

@@ -1,14 +1,17 @@
 """What a round says it cost on the link: every message of it, answered or not, once."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 import skydraft
-from skydraft import DecodingParams, make_plan
+from skydraft import DecodingParams, Generation, make_plan
 from skydraft.decoding.context import Context
+from skydraft.decoding.plan import Plan
 from skydraft.decoding.request import GenerateRequest
+from skydraft.edge.cloud import Cloud
 from skydraft.edge.verifier import RemoteVerifier
 from skydraft.errors import CloudError
 from skydraft.prompts.audio import Audio
@@ -65,11 +68,9 @@ def test_a_verification_that_failed_is_counted_and_so_is_the_next_one(relay: Rel
 
 
 def is_back(verifier: RemoteVerifier) -> bool:
-    try:
-        verifier.verify(BLOCK, ())
-    except CloudError:
-        return False
-    return True
+    with suppress(CloudError):
+        return bool(verifier.verify(BLOCK, ()))
+    return False
 
 
 @pytest.mark.parametrize("ahead", [True, False])
@@ -88,6 +89,11 @@ def test_the_records_of_a_run_that_falls_back_hold_every_byte(relay: Relay, ahea
     cloud.close()
 
 
+def heard_by(cloud: Cloud, plan: Plan, params: DecodingParams) -> Generation:
+    edge, heard = HearingToy(17, 0.4), Audio(samples(3, NUM_FRAMES))
+    return skydraft.generate(PROMPT, edge=edge, cloud=cloud, plan=plan, params=params, raw=True, audio=heard)
+
+
 def openings_with_speech(relay: Relay) -> int:
     calls: list[Any] = [asked(data) for name, data in relay.requests if name in ("open", "verify")]
     return sum(call.opening is not None and call.opening.prompt.media != () for call in calls)
@@ -103,10 +109,7 @@ def test_features_are_shared_once_with_each_opening_that_is_sent(plan: Any, ahea
     params = DecodingParams(max_new_tokens=60, min_new_tokens=60)
     with serving(HearingToy(17)) as server, Relay(server.address) as relay:
         cloud = skydraft.connect(relay.address, require=True, open_ahead=ahead)
-        heard = Audio(samples(3, NUM_FRAMES))
-        generation = skydraft.generate(
-            PROMPT, edge=HearingToy(17, 0.4), cloud=cloud, plan=plan, params=params, raw=True, audio=heard
-        )
+        generation = heard_by(cloud, plan, params)
         num_left = num_lost
         for done, _ in generation.rounds():
             if num_left and done.record.outcome == "verified":
@@ -126,9 +129,7 @@ def test_features_of_an_opening_that_got_no_answer_are_shared_too(unhurried: Non
         cloud = skydraft.connect(relay.address)
         cloud.ping(PATIENCE_S)
         relay.is_down = True
-        heard = Audio(samples(3, NUM_FRAMES))
-        given = {"edge": HearingToy(17, 0.4), "cloud": cloud, "plan": GATED, "params": PARAMS}
-        generation = skydraft.generate(PROMPT, raw=True, audio=heard, **given).run()  # type: ignore[arg-type]
+        generation = heard_by(cloud, GATED, PARAMS).run()
         assert set(generation.origins) <= {"skipped", "edge-fallback"}
         num_sent, stats = openings_with_speech(relay), generation.stats
         # What was given to a connection that broke before it left counts as shared: never less is said than was sent.

@@ -50,10 +50,8 @@ def test_a_prompt_is_read_once_however_often_a_text_switches(number: int, monkey
     prompt = "".join(random.Random(number).choices("今天气很好我们去公园走", k=320))
     params = DecodingParams(max_new_tokens=80, min_new_tokens=80, temperature=0.8, seed=number)
     given = {"edge": open_toy("toy:drift=0.2"), "params": params, "raw": True}
-    with (
-        serving(leash.put_on(counting(open_toy("toy"), rows))) as server,
-        closing(skydraft.connect(server.address)) as cloud,
-    ):
+    target = leash.put_on(counting(open_toy("toy"), rows))
+    with serving(target) as server, closing(skydraft.connect(server.address)) as cloud:
         generation = skydraft.generate(prompt, cloud=cloud, plan=make_plan("lossless"), **given).run()  # type: ignore[arg-type]
     blocks = [record.num_draft for record in generation.records]
     switches = sum((one > 0) != (other > 0) for one, other in itertools.pairwise(blocks))

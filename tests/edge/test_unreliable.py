@@ -26,7 +26,7 @@ from skydraft.protocol.values import OpenCall, Opening
 from skydraft.types import WRITE_ALL, Prompt, Round
 
 from .. import reference, toys
-from ..serving import RawSession, Relay, Serving, asked, serving
+from ..serving import RawSession, Serving, serving
 from ..toys import PROMPT, PROMPT_IDS, VOCAB, law
 
 SEED, FINGERPRINT = 4, codec.short_fingerprint(VOCAB.fingerprint)
@@ -174,44 +174,3 @@ def test_a_gated_run_that_requires_the_cloud_is_the_undisturbed_one(
     assert disturbed.origins == calm.origins
     for done, other in zip(rounds, undisturbed, strict=True):
         assert (done.token_ids, done.audit) == (other.token_ids, other.audit)
-
-
-HELD = {
-    "other tokens": lambda ids: (*ids[:-2], (ids[-2] + 1) % VOCAB.size, ids[-1]),
-    "fewer tokens": lambda ids: ids[:-1],
-    "a longer prompt": lambda ids: ids,
-}
-
-
-@pytest.mark.parametrize("held", HELD)
-def test_a_divergence_is_noticed_in_its_round_and_mended(held: str) -> None:
-    """Somebody puts a session in the place of the edge's: of the same number and epoch, with something else in it."""
-    params = DecodingParams(max_new_tokens=24, min_new_tokens=24)
-    with (
-        serving(toys.toy(SEED)) as server,
-        Relay(server.address) as relay,
-        grpc.insecure_channel(server.address) as stranger,
-        closing(skydraft.connect(relay.address)) as cloud,
-    ):
-        generation = skydraft.generate(PROMPT, edge=toys.toy(SEED, 0.7), cloud=cloud, params=params, raw=True)
-        rounds = generation.rounds()
-        for _ in range(3):
-            next(rounds)
-        sent: list[Any] = [asked(data) for name, data in relay.requests if name in ("open", "verify")]
-        number, epoch = sent[0].session, sent[-1].epoch  # a stream names its session once
-        prompt = (*PROMPT_IDS, 1) if held == "a longer prompt" else PROMPT_IDS
-        opening = Opening(FINGERPRINT, Prompt(prompt), HELD[held](generation.token_ids), params)
-        ending = RawSession(stranger)
-        ending.send(codec.encode_close(number))
-        assert not list(ending.call)
-        server.wait_until(lambda: server.num_sessions == 0)
-        taken = RawSession(stranger).ask(codec.encode_open(OpenCall(number, epoch, opening)))
-        assert codec.decode_opened(taken).base == len(opening.committed_ids)
-        num_asked = len(relay.requests)
-        next(rounds)
-        assert len(relay.requests) > num_asked + 1  # it was asked again, with an opening
-        again: Any = asked(relay.requests[-1][1])
-        assert again.opening is not None
-        for _ in rounds:
-            pass
-    assert (generation.token_ids, generation.finish_reason) == reference.plain(toys.toy(SEED), PROMPT_IDS, params)

@@ -1,20 +1,25 @@
 """An engine of each kind, and a target and a draft model for transformers, made once."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import skydraft
+from skydraft.engines import llamacpp
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
+from skydraft.engines.registry import open_engine
 from skydraft.engines.transformers_omni import OmniEngine
 from skydraft.engines.transformers_text import TransformersEngine
 from skydraft.models import KNOWN, cache_dir, default_pair
 from skydraft.models.cache import model_path
 
+from ..later import later
 from .tiny_checkpoint import OPTIONS, save_model
+from .tiny_gguf import to_gguf
 from .tiny_omni import save_omni
 from .tiny_toy import toy
 
@@ -59,23 +64,44 @@ def gguf_path(home: Path) -> Path:
 
 
 Load = Callable[[], Engine]
-KINDS = ["toy", "text", "omni", pytest.param("gguf", marks=[pytest.mark.model, pytest.mark.long])]
+KINDS = [
+    "toy", "text", "omni", "grows", pytest.param("gguf", marks=[pytest.mark.model, pytest.mark.long]),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def tiny_gguf(folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    later("llama_cpp")
+    later("gguf")
+    return to_gguf(folders[0], tmp_path_factory.mktemp("gguf") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def small_places() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(llamacpp, "_LEAST_LEN", 4)
+        patch.setattr(llamacpp, "_AHEAD", 0)
+        yield
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def load(request: pytest.FixtureRequest) -> Load:
-    """Loads an engine of each kind."""
-    if request.param == "toy":
-        return toy
-    if request.param == "text":
-        folder = request.getfixturevalue("folders")[0]
-        return lambda: TransformersEngine(folder, OPTIONS, name="text")
-    if request.param == "omni":
-        omni_folder = request.getfixturevalue("omni_folder")
-        return lambda: OmniEngine(omni_folder, OPTIONS, name="omni")
-    request.getfixturevalue("gguf_path")
+    """Loads an engine of each kind; `grows` goes from place to place, every few tokens."""
     options = EngineOptions(context_len=128, max_sequences=6, num_threads=1)
-    return lambda: skydraft.load(default_pair().draft, options, offline=True)
+    needs = {
+        "text": ("folders",),
+        "omni": ("omni_folder",),
+        "grows": ("tiny_gguf", "small_places"),
+        "gguf": ("gguf_path",),
+    }
+    made, *_ = [*map(request.getfixturevalue, needs.get(request.param, ())), None]
+    return {
+        "toy": toy,
+        "text": lambda: TransformersEngine(made[0], OPTIONS, name="text"),
+        "omni": lambda: OmniEngine(made, OPTIONS, name="omni"),
+        "grows": lambda: open_engine("qwen-tiny", made, replace(options, total_len=6 * 128)),
+        "gguf": lambda: skydraft.load(default_pair().draft, options, offline=True),
+    }[request.param]
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from skydraft.engines import adapters
 from skydraft.engines.adapter import Adapter, digest, read_adapter, write_adapter
 from skydraft.engines.base import Engine
 from skydraft.engines.registry import open_engine
@@ -20,6 +22,7 @@ from skydraft.errors import EngineError, OptionError, RecordsError, SkydraftErro
 from ..later import later
 from .adapters import change
 from .tiny_checkpoint import OPTIONS, copy_of
+from .tiny_gguf import to_gguf
 
 gguf = later("gguf")
 later("peft")
@@ -40,41 +43,6 @@ def base(request: pytest.FixtureRequest, folder: Path, tmp_path: Path) -> Path:
     return to_gguf(folder, tmp_path / "base.gguf")
 
 
-def to_gguf(folder: Path, path: Path) -> Path:
-    """The checkpoint as a file for llama.cpp, in float32, with a vocabulary of the same size."""
-    from safetensors.numpy import load_file
-
-    weights = load_file(folder / "model.safetensors")
-    vocab_size = len(weights["model.embed_tokens.weight"])
-    writer = gguf.GGUFWriter(path, "qwen2")
-    for add, value in (
-        ("context_length", 1024), ("embedding_length", 32), ("block_count", 2), ("feed_forward_length", 64),
-        ("head_count", 4), ("head_count_kv", 2), ("layer_norm_rms_eps", 1e-6), ("rope_freq_base", 10000.0),
-    ):  # fmt: skip
-        getattr(writer, f"add_{add}")(value)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list([f"t{number}" for number in range(vocab_size)])
-    writer.add_token_types([1] * vocab_size)
-    writer.add_token_merges(["t 1"])
-    names = {f"model.layers.{n}.{long}": f"blk.{n}.{short}" for n in range(2) for long, short in PARTS.items()}
-    names |= {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-    for key, value in weights.items():
-        name, _, end = key.rpartition(".")
-        writer.add_tensor(f"{names[name]}.{end}", np.ascontiguousarray(value, np.float32))
-    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
-        write()
-    writer.close()
-    return path
-
-
-PARTS = {
-    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
-}  # fmt: skip
-
-
 def merged(folder: Path, adapter: Adapter, out: Path) -> Path:
     """The checkpoint with the changes in its weights."""
     from safetensors.numpy import load_file, save_file
@@ -89,7 +57,15 @@ def merged(folder: Path, adapter: Adapter, out: Path) -> Path:
 
 
 def opened(path: Path) -> Engine:
-    return open_engine("", path.name, path, replace(OPTIONS, max_sequences=4))
+    return open_engine(path.name, path, replace(OPTIONS, max_sequences=4))
+
+
+def test_a_file_may_have_another_template_for_requests_with_tools(folder: Path, tmp_path: Path) -> None:
+    later("llama_cpp")
+    chat, tools = ({"name": name, "template": text} for name, text in (("default", "chat"), ("tool_use", "tools")))
+    for templates, read in (((chat, tools), ("chat", "tools")), ((tools,), ("tools", "tools"))):
+        with opened(to_gguf(folder, tmp_path / "model.gguf", *templates)) as engine:
+            assert (engine.vocab.chat_template, engine.vocab.tool_template) == read
 
 
 def rows(engine: Engine) -> Any:
@@ -137,7 +113,7 @@ def test_a_model_with_an_adapter_is_the_model_with_its_changed_weights(
             engine.adapters.choose(strange, ())
         pairs = {name.replace("1", "7"): pair for name, pair in one.pairs.items()}
         write_adapter(tmp_path / "strange.gguf", replace(one, pairs=pairs))
-        with pytest.raises(OptionError, match=rf"strange\.gguf does not fit {name}"):
+        with pytest.raises(RecordsError, match=rf"strange\.gguf does not fit {name}"):
             engine.adapters.choose(strange, ())
         assert np.array_equal(rows(engine), before)
     for each in (engine, adapted, other):
@@ -145,7 +121,9 @@ def test_a_model_with_an_adapter_is_the_model_with_its_changed_weights(
             each.open(TEXT)
 
 
-def test_the_adapter_whose_prompts_begin_alike_is_chosen_and_a_new_file_counts(base: Path, tmp_path: Path) -> None:
+def test_the_adapter_whose_prompts_begin_alike_is_chosen_and_a_new_file_counts(
+    monkeypatch: pytest.MonkeyPatch, base: Path, tmp_path: Path
+) -> None:
     matrix = "model.layers.1.self_attn.q_proj" if base.is_dir() else "blk.1.attn_q.weight"
     home = tmp_path / "adapters"
 
@@ -163,6 +141,10 @@ def test_the_adapter_whose_prompts_begin_alike_is_chosen_and_a_new_file_counts(b
         write("all", 3, TEXT, engine.fingerprint)
         write("named", 4, [], engine.fingerprint)
         write("strange", 5, TEXT[:7], "f" * 32)
+        read = Counter[str]()
+        monkeypatch.setattr(
+            adapters, "read_adapter", lambda path: (read.update([path.parent.name]), read_adapter(path))[1]
+        )
         (home / "damaged").mkdir()
         (home / "damaged" / "adapter.gguf").write_bytes(b"GGUF")
         choose = engine.adapters.choose
@@ -177,6 +159,7 @@ def test_the_adapter_whose_prompts_begin_alike_is_chosen_and_a_new_file_counts(b
         ):  # fmt: skip
             with pytest.raises(SkydraftError, match=says):
                 choose(wanted, TEXT)
+        assert set(read.values()) == {1} and read["damaged"]
         before = choose("named", TEXT)
         with closing(before.open(TEXT)) as sequence:
             write("named", 6, [], engine.fingerprint)
@@ -185,7 +168,7 @@ def test_the_adapter_whose_prompts_begin_alike_is_chosen_and_a_new_file_counts(b
             assert sequence.extend([1]).shape[0] == 1  # the text that was under way goes on
         choose("named", TEXT)
         before.open(TEXT).close()  # as does one that was chosen for it, and waited for a seat
-        before.wait_s = 0.0
+        engine.adapters.wait_s = 0.0
         choose("named", TEXT)
         with pytest.raises(EngineError, match="is closed"):
             before.open(TEXT)
@@ -193,7 +176,6 @@ def test_the_adapter_whose_prompts_begin_alike_is_chosen_and_a_new_file_counts(b
             names = [name for name, _ in engine._model.named_parameters()]
             assert not [name for name in names if before._label in name] and [n for n in names if after._label in n]
         (home / "named" / "adapter.gguf").unlink()  # as `learn revert` does
-        after.wait_s = 0.0
         assert choose(None, [1]) is choose(None, [1]) is engine
         with pytest.raises(EngineError, match="is closed"):
             after.open(TEXT)
@@ -243,7 +225,7 @@ def test_texts_go_on_while_an_adapter_is_opened(slow: Any, tmp_path: Path) -> No
         engine.adapters.choose("auto", TEXT)
         go_on.set()
         late = asked.result()
-    late.wait_s = 0.0
+    engine.adapters.wait_s = 0.0
     engine.adapters.choose("auto", TEXT)
     with pytest.raises(EngineError, match="is closed"):
         late.open(TEXT)
@@ -267,7 +249,7 @@ def test_an_engine_that_takes_none_refuses(tmp_path: Path) -> None:
     write_adapter(tmp_path / "a.gguf", change(engine.fingerprint, {"one": (32, 32)}))
     with pytest.raises(OptionError, match="toy takes no adapters"):
         engine.adapters.choose(str(tmp_path / "a.gguf"), ())
-    with pytest.raises(OptionError, match="it is not a file"):
+    with pytest.raises(RecordsError, match="it is not a file"):
         read_adapter(tmp_path)
 
 

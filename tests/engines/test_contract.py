@@ -9,25 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skydraft.engines.base import Engine, Sequence
+from skydraft.engines.base import Engine
 from skydraft.engines.prefix_cache import PrefixCache
 from skydraft.errors import EngineError, PromptError
 from skydraft.types import Media, Reuse
 
 from .conftest import Load
-from .contract import TOLERANCE, largest_difference, one_by_one, some_text
+from .contract import TOLERANCE, largest_difference, one_by_one, rows_after, some_text
+from .test_floor import is_free
 from .tiny_omni import clip, spoken
 
 TORCH = ("text", "omni")
-
-
-def rows_after(sequence: Sequence, last: int, num_tokens: int = 3) -> list[Any]:
-    """Rows of greedy tokens, one at a time."""
-    rows = []
-    for _ in range(num_tokens):
-        rows.append(sequence.extend([last])[0].copy())
-        last = int(rows[-1].argmax())
-    return rows
 
 
 class TestContract:
@@ -95,7 +87,7 @@ class TestContract:
             monkeypatch.setattr(engine, "prefixes", PrefixCache())
             engine.prefixes.share(beginning)
             if not copies:
-                monkeypatch.setattr(engine, "allocate_beginning", lambda: None)
+                monkeypatch.setattr(engine, "allocate_beginning", lambda num_tokens: None)
             opened = [engine.open(prompt) for prompt in prompts]
             cached.append([sequence.take_prefill_cost().num_cached for sequence in opened])
             for sequence, prompt in zip(opened, prompts, strict=True):
@@ -144,6 +136,7 @@ class TestContract:
         for prompt in ([], [one] * most, [size], [one, -1]):
             with pytest.raises(PromptError):
                 engine.open(prompt)
+        assert is_free(engine.floor)
 
     def test_a_model_without_ears_says_so(self, engine: Engine) -> None:
         if engine.takes_audio:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from skydraft.engines.options import RowProfile
 from skydraft.engines.toy import ToyEngine
 from skydraft.errors import EngineError
-from tests.toys import law
+from tests.toys import FlakyEngine, law
 
 from .contract import one_by_one
 from .test_probe import WideRowsDiffer
@@ -56,18 +56,9 @@ def test_it_says_once_where_rows_differ(caplog: pytest.LogCaptureFixture) -> Non
 
 @pytest.mark.parametrize("fails_at", [1, 2, 3, 4])
 def test_a_forward_that_fails_while_it_compares_leaves_the_sequence_as_it_was(fails_at: int) -> None:
-    class Failing(ToyEngine):
-        left = fails_at
-
-        def forward(self, feeds: Any, *, want_logits: bool) -> Any:
-            self.left -= want_logits
-            if want_logits and self.left == 0:
-                raise EngineError("no")
-            return super().forward(feeds, want_logits=want_logits)
-
-    engine, text = probed(Failing), [1] * 299 + [1, 2, 3]
+    engine, text = probed(FlakyEngine, fail_at=fails_at), [1] * 299 + [1, 2, 3]
     with closing(engine.open([1] * 300)) as sequence:
-        with pytest.raises(EngineError, match="no"):
+        with pytest.raises(EngineError, match="lost"):
             sequence.extend([1, 2, 3])
         assert sequence.length == 299
         assert np.array_equal(sequence.extend([1, 2, 3]), one_by_one(toy(context_len=2048), text)[-3:])

@@ -7,28 +7,25 @@ import pytest
 
 from skydraft.cli.pair_options import ModelChoice
 from skydraft.engines import fitting
+from skydraft.engines.slots import Slots
 
 GB = 10**9
 
 
-@pytest.mark.parametrize(("trained", "token_bytes", "free_gb", "length", "why"), [
-    ((32_768, 32_768), (12_288, 28_672), 22.0, 32_768, "as the models were trained"),
-    ((131_072, 32_768), (12_288, 28_672), 22.0, 32_768, "as the models were trained"),
-    ((131_072, 65_536), (12_288, 28_672), 900.0, 32_768, "enough for coding agents"),
-    ((32_768, 32_768), (12_288, 28_672), 8.0, 10_240, "half of the free memory"),
-    ((32_768, 32_768), (12_288, 28_672), 0.5, 4096, "half of the free memory"),  # as of every program
-    ((2048, 32_768), (12_288, 28_672), 8.0, 2048, "as the models were trained"),
-    ((32_768, 32_768), (0, 0), 8.0, 4096, "half of the free memory"),  # the header does not say
+@pytest.mark.parametrize(("trained", "token_bytes", "free_gb", "told"), [
+    ((32_768, 32_768), (12_288, 28_672), 22.0, (32_768, 7 * 32_768, "as the models were trained")),
+    ((131_072, 32_768), (12_288, 28_672), 22.0, (32_768, 7 * 32_768, "as the models were trained")),
+    ((131_072, 65_536), (12_288, 28_672), 900.0, (32_768, 7 * 32_768, "enough for coding agents")),
+    ((32_768, 32_768), (12_288, 28_672), 8.0, (32_768, 73_242, "as the models were trained")),
+    ((32_768, 32_768), (12_288, 28_672), 6.0, (24_064, 48_828, "half of the free memory")),  # and six short ones
+    ((32_768, 32_768), (12_288, 28_672), 0.5, (4096, 7 * 4096, "half of the free memory")),  # as of every program
+    ((2048, 32_768), (12_288, 28_672), 8.0, (2048, 7 * 2048, "as the models were trained")),
+    ((32_768, 32_768), (0, 0), 8.0, (4096, 7 * 4096, "half of the free memory")),  # the header does not say
 ])  # fmt: skip
 def test_the_context_is_the_longest_that_fits(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    trained: Any,
-    token_bytes: Any,
-    free_gb: float,
-    length: int,
-    why: str,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trained: Any, token_bytes: Any, free_gb: float, told: Any
 ) -> None:
+    length, total, why = told
     paths = [tmp_path / "0", tmp_path / "1"]
     facts = {path: each for path, *each in zip(paths, trained, token_bytes, strict=True)}
     for path in paths:
@@ -37,9 +34,9 @@ def test_the_context_is_the_longest_that_fits(
     monkeypatch.setattr(fitting, "load_library", lambda: None)
     monkeypatch.setattr(fitting, "kv_facts", lambda library, path: facts[path])
     monkeypatch.setattr(fitting, "free_bytes", lambda: int(free_gb * GB))
-    chosen, line = fitting.fitting_context(paths, 7)
-    assert chosen == length and f" {length} tokens" in line and why in line
-    assert length == fitting.LEAST or 7 * sum(token_bytes) * length <= max(free_gb - 2, 0) / 2 * GB or length == 2048
+    *chosen, line = fitting.fitting_context(paths, 7)
+    assert chosen == [length, total] and f" {length} tokens" in line and why in line
+    assert Slots("", 7, length, total).num_long == (7 if total == 7 * length else (total - 7 * 4096) // (length - 4096))
 
 
 @pytest.mark.parametrize(("memory", "most", "used", "free"), [

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.model, pytest.mark.long]
 def test_rows_stay_exact_past_the_lengths_that_were_probed(gguf_path: Path) -> None:
     """Forwards of n rows at 300 and 600 tokens against one row at a time on a second sequence, and then once more."""
     options = EngineOptions(context_len=1024, max_sequences=2, num_threads=2)
-    with open_engine("gguf", "draft", gguf_path, options) as engine:
+    with open_engine("draft", gguf_path, options) as engine:
         assert engine.invariant_rows >= 1
         ids = [token_id + 1000 for token_id in range(700)]
         wide, single = engine.open(ids[:301]), engine.open(ids[:301])
@@ -36,7 +36,7 @@ def test_rows_stay_exact_past_the_lengths_that_were_probed(gguf_path: Path) -> N
 
 def test_a_row_of_each_of_many_sequences_fits_into_one_forward(gguf_path: Path) -> None:
     options = EngineOptions(context_len=32, max_sequences=20, num_threads=2, shared_cache=True)
-    with open_engine("gguf", "draft", gguf_path, options) as engine:
+    with open_engine("draft", gguf_path, options) as engine:
         sequences = [engine.open([1000 + index]) for index in range(20)]
         alone = [engine.extend_batch([(sequence, [1000 + i])])[0].copy() for i, sequence in enumerate(sequences)]
         for sequence in sequences:
@@ -50,4 +50,4 @@ def test_layers_on_a_gpu_are_refused_where_the_library_has_none(gguf_path: Path)
     if load_library().supports_gpu_offload():
         pytest.skip("this llama.cpp has a GPU")
     with pytest.raises(OptionError, match="gpu_layers -1 needs a llama"):
-        open_engine("gguf", "draft", gguf_path, EngineOptions(context_len=32, gpu_layers=-1))
+        open_engine("draft", gguf_path, EngineOptions(context_len=32, gpu_layers=-1))

@@ -16,7 +16,6 @@ from .tiny_omni import clip, greedy, make_full, spoken
 
 torch = later("torch")
 transformers = later("transformers")
-later("tokenizers")
 
 
 def twenty(engine: OmniEngine) -> list[int]:
@@ -26,7 +25,7 @@ def twenty(engine: OmniEngine) -> list[int]:
 
 def test_a_whole_checkpoint_gives_its_thinker_alone(omni: OmniEngine, omni_folder: Path, tmp_path: Path) -> None:
     make_full(copy_of(omni_folder, tmp_path))
-    engine = open_engine("folder", "whole", tmp_path, OPTIONS)
+    engine = open_engine("whole", tmp_path, OPTIONS)
     assert isinstance(engine, OmniEngine) and twenty(engine) == twenty(omni)
     names = {name.split(".")[0] + "." + name.split(".")[1] for name, _ in engine._model.named_parameters()}
     assert names == {"model.audio_tower", "model.language_model", "lm_head.weight"}
@@ -97,7 +96,7 @@ def save_published(folder: Path) -> Path:
 
 
 def test_the_published_configuration(tmp_path: Path) -> None:
-    engine = open_engine("folder", "Qwen/Qwen2.5-Omni-3B", save_published(tmp_path), OPTIONS)
+    engine = open_engine("Qwen/Qwen2.5-Omni-3B", save_published(tmp_path), OPTIONS)
     assert isinstance(engine, OmniEngine)
     assert engine.vocab.size == 151665 and engine._model.config.text_config.vocab_size == 151936
     assert engine.vocab.end_ids == {151645} and engine.vocab.special_ids == set(range(151643, 151665))

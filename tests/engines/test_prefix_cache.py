@@ -16,6 +16,8 @@ from tests import toys
 from tests.partial import PART, Partial
 from tests.toys import law
 
+from .contract import rows_after
+
 MINE = Reuse("mine")
 PROMPT = list(range(12))
 
@@ -30,21 +32,15 @@ def engine_of(beginning: Seq[int] = (), **changes: Any) -> Any:
 
 def feeding(beginning: Seq[int]) -> Any:
     """Feeds the beginning each time, in parts that end where it ends all the same."""
-    return engine_of(beginning, allocate_beginning=lambda: None)
+    return engine_of(beginning, allocate_beginning=lambda num_tokens: None)
 
 
 def answer(engine: Any, prompt: Seq[int], reuse: Reuse | None, num_tokens: int = 6) -> tuple[list[int], Any, int]:
     """(Greedy tokens, their rows, how many tokens of the prompt were cached) of a sequence that is closed again."""
     sequence = engine.open(prompt, (), reuse)
-    num_cached, token_ids, rows = sequence.take_prefill_cost().num_cached, [], []
-    last = prompt[-1]
-    for _ in range(num_tokens):
-        row = sequence.extend([last])[0]
-        rows.append(row.copy())
-        last = int(row.argmax())
-        token_ids.append(last)
+    num_cached, rows = sequence.take_prefill_cost().num_cached, np.stack(rows_after(sequence, prompt[-1], num_tokens))
     sequence.close()
-    return token_ids, np.stack(rows), num_cached
+    return rows.argmax(1).tolist(), rows, num_cached
 
 
 def num_cached(engine: Any, prompt: Seq[int], reuse: Reuse | None = MINE) -> int:
@@ -186,10 +182,7 @@ def test_what_conversations_share_is_read_once() -> None:
     engine = engine_of([1, 2, 3], max_sequences=3)
     assert [num_cached(engine, [*FIXED, *[end] * 9]) for end in (7, 8)] == [0, 20]
     assert num_cached(engine, [*FIXED, 9], Reuse("bob")) == 0
-
-
-def test_a_full_engine_goes_on_from_what_it_kept() -> None:
-    engine = engine_of([1, 2, 3], max_sequences=1)
+    engine = engine_of([1, 2, 3], max_sequences=1)  # full, it goes on from what it kept
     answer(engine, [*FIXED, 9], MINE)
     assert num_cached(engine, [*FIXED[:9], 16, *FIXED[10:], 9]) == 8
 

@@ -23,7 +23,6 @@ from .tiny_checkpoint import NUM_PADDING_ROWS, OPTIONS, copy_of, save_model
 
 torch = later("torch")
 transformers = later("transformers")
-later("tokenizers")
 
 PROMPTS = ["今天天气很好", "请用一句话描述这段语音的情绪：", "The small model drafts", "a"]
 
@@ -42,8 +41,7 @@ def hf_generate(folder: Path, prompt_ids: tuple[int, ...], params: DecodingParam
 
 def run(prompt: str, mode: str, params: DecodingParams, **given: Any) -> skydraft.Generation:
     plan = skydraft.make_plan(mode, k=given.pop("k", None))
-    with skydraft.generate(prompt, plan=plan, params=params, raw=True, **given) as generation:
-        return generation.run()
+    return skydraft.generate(prompt, plan=plan, params=params, raw=True, **given).run()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ TEXT = [
     "Speculative decoding keeps the longest right prefix; the next token comes from the large model.",
 ]
 END = "<|endoftext|>"
-DRIFT = 0.01
 NUM_PADDING_ROWS = 7  # of the head, past the tokenizer
 # One thread: on cores that others use, threads that wait for each other take 100 times as long.
 OPTIONS = EngineOptions(context_len=640, num_threads=1)
@@ -67,6 +66,6 @@ def save_model(folder: Path, config_name: str, *, seed: int, like: Path | None =
         base = transformers.AutoModelForCausalLM.from_pretrained(like)
         with torch.no_grad():
             for own, other in zip(model.parameters(), base.parameters(), strict=True):
-                own.mul_(DRIFT).add_(other)
+                own.mul_(0.01).add_(other)
     model.save_pretrained(folder)
     return folder

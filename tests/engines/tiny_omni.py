@@ -10,6 +10,7 @@ import numpy.typing as npt
 from skydraft.engines.base import Engine, Sequence
 from skydraft.types import Recordings
 
+from .contract import rows_after
 from .tiny_checkpoint import END, config_of, save_tokenizer
 
 AUDIO, AUDIO_START, AUDIO_END = "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"
@@ -53,10 +54,7 @@ def heard(token_ids: list[int], media: Recordings) -> dict[str, Any]:
 
 
 def greedy(sequence: Sequence, last_id: int, num_tokens: int) -> list[int]:
-    token_ids = [last_id]
-    for _ in range(num_tokens):
-        token_ids.append(int(sequence.extend(token_ids[-1:])[-1].argmax()))
-    return token_ids[1:]
+    return [int(row.argmax()) for row in rows_after(sequence, last_id, num_tokens)]
 
 
 def save_omni(folder: Path, *, seed: int) -> Path:

@@ -1,12 +1,16 @@
 """Lines of records made by hand, small and valid, to be broken by tests."""
 
 import io
+import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
-from skydraft.config import DecodingParams, decoding_params
+from skydraft.config import decoding_params
 from skydraft.evaluation.modes import Mode, parse_modes
 from skydraft.evaluation.records import (
     GenerationLine,
@@ -22,11 +26,6 @@ from skydraft.types import Cost, StepRecord
 MODEL = ModelEntry(name="toy", fingerprint="f", invariant_rows=8, forward_ms=(1.0, 1.5))
 
 
-def resolve(style: str | None) -> DecodingParams:
-    """What a mode's own style makes of a command without decoding options."""
-    return decoding_params(style, max_new_tokens=3)
-
-
 def modes(text: str, num_tokens: int = 3) -> tuple[Mode, ...]:
     return parse_modes(text, lambda style: decoding_params(style, max_new_tokens=num_tokens))
 
@@ -37,7 +36,6 @@ def run_line(**changes: Any) -> RunLine:
         "command": "skydraft compare", "draft": MODEL, "target": MODEL, "vocab_fingerprint": "v", "execution": "exact",
         "modes": modes("edge,cloud"), "repetitions": 1, "workload": "p.txt", "workload_sha256": "0" * 64,
         "prompts": (PromptEntry(id="a", prompt="今天"), PromptEntry(id="b", prompt="你好")),
-        "links": (None,), "link_prompts": 8,
     }  # fmt: skip
     return RunLine(**(given | changes))
 
@@ -61,7 +59,7 @@ def round_line(**changes: Any) -> RoundEntry:
 
 def generation(**changes: Any) -> GenerationLine:
     given: dict[str, Any] = {
-        "prompt": "a", "mode": "edge", "repetition": 0, "link_ms": None, "finish": "length", "num_prompt_tokens": 2,
+        "prompt": "a", "mode": "edge", "repetition": 0, "finish": "length", "num_prompt_tokens": 2,
         "wall_ms": 20.0, "token_ids": (1, 2, 3), "origins": ("accepted", "accepted", "recovered"),
         "pieces": ("我", "在", "。"), "rounds": (round_line(),),
     }  # fmt: skip
@@ -74,6 +72,22 @@ def score(**changes: Any) -> ScoreLine:
         "nll": (0.1, 0.2, 1.5), "signals": ((0.5, 0.5, 0.75),) * 3, "drafted": (1, 2, 3),
     }  # fmt: skip
     return ScoreLine(**(given | changes))
+
+
+def jsonl(path: Path, *lines: Any) -> Path:
+    path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+@contextmanager
+def no_file_beyond(num_bytes: int) -> Iterator[None]:
+    """As on a full disk, no file of this process grows beyond so many bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def text_of(*lines: BaseModel) -> str:

@@ -1,6 +1,5 @@
 """Whole comparisons of toys from Python: what is refused before anything runs, and what a mode means while it runs."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,15 +45,16 @@ def run(asked: ComparisonRequest, out: Path, drift: float = DRIFT) -> tuple[Reco
 
 def tone(folder: Path, name: str = "a.wav") -> Path:
     soundfile.write(folder / name, np.sin(np.arange(8000) / 9).astype(np.float32), 16_000)
-    path = folder / "spoken.jsonl"
-    path.write_text(json.dumps({"prompt": "说", "audio": name}) + "\n", encoding="utf-8")
-    return path
+    return lines.jsonl(folder / "spoken.jsonl", {"prompt": "说", "audio": name})
 
 
 def test_recordings_are_read_before_anything_runs(tmp_path: Path) -> None:
     workload = read_prompts(tone(tmp_path))
     ((path, audio),) = request("edge,lossless", workload=workload).recordings.items()
     assert path == str(tmp_path / "a.wav") and len(audio.samples) == 8000
+    for names in ("edge,cloud", "cloud;style=zh-short"):
+        with pytest.raises(OptionError, match="no model would hear the recording"):
+            run(request(names, workload=workload, share_audio="none"), tmp_path / "out")
     (tmp_path / "a.wav").unlink()
     with pytest.raises(PromptError, match=r"no readable file .*a\.wav"):
         request("edge", workload=workload)
@@ -75,12 +75,6 @@ def test_a_calibration_is_refused_where_it_is_missing_of_another_pair_or_of_anot
     assert len(run(asked, tmp_path / "out")[0].generations) == 3
     with pytest.raises(RecordsError, match="not the same calibration"):
         run(again, tmp_path / "out")
-
-
-@pytest.mark.parametrize("names", ["edge,cloud", "cloud;style=zh-short"])
-def test_a_target_that_hears_nothing_does_not_work_alone(tmp_path: Path, names: str) -> None:
-    with pytest.raises(OptionError, match="no model would hear the recording"):
-        run(request(names, workload=read_prompts(tone(tmp_path)), share_audio="none"), tmp_path / "out")
 
 
 def test_a_prompt_that_a_mode_cannot_answer_is_found_before_the_first_is_answered(tmp_path: Path) -> None:

@@ -38,12 +38,8 @@ def connect(link: DelayedLink) -> socket.socket:
 
 def exchange(connection: socket.socket, data: bytes) -> bytes:
     connection.sendall(data)
-    received = b""
-    while len(received) < len(data):
-        if not (part := connection.recv(65536)):
-            break
-        received += part
-    return received
+    with connection.makefile("rb") as received:
+        return received.read(len(data))
 
 
 def took_s(connection: socket.socket, data: bytes = b"x", times: int = 3) -> float:

@@ -5,9 +5,9 @@ import pytest
 from skydraft.config import MODES, decoding_params
 from skydraft.decoding.plan import make_plan
 from skydraft.errors import OptionError
-from skydraft.evaluation.modes import Mode, parse_mode, parse_modes
+from skydraft.evaluation.modes import Mode
 
-from .lines import resolve
+from .lines import modes
 
 
 @pytest.mark.parametrize(
@@ -24,8 +24,7 @@ from .lines import resolve
 )
 def test_what_a_mode_plans(text: str, plan: dict[str, object], style: str | None) -> None:
     params = decoding_params(style, max_new_tokens=3)
-    expected = Mode(text.strip(), make_plan(**plan), params, style)  # type: ignore[arg-type]
-    assert parse_mode(text, resolve) == expected
+    assert modes(text) == (Mode(text.strip(), make_plan(**plan), params, style),)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -41,5 +40,5 @@ def test_what_a_mode_plans(text: str, plan: dict[str, object], style: str | None
 )  # fmt: skip
 def test_what_is_no_mode(text: str, says: str) -> None:
     with pytest.raises(OptionError) as caught:
-        parse_modes(text, resolve)
+        modes(text)
     assert says in str(caught.value)

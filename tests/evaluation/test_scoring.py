@@ -1,7 +1,6 @@
 """Scores: choices, drafts, signals and likelihoods are those of a model that reads each prefix afresh."""
 
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,7 @@ from skydraft.config import DecodingParams
 from skydraft.engines.options import RowProfile
 from skydraft.engines.toy import ToyEngine, open_toy
 from skydraft.evaluation.records import ScoreLine, signals_entry
-from skydraft.evaluation.scoring import Scorer
+from skydraft.evaluation.scoring import scores
 from skydraft.gating.gates import measure
 from skydraft.prompts.pair import PromptPair
 from skydraft.types import Prompt
@@ -29,9 +28,9 @@ PROMPT, OTHER_PROMPT = (PromptPair(Prompt(ids), Prompt(ids)) for ids in (PROMPT_
 
 
 def fresh(pair: Pair, params: DecodingParams, token_ids: Sequence[int]) -> ScoreLine:
-    """The score of one text by a scorer that has seen no other."""
-    with closing(Scorer(*pair)) as scorer:
-        return scorer.score("p", PROMPT, tuple(token_ids), params)
+    """The score of one text alone."""
+    (line,) = scores(pair, "p", PROMPT, params, [tuple(token_ids)])
+    return line
 
 
 @law(30)
@@ -57,19 +56,12 @@ def test_a_score_is_that_of_a_model_that_reads_each_prefix_afresh(
 def test_texts_that_share_a_beginning_are_scored_as_if_alone(
     pair: Pair, found: list[tuple[bool, tuple[int, ...]]], data: st.DataObject
 ) -> None:
-    params = DecodingParams()
-    scorer = Scorer(*pair)
-    last: tuple[int, ...] = ()
+    params, last, asked = DecodingParams(), tuple[int, ...](), list[tuple[int, ...]]()
     for grows, tail in found:
         shared = data.draw(st.integers(0, len(last))) if grows else 0
-        last = (*last[:shared], *tail)
-        assert scorer.score("p", PROMPT, last, params) == fresh(pair, params, last)
-    assert scorer.score("p", PROMPT, last, params) == fresh(pair, params, last)  # the same once more
-    other = scorer.score("q", OTHER_PROMPT, last, params)
-    alone = Scorer(*pair)
-    assert other == alone.score("q", OTHER_PROMPT, last, params)
-    scorer.close()
-    assert scorer.score("p", PROMPT, last, params) == fresh(pair, params, last)  # a closed one opens again
+        asked.append(last := (*last[:shared], *tail))
+    asked.append(last)  # the same once more
+    assert list(scores(pair, "p", PROMPT, params, asked)) == [fresh(pair, params, text) for text in asked]
 
 
 class Counting(ToyEngine):
@@ -99,17 +91,14 @@ def test_rows_go_in_within_what_keeps_them_exact(max_rows: int) -> None:
 
 def test_what_a_text_shares_with_the_last_is_not_computed_again() -> None:
     pair = (toys.toy(3, 0.5, kind=Counting), toys.toy(3, kind=Counting))
-    scorer = Scorer(*pair)
-    scorer.score("p", PROMPT, (1, 2, 3, 4, 5, 6), DecodingParams())
-    scorer.score("p", PROMPT, (1, 2, 3, 4, 9, 9), DecodingParams())
-    scorer.score("p", PROMPT, (1, 2), DecodingParams())
+    list(scores(pair, "p", PROMPT, DecodingParams(), [(1, 2, 3, 4, 5, 6), (1, 2, 3, 4, 9, 9), (1, 2)]))
     assert [sum(engine.rows) for engine in pair] == [8, 8]
 
 
-def test_seats_are_given_back() -> None:
+def test_slots_are_given_back() -> None:
     pair = (open_toy("toy:drift=0.5", max_sequences=1), open_toy("toy", max_sequences=1))
-    with closing(Scorer(*pair)) as scorer:
-        assert scorer.score("p", PROMPT, (1, 2), DecodingParams(), "zh-short").style == "zh-short"
-        scorer.score("q", OTHER_PROMPT, (1, 2), DecodingParams())
+    for prompt in (PROMPT, OTHER_PROMPT):
+        (line,) = scores(pair, "p", prompt, DecodingParams(), [(1, 2)], "zh-short")
+        assert line.style == "zh-short"
     for engine in pair:
         engine.open(PROMPT_IDS).close()

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skydraft.evaluation.findings import Findings
-from skydraft.evaluation.intervals import Floats, Resamples
+from skydraft.evaluation.intervals import Resamples
 from skydraft.evaluation.measures import MEASURES
 from skydraft.evaluation.records import Records
 from skydraft.evaluation.summary import summarize
@@ -15,22 +15,11 @@ from skydraft.types import Cost, LinkCost
 from ..toys import law
 from . import lines
 
-Side = tuple[Floats, Floats]
-
-
-def figures(seed: int, num_prompts: int) -> Side:
-    rng = np.random.default_rng(seed)
-    return rng.uniform(0, 10, num_prompts), rng.uniform(1, 20, num_prompts)
-
-
-sizes = st.integers(1, 40)
-seeds = st.integers(0, 10_000)
-
 
 @law(20)
-@given(seeds, sizes, st.just(1.0) | st.floats(0.5, 3))
+@given(st.integers(0, 10_000), st.integers(1, 40), st.just(1.0) | st.floats(0.5, 3))
 def test_pairs_are_drawn_together(seed: int, size: int, factor: float) -> None:
-    parts, wholes = figures(seed, size)
+    parts, wholes = np.random.default_rng(seed).uniform(1, 20, (2, size))
     faster = (factor * parts, wholes)
     resamples = Resamples(size)
     # Whatever is drawn, the one is `factor` times the other; unpaired draws would spread.

@@ -1,9 +1,7 @@
 """Prompt files: what is read from them, which prompts are chosen, and what is refused in one line."""
 
 import hashlib
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,14 +10,11 @@ from skydraft.errors import PromptError
 from skydraft.evaluation.records import PromptEntry
 from skydraft.evaluation.workloads import read_prompts
 
+from .lines import jsonl
+
 
 def entry(id: str, prompt: str, category: str = "") -> PromptEntry:
     return PromptEntry(id=id, prompt=prompt, category=category)
-
-
-def jsonl(path: Path, *lines: Any) -> Path:
-    path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
-    return path
 
 
 def test_lines_of_text(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from ..starting import Started
@@ -39,14 +39,6 @@ while not select.select([0], [], [], 0.01)[0]:
     worst_s = max(worst_s, time.monotonic() - began)
 print(json.dumps([worst_s, wrong[:9]]))
 """
-
-
-@dataclass
-class Watched:
-    """What /health showed while it was asked again and again: the longest wait, in seconds, and anything but 200."""
-
-    worst_s: float = 0.0
-    wrong: list[str] = field(default_factory=list)
 
 
 class Apart:
@@ -86,9 +78,9 @@ class Apart:
         return self.post(None, "/health")[0]
 
     @contextmanager
-    def watched(self) -> Iterator[Watched]:
-        """Ask for /health every 10 ms."""
-        seen = Watched()
+    def watched(self) -> Iterator[SimpleNamespace]:
+        """Ask for /health every 10 ms. In the end it says the longest wait, in seconds, and anything but 200."""
+        seen = SimpleNamespace()
         watch = [sys.executable, "-IS", "-c", _WATCH, str(self.port)]
         with subprocess.Popen(watch, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as watching:
             try:

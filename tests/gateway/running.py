@@ -2,13 +2,15 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import httpx2 as httpx
 import uvicorn
 
 from skydraft.config import DecodingParams
+from skydraft.edge.cloud import Cloud
+from skydraft.engines.base import Engine
 from skydraft.engines.toy import open_toy
 from skydraft.gateway.app import Gateway, GatewayOptions
 from skydraft.gateway.doorkeeper import Authorize
@@ -59,6 +61,14 @@ def written_by(template: str) -> Iterator[Running]:
     for engine in (pair.edge, pair.cloud):
         engine.vocab.chat_template = template  # type: ignore[union-attr]
     with gateway(pair) as running:
+        yield running
+
+
+@contextmanager
+def over(cloud: Cloud, draft: Engine | None = None, **options: Any) -> Iterator[Running]:
+    """A gateway over a connection, which ends with it; `options` are those of `gateway`."""
+    pair = Pair(draft or open_toy("toy:drift=0.2", 4096, 6), cloud)
+    with closing(cloud), gateway(pair, **options) as running:
         yield running
 
 

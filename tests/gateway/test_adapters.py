@@ -1,5 +1,6 @@
 """What the draft model has learned, by the names that clients ask for."""
 
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +47,9 @@ def draft_with(folder: Path) -> Engine:
 
 def test_a_client_names_what_the_draft_model_has_learned(tmp_path: Path) -> None:
     edge = draft_with(tmp_path)
+    for name in ("of no", ".hidden", "auto", "none", "a:b", "n" * 65, "x.gguf", "好！"):  # no request could name these
+        shutil.copytree(tmp_path / "one", tmp_path / name)
+    (tmp_path / "no-file" / "adapter.gguf").mkdir(parents=True)
     plan = make_plan("edge")
     alone = {
         name: skydraft.generate("情绪", edge=open_toy(f"toy:drift={drift}"), plan=plan).run().text
@@ -54,6 +58,7 @@ def test_a_client_names_what_the_draft_model_has_learned(tmp_path: Path) -> None
     assert len(set(alone.values())) == 3
     with gateway(Pair(edge, open_toy("toy", 4096, 6))) as running:
         listed = [each["id"] for each in running.client.get(f"{running.v1}/models").json()["data"]]
+        assert {name.partition(":")[2] for name in listed} == {"", *DRIFTS}
         assert {"skydraft:one", "skydraft-edge:two", "skydraft-lossless:one", "skydraft"} <= set(listed)
 
         def text(model: str, content: str = "情绪") -> str:

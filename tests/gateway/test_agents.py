@@ -55,15 +55,24 @@ def test_what_agents_sent_is_answered(path: Path, thought: str) -> None:
                 assert is_thought == bool(thought) and "</think>" not in answer.text, answer.text[-2000:]
 
 
-def test_the_line_for_the_makers_bill_is_not_read(served: Running) -> None:
+def test_the_line_for_the_makers_bill_is_not_read_and_what_a_proxy_joined_to_it_is(served: Running) -> None:
     """It changes with each request, so a prompt that begins with it would be read from its first token again."""
 
-    def count(*system: str) -> int:
-        texts = [{"type": "text", "text": text} for text in system]
-        answer = served.post("messages/count_tokens?beta=true", **plain("messages", system=texts))
+    def count(*system: str, form: str = "blocks") -> int:
+        texts: Any = "".join(system) if form == "text" else [{"type": "text", "text": text} for text in system]
+        body = plain("messages") | ({} if form == "turn" else {"system": texts})
+        if form == "turn":
+            body["messages"] = [{"role": "system", "content": texts}, *body["messages"]]
+        answer = served.post("messages/count_tokens?beta=true", **body)
         return int(answer.json()["input_tokens"])
 
-    assert count(f"{MARK}abcde;", "be kind") == count(f"{MARK}012;", "be kind") == count("be kind") < count("be kinder")
+    want = count("be kind")
+    assert count() < want < count("be kinder") and count(f"a\n{MARK}1;") > count("a\n")
+    for form in ("blocks", "text", "turn"):
+        for joined in ("{}\n", "{}\n\n", "{} ", "\n{}\n"):
+            assert count(joined.format(f"{MARK}abcde;") + "be kind", form=form) == want, (form, joined)
+        assert count(f"{MARK}012;", form=form) == count()
+    assert count(f"{MARK}abcde;", "be kind") == count(f"{MARK}012;\n", "be kind", form="turn") == want
 
 
 TOO_LONG = "语" * 5000

@@ -17,7 +17,7 @@ from skydraft.types import Prompt
 from ..serving import serving
 from ..thinking.scripts import thinking_toy
 from .interfaces import events_of
-from .running import Running, gateway
+from .running import Running, gateway, over
 
 NUM_TOKENS = 24
 DRAFT, TARGET = "toy:drift=0.2", "toy"
@@ -30,11 +30,9 @@ def asked(request: pytest.FixtureRequest) -> Iterator[Running]:
         with gateway() as running:
             yield running
         return
-    with serving(open_toy(TARGET)) as server:
-        cloud = skydraft.connect(f"127.0.0.1:{server.port}", require=True)  # a busy machine is slow
-        with gateway(Pair(open_toy(DRAFT, 4096, 6), cloud)) as running:
-            yield running
-        cloud.close()
+    # A busy machine is slow.
+    with serving(open_toy(TARGET)) as server, over(skydraft.connect(server.address, require=True)) as running:
+        yield running
 
 
 def chat(served: Running, mode: str, temperature: float = 0, most: int = NUM_TOKENS, **ours: Any) -> dict[str, Any]:

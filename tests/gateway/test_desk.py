@@ -6,7 +6,6 @@ import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from typing import Any
 
 import httpx2 as httpx
@@ -15,11 +14,10 @@ import pytest
 import skydraft
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import open_toy
-from skydraft.gateway.pair import Pair
 
-from ..serving import Unhurried, serving, waiting
+from ..serving import serving, waiting
 from .interfaces import ask
-from .running import Running, gateway, toy_pair
+from .running import Running, gateway, over, toy_pair
 from .test_endings import client
 from .test_openai_sdk import expected
 
@@ -85,12 +83,9 @@ def ids_of(reply: httpx.Response) -> list[int]:
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_lossless_is_that_of_the_command_line_in_company_and_as_a_third_turn(where: str, temperature: float) -> None:
     options = {"temperature": temperature, "seed": 9}
-    with (
-        serving(open_toy("toy", 4096, 12), max_sessions=12) as server,
-        closing(skydraft.connect(server.address)) as cloud,
-    ):
-        remote = Pair(open_toy("toy:drift=0.2", 4096, 6), cloud)
-        with gateway(remote if where == "served" else toy_pair(), max_running=5) as running:
+    with serving(open_toy("toy", 4096, 12), max_sessions=12) as server:
+        is_far = where == "served"
+        with over(skydraft.connect(server.address), max_running=5) if is_far else gateway(max_running=5) as running:
             stop = threading.Event()
 
             def flood(number: int) -> None:
@@ -111,14 +106,8 @@ def test_lossless_is_that_of_the_command_line_in_company_and_as_a_third_turn(whe
                 assert all(flooding.result() is None for flooding in floods)
 
 
-def test_when_the_cloud_is_gone_gated_models_go_on_and_the_others_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skydraft.edge.cloud.Patience", Unhurried)
-    edge = open_toy("toy:drift=0.2", 4096, 4)
-    with (
-        serving(open_toy("toy", 4096, 4)) as server,
-        closing(skydraft.connect(server.address, timeout_s=1.0)) as cloud,
-        gateway(Pair(edge, cloud)) as running,
-    ):
+def test_when_the_cloud_is_gone_gated_models_go_on_and_the_others_say_so(unhurried: None) -> None:
+    with serving(open_toy("toy", 4096, 4)) as server, over(skydraft.connect(server.address, timeout_s=1.0)) as running:
         assert running.client.get(f"{running.url}/health").json() == {"status": "ok", "cloud": "up"}
         gate = {"skydraft": {"gate": "entropy:1.0"}, "max_tokens": 40}
         server.stop()
@@ -172,3 +161,5 @@ def test_the_metrics_are_those_of_what_happened() -> None:
     assert values["skydraft_gateway_running"] == values["skydraft_gateway_waiting"] == 0
     rounds = sum(value for name, value in values.items() if name.startswith("skydraft_gateway_rounds_total"))
     assert rounds == ours["stats"]["num_rounds"]
+    for name, figure in (("drafts", "escalated"), ("draft_tokens", "draft_tokens"), ("accepted_tokens",) * 2):
+        assert values[f'skydraft_spec_decode_num_{name}_total{{model="toy"}}'] == ours["stats"][f"num_{figure}"] > 0

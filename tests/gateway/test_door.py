@@ -1,7 +1,9 @@
 """Who may come in, and what broken, slow and endless requests get."""
 
 import socket
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -12,9 +14,10 @@ from skydraft.access.keys import Keyring
 from skydraft.errors import OptionError
 from skydraft.gateway import server
 from skydraft.gateway.server import ListenOptions
+from skydraft.gateway.tokens import TokenizeRequest
 
 from .interfaces import ALL_WHOLE, plain
-from .running import Running, gateway
+from .running import PATIENCE_S, Running, gateway
 
 KEY = "a-key-of-more-than-16-characters"
 
@@ -65,6 +68,25 @@ def test_the_page_and_health_need_no_key(locked: Running) -> None:
         assert locked.client.get(locked.url + path).status_code == 200
     policy = locked.client.get(locked.url).headers["content-security-policy"]
     assert "default-src 'none'" in policy and "unsafe" not in policy
+
+
+def test_a_key_that_has_much_to_be_read_lets_no_other_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    go, began, answer = threading.Event(), list[str](), TokenizeRequest.answer
+
+    def slow(self: TokenizeRequest, *given: Any) -> Any:
+        began.append(self.content)
+        assert self.content != "慢" or go.wait(PATIENCE_S)
+        return answer(self, *given)
+
+    monkeypatch.setattr(TokenizeRequest, "answer", slow)
+    with gateway(authorize=str) as running, ThreadPoolExecutor(3) as pool:
+        read, url = running.client.post, f"{running.url}/tokenize"
+        flood = [pool.submit(read, url, json={"content": "慢"}, headers={"Authorization": "ann"}) for _ in range(3)]
+        running.wait_until(lambda: bool(began))
+        quick = read(url, json={"content": "快"}, headers={"Authorization": "bob"})
+        assert quick.status_code == 200 and began == ["慢", "快"]
+        go.set()
+        assert {each.result().status_code for each in flood} == {200}
 
 
 @pytest.mark.parametrize("path", ["/page/../app.py", "/page/%2e%2e/app.py", "/page//etc/passwd", "/page/..%2fapp.py"])

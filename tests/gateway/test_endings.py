@@ -7,22 +7,21 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
 import skydraft
 from skydraft.edge.session import OwnText
-from skydraft.engines.toy import open_toy
 from skydraft.errors import RateLimited, SessionNotFound
 from skydraft.gateway import app
-from skydraft.gateway.pair import Pair
 
 from ..serving import Process, ran_s
 from .apart import TOYS, Apart
-from .running import gateway
+from .running import gateway, over
 
 FREE_S = 1.5  # half a second is meant, on a machine that is busy
 STOPPED_S = 4.0  # two are meant
@@ -48,13 +47,6 @@ def server() -> Iterator[Process]:
     running.stop()
 
 
-def raising(error: Exception) -> Callable[..., Any]:
-    async def verify(*_: object) -> None:
-        raise error
-
-    return verify
-
-
 LIMITED, LOST = RateLimited("slow down", retry_after_s=25), SessionNotFound("no such session")
 STATES: list[tuple[str, str, Exception | None, bool, bool]] = [
     # name, mode, what each verification raises, whether the server is stopped, whether the cloud is required
@@ -73,12 +65,8 @@ def test_who_hangs_up_leaves_the_place_at_once(
     server: Process, monkeypatch: pytest.MonkeyPatch, mode: str, error: Exception | None, stops: bool, requires: bool
 ) -> None:
     if error is not None:
-        monkeypatch.setattr(OwnText, "verify", raising(error))
-    with (
-        open_toy("toy:drift=0.2", 4096, 4) as edge,
-        closing(skydraft.connect(server.address, require=requires)) as cloud,
-        gateway(Pair(edge, cloud), max_running=1) as running,
-    ):
+        monkeypatch.setattr(OwnText, "verify", AsyncMock(side_effect=error))
+    with over(skydraft.connect(server.address, require=requires), max_running=1) as running:
         if stops:
             server.signal(signal.SIGSTOP)
         try:

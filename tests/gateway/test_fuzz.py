@@ -3,8 +3,8 @@
 import http.client
 import json
 import math
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from random import Random
 from typing import Any
@@ -135,11 +135,8 @@ def test_no_request_does_harm() -> None:
         running.forget_peak()
         with running.watched() as seen:
             several = [islice(Fuzzer(seed, 10_000), 80) for seed in (1, 2, 3)]
-            threads = [threading.Thread(target=ask, args=(running, requests, wrong)) for requests in several]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            with ThreadPoolExecutor(3) as pool:
+                list(pool.map(lambda requests: ask(running, requests, wrong), several))
         assert not wrong, "\n".join(wrong[:3])
         assert not seen.wrong and seen.worst_s < LATE_S
         assert running.peak_mib - before < MUCH_MIB

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from unittest.mock import Mock
 
 import httpx2 as httpx
 import pytest
@@ -50,10 +51,8 @@ def test_depth_is_no_failure_of_the_gateway(served: Running, depth: int, inner: 
 
 
 def test_servers_that_differ_are_an_error_and_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    def differ(*_: object) -> bool:
-        raise TargetChanged("One of the servers runs another model.")
-
-    monkeypatch.setattr(api, "is_calibrated", differ)
+    changed = TargetChanged("One of the servers runs another model.")
+    monkeypatch.setattr(api, "is_calibrated", Mock(side_effect=changed))
     with gateway() as running:
         reply = httpx.get(f"{running.v1}/models")
         assert reply.status_code == 503 and "another model" in reply.json()["error"]["message"]

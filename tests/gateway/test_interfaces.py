@@ -2,7 +2,9 @@
 
 import json
 import sys
+from itertools import chain
 from typing import Any
+from unittest.mock import Mock
 
 import httpx2 as httpx
 import pydantic
@@ -21,11 +23,12 @@ from .scripted import byte_by_byte
 openai = later("openai")
 
 QUESTION = "语速"
-PICTURE = "(a picture, which cannot be read here)"
+PICTURE, RECORDING = "(a picture, which cannot be read here)", "(a recording, which cannot be heard here)"
 PARAMETERS: Any = {"type": "object", "properties": {"city": {"enum": ["上海", "北京"]}}, "required": ["city"]}
 FUNCTION: Any = {"name": "天气", "description": "the weather of a city", "parameters": PARAMETERS}
 TOOL: Any = {"type": "function", **FUNCTION}
 MESSAGES_TOOL: Any = {"name": "天气", "description": "the weather of a city", "input_schema": PARAMETERS}
+NOTE: Any = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "语速"}}
 CHAT_TOOL: Any = {"type": "function", "function": FUNCTION}
 
 
@@ -38,9 +41,7 @@ def num_used(path: str, answer: Any) -> tuple[int, int]:
 
 @pytest.mark.parametrize("path", ALL_WHOLE)
 def test_a_stream_that_breaks_ends_with_an_error(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> Any:
-        raise RuntimeError("the model is on fire")
-
+    broken = Mock(side_effect=RuntimeError("the model is on fire"))
     body = plain(path, limit=2000, stream=True, skydraft={"min_new_tokens": 1900})
     with gateway() as running, httpx.stream("POST", f"{running.v1}/{path}", json=body, timeout=PATIENCE_S) as reply:
         text = ""
@@ -53,38 +54,42 @@ def test_a_stream_that_breaks_ends_with_an_error(path: str, monkeypatch: pytest.
     assert path != "responses" or (last["type"], error["code"]) == ("response.failed", "server_error")
 
 
+FOUND: Any = {"type": "search_result", "source": "u", "title": "语", "content": [{"type": "text", "text": "速"}]}
+# Parts of a result, by the words that they are read as.
+PARTS: dict[str, list[dict[str, Any]]] = {
+    PICTURE: [{"type": "image", "source": {}}, {"type": "input_image"}, {"type": "image_url", "image_url": {}}],
+    PICTURE.replace("picture", "document"): [
+        {"type": "document", "source": {"type": "base64"}}, {"type": "input_file"}, {"type": "video_url"},
+    ],
+    RECORDING: [{"type": "input_audio", "input_audio": {"data": "AAAA"}}],
+    json.dumps(FOUND, ensure_ascii=False): [FOUND], "快\n语速": [{**NOTE, "title": "快"}],
+}  # fmt: skip
+# What no model here reads.
+SKIPPED = [
+    "reasoning", "web_search_call", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response",
+    "computer_call_output", "tool_search_call", "tool_search_output", "compaction", "ghost_snapshot",
+]  # fmt: skip
 RESPONSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "messages with parts": (
-        {"input": [
+    "messages with parts, calls and their results": (
+        {"tools": [TOOL], "input": [
             {"role": "developer", "content": "慢"},
             {"type": "message", "role": "user", "content": [
                 {"type": "input_text", "text": "语"}, {"type": "input_text", "text": "速"}]},
             {"type": "message", "role": "assistant", "id": "msg_1", "status": "completed", "content": [
                 {"type": "output_text", "text": "快", "annotations": []}, {"type": "refusal", "refusal": "不"}]},
-            {"role": "user", "content": "我"},
-        ]},
-        {"messages": [
-            {"role": "system", "content": "慢"}, {"role": "user", "content": "语\n速"},
-            {"role": "assistant", "content": "快\n不"}, {"role": "user", "content": "我"},
-        ]},
-    ),
-    "calls and their results": (
-        {"tools": [TOOL], "input": [
-            {"role": "user", "content": "快"}, {"type": "reasoning", "id": "rs_1", "summary": []},
-            {"role": "assistant", "content": "我"},
+            *({"type": kind, "arguments": {}, "output": [], "thinking": None} for kind in SKIPPED),
             {"type": "function_call", "call_id": "1", "name": "天气", "arguments": '{"city": "上海"}'},
             {"type": "function_call", "call_id": "2", "name": "天气", "arguments": {"city": "北京"}},
             {"type": "function_call_output", "call_id": "1", "output": "晴"},
-            {"type": "function_call_output", "call_id": "2", "output": [
-                {"type": "input_text", "text": "雨"}, {"type": "input_image", "image_url": "x"}]},
+            {"type": "function_call_output", "call_id": "2", "output": [*chain(*PARTS.values())]},
         ]},
         {"tools": [CHAT_TOOL], "messages": [
-            {"role": "user", "content": "快"},
-            {"role": "assistant", "content": "我", "tool_calls": [
+            {"role": "system", "content": "慢"}, {"role": "user", "content": "语\n速"},
+            {"role": "assistant", "content": [{"type": "thinking"}, {"type": "text", "text": "快\n不"}], "tool_calls": [
                 {"id": number, "function": {"name": "天气", "arguments": json.dumps({"city": city})}}
                 for number, city in (("1", "上海"), ("2", "北京"))]},
             {"role": "tool", "tool_call_id": "1", "content": "晴"},
-            {"role": "tool", "tool_call_id": "2", "content": f"雨\n{PICTURE}"},
+            {"role": "tool", "tool_call_id": "2", "content": "\n".join(words for words in PARTS for _ in PARTS[words])},
         ]},
     ),
     "how tokens are chosen": (
@@ -94,11 +99,6 @@ RESPONSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
 }  # fmt: skip
 MESSAGES: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
-    "a system prompt and blocks": (
-        {"system": [{"type": "text", "text": "慢", "cache_control": {"type": "ephemeral"}}],
-         "messages": [{"role": "user", "content": [{"type": "text", "text": "语"}, {"type": "text", "text": "速"}]}]},
-        [{"role": "system", "content": "慢"}, {"role": "user", "content": "语\n速"}],
-    ),
     "system messages after the user's": (
         {"system": "慢", "messages": [
             {"role": "user", "content": "快"}, {"role": "system", "content": [{"type": "text", "text": "低"}]},
@@ -108,9 +108,10 @@ MESSAGES: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
          {"role": "assistant", "content": "高"}, {"role": "system", "content": "轻"},
          {"role": "system", "content": "清"}, {"role": "user", "content": "重"}],
     ),
-    "calls and their results": (
-        {"tools": [MESSAGES_TOOL], "messages": [
-            {"role": "user", "content": "快"},
+    "a system prompt, blocks, calls and their results": (
+        {"system": [{"type": "text", "text": "慢", "cache_control": {"type": "ephemeral"}}],
+         "tools": [MESSAGES_TOOL], "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "语"}, {"type": "text", "text": "速"}]},
             {"role": "assistant", "content": [
                 {"type": "thinking", "thinking": "?", "signature": ""}, {"type": "text", "text": "我"},
                 {"type": "tool_use", "id": "1", "name": "天气", "input": {"city": "上海"}}]},
@@ -119,12 +120,23 @@ MESSAGES: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
                     {"type": "text", "text": "晴"}, {"type": "tool_reference", "tool_name": "天气"},
                     {"type": "image", "source": {"type": "url", "url": "x"}}]},
                 {"type": "text", "text": "好"}]},
+            {"role": "assistant", "content": [
+                {"type": "compaction", "content": "慢"}, {"type": "server_tool_use", "id": "1", "input": {}},
+                {"type": "web_search_tool_result", "tool_use_id": "1", "content": [{"type": "web_search_result"}]},
+                {"type": "mcp_tool_use", "id": "2", "name": "天气", "server_name": "s", "input": {"city": "上海"}},
+                {"type": "mcp_tool_result", "tool_use_id": "2", "content": [{"type": "text", "text": "晴"}]},
+                {"type": "text", "text": "高"}]},
+            {"role": "user", "content": [{"type": "redacted_thinking", "data": ""}, NOTE]},
         ]},
         [
-            {"role": "user", "content": "快"},
+            {"role": "system", "content": "慢"}, {"role": "user", "content": "语\n速"},
             {"role": "assistant", "content": "我", "tool_calls": [
                 {"id": "1", "type": "function", "function": {"name": "天气", "arguments": '{"city": "上海"}'}}]},
             {"role": "tool", "tool_call_id": "1", "content": f"晴\n天气\n{PICTURE}"}, {"role": "user", "content": "好"},
+            {"role": "assistant", "content": "慢", "tool_calls": [
+                {"id": "2", "type": "custom", "custom": {"name": "天气", "input": '{"city": "上海"}'}}]},
+            {"role": "tool", "tool_call_id": "2", "content": "晴"}, {"role": "assistant", "content": "高"},
+            {"role": "user", "content": "语速"},
         ],
     ),
 }  # fmt: skip
@@ -162,28 +174,33 @@ def test_each_thought_of_a_turn_goes_back_with_it() -> None:
     ]
     call = {"type": "function_call", "call_id": "1", "name": "天气", "arguments": "{}"}
     said = [{"role": "user", "content": "语"}, *thoughts[:2], {"role": "assistant", "content": "速"}, thoughts[2], call]
-    _, turn = ResponsesRequest.model_validate({"model": "a", "input": said}).chat_fields()["messages"]
-    assert (turn["reasoning_content"], turn["content"], len(turn["tool_calls"])) == ("快\n慢\n低", "速", 1)
+    _, turn = ResponsesRequest.model_validate({"model": "a", "input": said}).as_chat().messages
+    assert (turn.thought, "text='速'" in str(turn.content), len(turn.tool_calls or ())) == ("快\n慢\n低", True, 1)
+    chat = {"role": "assistant", "content": [{"type": "thinking", "thinking": "快"}, thoughts[1]]}
+    assert ChatRequest.model_validate({"model": "a", "messages": [chat]}).messages[0].thought == "快\n慢"
 
 
-FOUND: Any = {"type": "search_result", "source": "u", "title": "语", "content": [{"type": "text", "text": "速"}]}
-NOTE: Any = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "语速"}}
-PARTS: dict[str, list[dict[str, Any]]] = {
-    PICTURE: [{"type": "image", "source": {}}, {"type": "input_image"}, {"type": "image_url", "image_url": {}}],
-    PICTURE.replace("picture", "document"): [
-        {"type": "document", "source": {"type": "base64"}}, {"type": "input_file"}, {"type": "file", "file": {}},
-    ],
-    json.dumps(FOUND, ensure_ascii=False): [FOUND],
-    json.dumps(NOTE, ensure_ascii=False): [NOTE],
-}  # fmt: skip
+SEES: list[tuple[str, dict[str, Any], str]] = [
+    ("chat/completions", {"type": "image_url", "image_url": {"url": "x"}}, PICTURE),
+    ("chat/completions", {"type": "input_audio", "input_audio": {"data": "AAAA"}}, RECORDING),
+    ("messages", {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "x"}}, PICTURE),
+    ("responses", {"type": "input_image", "image_url": "x"}, PICTURE),
+]
 
 
-@pytest.mark.parametrize("words", PARTS)
-def test_what_is_no_text_in_a_result_is_words(words: str) -> None:
-    for part in PARTS[words]:
-        turn = {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "雨"}, part]}
-        chat: Any = ChatRequest.model_validate({"model": "a", "messages": [turn]})
-        assert [each.text for each in chat.messages[-1].content] == ["雨", words]
+@pytest.mark.parametrize(("path", "part", "words"), SEES)
+def test_what_cannot_be_read_is_words_before_the_last_turn(served: Running, path: str, part: Any, words: str) -> None:
+    """There it is refused. The turn may be several messages, or its tools are being called."""
+    name, says = "input" if path == "responses" else "messages", {"role": "assistant", "content": "慢"}
+    asks, said, told = ({"role": "user", "content": content} for content in ("快", [part], words))
+
+    def count(*turns: Any) -> Any:
+        return post(served, COUNTS[path], **plain(path) | {name: turns}).json()
+
+    assert count(said, says, asks)["input_tokens"] == count(told, says, asks)["input_tokens"]
+    for turns in ((said,), (said, asks), (asks, says, said, says)):
+        message = count(*turns)["error"]["message"]
+        assert message.startswith(name) and "takes only text: no audio, pictures or files" in message
 
 
 def test_an_answer_goes_on_from_a_last_message_of_the_assistant() -> None:

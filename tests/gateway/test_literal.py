@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,11 @@ import pytest
 from hypothesis import given
 
 import skydraft
-from skydraft.gateway.pair import Pair
 
 from ..reading_marks import engine_with, num_special, texts
 from ..stock.fakes import Fake, fake
 from ..toys import law
-from .running import Running, gateway
+from .running import Running, over
 
 TEMPLATE = (Path(__file__).parents[1] / "prompts" / "templates" / "qwen2.5.jinja").read_text("utf-8")
 Served = tuple[Fake, Running]
@@ -24,11 +22,8 @@ Served = tuple[Fake, Running]
 @pytest.fixture(scope="module", params=["vllm", "llama-server", "sglang"])
 def served_by(request: pytest.FixtureRequest) -> Iterator[Served]:
     """A gateway over each kind of server that is sent token ids."""
-    with (
-        fake(request.param, engine=engine_with(TEMPLATE)) as far,
-        closing(skydraft.connect(far.url, require=True)) as cloud,
-        gateway(Pair(engine_with(TEMPLATE), cloud)) as running,
-    ):
+    draft, target = engine_with(TEMPLATE), engine_with(TEMPLATE)
+    with fake(request.param, target) as far, over(skydraft.connect(far.url, require=True), draft) as running:
         yield far, running
 
 

@@ -125,10 +125,6 @@ def test_what_old_and_other_clients_send_is_read_as_it_is_meant(served: Running)
     empty = {"stop": "", "grammar": "", "json_schema": None, "guided_json": None, "functions": [], "n": None}
     plain = served.chat().json()["choices"]
     assert served.chat(**empty).json()["choices"] == served.chat(stop=["", ""]).json()["choices"] == plain
-    asked, said = {"role": "user", "content": "语速"}, {"role": "assistant", "content": None}
-    parts = [{"type": "refusal", "refusal": "不"}]
-    refused, as_text = ([asked, {**said, "content": content}, asked] for content in (parts, "不"))
-    assert served.chat(refused).json()["choices"] == served.chat(as_text).json()["choices"]
 
 
 def test_what_the_gateway_was_started_with_holds_where_a_client_says_nothing() -> None:

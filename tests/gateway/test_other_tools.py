@@ -21,10 +21,6 @@ OTHERS: list[dict[str, Any]] = [
     {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": "a"}},
     {"type": "mcp", "server_label": "x", "server_url": "https://x.example"},
 ]  # fmt: skip
-SKIPPED = [
-    "reasoning", "web_search_call", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response",
-    "computer_call_output", "tool_search_call", "tool_search_output", "compaction", "ghost_snapshot",
-]  # fmt: skip
 
 
 def respond(served: Running, path: str = "responses", **body: Any) -> httpx.Response:
@@ -62,14 +58,6 @@ def test_tools_that_are_not_functions_are_left_out_and_said(served: Running, pat
     assert "left_out" not in served.post(path, **plain(path, tools=[function])).text
 
 
-@pytest.mark.parametrize("tools", [[{"name": "f"}], [{"type": 5}], [5], [{}], [{"type": None, "name": "f"}]])
-@pytest.mark.parametrize("path", ["responses", "chat/completions"])
-def test_a_tool_without_a_type_is_still_refused(served: Running, tools: Any, path: str) -> None:
-    body = {"messages": [{"role": "user", "content": "a"}]} if path != "responses" else {}
-    answer = respond(served, path, tools=tools, **body)
-    assert answer.status_code == 400 and answer.json()["error"]["param"].startswith("tools.0"), answer.text
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_functions_of_a_namespace_are_called_by_their_own_names(served: Running, stream: bool) -> None:
     """Clients look a call up by namespace and name; the two joined are an unknown tool to them."""
@@ -98,52 +86,27 @@ def test_a_call_of_a_namespace_goes_on_under_the_name_that_the_model_knows(serve
     assert num_tokens(served, input=given, tools=[EXEC, AGENTS]) == num_tokens(served, input=flat, tools=[EXEC, AGENTS])
 
 
-def test_items_that_no_model_here_reads_are_skipped(served: Running) -> None:
-    messages = [{"role": role, "content": "语速"} for role in ("user", "assistant", "user")]
-    for kind in SKIPPED:
-        item = {"type": kind, "id": "a", "status": "completed", "arguments": {}, "output": [], "summary": []}
-        assert num_tokens(served, input=[messages[0], item, *messages[1:]]) == num_tokens(served, input=messages), kind
+# Kinds of calls, each with what a call is, its result, and the name, arguments and result as a function's.
+CALLS: list[tuple[str, dict[str, Any], Any, str, str, str]] = [
+    ("custom_tool_call", {"name": "patch", "input": "*** Begin"}, "Done!", "patch", "*** Begin", "Done!"),
+    ("apply_patch_call", {"operation": {"path": "a"}}, "gone", "apply_patch", '{"path": "a"}', "gone"),
+    ("shell_call", {"action": {"cmd": "ls"}}, [{"out": "a"}], "shell", '{"cmd": "ls"}', '[{"out": "a"}]'),
+    ("mcp_call", {"name": "look", "arguments": "{}", "output": "seen"}, None, "look", "{}", "seen"),
+    *(("function_call", {"name": "f", "arguments": "{}"}, result, "f", "{}", json.dumps(result))
+      for result in (1, 1.5, True, {"a": 1}, [1])),
+]  # fmt: skip
 
 
-CALLS: dict[str, tuple[list[dict[str, Any]], str, str, str]] = {
-    "custom": (
-        [{"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": "*** Begin"},
-         {"type": "custom_tool_call_output", "call_id": "c", "output": "Done!"}],
-        "patch", "*** Begin", "Done!",
-    ),
-    "a shell's own output": (
-        [{"type": "shell_call", "call_id": "c", "action": {"commands": ["ls"]}, "status": "completed"},
-         {"type": "shell_call_output", "call_id": "c", "output": [{"stdout": "a", "stderr": "", "outcome": {}}]}],
-        "shell", '{"commands": ["ls"]}', '[{"stdout": "a", "stderr": "", "outcome": {}}]',
-    ),
-    "a patch": (
-        [{"type": "apply_patch_call", "call_id": "c", "operation": {"type": "delete_file", "path": "a"}},
-         {"type": "apply_patch_call_output", "call_id": "c", "status": "completed", "output": "gone"}],
-        "apply_patch", '{"type": "delete_file", "path": "a"}', "gone",
-    ),
-    "a server's tool": (
-        [{"type": "mcp_call", "id": "c", "name": "look", "arguments": '{"at": 1}', "output": "seen"}],
-        "look", '{"at": 1}', "seen",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_calls_of_other_tools_and_their_results_are_read_as_those_of_functions(served: Running, name: str) -> None:
-    items, tool, arguments, result = CALLS[name]
-    function = [
-        {"type": "function_call", "call_id": "c", "name": tool, "arguments": arguments},
-        {"type": "function_call_output", "call_id": "c", "output": result},
-    ]
-    question = {"role": "user", "content": "语速"}
-    assert num_tokens(served, input=[question, *items]) == num_tokens(served, input=[question, *function])
-
-
-def test_what_would_need_a_memory_or_is_no_type_is_refused(served: Running) -> None:
-    for item in ({"type": "item_reference", "id": "msg_1"}, {"type": "mesage", "role": "user", "content": "a"}):
-        answer = respond(served, input=[{"role": "user", "content": "a"}, item])
-        error = answer.json()["error"]
-        assert answer.status_code == 400 and error["param"] == "input.1" and item["type"] in error["message"]
+@pytest.mark.parametrize(("kind", "call", "result", "name", "arguments", "text"), CALLS)
+def test_calls_of_other_tools_and_their_results_are_read_as_those_of_functions(
+    served: Running, kind: str, call: Any, result: Any, name: str, arguments: str, text: str
+) -> None:
+    question, known = {"role": "user", "content": "语速"}, {"call_id": "c"}
+    more = {"name": name, "arguments": arguments}
+    its_own = [{"type": kind, **known, **call}, {"type": f"{kind}_output", **known, "output": result}]
+    function = [{"type": "function_call", **known, **more}, {"type": "function_call_output", **known, "output": text}]
+    its_own = its_own[: 1 if result is None else 2]
+    assert num_tokens(served, input=[question, *its_own]) == num_tokens(served, input=[question, *function])
 
 
 @pytest.mark.parametrize("path", ["responses", "chat/completions"])
@@ -174,13 +137,3 @@ def test_a_function_in_the_shape_of_chats_is_taken(served: Running) -> None:
     """Many clients send chat completions' tools to `/v1/responses`."""
     function = {key: SPAWN[key] for key in SPAWN if key != "type"}
     assert num_tokens(served, tools=[{"type": "function", "function": function}]) == num_tokens(served, tools=[SPAWN])
-
-
-@pytest.mark.parametrize("result", [1, 1.5, True, {"a": 1}, [1]])
-def test_a_result_that_is_no_text_is_read_as_json(served: Running, result: Any) -> None:
-    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
-    given, text = (
-        [{"role": "user", "content": "语速"}, call, {"type": "function_call_output", "call_id": "c", "output": output}]
-        for output in (result, json.dumps(result))
-    )
-    assert num_tokens(served, input=given) == num_tokens(served, input=text)

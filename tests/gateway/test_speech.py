@@ -89,7 +89,7 @@ def test_broken_recordings_are_refused(hearing: Running, content: Any, says: str
 def test_a_model_that_does_not_hear_says_so_and_reads_none(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "audio_from_bytes", lambda data: pytest.fail("it was decoded"))
     reply = served.chat([part()])
-    assert reply.status_code == 400 and "takes no audio" in reply.json()["error"]["message"]
+    assert reply.status_code == 400 and "no audio" in reply.json()["error"]["message"]
 
 
 def test_recordings_of_one_request_last_a_quarter_of_an_hour_at_most(monkeypatch: pytest.MonkeyPatch) -> None:

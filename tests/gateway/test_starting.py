@@ -5,6 +5,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import httpx2
@@ -36,7 +37,7 @@ def starting(
     listening: socket.socket, meanwhile: Callable[[], object], later: Callable[[], object] = lambda: None
 ) -> None:
     """Start a gateway: one thing is done while its models load, one when it is ready; then it is stopped."""
-    failed: list[BaseException] = []
+    ended = list[Future[None]]()
 
     def load() -> Gateway:
         meanwhile()
@@ -45,14 +46,12 @@ def starting(
     def last() -> None:
         try:
             later()
-        except BaseException as error:
-            failed.append(error)
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    serve(load, ListenOptions(), listening, lambda gateway, port: threading.Thread(target=last).start())
-    if failed:
-        raise failed[0]
+    with ThreadPoolExecutor(1) as pool:
+        serve(load, ListenOptions(), listening, lambda gateway, port: ended.append(pool.submit(last)))
+    ended[0].result()
 
 
 def test_everything_is_answered_at_once_and_says_why(listening: socket.socket) -> None:

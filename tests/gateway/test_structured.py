@@ -10,7 +10,9 @@ import pytest
 
 from skydraft.engines.toy import open_toy
 from skydraft.errors import EngineBusy, MissingDependency
+from skydraft.gateway.pair import Pair
 from skydraft.gateway.refusals import refusal_of
+from skydraft.gateway.requests import _say_unfollowed
 from skydraft.prompts.chat_template import render
 from skydraft.prompts.messages import conversation
 from skydraft.prompts.tool_calls import may_answer
@@ -18,7 +20,7 @@ from skydraft.prompts.tool_calls import may_answer
 from ..later import later
 from .interfaces import PARIS, Voice, forced, plain
 from .interfaces import ask as of
-from .running import Running, written_by
+from .running import Running, gateway, written_by
 from .test_fields import SLOW, fitting, must, tool
 
 openai = later("openai")
@@ -65,9 +67,37 @@ def test_a_json_object_may_have_a_schema(served: Running) -> None:
     kind, named = {"type": "json_object", "schema": PARIS}, {"type": "json_schema", "name": "x", "schema": PARIS}
     for path, more in (
         ("chat/completions", {"response_format": kind}), ("responses", {"text": {"format": kind}}),
-        ("responses", {"text": {"format": named}}),
+        ("responses", {"text": {"format": named}}), ("messages", {"output_config": {"format": named}}),
     ):  # fmt: skip
         assert json.loads(of(served, path, plain(path, limit=60) | more).text) == {"city": "Paris"}
+
+
+MAIL: Any = {"type": "string", "format": "email", "pattern": r"^(?!\.)(?!.*\.\.)[a-z]+@[a-z]+$"}
+ABOUT = {"description": "d" * 70_000, "title": "t" * 70_000, "examples": ["e" * 70_000], "default": "e" * 70_000}
+# What no grammar follows: of these, what only narrows an answer is said.
+LOOSE: Any = {
+    "type": "object", "propertyNames": {"type": "string"}, "unevaluatedProperties": False, "required": ["to"],
+    "properties": {"to": MAIL, "a": {"type": "array", "items": {"enum": [1]}, "uniqueItems": True}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("more", [fitting(LOOSE), must(parameters=LOOSE)])
+def test_what_no_grammar_follows_is_said(served: Running, caplog: pytest.LogCaptureFixture, more: Any) -> None:
+    _say_unfollowed.cache_clear()
+    answers = [served.chat(max_tokens=8, **more) for _ in range(2)]
+    assert [answer.json()["skydraft"]["left_out"] for answer in answers] == [["pattern", "uniqueItems"]] * 2
+    said = [str(record.args) for record in caplog.records if record.name == "skydraft.gateway"]
+    assert sorted(said) == ["('pattern',)", "('uniqueItems',)"]
+
+
+@pytest.mark.parametrize(("num", "status"), [(100, 200), (500, 400)])
+def test_of_many_tools_the_grammar_counts_no_descriptions(num: int, status: int) -> None:
+    props = {"q": {"type": "string", "description": "What to look for. " * 38}}
+    tools = [tool(f"t{at}", parameters={"type": "object", "properties": props}) for at in range(num)]
+    with gateway(Pair(open_toy("toy", 2**19))) as running:
+        answer = running.chat(model="skydraft", max_tokens=1, tool_choice="required", tools=tools)
+        assert running.chat(model="skydraft", max_tokens=1, **fitting({**PARIS, **ABOUT})).status_code == 200
+    assert answer.status_code == status and (status == 200 or answer.json()["error"]["param"] == "tools"), answer.text
 
 
 def check_calls(calls: Any) -> None:
@@ -137,36 +167,25 @@ def test_tools_reach_the_template_with_all_their_keys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "is_told"),
-    [
-        ({}, True),
-        ({"tool_choice": "required"}, False),
-        ({"tool_choice": "none"}, False),
-        ({"response_format": {"type": "json_object"}}, False),
-    ],
+    "body", [{}, {"tool_choice": "required"}, {"tool_choice": "none"}, {"response_format": {"type": "json_object"}}]
 )
-def test_where_a_call_is_free_the_system_prompt_says_so(client: openai.OpenAI, body: Any, is_told: bool) -> None:
+def test_where_a_call_is_free_the_system_prompt_says_so(client: openai.OpenAI, body: Any) -> None:
     template = open_toy("toy").vocab
     messages = conversation(ASKED)
     tools = [] if body.get("tool_choice") == "none" else [WEATHER]
-    rendered = render(template, may_answer(messages) if is_told else messages, tools)
+    rendered = render(template, messages if body else may_answer(messages), tools)
     answer = ask(client, "quality", messages=ASKED, tools=[WEATHER], max_tokens=4, **body)
     assert answer.usage and answer.usage.prompt_tokens == len(template.encode(rendered))
 
 
-@pytest.mark.parametrize(
-    ("body", "is_checked"),
-    [
-        ({}, True),
-        ({"tool_choice": "none"}, False),
-        ({"model": "skydraft-edge", "skydraft": {}}, False),
-        ({"skydraft": {"gate": "entropy:7", "hand_back": 0}}, False),
-    ],
-)
-def test_the_target_checks_whether_an_answer_begins_as_a_call(served: Running, body: Any, is_checked: bool) -> None:
+NO_CHECK: list[Any] = [{"tool_choice": "none"}, {"model": "skydraft-edge", "skydraft": {}}]
+
+
+@pytest.mark.parametrize("body", [{}, *NO_CHECK, {"skydraft": {"gate": "entropy:7", "hand_back": 0}}])
+def test_the_target_checks_whether_an_answer_begins_as_a_call(served: Running, body: Any) -> None:
     options = {"model": "skydraft-fluency", "skydraft": {"hand_back": 0}, "max_tokens": 4} | body
     answer = served.chat(tools=[WEATHER], **options).json()
-    assert (answer["skydraft"]["stats"]["num_escalated"] > 0) == is_checked
+    assert (answer["skydraft"]["stats"]["num_escalated"] > 0) == (not body)
 
 
 def test_others_do_not_wait_for_grammars_that_take_long(served: Running, client: openai.OpenAI) -> None:
@@ -174,7 +193,7 @@ def test_others_do_not_wait_for_grammars_that_take_long(served: Running, client:
 
     def attack() -> None:
         while not over.is_set():  # another text each time, so that none is known
-            statuses.append(served.chat("语速", **fitting(SLOW | {"title": str(len(statuses))})).status_code)
+            statuses.append(served.chat("语速", **fitting(SLOW | {"$defs": {str(len(statuses)): {}}})).status_code)
 
     attacker = threading.Thread(target=attack)
     attacker.start()

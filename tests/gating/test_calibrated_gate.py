@@ -1,7 +1,6 @@
 """The calibrated gate: risks add up, and a text keeps the agreement that was asked for."""
 
 import math
-from contextlib import closing
 from dataclasses import replace
 from itertools import accumulate
 
@@ -16,9 +15,9 @@ from skydraft.decoding.context import Context
 from skydraft.decoding.drafting import Drafter
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import ToyEngine
-from skydraft.evaluation.scoring import Scorer
+from skydraft.evaluation.scoring import scores
 from skydraft.gating.allowance import Allowance
-from skydraft.gating.calibration import MAX_BLOCK, Calibration, Curve, CurvePoint, Fitted, PairSide
+from skydraft.gating.calibration import MAX_BLOCK, Calibration
 from skydraft.gating.gates import Gate, parse_gate
 from skydraft.gating.hand_back import HandBack
 from skydraft.prompts.messages import asked as asked_for
@@ -28,6 +27,7 @@ from skydraft.types import DraftBlock, Round, Signals, StepRecord
 from .. import toys
 from ..evaluation import pairs
 from ..toys import PROMPT, law
+from .test_calibration import made
 
 # 1 less the middle of each bin, so that the risk of a token is 1 less its top probability, from 0.1 to 0.995.
 RISKS = (0.9, 0.725, 0.575, 0.425, 0.275, 0.15, 0.075, 0.03, 0.005)
@@ -35,10 +35,8 @@ RISKS = (0.9, 0.725, 0.575, 0.425, 0.275, 0.15, 0.075, 0.03, 0.005)
 
 def calibration(*pair: Engine) -> Calibration:
     """The limit for an agreement A is 2 × (1 − A)."""
-    draft, target = (PairSide(name="toy", fingerprint=engine.fingerprint) for engine in pair)
-    points = CurvePoint(limit=0, agreement=1, calls_per_token=0.5), CurvePoint(limit=2, agreement=0, calls_per_token=0)
-    fitted = Fitted(workload="", sha256="", num_prompts=1, num_tokens=1, date="", max_new_tokens=1)
-    return Calibration(draft=draft, target=target, risks=RISKS, curves=(Curve(k=1, points=points),), fitted=fitted)
+    draft, target = ({"name": "toy", "fingerprint": engine.fingerprint} for engine in pair)
+    return made(draft=draft, target=target, risks=RISKS, points=[(0, 1, 0.5), (2, 0, 0)])
 
 
 def gate(agreement: float) -> Gate:
@@ -124,16 +122,15 @@ def achieved(drift: float, agreement: float, k: int) -> tuple[float, float]:
     edge, cloud = pairs.pair(drift)
     params = DecodingParams(max_new_tokens=pairs.NUM_TOKENS)
     plan = make_plan("auto", f"calibrated:{agreement}", k, hand_back=0)
-    with closing(Scorer(edge, cloud)) as scorer:
-        agreed = calls = total = 0
-        for prompt in pairs.prompts(1, 15):
-            done = skydraft.generate(
-                prompt, edge=edge, cloud=cloud, plan=plan, params=params, calibration=pairs.calibration(drift)
-            ).run()
-            line = scorer.score(prompt, read_prompt(cloud, asked_for(prompt)), done.token_ids, params)
-            agreed += sum(mine == theirs for mine, theirs in zip(line.token_ids, line.choices, strict=True))
-            calls += done.stats.num_escalated
-            total += len(done.token_ids)
+    agreed = calls = total = 0
+    for prompt in pairs.prompts(1, 15):
+        done = skydraft.generate(
+            prompt, edge=edge, cloud=cloud, plan=plan, params=params, calibration=pairs.calibration(drift)
+        ).run()
+        (line,) = scores((edge, cloud), prompt, read_prompt(cloud, asked_for(prompt)), params, [done.token_ids])
+        agreed += sum(mine == theirs for mine, theirs in zip(line.token_ids, line.choices, strict=True))
+        calls += done.stats.num_escalated
+        total += len(done.token_ids)
     return agreed / total, calls / total
 
 

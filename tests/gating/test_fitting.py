@@ -3,6 +3,7 @@
 import math
 from datetime import UTC, date, datetime, timedelta
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,25 +70,26 @@ def test_a_replay_is_the_slow_one_and_no_better_than_an_oracle(
     assert free == Replay(len(found), sum(flags), 0, 0)
 
 
+def written(tops: Any, wrong: Any) -> LabelledText:
+    """A text whose tokens have these top probabilities, some of them wrong."""
+    signals = tuple(Signals(1.0, 0.5, top) for top in tops.tolist())
+    return LabelledText("target", signals, tuple(wrong.tolist()))
+
+
 def simulated(seed: int, num_texts: int, num_tokens: int, harder: float = 1.0) -> list[LabelledText]:
     """Texts whose disagreements fall by a law that is not that of the gate: the draft model is too modest."""
     rng = np.random.default_rng(seed)
-    texts = []
-    for _ in range(num_texts):
-        tops = rng.uniform(0.05, 1, num_tokens) ** 0.3
-        wrong = rng.random(num_tokens) < 0.8 * harder * (1 - tops)
-        signals = tuple(Signals(1.0, 0.5, top) for top in tops.tolist())
-        texts.append(LabelledText("target", signals, tuple(wrong.tolist())))
-    return texts
+    tops = (rng.uniform(0.05, 1, num_tokens) ** 0.3 for _ in range(num_texts))
+    return [written(each, rng.random(num_tokens) < 0.8 * harder * (1 - each)) for each in tops]
 
 
 def test_a_calibration_keeps_on_fresh_texts_what_it_promised() -> None:
     fitted, fresh = simulated(2, 60, 100), simulated(3, 60, 100)
     found = fit(fitted, *SIDES, "toys", 100, sha256="0" * 64)
     about = found.fitted
-    assert (about.num_tokens, about.num_prompts, about.max_new_tokens) == (6000, 60, 100)
-    assert (about.workload, about.sha256, found.draft, found.target) == ("toys", "0" * 64, *SIDES)
-    assert abs(datetime.now(UTC).date() - date.fromisoformat(about.date)) <= timedelta(days=1)
+    assert (about["num_tokens"], about["num_prompts"], about["max_new_tokens"]) == (6000, 60, 100)
+    assert (about["workload"], about["sha256"], found.draft, found.target) == ("toys", "0" * 64, *SIDES)
+    assert abs(datetime.now(UTC).date() - date.fromisoformat(str(about["date"]))) <= timedelta(days=1)
     for low, high, found_risk in ((0.5, 0.65, found.risks[3]), (0.8, 0.9, found.risks[5]), (0.99, 1, found.risks[8])):
         assert found_risk == pytest.approx(0.8 * (1 - (low + high) / 2), abs=0.03)
     for wanted in (0.9, 0.95, 0.98):
@@ -159,11 +161,8 @@ def test_a_gate_over_what_was_learned_keeps_on_fresh_texts_what_was_asked() -> N
 @pytest.mark.parametrize("low", [0.55, 0.85])
 def test_each_kind_of_text_keeps_the_agreement_though_one_limit_would_not(low: float) -> None:
     """One limit on the risk of a block would check no block of an easy text, and next to all of a hard one."""
-    rng, texts = np.random.default_rng(int(low * 100)), []
-    for _ in range(60):
-        tops = rng.uniform(low, 0.999, 200)
-        signals = tuple(Signals(1.0, 0.5, top) for top in tops.tolist())
-        texts.append(LabelledText("target", signals, tuple(rng.random(200) > tops)))
+    rng = np.random.default_rng(int(low * 100))
+    texts = [written(tops, rng.random(200) > tops) for tops in (rng.uniform(low, 0.999, 200) for _ in range(60))]
     found = fit(simulated(2, 60, 100), *SIDES, "toys", 100).model_copy(update={"risks": RISKS})
     assert gated(found, 0.95, 0.6, texts) == pytest.approx(0.95, abs=0.012)
 

@@ -18,17 +18,15 @@ CHARACTERS = character_vocab('我你他员在说高兴人，。！？、12345678
 SURE, UNSURE = Signals(0.1, 0.9, 0.95), Signals(4.0, 0.05, 0.2)
 
 
-def gate_of(text):
-    return Gate(parse_gate(text))
-
-
-def reason(gate, text, signals=None, history="", vocab=CHARACTERS, prompt="我你"):
+def reason(gate, text, signals=None, history="", vocab=CHARACTERS, prompt="我你", judged=""):
     tokens = vocab.encode(text) if isinstance(text, str) else tuple(text)
     context = Context(Prompt(vocab.encode(prompt)))
     if history:
         context.commit_skip(DraftBlock(0, vocab.encode(history)), None)
+    if judged:
+        context.commit_verdict(DraftBlock(context.base, ()), Verdict(context.base, 0, vocab.encode(judged)[0]))
     block = DraftBlock(context.base, tokens, signals or (SURE,) * len(tokens))
-    return gate_of(gate).reason(context.generated, context.num_seen, block, vocab)
+    return Gate(parse_gate(gate)).reason(context.generated, context.num_seen, block, vocab)
 
 
 @pytest.mark.parametrize(
@@ -138,12 +136,7 @@ def test_values_are_seen_over_a_block_boundary_and_keys_are_none(history, text, 
 def test_start_checks_until_the_target_has_seen_something():
     assert reason("entropy:9+start", "我在") == "content"
     assert reason("entropy:9+start", "我在", history="说高") == "content"  # it was skipped: the target has seen nothing
-    vocab = CHARACTERS
-    context = Context(Prompt(vocab.encode("我你")))
-    block = DraftBlock(0, vocab.encode("我在"), (SURE, SURE))
-    context.commit_verdict(block, Verdict(0, 2, vocab.encode("说")[0]))
-    after = DraftBlock(context.base, vocab.encode("高兴"), (SURE, SURE))
-    assert gate_of("entropy:9+start").reason(context.generated, context.num_seen, after, vocab) == ""
+    assert reason("entropy:9+start", "我在", history="说高", judged="兴") == ""
 
 
 def test_reasons_in_order_and_never_means_never():

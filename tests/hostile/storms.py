@@ -28,6 +28,8 @@ STORMS: dict[str, tuple[Any, Any]] = {
     "null": (None, faults.says(b"data: null\n\n", "text/event-stream")),
     "refused": (None, faults.refuses(400)),
     "an error in the stream": (None, faults.says(b'data: {"error": {"message": "x"}}\n\n', "text/event-stream")),
+    "a list": (None, faults.says(b"data: [[[]]]\n\n", "text/event-stream")),
+    "hung up on": (None, faults.hangs_up()),
     "deep": (None, faults.says(b"data: " + b"[" * 100_000 + b"\n\n", "text/event-stream")),
     "a redirect": (None, faults.redirects("http://127.0.0.1:1/")),
     "ids beyond the vocabulary": (own.token(10**6), faults.calls_it(lambda token_id: 10**6)),
@@ -56,7 +58,4 @@ LATER: dict[str, tuple[Any, Any]] = {
     "more tokens than were asked for": (own.alters(lambda reply: reply.written_ids.extend(range(60))), faults.ENDLESS),
     "silent about this text": (own.stalls(0), faults.silent()),
 }
-ONCE = {
-    "full": (own.refuses(CloudBusy), None),
-    "forgetful": (own.refuses(SessionNotFound), None),
-} | STORMS | LATER  # fmt: skip
+ONCE = {"full": (own.refuses(CloudBusy), None), "forgetful": (own.refuses(SessionNotFound), None)} | STORMS | LATER

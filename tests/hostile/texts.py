@@ -58,14 +58,32 @@ def choices(engine: ToyEngine, token_ids: tuple[int, ...]) -> list[int]:
         sequence.close()
 
 
+def committed(generation: Generation) -> tuple[int, ...]:
+    """Its tokens so far, also after an error."""
+    return tuple(token_id for done in generation.rounds_so_far for token_id in done.token_ids)
+
+
 def assert_all_is_accounted_for(generation: Generation) -> None:
     """Each token is what its writer chose after exactly those before it: nothing is lost, doubled or made up."""
-    own, other = choices(TARGET, generation.token_ids), choices(DRAFT, generation.token_ids)
+    token_ids = committed(generation)
+    own, other = choices(TARGET, token_ids), choices(DRAFT, token_ids)
     wanted = [
         mine if origin in ("skipped", "edge-fallback") else theirs
         for theirs, mine, origin in zip(own, other, generation.origins, strict=True)
     ]
-    assert list(generation.token_ids) == wanted
+    assert list(token_ids) == wanted
+
+
+def failure_of(generation: Generation, plan: str) -> SkydraftError | None:
+    """Run it; returns what it failed with, if it did. Either way no token is lost, doubled or made up."""
+    failure = None
+    try:
+        assert len(generation.run().token_ids) == LENGTH
+    except SkydraftError as error:
+        assert_one_clear_line(failure := error)
+    assert plan in ("gated", "quality") or committed(generation) == ALONE[: len(committed(generation))]
+    assert_all_is_accounted_for(generation)
+    return failure
 
 
 def assert_one_clear_line(error: SkydraftError) -> None:

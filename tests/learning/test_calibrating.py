@@ -1,7 +1,6 @@
 """Labels: what a draft model says along a text against what the target says there."""
 
 from collections import Counter
-from contextlib import closing
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 import skydraft
 from skydraft.config import DecodingParams
 from skydraft.decoding.plan import make_plan
-from skydraft.evaluation.scoring import Scorer
+from skydraft.evaluation.scoring import scores
 from skydraft.gating.fitting import agreement
 from skydraft.gating.hand_back import parse_hand_back
 from skydraft.learning.calibrating import calibrate_lessons, label_texts, labelled, read_lessons
@@ -30,9 +29,9 @@ def test_prompts_are_labelled_along_what_each_model_writes_alone() -> None:
     for entry in workload.prompts:
         for path, mode in (("target", "cloud"), ("draft", "edge")):
             alone = skydraft.generate(entry.prompt, edge=edge, cloud=cloud, plan=make_plan(mode), params=params).run()
-            with closing(Scorer(edge, cloud)) as scorer:
-                prompts = read_prompt(edge, asked(entry.prompt))
-                slow.append((path, scorer.score(entry.id, prompts, alone.token_ids, params)))
+            prompts = read_prompt(edge, asked(entry.prompt))
+            (line,) = scores((edge, cloud), entry.id, prompts, params, [alone.token_ids])
+            slow.append((path, line))
     for mine, (path, line) in zip(texts, slow, strict=True):
         differ = tuple(one != other for one, other in zip(line.drafted, line.choices, strict=True))
         assert (mine.path, mine.disagrees) == (path, differ)
@@ -62,7 +61,7 @@ def test_what_the_target_wrote_on_calibrates_and_teaches(pair: tuple[Any, Any], 
     texts = read_lessons(pair[0], lessons, lambda: None)
     made, unseen = calibrate_lessons(lessons, texts, pair[0], "written")
     judged = sum(len(lesson.marks) - lesson.marks.count("-") for lesson in lessons)
-    assert agreement(unseen)[1] == made.fitted.num_tokens == judged
+    assert agreement(unseen)[1] == made.fitted["num_tokens"] == judged
     assert sum(map(len, (lesson.known for lesson in lessons))) > 0.5 * judged
     for name in ("0", "agree:4"):
         points = made.curve(6, parse_hand_back(name)).points

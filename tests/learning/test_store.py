@@ -3,8 +3,6 @@
 import multiprocessing
 import os
 import stat
-import subprocess
-import sys
 import tracemalloc
 import zlib
 from collections import Counter
@@ -17,12 +15,13 @@ from filelock import FileLock
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from skydraft.errors import RecordsError
+from skydraft.errors import NotEnoughDisk, RecordsError
 from skydraft.learning import lessons as store_module
 from skydraft.learning.dataset import MIN_GENERATIONS, choose, split
 from skydraft.learning.lessons import Store, encode
 from tests import toys
 
+from ..evaluation.lines import no_file_beyond
 from .lessons import filled, lesson, read
 
 
@@ -127,24 +126,9 @@ def test_neither_a_line_without_end_nor_a_store_is_in_memory_whole(
 
 
 def test_a_full_disk_leaves_whole_lines_and_says_so(tmp_path: Path) -> None:
-    # The limit on the size of files is of the whole process, so it is set in one of its own.
-    code = f"""
-import resource, sys
-from pathlib import Path
-from skydraft.errors import NotEnoughDisk
-from skydraft.learning.lessons import Store
-from tests.learning.lessons import lesson
-store = Store(Path({str(tmp_path)!r}))
-store.add(lesson(1))
-size = store.size()[1]
-resource.setrlimit(resource.RLIMIT_FSIZE, (size + 50, size + 50))
-try:
-    store.add(lesson(2))
-except NotEnoughDisk as error:
-    print(error.line)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "has no room for another lesson" in done.stdout
+    store = filled(tmp_path, lesson(1))
+    with no_file_beyond(store.size()[1] + 50), pytest.raises(NotEnoughDisk, match="has no room for another lesson"):
+        store.add(lesson(2))
     assert read(tmp_path) == ([lesson(1)], Counter())
 
 
@@ -153,6 +137,7 @@ def test_what_only_looks_like_a_file_of_the_store_is_left_alone(tmp_path: Path) 
     folder, outside = store.folder, tmp_path / "outside"
     outside.write_bytes(encode(lesson(9)))
     (folder / "lessons-backup.jsonl").write_text("a copy")
+    (folder / "less.jsonl").write_text("mine")
     (folder / "lessons-99999999.jsonl.old").write_text("another")
     (folder / "lessons-٠٠٠٠٠٠٠٩.jsonl").write_text("digits of another script")
     (folder / "lessons-00000007.jsonl").symlink_to(outside)
@@ -160,27 +145,23 @@ def test_what_only_looks_like_a_file_of_the_store_is_left_alone(tmp_path: Path) 
     (folder / "lessons-00000009.jsonl").mkdir()
     store.add(lesson(2))
     assert read(folder) == ([lesson(1), lesson(2)], Counter()) and store.size()[0] == 2
-    store.forget()
-    assert len(list(folder.glob("lessons-*"))) == 6 and outside.read_bytes() == encode(lesson(9))
-
-
-def test_forgetting_takes_the_lessons_and_nothing_else(tmp_path: Path) -> None:
-    store = filled(tmp_path, lesson())
-    (tmp_path / "letter.jsonl").write_text("mine")
-    size = store.size()
-    assert store.forget() == size and size[0] == 1
+    assert store.size() == store.forget() and read(folder) == ([], Counter())
     assert store.forget() == Store(tmp_path / "none").forget() == (0, 0)
-    assert (tmp_path / "letter.jsonl").read_text() == "mine" and read(tmp_path) == ([], Counter())
+    assert len(list(folder.glob("less*.jsonl*"))) == 7 and outside.read_bytes() == encode(lesson(9))
     store.add(lesson(2))
-    assert read(tmp_path)[0] == [lesson(2)]
+    assert read(folder)[0] == [lesson(2)]
 
 
 VOCAB: Any = SimpleNamespace(fingerprint="v" * 32, size=1000)
 
 
-def test_lessons_of_others_are_left_out_with_a_count(tmp_path: Path) -> None:
+def test_lessons_of_others_are_left_out_with_a_count_and_too_few_say_how_many_are_missing(tmp_path: Path) -> None:
     good = [lesson(number) for number in range(MIN_GENERATIONS)]
-    store = filled(
+    store = filled(tmp_path, *good[1:])
+    with pytest.raises(RecordsError, match="1 are missing"):
+        choose(store, VOCAB)
+    store.forget()
+    filled(
         tmp_path, *good, lesson(100, vocab="x" * 32), lesson(101, target="x" * 32),
         lesson(102, token_ids=(3, 4, 5, 1000)), lesson(1000), lesson(3), lesson(103, marks="www-"),
     )  # fmt: skip
@@ -199,14 +180,6 @@ def test_the_newest_are_taken_and_those_of_the_target_that_judged_most(
     store = filled(tmp_path, *(lesson(number) for number in range(30)), *mine)
     assert choose(store, VOCAB)[0] == mine[10:]
     assert {each.target for each in choose(store, VOCAB, "t" * 32)[0]} == {"t" * 32}
-
-
-def test_too_few_say_how_many_are_missing(tmp_path: Path) -> None:
-    store = filled(tmp_path, *(lesson(number) for number in range(MIN_GENERATIONS - 1)))
-    with pytest.raises(RecordsError, match="1 are missing"):
-        choose(store, VOCAB)
-    store.add(lesson(100))
-    assert len(choose(store, VOCAB)[0]) == MIN_GENERATIONS
 
 
 @toys.law(60)

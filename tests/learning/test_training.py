@@ -1,4 +1,4 @@
-"""Training on tiny checkpoints: it learns, it can be stopped, and it says so where it has learned nothing."""
+"""Training on tiny checkpoints: it learns, twice the same, and it says so where it has learned nothing."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -36,21 +36,13 @@ def task(pair: tuple[Any, Any], taught: Path) -> TrainingTask:
     return task_of(pair, taught)
 
 
-def train(task: TrainingTask, state: Path, settings: TrainSettings = SETTINGS, stop_at: int = -1) -> Trained:
-    steps = 0
-
-    def progress(what: str, done: int, total: int, note: str) -> None:
-        nonlocal steps
-        steps += what.startswith("training")
-        if steps == stop_at:
-            raise KeyboardInterrupt
-
-    return Training(load_trainable(task.path), task, settings, state, progress).run()
+def train(task: TrainingTask, settings: TrainSettings = SETTINGS) -> Trained:
+    return Training(load_trainable(task.path), task, settings, lambda *_: None).run()
 
 
 @pytest.fixture(scope="module")
-def trained(task: TrainingTask, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    return train(task, tmp_path_factory.mktemp("state") / "state")
+def trained(task: TrainingTask) -> Trained:
+    return train(task)
 
 
 def test_it_says_more_often_what_the_target_says(trained: Trained, tmp_path: Path) -> None:
@@ -62,12 +54,12 @@ def test_it_says_more_often_what_the_target_says(trained: Trained, tmp_path: Pat
     assert len(again.card.trained_on) == 60 and again.card.architecture == "qwen2"
 
 
-def test_a_step_is_the_plain_log_likelihood_of_four_answers(task: TrainingTask, tmp_path: Path) -> None:
+def test_a_step_is_the_plain_log_likelihood_of_four_answers(task: TrainingTask) -> None:
     """Two steps, done a second time with the whole model: no label is smoothed, and no step has more answers."""
     import torch
 
     task = replace(task, trained=task.trained[:8])
-    made = train(task, tmp_path / "state", replace(SETTINGS, epochs=1)).adapter
+    made = train(task, replace(SETTINGS, epochs=1)).adapter
     trainable = load_trainable(task.path)
     labels = [torch.tensor([lesson.token_ids[index] for index in lesson.known]) for lesson in task.trained]
 
@@ -79,7 +71,7 @@ def test_a_step_is_the_plain_log_likelihood_of_four_answers(task: TrainingTask, 
 
     rivals = [logits(number).topk(4).indices.flatten() for number in range(8)]
     vocab = torch.cat([*labels, *rivals]).unique()
-    again = Training(trainable, task, SETTINGS, tmp_path / "none", lambda *_: None)
+    again = Training(trainable, task, SETTINGS, lambda *_: None)
     lora, order = again._inject(), again._order(8, epoch=0)
     optimizer = torch.optim.AdamW(lora.values())
     for step in range(2):
@@ -98,37 +90,17 @@ def test_a_step_is_the_plain_log_likelihood_of_four_answers(task: TrainingTask, 
         assert (theirs - value).norm() < 0.005 * value.norm(), name
 
 
-def test_it_learns_from_what_the_target_wrote_on(pair: tuple[Any, Any], written_on: Path, tmp_path: Path) -> None:
+def test_it_learns_from_what_the_target_wrote_on(pair: tuple[Any, Any], written_on: Path) -> None:
     task = task_of(pair, written_on)
-    found = train(task, tmp_path / "state")
+    found = train(task)
     assert found.held_out.num_tokens == sum(len(each.marks) - each.marks.count("-") for each in task.held_out)
     assert found.held_out.difference > 0.03, str(found.held_out)
 
 
-def test_stopped_and_gone_on_with_gives_the_same_adapter(task: TrainingTask, trained: Trained, tmp_path: Path) -> None:
-    for stop_at in (1, 6, 13):
-        with pytest.raises(KeyboardInterrupt):
-            train(task, tmp_path / "state", stop_at=stop_at)
-    again = train(task, tmp_path / "state")
+def test_twice_gives_the_same_adapter_and_other_settings_another(task: TrainingTask, trained: Trained) -> None:
+    again = train(task)
     assert again.adapter.fingerprint == trained.adapter.fingerprint and again.held_out == trained.held_out
-
-
-def test_a_state_that_is_damaged_or_of_other_settings_is_begun_anew(task: TrainingTask, tmp_path: Path) -> None:
-    state, other = tmp_path / "state", replace(SETTINGS, epochs=1)
-    with pytest.raises(KeyboardInterrupt):
-        train(task, state, stop_at=6)
-    fresh = train(task, tmp_path / "fresh", other)
-    assert train(task, state, other).adapter.fingerprint == fresh.adapter.fingerprint
-    state.unlink()
-    with pytest.raises(KeyboardInterrupt):
-        train(task, state, other, stop_at=6)
-    torch = pytest.importorskip("torch")
-    values = torch.load(state, weights_only=True)  # as another version may write it
-    torch.save(values | {"state": values["state"] | {"more": 1}}, state)
-    assert train(task, state, other).adapter.fingerprint == fresh.adapter.fingerprint
-    state.write_bytes(b"PK\x03\x04 not a state")
-    assert train(task, state, other).adapter.fingerprint == fresh.adapter.fingerprint
-    assert train(task, tmp_path / "another", replace(other, rate=1e-2)).adapter.fingerprint != fresh.adapter.fingerprint
+    assert train(task, replace(SETTINGS, rate=1e-2)).adapter.fingerprint != trained.adapter.fingerprint
 
 
 def test_what_was_trained_is_known_again_by_its_key_alone(trained: Trained, tmp_path: Path) -> None:

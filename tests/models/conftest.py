@@ -11,13 +11,8 @@ def published() -> Published:
 
 
 @pytest.fixture
-def world(published: Published, cache: Path, monkeypatch: pytest.MonkeyPatch) -> FakeWorld:
+def world(published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeWorld:
     """The index has all wheels, the hub cannot be reached, the Hugging Face cache is empty."""
-    world = FakeWorld(published, cache, dict(published.wheels))
+    world = FakeWorld(published, tmp_path / "home", dict(published.wheels))
     world.answer(monkeypatch)
     return world
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    return tmp_path / "home"

@@ -15,8 +15,6 @@ from skydraft.models import manifest, sources
 from skydraft.models.fetch import fetch_model
 from skydraft.models.manifest import KnownModel, Part
 
-PLENTY = 1 << 40
-
 
 def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
@@ -68,7 +66,7 @@ class FakeWorld:
     hub: dict[str, Path] = field(default_factory=dict)
     hub_cache: dict[str, Path] = field(default_factory=dict)
     folders: dict[str, Path] = field(default_factory=dict)
-    free_bytes: int = PLENTY
+    free_bytes: int = 1 << 40
     asked: list[str] = field(default_factory=list)
     before: Callable[[str], object] = str  # called with a wheel's name before it is written
 

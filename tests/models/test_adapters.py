@@ -15,12 +15,17 @@ from skydraft.files import write_whole
 from skydraft.models.adapters import MAX_BEFORE, all_adapters, keep, revert
 
 
+def keep_many(num: int, cache: Path, model: str = "m") -> Path:
+    """The folder of an adapter that has come so many times."""
+    return [keep(b"%d" % number, "one", model, cache) for number in range(num)][-1].parent
+
+
 def test_the_last_three_before_are_kept_and_come_back_in_turn(tmp_path: Path) -> None:
     keep(b"here", "one", ".", tmp_path)
     assert all_adapters(tmp_path) == {".": ["one"]} and not revert("one", ".", tmp_path)
-    for number in range(6):
-        keep(b"%d" % number, "one", "org/model", tmp_path)
-    home = tmp_path / "adapters" / "org%2Fmodel" / "one"
+    home = keep_many(6, tmp_path, "org/model")
+    assert home == tmp_path / "adapters" / "org%2Fmodel" / "one"
+    shutil.copytree(home, home.with_name("one copied"))  # no request could name it
     assert all_adapters(tmp_path) == {"org/model": ["one"]}
     for number in range(5, 5 - MAX_BEFORE, -1):
         assert (home / "adapter.gguf").read_bytes() == b"%d" % number
@@ -32,9 +37,7 @@ def test_the_last_three_before_are_kept_and_come_back_in_turn(tmp_path: Path) ->
 def test_a_kill_at_any_move_loses_none_but_the_oldest(at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one in use came twice."""
     cache, other = tmp_path / "a", tmp_path / "b"
-    for number in range(4):
-        keep(b"%d" % number, "one", "m", cache)
-    home, moves, move = cache / "adapters" / "m" / "one", itertools.count(), os.replace
+    home, moves, move = keep_many(4, cache), itertools.count(), os.replace
 
     def die(*paths: Any) -> None:
         if next(moves) == at:
@@ -56,8 +59,7 @@ def test_a_kill_at_any_move_loses_none_but_the_oldest(at: int, tmp_path: Path, m
 
 
 def test_a_full_disk_loses_none_of_those_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(5):
-        keep(b"%d" % number, "one", "m", tmp_path)
+    home = keep_many(5, tmp_path)
     for fails_at in (1, 2):
         calls = itertools.count(1)
 
@@ -72,13 +74,11 @@ def test_a_full_disk_loses_none_of_those_before(tmp_path: Path, monkeypatch: pyt
     assert keep(b"new", "one", "m", tmp_path).read_bytes() == b"new"
     for number in (4, 3, 2):
         assert revert("one", "m", tmp_path)
-        assert (tmp_path / "adapters" / "m" / "one" / "adapter.gguf").read_bytes() == b"%d" % number
+        assert (home / "adapter.gguf").read_bytes() == b"%d" % number
 
 
 def test_what_was_taken_back_is_not_learned_again_by_a_timer(tmp_path: Path) -> None:
-    for data in (b"one", b"two"):
-        keep(data, "one", "m", tmp_path)
-    note = tmp_path / "adapters" / "m" / "one" / "last-run"
+    note = keep_many(2, tmp_path) / "last-run"
     note.write_text("KEY is in use")
     assert revert("one", "m", tmp_path) and note.read_text() == "KEY was taken back"
     assert not revert("one", "m", tmp_path) and not note.exists()  # nothing is in use, so nothing was learned

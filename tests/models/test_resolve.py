@@ -36,8 +36,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("spec", "kind", "path"),
     [
-        ("toy", "toy", None), ("toy:seed=3", "toy", None), ("mlx:{place}/good.gguf", "mlx", None),
-        ("mlx:", "mlx", None), ("tiny:x", "tiny", None), ("good.gguf", "gguf", "good.gguf"),
+        ("toy", "toy", None), ("toy:drift=0.4", "toy", None), ("toy:{place}/good.gguf", "toy", None),
+        ("good.gguf", "gguf", "good.gguf"),
         ("./good.gguf", "gguf", "good.gguf"), ("{place}/good.gguf", "gguf", "{place}/good.gguf"),
         ("checkpoint", "folder", "checkpoint"), ("./tiny", "folder", "tiny"), ("single/", "gguf", "single/only.gguf"),
     ],
@@ -45,9 +45,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_local_specs(place: Path, world: FakeWorld, spec: str, kind: str, path: str | None) -> None:
     spec = spec.format(place=place)
     expected = None if path is None else Path(path.format(place=place))
-    names = {"toy", "mlx", "tiny"}
-    found = resolve(spec, world.cache, engine_names=names)
-    assert found == ResolvedModel(spec, kind, expected)
+    assert resolve(spec, world.cache) == ResolvedModel(spec, kind, expected)
     assert world.asked == []
 
 
@@ -62,7 +60,7 @@ def test_local_specs(place: Path, world: FakeWorld, spec: str, kind: str, path: 
         ("many", BrokenModel, r"2 \.gguf files.*a\.gguf"),
         ("nothing", BrokenModel, r"no config\.json"),
         ("tinny", UnknownModel, r"Did you mean tiny\? Known: tiny"),
-        ("toys", UnknownModel, r"Known: tiny\. Or give .*mlx:…, toy, a \.gguf file"),
+        ("toys", UnknownModel, r"Known: tiny\. Or give .*tiny-omni-cloud, toy, a \.gguf file"),
         ("other:x", UnknownModel, "not a known model"),
         ("", UnknownModel, "Known"),
         ("a/b/c", UnknownModel, "not a known model"),
@@ -71,7 +69,7 @@ def test_local_specs(place: Path, world: FakeWorld, spec: str, kind: str, path: 
 )
 def test_specs_of_nothing(place: Path, world: FakeWorld, spec: str, error: type[SkydraftError], match: str) -> None:
     with pytest.raises(error, match=match) as raised:
-        resolve(spec, world.cache, engine_names={"toy", "mlx"})
+        resolve(spec, world.cache)
     assert raised.value.hint and "\n" not in str(raised.value)
     assert world.asked == []
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from jinja2 import TemplateError
@@ -15,6 +16,8 @@ from skydraft.prompts import chat_template
 from skydraft.prompts.chat_template import render
 from skydraft.prompts.messages import Message, asked, conversation
 from skydraft.prompts.pair import beginning_ids, prompt_ids
+from skydraft.prompts.systems import readable
+from skydraft.prompts.tool_calls import writes_calls
 
 Reference = Callable[[str, Sequence[Message]], str]
 
@@ -36,8 +39,8 @@ CONVERSATIONS: dict[str, tuple[Message, ...]] = {
 }
 
 
-def vocab_with(template: str | None, bos: str = BOS) -> Vocab:
-    return Vocab([b"a"], lambda _: [], chat_template=template, bos_text=bos, eos_text=EOS)
+def vocab_with(template: str | None, bos: str = BOS, tools: str | None = None) -> Vocab:
+    return Vocab([b"a"], lambda _: [], chat_template=template, tool_template=tools, bos_text=bos, eos_text=EOS)
 
 
 def rendered(template: str, *messages: Message) -> str:
@@ -54,10 +57,7 @@ def by_transformers(monkeypatch: pytest.MonkeyPatch) -> Reference:
     pytest.importorskip("transformers")
     from transformers.utils import chat_template_utils
 
-    class Clock:
-        now = staticmethod(lambda: NOW)
-
-    monkeypatch.setattr(chat_template_utils, "datetime", Clock)
+    monkeypatch.setattr(chat_template_utils, "datetime", SimpleNamespace(now=lambda: NOW))
 
     def reference(template: str, messages: Sequence[Message]) -> str:
         told = [{"role": message.role, "content": message.content} for message in messages]
@@ -101,7 +101,8 @@ SNIPPETS = {
 
 @pytest.mark.parametrize("snippet", SNIPPETS)
 def test_snippet(snippet: str, request: pytest.FixtureRequest) -> None:
-    template, text = SNIPPETS[snippet]
+    words = ("{{ messages[0].content }}", QUESTION.content)
+    template, text = (f"{part}{said}" for part, said in zip(SNIPPETS[snippet], words, strict=True))
     assert rendered(template) == text
     assert request.getfixturevalue("by_transformers")(template, (QUESTION,)) == text
 
@@ -151,6 +152,43 @@ def test_an_open_message_ends_the_text(model: str, text: str) -> None:
     assert opened.endswith(text.lstrip()) and closed.startswith(opened.rstrip()) and opened != closed
 
 
+# Some take the words of a message in a list of parts alone: (template, text of the conversation below).
+IN_PARTS = {
+    "a loop": ("{% for m in messages %}{{ m['role'] }}:{% for c in m['content'] %}{% if c['type'] == 'text' %}"
+               "{{ c['text'] }}{% endif %}{% endfor %};{% endfor %}"),
+    "the first": "{% for m in messages %}{{ m.role + ':' + m.content[0].text + ';' }}{% endfor %}",
+    "filtered": ("{% for m in messages %}{{ m.role }}:{% for c in m.content | selectattr('type', 'equalto', 'text') %}"
+                 "{{ c.text }}{% endfor %};{% endfor %}"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("template", IN_PARTS.values(), ids=IN_PARTS)
+def test_a_template_that_takes_parts_gets_them(template: str) -> None:
+    told = [SYSTEM, QUESTION, Message("assistant", "It sc", is_open=True)]
+    text = f"system:{SYSTEM.content};user:{QUESTION.content};assistant:It sc"
+    for vocab, tools in ((vocab_with(template), []), (vocab_with("-", tools=template), [chat_template.ANY_TOOL])):
+        assert render(vocab, told, tools) == text
+    assert bytes(prompt_ids(bytes_vocab(template), [QUESTION])) == f"user:{QUESTION.content};".encode()
+
+
+@pytest.mark.parametrize("part", ["", "{% for c in m.content %}{{ c.image }}{% endfor %}", "{{ m.content[0].words }}"])
+def test_a_template_without_the_words_of_the_user_is_broken(part: str) -> None:
+    template = f"{{% for m in messages %}}{{{{ m.role }}}}{part}{{% endfor %}}"
+    with pytest.raises(BrokenModel, match=r"fails: it leaves out the user's words\. Use raw"):
+        prompt_ids(bytes_vocab(template), [SYSTEM, QUESTION])
+
+
+def test_requests_with_tools_have_a_template_of_their_own_where_a_model_has_one() -> None:
+    chat, tools = (f"{{% for m in messages %}}{name}:{{{{ m.content }}}}{{% endfor %}}" for name in ("chat", "tools"))
+    vocab = vocab_with(chat, tools=f"{{% if messages[0].role == 'system' %}}{{{{ 1 + '' }}}}{{% endif %}}{tools}")
+    told = [SYSTEM, QUESTION]
+    assert render(vocab, readable(vocab, told)) == "".join(f"chat:{each.content}" for each in told)
+    text = render(vocab, readable(vocab, told, [chat_template.ANY_TOOL]), [chat_template.ANY_TOOL])
+    assert text == f"tools:{SYSTEM.content}\n\n{QUESTION.content}"
+    assert not writes_calls(vocab) and writes_calls(vocab_with(chat, tools="<tool_call> tools"))
+    assert render(vocab_with(None, tools=tools), [QUESTION]) == f"tools:{QUESTION.content}"
+
+
 def test_a_slip_in_a_template_is_mended_so_that_a_pair_reads_the_same() -> None:
     right = TEMPLATES["qwen2.5"]
     example = '{\\"name\\": <function-name>, \\"arguments\\": <args-json-object>}'
@@ -164,13 +202,13 @@ def test_arguments_of_calls_have_the_form_that_a_template_takes_also_cut_ones() 
     told = ('{"a": "b', '{"a": "上"}')
     calls = [{"type": "function", "function": {"name": "f", "arguments": each}} for each in told]
     messages = conversation([{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": calls}])
-    each = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ SAID }}{% endfor %}{% endfor %}"
+    each = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ SAID }}{% endfor %}{{ m.content }}{% endfor %}"
     for said, expected in (
         ("c.function.arguments", "{\"a\": \"b{'a': '上'}"),
         ("c.function.arguments|items|list|tojson", '[["", "{\\"a\\": \\"b"]][["a", "上"]]'),
         ("'!' + c.function.arguments", '!{"a": "b!{"a": "上"}'),  # as DeepSeek's templates do
     ):
-        assert render(vocab_with(each.replace("SAID", said)), messages) == expected
+        assert render(vocab_with(each.replace("SAID", said)), messages) == f"a{expected}"
 
 
 def test_no_such_message() -> None:

@@ -12,16 +12,19 @@ from skydraft.prompts.pair import prompt_ids
 from .. import toys
 
 
-def test_a_text_that_is_far_too_long_is_read_only_in_part() -> None:
+@pytest.mark.parametrize("text", ["我" * 2_000_000, "我" * 10_000 + "3" * 90_000, "3" * 90_000 + "我" * 10_000])
+def test_a_text_that_is_far_too_long_is_read_only_in_part(text: str) -> None:
+    """An agent leaves out as many tokens as the number says."""
     lengths = list[int]()
 
     def encode(text: str) -> list[int]:
         lengths.append(len(text))
         return list(toys.VOCAB.encode(text))
 
-    with pytest.raises(ContextExceeded, match=r"more than \d+ tokens, the context holds 100"):
-        prompt_ids(Vocab(toys.PIECES, encode), asked("我" * 2_000_000), raw=True, most=100)
+    with pytest.raises(ContextExceeded, match=r"about \d+ tokens, the context holds 100") as raised:
+        prompt_ids(Vocab(toys.PIECES, encode), asked(text), raw=True, most=100)
     assert sum(lengths) < 2000
+    assert raised.value.num_tokens == pytest.approx(len(toys.VOCAB.encode(text)), rel=0.1)
 
 
 @given(st.integers(1, 900), st.integers(100, 400))

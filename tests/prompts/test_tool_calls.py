@@ -21,15 +21,16 @@ NAMES = ["get_weather", "天气"]
 KINDS = {
     "text": {"type": "string"},
     "may": {"anyOf": [{"type": "string"}, {"type": "null"}]},
-    "on": {"type": "boolean"},
-}
+    "on": {"type": "boolean"}, "int": {"type": "integer"}, "one": {"enum": ["1", "2"]}, "opt": {"$ref": "#/$defs/x"},
+    "maybe": {"oneOf": [{"type": ["integer", "null"]}]}, "null": {"type": "array", "nullable": True},
+}  # fmt: skip
 TOOLS = {"get_weather": None, "天气": {"properties": KINDS}}
 Read = tuple[str, list[tuple[str, str]]]
 
 # Texts with whatever could be taken for a call, a mark, or half of one.
 words = st.sampled_from([
     "<tool_call>", "</tool_call>", "<tool", "}", "\n", "}\n</tool", "语速", '"', "{", " ", "<", "{}", "```", "json",
-    "`", "\\", "<function=", "<function=天气>", "<parameter=a>", "</parameter>", "</function>",
+    "`", "\\", "<function=", "<function=天气>", "<parameter=a>", "<parameter=on>", "</parameter>", "</function>",
     '{"name": "天气', '{"name": "天气", "arguments": {', '"name"', "\n" * 70, " " * 260,
 ])  # fmt: skip
 arguments = st.dictionaries(st.text(max_size=4) | words, st.text(max_size=6) | words | st.integers(), max_size=3)
@@ -118,12 +119,56 @@ TYPED = {"text": "5", "may": "6", "on": "True", "a": "[1]", "b": "x\n\n  y"}
         (f"好。\n\n<tool_call>\n{function('天气', a='1')}\n</tool_call>", "好。", ONE),
         (f"{function('天气', a='1')}\n</tool_call>好", "好", ONE),  # it often leaves the first mark out
         (function("天气", **TYPED), "", ("天气", json.dumps({**TYPED, "on": True, "a": [1]}))),
+        # A bracket too many.
+        (call_text("天气", {"a": 1}).replace("}}", "}}}\n}"), "", ONE),
+        ('{"name": "天气", "arguments": {"a": 1}}}', "", ONE),
+        ('```json\n{"name": "天气", "arguments": {"a": 1}}}\n```\n好', "\n好", ONE),
         # Bare breaks in strings, as small models write code.
         (call_text("天气", {"code": "a\nb\tc"}).replace("\\n", "\n"), "", ("天气", '{"code": "a\\nb\\tc"}')),
     ],
 )
 def test_a_call_in_another_form_is_one(text: str, said: str, found: tuple[str, str]) -> None:
     assert read([text]) == read(list(text)) == (said, [found])
+
+
+END = "</parameter>"
+FUNCTION = "<function=天气>\n"
+
+
+@pytest.mark.parametrize(
+    ("written", "given"),
+    [
+        # An end of a parameter is missing.
+        (f"<parameter=int>\n5\n<parameter=text>\nx\n{END}\n", {"int": 5, "text": "x"}),
+        (f"<parameter=int>5<parameter=text>x{END}", {"int": 5, "text": "x"}),
+        (f"<parameter=int>\n5\n{END}\n<parameter=text>\n x\n", {"int": 5, "text": " x"}),
+        # Marks in a value.
+        (f"<parameter=text>\na {END} b\n{END}\n", {"text": f"a {END} b"}),
+        (f"<parameter=text>\na </function> b\n{END}\n<parameter=int>\n5\n{END}\n",
+         {"text": "a </function> b", "int": 5}),
+        (f"<parameter=text>\na <parameter=x> <parameter=text>\n{END}\n", {"text": "a <parameter=x> <parameter=text>"}),
+        (f"<parameter=text>\na <tool_call>{FUNCTION}\n{END}\n", {"text": f"a <tool_call>{FUNCTION}"}),
+        # Null and nothing.
+        *((f"<parameter={key}>\n{said}\n{END}\n", {} if value is END else {key: value}) for key, said, value in (
+            ("int", "", END), ("int", "null", END), ("int", "None", END), ("on", " ", END), ("maybe", "", None),
+            ("maybe", "null", None), ("maybe", "None", None), ("maybe", "6", 6), ("null", "none", None),
+            ("null", "[1]", [1]), ("text", "", ""), ("text", "null", "null"), ("text", "None", "None"), ("may", "", ""),
+            ("may", "null", None), ("may", "None", None), ("one", "1", "1"), ("opt", "", ""), ("opt", "null", None),
+        )),
+    ],
+)  # fmt: skip
+@law(30)
+@given(places=st.lists(st.integers(0, 999), max_size=8))
+def test_parameters_are_read_where_their_ends_are_wrong_and_have_the_types_of_their_schema(
+    written: str, given: dict[str, Any], places: list[int]
+) -> None:
+    text = f"好<tool_call>\n{FUNCTION}{written}</function>\n</tool_call>"
+    expected = [("天气", json.dumps(given, ensure_ascii=False))]
+    assert read(cut(text, places)) == ("好", expected)
+    for length in range(len(text) - len("n>\n</tool_call>")):
+        assert read([text[:length]]) == (text[:length], [])
+    text = text.removesuffix("</function>\n</tool_call>") + "</tool_call>云"
+    assert read([text]) == (("好云", expected) if written.rstrip().endswith(END) else (text, []))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skydraft.errors import OptionError
-from skydraft.protocol.address import DEFAULT_PORT, is_loopback, parse_address
+from skydraft.protocol.address import DEFAULT_PORT, as_origin, is_loopback, parse_address
 from tests.toys import law
 
 
@@ -52,6 +52,22 @@ def test_any_text_is_an_address_or_an_option_error(text: str) -> None:
         return
     assert 0 < port < 65536 and host and text.startswith(host)
     assert parse_address(f"{host}:{port}") == (host, port)
+
+
+ORIGINS = {
+    "http://localhost:3000/": "http://localhost:3000", "HTTPS://App.Example:443": "https://app.example",
+    "http://a:80": "http://a", "http://[::1]:80": "http://[::1]", "https://a:80": "https://a:80",
+    "app://obsidian.md": "app://obsidian.md", "chrome-extension://abc": "chrome-extension://abc",
+}  # fmt: skip
+HOSTS = ("a:*", "*.a", "a,http://b", "a/b", "云")
+NO_ORIGINS = ["", "*", "null", "localhost:3000", *(f"http://{host}" for host in HOSTS)]
+
+
+def test_an_origin_is_written_as_browsers_send_it_and_all_else_is_refused() -> None:
+    assert {text: as_origin(text) for text in ORIGINS} == ORIGINS
+    for text in NO_ORIGINS:
+        with pytest.raises(OptionError, match="not the origin of a web page"):
+            as_origin(text)
 
 
 def test_what_never_leaves_this_machine() -> None:

@@ -57,7 +57,7 @@ class HearingToy(ToyEngine):
             sequence.slot.tone = 1 + zlib.crc32(heard) % (_NUM_TONES - 1)
         return sequence
 
-    def allocate(self) -> Heard:
+    def allocate(self, num_tokens: int) -> Heard:
         return Heard()
 
     def forward(self, feeds: Seq[tuple[Sequence, Seq[int] | TokenIds]], *, want_logits: bool) -> list[Rows]:

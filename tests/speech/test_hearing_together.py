@@ -40,10 +40,8 @@ def run(
     plan: str | Plan, edge: Engine, target: Engine | Cloud, heard: Audio, params: DecodingParams, **more: Any
 ) -> Generation:
     plan = PLANS[plan] if isinstance(plan, str) else plan
-    with skydraft.generate(
-        PROMPT, edge=edge, cloud=target, plan=plan, params=params, raw=True, audio=heard, **more
-    ) as generation:
-        return generation.run()
+    more |= {"edge": edge, "cloud": target, "plan": plan, "params": params, "audio": heard}
+    return skydraft.generate(PROMPT, raw=True, **more).run()
 
 
 @law(30)
@@ -80,8 +78,7 @@ def test_a_target_that_shares_nothing_judges_as_one_that_was_asked_the_words(
     """With the gate at always the text is the target's own, told the words alone, wherever its tokens stand."""
     edge, target, heard = HearingToy(SEED, 0.3), HearingToy(SEED), recording(seed, num_frames)
     judged = run(make_plan("lossless", k=k), edge, target, heard, params, share_audio="none")
-    with skydraft.generate(PROMPT, cloud=target, plan=make_plan("cloud"), params=params, raw=True) as words:
-        words.run()
+    words = skydraft.generate(PROMPT, cloud=target, plan=make_plan("cloud"), params=params, raw=True).run()
     assert judged.token_ids == words.token_ids
     assert target.num_encoded == 0 and edge.num_encoded == 1
 

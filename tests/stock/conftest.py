@@ -9,13 +9,30 @@ import pytest
 
 import skydraft
 from skydraft import Generation
+from tests import toys
 from tests.engines.conftest import gguf_path  # noqa: F401
 from tests.hostile.texts import TARGET, write
-from tests.stock.fakes import GENERATING, Fake, fake
+from tests.stock.fakes import GENERATING, IDS, Fake, fake
 from tests.stock.faults import Fault
 
 # `write` a text with this plan while the server answers so; gives it and how many requests it took.
 Spoilt: TypeAlias = Callable[..., tuple[Generation, int]]
+
+
+SEED = 17
+
+
+@pytest.fixture(scope="module")
+def clouds() -> Iterator[dict[str, Any]]:
+    """A connection to each kind of server that is sent ids; it was started with penalties of its own."""
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        patch.setattr("skydraft.edge.stock.connection.SAMPLE", toys.PROMPT)  # this vocabulary can read no other text
+        found = {}
+        for dialect in IDS:
+            server = stack.enter_context(fake(dialect, engine=toys.toy(SEED)))
+            server.model.usual = {"repetition_penalty": 1.3, "presence_penalty": 1.5}
+            found[dialect] = stack.enter_context(closing(skydraft.connect(server.url, require=True)))
+        yield found
 
 
 def num_asked(server: Fake) -> int:

@@ -138,7 +138,7 @@ def stalls(num_parts: int = 1) -> Fault:
     return Fault(wire)
 
 
-def floods(part: bytes, kind: str = "text/event-stream", sent: list[int] | None = None) -> Fault:
+def floods(part: bytes, kind: str = "text/event-stream", sent: list[int] | None = None, every_s: float = 0.0) -> Fault:
     """Sends this part again and again, until the client hangs up, gigabytes if need be. `sent` gets their sizes."""
 
     async def wire(app: App, scope: Any, receive: Receive, send: Send) -> None:
@@ -148,7 +148,7 @@ def floods(part: bytes, kind: str = "text/event-stream", sent: list[int] | None 
             await send({"type": "http.response.body", "body": part, "more_body": True})
             if sent is not None:
                 sent.append(len(part))
-            await asyncio.sleep(0)
+            await asyncio.sleep(every_s)
 
     return Fault(wire)
 

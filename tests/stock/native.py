@@ -17,8 +17,7 @@ class LlamaServer(Vllm):
     """llama-server (xllamacpp 2026.10): as it answered a Qwen2.5 1.5B, without what nobody reads.
 
     A stream ends with a part that has no token, and without OpenAI's mark. Tokens that end within a character are not
-    told: the part after them has the last token alone, and counts them all. `tokens_cached` is what the slot holds in
-    the end; the hit is `timings.cache_n`.
+    told: the part after them has the last token alone, and counts them all.
     """
 
     paths: ClassVar = {"/props": "props", "/v1/models": "models", "/tokenize": "tokenize",
@@ -32,21 +31,12 @@ class LlamaServer(Vllm):
         return JSONResponse({"status": "ok"})
 
     async def props(self, request: Request) -> Response:
-        model = self.model
-        sampling = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "n_predict": -1}
-        return JSONResponse(
-            {
-                "default_generation_settings": {"params": sampling, "n_ctx": model.engine.context_len},
-                "total_slots": 4, "model_alias": model.name, "model_path": f"/models/{model.name}.gguf",
-                "chat_template": model.engine.vocab.chat_template, "bos_token": "", "eos_token": "<eos>",
-                "build_info": "b0-unknown",
-            }
-        )  # fmt: skip
+        name, engine = self.model.name, self.model.engine
+        about = {"model_alias": name, "model_path": f"/models/{name}/{engine.name}.gguf"}
+        return JSONResponse(about | {"default_generation_settings": {"n_ctx": engine.context_len}})
 
     async def models(self, request: Request) -> Response:
-        vocab, context_len = self.model.engine.vocab, self.model.engine.context_len
-        meta = {"vocab_type": 2, "n_vocab": vocab.size, "n_ctx": context_len, "n_ctx_train": context_len}
-        card = {"id": self.model.name, "object": "model", "created": 1, "owned_by": "llamacpp", "meta": meta}
+        card = {"id": self.model.name, "object": "model", "created": 1, "owned_by": "llamacpp"}
         return JSONResponse({"object": "list", "data": [card]})
 
     async def tokenize(self, request: Request) -> Response:
@@ -79,9 +69,7 @@ class LlamaServer(Vllm):
             written.append(token)
             if self._is_cut(written):
                 continue
-            part = {"index": 0, "content": token.text, "tokens": [token.id], "stop": False, "id_slot": -1}
-            part |= {"tokens_predicted": len(written), "tokens_evaluated": len(run.prompt)}
-            yield part
+            yield {"content": token.text, "tokens": [token.id], "stop": False, "tokens_predicted": len(written)}
         yield self._whole(run, written) | {"content": "", "tokens": []}
 
     def _is_cut(self, tokens: list[Token]) -> bool:
@@ -96,20 +84,36 @@ class LlamaServer(Vllm):
 
     def _whole(self, run: Run, tokens: list[Token]) -> Body:
         num_read, hit = len(run.prompt), run.asked.cached
-        ends = {"stop": "eos", "length": "limit", "": "none"}[tokens[-1].ends]
-        timings = {"cache_n": hit, "prompt_n": num_read - hit, "prompt_ms": 1.0 * (num_read - hit),
-                   "predicted_n": len(tokens), "predicted_ms": 1.0 * len(tokens)}  # fmt: skip
         answer = {
-            "index": 0, "content": "".join(token.text for token in tokens), "id_slot": 0, "stop": True,
+            "content": "".join(token.text for token in tokens), "stop": True, "model": self.model.name,
             "tokens": [token.id for token in tokens] if run.body.get("return_tokens") else [],
-            "model": self.model.name, "tokens_predicted": len(tokens), "tokens_evaluated": num_read,
-            "stop_type": ends, "stopping_word": "", "truncated": False, "timings": timings,
-            "tokens_cached": num_read + len(tokens) - 1,
+            "timings": {"cache_n": hit, "prompt_n": num_read - hit, "predicted_n": len(tokens)},
         }  # fmt: skip
-        if fields := run.body.get("response_fields"):
-            flat = answer | {f"timings/{name}": value for name, value in timings.items()}
-            return {name: flat[name] for name in fields if name in flat}
-        return answer
+        return {name: answer[name] for name in run.body.get("response_fields", answer) if name in answer}
+
+
+class Router(LlamaServer):
+    """llama-server without -m, by its sources: it starts a llama-server for each model that a request names."""
+
+    names: ClassVar = ("other", "toy")
+
+    async def props(self, request: Request) -> Response:
+        if named := request.query_params.get("model"):
+            self._find(named)
+            return await super().props(request)
+        return JSONResponse({"role": "router", "model_alias": "llama-server", "model_path": "none"})
+
+    async def models(self, request: Request) -> Response:
+        cards = [{"id": name, "owned_by": "llamacpp", "status": {"value": "unloaded"}} for name in self.names]
+        return JSONResponse({"object": "list", "data": cards})
+
+    async def body(self, request: Request) -> Any:
+        self._find((given := await super().body(request)).get("model"))
+        return given
+
+    def _find(self, name: str | None) -> None:
+        if name is None or name != self.model.name:
+            raise Refused(400, f"model '{name}' not found" if name else "model name is missing from the request")
 
 
 class Sglang(Vllm):
@@ -148,8 +152,6 @@ class Sglang(Vllm):
         async for token in run.tokens():
             written.append(token)
             ids = [token.id for token in written]
-            reasons = {"stop": {"type": "stop", "matched": ids[-1]}, "length": {"type": "length", "length": run.num}}
-            meta: Body = {"id": str(run.number), "finish_reason": reasons.get(written[-1].ends),
-                          "prompt_tokens": len(run.prompt), "weight_version": "default",
-                          "completion_tokens": len(ids), "cached_tokens": run.asked.cached}  # fmt: skip
+            counts = {"prompt_tokens": len(run.prompt), "completion_tokens": len(ids)}
+            meta = counts | {"cached_tokens": run.asked.cached}
             yield {"text": "".join(token.text for token in written), "output_ids": ids, "meta_info": meta}

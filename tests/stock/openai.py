@@ -45,9 +45,7 @@ class Vllm(Answering):
 
     async def tokenize(self, request: Request) -> Response:
         body = await self.body(request)
-        tokens = list(self.model.tokenizer.encode(body["prompt"]))
-        max_len = self.model.engine.context_len
-        return JSONResponse({"count": len(tokens), "max_model_len": max_len, "tokens": tokens, "token_strs": None})
+        return JSONResponse({"tokens": list(self.model.tokenizer.encode(body["prompt"]))})
 
     def prompt_of(self, body: Body) -> list[int]:
         given = body.get("prompt")

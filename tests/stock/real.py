@@ -62,12 +62,13 @@ def _is_well(url: str) -> bool:
 
 
 @contextmanager
-def llama_server(model: Path, *options: str, slots: int = 2, context: int = 4096) -> Iterator[str]:
-    """The address of a llama-server with a GGUF file; `context` tokens for each slot."""
+def llama_server(model: Path, *options: str, slots: int = 2, context: int = 4096, port: int = 0) -> Iterator[str]:
+    """The address of a llama-server with a GGUF file; `context` tokens for each slot. At a free port, unless one is
+    given."""
     python = LLAMA_SERVER / "bin" / "python"
     if not python.exists():
         pytest.skip("llama-server is not installed; make stock installs it")
-    port = free_port()
+    port = port or free_port()
     program = Path(__file__).with_name("llama_server.py")
     command = [python, program, model, str(port), str(slots), str(context), "1", *options]
     with _process(command, f"http://127.0.0.1:{port}") as url:

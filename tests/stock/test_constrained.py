@@ -2,8 +2,7 @@
 holds whatever the server does."""
 
 import itertools
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -16,14 +15,15 @@ from skydraft import DecodingParams, Generation, decoding_params, make_plan
 from skydraft.choosing.grammar import GrammarAlong, compile_grammar
 from skydraft.errors import CloudError, LeftGrammar, OptionError
 from skydraft.grammars import json_schema, lark, regex
-from tests.hostile.texts import DRAFT, TARGET, TEXT
+from tests.hostile.texts import DRAFT, TARGET, TEXT, committed
 
 from .. import toys
 from ..grammars import PERSON
-from ..toys import PROMPT, law
+from ..toys import law
 from . import faults
-from .fakes import GENERATING, fake
-from .test_laws import DIALECTS, SEED, decode, plans
+from .conftest import SEED
+from .fakes import GENERATING, IDS, fake
+from .test_laws import decode, plans
 
 ids = st.integers(0, len(toys.PIECES) - 1)
 SHARED = {
@@ -34,21 +34,8 @@ COUNTED = {"frequency_penalty": st.floats(-2, 2), "presence_penalty": st.floats(
 NOT_THERE = {"vllm": (), "sglang": ("repetition_penalty",), "llama-server": ("min_new_tokens", *COUNTED)}
 
 
-@pytest.fixture(scope="module")
-def clouds() -> Iterator[dict[str, Any]]:
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        patch.setattr("skydraft.edge.stock.connection.SAMPLE", PROMPT)
-        servers = {dialect: stack.enter_context(fake(dialect, engine=toys.toy(SEED))) for dialect in DIALECTS}
-        for server in servers.values():
-            server.model.usual = {"repetition_penalty": 1.3, "presence_penalty": 1.5}
-        yield {
-            dialect: stack.enter_context(closing(skydraft.connect(server.url, require=True)))
-            for dialect, server in servers.items()
-        }
-
-
 @law(100)
-@given(st.sampled_from(DIALECTS), st.sampled_from(toys.DRAFTERS), st.none() | plans, st.data())
+@given(st.sampled_from(IDS), st.sampled_from(toys.DRAFTERS), st.none() | plans, st.data())
 def test_what_a_server_follows_is_local(
     clouds: dict[str, Any], dialect: str, drafter: tuple[float, int], plan: Any, data: st.DataObject
 ) -> None:
@@ -76,8 +63,8 @@ ROWS = [(dialect, grammar) for dialect, grammars in KINDS.items() for grammar in
 def follows(done: Generation, grammar: str) -> None:
     """Fails unless each token is one that the grammar allows."""
     along = GrammarAlong(compile_grammar(grammar, TARGET.vocab), TARGET.vocab, 0)
-    for at, token_id in enumerate(done.token_ids):
-        assert along.allowed(np.array(done.token_ids[:at], np.int32))[token_id]
+    for at, token_id in enumerate(written := committed(done)):
+        assert along.allowed(np.array(written[:at], np.int32))[token_id]
 
 
 def streamed(cloud: Any, mode: str, grammar: str) -> Generation:
@@ -131,15 +118,15 @@ SCHEMA, PATTERN, LARK = (DecodingParams(grammar=each) for each in GRAMMARS[::2])
 PRESENCE, REPEATED = DecodingParams(presence_penalty=0.5), DecodingParams(repetition_penalty=1.2)
 THINKING = DecodingParams(min_new_tokens=4, think_end="</think>")
 REFUSED: list[tuple[tuple[str, ...], DecodingParams, str, str]] = [
-    (DIALECTS, ZH, "quality", "comma_gap does not apply at a server without skydraft"),
-    (DIALECTS, NGRAM, "fluency", "no_repeat_ngram_size does not apply at"),
+    (IDS, ZH, "quality", "comma_gap does not apply at a server without skydraft"),
+    (IDS, NGRAM, "fluency", "no_repeat_ngram_size does not apply at"),
     (("sglang", "llama-server"), LARK, "quality", "grammar of the kind lark does not apply at"),
     (("llama-server",), PATTERN, "cloud", "It takes the kinds json_schema, json_object; skydraft serve takes all"),
     (("llama-server",), DecodingParams(min_new_tokens=4), "cloud", "min_new_tokens does not apply"),
     (("sglang",), REPEATED, "cloud", "repetition_penalty does not apply"),
     (("vllm", "sglang"), THINKING, "cloud", "would count thoughts at"),
-    (DIALECTS, SCHEMA, "fluency", "grammar needs a mode that streams"),
-    (DIALECTS, PRESENCE, "answers", "presence_penalty needs a mode that streams"),
+    (IDS, SCHEMA, "fluency", "grammar needs a mode that streams"),
+    (IDS, PRESENCE, "answers", "presence_penalty needs a mode that streams"),
 ]
 
 

@@ -140,6 +140,37 @@ def test_a_clock_that_is_wrong_lets_no_more_out(clock: str, tmp_path: Path, monk
     asyncio.run(all_days())
 
 
+def test_what_is_paid_at_midnight_is_in_the_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cost of a moment before counts for the new day, and one that comes while the sum is written is not forgotten:
+    71 were spent of a limit of 50."""
+    day, add = [100.9], DaySum.add
+    monkeypatch.setattr(time, "time", lambda: day[0] * 86400)
+
+    def over_midnight(self: DaySum, today: int, cost: float) -> tuple[int, float]:
+        told, before = add(self, today, cost), day[0]
+        day[0] = max(before, 101.1)
+        budget.pay(LinkCost(tokens_out=20 * (before < 101)))
+        return told
+
+    monkeypatch.setattr(DaySum, "add", over_midnight)
+    budget = Budget(Prices(0, 0, 1e6), max_cost=50.0, day_sum=DaySum(tmp_path / "spent.json", "it"))
+
+    async def two_days() -> None:
+        budget.pay(LinkCost(tokens_out=1))
+        await budget.settle()
+        budget.pay(LinkCost(tokens_out=30))
+        await budget.settle()
+        with pytest.raises(BudgetSpent, match="have cost 50"):
+            budget.take()
+        budget.pay(LinkCost(tokens_out=21))
+        day[0] = 102.1
+        await budget.settle()
+        assert budget.cost == 21
+
+    asyncio.run(two_days())
+    assert sum_in(tmp_path) == 21
+
+
 @pytest.mark.parametrize(("first", "then"), [(100.9, 101.1), (100.5, 99.5)])
 def test_calls_of_a_day_are_no_more_with_any_clock(first: float, then: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of yesterday that did not go out leaves no more today, and a day that comes again has no more."""

@@ -4,7 +4,7 @@ servers that were not meant. All else is in `tests/hostile`, with the same promi
 import itertools
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import pytest
@@ -12,8 +12,8 @@ import pytest
 import skydraft
 from skydraft.edge.stock.refusals import refusal
 from skydraft.errors import CloudLost, SkydraftError
-from skydraft.gateway.pair import Pair
-from tests.gateway.running import gateway
+from tests.gateway.running import over
+from tests.hostile.storms import ONCE
 from tests.hostile.texts import (
     ALONE,
     DRAFT,
@@ -22,20 +22,13 @@ from tests.hostile.texts import (
     TARGET,
     assert_all_is_accounted_for,
     assert_one_clear_line,
+    failure_of,
     write,
 )  # fmt: skip
-from tests.serving import Unhurried
 from tests.stock import faults
 from tests.stock.fakes import GENERATING, Fake, fake
 from tests.stock.faults import Fault
 from tests.thinking.scripts import thinking_toy
-
-# What begins well, and so is part of the text until it is noticed.
-LATER = {
-    "cut after three tokens": faults.cut(3),
-    "cut within a token": faults.cut(3, 20),
-    "stalls after three tokens": faults.stalls(3),
-}
 
 
 def storm(server: Fake, fault: Fault, after: int) -> None:
@@ -43,54 +36,39 @@ def storm(server: Fake, fault: Fault, after: int) -> None:
     server.fault_of = lambda path: (left.pop() if left else fault) if path in GENERATING else None
 
 
-WIRED: dict[str, Fault] = {
-    "500": faults.refuses(500), "401": faults.refuses(401), "a page": faults.says(b"<html>"),
-    "null": faults.says(b"data: null\n\n", "text/event-stream"),
-    "a list": faults.says(b"data: [[[]]]\n\n", "text/event-stream"),
-    "gigabytes of events": faults.floods(b"data: " + b" " * 4000 + b"{}\n\n"),
-    "a gzip bomb": faults.gzip_bomb(1 << 28), "silence": faults.silent(),
-}  # fmt: skip
-
-
 # --- Text in place of ids
 
 
+OF_CHATS = [
+    "failing", "another key", "bytes of something else", "null", "a list", "endless nonsense", "a gzip bomb",
+    "silent about this text", "silent after three answers", "cut after three answers", "cut within a token",
+    "cut before the answer", "hung up on",
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("plan", STREAMS)
-@pytest.mark.parametrize("name", [*WIRED, *LATER])
+@pytest.mark.parametrize("name", OF_CHATS)
 def test_a_chat_that_fails_costs_no_token(name: str, plan: str) -> None:
-    with (
-        fake("openai", TARGET) as server,
-        closing(skydraft.connect(server.url, timeout_s=0.7, api="chat", model="toy")) as cloud,
-    ):
+    with fake("openai", TARGET) as server, closing(skydraft.connect(server.url, timeout_s=0.7)) as cloud:
         assert write(cloud, "cloud", raw=False).run().token_ids == ALONE
-        storm(server, (WIRED | LATER)[name], after=0)
+        storm(server, ONCE[name][1], after=0)
         generation = write(cloud, plan, raw=False)
-        try:
-            generation.run()
-        except SkydraftError as error:
-            assert plan == "cloud" or name == "401"
-            assert_one_clear_line(error)
-        else:
-            assert "edge-fallback" in generation.origins and len(generation.token_ids) == LENGTH
-        assert_all_is_accounted_for(generation)
+        failed = failure_of(generation, plan) is not None
+        assert failed == (plan == "cloud" or name == "another key") and failed != (
+            "edge-fallback" in generation.origins
+        )
 
 
 # --- The handshake
 
+MODELS = {
+    "no models": b"[]", "models that are no list": b"7", "a model without a name": b'[{"owned_by": "vllm"}]',
+    "models of a host, which checks no draft": b'[{"id": "toy"}]',
+    "a model named by a list": b'[{"id": [], "owned_by": "vllm"}]',
+    "two models": b'[{"id": "a", "owned_by": "vllm"}, {"id": "b", "owned_by": "vllm"}]',
+}  # fmt: skip
 GREETINGS: dict[str, tuple[str, Fault]] = {
-    "no models": ("/v1/models", faults.says(b'{"data": []}', "application/json")),
-    "models of a host, which checks no draft": (
-        "/v1/models", faults.says(b'{"data": [{"id": "toy"}]}', "application/json"),
-    ),
-    "models that are no list": ("/v1/models", faults.says(b'{"data": 7}', "application/json")),
-    "a model without a name": ("/v1/models", faults.says(b'{"data": [{"owned_by": "vllm"}]}', "application/json")),
-    "a model named by a list": (
-        "/v1/models", faults.says(b'{"data": [{"id": [], "owned_by": "vllm"}]}', "application/json"),
-    ),
-    "two models": (
-        "/v1/models",
-        faults.says(b'{"data": [{"id": "a", "owned_by": "vllm"}, {"id": "b", "owned_by": "vllm"}]}'),
-    ),
+    **{name: ("/v1/models", faults.says(b'{"data": %s}' % data, "application/json")) for name, data in MODELS.items()},
     "a page": ("/v1/models", faults.says(b"<html>")),
     "an escape sequence": ("/v1/models", faults.says(b'{"data": [{"owned_by": "\\u001b[2J\\n"}]}')),
     "503": ("/v1/models", faults.refuses(503)),
@@ -213,16 +191,59 @@ def test_tokens_that_sglang_does_not_count_are_no_text(said: object) -> None:
         assert "edge-fallback" in generation.origins and "edge-fallback" not in sound.origins
 
 
+IDLE = {
+    "comments": ("vllm", b": keep-alive\n\n"),
+    "no tokens": ("vllm", b'data: {"choices": [{"index": 0, "token_ids": []}]}\n\n'),
+    "empty deltas": ("openai", b'data: {"choices": [{"index": 0, "delta": {}}]}\n\n'),
+    "an end again and again": (
+        "openai",
+        b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\n',
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "plan"), [(name, "cloud") for name in IDLE] + [("no tokens", "gated")])
+def test_events_without_tokens_hold_a_text_no_longer_than_its_time(name: str, plan: str) -> None:
+    """The whole text: after that time a gated one goes on alone to its end, though the server answers others."""
+    kind, part = IDLE[name]
+    with fake(kind, TARGET) as server, closing(skydraft.connect(server.url, timeout_s=1)) as cloud:
+        write(cloud, plan, raw=kind != "openai").run()
+        storm(server, faults.floods(part, every_s=0.1), after=0)
+        generation, began = write(cloud, plan, raw=kind != "openai"), time.monotonic()
+        with suppress(SkydraftError):
+            for _ in generation.rounds():
+                time.sleep(0.1 * (plan == "gated"))
+        assert time.monotonic() - began < 1.5 + 0.1 * len(generation.rounds_so_far)
+
+
+def test_a_chat_that_gives_a_reason_with_each_slow_token_is_read_to_its_end() -> None:
+    with fake("openai", TARGET, token_s=0.1) as server, closing(skydraft.connect(server.url, model="toy")) as cloud:
+        ends = faults.retells_json(
+            lambda event: event | {"choices": [each | {"finish_reason": "stop"} for each in event["choices"]]}
+        )
+        storm(server, ends, after=0)
+        assert write(cloud, "cloud", raw=False, length=12).run().token_ids == ALONE[:12]
+
+
+def test_a_server_found_dead_a_moment_ago_costs_the_next_text_no_wait() -> None:
+    with fake("vllm", TARGET) as server, closing(skydraft.connect(server.url)) as cloud:
+        write(cloud, "gated").run()
+        server.kill()
+        assert set(write(cloud, "gated").run().origins) == {"edge-fallback"}
+        cloud.servers.facts.clear()  # as after two minutes
+        began = time.monotonic()
+        assert set(write(cloud, "gated").run().origins) == {"edge-fallback"} and time.monotonic() - began < 0.5
+        server.start()
+        assert "edge-fallback" not in write(cloud, "gated").run().origins
+
+
 # --- Texts of one process share a server: what fails for one of them costs the others nothing
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "llama-server", "sglang"])
 @pytest.mark.parametrize("asks", ["a text that lost its server", "facts"])
-def test_what_fails_for_one_text_breaks_no_stream_of_another(
-    dialect: str, asks: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_fails_for_one_text_breaks_no_stream_of_another(dialect: str, asks: str, unhurried: None) -> None:
     """A busy server leaves a sign of life unanswered: the other text reads on, in its one request."""
-    monkeypatch.setattr("skydraft.edge.cloud.Patience", Unhurried)
     with fake(dialect, TARGET, token_s=0.05) as server, closing(skydraft.connect(server.url, timeout_s=2)) as cloud:
         assert cloud.facts(None) is not None
         texts, hung_up = list[Any](), list[str]()
@@ -265,7 +286,7 @@ def test_what_the_operator_must_mend_is_in_the_log_and_no_clients_fault(
     with fake("vllm", TARGET) as server:
         address = server.url.split("/")[2] if case == "no http" else server.url
         cloud = skydraft.connect(address, fallback="start", timeout_s=3, **options)
-        with closing(cloud), gateway(Pair(draft, cloud)) as running:
+        with over(cloud, draft) as running:
             for mode in ("quality", "lossless"):
                 caplog.clear()
                 answer = running.chat(model=f"skydraft-{mode}")

@@ -1,8 +1,7 @@
 """A server without skydraft gives what its model gives in this process, whatever the gate, the draft and the seed."""
 
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -18,33 +17,21 @@ from .. import toys
 from ..decoding.test_laws import decode as decoded
 from ..edge.test_remote import gates
 from ..toys import PROMPT, law
-from .fakes import GENERATING, fake
+from .conftest import SEED
+from .fakes import GENERATING, IDS, fake
 from .faults import cut
 
-DIALECTS = ("vllm", "llama-server", "sglang")
-SEED = 17
 plans = st.builds(
     lambda gate, k, back: make_plan(gate=gate, k=k, hand_back=back),
     gates, st.integers(1, 12), st.sampled_from(["0", "1", "4", "text"]),
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def clouds() -> Iterator[dict[str, Any]]:
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        patch.setattr("skydraft.edge.stock.connection.SAMPLE", PROMPT)  # this vocabulary can read no other text
-        servers = {dialect: stack.enter_context(fake(dialect, engine=toys.toy(SEED))) for dialect in DIALECTS}
-        yield {
-            dialect: stack.enter_context(closing(skydraft.connect(server.url, require=True)))
-            for dialect, server in servers.items()
-        }
-
-
 decode = partial(decoded, execution="throughput")
 
 
 @law(100)
-@given(st.sampled_from(DIALECTS), st.sampled_from(toys.DRAFTERS), st.integers(1, 24), plans)
+@given(st.sampled_from(IDS), st.sampled_from(toys.DRAFTERS), st.integers(1, 24), plans)
 def test_a_stock_server_is_local(
     clouds: dict[str, Any], dialect: str, drafter: tuple[float, int], length: int, plan: Any
 ) -> None:
@@ -59,7 +46,7 @@ def test_a_stock_server_is_local(
     ]
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", IDS)
 @pytest.mark.parametrize("drift", [0.0, 0.1, 0.7])
 @pytest.mark.parametrize("options", [{}, {"k": "auto"}, {"k": 3}])
 def test_quality_asks_a_stock_server_what_cloud_asks(

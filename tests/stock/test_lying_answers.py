@@ -1,24 +1,17 @@
 """Answers that are small to send and much to keep, or that no Python number, terminal or header can carry."""
 
-import asyncio
-import copy
 import resource
 import sys
 import time
 from contextlib import closing
-from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
 
 import skydraft
-from skydraft.edge.channel import Waiting
-from skydraft.edge.stock.dialect import Read, count, name
+from skydraft.edge.stock.dialect import count, name
 from skydraft.edge.stock.wire import parsed
-from skydraft.edge.stock.writing import ChatWriting
-from skydraft.errors import CloudFailure, OptionError
-from tests.hostile.texts import ALONE, TARGET, assert_one_clear_line, write
+from skydraft.errors import CloudError, CloudFailure, OptionError
+from tests.hostile.texts import ALONE, DRAFT, TARGET, assert_one_clear_line, write
 from tests.stock import faults
 from tests.stock.fakes import GENERATING, fake
 
@@ -57,24 +50,14 @@ def test_an_answer_of_too_many_objects_is_not_parsed() -> None:
     assert len(parsed(b"[" + b"1," * 200_001 + b"0]")) == 200_002  # ids are many, and small
 
 
-def test_a_megabyte_of_text_is_cut_a_little_at_a_time() -> None:
-    lengths = list[int]()
-
-    def encode(text: str) -> tuple[int, ...]:
-        lengths.append(len(text))
-        return TARGET.vocab.encode(text)
-
-    async def come(waiting: Waiting) -> Any:
-        return {}
-
-    vocab = copy.copy(TARGET.vocab)
-    vocab.encode = encode  # type: ignore[method-assign]
-    dialect = SimpleNamespace(written=lambda event: Read(text="语速" * 100_000))
-    request = SimpleNamespace(says=lambda usage: None)
-    events: Any = SimpleNamespace(arriving=come, read=lambda came: came, has_more=False, request=request)
-    writing = ChatWriting(events, dialect, np.array([1], np.int32), vocab, 0, ())
-    rows = [asyncio.run(writing.next_row(Waiting(1, 1, 1))) for _ in range(4)]
-    assert [vocab.pieces[row.token_id].decode() for row in rows if row] and max(lengths) <= 1025
+def test_a_long_event_is_cut_a_little_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths, encode = list[int](), DRAFT.vocab.encode
+    monkeypatch.setattr(DRAFT.vocab, "encode", lambda text: lengths.append(len(text)) or encode(text))
+    event = {"choices": [{"index": 0, "delta": {"content": "语速" * 20_000}}]}
+    with fake("openai", TARGET) as server, closing(skydraft.connect(server.url)) as cloud:
+        server.fault_of = lambda path: faults.tells(event) if path in GENERATING else None
+        assert write(cloud, "cloud", raw=False, length=4).run().text == "语速" * 2
+    assert 1000 < max(lengths) <= 1025
 
 
 def test_a_count_that_no_price_can_be_made_of_is_none() -> None:
@@ -99,9 +82,14 @@ def test_a_key_that_no_header_can_carry_is_refused_and_not_told(key: str) -> Non
     assert "SEC" not in str(failed.value)
 
 
-def test_a_proxy_that_cannot_be_used_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+@pytest.mark.parametrize("url", ["socks5://u:SECRET@h", "socks://u:SECRET@h", "socks4://h", "ftp://h", "http://h:x"])
+def test_a_proxy_that_cannot_be_used_is_one_clear_line(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", url)
     monkeypatch.setitem(sys.modules, "socksio", None)
-    with pytest.raises(OptionError) as failed:
+    with pytest.raises(OptionError, match="ALL_PROXY") as failed:
         skydraft.connect("https://192.0.2.1/v1").facts(None)
     assert_one_clear_line(failed.value)
+    assert "SECRET" not in str(failed.value)
+    monkeypatch.setenv("NO_PROXY", "192.0.2.1,other.example")
+    with pytest.raises(CloudError):
+        skydraft.connect("https://192.0.2.1/v1", timeout_s=0.1).facts(None)

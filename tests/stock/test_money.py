@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 import skydraft
 from skydraft.decoding.prices import Prices
 from skydraft.edge.budget import Budget
-from skydraft.edge.stock.ledger import Carried, Ledger
-from skydraft.edge.stock.wire import Pool, Wire
+from skydraft.edge.stock.ledger import Ledger, Request
+from skydraft.edge.stock.wire import Pool, Wire, as_json
 from skydraft.errors import BudgetSpent, CloudLost, SkydraftError
 from tests.hostile.texts import STREAMS, TARGET, TEXT, write
-from tests.stock.fakes import Fake, fake
+from tests.stock import faults
+from tests.stock.fakes import GENERATING, IDS, Fake, fake
 from tests.stock.front import Front, Post
 from tests.toys import law
 
 PROMPT = list(TARGET.vocab.encode(TEXT))
-IDS = ("vllm", "llama-server", "sglang")
 CHATS = ("openai", "deepseek", "gemini")
 DIALECTS = (*IDS, *CHATS)
 ROWS = [(dialect, plan) for dialect in IDS for plan in ("gated", "cloud", "checked")]
@@ -87,10 +87,7 @@ def spent(cloud: Any) -> float:
 
 
 @law(40)
-@given(
-    st.sampled_from(ROWS),
-    st.lists(st.sampled_from(FATES), max_size=7), st.sampled_from([None, 1, 3, 6]),
-)  # fmt: skip
+@given(st.sampled_from(ROWS), st.lists(st.sampled_from(FATES), max_size=7), st.sampled_from([None, 1, 3, 6]))
 def test_no_less_is_told_than_came(
     fronts: Callable[[str], Front], row: tuple[str, str], fates: list[str], most: int | None
 ) -> None:
@@ -131,7 +128,7 @@ def ask(front: Front, ledger: Ledger, *, is_known: bool = True, timeout_s: float
         try:
             if is_known:
                 await wire.ask("/v1/models", 5.0)
-            request = wire.request("/completion", body, Carried(len(PROMPT), PROMPT, num_written=1))
+            request = Request(ledger, "/completion", as_json(body), len(PROMPT), PROMPT, num_written=1)
             await asyncio.wait_for(wire.whole(request), timeout_s)
         finally:
             await pool.close()
@@ -185,12 +182,8 @@ def test_what_never_left_is_no_call() -> None:
         cloud.close()
 
 
-def test_calls_that_fail_cost_what_was_sent() -> None:
-    with (
-        fake("vllm", TARGET) as server,
-        Front(server.url) as front,
-        closing(skydraft.connect(front.url, timeout_s=10, price="1,2,3")) as cloud,
-    ):
+def test_calls_that_fail_cost_what_was_sent(tmp_path: Path) -> None:
+    with standing("vllm", tmp_path) as front, closing(connect(front, price="1,2,3")) as cloud:
         assert cloud.facts(None) is not None
         front.posts.clear()
         front.fates += ["500"] * 100
@@ -231,3 +224,26 @@ def test_the_servers_own_counts_are_paid_where_they_are_larger(
     assert (stats.tokens_in, stats.tokens_hit, stats.tokens_out) == counts
     assert receipt.cost == stats.cost == pytest.approx(PRICES.total(num_cached, num_read - num_cached, num_written))
     assert stats.cached_tokens.cloud <= generation.num_prompt_tokens
+
+
+UNREAD = {"vllm": "token_ids", "llama-server": "tokens", "sglang": "output_ids", "openai": "delta"}
+
+
+@pytest.mark.parametrize("is_json", [True, False])
+@pytest.mark.parametrize("dialect", UNREAD)
+def test_what_an_answer_wrote_that_cannot_be_read_is_paid(dialect: str, is_json: bool) -> None:
+    """72 tokens of three requests were told as 0."""
+
+    def spoilt(event: Any) -> Any:
+        return {**event, UNREAD[dialect]: 7, "choices": [{UNREAD[dialect]: 7}]}
+
+    with fake(dialect, TARGET) as server, closing(skydraft.connect(server.url, timeout_s=5, price="1,2,3")) as cloud:
+        fault = faults.retells_json(spoilt) if is_json else faults.retells(lambda event: b"data: {\n\n")
+        server.fault_of = lambda path: fault if path in GENERATING else None
+        generation = write(cloud, "cloud", raw=dialect in IDS, length=24)
+        with pytest.raises(SkydraftError):
+            generation.run()
+        server.wait_until_idle()
+        wrote = sum(asked.num_written for asked in server.model.asked)
+        least = PRICES.total(0, 0, wrote) - 1e-12
+        assert cloud.spent.tokens_out >= wrote > 0 and spent(cloud) >= least and generation.receipt.cost >= least

@@ -1,7 +1,6 @@
 """Behind a server without skydraft the keys of a gateway share its prefix cache: none learns what another asked."""
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,7 @@ import pytest
 
 import skydraft
 from skydraft.access.keys import Keyring
-from skydraft.gateway.pair import Pair
-from tests.gateway.running import Running, gateway
+from tests.gateway.running import Running, over
 from tests.hostile.texts import DRAFT
 from tests.stock.front import Front
 from tests.stock.test_money import DIALECTS, standing
@@ -20,12 +18,10 @@ KEYS = {"anna": "a" * 24, "bert": "b" * 24}
 SECRET = "语速，" * 24
 
 
-@contextmanager
-def shared(front: Front, *keys: str) -> Iterator[Running]:
-    with closing(skydraft.connect(front.url, price="1,10,0")) as cloud:
-        labels = {f"Bearer {KEYS[name]}": name for name in keys}
-        with gateway(Pair(DRAFT, cloud), authorize=labels.__getitem__ if len(keys) > 1 else None) as running:
-            yield running
+def shared(front: Front, *keys: str) -> AbstractContextManager[Running]:
+    labels = {f"Bearer {KEYS[name]}": name for name in keys}
+    cloud = skydraft.connect(front.url, price="1,10,0")
+    return over(cloud, DRAFT, authorize=labels.__getitem__ if len(keys) > 1 else None)
 
 
 def ask(running: Running, name: str, content: str = SECRET, **body: Any) -> Any:

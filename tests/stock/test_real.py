@@ -14,8 +14,8 @@ import skydraft
 from skydraft import DecodingParams, EngineOptions, make_plan
 from skydraft.edge.budget import Budget
 from skydraft.edge.channel import Waiting
-from skydraft.edge.stock.ledger import Ledger
-from skydraft.edge.stock.wire import Events, Pool, Wire
+from skydraft.edge.stock.ledger import Ledger, Request
+from skydraft.edge.stock.wire import Events, Pool, Wire, as_json
 from skydraft.engines.base import Engine
 from skydraft.grammars import json_schema, lark, regex
 from tests.engines.tiny_checkpoint import save_model, save_tokenizer
@@ -25,12 +25,7 @@ from tests.stock.real import llama_server, vllm_serve
 
 pytestmark = pytest.mark.stock
 # Heads of 32: vLLM has no smaller ones on a processor.
-SHAPE: dict[str, Any] = {
-    "hidden_size": 64,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "intermediate_size": 128,
-}
+SHAPE: Any = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 128}
 TEXT = "今天，a<|im_start|>😀"
 
 
@@ -113,7 +108,7 @@ LLAMA_ASKS: dict[str, tuple[Any, ...]] = {
     "write": ("/completion", LLAMA_BODY),
     "stream": ("/completion", {**LLAMA_BODY, "stream": True}),
     "a schema": ("/completion", {**LLAMA_BODY, "stream": True, "json_schema": PERSON}),
-    "few fields": ("/completion", {**LLAMA_BODY, "response_fields": ["tokens", "timings/cache_n"]}),
+    "few fields": ("/completion", {**LLAMA_BODY, "response_fields": ["tokens", "timings"]}),
     "tokenize": ("/tokenize", {"content": "今天", "add_special": False}),
     "an id too high": ("/completion", {**LLAMA_BODY, "prompt": [999_999]}),
     "too long": ("/completion", {**LLAMA_BODY, "prompt": [5] * 5000}),
@@ -192,8 +187,8 @@ def test_no_stream_of_a_llama_server_is_lost_by_a_connection_that_it_closes(llam
         wire, waiting = Wire(llama, f"{llama}/v1", pool, Ledger(Budget())), Waiting(60.0, 60.0, 60.0)
         for number in range(100):
             body = LLAMA_BODY | {"prompt": [5, number], "stream": True}
-            events = Events(wire, wire.request("/completion", body), "/health")
-            while events.read(await events.arriving(waiting)) is not None:
+            events = Events(wire, Request(wire.ledger, "/completion", as_json(body)), "/health")
+            while events.read(await events.arriving(waiting, None)) is not None:
                 pass
         await pool.close()
 

@@ -9,18 +9,17 @@ import pytest
 
 import skydraft
 from skydraft import DecodingParams, EngineOptions, make_plan
-from skydraft.decoding.prices import Prices
 from skydraft.engines.base import Engine
 from skydraft.errors import SkydraftError
 from skydraft.gateway.pair import Pair
 from tests.gateway.running import gateway
 from tests.stock.fakes import Fake
-from tests.stock.front import Front, Post
+from tests.stock.front import Front
 from tests.stock.real import llama_server
+from tests.stock.test_money import price
 from tests.stock.test_owners import KEYS, ask, told
 
 pytestmark = pytest.mark.stock
-PRICES = Prices(1.0, 2.0, 3.0)
 FATES = ["", "hangs up", "500", "503", "cut 300", "", "cut 0", "429", "hangs up", "", "", "500"]
 QUESTIONS = ("用一句话描述海边日落的景色。", "What is a prime number?", "写出五个表情符号。")
 
@@ -34,11 +33,6 @@ def front(gguf_path: Path) -> Iterator[Front]:
 @pytest.fixture(scope="module")
 def edge(home: Path) -> Engine:
     return skydraft.load("qwen2.5-coder-0.5b", EngineOptions(num_threads=1, max_sequences=4))
-
-
-def price(posts: list[Post]) -> float:
-    costs = [(post.num_cached, len(post.prompt), 0 if post.was_left else post.num_written(None)) for post in posts]
-    return sum(PRICES.total(hit, read - hit, written) for hit, read, written in costs)
 
 
 @pytest.mark.parametrize("most", [None, 4])
@@ -55,7 +49,7 @@ def test_no_less_is_told_than_came(front: Front, edge: Engine, most: int | None)
             with suppress(SkydraftError):
                 generation.run()
             generation.close()
-            num_refused += len(generation.token_ids) < 8
+            num_refused += sum(done.record.num_committed for done in generation.rounds_so_far) < 8
             texts.append(generation)
         receipts = [text.receipt for text in texts]
         server: Any = cloud.servers.all[0]

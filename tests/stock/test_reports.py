@@ -15,11 +15,9 @@ import skydraft
 from skydraft.edge.stock.chat import Chat
 from skydraft.edge.stock.ids import LlamaServer, Sglang, Vllm
 from skydraft.edge.stock.refusals import refusal
-from skydraft.engines.toy import open_toy
 from skydraft.errors import CloudFailure, LimitExceeded, RateLimited, SkydraftError, TargetChanged
-from skydraft.gateway.pair import Pair
 from tests.gateway.interfaces import QUESTION, WHOLE, body_of
-from tests.gateway.running import gateway
+from tests.gateway.running import over
 from tests.hostile.texts import ALONE, TARGET, write
 from tests.stock import faults
 from tests.stock.conftest import Spoilt
@@ -178,11 +176,7 @@ SAYS = "does not apply to a chat server, which puts messages into a template of 
 
 def test_what_a_chat_server_has_no_place_for_is_refused_at_once_in_one_line() -> None:
     """In each interface, whole and streamed; a name has a place."""
-    with (
-        fake("openai") as server,
-        closing(skydraft.connect(server.url, api="chat", model="toy")) as cloud,
-        gateway(Pair(open_toy("toy:drift=0.2"), cloud)) as served,
-    ):
+    with fake("openai") as server, over(skydraft.connect(server.url, api="chat", model="toy")) as served:
         asked = [body_of(path, choice) | {"path": path} for path in WHOLE for choice in ("auto", "required")]
         talk = {"path": "chat/completions", "model": "skydraft-quality", "max_tokens": 8}
         open_end = [*QUESTION, {"role": "assistant", "content": "a"}]

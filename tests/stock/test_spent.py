@@ -2,9 +2,8 @@
 
 import json
 import random
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,10 @@ import pytest
 
 import skydraft
 from skydraft.engines.toy import open_toy
-from skydraft.gateway.pair import Pair
 from skydraft.types import LinkCost
 from tests.gateway.interfaces import events_of, plain
-from tests.gateway.running import Running, gateway
+from tests.gateway.running import Running
+from tests.gateway.running import over as gateway_over
 from tests.hostile.texts import DRAFT
 from tests.serving import serving
 from tests.stock.fakes import Fake
@@ -26,10 +25,8 @@ FATES = ["", "", "", "500", "503", "hangs up", "cut 90", "cut 700"]
 PATHS = ("chat/completions", "completions", "responses", "messages")
 
 
-@contextmanager
-def over(address: str, **how: Any) -> Iterator[Running]:
-    with closing(skydraft.connect(address, **how)) as cloud, gateway(Pair(DRAFT, cloud), max_running=3) as running:
-        yield running
+def over(address: str, **how: Any) -> AbstractContextManager[Running]:
+    return gateway_over(skydraft.connect(address, **how), DRAFT, max_running=3)
 
 
 def post(running: Running, path: str, **body: Any) -> httpx.Response:

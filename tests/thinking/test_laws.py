@@ -83,14 +83,14 @@ GIVEN = [
     {"stop": ("2 +",)}, {"stop": ("4",)}, {"max_new_tokens": 5}, {"min_new_tokens": 3, "sentences": 2},
     {"temperature": 0.7, "seed": 3, "think_budget": 6}, {"style": "zh-short"},
 ]  # fmt: skip
-TOYS = thinking_toy(0.2), thinking_toy()
+TOYS, SAID_ONCE = (thinking_toy(0.2), thinking_toy()), (Message("user", "语速"),)
 
 
 @pytest.mark.parametrize("given", GIVEN, ids=str)
 def test_speculative_is_plain_here_and_over_a_link(given) -> None:
     given = dict(given)
     params = skydraft.decoding_params(given.pop("style", None), **{"max_new_tokens": 60, **given})
-    request = GenerateRequest((Message("user", "语速"),), params=params)
+    request = GenerateRequest(SAID_ONCE, params=params)
     alone = skydraft.api.start(replace(request, plan=make_plan("cloud")), edge=TOYS[0], cloud=TOYS[1]).run()
     prompt, tagged = alone.prompts.target.token_ids, alone.request.params
     assert (alone.token_ids, alone.finish_reason) == reference.plain(TOYS[1], prompt, tagged)
@@ -114,18 +114,15 @@ def test_a_server_of_ids_thinks_as_its_model_does(dialect: str) -> None:
             params = DecodingParams(**{"max_new_tokens": 24, **given})
             drafting = () if "grammar" in given else (make_plan(gate="always", k=4), make_plan(gate="entropy:0.3", k=4))
             for plan in (make_plan("cloud"), *drafting):
-                request = GenerateRequest((Message("user", "语速"),), params=params, plan=plan, execution="throughput")
+                request = GenerateRequest(SAID_ONCE, params=params, plan=plan, execution="throughput")
                 far, near = (skydraft.api.start(request, edge=TOYS[0], cloud=each).run() for each in (cloud, TOYS[1]))
                 assert (far.token_ids, far.reasoning, far.text) == (near.token_ids, near.reasoning, near.text)
         # A tag that must come asks nothing; above temperature 0 the server keeps a budget, too.
-        budget = DecodingParams(max_new_tokens=24, think_budget=4, temperature=0.9)
         begun = len(server.model.asked)
-        drawn = skydraft.api.start(
-            GenerateRequest((Message("user", "语速"),), params=budget, plan=make_plan("cloud")),
-            edge=TOYS[0],
-            cloud=cloud,
-        ).run()
-        assert drawn.stats.num_reasoning_tokens == 5 and len(server.model.asked) - begun == drawn.receipt.calls == 2
+        drawn = run((TOYS[0], cloud), "cloud", messages=SAID_ONCE, max_new_tokens=24, think_budget=4, temperature=0.9)
+        ids = list(drawn.prompts.target.token_ids)  # a new connection asks who the server is, too
+        calls = [each for each in server.model.asked[begun:] if any(of[: len(ids)] == ids for of in each.prompts)]
+        assert drawn.stats.num_reasoning_tokens == 5 and len(calls) == drawn.receipt.calls == 2
 
 
 CASES = {

@@ -11,7 +11,7 @@ from typing import Any
 
 from skydraft.config import DecodingParams
 from skydraft.edge.server import CHAT
-from skydraft.edge.stock.dialect import Body, Dialect, Read, choices, name, openai_usage
+from skydraft.edge.stock.dialect import About, Body, Dialect, Read, choices, name, openai_usage
 from skydraft.edge.stock.wire import Wire
 from skydraft.errors import CloudFailure
 
@@ -25,9 +25,9 @@ _LIMIT, _NEW_LIMIT, _TEMPERATURE = "max_tokens", "max_completion_tokens", "tempe
 class Chat(Dialect):
     name = CHAT
 
-    async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> dict[str, int]:
+    async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> dict[str, About]:
         """One that was named is believed. How many tokens of ours fit is unknown."""
-        return dict.fromkeys([model] if model is not None else await super().describe(wire, None, timeout_s), 0)
+        return dict.fromkeys([model] if model is not None else await super().describe(wire, None, timeout_s), About())
 
     def asking(
         self, model: str, messages: Seq[Mapping[str, Any]], params: DecodingParams, refused: AbstractSet[str]

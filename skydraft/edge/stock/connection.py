@@ -5,18 +5,18 @@ import re
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, urlsplit
 
-from skydraft.characters import one_line
+from skydraft.characters import is_whole, one_line
 from skydraft.decoding.target import TargetFacts
 from skydraft.edge.budget import Budget
 from skydraft.edge.channel import Waiting
 from skydraft.edge.stock.chat import Chat
-from skydraft.edge.stock.dialect import Dialect, name
+from skydraft.edge.stock.dialect import About, Dialect, name
 from skydraft.edge.stock.ids import LlamaServer, Sglang, Vllm
 from skydraft.edge.stock.ledger import Ledger
 from skydraft.edge.stock.wire import Pool, Wire
 from skydraft.edge.tls import check_certificates, check_token
 from skydraft.engines.vocab import Vocab
-from skydraft.errors import CloudTimeout, OptionError, UnknownModel, VocabularyMismatch, WrongServer
+from skydraft.errors import OptionError, UnknownModel, VocabularyMismatch, WrongServer
 from skydraft.protocol.address import is_loopback, without_password
 from skydraft.protocol.values import TargetId
 from skydraft.types import named_weights
@@ -26,6 +26,7 @@ SAMPLE = "<|im_start|>user\n用一句话介绍北京的春天。def f(x):\n    r
 DIALECTS: dict[str, type[Dialect]] = {each.name: each for each in (Vllm, Sglang, LlamaServer, Chat)}
 APIS = tuple(DIALECTS)
 _OWNERS = {"vllm": Vllm, "sglang": Sglang, "llamacpp": LlamaServer}
+_UNSENDABLE = re.compile(r"[\0-\x20\x7f\ud800-\udfff]|.{2000}")  # in an address
 _LIFE = "/v1/models"  # of a server that is not known yet
 _QUESTION_S = 10.0  # timeout of questions about the model
 _LOOK_HERE_S = 3.0  # for a sign of life of a server on this machine: one that is gone refuses, so this one is busy
@@ -52,8 +53,10 @@ class StockOptions:
         except ValueError as error:
             raise self._no_address() from error
         rest = (parts.username, parts.query, parts.fragment, "," in parts.netloc, "?" in self.url, "#" in self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or any(rest):
+        if parts.scheme not in ("http", "https") or not parts.hostname or any(rest) or _UNSENDABLE.search(self.url):
             raise self._no_address()
+        if not is_whole(self.model):
+            raise OptionError("--cloud-model has half of a character.", hint="Leave out U+D800 to U+DFFF.")
         if self.api not in ("auto", *APIS):
             raise OptionError(f"--cloud-api {self.api} is unknown.", hint=f"Choose one of: auto, {', '.join(APIS)}.")
         if self.tls_ca:
@@ -101,20 +104,21 @@ class StockOptions:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class StockInfo:
-    """A server's kind, its model's name, and the most tokens of prompt and text (0: unknown)."""
+    """A server's kind, its model's name and what else it says of that model, when `num_connections` had been made to
+    it; and what its answers showed since then."""
 
     dialect: Dialect
     model: str
-    context_len: int
-
-
-@dataclass(slots=True)
-class _Known:
-    info: StockInfo | None = None
+    card: About
+    num_connections: int
     vocabularies: set[str] = field(default_factory=set)  # fingerprints that agree with its tokenizer
-    names: set[str] = field(default_factory=set)  # of the model, in answers; the first answer decides
+    name: str = ""  # of the model, as the first answer has it
+
+    def is_of(self, info: "StockInfo") -> bool:
+        """Whether it is about the same model, as far as the server tells two under one name apart."""
+        return (self.model, self.card.origin, type(self.dialect)) == (info.model, info.card.origin, type(info.dialect))
 
 
 class StockConnection:
@@ -122,7 +126,7 @@ class StockConnection:
     tells neither the weights of its model nor what its forwards take."""
 
     is_exact = False  # rows may differ from batch to batch
-    runs: TargetId | None = None
+    runs: TargetId | None = None  # its texts compare what it says of itself
 
     def __init__(self, options: StockOptions, budget: Budget | None = None) -> None:
         self.address, self.uses_tls = options.address, options.uses_tls
@@ -132,7 +136,7 @@ class StockConnection:
         self._pool = Pool(self.address, options.key, options.tls_ca, is_here=options.is_here)
         look_s = _LOOK_HERE_S if options.is_here else 0.0
         self.wire = Wire(*options.roots, self._pool, Ledger(self.budget), look_s)  # for what belongs to no text
-        self._known = _Known()
+        self.known: StockInfo | None = None  # when it was asked last
         self.refused: set[str] = set()  # fields of a request that a chat does not take
         self._asking = asyncio.Lock()
         self.is_met = False
@@ -143,19 +147,21 @@ class StockConnection:
 
     @property
     def kind(self) -> str:
-        return self._known.info.dialect.name if self._known.info else self._options.api
+        return self.known.dialect.name if self.known else self._options.api
 
     def forget(self) -> None:
-        self._known = _Known()
+        """Ask again what it runs before it is sent anything else."""
+        if self.known is not None:
+            self.known.num_connections, self.known.name = -1, ""
 
     def is_named(self, model: str) -> bool:
         """Whether the server's answers come from the same model as before."""
-        self._known.names = self._known.names or {model}
-        return model in self._known.names
+        assert self.known is not None
+        self.known.name = self.known.name or model
+        return self.known.name == model
 
     async def ping(self, timeout_s: float) -> float:
-        known = self._known.info
-        ms = await self.wire.look(known.dialect.life if known else _LIFE, timeout_s)
+        ms = await self.wire.look(self.known.dialect.life if self.known else _LIFE, timeout_s)
         self.rtt_ms = min(ms, self.rtt_ms or ms)
         return ms
 
@@ -164,13 +170,10 @@ class StockConnection:
         self.is_met = True
 
     async def learn(self, timeout_s: float) -> TargetFacts:
-        try:
-            async with asyncio.timeout(timeout_s):
-                info = await self.info(timeout_s, self.wire)
-        except TimeoutError as error:
-            raise CloudTimeout(f"no answer in {timeout_s:g} s.") from error
         for _ in range(2):
             await self.ping(timeout_s)
+        asking = self._ask(timeout_s, self.wire, self._pool.num_connections)
+        info = await self.wire.patiently(asking, _LIFE, Waiting(timeout_s, timeout_s, timeout_s))
         return TargetFacts(info.model, named_weights(info.model), (_WRITE_MS,), 1, wire_ms=self.rtt_ms, streams=True)
 
     async def renew(self) -> None:
@@ -182,30 +185,31 @@ class StockConnection:
         await self._pool.close()
         await self.wire.ledger.settle()
 
-    async def info_for(self, vocab: Vocab, waiting: Waiting, wire: Wire) -> StockInfo:
-        """Its kind and model, asked for at `wire`. Raises VocabularyMismatch, UnknownModel or CloudError."""
-        timeout_s, known = min(waiting.timeout_s, _QUESTION_S), self._known
-        if (info := known.info) is None:
-            info = await wire.patiently(self.info(timeout_s, wire), _LIFE, waiting)
-        if vocab.fingerprint not in known.vocabularies:
+    async def info_for(self, vocab: Vocab, waiting: Waiting, wire: Wire, connection: int = 0) -> StockInfo:
+        """Its kind and model, asked for at `wire` if that was before the connection of this number: a server that was
+        started again has closed its old ones. Raises VocabularyMismatch, UnknownModel or CloudError."""
+        timeout_s, info = min(waiting.timeout_s, _QUESTION_S), self.known
+        if info is None or info.num_connections < connection:
+            info = await wire.patiently(self._ask(timeout_s, wire, connection), _LIFE, waiting)
+        if vocab.fingerprint not in info.vocabularies:
             asking = info.dialect.tokenize(wire, info.model, SAMPLE, timeout_s)
             ids = await wire.patiently(asking, info.dialect.life, waiting)
             if ids is not None and ids != vocab.encode(SAMPLE):
-                raise VocabularyMismatch(
-                    f"{info.model} at {self.address} reads a text as other tokens than the draft model.",
-                    hint="Choose two models of one family.",
-                )
-            known.vocabularies.add(vocab.fingerprint)
+                message = f"{info.model} at {self.address} reads a text as other tokens than the draft model."
+                raise VocabularyMismatch(message, hint="Choose two models of one family.")
+            info.vocabularies.add(vocab.fingerprint)
         return info
 
-    async def info(self, timeout_s: float, wire: Wire) -> StockInfo:
+    async def _ask(self, timeout_s: float, wire: Wire, connection: int) -> StockInfo:
         async with self._asking:
-            known = self._known
-            if known.info is None:
-                # Two connections: while one carries a text, the other carries signs of life.
-                dialect, _ = await asyncio.gather(self._dialect(timeout_s, wire), wire.look(_LIFE, timeout_s))
-                known.info = await self._described(dialect, timeout_s, wire)
-            return known.info
+            if (known := self.known) is not None and known.num_connections >= connection:
+                return known
+            # Two connections: while one carries a text, the other carries signs of life.
+            dialect, _ = await asyncio.gather(self._dialect(timeout_s, wire), wire.look(_LIFE, timeout_s))
+            self.known = info = await self._described(dialect, timeout_s, wire)
+            if known and not known.is_of(info):
+                self.refused.clear()
+            return info
 
     async def _dialect(self, timeout_s: float, wire: Wire) -> Dialect:
         if self._options.api != "auto":
@@ -213,10 +217,8 @@ class StockConnection:
         answer = await wire.ask("/v1/models", timeout_s)
         listed = answer.get("data") if isinstance(answer, dict) else None
         if not isinstance(listed, list):
-            raise WrongServer(
-                f"The server at {self.address} does not say what it is.",
-                hint=f"Name it with --cloud-api {'|'.join(APIS)}.",
-            )
+            hint = f"Name it with --cloud-api {'|'.join(APIS)}."
+            raise WrongServer(f"The server at {self.address} does not say what it is.", hint=hint)
         first = listed[0] if listed else None
         return _OWNERS.get(name(first.get("owned_by")) if isinstance(first, dict) else "", Chat)()
 
@@ -224,7 +226,7 @@ class StockConnection:
         wanted = self._options.model
         known = await dialect.describe(wire, wanted, timeout_s)
         if len(known) == 1:
-            return StockInfo(dialect, *known.popitem())
+            return StockInfo(dialect, *known.popitem(), self._pool.num_connections)
         if not known:
             raise UnknownModel(f"The server at {self.address} has no model {wanted or 'at all'}.")
         names = ", ".join(one_line(each) for each in [*known][:10])

@@ -49,6 +49,15 @@ class Read:
     finish: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a server says of a model beside its name: the most tokens of prompt and text (0: unknown), and the file or
+    folder of its weights ("": unknown)."""
+
+    context_len: int = 0
+    origin: str = ""
+
+
 class Dialect:
     """One kind of server. Paths are below the server's root; `life` answers at once whatever the server does.
 
@@ -63,11 +72,11 @@ class Dialect:
     takes = frozenset(("presence_penalty", "frequency_penalty"))
     grammars: tuple[str, ...] = ()
 
-    async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> dict[str, int]:
-        """The most tokens of prompt and text (0: unknown) of each model, or of `model` alone if it was named."""
+    async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> dict[str, About]:
+        """The card of each model, or of `model` alone if it was named."""
         listed = items(field(await wire.ask("/v1/models", timeout_s), "data"))
-        known = {name(field(each, "id")): count(each, "max_model_len") for each in listed}
-        return {each: most for each, most in known.items() if model in (None, each)}
+        known = {name(field(it, "id")): About(count(it, "max_model_len"), name(it.get("root"))) for it in listed}
+        return {each: card for each, card in known.items() if model in (None, each)}
 
     async def tokenize(self, wire: Wire, model: str, text: str, timeout_s: float) -> TokenTuple | None:
         """The ids of a text, special tokens in it included; None if its tokens need not be ours."""
@@ -116,11 +125,18 @@ def read_safely(read: Callable[..., T], *given: Any) -> T:
         raise CloudFailure("The server sent an answer that cannot be read.") from error
 
 
+def is_refusal(answer: Any) -> bool:
+    """Whether an error stands in the place of an answer or event."""
+    told = answer if isinstance(answer, dict) else {}
+    is_bare = "message" in told and told.keys() & {"code", "type"}
+    return bool(told.get("error") or told.get("error_message") or is_bare)
+
+
 def sound(answer: Any) -> dict[str, Any]:
     """An answer or event. Raises the SkydraftError of an error in its place, which may come within a stream too."""
     if not isinstance(answer, dict):
         raise CloudFailure("The server sent something else where an answer was due.")
-    if answer.get("error") or answer.get("error_message") or ("message" in answer and answer.keys() & {"code", "type"}):
+    if is_refusal(answer):
         raise refusal(200, {}, as_json(answer))
     return answer
 

@@ -5,10 +5,13 @@ llama-server of llama.cpp.
 import json
 from collections.abc import Sequence as Seq
 from typing import Any
+from urllib.parse import quote
 
 from skydraft.config import DecodingParams
 from skydraft.edge.stock.dialect import (
+    About,
     Body,
+    Dialect,
     IdDialect,
     Read,
     TokenTuple,
@@ -88,24 +91,29 @@ class LlamaServer(IdDialect):
     takes = IdDialect.takes | {"repetition_penalty"}
     grammars: tuple[str, ...] = ("json_schema", "json_object")
 
-    async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> dict[str, int]:
+    async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> dict[str, About]:
         props = await wire.ask("/props", timeout_s)
+        if sound(props).get("role") == "router":  # it starts a llama-server for each model that is asked for
+            listed = await Dialect.describe(self, wire, model, timeout_s)
+            if len(listed) != 1:
+                return listed
+            props = await wire.ask(f"/props?model={quote(next(iter(listed)), safe='')}", timeout_s)
         path, alias = name(field(props, "model_path")), name(props.get("model_alias"))
         file = path.rpartition("/")[2]
         if model is not None and model not in {each for each in (alias, path, file) if each}:
             return {}
         # Without --alias it is the file's name, or "unknown" in older versions: other files have those too.
         model = path if alias in ("", "unknown", file) else alias
-        return {model: count(props, "default_generation_settings", "n_ctx")}
+        return {model: About(count(props, "default_generation_settings", "n_ctx"), path)}
 
     async def tokenize(self, wire: Wire, model: str, text: str, timeout_s: float) -> TokenTuple | None:
-        body = {"content": text, "add_special": False, "parse_special": True}
+        body = {"model": model, "content": text, "add_special": False, "parse_special": True}
         return numbers(field(await wire.ask("/tokenize", timeout_s, body), "tokens"))
 
     def writing(self, model: str, token_ids: Seq[int], num_tokens: int, params: DecodingParams) -> tuple[str, Body]:
         grammar = {kind: json.loads(schema) for kind, schema in _grammar(params).items()}
         return "/completion", {
-            "prompt": list(token_ids), "n_predict": num_tokens, **self.sampling(params), **grammar,
+            "model": model, "prompt": list(token_ids), "n_predict": num_tokens, **self.sampling(params), **grammar,
             "repeat_penalty": params.repetition_penalty, "repeat_last_n": len(token_ids) + num_tokens,
             "cache_prompt": True, "return_tokens": True,
             "samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,26 +17,16 @@ _COARSE = 4096  # bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
-    """What the server has to read: `num_tokens` of prompts; 0 for a request that costs nothing.
-
-    A request that carries a text is a call: `generated` are the text's tokens after its prompt, of which the first
-    `num_committed` stay. An answer in one piece has `num_written` tokens.
-    """
-
-    num_tokens: int = 0
-    generated: TokenIds | Seq[int] | None = None
-    num_committed: int = 0
-    num_written: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Usage:
     """A server's own counts of one request so far, 0 where it told none."""
 
     num_read: int = 0
     num_cached: int = 0  # of those that it read
     num_written: int = 0
+
+    @property
+    def cost(self) -> LinkCost:
+        return LinkCost(tokens_in=self.num_read, tokens_hit=self.num_cached, tokens_out=self.num_written)
 
 
 UNTOLD = Usage()
@@ -51,14 +42,15 @@ class Ledger:
         self.tells_cached = True
         self.budget = budget
         self._server, self._num_prompt_tokens = server, num_prompt_tokens
+        self._num_cached = 0  # what `take_cached` has returned in all
         self._num_told = 0  # committed tokens of the last call: each call tells them again
         self._first: Request | None = None  # the first call that was answered, or the last one so far
 
-    @property
-    def num_cached(self) -> int:
-        """Tokens of the prompt that were in the server's cache, as its first answer says."""
+    def take_cached(self) -> int:
+        """Tokens of the prompt that were in the server's cache, as its first answer says, and not at the last call."""
         known = self._first.usage.num_cached if self._first and self.tells_cached else 0
-        return min(known, self._num_prompt_tokens)
+        before, self._num_cached = self._num_cached, max(self._num_cached, min(known, self._num_prompt_tokens))
+        return self._num_cached - before
 
     @property
     def told(self) -> LinkCost:
@@ -67,13 +59,12 @@ class Ledger:
         spent, coarse = self.spent, 1 if self.tells_cached else _COARSE
         return replace(spent, bytes_down=-(-spent.bytes_down // coarse) * coarse)
 
-    def call(self, request: Request, carried: Carried) -> None:
-        assert carried.generated is not None
+    def call(self, request: Request, generated: TokenIds | Seq[int]) -> None:
         sent = self.sent
         sent.num_calls += 1
         sent.servers, sent.num_prompt_tokens = [self._server], self._num_prompt_tokens
-        sent.blocks.append((self._num_told, [int(token_id) for token_id in carried.generated[self._num_told :]]))
-        self._num_told = carried.num_committed
+        sent.blocks.append((self._num_told, [int(token_id) for token_id in generated[self._num_told :]]))
+        self._num_told = request.num_committed
         if self._first is None or not self._first.is_answered:
             self._first = request
 
@@ -90,36 +81,45 @@ class Ledger:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One request and its answer. It may go out twice; the answer is that of the last time."""
+    """One request and its answer, which came over the connection of this number (0: none came). It may go out twice;
+    the answer is that of the last time.
+
+    The server has to read `num_tokens` of prompts; 0 for a request that costs nothing. A request that carries a text is
+    a call: `generated` are the text's tokens after its prompt, of which the first `num_committed` stay. An answer in
+    one piece has `num_written` tokens.
+    """
 
     ledger: Ledger
     path: str
     content: bytes | None
-    carried: Carried
+    num_tokens: int = 0
+    generated: TokenIds | Seq[int] | None = None
+    num_committed: int = 0
+    num_written: int = 0
     usage: Usage = UNTOLD  # of the last time that it went out
     is_answered: bool = False
+    connection: int = 0
     _taken_on: int | None = None  # the day of a call that may go out
 
     async def allow(self) -> None:
-        budget, carried = self.ledger.budget, self.carried
-        if carried.num_tokens:
+        budget = self.ledger.budget
+        if self.num_tokens:
             await budget.settle()
-        if carried.generated is not None:
+        if self.generated is not None:
             self._taken_on = budget.take()
-        elif carried.num_tokens:
+        elif self.num_tokens:
             budget.check()
 
-    async def go(self) -> None:
-        """Note that it goes out, before the first byte does: whatever becomes of this process, it is in the sum."""
-        num_tokens = self.carried.num_tokens
+    async def going_out(self) -> AsyncIterator[bytes]:
+        """Its body. It is noted before the first byte leaves: whatever becomes of this process, it is in the sum."""
+        body, num_tokens = self.content or b"", self.num_tokens
         self.usage, self._taken_on = Usage(num_tokens), None
-        self.ledger.note(
-            LinkCost(bytes_up=len(self.content or b""), num_requests=int(num_tokens > 0), tokens_in=num_tokens)
-        )
-        if self.carried.generated is not None:
-            self.ledger.call(self, self.carried)
+        self.ledger.note(LinkCost(bytes_up=len(body), num_requests=int(num_tokens > 0), tokens_in=num_tokens))
+        if self.generated is not None:
+            self.ledger.call(self, self.generated)
         if num_tokens:
             await self.ledger.settle()
+        yield body
 
     def end(self) -> None:
         """Take it back if it did not go out though it was allowed."""
@@ -133,7 +133,7 @@ class Request:
     def is_lost(self) -> None:
         """Note what was written, perhaps, for an answer that did not come. It costs nothing if it did not go out."""
         if self.usage.num_read:
-            self.ledger.note(LinkCost(tokens_out=self.carried.num_written))
+            self.ledger.note(LinkCost(tokens_out=self.num_written))
 
     def says(self, told: Usage) -> None:
         """Note what the answer says of its cost so far: of each count the larger one, by the server or by us."""
@@ -142,9 +142,4 @@ class Request:
         num_cached = min(max(told.num_cached, before.num_cached), num_read)
         self.usage = now = Usage(num_read, num_cached, max(told.num_written, before.num_written))
         if now != before:
-            self.ledger.note(
-                LinkCost(
-                    tokens_in=now.num_read - before.num_read, tokens_hit=now.num_cached - before.num_cached,
-                    tokens_out=now.num_written - before.num_written,
-                )
-            )  # fmt: skip
+            self.ledger.note(now.cost - before.cost)

@@ -20,8 +20,8 @@ from skydraft.edge.stock.choices import Choices, check
 from skydraft.edge.stock.connection import DIALECTS, StockConnection, StockInfo
 from skydraft.edge.stock.dialect import Body, Dialect, IdDialect, Row, read_safely
 from skydraft.edge.stock.ids import LlamaServer
-from skydraft.edge.stock.ledger import Carried, Ledger, Request, Usage
-from skydraft.edge.stock.wire import Events
+from skydraft.edge.stock.ledger import Ledger, Request, Usage
+from skydraft.edge.stock.wire import Events, as_json
 from skydraft.edge.stock.writing import ChatWriting, Writing
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import (
@@ -47,10 +47,8 @@ class StockText:
         self, server: StockConnection, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest
     ) -> None:
         if request.num_best is not None:
-            raise OptionError(
-                "A server without skydraft does not tell the log-probabilities of what it judges.",
-                hint="Use mode edge, or a server that runs skydraft serve.",
-            )
+            message = "A server without skydraft does not tell the log-probabilities of what it judges."
+            raise OptionError(message, hint="Use mode edge, or a server that runs skydraft serve.")
         if prompt.media:
             raise OptionError("A server without skydraft takes no recordings.", hint="Add --share-audio none.")
         self._server, self._context, self._vocab = server, context, vocab
@@ -66,14 +64,14 @@ class StockText:
         self._kind: type[Dialect] | None = None
         if kind := DIALECTS.get(server.kind):
             self._choose_at(kind)
-        self._info: StockInfo | None = None
+        self._info = server.known  # what the text began with, or what it was planned for
         self._writing: Writing | None = None
         self._carries_grammar = False  # the request of `_writing`
+        self._connection = 0  # the last one whose server is known to run what the text began with
         self._text = self._prompt  # what was judged or written so far, while the target writes on
         self._limit: int | None = None  # the target may write until the text has so many tokens
         self._is_stopped = False
         self._broken_by: SkydraftError | None = None  # what ended the last stream
-        self._num_cached = 0  # tokens of the prompt of which a verdict or written tokens have told
         self._ledger = Ledger(server.budget, server.address, len(self._prompt))
         self._wire = replace(server.wire, ledger=self._ledger)
         self.sent = self._ledger.sent
@@ -134,13 +132,13 @@ class StockText:
         else:
             self._drop()
         forward_ms = max((time.perf_counter() - began) * 1e3 - self._server.rtt_ms, 0.0)
-        cost = Cost(num_rows, num_rows, forward_ms=forward_ms, num_cached=self._newly_cached())
+        cost = Cost(num_rows, num_rows, forward_ms=forward_ms, num_cached=self._ledger.take_cached())
         return replace(verdict, cost=cost)
 
     async def _judge(self, seen: TokenIds, block: DraftBlock, write: int, waiting: Waiting) -> tuple[Verdict, int]:
         info = await self._ask_who(seen, waiting)
         if (room := self._room(seen)) < 1:  # skipped tokens went beyond it
-            raise LimitExceeded(f"The text has outgrown the server's context of {info.context_len} tokens.")
+            raise LimitExceeded(f"The text has outgrown the server's context of {info.card.context_len} tokens.")
         draft = np.array(block.token_ids[:room], np.int32)
         text, work, num_rows = np.concatenate((seen, draft)), Verification(self._rules, seen, block), 0
         while work.next_feed(1) is not None:
@@ -177,7 +175,7 @@ class StockText:
         is_last = bool(finish) or len(self._text) >= self._limit or (self._is_stopped and not token_ids)
         if is_last:
             self.break_off()
-        cost = Cost(len(token_ids), len(token_ids), num_cached=self._newly_cached())
+        cost = Cost(len(token_ids), len(token_ids), num_cached=self._ledger.take_cached())
         return Written(base, tuple(token_ids), finish, is_last, cost)
 
     async def _read_rest(self, verdict: Verdict | None) -> None:
@@ -198,18 +196,22 @@ class StockText:
     async def _ask_who(self, text: TokenIds, waiting: Waiting) -> StockInfo:
         """The server's kind and model, asked for unless it is writing after `text`. Raises TargetChanged if they are
         not those of the beginning, BrokenOff where the server cannot go on from `text`."""
-        known = self._info
-        if known is not None and self._writing is not None and self._writing.continues(text):
-            return known
+        if self._info is not None and self._writing is not None and self._writing.continues(text):
+            return self._info
         self._check_resumes(text)
-        info = await self._server.info_for(self._vocab, waiting, self._wire)
+        info = await self._who(waiting)
+        self._check_resumes(text)
+        return info
+
+    async def _who(self, waiting: Waiting, connection: int = 0) -> StockInfo:
+        known = self._info
+        info = await self._server.info_for(self._vocab, waiting, self._wire, connection)
         self._ledger.tells_cached = info.dialect.separates or not self._given.shares_target
         if self._kind is not type(info.dialect):
             self._choose_at(type(info.dialect))
-            self._check_resumes(text)
-        if known is None or (known.model, known.dialect.name) == (info.model, info.dialect.name):
+        if known is None or known.is_of(info):
             self._info = info
-            self._bound(info.context_len)
+            self._bound(info.card.context_len)
             return info
         raise TargetChanged(
             f"The server at {self._server.address} runs {info.model} now; this text began with {known.model}."
@@ -253,7 +255,7 @@ class StockText:
             except CloudFailure as error:
                 self._server.refused |= info.dialect.refused_by(error.message)
                 raise
-            self._check_model(writing.model)
+            await self._check_model(writing.model, writing.request.connection, waiting)
             if row is not None and not with_grammar and self._choices.begins(text, row.token_id):
                 with_grammar = True
                 continue
@@ -281,7 +283,7 @@ class StockText:
             request.says(Usage(num_written=1))
             read = read_safely(dialect.one_written, answer)
             request.says(read.usage)
-            self._check_model(read.model)
+            await self._check_model(read.model, request.connection, waiting)
             if len(read.rows) != 1:
                 raise CloudFailure(f"The server wrote {len(read.rows)} tokens in place of one.")
             (row,) = read.rows
@@ -291,14 +293,10 @@ class StockText:
         return row
 
     def _request(self, info: StockInfo, path: str, body: Body, text: TokenIds, num_written: int = 0) -> Request:
-        carried = Carried(len(text), text[len(self._prompt) :], len(self._context.generated), num_written)
-        scope = self._given.cache_scope
+        scope, generated = self._given.cache_scope, text[len(self._prompt) :]
         salt = {info.dialect.salt: scope} if info.dialect.salt and scope else {}
-        return self._wire.request(path, {**body, **salt}, carried)
-
-    def _newly_cached(self) -> int:
-        before, self._num_cached = self._num_cached, max(self._num_cached, self._ledger.num_cached)
-        return self._num_cached - before
+        content, num_committed = as_json({**body, **salt}), len(self._context.generated)
+        return Request(self._ledger, path, content, len(text), generated, num_committed, num_written)
 
     def _begin(self, info: StockInfo, text: TokenIds, num_tokens: int) -> Writing:
         dialect, choices = info.dialect, self._choices
@@ -314,10 +312,16 @@ class StockText:
         events = Events(wire, self._request(info, path, body, text), dialect.life)
         opened = params.think_end if not params.think_start else ""  # by our template; its own thoughts do not come
         before = self._vocab.encode(f"{opened}\n\n") if opened else ()
-        return ChatWriting(events, dialect, text, self._vocab, self._end_id, before)
+        return ChatWriting(events, dialect, text, num_tokens, self._vocab, self._end_id, before)
 
-    def _check_model(self, model: str) -> None:
-        if model and self.resumes and not self._server.is_named(model):  # a chat's text is one answer
+    async def _check_model(self, model: str, connection: int, waiting: Waiting) -> None:
+        """Raise TargetChanged if an answer over this connection is that of another model."""
+        if not self.resumes:  # a chat's text is one answer
+            return
+        if connection != self._connection:
+            await self._who(waiting, connection)
+            self._connection = connection
+        if model and not self._server.is_named(model):
             self._server.forget()  # the next text begins with the new one
             raise TargetChanged(f"The server at {self._server.address} answers as {model} now.")
 

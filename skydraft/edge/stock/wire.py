@@ -12,10 +12,12 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary, WeakSet
 
 from skydraft.characters import one_line
 from skydraft.edge.channel import Waiting, seen, shared_loop, sign_of_life, watch
-from skydraft.edge.stock.ledger import Carried, Ledger, Request
+from skydraft.edge.stock.ledger import Ledger, Request
 from skydraft.edge.stock.refusals import NOT_READY, no_connection, refusal
 from skydraft.errors import CloudFailure, CloudLost, CloudTimeout, OptionError, SkydraftError, TlsFailure
 
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _CONNECT_S = 10.0
 _IDLE_S, _IDLE_TLS_S = 4.0, 60.0  # an unused connection is kept for this long; llama-server keeps it for 5 s
-_EMPTY = Carried()
 _MAX_ANSWER, _MAX_LINE, _MAX_REFUSAL = 8 << 20, 1 << 20, 1 << 16  # bytes
 _MAX_ITEMS = 200_000  # brackets and quotes of an answer, each of which can become an object
 _CRUMB, _SPARE = 16, 1 << 16  # bytes that a chunk has on average, beyond a start: each costs as much as a long one
@@ -37,44 +38,65 @@ _MAX_EVENTS = 64  # that wait to be read; the server waits then
 
 class Pool:
     """The connections, shared by all generations. `heard_at`: the time of the server's last answer, by the loop's
-    clock."""
+    clock. `num_connections` is how many have carried an answer until now."""
 
     def __init__(self, url: str, key: str | None, tls_ca: bytes | None, *, is_here: bool) -> None:
         self.heard_at = 0.0
+        self.num_connections = 0
         self._headers = {"Accept-Encoding": "identity", "User-Agent": "skydraft"}
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
         self._is_plain = url.startswith("http:")
-        self._tls_ca, self._is_here = tls_ca, is_here
+        self._tls_ca, self._host = tls_ca, "" if is_here else urlsplit(url).hostname
         self._client: httpx2.AsyncClient | None = None
         self._lent: Counter[httpx2.AsyncClient] = Counter()  # requests under way
+        self._numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # of connections, in order of their answers
+        self._idle: WeakSet[Any] = WeakSet()  # those that carry nothing
 
     @property
     def client(self) -> httpx2.AsyncClient:
         if self._client is None:
+            from urllib.request import getproxies, proxy_bypass
+
             import httpx2
 
             trusted: ssl.SSLContext | bool = not self._is_plain  # roots take 35 ms to read
             if self._tls_ca:
                 trusted = ssl.create_default_context(cadata=self._tls_ca.decode("ascii"))
+            limits = httpx2.Limits(max_connections=None, keepalive_expiry=_IDLE_S if self._is_plain else _IDLE_TLS_S)
+            # With a transport of its own a client uses no proxy: none leads back to this machine.
+            is_direct = not self._host or proxy_bypass(self._host)
+            direct = httpx2.AsyncHTTPTransport(verify=trusted, limits=limits) if is_direct else None
             try:
                 self._client = httpx2.AsyncClient(
-                    verify=trusted, headers=self._headers, follow_redirects=False,
-                    trust_env=not self._is_here,  # a proxy does not lead back to this machine
+                    verify=trusted, headers=self._headers, follow_redirects=False, transport=direct, limits=limits,
                     timeout=httpx2.Timeout(None, connect=_CONNECT_S),  # `patiently` watches the rest
-                    limits=httpx2.Limits(max_connections=None, keepalive_expiry=_IDLE_TLS_S if trusted else _IDLE_S),
                 )  # fmt: skip
             except ImportError as error:
                 raise OptionError("ALL_PROXY names a SOCKS proxy.", hint="Run: pip install socksio") from error
+            except (ValueError, httpx2.InvalidURL) as error:
+                names = " or ".join(
+                    f"{kind.upper()}_PROXY" for kind in ("http", "https", "all") if kind in getproxies()
+                )
+                hint = "Write http://HOST:PORT or socks5://HOST:PORT."
+                raise OptionError(f"The proxy named by {names} cannot be used.", hint=hint) from error
         return self._client
 
     @asynccontextmanager
-    async def lending(self) -> AsyncIterator[httpx2.AsyncClient]:
-        """The client for one request. Its connections live as long as it carries one."""
+    async def sending(self, request: Request, url: str) -> AsyncIterator[httpx2.Response]:
+        """The response to a request, once its headers are there. A client is closed when it carries none any more."""
         client = self.client
         self._lent[client] += 1
         try:
-            yield client
+            async with aclosing(await self._responding(client, request, url)) as response:
+                connection = response.extensions["network_stream"]
+                self._idle.discard(connection)
+                request.connection = self._numbers.setdefault(connection, self.num_connections + 1)
+                self.num_connections = max(self.num_connections, request.connection)
+                try:
+                    yield response
+                finally:
+                    self._idle.add(connection)
         finally:
             self._lent[client] -= 1
             if not self._lent[client]:
@@ -82,15 +104,41 @@ class Pool:
                 if client is not self._client:
                     await _closed(client)
 
+    async def _responding(self, client: httpx2.AsyncClient, request: Request, url: str) -> httpx2.Response:
+        """The response. The request counts as its body goes out.
+
+        One on a connection that the server has just closed is sent again: llama-server closes one in about ten after a
+        stream, and does not say so. On a new connection, or later, the server may have read it: it is not.
+        """
+        import httpx2
+
+        method, body, headers, is_again = "GET", None, {}, False
+        while True:
+            await request.allow()
+            began = shared_loop().now()
+            may_be_old = not all(each.get_extra_info("is_readable") for each in self._idle)  # as one that is closed
+            if request.content is not None:
+                method, body = "POST", request.going_out()
+                headers = {"Content-Type": "application/json", "Content-Length": str(len(request.content))}
+            try:
+                return await client.send(client.build_request(method, url, content=body, headers=headers), stream=True)
+            except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError):
+                if is_again or not may_be_old or shared_loop().now() - began > _STALE_S:
+                    raise
+                is_again = True
+                request.is_lost()
+            finally:
+                request.end()
+
     async def renew(self) -> None:
         client, self._client = self._client, None
+        self._idle.clear()
         if client is not None and client not in self._lent:
             await _closed(client)
 
     async def close(self) -> None:
-        clients = {*self._lent, *([self._client] if self._client else [])}
-        self._client = None
-        for client in clients:
+        await self.renew()
+        for client in [*self._lent]:
             await _closed(client)
 
 
@@ -108,30 +156,24 @@ class Wire:
     def url_of(self, path: str) -> str:
         return self.base + path.removeprefix("/v1") if path.startswith("/v1/") else self.root + path
 
-    def request(self, path: str, body: Mapping[str, Any] | None = None, carried: Carried = _EMPTY) -> Request:
-        return Request(self.ledger, path, None if body is None else as_json(body), carried)
-
     async def ask(self, path: str, timeout_s: float, body: Mapping[str, Any] | None = None) -> Any:
         """The JSON answer to what costs nothing. Raises a SkydraftError."""
         try:
             async with asyncio.timeout(timeout_s):
-                return await self.whole(self.request(path, body))
+                return await self.whole(Request(self.ledger, path, None if body is None else as_json(body)))
         except TimeoutError as error:
             raise CloudTimeout(f"no answer in {timeout_s:g} s.") from error
 
     async def whole(self, request: Request) -> Any:
-        data = bytearray()
         try:
             async with self.answering(request) as response:
-                async for chunk in _chunks(response):
-                    request.came(len(chunk))
-                    data += chunk
-                    if len(data) > _MAX_ANSWER:
-                        raise CloudFailure(f"The server sends an answer of more than {_MAX_ANSWER >> 20} MiB.")
+                data = await _start(response, request, _MAX_ANSWER + 1)
+                if len(data) > _MAX_ANSWER:
+                    raise CloudFailure(f"The server sends an answer of more than {_MAX_ANSWER >> 20} MiB.")
         except (CloudLost, CloudTimeout, asyncio.CancelledError):
             request.is_lost()
             raise
-        return parsed(bytes(data))
+        return parsed(data)
 
     async def look(self, path: str, timeout_s: float) -> float:
         """Milliseconds until any answer at a path. Raises CloudLost or TlsFailure."""
@@ -145,24 +187,25 @@ class Wire:
 
         return await sign_of_life(ask, timeout_s)
 
-    async def patiently(self, work: Awaitable[T], life: str, waiting: Waiting) -> T:
-        """The result of `work` within the times of `waiting`. Raises CloudTimeout, or CloudLost for a dead server."""
-        began, task = shared_loop().now(), asyncio.ensure_future(work)
+    async def patiently(self, work: Awaitable[T], life: str, waiting: Waiting, began: float | None = None) -> T:
+        """The result of `work` within the times of `waiting`, from `began` or from now on. Raises CloudTimeout, or
+        CloudLost for a dead server."""
+        now, task = shared_loop().now(), asyncio.ensure_future(work)
+        began = now if began is None else began
         waiting = replace(waiting, ping_s=min(max(waiting.ping_s, self.look_s), waiting.timeout_s))
-        watching: asyncio.Future[None] | None = None
+        tasks: list[asyncio.Future[Any]] = [task]
         try:
-            if not (await asyncio.wait((task,), timeout=waiting.quick_s))[0]:
+            if not (await asyncio.wait((task,), timeout=min(waiting.quick_s, began + waiting.timeout_s - now)))[0]:
                 look = watch(partial(self.look, life), waiting, began, lambda: self.pool.heard_at)
-                watching = asyncio.ensure_future(look)
-                await asyncio.wait((task, watching), return_when=asyncio.FIRST_COMPLETED)
+                tasks.append(asyncio.ensure_future(look))
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 if not task.done():
-                    watching.result()
+                    tasks[1].result()
             return task.result()
         finally:
-            for each in (task, watching):
-                if each is not None:
-                    each.cancel()
-                    each.add_done_callback(seen)
+            for each in tasks:
+                each.cancel()
+                each.add_done_callback(seen)
 
     @asynccontextmanager
     async def answering(self, request: Request) -> AsyncIterator[httpx2.Response]:
@@ -171,11 +214,11 @@ class Wire:
         import httpx2
 
         try:
-            async with self.pool.lending() as client, aclosing(await self._responding(client, request)) as response:
+            async with self.pool.sending(request, self.url_of(request.path)) as response:
                 if response.status_code != NOT_READY:
                     self.pool.heard_at = shared_loop().now()
                 if response.status_code != 200:
-                    raise refusal(response.status_code, response.headers, await _start(response))
+                    raise refusal(response.status_code, response.headers, await _start(response, request, _MAX_REFUSAL))
                 if response.headers.get("content-encoding", "identity") != "identity":
                     raise CloudFailure("The server sends compressed answers though it was asked not to.")
                 yield response
@@ -188,41 +231,6 @@ class Wire:
             raise CloudLost(f"the connection broke ({says}).") from error
         except RuntimeError as error:  # the client was closed meanwhile
             raise CloudLost("the connection was closed.") from error
-
-    async def _responding(self, client: httpx2.AsyncClient, request: Request) -> httpx2.Response:
-        """The response once its headers are there.
-
-        A request on a connection that the server has just closed is sent again: llama-server closes one in about ten
-        after a stream, and does not say so. On a new connection, or later, the server may have read it: it is not.
-        """
-        import httpx2
-
-        content = request.content
-        headers = {"Content-Type": "application/json"} if content is not None else {}
-        is_new, is_again, went_at = False, False, 0.0
-
-        async def trace(event: str, given: dict[str, Any]) -> None:
-            nonlocal is_new, went_at
-            is_new = is_new or event == "connection.connect_tcp.started"
-            if event.endswith(".send_request_headers.started") and given["request"].method != b"CONNECT":
-                await request.go()
-                went_at = shared_loop().now()
-
-        while True:
-            await request.allow()
-            built = client.build_request(
-                "GET" if content is None else "POST", self.url_of(request.path), content=content, headers=headers,
-                extensions={"trace": trace},
-            )  # fmt: skip
-            try:
-                return await client.send(built, stream=True)
-            except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError):
-                if is_new or is_again or shared_loop().now() - went_at > _STALE_S:
-                    raise
-                is_again = True
-                request.is_lost()
-            finally:
-                request.end()
 
 
 class Events:
@@ -256,9 +264,8 @@ class Events:
 
     async def _lines(self, response: httpx2.Response) -> AsyncIterator[bytes]:
         held = bytearray()
-        async for chunk in _chunks(response):
+        async for chunk in _chunks(response, self.request):
             self._wire.pool.heard_at = shared_loop().now()
-            self.request.came(len(chunk))
             held += chunk
             if b"\n" in chunk:
                 *lines, held = held.split(b"\n")
@@ -268,19 +275,20 @@ class Events:
                 raise CloudFailure("The server sends an event that does not end.")
         yield bytes(held.strip())
 
-    async def arriving(self, waiting: Waiting) -> Any:
-        """What comes next, to `read`. Raises a SkydraftError if nothing comes within the times of `waiting`."""
+    async def arriving(self, waiting: Waiting, began: float | None) -> Any:
+        """What comes next, to `read`. Raises a SkydraftError if nothing comes within the times of `waiting`, as
+        `Wire.patiently`."""
         if self.has_more:
             return self._queue.get_nowait()
-        return await self._wire.patiently(self._queue.get(), self._life, waiting)
+        return await self._wire.patiently(self._queue.get(), self._life, waiting, began)
 
     def read(self, came: Any) -> Any:
-        """The event that came; None for the end. Raises a SkydraftError, also the one that ended the answer."""
+        """The event that came; None for the end. Raises the SkydraftError that ended the answer."""
         if came is None or isinstance(came, SkydraftError):
             self._queue.put_nowait(came)  # so it ends here, whoever asks again
         if isinstance(came, SkydraftError):
             raise came
-        return came and parsed(came)
+        return came
 
     @property
     def has_more(self) -> bool:
@@ -288,7 +296,7 @@ class Events:
 
     def unread(self) -> Any:
         event = self._queue.get_nowait() if self.has_more else None
-        return parsed(event) if isinstance(event, bytes) else None
+        return event if isinstance(event, bytes) else None
 
     def close(self) -> None:
         """Break the answer off, unless it is whole: the server stops writing."""
@@ -321,23 +329,25 @@ def parsed(data: bytes) -> Any:
         raise CloudFailure("The server sent an answer that is not JSON.") from error
 
 
-async def _chunks(response: httpx2.Response) -> AsyncIterator[bytes]:
-    """The body as it comes. Raises CloudFailure for one in crumbs."""
+async def _chunks(response: httpx2.Response, request: Request) -> AsyncIterator[bytes]:
+    """The body as it comes, and is counted. Raises CloudFailure for one in crumbs."""
     spare = _SPARE
     async for chunk in response.aiter_raw():
+        request.came(len(chunk))
         spare += len(chunk) - _CRUMB
         if spare < 0:
             raise CloudFailure("The server sends its answer in pieces of a few bytes.")
         yield chunk
 
 
-async def _start(response: httpx2.Response) -> bytes:
+async def _start(response: httpx2.Response, request: Request, most: int) -> bytes:
+    """The first bytes of the body, `most` of them at most."""
     data = bytearray()
-    async for chunk in _chunks(response):
+    async for chunk in _chunks(response, request):
         data += chunk
-        if len(data) >= _MAX_REFUSAL:
+        if len(data) >= most:
             break
-    return bytes(data[:_MAX_REFUSAL])
+    return bytes(data[:most])
 
 
 async def _closed(client: httpx2.AsyncClient) -> None:

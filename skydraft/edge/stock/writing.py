@@ -4,14 +4,13 @@ import codecs
 from collections import deque
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from skydraft.edge.channel import Waiting
-from skydraft.edge.stock.dialect import Row, read_safely
+from skydraft.edge.channel import Waiting, shared_loop
+from skydraft.edge.stock.dialect import Dialect, Read, Row, TokenTuple, is_refusal, read_safely
 from skydraft.edge.stock.ledger import Usage
-from skydraft.edge.stock.wire import Events
+from skydraft.edge.stock.wire import Events, parsed
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import CloudError, CloudFailure, ContentFiltered, SkydraftError
 
@@ -27,15 +26,16 @@ FILTERED = Row(-1, finish="content_filter")
 
 
 class Writing:
-    """One request for at most `num_tokens` tokens after `prefix`. One that breaks ends there: `error` says how."""
+    """One request for at most `limit` tokens after `prefix`. One that breaks ends there: `error` says how."""
 
-    def __init__(self, events: Events, dialect: Any, prefix: TokenIds, num_tokens: int) -> None:
+    def __init__(self, events: Events, dialect: Dialect, prefix: TokenIds, limit: int) -> None:
         self.num_written = 0
         self.model = ""  # as the server names it
         self.has_gap = False  # whether the server has written tokens without telling them
         self.error: SkydraftError | None = None
+        self.request = events.request
         self._events, self._dialect = events, dialect
-        self._prefix, self._left = prefix, num_tokens
+        self._prefix, self._limit = prefix, limit
         self._rows: deque[Row] = deque()
         self._own: list[int] = []  # tokens of the rows that were read
         self._is_over = False
@@ -52,19 +52,23 @@ class Writing:
 
     async def rest(self) -> None:
         """Read the end of an answer, if it is whole: it tells what was in the cache."""
+        began = shared_loop().now()
         with suppress(SkydraftError):
             while self.is_whole and not self._is_over:
-                await self._next(_SOON)
+                await self._next(_SOON, began)
 
     @property
     def is_whole(self) -> bool:
-        return self.num_written >= self._left
+        return self.num_written >= self._limit
 
-    async def _next(self, waiting: Waiting) -> None:
-        """Take the next event, or the end of the answer. Raises a SkydraftError if none of them comes."""
-        came, num_before = await self._events.arriving(waiting), self.num_written
+    async def _next(self, waiting: Waiting, began: float | None = None) -> None:
+        """Take the next event, or the end of the answer. Raises a SkydraftError if neither comes in time, which counts
+        from when the wait `began`."""
+        came, num_before = await self._events.arriving(waiting, began), self.num_written
         try:
-            read_safely(self._take, self._events.read(came))
+            if (data := self._events.read(came)) is not None:
+                self._take(data)
+            self._is_over |= data is None
             self._num_idle = 0 if self.num_written > num_before else self._num_idle + 1
             if self._num_idle > _MAX_IDLE:
                 raise CloudFailure(f"The server sent {_MAX_IDLE} events without a token.")
@@ -72,31 +76,27 @@ class Writing:
             self.error, self._is_over = error, True
 
     async def next_row(self, waiting: Waiting) -> Row | None:
-        """The next row; None if no more comes. Raises a SkydraftError if nothing comes in time, or for an answer that
-        failed before its first token."""
+        """The next row; None if no more comes. Raises a SkydraftError if no token comes in time, not even a thought, or
+        for an answer that failed before its first token."""
+        began, num_before = shared_loop().now(), self.num_written
         while not self._rows and not self._is_over:
-            await self._next(waiting)
-        if not self._rows:
-            return self._last_row()
-        row = self._rows.popleft()
-        self._own.append(row.token_id)
-        return row
-
-    def _last_row(self) -> Row | None:
+            await self._next(waiting, began)
+            if self.num_written > num_before:
+                began, num_before = shared_loop().now(), self.num_written
+        if self._rows:
+            self._own.append(self._rows[0].token_id)
+            return self._rows.popleft()
         if isinstance(self.error, ContentFiltered):
             return FILTERED
         if self.error and not self._own:
             raise self.error
         return None
 
-    def _take(self, event: Any) -> None:
-        if event is None:
-            self._is_over = True
-            return
-        read = self._dialect.written(event)
+    def _take(self, data: bytes) -> None:
+        read = self._said(data)
         rows, usage = read.rows, read.usage
         num_written = read.num_written or self.num_written + len(rows)
-        self._events.request.says(replace(usage, num_written=max(usage.num_written, num_written)))
+        self.request.says(replace(usage, num_written=max(usage.num_written, num_written)))
         if read.num_written:
             num_new = read.num_written - self.num_written
             if num_new > len(rows):  # some were not told, so what follows is of no use
@@ -104,18 +104,29 @@ class Writing:
                 return
             rows = rows[max(len(rows) - num_new, 0) :]
         self.num_written += len(rows)
-        if self.num_written > self._left:
-            raise CloudFailure(f"The server wrote more than the {self._left} tokens that it was asked for.")
+        if self.num_written > self._limit:
+            raise CloudFailure(f"The server wrote more than the {self._limit} tokens that it was asked for.")
         self.model = read.model or self.model
         self._rows += rows
+
+    def _said(self, data: bytes) -> Read:
+        """What an event says. One that cannot be read may be of any number of tokens, and so may those after it: all
+        that the server was asked for count."""
+        event = None
+        try:
+            return read_safely(self._dialect.written, event := parsed(data))
+        except CloudFailure:
+            if not is_refusal(event):
+                self.request.says(Usage(num_written=self._limit))
+            raise
 
     def close(self) -> None:
         """Break it off: the server stops. What it had sent until now is counted, and the token that it writes now."""
         with suppress(SkydraftError):
-            while (event := self._events.unread()) is not None:
-                read_safely(self._take, event)
+            while (data := self._events.unread()) is not None:
+                self._take(data)
         if self.num_written and not self._is_over and not self.is_whole:
-            self._events.request.says(Usage(num_written=self.num_written + 1))
+            self.request.says(Usage(num_written=self.num_written + 1))
         self._events.close()
 
 
@@ -123,37 +134,35 @@ class ChatWriting(Writing):
     """The same of a chat: its text is cut into tokens of ours, with the tokens `before` it, and `end_id` ends it."""
 
     def __init__(
-        self, events: Events, dialect: Any, prefix: TokenIds, vocab: Vocab, end_id: int, before: tuple[int, ...]
-    ) -> None:
-        super().__init__(events, dialect, prefix, 0)
+        self, events: Events, dialect: Dialect, prefix: TokenIds, limit: int, vocab: Vocab, end_id: int,
+        before: TokenTuple,
+    ) -> None:  # fmt: skip
+        super().__init__(events, dialect, prefix, limit)
         self._vocab, self._end_id, self._before = vocab, end_id, before
         self._half = ""  # the first half of a character of UTF-16
         self._held = ""  # the last characters, which may be of one token with what follows
         self._num_cut = self._num_events = 0  # tokens; events with text or thoughts
         self._finish = ""  # why the text ended; some servers say so before its last events
+        self._ended_at = 0.0  # when they did, or the time of the text after that
 
     @property
     def is_whole(self) -> bool:
         return bool(self._finish)
 
-    async def _next(self, waiting: Waiting) -> None:
+    async def _next(self, waiting: Waiting, began: float | None = None) -> None:
         """Take the next event. Whatever ends the answer ends the text; after its end little is waited for."""
         try:
-            await super()._next(_SOON if self._finish else waiting)
+            await (super()._next(_SOON, self._ended_at) if self._finish else super()._next(waiting, began))
         except CloudError as error:
             self.error, self._is_over = error, True
         if self._is_over:
             self.error = None if self._finish else self.error  # what comes after its end is no part of the text
             self._cut(is_last=True)
             if self._finish:
-                is_cut = self._finish in _CUT
-                self._rows.append(Row(-1, finish="length") if is_cut else Row(self._end_id))
+                self._rows.append(Row(-1, finish="length") if self._finish in _CUT else Row(self._end_id))
 
-    def _take(self, event: Any) -> None:
-        if event is None:
-            self._is_over = True
-            return
-        said = self._dialect.written(event)
+    def _take(self, data: bytes) -> None:
+        said = self._said(data)
         self.model = said.model or self.model
         self._num_events += bool(said.text or said.thinks)
         if self._num_events > _MAX_EVENTS:
@@ -162,12 +171,14 @@ class ChatWriting(Writing):
         self._cut(is_last=False)
         # A server sends an event for each token, or for a few; at the end it may count them itself.
         self.num_written = max(said.usage.num_written, self._num_cut, self._num_events)
-        self._events.request.says(replace(said.usage, num_written=self.num_written))
+        self.request.says(replace(said.usage, num_written=self.num_written))
         finish = said.finish.lower()
         if finish.startswith(_FILTERED):
             raise ContentFiltered(f"The server ended the text: {finish}.")
         if finish in _FAILED:
             raise CloudFailure(f"The server ended the text: {finish}.")
+        if said.text or not self._finish:
+            self._ended_at = shared_loop().now()
         self._finish = finish or ("" if said.text else self._finish)
 
     def _joined(self, text: str) -> str:
@@ -202,8 +213,6 @@ class ChatWriting(Writing):
 
     def _whole(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
         """The tokens up to the last character that is whole."""
-        written = self._vocab.text_bytes(token_ids)
-        while codecs.utf_8_decode(written, "replace", False)[1] < len(written):
+        while codecs.utf_8_decode(written := self._vocab.text_bytes(token_ids), "replace", False)[1] < len(written):
             token_ids = token_ids[:-1]
-            written = self._vocab.text_bytes(token_ids)
         return token_ids

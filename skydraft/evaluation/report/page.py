@@ -7,7 +7,7 @@ from typing import Any
 
 import jinja2
 
-from skydraft.errors import OptionError
+from skydraft.errors import OptionError, telling
 from skydraft.evaluation.findings import Findings
 from skydraft.evaluation.intervals import cell
 from skydraft.evaluation.measures import BY_NAME, MEASURES, Case
@@ -23,10 +23,6 @@ HEADLINE = (
     "task_score", "target_agreement", "cloud_calls_per_token", "target_written_per_token", "target_rows_per_token",
     "acceptance_rate", "mean_acceptance_length", "tokens_per_s", "ttft_ms", "itl_ms", "target_nll",
 )  # fmt: skip
-LINKED = (
-    "cloud_calls_per_token", "target_written_per_token", "mean_acceptance_length", "bytes_per_token", "tokens_per_s",
-    "ttft_ms", "itl_ms", "same_as_cloud",
-)  # fmt: skip
 MORE = tuple(measure.name for measure in MEASURES if measure.name not in HEADLINE)
 SPEED = "speed, cloud = 1"
 _NUM_TASKS = 6  # whose texts are shown
@@ -41,15 +37,11 @@ Coloured = tuple[str, str, list[tuple[str, str, str]]]
 def write_report(findings: Findings, folder: Path) -> Summary:
     """Write summary.json and report.html into `folder`; returns the summary. Raises OptionError."""
     summary = summarize(findings)
-    try:
+    hint = "Check its permissions, or choose another folder with --out."
+    with telling(OptionError, f"{folder} cannot be written", hint):
         content = json.dumps(summary.model_dump(mode="json", by_alias=True), ensure_ascii=False, indent=1)
         folder.joinpath("summary.json").write_text(content + "\n", encoding="utf-8")
         folder.joinpath("report.html").write_text(render(findings, summary), encoding="utf-8")
-    except OSError as error:
-        raise OptionError(
-            f"{folder} cannot be written: {error.strerror}.",
-            hint="Check its permissions, or choose another folder with --out.",
-        ) from error
     return summary
 
 
@@ -58,19 +50,16 @@ def render(findings: Findings, summary: Summary) -> str:
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    here = [setting for setting in summary.settings if setting.link_ms is None]
-    linked = [setting for setting in summary.settings if setting.link_ms is not None]
     return environment.get_template("page.html.j2").render(
         run=findings.run,
         num_prompts=max((len(setting.cases) for setting in findings.settings), default=0),
         summary=summary,
         modes=[(mode.name, _described(mode)) for mode in findings.run.modes],
         tables=[
-            ("What it is worth", "worth", _table(here, HEADLINE, with_speed=True)),
-            ("Over the link", "link", _table(linked, LINKED, with_speed=True)),
-            ("Where the time goes, and the rest", "rest", _table(here, MORE)),
+            ("What it is worth", "worth", _table(summary.settings, HEADLINE, with_speed=True)),
+            ("Where the time goes, and the rest", "rest", _table(summary.settings, MORE)),
         ],
-        plane=_plane(here),
+        plane=_plane(summary.settings),
         tasks=[section(of) for of in summary.tasks],
         texts=list(_texts(findings)),
         marks=_ORIGIN_MARKS,
@@ -84,12 +73,12 @@ def _table(settings: Sequence[SettingFigures], names: Sequence[str], *, with_spe
     heads = [(measure.label, measure.unit) for measure in used]
     terms = [(measure.label, measure.convention) for measure in used]
     rows = [
-        (setting.name, [cell(setting.measures.get(measure.name), measure.digits) for measure in used])
+        (setting.mode, [cell(setting.measures.get(measure.name), measure.digits) for measure in used])
         for setting in settings
     ]
     if with_speed and any("cloud" in setting.speed_over for setting in settings):
         heads.append((SPEED, ""))
-        terms.append((SPEED, "tokens/s over tokens/s of mode cloud on the same link and prompts"))
+        terms.append((SPEED, "tokens/s over tokens/s of mode cloud on the same prompts"))
         for (_, cells), setting in zip(rows, settings, strict=True):
             cells.append(cell(setting.speed_over.get("cloud"), 2))
     return {"heads": heads, "rows": rows, "terms": terms}
@@ -117,10 +106,9 @@ def _described(mode: Mode) -> str:
 
 
 def _texts(findings: Findings) -> Iterator[tuple[PromptEntry, list[Coloured]]]:
-    """Each prompt with its texts in process; of tasks a few that not all modes got right."""
-    shown = [setting for setting in findings.settings if setting.link_ms is None]
+    """Each prompt with its texts; of tasks a few that not all modes got right."""
     num_tasks = 0
-    for by_mode in zip(*(setting.cases for setting in shown), strict=True):
+    for by_mode in zip(*(setting.cases for setting in findings.settings), strict=True):
         cases = [repetitions[0] for repetitions in by_mode]
         if cases[0].prompt.task:
             if num_tasks == _NUM_TASKS or len({case.verdict and case.verdict.score for case in cases}) == 1:

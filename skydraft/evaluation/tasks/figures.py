@@ -41,15 +41,15 @@ class TaskSet(Line):
 
 
 def task_sets(findings: Findings) -> Iterator[TaskSet]:
-    """The figures of each set, over the tasks that have a verdict in every mode, in process."""
-    here = [setting for setting in findings.settings if setting.link_ms is None]
-    by_task = list(zip(*(setting.cases for setting in here), strict=True))
+    """The figures of each set, over the tasks that have a verdict in every mode."""
+    by_task = list(zip(*(setting.cases for setting in findings.settings), strict=True))
     for name in dict.fromkeys(prompt.task.set for prompt in findings.run.prompts if prompt.task):
         of_modes = [cases for cases in by_task if (task := cases[0][0].prompt.task) and task.set == name]
         judged = [cases for cases in of_modes if all(case.verdict for each in cases for case in each)]
         if judged:
             cases_of = zip(*judged, strict=True)  # by mode
-            yield _figures(name, [Setting(each.mode, None, cases) for each, cases in zip(here, cases_of, strict=True)])
+            settings = zip(findings.settings, cases_of, strict=True)
+            yield _figures(name, [Setting(each.mode, cases) for each, cases in settings])
 
 
 def scores(setting: Setting) -> Floats:

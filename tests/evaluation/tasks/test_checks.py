@@ -26,6 +26,9 @@ def judge(check: dict[str, Any], text: str) -> tuple[float, str]:
     [
         ({"kind": "exact", "answer": ["Rome", "Paris"]}, "Well.\n**Answer:** paris.\nBye", (1, "paris")),
         ({"kind": "exact", "answer": "Paris"}, "Paris is it", (0, "Paris is it")),
+        ({"kind": "exact", "answer": "Paris"}, "Lyon?\nAnswer: Paris.\nIs this what you want?", (1, "Paris")),
+        ({"kind": "exact", "answer": "巴黎"}, "答案：“巴黎”。\n如果有误请告诉我。", (1, "巴黎")),
+        ({"kind": "exact", "answer": "Paris"}, "**Paris**\n\nIt is the capital.", (1, "Paris")),
         ({"kind": "exact", "answer": "Paris"}, "", (0, "")),
         ({"kind": "number", "answer": 0.5, "tolerance": 0.01}, "about .5 or 0.505", (1, "0.505")),
         ({"kind": "regex", "pattern": r"(\d{4})年", "answer": "1998"}, "在1998年", (1, "1998")),

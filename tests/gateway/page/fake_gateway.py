@@ -6,7 +6,6 @@ CUT a connection that breaks. `Refusal` is an answer without a stream.
 
 import asyncio
 import json
-import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from starlette.routing import Mount, Route
 
 from skydraft.gateway.app import PageFiles
 
+from ...serving import free_port
 from ..running import Running
 
 MODES = ("edge", "cloud", "lossless", "fluency", "quality", "answers", "auto")
@@ -80,9 +80,7 @@ class FakeGateway:
     """The server in its thread; `replies` are used up in their order, then every question is answered alike."""
 
     def __init__(self) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.reset()
 

@@ -13,7 +13,7 @@ from skydraft.gateway.pair import Pair
 from ...serving import serving
 from ...thinking.scripts import thinking_toy
 from ..running import gateway as running_gateway
-from ..running import toy_pair
+from ..running import over, toy_pair
 from .browsing import Pages, answered, expect, grave, is_too_wide, settled
 from .fake_gateway import wait_for
 from .test_kept import is_all_kept
@@ -22,23 +22,16 @@ pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
-def local() -> Iterator[str]:
+def gateway() -> Iterator[str]:
     with running_gateway(toy_pair()) as running:
         yield running.url
 
 
-@pytest.fixture
-def gateway(local: str) -> str:
-    return local
-
-
 @pytest.fixture(scope="module")
 def remote() -> Iterator[str]:
-    with serving(open_toy("toy")) as server:
-        cloud = skydraft.connect(f"127.0.0.1:{server.port}", require=True)  # a busy machine is slow
-        with running_gateway(Pair(open_toy("toy:drift=0.2", 4096, 6), cloud)) as running:
-            yield running.url
-        cloud.close()
+    # A busy machine is slow.
+    with serving(open_toy("toy")) as server, over(skydraft.connect(server.address, require=True)) as running:
+        yield running.url
 
 
 def written(page: Any, mode: str, temperature: float = 0, **more: Any) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 import skydraft
 from skydraft import Generation, make_plan
-from skydraft.engines import seats
+from skydraft.engines.slots import Slots
 from skydraft.engines.toy import ToyEngine, open_toy
 from skydraft.errors import EngineBusy, EngineError, OptionError
 
@@ -21,14 +21,23 @@ def few(num: int = 1, wait_s: float = PATIENT_S, spec: str = "toy") -> ToyEngine
     """A toy with so many sequences, as a llama.cpp model has them."""
 
     class Few(ToyEngine):
-        def allocate(self) -> Any:
+        def allocate(self, num_tokens: int) -> Any:
             assert self.prefixes.num_open < self.max_sequences, "more sequences than there are"
-            return super().allocate()
+            return super().allocate(num_tokens)
 
     toy = open_toy(spec, max_sequences=num)
     toy.__class__ = Few
-    toy.has_seats, toy.wait_s = True, wait_s
+    toy.slots = Slots(spec, num, toy.context_len, wait_s=wait_s)
     return toy
+
+
+def slots_of(toy: ToyEngine) -> Slots:
+    assert toy.slots
+    return toy.slots
+
+
+def is_free(*toys: ToyEngine) -> bool:
+    return not any(slots.holders or slots.line for slots in map(slots_of, toys))
 
 
 def text(num: int = 40, **sides: Any) -> Generation:
@@ -49,7 +58,7 @@ def test_as_many_as_come_get_the_text_of_one_whichever_models_they_need_in_which
     alone = [text(**{side: open_toy(toy.name) for side, toy in sides.items()}).text for sides in roles]
     with ThreadPoolExecutor(8) as pool:
         done = list(pool.map(lambda n: text(**roles[n % 4]).text, range(24)))
-    assert done == alone * 6 and not seats._held and not seats._line
+    assert done == alone * 6 and is_free(one, other)
 
 
 def test_they_come_on_in_the_order_of_their_arrival() -> None:
@@ -58,7 +67,7 @@ def test_they_come_on_in_the_order_of_their_arrival() -> None:
     for number in range(5):
         threads.append(threading.Thread(target=lambda n=number: (text(edge=toy).run(), came.append(n))))
         threads[-1].start()
-        Serving.wait_until(lambda: len(seats._line) == len(threads))
+        Serving.wait_until(lambda: len(slots_of(toy).line) == len(threads))
     holder.close()
     for thread in threads:
         thread.join(PATIENT_S)
@@ -78,12 +87,12 @@ def test_a_wait_ends_by_cancelling_by_closing_and_with_the_engine(end: str) -> N
 
     thread = threading.Thread(target=run)
     thread.start()
-    Serving.wait_until(lambda: bool(seats._line))
+    Serving.wait_until(lambda: bool(slots_of(toy).line))
     {"cancel": waiting.cancel, "close": waiting.close, "engine": toy.close}[end]()
     thread.join(PATIENT_S)
     assert found == (["toy is closed."] if end == "engine" else [()])
     holder.close()
-    assert not seats._held and not seats._line
+    assert is_free(toy)
 
 
 def test_one_that_is_never_closed_is_waited_for_so_long_and_one_that_is_dropped_is_not() -> None:
@@ -107,6 +116,35 @@ def test_a_thread_that_would_wait_for_itself_is_told_at_once() -> None:
     assert text(edge=toy).text
     with pytest.raises(EngineError, match=r"needs 2 sequences of toy\. Load it with parallel=2."):
         text(edge=toy, cloud=toy).run()
+
+
+def test_a_long_text_waits_for_another_and_short_ones_do_not() -> None:
+    toy, other = few(3), few(3, spec="toy:drift=0.2")
+    for slots in map(slots_of, (toy, other)):
+        slots.short_len, slots.num_long = 100, 1  # with the 64 tokens of a round
+    alone = text(60, edge=toy, cloud=other).text
+    holder = text(60, edge=toy)
+    next(token for number, token in enumerate(holder) if number == 50)
+    with ThreadPoolExecutor(2) as pool:
+        long = pool.submit(lambda: text(60, edge=other, cloud=toy).text)
+        Serving.wait_until(lambda: bool(slots_of(toy).line))
+        assert text(4, edge=toy, cloud=other).text == alone[:4]  # here
+        assert len(slots_of(toy).holders) == 2 and not long.done()
+        holder.close()
+        assert len(long.result(PATIENT_S)) == len(alone)
+    with ThreadPoolExecutor(8) as pool:
+        sides = [{"edge": toy, "cloud": other}, {"edge": other, "cloud": toy}]
+        done = list(pool.map(lambda n: text(60 if n % 3 else 4, **sides[n % 2]).text, range(24)))
+    assert done[1::6] == [done[1]] * 4 and done[2::6] == [alone] * 4 and is_free(toy, other)
+
+
+@pytest.mark.parametrize(("num", "context", "total", "num_long"), [
+    (1, 4096, 0, 1), (7, 4096, 0, 7), (7, 32_768, 0, 7), (7, 32_768, 7 * 32_768, 7), (7, 32_768, 100, 1),
+    (7, 32_768, 32_768 + 6 * 4096, 1), (7, 32_768, 2 * 32_768 + 5 * 4096, 2), (4, 4097, 4 * 4096 + 3, 3),
+])  # fmt: skip
+def test_so_many_texts_may_be_long(num: int, context: int, total: int, num_long: int) -> None:
+    """All others are short then, and each of them has its room."""
+    assert Slots("toy", num, context, total).num_long == num_long
 
 
 @pytest.mark.parametrize("given", [

@@ -1,9 +1,16 @@
-"""Chinese tasks with one right answer, made from seeds: word problems, and extraction into a schema."""
+"""Chinese tasks with one right answer, made from seeds: word problems, and extraction into a schema.
 
+python -m bench chinese      writes the sets zh-words and zh-extract into skydraft/evaluation/tasks
+"""
+
+import argparse
+import json
 import random
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import skydraft.evaluation.tasks as tasks
 from skydraft.grammars import json_schema
 
 NUM_ITEMS = 400  # of each kind: half of them dev, half held-out
@@ -114,3 +121,23 @@ def extractions(dev: bool) -> Iterator[dict[str, Any]]:
             "check": {"kind": "json", "answer": answer},
             "max_new_tokens": 128,
         }
+
+
+def written() -> dict[Path, str]:
+    """The text of each file, a task a line: the held-out half and the dev half of each set."""
+    folder = Path(tasks.__path__[0])
+    return {
+        folder / f"{name}{end}.jsonl": "".join(json.dumps(task, ensure_ascii=False) + "\n" for task in make(dev))
+        for name, make in (("zh-words", word_problems), ("zh-extract", extractions))
+        for end, dev in (("", False), ("-dev", True))
+    }
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter).parse_args()
+    for path, text in written().items():
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Slots: how many texts a model and its adapters write at a time, and how many of these are long. Others wait."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Iterable
+from itertools import takewhile
+from typing import TypeAlias
+
+from skydraft.engines.model import Bell, Model
+from skydraft.errors import EngineBusy, EngineError
+
+SHORT = 4096  # tokens; a text with more needs one of the slots for long ones
+_lock = threading.RLock()  # reentrant: the garbage collector may give slots back anywhere in here
+_LOOK_S = 0.2  # of those that wait: whether an engine was closed
+
+
+class Slots:
+    """The slots of one model, whose adapters share them: `num` sequences, with memory for `total_len` tokens in all.
+
+    Each sequence has room for a short text, so a text that has grown long may wait for a slot for long ones and hold
+    its own meanwhile: those who have one wait for nothing more.
+    """
+
+    def __init__(self, name: str, num: int, context_len: int, total_len: int = 0, wait_s: float = 300.0) -> None:
+        self.name, self.num, self.wait_s = name, num, wait_s
+        self.total_len = total_len or num * context_len
+        self.short_len = min(SHORT, context_len)
+        more_len = context_len - self.short_len
+        self.num_long = min((self.total_len - num * self.short_len) // more_len, num) if more_len else num
+        self.num_long = max(self.num_long, 1)
+        self.engines = weakref.WeakSet[Model]()
+        self.holders: set[Seats] = set()
+        self.line: list[Seats] = []  # the first to come first
+
+    @property
+    def is_full(self) -> bool:
+        """Whether sequences have more memory than there is: then none is kept."""
+        return sum(engine.num_cells for engine in [*self.engines]) > self.total_len
+
+
+_Kind: TypeAlias = tuple[Slots, bool]  # whether they are those for long texts
+
+
+class Seats:
+    """What one text has of the slots of its models. It takes all at once that it needs: so no two texts hold what the
+    other one waits for."""
+
+    def __init__(self, engines: Iterable[Model | None]) -> None:
+        self._engines = [each for each in engines if each is not None and each.slots]
+        self._has, self._wants = Counter[_Kind](), Counter[_Kind]()
+        self._thread, self._bell = 0, Bell()  # the thread that used it last
+        self._is_over = False
+
+    def take(self, num_tokens: int = 0) -> float:
+        """Wait for what a text of so many tokens needs. Returns for how many there is room then: 0 if the wait was
+        ended. Raises EngineError."""
+        needs = Counter((each.slots, False) for each in self._engines if each.slots)
+        needs += Counter((slots, True) for slots, _ in needs.elements() if num_tokens > slots.short_len)
+        if not self._is_over and needs - self._has:
+            self._wait(needs)
+        if needs - self._has:
+            return 0
+        return min((slots.short_len for slots, _ in needs if not needs[slots, True]), default=math.inf)
+
+    def _wait(self, needs: Counter[_Kind]) -> None:
+        late_at = time.monotonic() + min(slots.wait_s for slots, _ in needs)
+        try:
+            while (full := self._granted(needs)) is not None:
+                self._check(full, left_s := late_at - time.monotonic())
+                self._bell.wait(min(left_s, _LOOK_S))
+        finally:
+            self._leave()
+
+    def _granted(self, needs: Counter[_Kind]) -> Slots | None:
+        """Take all that it needs, or stand in line; returns slots of which there are not enough."""
+        with _lock:
+            self._thread, self._wants = threading.get_ident(), needs - self._has
+            for slots, _ in self._wants:
+                if self not in slots.line:
+                    slots.line.append(self)
+            full = None if self._is_over else self._full()
+            if full is None and not self._is_over:
+                self._has = needs
+                for slots, _ in needs:
+                    slots.holders.add(self)
+            return full
+
+    def _leave(self) -> None:
+        with _lock:
+            for slots, _ in self._wants | self._has:
+                slots.line[:] = [each for each in slots.line if each is not self]
+                for each in slots.line:
+                    each._bell.ring()
+
+    def end_wait(self) -> None:
+        """Take none from now on. Any thread may call this, and the next one."""
+        self._is_over = True
+        self._bell.ring()
+
+    def give_back(self) -> None:
+        with _lock:
+            self._is_over = True
+            for slots, _ in self._has:
+                slots.holders.discard(self)
+            self._leave()  # it may stand there still, after an interrupt
+            self._has = Counter()
+
+    def _full(self) -> Slots | None:
+        """Slots of which there are not enough for this, after those that hold some and those that came before."""
+        for kind, num in self._wants.items():
+            slots, is_long = kind
+            taken = sum(each._has[kind] for each in slots.holders)
+            taken += sum(each._wants[kind] for each in takewhile(lambda each: each is not self, slots.line))
+            if taken + num > (slots.num_long if is_long else slots.num):
+                return slots
+        return None
+
+    def _check(self, full: Slots, left_s: float) -> None:
+        for engine in self._engines:
+            engine.floor.check_open()
+        for (slots, is_long), num in self._wants.items():
+            if num > (slots.num_long if is_long else slots.num):
+                raise EngineError(
+                    f"This text needs {num} sequences of {slots.name}.", hint=f"Load it with parallel={num}."
+                )
+        holders = {each._thread for each in full.holders if each is not self}
+        # The main thread is in no pool, whose other threads may go on with what one of them began.
+        is_own = holders == {self._thread} and self._thread == threading.main_thread().ident
+        if is_own or left_s <= 0:
+            why = "by a text that this thread has not ended" if is_own else f"and none was free in {full.wait_s:g} s"
+            raise EngineBusy(
+                f"All sequences of {full.name} are in use, {why}.",
+                hint="End or close() each generation, or load the model with more: parallel=4.",
+            )
