@@ -64,5 +64,7 @@ def test_adapters_share_the_places_and_the_memory_of_their_model(tiny_gguf: Path
             assert engine.num_cells == 512
             with closing(adapted.open(IDS[:600])):
                 assert adapted.num_cells == 1024
-                with closing(engine.open(IDS[:100])):
+                with closing(engine.open(IDS[:100])) as short:
                     assert engine.num_cells == 256  # there is no room any more for what was kept
+                    engine.fill(short, IDS[:400])
+                    assert engine.num_cells == 512  # the place that it has left is gone
