@@ -170,6 +170,7 @@ def generate(
     share_audio: ShareAudio = "features",
     cache_scope: str = "",
     local_only: bool = False,
+    break_loops: bool = True,
 ) -> Generation:
     """Start a generation. `edge` drafts, `cloud` verifies: an engine in this process, or a connection to a server.
 
@@ -182,11 +183,13 @@ def generate(
 
     `plan` comes from `make_plan` (default: lossless). A plan with one model needs only that model, but a remote cloud
     always needs `edge`, for its tokenizer. `raw` leaves out the chat template. `with_signals` measures the draft
-    model's uncertainty where the gate does not. `execution` "throughput" verifies in one forward: faster on a GPU, but
-    near ties may be decided differently. `calibration` is for a calibrated gate; None looks up that of this pair.
+    model's uncertainty where the gate does not. `execution` "throughput", the default of checkpoints, verifies a block
+    in one forward: near ties may be decided differently. `calibration` is for a calibrated gate; None looks up that of
+    this pair.
     `audio` comes from `load_audio` and belongs to the last message; `edge` hears it (or `cloud`, if it works alone).
-    With `share_audio` "features" the target gets its features in half precision, with "none" only the words. Without a
+    With `share_audio` "features" the target gets its features in half precision; "none" is for mode edge. Without a
     prompt the answer describes the speaker. `local_only` refuses a server as `cloud` unless the mode is edge.
+    With `break_loops` a draft model that nobody checks leaves a cycle of tokens that it wrote twice, by a seeded draw.
     """
     if messages is not None and (prompt is not None or system is not None):
         raise OptionError("Give a prompt or messages, not both.", hint="Add the prompt to the messages.")
@@ -194,7 +197,7 @@ def generate(
     request = GenerateRequest(
         talk, plan or make_plan(), params or DecodingParams(), raw=raw, share_audio=share_audio,
         execution=execution, calibration=calibration, with_signals=with_signals, cache_scope=cache_scope,
-        local_only=local_only,
+        local_only=local_only, breaks_loops=break_loops,
     )  # fmt: skip
     return start(request, edge=edge, cloud=cloud)
 
@@ -216,7 +219,7 @@ def start(
             )
         else:
             cloud = None
-    target = target_of(cloud, request.execution or "exact") if cloud else None
+    target = target_of(cloud, request.execution) if cloud else None
     return start_generation(request, edge, target, watch, [cache_dir() / "calibrations"])
 
 
@@ -224,16 +227,14 @@ def fitting(request: GenerateRequest, cloud: Cloud) -> GenerateRequest:
     """The request for a server: one without skydraft streams where each block would be checked. A server of ours has an
     execution of its own. Raises OptionError."""
     plan = request.plan
-    if not cloud.is_stock or request.execution == "throughput" or not plan.drafts or not plan.verifies:
+    if not cloud.is_stock or request.execution == "throughput" or plan.is_gated or not plan.may_go_alone:
         return request
-    if plan.may_go_alone:
-        return replace(request, plan=plan.without_skydraft())
-    if plan.mode != "lossless" or plan.k is not None:
+    if plan.hand_back is not None:
         raise OptionError(
             "A server without skydraft is not exact, so it streams where every block would be checked.",
             hint="To draft all the same: --gate always --execution throughput. To stream: --mode cloud.",
         )
-    return replace(request, plan=replace(make_plan("cloud"), mode=plan.mode))
+    return replace(request, plan=plan.streaming())
 
 
 def is_calibrated(edge: Engine, cloud: Engine | Cloud) -> bool:

@@ -36,10 +36,6 @@ def is_punctuation(char: str) -> bool:
     return unicodedata.category(char).startswith("P")  # symbols such as + are none
 
 
-def punctuation_density(text: str) -> float:
-    return sum(map(is_punctuation, text)) / len(text) if text else 0.0
-
-
 def visible(text: str) -> str:
     """Its control characters are written out, such as \\x1b for an escape; newlines and tabs stay."""
     return text.translate(_CONTROLS)

@@ -158,16 +158,12 @@ def decoding_params(style: str | None = None, **given: Any) -> DecodingParams:
 
 @dataclass(frozen=True, slots=True)
 class ModeSpec:
-    """`k` auto adapts, None is one model alone. If it `ends_early`, a block ends where the gate escalates. Other blocks
-    end once the draft model gives all of their tokens together less than `block_prob`. Without a target some `go_on`.
-    """
+    """`k` auto adapts, None is one model alone. If it `ends_early`, a block ends where the gate escalates."""
 
     gate: str
     k: int | Literal["auto"] | None
     ends_early: bool = False
     hand_back: str = "0"
-    block_prob: float = 0.0
-    goes_on: bool = False
 
 
 MODES: dict[str, ModeSpec] = {
@@ -175,14 +171,13 @@ MODES: dict[str, ModeSpec] = {
     "cloud": ModeSpec("always", None),
     "lossless": ModeSpec("always", "auto"),
     "fluency": ModeSpec("entropy:5.5", 4, hand_back="agree:4"),
-    # A call is due for each correction at least, so blocks go on while they are likely to be right.
-    "quality": ModeSpec("always", 24, hand_back="agree:4", block_prob=0.2, goes_on=True),
+    "quality": ModeSpec("entropy:3.25", 6),
     # Long blocks, since most are checked where much is a number or JSON.
     "answers": ModeSpec("entropy:3.25+start+digits+dates+values", 16, ends_early=True, hand_back="agree:4"),
     "auto": ModeSpec("calibrated:0.95", 6, ends_early=True, hand_back="agree:4"),
 }
 
-DEFAULT_MODE = "quality"  # of the pair, wherever nothing else is said: what the target would write, in few calls
+DEFAULT_MODE = "lossless"  # of a pair, wherever nothing else is said
 
 
 def mode_spec(mode: str) -> ModeSpec:

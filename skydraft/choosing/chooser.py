@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,6 +12,9 @@ from skydraft.config import DecodingParams
 from skydraft.engines.vocab import Mask, TokenIds, Vocab
 
 Row: TypeAlias = npt.NDArray[Any]
+
+
+_DRAW: dict[str, Any] = {"temperature": 0.8, "top_k": 5, "top_p": 1.0, "min_p": 0.0}
 
 
 class Chooser:
@@ -49,6 +53,15 @@ class Chooser:
         if np.isnan(scores[best]):
             raise no_number()
         return best
+
+    def other(self, row: Row, prefix: TokenIds, token_id: int) -> int:
+        """A token in place of one that repeats a cycle: a draw from the best five others at a temperature of 0.8, by
+        the seed. The same token where no other is allowed."""
+        scores = self.constrain(row, prefix).copy()
+        scores[token_id] = -np.inf
+        if scores.max() == -np.inf:
+            return token_id
+        return sample(scores, replace(self.params, **_DRAW), self.position(prefix))
 
     def position(self, prefix: TokenIds) -> int:
         """The position of the token after `prefix`, from the end of the prompt: both sides may read other prompts."""

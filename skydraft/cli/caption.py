@@ -178,6 +178,7 @@ def caption(
         think=decoding.think,
         share_audio=speech.share(gate, cloud),
         execution=gate.execution,
+        breaks_loops=gate.breaks_loops,
     )
     with table.open() as rows:
         todo = [path for path in files if not rows.holds(path)]

@@ -159,6 +159,7 @@ def _answer(
         params=replace(talk.params, seed=seed),
         think=talk.think,
         execution=gate.execution,
+        breaks_loops=gate.breaks_loops,
         cache_scope="chat",
     )
     console = console_for(output.color)

@@ -61,8 +61,8 @@ _work_section = Section("work", "Gateway", Work, [
     option("--max-queue", "N", "Requests that may wait; more get status 503.", type=_COUNT, default=64),
     option("--allow-origins", "URL", "Let pages of this origin use it; can be repeated.", multiple=True,
            callback=lambda context, param, urls: tuple(map(as_origin, urls))),
-    option("--share-audio", None, "Part of speech that a target on a server gets; none means only the words "
-           "(default: none; in this process: features).", type=ShareAudio),
+    option("--share-audio", None, "Part of recordings that a target on a server gets; with none only "
+           "skydraft-edge answers about them (default: none; in this process: features).", type=ShareAudio),
     option("--edge-only", None, "Use the draft model alone; no target is loaded.", is_flag=True),
     option("--log-prompts", None, "Write prompts into the log.", is_flag=True),
 ])  # fmt: skip

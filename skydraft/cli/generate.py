@@ -64,6 +64,7 @@ def generate(
         think=decoding.think,
         share_audio=speech.share(gate, cloud) if recording else "features",
         execution=gate.execution,
+        breaks_loops=gate.breaks_loops,
         with_signals=output.trace is not None,
     )
     tracing = options.open_for_writing(output.trace) if output.trace else nullcontext()

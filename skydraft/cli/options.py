@@ -117,7 +117,7 @@ def _decoding_option(known: Field[Any]) -> click.Option:
 _RARELY = (  # given
     "min_new_tokens", "min_p", "no_repeat_ngram_size", "frequency_penalty", "presence_penalty", "logit_bias",
     "content_penalty", "content_ngram_size", "no_adjacent_repeat", "comma_gap", "full_stop_gap", "full_stop_shift",
-    "think_budget", "execution",
+    "think_budget", "execution", "penalty_window", "breaks_loops",
 )  # fmt: skip
 decoding_section = Section("decoding", "Decoding", _decoding, [
     option("--style", "S", f"Ready-made settings: {', '.join(STYLES)}; or none (default; speech: zh-short)."),
@@ -133,17 +133,20 @@ decoding_section = Section("decoding", "Decoding", _decoding, [
 class GateChoice:
     plan: Plan
     execution: Execution | None
+    breaks_loops: bool
 
 
-def _gate(execution: Execution | None, mode: str | None, gate: str | None, **plan: Any) -> GateChoice:
-    return GateChoice(make_plan(mode or (None if gate else DEFAULT_MODE), gate, **plan), execution)
+def _gate(
+    execution: Execution | None, breaks_loops: bool, mode: str | None, gate: str | None, **plan: Any
+) -> GateChoice:
+    return GateChoice(make_plan(mode or (None if gate else DEFAULT_MODE), gate, **plan), execution, breaks_loops)
 
 
 gate_section = Section("gate", "Gate", _gate, [
     option("-m --mode", "M",
            "edge: the small model alone. cloud: the large one alone. lossless: the text of cloud, drafted where that "
-           "is faster. quality: the same text, drafted, and an unchecked one where the cloud is lost. fluency, auto: "
-           "the large one checks where the small one is unsure. answers: also how a text begins, numbers and JSON "
+           "is faster; the small one goes on where the cloud is lost. fluency, quality, auto: the large one checks "
+           "where the small one is unsure. answers: also how a text begins, numbers and JSON "
            f"(default: {DEFAULT_MODE}, or just the gate if one is given).",
            shell_complete=lambda context, param, begun: [mode for mode in MODES if mode.startswith(begun)]),
     option("--gate", "G", "Which blocks the target checks: always, never, or by a threshold, for example "
@@ -154,8 +157,10 @@ gate_section = Section("gate", "Gate", _gate, [
     option("--hand-back", "H", "How far the target writes on after a correction: 0 (not at all), N (N tokens), "
            "agree:M (until the draft model would have written the last M tokens itself) or text (to its end). With "
            "agree:M, gated texts may differ between runs over a link (default: by the mode; without one 0)."),
-    option("--execution", None, "throughput is faster on a GPU, but near ties may differ (default: exact).",
-           type=Execution),
+    option("--execution", None, "exact: the same bits as token by token. throughput: a block in one forward, so near "
+           "ties may differ (default: exact for GGUF, throughput for checkpoints).", type=Execution),
+    option("--break-loops/--no-break-loops breaks_loops", None, "Leave a cycle that the small model has written twice "
+           "where nobody checks it: a draw from its best five tokens, by the seed (default: on).", default=True),
 ], _RARELY)  # fmt: skip
 
 

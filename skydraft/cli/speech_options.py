@@ -36,9 +36,8 @@ class Recording:
 
 
 def audio_line(figures: dict[str, Any]) -> str:
-    kept = "the target judged from the words alone" if figures["share"] == "none" else "features stayed on this device"
     shared = figures["bytes_shared"]
-    sent = f"{shared:,} bytes of features left this device" if shared else kept
+    sent = f"{shared:,} bytes of features left this device" if shared else "features stayed on this device"
     size = f"{figures['duration_s']:.2f} s in {figures['num_audio_tokens']} tokens"
     return f"audio: {size}, read in {figures['preprocess_ms']:.0f} ms; {sent}"
 
@@ -54,8 +53,8 @@ class SpeechChoice:
         """The part of a recording that the target gets. Raises OptionError if the user must choose and did not."""
         if self.share_audio is None and cloud.address and gate.plan.verifies:
             raise OptionError(
-                "With --cloud, choose which part of a recording may leave this device.",
-                hint="Give --share-audio features, or --share-audio none.",
+                "With --cloud the features of each recording leave this device.",
+                hint="Allow it with --share-audio features, or use --mode edge.",
             )
         return self.share_audio or "features"
 
@@ -67,8 +66,8 @@ class SpeechChoice:
 
 
 _SHARE = option(
-    "--share-audio", None, "Part of the recording that the target gets: features, or none, so that it judges from the "
-    "words alone (default: features; with --cloud you must choose, because features leave this device).",
+    "--share-audio", None, "Part of the recording that the target gets: features, or none, for --mode edge alone "
+    "(default: features; with --cloud you must allow it, because features leave this device).",
     type=ShareAudio,
 )  # fmt: skip
 audio_section = Section("speech", "Speech", SpeechChoice, [

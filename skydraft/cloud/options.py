@@ -12,7 +12,7 @@ from skydraft.protocol.address import DEFAULT_PORT, check_encrypted
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
     """`port` 0 takes a free port; `metrics_port` 0 serves no metrics. Plaintext beyond this machine needs `insecure`.
-    At the end, open requests have `grace_s` seconds to finish."""
+    At the end, open requests have `grace_s` seconds to finish. `execution` None is what the engine does by itself."""
 
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
@@ -20,14 +20,15 @@ class ServeOptions:
     tls_key: Path | None = None
     token_file: Path | None = None
     insecure: bool = False
-    execution: Execution = "exact"
+    execution: Execution | None = None
     metrics_port: int = 0
     grace_s: float = 30.0
     log_prompts: bool = False
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
-        check_execution(self.execution)
+        if self.execution is not None:
+            check_execution(self.execution)
         if not 0 <= self.grace_s < float("inf"):
             raise OptionError(f"--grace must be a number of seconds, 0 or more, not {self.grace_s:g}.")
         check_encrypted(self.host, self.tls_cert, self.tls_key, insecure=self.insecure, flag="--insecure")

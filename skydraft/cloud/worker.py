@@ -29,10 +29,10 @@ class Worker:
     `engine.invariant_rows` rows for exact execution, `engine.max_output_rows` for throughput."""
 
     def __init__(
-        self, engine: Engine, limits: Limits, *, execution: Execution = "exact",
+        self, engine: Engine, limits: Limits, *, execution: Execution | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
-        self.served = ServedModel(engine, execution)
+        self.served = ServedModel(engine, execution or engine.default_execution)
         self.max_rows = engine.max_rows(execution)
         self.docket = Docket(self.served, limits, clock)
         self._engine = engine

@@ -25,7 +25,7 @@ from skydraft.engines.vocab import Vocab, check_same
 from skydraft.errors import CloudError, OptionError
 from skydraft.gating.allowance import Allowance
 from skydraft.gating.calibration import MAX_BLOCK, find_calibration
-from skydraft.gating.gates import START, Gate, is_unlikely
+from skydraft.gating.gates import START, Gate
 from skydraft.gating.hand_back import HandBack
 from skydraft.prompts.pair import PromptPair, read_prompt
 from skydraft.prompts.systems import readable
@@ -58,8 +58,9 @@ def start_generation(
     if draft:
         drafter = Drafter(
             draft, prompts.edge, request.params, max_new_tokens, ends_blocks=_end_of_blocks(plan, gate, length, turns),
-            with_signals=request.with_signals or plan.needs_signals or plan.k is None,
+            with_signals=request.with_signals or plan.gate.needs_signals or plan.k is None,
             longest=facts.max_block if facts else 0 if verifying else MAX_K, reuse=request.reuse, scores=context.scores,
+            execution=request.execution,
         )  # fmt: skip
     if verifying:
         # The target reads its prompt while the draft model reads, if that begins with it.
@@ -67,7 +68,10 @@ def start_generation(
         verifier = verifying.verifier(context, prompts.target, vocab, request, drafts_first=drafts_first, outage=outage)
     falls_back = bool(verifying and verifying.falls_back(plan))
     thinking = ThinkingAlong(request.params, vocab) if request.params.think_end else None
-    loop = SpeculativeLoop(context, drafter, gate, verifier, turns, vocab, falls_back, thinking, Seats((draft, local)))
+    loop = SpeculativeLoop(
+        context, drafter, gate, verifier, turns, vocab, falls_back, request.breaks_loops, thinking,
+        Seats((draft, local)),
+    )  # fmt: skip
     return Generation(loop, request, prompts, draft or edge, target, watch)
 
 
@@ -114,9 +118,7 @@ def prompted(request: GenerateRequest, reader: Engine) -> tuple[GenerateRequest,
     given = {} if is_bare else settings(vocab, request.think, dict(request.settings))
     if not is_bare and any(message.role == "system" for message in request.messages):
         request = replace(request, messages=tuple(readable(vocab, request.messages, request.tools)))
-    prompts = read_prompt(
-        reader, request.messages, raw=request.raw, share=request.share_audio, tools=request.tools, settings=given
-    )
+    prompts = read_prompt(reader, request.messages, raw=request.raw, tools=request.tools, settings=given)
     if not is_bare:
         tags = tags_after(vocab, request.messages, prompts.edge.token_ids, request.think)
         tags = tags.after(vocab.written(request.begun)) if request.begun_is_prompt else tags
@@ -184,7 +186,7 @@ def _end_of_blocks(
     if turns.opens:
         return turns.end_of_opening(gate.is_unsure)
     if length is None:
-        return is_unlikely(plan.block_prob) if plan.block_prob else None
+        return None
     if not plan.is_gated:
         return length.is_enough
     return lambda signals: gate.is_unsure(signals) and length.is_enough(signals)
@@ -203,7 +205,7 @@ def _turns(
     costs = CostModel(draft_ms[0], facts.forward_ms, facts.max_rows, wire_ms=facts.wire_ms, streams=facts.streams)
     # Two machines read the prompt at the same time.
     prompt_ms = prompt_len * max(_read_ms(draft_ms) - (_read_ms(facts.forward_ms) if facts.streams else 0.0), 0.0)
-    read_ms = _read_ms(draft_ms[: draft.invariant_rows])
+    read_ms = _read_ms(draft_ms[: draft.max_rows(None)])
     length = AutoTurns(costs, may_stream=decides, max_k=facts.max_block, prompt_ms=prompt_ms, read_ms=read_ms)
     return (length if decides else Turns(min(MAX_AUTO_K, facts.max_block), hand_back, length)), length
 

@@ -3,14 +3,16 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
+import numpy as np
+
 from skydraft.choosing.chooser import Chooser
 from skydraft.choosing.stopping import Stopping
-from skydraft.config import MAX_K, DecodingParams
+from skydraft.config import MAX_K, DecodingParams, Execution
 from skydraft.decoding.context import Context
 from skydraft.decoding.scoring import Scores
 from skydraft.engines.base import Engine, Sequence, TokenBuffer
 from skydraft.engines.vocab import Rows, TokenIds
-from skydraft.gating.gates import CERTAIN, measure
+from skydraft.gating.gates import CERTAIN, is_looping, measure
 from skydraft.types import Cost, DraftBlock, EndedBy, FinishReason, Prompt, Reuse, Signals
 
 _MANY_ROWS = 16  # more than one round leaves to read
@@ -22,6 +24,7 @@ class _Step(NamedTuple):
     finish: FinishReason | None
     cost: Cost = Cost()
     is_forced: bool = False
+    is_other: bool = False  # than the model would have chosen, which went round in a cycle
 
 
 class Drafter:
@@ -36,9 +39,9 @@ class Drafter:
     def __init__(
         self, engine: Engine, prompt: Prompt, params: DecodingParams, max_new_tokens: int, *,
         ends_blocks: Callable[[Seq[Signals]], bool] | None = None, with_signals: bool = False, longest: int = MAX_K,
-        reuse: Reuse | None = None, scores: Scores | None = None,
+        reuse: Reuse | None = None, scores: Scores | None = None, execution: Execution | None = None,
     ) -> None:  # fmt: skip
-        self._engine = engine
+        self._engine, self._max_rows = engine, min(engine.max_rows(execution), _MANY_ROWS)
         self._longest = longest
         self._reuse = reuse
         self._scores = scores
@@ -57,8 +60,11 @@ class Drafter:
         # A sequence cannot be opened with a prompt that fills the context.
         return max(context_len - prompt_len - context.base + 1, 0) if prompt_len < context_len else 0
 
-    def draft(self, context: Context, k: int) -> DraftBlock:
-        """The next tokens of the draft model alone: at most `k`, beside those that a grammar forces, which are free."""
+    def draft(self, context: Context, k: int, *, breaks_loops: bool = False) -> DraftBlock:
+        """The next tokens of the draft model alone: at most `k`, beside those that a grammar forces, which are free.
+
+        With `breaks_loops` a token that would go on with a cycle is replaced by another.
+        """
         sequence = self._open()
         cost = sequence.take_prefill_cost()
         self._agrees.clear()  # of a text that was to be read to its end
@@ -70,7 +76,7 @@ class Drafter:
             sequence.align(text.view)
             while ended_by == "k" and len(steps) < longest:
                 num_chosen = sum(not step.is_forced for step in steps)
-                step = self._next(sequence, text, may_choose=num_chosen < k)
+                step = self._next(sequence, text, may_choose=num_chosen < k, breaks_loops=breaks_loops)
                 if step is None:
                     break
                 steps.append(step)
@@ -79,7 +85,8 @@ class Drafter:
         forced = forced if self._chooser.has_grammar or any(forced) else ()  # a budget of thinking forces its end tag
         signals = tuple(step.signals for step in steps) if self._with_signals else ()
         cost = sum((step.cost for step in steps), cost)
-        return DraftBlock(context.base, token_ids, signals, ended_by, steps[-1].finish if steps else None, cost, forced)
+        finish, num_broken = steps[-1].finish if steps else None, sum(step.is_other for step in steps)
+        return DraftBlock(context.base, token_ids, signals, ended_by, finish, cost, forced, num_broken=num_broken)
 
     def _ended_by(self, steps: list[_Step]) -> EndedBy:
         if steps[-1].finish:
@@ -98,7 +105,7 @@ class Drafter:
         cost = sequence.take_prefill_cost()
         sequence.align(prefix)
         # Two rows at least: the target writes a token meanwhile.
-        end = min(sequence.length + max(self._engine.invariant_rows, 2), len(prefix) - 1)
+        end = min(sequence.length + max(self._max_rows, 2), len(prefix) - 1)
         while (length := sequence.length) < end:
             with self._engine.floor:  # until the rows are read; other generations may compute between the parts
                 rows, spent = self._feed(sequence, prefix[:end])
@@ -115,7 +122,9 @@ class Drafter:
             return None
         return self._chooser.choose(row, prefix) == int(text[-1])
 
-    def _next(self, sequence: Sequence, text: TokenBuffer, *, may_choose: bool) -> _Step | None:
+    def _next(
+        self, sequence: Sequence, text: TokenBuffer, *, may_choose: bool, breaks_loops: bool
+    ) -> _Step | None:  # fmt: skip
         """Add the next token, unless none may be chosen; a forced one is fed with the next, unless it is scored."""
         prefix, signals, cost = text.view, CERTAIN, Cost()
         forced = self._chooser.forced(prefix)
@@ -128,9 +137,14 @@ class Drafter:
             signals = measure(self._chooser.follow_grammar(row, prefix))
         if self._scores:
             self._scores.drafted(self._chooser.position(prefix), row)
+        prompt_len, is_other = len(self._prompt.token_ids), False
+        if breaks_loops and forced is None and is_looping(np.append(prefix[prompt_len:], token_id), self._engine.vocab):
+            usual, token_id = token_id, self._chooser.other(row, prefix, token_id)
+            is_other = token_id != usual
         text.extend([token_id])
-        finish = self._stopping.finish(text.view[len(self._prompt.token_ids) :])
-        return _Step(token_id, signals, finish, cost, forced is not None)
+        return _Step(
+            token_id, signals, self._stopping.finish(text.view[prompt_len:]), cost, forced is not None, is_other
+        )
 
     def _open(self) -> Sequence:
         if self._sequence is None:
@@ -160,7 +174,7 @@ class Drafter:
     def _feed(self, sequence: Sequence, prefix: TokenIds) -> tuple[Rows, Cost]:
         """One forward over the next uncached tokens of a prefix, as many as are exact; returns (rows, cost)."""
         began, start = time.perf_counter(), sequence.length
-        pending = prefix[start : start + self._engine.invariant_rows]
+        pending = prefix[start : start + self._max_rows]
         rows = sequence.extend(pending)
         if self._scores:
             for row, after in zip(rows, range(start + 1, len(prefix)), strict=False):

@@ -249,7 +249,8 @@ class Generation:
         adapter = self.edge.adapter if self.edge and self.request.plan.drafts else None
         if self.target is None:
             return stats_of(self.records, adapter=adapter)
-        return stats_of(self.records, is_exact=self.target.is_exact, prices=self.target.prices, adapter=adapter)
+        is_exact = self.target.is_exact or (self.target.engine is not None and not self.request.plan.drafts)
+        return stats_of(self.records, is_exact=is_exact, prices=self.target.prices, adapter=adapter)
 
 
 class TextStream:

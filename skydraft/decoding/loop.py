@@ -14,7 +14,7 @@ from skydraft.decoding.verification import Verifier
 from skydraft.engines.base import Seats
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import CloudError
-from skydraft.gating.gates import NO_PLACE, Gate, Reason
+from skydraft.gating.gates import NO_PLACE, Gate, Reason, is_looping
 from skydraft.types import WRITE_ALL, Cost, DraftBlock, LinkCost, Origin, Outcome, Round, StepRecord, Verdict
 
 _AHEAD = 64  # tokens that a round may add to a sequence
@@ -25,7 +25,8 @@ class SpeculativeLoop:
     """One generation: a context that grows by verdicts and skips until it is finished.
 
     Without a drafter every block is empty and the target writes alone; without a verifier the gate must skip each.
-    With `falls_back`, a block whose verifier is lost is committed as drafted, with the origin edge-fallback.
+    With `falls_back`, a block whose verifier is lost is committed as drafted, with the origin edge-fallback. With
+    `breaks_loops` the draft model leaves a cycle where nobody checks it.
     """
 
     context: Context
@@ -35,6 +36,7 @@ class SpeculativeLoop:
     turns: Turns
     vocab: Vocab
     falls_back: bool = False
+    breaks_loops: bool = False
     thinking: ThinkingAlong | None = None
     seats: Seats = field(default_factory=lambda: Seats(()))
     _num_rounds: int = field(default=0, init=False)
@@ -60,7 +62,7 @@ class SpeculativeLoop:
             place = self.thinking.at(np.append(generated, np.array(block.token_ids, np.int32)))
         return self.gate.reason(generated, self.context.num_seen, block, self.vocab, place)
 
-    def _draft(self) -> DraftBlock:
+    def _draft(self, *, alone: bool = False) -> DraftBlock:
         """A block of the drafter; in the target's turn an empty one, with what the drafter has read along."""
         drafter, empty = self.drafter, DraftBlock(self.context.base, ())
         if drafter is None or not (room := drafter.room(self.context)):
@@ -71,7 +73,7 @@ class SpeculativeLoop:
         k = min(self.turns.longest(), room)
         if not k or (self.verifier is not None and not self.verifier.stop()):  # what it wrote is committed first
             return empty
-        block = drafter.draft(self.context, k)
+        block = drafter.draft(self.context, k, breaks_loops=self.breaks_loops and (alone or self.verifier is None))
         return replace(block, cost=empty.cost + block.cost, read=empty.read) if empty.read else block
 
     def _num_to_write(self) -> int:
@@ -92,14 +94,18 @@ class SpeculativeLoop:
         return self._commit(judged, verdict, "verified" if self.verifier.called else "written", reason, began)
 
     def _block_without(self, block: DraftBlock, error: CloudError) -> DraftBlock:
-        """The block to commit after the loss of the target: if the target was to write, the draft model writes."""
-        if not block.token_ids:
+        """The block to commit without a verdict. If it is empty or goes round in a cycle, draft one now."""
+        if not block.token_ids or (self.breaks_loops and self._loops(block)):
             self.turns.hand_back()
-            drafted = self._draft()
+            drafted = self._draft(alone=True)
             block = replace(drafted, cost=block.cost + drafted.cost, read=block.read)
         if not block.token_ids:
             raise error
         return block
+
+    def _loops(self, block: DraftBlock) -> bool:
+        text = np.append(self.context.generated, np.array(block.token_ids, np.int32))
+        return any(is_looping(text[:end], self.vocab) for end in range(block.base + 1, len(text) + 1))
 
     def _commit(
         self, block: DraftBlock, verdict: Verdict | None, outcome: Outcome, reason: Reason, began: float
@@ -122,7 +128,7 @@ class SpeculativeLoop:
             link=self.verifier.take_cost() if self.verifier else LinkCost(),
             num_audited=len(audit), num_agreed=sum(audit),
             num_forced=sum(block.forced[: num_accepted if verdict else None]),
-            num_reasoning=self._count_thinking() - num_thinking,
+            num_reasoning=self._count_thinking() - num_thinking, num_broken=block.num_broken,
         )  # fmt: skip
         self._num_rounds += 1
         done = Round(record, block, token_ids, origins, audit)

@@ -14,9 +14,8 @@ class Plan:
     """How a text is decoded. `k` None means adaptive; `mode` names the preset, if any.
 
     `hand_back` None means that measured costs decide when the target writes on; it needs an adaptive `k`. A plan that
-    does not draft uses the target alone. With `ends_early` a block ends where the gate escalates; else it ends once the
-    draft model gives all of it less than `block_prob`. `goes_on`: the draft model writes on where the target is lost,
-    also if each block is checked; with `streams` it writes only then. `make_plan` makes plans whose parts fit.
+    does not draft uses the target alone. With `ends_early` a block ends where the gate escalates. With `streams` the
+    draft model writes only where the target is lost. `make_plan` makes plans whose parts fit.
     """
 
     gate: GateSpec
@@ -25,8 +24,6 @@ class Plan:
     ends_early: bool = False
     mode: str = ""
     hand_back: HandBack | None = HandBack()  # noqa: RUF009 (it is frozen)
-    block_prob: float = 0.0
-    goes_on: bool = False
     streams: bool = False
 
     def __post_init__(self) -> None:
@@ -46,20 +43,12 @@ class Plan:
 
     @property
     def may_go_alone(self) -> bool:
-        """Whether the draft model may write a text without the target that it asks for."""
-        return self.is_gated or (self.goes_on and self.verifies)
+        """Whether the draft model goes on where the target is lost."""
+        return self.drafts and self.verifies
 
-    def without_skydraft(self) -> Plan:
-        """This plan at a server that checks a draft by writing: where each block is checked, it streams from the start,
-        since it writes as much in one call, and each token is its own in any case."""
-        own = (None, parse_hand_back(mode_spec(self.mode).hand_back) if self.mode else None)
-        if self.is_gated or not self.goes_on or self.hand_back not in own:
-            return self
-        return replace(self, k=self.k or DEFAULT_K, hand_back=HandBack(WRITE_ALL), streams=True)
-
-    @property
-    def needs_signals(self) -> bool:
-        return self.block_prob > 0 or self.gate.needs_signals
+    def streaming(self) -> Plan:
+        """This plan at a server that checks a draft by writing: it writes from the start, as much in one call."""
+        return replace(self, k=DEFAULT_K, hand_back=HandBack(WRITE_ALL), streams=True)
 
     @property
     def is_lossy(self) -> bool:
@@ -98,13 +87,9 @@ def make_plan(
             hint="Use --mode quality, or give --gate (--gate always to check every block) and no --mode.",
         )
     chosen_gate = parse_gate(gate or spec.gate)
-    checks_all = chosen_gate.kind == "always"
-    # Where all is checked blocks are long; they are not in a plan that a gate makes of it.
-    own_k = DEFAULT_K if spec.gate == "always" and not checks_all else spec.k
-    chosen_k = given_k if k is not None else parse_k(own_k)
+    chosen_k = given_k if k is not None else parse_k(spec.k)
     takes_own = hand_back is None and chosen_gate.kind != "never"
     back: HandBack | None = parse_hand_back(spec.hand_back) if takes_own else given_back
-    if hand_back is None and chosen_k is None and checks_all:
+    if hand_back is None and chosen_k is None and chosen_gate.kind == "always":
         back = None  # every block is checked, and costs choose its length
-    ends, block_prob = spec.ends_early and chosen_gate.needs_signals, spec.block_prob if checks_all else 0.0
-    return Plan(chosen_gate, chosen_k, True, ends, name, back, block_prob, spec.goes_on)
+    return Plan(chosen_gate, chosen_k, True, spec.ends_early and chosen_gate.needs_signals, name, back)

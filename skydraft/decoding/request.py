@@ -21,8 +21,8 @@ class GenerateRequest:
     `raw` continues the text of the last message without the chat template. `tools` are in OpenAI's format. `think`
     turns thinking on or off where the template can, "auto" is as it does by itself; `settings` are further values for
     the template. With
-    `share_audio` "none" the target gets only the words of spoken messages. `execution` None means "exact" in this
-    process, and a server's own setting elsewhere. `calibration` None looks up the pair's own if the gate needs one.
+    `share_audio` "none" no recording goes to a target, so none can check. `execution` None is what the target's engine
+    or server does by itself. `calibration` None looks up the pair's own if the gate needs one.
     With a `cache_scope` both sides keep the KV of the prompt for later requests of that scope, and reuse that of
     earlier ones; the text does not change. With `num_best` each token is scored, beside so many of the best ones of its
     place; with `scores_prompt` those of the prompt are scored too, and without `writes` they alone. The answer begins
@@ -31,7 +31,8 @@ class GenerateRequest:
     the target too: nothing is told of its cache if they share that. With `local_only` nothing of the text leaves this
     device: no server is asked. `adapter` is the draft model's, by name or file; "auto" is the one for prompts that
     begin as this one does, if any, "none" is none, and None is what the draft model was loaded with. With `is_audited`
-    the target reads the finished answer, which changes nothing in it. Raises PromptError or OptionError.
+    the target reads the finished answer, which changes nothing in it. With `breaks_loops` the draft model leaves a
+    cycle that it wrote twice where nobody checks it. Raises PromptError or OptionError.
     """
 
     messages: tuple[Message, ...]
@@ -56,6 +57,7 @@ class GenerateRequest:
     local_only: bool = False
     adapter: str | None = None
     is_audited: bool = False
+    breaks_loops: bool = False
 
     @property
     def reuse(self) -> Reuse | None:
@@ -77,14 +79,9 @@ class GenerateRequest:
             )
         if self.execution is not None:
             check_execution(self.execution)
-        if self.execution == "throughput" and self.plan.mode == "lossless":
-            raise OptionError(
-                "--execution throughput is exact except at near ties, and mode lossless is exact.",
-                hint="Give --gate always and no --mode.",
-            )
         has_audio = any(message.audio for message in self.messages)
-        if has_audio and self.share_audio == "none" and not self.plan.drafts:
+        if has_audio and self.share_audio == "none" and self.plan.verifies:
             raise OptionError(
-                "--share-audio none does not apply where the target works alone: no model would hear the recording.",
-                hint="Use --share-audio features.",
+                "A target that does not hear a recording cannot check a text about it.",
+                hint="Give --share-audio features, or --mode edge.",
             )

@@ -72,8 +72,9 @@ class Target(Protocol):
 class LocalTarget:
     prices = None
 
-    def __init__(self, engine: Engine, execution: Execution = "exact") -> None:
-        self.engine, self.is_exact, self._max_rows = engine, execution == "exact", engine.max_rows(execution)
+    def __init__(self, engine: Engine, execution: Execution | None = None) -> None:
+        self.engine, self._max_rows = engine, engine.max_rows(execution)
+        self.is_exact = self._max_rows <= engine.invariant_rows
 
     def facts(self, wait_s: float | None) -> TargetFacts:
         engine = self.engine
@@ -96,7 +97,7 @@ class LocalTarget:
         )  # fmt: skip
 
 
-def target_of(cloud: Engine | Target, execution: Execution = "exact") -> Target:
+def target_of(cloud: Engine | Target, execution: Execution | None = None) -> Target:
     return LocalTarget(cloud, execution) if isinstance(cloud, Engine) else cloud
 
 

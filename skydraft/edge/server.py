@@ -25,7 +25,7 @@ def check_drafts(plan: Plan, kind: str) -> None:
     if kind == CHAT and plan.drafts and not plan.streams:
         raise OptionError(
             "A chat server cannot check a draft: that needs skydraft serve, vLLM, SGLang or llama-server.",
-            hint="Choose --mode quality, lossless or cloud, without --gate.",
+            hint="Choose --mode lossless or cloud, without --gate.",
         )
 
 

@@ -292,6 +292,7 @@ class Model(ABC):
     probed_len: int = 255  # tokens; the profile stands for shorter texts
     is_full_precision: bool = True  # 16 bits round differences away: rows equal in a probe need not be equal later
     profile: RowProfile = NOT_PROBED
+    default_execution: Execution = "exact"
     can_copy: bool = False  # whether it has `copy`
 
     @abstractmethod
@@ -358,9 +359,10 @@ class Model(ABC):
     def invariant_rows(self) -> int:
         return self.profile.invariant_rows
 
-    def max_rows(self, execution: Execution) -> int:
-        """The most rows of one forward: those that change no bit, or as many as there can be."""
-        return self.invariant_rows if execution == "exact" else self.max_output_rows
+    def max_rows(self, execution: Execution | None = None) -> int:
+        """The most rows of one forward: those that change no bit, or as many as there can be. None is what the engine
+        does by default."""
+        return self.invariant_rows if (execution or self.default_execution) == "exact" else self.max_output_rows
 
     def extend_batch(self, feeds: Feeds) -> list[Rows]:
         """Feed several sequences in one forward: the same as one by one while all rows fit in `invariant_rows`. Each

@@ -13,7 +13,7 @@ from skydraft.engines.base import Sequence
 from skydraft.engines.checkpoint import failed, is_omni, load_library
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.registry import EngineKind
-from skydraft.engines.transformers_text import Slot, TransformersEngine
+from skydraft.engines.transformers_text import Slot, TransformersEngine, cache_argument
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import BrokenModel, PromptError
 from skydraft.types import SAMPLE_RATE, Cost, Media, Recordings, Reuse
@@ -114,20 +114,17 @@ class OmniEngine(TransformersEngine):
     def allocate(self, num_tokens: int) -> AudioSlot:
         return AudioSlot(self._new_cache())
 
-    def _run(self, sequence: Sequence, token_ids: Seq[int] | TokenIds, want_logits: bool) -> Any:
+    def _run(self, inputs: Any, position_ids: Any, cache: Any, num_wanted: int) -> Any:
         # Not by the forward of the thinker: it has a row of logits computed for every token of a prompt.
         decoder = self._model.model.language_model
-        output = decoder(
-            inputs_embeds=self._embeddings(sequence, token_ids),
-            position_ids=self._position_ids(sequence.length, len(token_ids)),
-            use_cache=True, **self._cache_of(sequence, decoder),
-        )  # fmt: skip
-        return self._model.lm_head(output.last_hidden_state[0][-len(token_ids) if want_logits else -1 :])
+        cached = {cache_argument(decoder.__class__): cache}
+        output = decoder(inputs_embeds=inputs, position_ids=position_ids, use_cache=True, **cached)
+        return self._model.lm_head(output.last_hidden_state[0][-num_wanted:])
 
     def _position_ids(self, base: int, num_rows: int) -> Any:
         return super()._position_ids(base, num_rows)[None].expand(3, -1, -1)  # time, height, width: [3, 1, num_rows]
 
-    def _embeddings(self, sequence: Sequence, token_ids: Seq[int] | TokenIds) -> Any:
+    def _inputs(self, sequence: Sequence, token_ids: Seq[int] | TokenIds) -> Any:
         """Embeddings of the next tokens, [1, num_rows, hidden_size]; the prompt's audio tokens are its audio."""
         embeddings = self._model.get_input_embeddings()(self._tensor(token_ids))
         at = self._audio_positions(token_ids)

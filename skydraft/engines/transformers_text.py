@@ -14,14 +14,23 @@ import numpy as np
 
 from skydraft.engines.adapter import AdaptedModel
 from skydraft.engines.base import Engine, Feeds, Sequence
-from skydraft.engines.checkpoint import failed, load_checkpoint, load_library, read_vocab, weights_fingerprint
+from skydraft.engines.checkpoint import (
+    failed,
+    first_line,
+    load_checkpoint,
+    load_library,
+    read_vocab,
+    weights_fingerprint,
+)
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.probe import cpu_model, profile_of
 from skydraft.engines.registry import EngineKind
+from skydraft.engines.side_by_side import Stretch, side_by_side
 from skydraft.engines.vocab import Rows, TokenIds, Vocab
 from skydraft.errors import BrokenModel, EngineError
 
 _WEIGHTS = ("*.safetensors", "*.bin", "config.json")
+_SAME = 0.02  # of the largest logit: rounding is less, another text is more
 _GROWING, _SLIDING, _EMPTY = "DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"
 
 
@@ -33,9 +42,11 @@ class Slot:
 
 
 class TransformersEngine(Engine):
-    """Feeds run one after another. `num_threads` other than 0 sets the threads of torch for the whole process."""
+    """Feeds of several sequences run side by side where the model can do that. `num_threads` other than 0 sets the
+    threads of torch for the whole process."""
 
     can_copy = True
+    default_execution = "throughput"  # rows differ in rounding with how many are computed at once
     _model_class: ClassVar[str] = "AutoModelForCausalLM"
     _unused: ClassVar[tuple[str, ...]] = ()  # parts of the model to drop after loading
 
@@ -61,6 +72,8 @@ class TransformersEngine(Engine):
         self.context_len = min(options.context_len, getattr(config, "max_position_embeddings", options.context_len))
         self.max_sequences = options.max_sequences
         self._check_cache()
+        self._decoder_config = config
+        self._runs_together: bool | None = None  # not tried yet
         self.is_full_precision = options.dtype == "float32"
         self.profile = profile_of(self, self._profile_key(options), options)
 
@@ -109,7 +122,7 @@ class TransformersEngine(Engine):
         num_rows = sum(len(token_ids) for _, token_ids in feeds)
         try:
             with self._torch.inference_mode(), self._adapted.using(self._label):
-                rows = [self._run(sequence, token_ids, want_logits) for sequence, token_ids in feeds]
+                rows = self._run_all(feeds, want_logits)
                 # 16 bits become float32, which is exact. Where no row is wanted, its time is taken all the same.
                 return [each[:, : self.vocab.size].float().cpu().numpy() for each in rows]
         except BaseException as error:
@@ -119,17 +132,55 @@ class TransformersEngine(Engine):
                 raise
             raise failed(self._transformers, f"refused a forward of {num_rows} rows", error, EngineError) from error
 
-    def _run(self, sequence: Sequence, token_ids: Seq[int] | TokenIds, want_logits: bool) -> Any:
-        """Logits [num_rows, padded vocabulary] as torch has them; those of the last token alone if none are wanted."""
-        num_rows = len(token_ids)
+    def _run_all(self, feeds: Feeds, want_logits: bool) -> list[Any]:
+        if len(feeds) > 1 and self._runs_together is None:
+            self._runs_together = not looks_at_all_positions(self._decoder_config) and self._tries_together()
+        if len(feeds) > 1 and self._runs_together:
+            return self._run_together(feeds)
+        return [self._run_one(sequence, token_ids, want_logits) for sequence, token_ids in feeds]
+
+    def _run_one(self, sequence: Sequence, token_ids: Seq[int] | TokenIds, want_logits: bool) -> Any:
+        positions = self._position_ids(sequence.length, len(token_ids))
+        num_wanted = len(token_ids) if want_logits else 1
+        return self._run(self._inputs(sequence, token_ids), positions, sequence.slot.cache, num_wanted)
+
+    def _run_together(self, feeds: Feeds) -> list[Any]:
+        inputs = self._torch.cat([self._inputs(*feed) for feed in feeds], 1)
+        parts = [Stretch(sequence.slot.cache, sequence.length, len(token_ids)) for sequence, token_ids in feeds]
+        positions = self._torch.cat([self._position_ids(part.length, part.num_rows) for part in parts], -1)
+        with side_by_side(parts, self._decoder_config) as cache:
+            rows = self._run(inputs, positions, cache, inputs.shape[1])
+        return list(rows.split([part.num_rows for part in parts]))
+
+    def _tries_together(self) -> bool:
+        """Whether two texts have the same rows side by side as one after another."""
+        alone, together = ([Sequence(self, self.allocate(0)) for _ in range(2)] for _ in range(2))
+        try:
+            for lengths in ((3, 5), (4, 1)):
+                texts = [[(7 * at + 3) % self.vocab.size for at in range(length)] for length in lengths]
+                expected = [self._run_one(*feed, True) for feed in zip(alone, texts, strict=True)]
+                rows = self._run_together(list(zip(together, texts, strict=True)))
+                if any((a - b).abs().max() > _SAME * a.abs().max() for a, b in zip(expected, rows, strict=True)):
+                    return False
+                for sequences in (alone, together):
+                    for sequence, text in zip(sequences, texts, strict=True):
+                        sequence.record(text)
+        except Exception as error:  # a model may do anything with its cache; one after another works
+            self._options.notify(f"{self.name} feeds its texts one after another: {first_line(error)}")
+            return False
+        return True
+
+    def _inputs(self, sequence: Sequence, token_ids: Seq[int] | TokenIds) -> Any:
+        """The model's input for the next tokens: ids [1, num_rows], or embeddings [1, num_rows, hidden_size]."""
+        return self._tensor(token_ids)
+
+    def _run(self, inputs: Any, position_ids: Any, cache: Any, num_wanted: int) -> Any:
+        """Logits [num_wanted, padded vocabulary] of the last rows as torch has them."""
         output = self._model(
-            input_ids=self._tensor(token_ids), position_ids=self._position_ids(sequence.length, num_rows),
-            use_cache=True, logits_to_keep=num_rows if want_logits else 1, **self._cache_of(sequence, self._model),
+            input_ids=inputs, position_ids=position_ids, use_cache=True, logits_to_keep=num_wanted,
+            **{cache_argument(self._model.__class__): cache},
         )  # fmt: skip
         return output.logits[0]
-
-    def _cache_of(self, sequence: Sequence, model: Any) -> dict[str, Any]:
-        return {cache_argument(model.__class__): sequence.slot.cache}
 
     def _tensor(self, token_ids: Seq[int] | TokenIds) -> Any:
         return self._torch.tensor(np.array([token_ids], np.int64), device=self._device)  # [1, num_rows]
@@ -168,6 +219,12 @@ class TransformersEngine(Engine):
         if self._label:
             self._adapted.remove(self._label)
         self._model = None
+
+
+def looks_at_all_positions(config: Any) -> bool:
+    """Whether rotary embeddings depend on the positions of all rows in the forward, so that texts change each other."""
+    rotary = str(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None))
+    return "dynamic" in rotary or "longrope" in rotary or bool(getattr(config, "attn_temperature_tuning", False))
 
 
 @functools.cache

@@ -55,7 +55,7 @@ class ComparisonRequest:
     workload: Workload
     modes: tuple[Mode, ...]
     repetitions: int = 1
-    execution: Execution = "exact"
+    execution: Execution | None = None
     share_audio: ShareAudio = "features"
     calibration: Calibration | None = None
     scores: bool = True
@@ -221,7 +221,7 @@ def _describe(
     request: ComparisonRequest, pair: LoadedPair, target: ModelEntry, calibration: Calibration | None
 ) -> RunLine:
     workload, edge, options = request.workload, pair.edge, pair.options
-    execution = request.execution if pair.server is None else "exact" if pair.server.is_exact else "throughput"
+    execution: Execution = "exact" if target_of(pair.cloud, request.execution).is_exact else "throughput"
     return RunLine(
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=f"{cpu_model()}, {os.cpu_count()} threads, {platform.system()}, Python {platform.python_version()}",

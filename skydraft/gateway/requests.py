@@ -183,6 +183,10 @@ def _chat_order(body: ChatRequest, edge: Engine, names: ModelNames, defaults: De
             params = replace(params, min_call_prob=MIN_CALL_PROB)
         # A call is an act, and a text begins as one or does not: the draft model alone never decides it.
         plan = plan if body.choice.gate else plan.checking_start()
+    if plan.verifies and defaults.share_audio == "none" and any(message.audio for message in messages):
+        message = "This gateway sends no recordings to its server, and a model that does not hear one cannot check."
+        more = "Use the model skydraft-edge, or start the gateway with --share-audio features."
+        raise Refusal(400, f"{message} {more}", param="messages")
     tools = (tool.model_dump(exclude_unset=True) for tool in body.described_tools)
     request = GenerateRequest(
         tuple(messages),
@@ -191,9 +195,10 @@ def _chat_order(body: ChatRequest, edge: Engine, names: ModelNames, defaults: De
         tools=tuple(tools) if body.callable_tools else (),
         think=body.choice.think or thinking.think,
         settings=tuple(thinking.settings.items()),
-        share_audio=defaults.share_audio if any(message.audio for message in messages) else "features",
+        share_audio=defaults.share_audio,
         begun=begun,
         begun_is_prompt=is_prompt,
+        breaks_loops=True,
     )
     left_out = sorted(unfollowed.union(tool.type for tool in body.tools or () if isinstance(tool, OtherTool)))
     left_out += ["thinking"] * thinking.is_unmet

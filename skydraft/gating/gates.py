@@ -1,6 +1,6 @@
 """Signals say how sure the draft model is of a token; gates decide by them which blocks go to the target.
 
-To add a gate on one signal, add a line to `SIGNALS`; see CONTRIBUTING.md for the others.
+`register_gate` adds a gate of one's own; so does a package, by an entry point in the group `skydraft.gates`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from skydraft.characters import punctuation_density
+from skydraft.characters import is_punctuation
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import OptionError
 from skydraft.gating.allowance import Allowance
@@ -22,10 +23,13 @@ from skydraft.thinking import Place
 from skydraft.types import DraftBlock, Round, Signals
 
 Reason = Literal["always", "uncertain", "density", "repetition", "content", ""]
-MAX_DENSITY = 0.4
+MAX_DENSITY, DENSITY_LEN = 0.4, 12  # of so many characters at least: a full stop alone is no density
+_MARKDOWN = frozenset("*#_-`|~>")
 CERTAIN = Signals(entropy=0.0, margin=1.0, top_prob=1.0)  # of a token that was the only one allowed
 MAX_PERIOD = 8  # tokens of a cycle
 MAX_DISTINCT = 4  # a longer phrase said twice is an echo; cycles seen in practice have up to four tokens
+NUM_COPIES = 4  # of a phrase: a cycle that was seen twice
+MAX_WORDLESS = 64  # tokens of a cycle without a letter, such as the zeros of a table
 COPY_LEN = 20  # tokens of an earlier sentence of the answer, word for word
 _MIN_RUN_OF_ONE = 4
 _NO_WEIGHT = -200.0  # exp of it is 0 in float32
@@ -46,18 +50,21 @@ def measure(row: npt.NDArray[Any]) -> Signals:
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """The number after a gate's name, and which tokens are too uncertain at it; None if several decide together."""
+    """The number after a gate's name, and whether a block is too uncertain at it, by the signals of its tokens; None
+    if the gate has a calibration."""
 
     unit: str
     highest: float
     example: str
-    is_unsure: Callable[[Signals, float], bool] | None = None
+    is_unsure: Callable[[Sequence[Signals], float], bool] | None = None
 
 
 SIGNALS: dict[str, Threshold] = {
-    "entropy": Threshold("a number of nats", math.inf, "3.25", lambda signals, theta: signals.entropy > theta),
-    "margin": Threshold("a probability", 1.0, "0.3", lambda signals, least: signals.margin < least),
-    "prob": Threshold("a probability", 1.0, "0.3", lambda signals, least: signals.top_prob < least),
+    "entropy": Threshold(
+        "a number of nats", math.inf, "3.25", lambda block, theta: any(token.entropy > theta for token in block)
+    ),
+    "margin": Threshold("a probability", 1.0, "0.3", lambda block, least: any(token.margin < least for token in block)),
+    "prob": Threshold("a probability", 1.0, "0.3", lambda block, least: any(token.top_prob < least for token in block)),
     "calibrated": Threshold("an agreement", 1.0, "0.95"),
 }
 START = "start"  # the content rule that looks at where a block stands, not at its text
@@ -111,17 +118,27 @@ class GateSpec:
         return "+".join((self.kind + threshold, *self.content_rules))
 
 
-def is_unlikely(least: float) -> Callable[[Sequence[Signals]], bool]:
-    """Whether the draft model gives these tokens together a probability below `least`. A correction is then due soon,
-    and what is drafted after it is lost. The tokens that a temperature chose count with the best one's probability."""
-    return lambda signals: math.prod(token.top_prob for token in signals) < least
+def register_gate(name: str, is_unsure: Callable[[Sequence[Signals], float], bool]) -> None:
+    """Add the gate `name:THRESHOLD`, which checks a block where `is_unsure(signals of its tokens, THRESHOLD)`. Call it
+    before the gate is named. Raises OptionError for a name that is taken or is no word."""
+    if name in (*SIGNALS, "always", "never") or not name.isidentifier():
+        raise OptionError(f"A gate cannot be called '{name}'.", hint="Choose a word that no other gate has.")
+    SIGNALS[name] = Threshold("a number", math.inf, "0.5", is_unsure)
+
+
+def _register_installed(name: str) -> None:
+    for entry in entry_points(group="skydraft.gates", name=name):
+        if name not in SIGNALS:
+            register_gate(name, entry.load())
 
 
 def parse_gate(text: str) -> GateSpec:
     """`always`, `never`, or `entropy:THETA`, `margin:M`, `prob:P`, `calibrated:AGREEMENT`, and content rules."""
     main, *given = text.split("+")
-    kind, _, value = main.partition(":")
+    kind, colon, value = main.partition(":")
     rules = tuple(dict.fromkeys(given))  # said twice, they are the same gate
+    if colon and kind not in SIGNALS:
+        _register_installed(kind)
     if kind not in SIGNALS:
         return GateSpec(main, content_rules=rules)
     try:
@@ -149,7 +166,7 @@ class Gate:
         if self._allowance:
             return self._allowance.is_unsure(signals)
         test = SIGNALS[self._spec.kind].is_unsure if self._spec.needs_signals else None
-        return test is not None and any(test(token, self._spec.threshold) for token in signals)
+        return test is not None and test(signals, self._spec.threshold)
 
     def observe(self, done: Round) -> None:
         """Take in a committed round. What says nothing of how well the text is kept does not count: tokens that a
@@ -176,7 +193,7 @@ class Gate:
         # Tokens that a grammar forces are ignored. With a grammar, much punctuation is the grammar's own.
         if block.forced and all(block.forced):
             return ""
-        if not block.forced and punctuation_density(vocab.decode(block.token_ids)) > MAX_DENSITY:
+        if not block.forced and _density(vocab, generated, block.token_ids) > MAX_DENSITY:
             return "density"
         ends = unverified_cycles([*generated.tolist(), *block.token_ids], block.base, num_seen)
         is_cycle = any(not block.is_forced(end - 1 - block.base) for end in ends)
@@ -186,6 +203,14 @@ class Gate:
         rules = self._spec.content_rules
         is_new = START in rules and place.has_ended and num_seen <= place.num_thinking
         return "content" if is_new or (rules and _matches_content(rules, generated, block, vocab)) else ""
+
+
+def _density(vocab: Vocab, generated: TokenIds, token_ids: Sequence[int]) -> float:
+    """Punctuation / characters of a block, or of the last `DENSITY_LEN` characters of the text if it is shorter. Marks
+    of Markdown are no punctuation here."""
+    added = vocab.decode(token_ids)
+    text = (vocab.decode(generated[-DENSITY_LEN:]) + added)[-max(len(added), DENSITY_LEN) :]
+    return sum(is_punctuation(char) and char not in _MARKDOWN for char in text) / max(len(text), DENSITY_LEN)
 
 
 def _matches_content(rules: Sequence[str], generated: TokenIds, block: DraftBlock, vocab: Vocab) -> bool:
@@ -235,6 +260,19 @@ def _is_primitive(phrase: Sequence[int]) -> bool:
     period = len(phrase)
     shorter = (part for part in range(1, period) if period % part == 0)
     return len(set(phrase)) <= MAX_DISTINCT and not any(phrase[part:] == phrase[:-part] for part in shorter)
+
+
+def is_looping(generated: TokenIds, vocab: Vocab) -> bool:
+    """Whether the text ends in a cycle of up to 8 tokens that was seen twice: `NUM_COPIES` copies, or 8 of one token. A
+    cycle without a letter may be a table, so it has to be longer."""
+    tail = generated[-MAX_WORDLESS - MAX_PERIOD :]
+    for period in range(1, MAX_PERIOD + 1):
+        differs = np.flatnonzero(tail[period:] != tail[:-period])
+        run = len(tail) - period - (int(differs[-1]) + 1 if len(differs) else 0)
+        has_words = any(map(str.isalpha, vocab.decode(tail[-period:])))
+        if run >= (max(NUM_COPIES * period, 2 * NUM_COPIES) - period if has_words else MAX_WORDLESS - period):
+            return True
+    return False
 
 
 def is_copying(generated: TokenIds) -> bool:

@@ -35,7 +35,7 @@ _CHARS_READ = 8  # for each token of the context, before a longer text is read w
 
 @dataclass(frozen=True, slots=True)
 class PromptPair:
-    """One prompt for each side. They differ when the target gets no audio, or rounded features."""
+    """One prompt for each side. The target gets rounded features of speech."""
 
     edge: Prompt
     target: Prompt
@@ -148,19 +148,19 @@ def beginning_ids(vocab: Vocab) -> tuple[int, ...]:
 
 
 def read_prompt(
-    reader: Engine, messages: Seq[Message], *, raw: bool = False, share: ShareAudio = "features",
-    tools: Seq[Any] = (), settings: Mapping[str, Any] = MappingProxyType({}),
+    reader: Engine, messages: Seq[Message], *, raw: bool = False, tools: Seq[Any] = (),
+    settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> PromptPair:  # fmt: skip
-    """`reader` makes features of speech; with `share` "none" the target reads only the words. Raises PromptError."""
+    """`reader` makes features of speech. Raises PromptError."""
     read = partial(prompt_ids, reader.vocab, messages, raw=raw, tools=tools, settings=settings)
-    unheard = Prompt(read(most=reader.context_len))
+    words = Prompt(read(most=reader.context_len))  # a text that is too long fails before its speech is read
     recordings = [audio for message in messages for audio in message.audio]
     if not recordings:
-        return PromptPair(unheard, unheard)
+        return PromptPair(words, words)
     began = time.perf_counter()
     media = tuple(reader.media(audio.samples) for audio in recordings)
     features_ms = (time.perf_counter() - began) * 1e3
     heard = read(audio_ids=map(reader.audio_tokens, media))
     # Rounded in one process too: a verdict must not depend on where the target runs.
     rounded = Prompt(heard, tuple(each.rounded() for each in media))
-    return PromptPair(Prompt(heard, media), rounded if share == "features" else unheard, features_ms)
+    return PromptPair(Prompt(heard, media), rounded, features_ms)

@@ -46,7 +46,7 @@ def check(params: DecodingParams, plan: Plan, kind: type[Dialect], *, has_tools:
         hint = "Leave it out (a --style, too), or use skydraft serve."
         raise OptionError(f"{_flag(unfit[0])} does not apply {there}.", hint=hint)
     if plan.drafts and not plan.streams and (unfit := [each for each in _COUNTED if each in given]):
-        hint = "Choose --mode quality, lossless or cloud, or use skydraft serve."
+        hint = "Choose --mode lossless or cloud, or use skydraft serve."
         raise OptionError(f"{_flag(unfit[0])} needs a mode that streams {there}.", hint=hint)
     if params.min_new_tokens and params.think_end:
         hint = "Add --think off, or use skydraft serve."

@@ -50,7 +50,9 @@ class StockText:
             message = "A server without skydraft does not tell the log-probabilities of what it judges."
             raise OptionError(message, hint="Use mode edge, or a server that runs skydraft serve.")
         if prompt.media:
-            raise OptionError("A server without skydraft takes no recordings.", hint="Add --share-audio none.")
+            raise OptionError(
+                "A server without skydraft takes no recordings.", hint="Use skydraft serve, or --mode edge."
+            )
         self._server, self._context, self._vocab = server, context, vocab
         self._prompt = np.array(prompt.token_ids, np.int32)
         self._params, self._given = request.params, request

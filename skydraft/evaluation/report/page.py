@@ -99,8 +99,7 @@ def _described(mode: Mode) -> str:
         return f"the draft model alone{style}"
     length = "as many tokens as measured costs suggest" if plan.k is None else f"{plan.k} tokens"
     if plan.gate.kind == "always":
-        most = "up to " if plan.block_prob else ""
-        return f"the draft model drafts {most}{length}, the target checks every block: the target's own text{style}"
+        return f"the draft model drafts {length}, the target checks every block: the target's own text{style}"
     ends = ", and ends a block there" if plan.ends_early else ""
     return f"the draft model drafts up to {length}; the target checks where the gate {plan.gate} says so{ends}{style}"
 
