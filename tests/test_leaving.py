@@ -36,7 +36,7 @@ def test_a_local_model_takes_no_server() -> None:
     with closing(skydraft.connect(f"127.0.0.1:{free_port()}")) as cloud:
         edge = skydraft.load("toy", local_only=True)
         with pytest.raises(OptionError, match="must stay on this device"):
-            skydraft.generate("快", edge=edge, cloud=cloud, plan=make_plan("quality"))
+            skydraft.generate("快", edge=edge, cloud=cloud, plan=make_plan("lossless"))
         with pytest.raises(OptionError, match="must stay on this device"):
             skydraft.generate("快", edge=open_toy("toy"), cloud=cloud, plan=make_plan("cloud"), local_only=True)
         assert skydraft.generate("快", edge=edge, cloud=open_toy("toy")).run().text

@@ -193,7 +193,7 @@ class Gate:
         # Tokens that a grammar forces are ignored. With a grammar, much punctuation is the grammar's own.
         if block.forced and all(block.forced):
             return ""
-        if not block.forced and _density(vocab, generated, block.token_ids) > MAX_DENSITY:
+        if not block.forced and _is_dense(vocab, generated, block.token_ids):
             return "density"
         ends = unverified_cycles([*generated.tolist(), *block.token_ids], block.base, num_seen)
         is_cycle = any(not block.is_forced(end - 1 - block.base) for end in ends)
@@ -205,12 +205,15 @@ class Gate:
         return "content" if is_new or (rules and _matches_content(rules, generated, block, vocab)) else ""
 
 
-def _density(vocab: Vocab, generated: TokenIds, token_ids: Sequence[int]) -> float:
-    """Punctuation / characters of a block, or of the last `DENSITY_LEN` characters of the text if it is shorter. Marks
-    of Markdown are no punctuation here."""
+def _is_dense(vocab: Vocab, generated: TokenIds, token_ids: Sequence[int]) -> bool:
+    """Whether much of a block is punctuation, and much of the last `DENSITY_LEN` characters with it. Marks of Markdown
+    are no punctuation here."""
     added = vocab.decode(token_ids)
     text = (vocab.decode(generated[-DENSITY_LEN:]) + added)[-max(len(added), DENSITY_LEN) :]
-    return sum(is_punctuation(char) and char not in _MARKDOWN for char in text) / max(len(text), DENSITY_LEN)
+    return bool(added) and all(
+        sum(is_punctuation(char) and char not in _MARKDOWN for char in part) / least > MAX_DENSITY
+        for part, least in ((added, len(added)), (text, max(len(text), DENSITY_LEN)))
+    )
 
 
 def _matches_content(rules: Sequence[str], generated: TokenIds, block: DraftBlock, vocab: Vocab) -> bool:

@@ -90,7 +90,7 @@ def test_an_empty_budget_ends_a_stream_and_says_for_how_long_and_only_slows_what
             for number in range(2, 20):
                 RawSession(channel).ask(verify_message(number, draft=(5,) * 32))
         assert 0 < raised.value.retry_after_s < 10
-        assert_serves(server.address)  # waits as told
+        assert_serves(server.address, require=True)  # waits as told
 
 
 def test_a_token_that_is_revoked_is_refused_in_its_streams(token_file: Path) -> None:

@@ -22,7 +22,7 @@ QUESTION = "语速"
 ASKED: Any = [{"role": "user", "content": QUESTION}]
 CONVERSATION: Any = [{"role": "system", "content": "慢"}, *ASKED]
 CONVERSATION += [{"role": "assistant", "content": "快"}, {"role": "user", "content": "音调"}]
-MODEL = "skydraft-quality"
+MODEL = "skydraft-lossless"
 MAX_TOKENS = 24
 SEED = 5
 ENOUGH = 900  # characters of eight calls
@@ -44,7 +44,7 @@ def speaking_pair() -> Pair:
 def expected(messages: Any = ASKED) -> Any:
     """What the Python interface generates."""
     params = DecodingParams(max_new_tokens=MAX_TOKENS, seed=SEED)
-    request = GenerateRequest(conversation(messages), make_plan("quality"), params)
+    request = GenerateRequest(conversation(messages), make_plan("lossless"), params)
     with api.start(request, edge=speaking("toy:drift=0.2"), cloud=speaking("toy")) as generation:
         return generation.run()
 

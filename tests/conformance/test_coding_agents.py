@@ -37,7 +37,7 @@ def follow(agent: str, served: Running, repository: Path) -> subprocess.Complete
     """Run the block of docs/agents.md for this agent, with another port, context and model, and a home of its own."""
     block = next(block.text for block in blocks_of("docs/agents.md") if f"\n{agent} " in block.text)
     others = {
-        "http://localhost:8137": served.url, "32768": str(CONTEXT), "skydraft-quality": MODEL,
+        "http://localhost:8137": served.url, "32768": str(CONTEXT), "skydraft-lossless": MODEL,
         "--sandbox workspace-write": "--dangerously-bypass-approvals-and-sandbox",  # the script is ours
     }  # fmt: skip
     for printed, other in others.items():

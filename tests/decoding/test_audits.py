@@ -32,7 +32,7 @@ from tests.learning.test_collect import read
 from tests.serving import Serving, free_port, ran_s, serving, waiting
 from tests.toys import PROMPT, PROMPT_IDS
 
-EDGE, QUALITY = make_plan("edge"), make_plan("quality")
+EDGE, QUALITY = make_plan("edge"), make_plan("lossless")
 FLUENCY, GATED = make_plan("fluency"), make_plan(gate="entropy:2.5", k=4)
 REQUEST = GenerateRequest(asked(PROMPT), EDGE, DecodingParams(max_new_tokens=20, min_new_tokens=20), raw=True)
 

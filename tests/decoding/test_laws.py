@@ -97,24 +97,6 @@ def test_lossless_is_the_target_alone(pair, params, k, execution):
     assert_consistent(alone, params)
 
 
-@law(100)
-@given(toys.pairs(), toys.params(), st.sampled_from([0, 4, "agree:4"]))
-def test_quality_is_the_target_alone_and_a_block_ends_once_it_is_unlikely(pair, params, hand_back):
-    edge, cloud = pair
-    generation = generate(
-        PROMPT, edge=edge, cloud=cloud, plan=make_plan("quality", hand_back=hand_back), params=params, raw=True
-    )
-    for done, _ in generation.rounds():
-        block = done.block
-        chances = np.cumprod([signals.top_prob for signals in block.free_signals])
-        assert all(chances[:-1] >= 0.2)
-        assert len(chances) <= 24
-        if len(chances) and block.ended_by != "stop":
-            assert (chances[-1] < 0.2) == (block.ended_by == "gate")
-    assert (generation.token_ids, generation.finish_reason) == reference.plain(cloud, PROMPT_IDS, params)
-    assert_consistent(generation, params)
-
-
 VOCABS = [
     toys.VOCAB,
     toys.vocab(special_ids=[toys.TOOL], end_ids=[]),

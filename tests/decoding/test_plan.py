@@ -12,16 +12,14 @@ from skydraft.gating.gates import GateSpec
 from skydraft.gating.hand_back import HandBack
 from skydraft.types import WRITE_ALL
 
-ALWAYS, NEVER = GateSpec("always"), GateSpec("never")
+ALWAYS, NEVER, MARGIN = GateSpec("always"), GateSpec("never"), GateSpec("margin", 0.0)
 RULES = ("start", "digits", "dates", "values")
 AGREE = HandBack(WRITE_ALL, 4)
 LOSSLESS = ({}, {"mode": "lossless"}, {"k": "auto"}, {"mode": "lossless", "gate": "always"})
 
 
 AUTO = Plan(GateSpec("calibrated", 0.95), 6, ends_early=True, mode="auto", hand_back=AGREE)
-IN_QUALITY = Plan(ALWAYS, 24, mode="quality", hand_back=AGREE, block_prob=0.2, goes_on=True)
-IN_BLOCKS = replace(IN_QUALITY, k=5, block_prob=0.0)
-IN_MARGIN = replace(IN_QUALITY, gate=GateSpec("margin", 0.0), block_prob=0.0)
+IN_QUALITY = Plan(GateSpec("entropy", 3.25), 6, mode="quality")
 STARTED = Plan(GateSpec("entropy", 3.25, RULES), 16, ends_early=True, mode="answers", hand_back=AGREE)
 
 
@@ -32,10 +30,10 @@ STARTED = Plan(GateSpec("entropy", 3.25, RULES), 16, ends_early=True, mode="answ
         ({"mode": "edge"}, Plan(NEVER, 1, mode="edge"), False),
         ({"mode": "cloud"}, Plan(ALWAYS, 1, False, mode="cloud"), True),
         ({"mode": "fluency"}, Plan(GateSpec("entropy", 5.5), 4, mode="fluency", hand_back=AGREE), True),
-        ({"mode": "quality", "k": "auto"}, replace(IN_QUALITY, k=None, hand_back=None), True),
-        ({"mode": "quality", "gate": "never"}, replace(IN_BLOCKS, gate=NEVER, hand_back=HandBack()), False),
-        ({"mode": "quality", "gate": "prob:0.5"}, replace(IN_BLOCKS, gate=GateSpec("prob", 0.5)), True),
-        ({"mode": "quality", "gate": "margin:0", "k": "auto"}, replace(IN_MARGIN, k=None), True),
+        ({"mode": "quality"}, IN_QUALITY, True),
+        ({"mode": "quality", "gate": "never"}, replace(IN_QUALITY, gate=NEVER), False),
+        ({"mode": "quality", "gate": "margin:0", "k": "auto"}, replace(IN_QUALITY, gate=MARGIN, k=None), True),
+        ({"mode": "fluency", "gate": "always", "k": "auto"}, Plan(ALWAYS, None, mode="fluency", hand_back=None), True),
         ({"mode": "answers"}, STARTED, True),
         ({"mode": "auto", "gate": "calibrated:0.9"}, replace(AUTO, gate=GateSpec("calibrated", 0.9)), True),
         ({"mode": "auto", "gate": "always"}, replace(AUTO, gate=ALWAYS, ends_early=False), True),
@@ -52,7 +50,7 @@ def test_plans(options, plan, verifies):
     assert found == plan and found.mode == plan.mode
     assert found.verifies == verifies
     assert found.is_gated == (verifies and plan.gate != ALWAYS)
-    assert found.may_go_alone == (found.is_gated or (verifies and plan.mode == "quality"))
+    assert found.may_go_alone == (verifies and plan.mode != "cloud")
 
 
 CONFLICTS: dict[str, list[dict[str, Any]]] = {
@@ -96,16 +94,3 @@ def test_the_start_is_checked_as_well_where_blocks_may_be_skipped(mode, gate, fo
     plan = make_plan(mode, gate=gate)
     assert str(plan.checking_start().gate) == found
     assert plan.checking_start().checking_start() == plan.checking_start()
-
-
-@pytest.mark.parametrize(
-    ("options", "streams"),
-    [({}, True), ({"k": 3}, True), ({"k": "auto"}, True), ({"hand_back": "agree:4"}, True), ({"hand_back": 0}, False),
-     ({"hand_back": "agree:8"}, False), ({"gate": "entropy:1"}, False),
-     ({"gate": "never"}, False)],
-)  # fmt: skip
-def test_quality_streams_at_a_server_without_skydraft_unless_it_was_told_otherwise(options, streams):
-    plan = make_plan("quality", **options)
-    assert plan.without_skydraft().streams is streams and (streams or plan.without_skydraft() == plan)
-    for mode in ("lossless", "cloud", "edge", "auto"):
-        assert make_plan(mode).without_skydraft() == make_plan(mode)

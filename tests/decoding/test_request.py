@@ -38,8 +38,10 @@ HALVES = [
         ({"messages": asked("我", "你"), "raw": True}, OptionError, "raw continues a single text"),
         *(({"execution": each}, OptionError, f"exact, throughput, not '{each}'") for each in ("Exact", "")),
         *((each, PromptError, "half of a character") for each in HALVES),
-        ({"execution": "throughput"}, OptionError, "mode lossless is exact"),
-        ({"messages": SPOKEN, "share_audio": "none", "plan": make_plan("cloud")}, OptionError, "no model would hear"),
+        *(
+            ({"messages": SPOKEN, "share_audio": "none", "plan": make_plan(mode)}, OptionError, "does not hear")
+            for mode in ("cloud", "lossless", "quality")
+        ),
         *(({name: given}, OptionError, "come from make_plan") for name, given in (("plan", "edge"), ("params", {}))),
     ],
 )

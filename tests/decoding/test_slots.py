@@ -41,7 +41,7 @@ def is_free(*toys: ToyEngine) -> bool:
 
 
 def text(num: int = 40, **sides: Any) -> Generation:
-    plan = make_plan("edge" if "cloud" not in sides else "cloud" if "edge" not in sides else "quality")
+    plan = make_plan("edge" if "cloud" not in sides else "cloud" if "edge" not in sides else "lossless")
     return skydraft.generate("你好世界", plan=plan, params=skydraft.decoding_params(max_new_tokens=num), **sides)
 
 

@@ -29,7 +29,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
 
 
 def test_it_answers_many_at_a_time_each_as_one_alone_and_frees_who_hangs_up(service: dict[str, Any]) -> None:
-    plan = skydraft.make_plan("quality")
+    plan = skydraft.make_plan("lossless")
     edge, cloud = map(open_toy, TOYS.values())
     questions = [f"你好{number}" for number in range(6)]
     params = skydraft.decoding_params(max_new_tokens=512)

@@ -65,7 +65,8 @@ def test_a_generation_that_cannot_begin_leaves_no_seat_behind(server: Serving, m
 
 def test_a_server_that_forgets_every_session_is_not_asked_without_a_pause(server: Serving) -> None:
     """Each opening feeds the whole prompt again."""
-    with Relay(server.address) as relay, closing(skydraft.connect(relay.address, timeout_s=1.5)) as cloud:
+    alone = {"timeout_s": 1.5, "require": True}
+    with Relay(server.address) as relay, closing(skydraft.connect(relay.address, **alone)) as cloud:
         relay.faults = repeat(refuses(SessionNotFound))
         with pytest.raises(CloudError):
             write(cloud, make_plan(k=5))
@@ -94,8 +95,8 @@ def test_what_a_server_costs_is_asked_once(server: Serving, monkeypatch: pytest.
         def num_asked() -> int:
             return sum(name == "GetInfo" for name, _ in relay.requests)
 
-        assert {write(cloud) for _ in range(3)} == {write(open_toy("toy"))} and num_asked() == 1
+        assert {write(cloud) for _ in range(3)} == {write(open_toy("toy"))} and num_asked() == 2  # who it is, and its costs
         now = time.monotonic
         monkeypatch.setattr("skydraft.edge.cloud.time", SimpleNamespace(monotonic=lambda: now() + 3600))
         write(cloud)
-        assert num_asked() == 2
+        assert num_asked() == 3

@@ -39,7 +39,7 @@ if child := os.fork():
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 told(lambda: next(begun) and list(begun))
 told(lambda: write(cloud).run())
-told(lambda: write(cloud, "quality").run())
+told(lambda: write(cloud, "lossless").run())
 told(lambda: write(skydraft.connect(sys.argv[1], timeout_s=5)).run())
 cloud.close()
 os._exit(0)  # as processes of multiprocessing end

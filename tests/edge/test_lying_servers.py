@@ -100,7 +100,10 @@ def test_what_may_not_be_written_is_committed_by_nobody(said: str) -> None:
     """The text is what the verdicts say and the tokens that may follow, or it ends with an error."""
     params = DecodingParams(max_new_tokens=50, min_new_tokens=50)
     plan, edge = make_plan("lossless", k=4, hand_back="2"), toys.toy(1)
-    with made_of_lies(edge, WRITTEN[said]) as relay, closing(skydraft.connect(relay.address, timeout_s=1.0)) as cloud:
+    with (
+        made_of_lies(edge, WRITTEN[said]) as relay,
+        closing(skydraft.connect(relay.address, timeout_s=1.0, require=True)) as cloud,
+    ):
         began = time.monotonic()
         generation = skydraft.generate(PROMPT, edge=edge, cloud=cloud, plan=plan, params=params, raw=True)
         with suppress(CloudError):

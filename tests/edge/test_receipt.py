@@ -133,7 +133,7 @@ def test_after_the_calls_of_a_day_texts_go_on_alone(relay: Relay, most: int) -> 
         assert lines and all(f"Today's {most} calls are used up" in line for line in lines)
         assert len(lines) <= len(texts)
         with pytest.raises(skydraft.SkydraftError, match="used up"):
-            run(cloud, PLANS["lossless"])
+            run(cloud, make_plan("cloud"))
     with pytest.raises(OptionError, match="max_calls must be 1 or more"):
         skydraft.connect("127.0.0.1:1", max_calls=0)
 

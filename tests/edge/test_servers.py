@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import skydraft
+from skydraft.decoding.plan import Plan
 from skydraft.edge.server import Server
 from skydraft.edge.servers import Servers
 from skydraft.edge.session import OwnServer, OwnText
@@ -141,12 +142,12 @@ def test_nothing_is_opened_ahead_where_no_server_is_reached(fallback: Any, monke
     assert not opened
 
 
-@pytest.mark.parametrize("require", [False, True])
-def test_without_any_server_what_must_be_verified_fails_with_one_line_that_names_all(require: bool) -> None:
+@pytest.mark.parametrize("plan", [GATED, LOSSLESS])
+def test_without_any_server_what_must_be_verified_fails_with_one_line_that_names_all(plan: Plan) -> None:
     names = f"127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
-    with closing(skydraft.connect(names, timeout_s=1, require=require)) as cloud:
+    with closing(skydraft.connect(names, timeout_s=1, require=True)) as cloud:
         with pytest.raises(CloudTimeout) as caught:
-            begin(cloud, GATED if require else LOSSLESS).run()
+            begin(cloud, plan).run()
         with pytest.raises(CloudTimeout, match=r"did not answer for 1.0 s"):
             cloud.info()
     for part in (f"The cloud at {names} did not answer", f"doctor --cloud {names}"):
@@ -185,12 +186,12 @@ def test_of_a_wrong_token_and_a_dead_server_both_are_said(
 
 
 def test_texts_of_one_cloud_are_the_undisturbed_ones_while_servers_come_and_go() -> None:
-    """Of gated ones, those that were never without any server; the others are as long."""
+    """Those that were never without any server; the others are as long."""
     found, done = faults(24, num_faults=6, pause_s=1.5)
     assert len(found) >= 24 and sum(done.values()) >= 6
     undisturbed = {(plan, seed): written(plan, seed, open_toy("toy")).token_ids for plan, seed, _ in found}
     for plan, seed, text in found:
-        if plan == "gated" and "edge-fallback" in text.origins:
+        if "edge-fallback" in text.origins:
             assert len(text.token_ids) == len(undisturbed[plan, seed])
         else:
             assert text.token_ids == undisturbed[plan, seed], (plan, seed)

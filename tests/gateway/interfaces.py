@@ -213,7 +213,7 @@ ENDS: dict[str, dict[str, Any]] = {  # of an answer with calls, of one that a st
 def body_of(
     path: str, choice: str = "required", schema: Any = PARIS, stop: Seq[str] = (), most: int = 900, one: bool = False
 ) -> dict[str, Any]:
-    name, model = "get_weather", {"model": "skydraft-quality"}
+    name, model = "get_weather", {"model": "skydraft-lossless"}
     if path == "chat/completions":
         tool: Any = {"type": "function", "function": {"name": name, "parameters": schema}}
         named: Any = {"type": "function", "function": {"name": name}} if choice == "named" else choice

@@ -41,7 +41,7 @@ class Running:
         """One request, not streamed unless it says so."""
         messages = content if isinstance(content, list) and "role" in content[0] else None
         messages = messages or [{"role": "user", "content": content}]
-        given = {"model": "skydraft-quality", "messages": messages, "max_tokens": 16} | body
+        given = {"model": "skydraft-lossless", "messages": messages, "max_tokens": 16} | body
         return self.client.post(f"{self.v1}/chat/completions", json=given, timeout=timeout_s)
 
     def wait_until_idle(self) -> None:

@@ -82,14 +82,14 @@ TOO_LONG = "语" * 5000
 def test_a_prompt_that_is_too_long_is_told_in_the_words_of_each_client(served: Running, stream: bool) -> None:
     fields = {"messages": [{"role": "user", "content": TOO_LONG}], "stream": stream, "max_tokens": 8}
     for path in ("chat/completions", "messages"):
-        answer = served.post(path, model="skydraft-quality", **fields)
+        answer = served.post(path, model="skydraft-lossless", **fields)
         error = answer.json()["error"]
         assert answer.status_code == 400 and error["type"] == "invalid_request_error"
         assert error.get("code", "context_length_exceeded") == "context_length_exceeded"
         # As Claude Code looks for it.
         found = re.search(r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)", error["message"], re.I)
         assert found and int(found[1]) >= 4999 and int(found[2]) == 4096, error
-    answer = served.post("responses", model="skydraft-quality", input=TOO_LONG, stream=stream)
+    answer = served.post("responses", model="skydraft-lossless", input=TOO_LONG, stream=stream)
     if stream:  # Codex compacts only at this event
         last = json.loads(answer.text.strip().splitlines()[-1].removeprefix("data: "))
         assert answer.status_code == 200 and last["type"] == "response.failed"

@@ -35,7 +35,7 @@ def test_the_stop_sequence_that_matched_is_named(served: Running, stops: list[st
     text = "London, Paris, Rome"
     at = {stop: text.find(stop) for stop in stops if stop in text}
     first = min(at, key=lambda stop: (at[stop], len(stop)))
-    body = {"model": "skydraft-quality", "messages": QUESTION, "max_tokens": 99, "stop_sequences": stops}
+    body = {"model": "skydraft-lossless", "messages": QUESTION, "max_tokens": 99, "stop_sequences": stops}
     told = ask(served, "messages", body | forced(text))
     assert told == Told((text[: at[first]],), False, ("stop_sequence", first))
     assert ask(served, "messages", body | forced("Rome")).ending == ("end_turn", None)

@@ -24,7 +24,7 @@ from .test_openai_sdk import expected
 ASKED = [{"role": "user", "content": "语速"}]
 
 
-def body(model: str = "skydraft-quality", **options: Any) -> dict[str, Any]:
+def body(model: str = "skydraft-lossless", **options: Any) -> dict[str, Any]:
     return {"model": model, "messages": ASKED, "max_tokens": 16} | options
 
 
@@ -90,7 +90,7 @@ def test_lossless_is_that_of_the_command_line_in_company_and_as_a_third_turn(whe
 
             def flood(number: int) -> None:
                 while not stop.is_set():
-                    running.chat("快" * (number + 1), model="skydraft-quality", max_tokens=40, seed=number)
+                    running.chat("快" * (number + 1), model="skydraft-lossless", max_tokens=40, seed=number)
 
             with ThreadPoolExecutor(4) as pool:
                 floods = [pool.submit(flood, number) for number in range(4)]

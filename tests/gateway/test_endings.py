@@ -94,7 +94,7 @@ CLIENTS: dict[str, Callable[[int], socket.socket]] = {
     "beginning": beginning,
     "withholding": lambda port: client(port, b"{", length=1000),
     "reading": lambda port: client(port, chat("lossless", stream=True)),
-    "waiting": lambda port: client(port, chat("quality")),
+    "waiting": lambda port: client(port, chat("lossless")),
 }
 
 

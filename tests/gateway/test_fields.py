@@ -244,7 +244,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "a message of the user to go on with": (CHAT, {"continue_final_message": True}, "messages", ""),
     "a bias of no token": (CHAT, {"logit_bias": {"99999": 1}}, "", "no id"),
     "a gate that is none": (CHAT, {"skydraft": {"gate": "entropy"}}, "", "gate"),
-    "no hand-back": (CHAT, {"skydraft": {"mode": "quality", "hand_back": "soon"}}, "", "no hand-back 'soon'"),
+    "no hand-back": (CHAT, {"skydraft": {"mode": "lossless", "hand_back": "soon"}}, "", "no hand-back 'soon'"),
     "no such tool": (CHAT, {"tools": [tool("time")], "tool_choice": tool("f")}, "tool_choice", ""),
     "nothing to call": (CHAT, {"tool_choice": "required"}, "tool_choice", ""),
     "a choice that is none": (CHAT, {"tools": [tool("time")], "tool_choice": "maybe"}, "tool_choice", ""),
@@ -300,7 +300,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], str, str]] = {
 @pytest.mark.parametrize("case", WRONG)
 def test_what_cannot_be_followed_is_refused_with_the_clients_name_of_the_field(served: Running, case: str) -> None:
     path, fields, param, says = WRONG[case]
-    answer = served.post(path, **plain(path, limit=40, model="skydraft-quality", stream=len(case) % 2 > 0) | fields)
+    answer = served.post(path, **plain(path, limit=40, model="skydraft-lossless", stream=len(case) % 2 > 0) | fields)
     error = answer.json()["error"]
     assert answer.status_code == 400 and error["type"] == "invalid_request_error", answer.text
     told = error.get("param") or error["message"].partition(":")[0]

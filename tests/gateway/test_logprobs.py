@@ -48,7 +48,7 @@ def test_a_prompt_has_the_log_likelihoods_of_its_model(served: Running, max_toke
 
 
 def test_a_stream_has_the_same_log_probabilities(served: Running, client: openai.OpenAI) -> None:
-    options: Any = {"model": "skydraft-quality", "prompt": TEXT, "max_tokens": 12, "logprobs": 2, "echo": True}
+    options: Any = {"model": "skydraft-lossless", "prompt": TEXT, "max_tokens": 12, "logprobs": 2, "echo": True}
     whole = client.completions.create(**options).choices[0]
     chunks = [chunk.choices[0] for chunk in client.completions.create(**options, stream=True)]
     assert "".join(chunk.text for chunk in chunks) == whole.text

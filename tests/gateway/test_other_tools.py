@@ -24,7 +24,7 @@ OTHERS: list[dict[str, Any]] = [
 
 
 def respond(served: Running, path: str = "responses", **body: Any) -> httpx.Response:
-    return served.post(path, **{"model": "skydraft-quality", "input": "语速", "max_output_tokens": 8} | body)
+    return served.post(path, **{"model": "skydraft-lossless", "input": "语速", "max_output_tokens": 8} | body)
 
 
 def num_tokens(served: Running, **body: Any) -> int:
@@ -119,7 +119,7 @@ def test_allowed_tools_are_the_only_ones(served: Running, path: str) -> None:
         choice: Any = {"mode": mode, "tools": [*(by_name[name] for name in allowed), {"type": "web_search"}]}
         choice = {"type": "allowed_tools"} | ({"allowed_tools": choice} if is_chat else choice)
         tools = [by_name[name] for name in "fgh"]
-        return plain(path, limit=400, model="skydraft-quality", tools=tools, tool_choice=choice, **more)
+        return plain(path, limit=400, model="skydraft-lossless", tools=tools, tool_choice=choice, **more)
 
     def calls(body: dict[str, Any]) -> list[str]:
         return [name for name, *_ in ask(served, path, body).calls]

@@ -109,7 +109,7 @@ def check_calls(calls: Any) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_stream_of_calls_is_the_same_answer(client: openai.OpenAI, seed: int) -> None:
     options: dict[str, Any] = {
-        "model": "skydraft-quality", "messages": ASKED, "tools": [WEATHER, TIME], "tool_choice": "required",
+        "model": "skydraft-lossless", "messages": ASKED, "tools": [WEATHER, TIME], "tool_choice": "required",
         "max_tokens": 900, "temperature": 1.0, "seed": seed,
     }  # fmt: skip
     whole = client.chat.completions.create(**options).choices[0].message.tool_calls
@@ -138,14 +138,14 @@ def test_a_loop_of_three_turns_renders_calls_and_results_as_the_template_does(cl
     messages: list[Any] = list(ASKED)
     template, tools = open_toy("toy").vocab, {"tools": [WEATHER, TIME], "tool_choice": "required"}
     for turn in range(3):
-        answer = ask(client, "quality", **tools, messages=messages, seed=turn, temperature=1.0, max_tokens=900)
+        answer = ask(client, "lossless", **tools, messages=messages, seed=turn, temperature=1.0, max_tokens=900)
         rendered = render(template, conversation(messages), [WEATHER, TIME])
         assert answer.usage and answer.usage.prompt_tokens == len(template.encode(rendered))
         message = answer.choices[0].message
         check_calls(message.tool_calls)
         messages.append(message.model_dump(exclude_none=True))
         messages += [{"role": "tool", "tool_call_id": call.id, "content": "9度"} for call in message.tool_calls]
-    last = ask(client, "quality", messages=messages, tools=[WEATHER, TIME], tool_choice="none", max_tokens=12)
+    last = ask(client, "lossless", messages=messages, tools=[WEATHER, TIME], tool_choice="none", max_tokens=12)
     assert last.choices[0].message.content and not last.choices[0].message.tool_calls
 
 
@@ -174,7 +174,7 @@ def test_where_a_call_is_free_the_system_prompt_says_so(client: openai.OpenAI, b
     messages = conversation(ASKED)
     tools = [] if body.get("tool_choice") == "none" else [WEATHER]
     rendered = render(template, messages if body else may_answer(messages), tools)
-    answer = ask(client, "quality", messages=ASKED, tools=[WEATHER], max_tokens=4, **body)
+    answer = ask(client, "lossless", messages=ASKED, tools=[WEATHER], max_tokens=4, **body)
     assert answer.usage and answer.usage.prompt_tokens == len(template.encode(rendered))
 
 

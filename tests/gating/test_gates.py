@@ -77,12 +77,27 @@ def test_any_unsure_token_escalates_the_block(gate, expected, place):
 
 
 @pytest.mark.parametrize(
+    ("history", "text", "expected"),
+    [
+        ("", "，我，我，我，我，我，我", "density"),  # 6 of 12 characters
+        ("", "，我，在，说，高兴我在说", ""),  # 4 of 12
+        ("，，，，，，，，，", "我在说", ""),  # what was before is no fault of the block
+        ("我在说我在说高兴我在说", "。", ""),  # the stop of a sentence
+        ("我，在，说，高，兴", "，我，", "density"),  # with the characters before
+        ("", "，。，", ""),  # nobody can tell from four
+        ("我在说", "## 我\n- **在**\n- `说`", ""),  # marks of Markdown
+    ],
+)
+def test_density_is_of_twelve_characters_or_more(history, text, expected):
+    vocab = character_vocab("我在说高兴，。# -*`\n")
+    assert reason("entropy:9", text, history=history, vocab=vocab) == expected
+
+
+@pytest.mark.parametrize(
     ("pieces", "expected"),
     [
-        (["。\n", "？”", "我们", "我们"], ""),  # 3 marks of 8 characters, though 2 of 4 tokens
-        (["？”", "我", "在"], "density"),  # 2 of 4 characters, though 1 of 3 tokens
-        (["，我", "，我", "在"], ""),  # 2 of 5
-        (["，我", "，我"], "density"),
+        (["。\n", "？”", "，我", "我们", "在", "我们", "我们"], ""),  # 4 marks of 13 characters, though 3 of 7 tokens
+        (["，我"] * 6, "density"),
         ([b"\xe5", b"\x91"], ""),  # no text, no density
     ],
 )
@@ -140,9 +155,10 @@ def test_start_checks_until_the_target_has_seen_something():
 
 
 def test_reasons_in_order_and_never_means_never():
-    assert reason("entropy:3", "，。，。", (UNSURE,) * 4) == "uncertain"
-    assert reason("entropy:9", "，。，。") == "density"
-    assert reason("never", "，。，。", (UNSURE,) * 4) == ""
+    text = "，。，。，。"
+    assert reason("entropy:3", text, (UNSURE,) * 6) == "uncertain"
+    assert reason("entropy:9", text) == "density"
+    assert reason("never", text, (UNSURE,) * 6) == ""
     for gate in ("always", "entropy:3"):
         assert reason(gate, "") == "always"
 

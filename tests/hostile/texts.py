@@ -16,7 +16,7 @@ PLANS = {
     "checked": make_plan(gate="always", k=4),
     "hand-back": make_plan(gate="always", k=4, hand_back="agree:2"),
 }
-STREAMS = {"cloud": PLANS["cloud"], "quality": make_plan("quality")}  # which a chat can be asked for
+STREAMS = {"cloud": PLANS["cloud"], "lossless": make_plan("lossless")}  # which a chat can be asked for
 
 
 def letters(spec: str) -> ToyEngine:
@@ -81,7 +81,7 @@ def failure_of(generation: Generation, plan: str) -> SkydraftError | None:
         assert len(generation.run().token_ids) == LENGTH
     except SkydraftError as error:
         assert_one_clear_line(failure := error)
-    assert plan in ("gated", "quality") or committed(generation) == ALONE[: len(committed(generation))]
+    assert plan in ("gated", "lossless") or committed(generation) == ALONE[: len(committed(generation))]
     assert_all_is_accounted_for(generation)
     return failure
 

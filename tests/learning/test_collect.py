@@ -29,7 +29,7 @@ from .lessons import lesson, read
 PLANS = [
     make_plan(k=5),
     make_plan("cloud"),
-    make_plan("quality"),
+    make_plan("lossless"),
     make_plan("answers", gate="entropy:1", k=3, hand_back=0),
     make_plan(k=4, hand_back="agree:2"),
     make_plan(gate="entropy:1", k=3, hand_back="agree:1"),
@@ -118,7 +118,7 @@ def test_marks_by_rounds(given: list[tuple[Any, ...]], marks: str) -> None:
 def test_a_generation_is_kept_at_its_end_and_names_both_models(tmp_path: Path) -> None:
     edge, cloud = toys.toy(1, 0.7), toys.toy(1)
     collector = Collector(tmp_path / "learn")
-    request = answered((edge, cloud), make_plan("quality"), DecodingParams(max_new_tokens=20)).request
+    request = answered((edge, cloud), make_plan("lossless"), DecodingParams(max_new_tokens=20)).request
     with skydraft.start(request, edge=edge, cloud=cloud, observers=[collector]) as generation:
         generation.run()
     (found,), _ = read(tmp_path / "learn")

@@ -54,12 +54,14 @@ def test_the_command_says_what_left_the_device(pair: tuple[Any, Any], capsys: An
     with serving(pair[1]) as server:
         remote = ["generate", "--audio", str(CLIPS[0]), *models[:2], "--cloud", server.address, "--mode", "lossless"]
         assert run(remote) == 2
-        assert "--share-audio features, or --share-audio none" in capsys.readouterr().err
+        assert "--share-audio features, or use --mode edge" in capsys.readouterr().err
         assert run([*remote, "--share-audio", "features", "--json"]) == 0
         shared = json.loads(capsys.readouterr().out)
         assert shared["audio"]["bytes_shared"] > 10_000 and shared["stats"]["bytes_up"] > 10_000
-        assert run([*remote, "--share-audio", "none"]) == 0
-        assert "judged from the words alone" in capsys.readouterr().err
+        assert run([*remote, "--share-audio", "none"]) == 2
+        assert "does not hear a recording cannot check" in capsys.readouterr().err
+        assert run([*remote, "--share-audio", "none", "--mode", "edge"]) == 0
+        assert "features stayed on this device" in capsys.readouterr().err
     assert run(["caption", str(CLIPS[0]), "missing.wav", *models, "--out", str(tmp_path / "a.csv")]) == 1
     assert "no readable file missing.wav" in capsys.readouterr().err
     _, row, _ = (tmp_path / "a.csv").read_text(encoding="utf-8-sig").splitlines()

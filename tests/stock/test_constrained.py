@@ -77,7 +77,7 @@ def test_a_grammar_is_the_servers_own_and_takes_one_request(dialect: str, gramma
     params = DecodingParams(max_new_tokens=32, grammar=grammar)
     near = skydraft.generate(TEXT, cloud=TARGET, plan=make_plan("cloud"), params=params, raw=True).run()
     with fake(dialect, TARGET) as server, closing(skydraft.connect(server.url)) as cloud:
-        for mode in ("cloud", "lossless", "quality"):
+        for mode in ("cloud", "lossless"):
             done = streamed(cloud, mode, grammar)
             assert (done.token_ids, done.finish_reason) == (near.token_ids, near.finish_reason)
             assert done.receipt.calls == 1 and set(done.origins) == {"cloud"}
@@ -98,7 +98,7 @@ def test_a_text_fits_its_grammar_whatever_breaks(
             server.fault_of = lambda path: FAULTS[fault] if path in GENERATING and next(number) % 3 == 1 else None
         else:
             monkeypatch.setattr("tests.stock.model.GrammarAlong", lambda *given: None)
-        done = streamed(cloud, "quality", grammar)
+        done = streamed(cloud, "lossless", grammar)
         follows(done, grammar)
         assert fault in FAULTS or "edge-fallback" in done.origins
         generation = skydraft.generate(
@@ -118,9 +118,9 @@ SCHEMA, PATTERN, LARK = (DecodingParams(grammar=each) for each in GRAMMARS[::2])
 PRESENCE, REPEATED = DecodingParams(presence_penalty=0.5), DecodingParams(repetition_penalty=1.2)
 THINKING = DecodingParams(min_new_tokens=4, think_end="</think>")
 REFUSED: list[tuple[tuple[str, ...], DecodingParams, str, str]] = [
-    (IDS, ZH, "quality", "comma_gap does not apply at a server without skydraft"),
+    (IDS, ZH, "lossless", "comma_gap does not apply at a server without skydraft"),
     (IDS, NGRAM, "fluency", "no_repeat_ngram_size does not apply at"),
-    (("sglang", "llama-server"), LARK, "quality", "grammar of the kind lark does not apply at"),
+    (("sglang", "llama-server"), LARK, "lossless", "grammar of the kind lark does not apply at"),
     (("llama-server",), PATTERN, "cloud", "It takes the kinds json_schema, json_object; skydraft serve takes all"),
     (("llama-server",), DecodingParams(min_new_tokens=4), "cloud", "min_new_tokens does not apply"),
     (("sglang",), REPEATED, "cloud", "repetition_penalty does not apply"),

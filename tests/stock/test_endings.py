@@ -53,7 +53,7 @@ def test_what_came_before_a_bad_end_is_kept(name: str, plan: str, spoilt: Spoilt
 @pytest.mark.parametrize("name", ENDS)
 def test_the_draft_model_goes_on_where_a_chat_ends_badly(name: str, spoilt: Spoilt) -> None:
     """The first event of this chat has no text."""
-    generation, num_asked = spoilt("chat", "quality", ENDS[name])
+    generation, num_asked = spoilt("chat", "lossless", ENDS[name])
     assert_all_is_accounted_for(generation)
     assert list(generation.origins) == ["cloud"] * (NUM - 1) + ["edge-fallback"] * (LENGTH - NUM + 1) and num_asked == 1
 

@@ -67,7 +67,7 @@ def test_a_count_that_no_price_can_be_made_of_is_none() -> None:
     event = b'data: {"choices": [{"delta": {"content": "A"}}], "usage": {"completion_tokens": 1%s}}\n\n' % (b"0" * 4000)
     with fake("openai", TARGET) as server, closing(skydraft.connect(server.url, price="1,1,1")) as cloud:
         server.fault_of = lambda path: faults.says(event) if path in GENERATING else None
-        assert write(cloud, "quality", raw=False).run().receipt.cost
+        assert write(cloud, "lossless", raw=False).run().receipt.cost
 
 
 @pytest.mark.parametrize("text", ["\x1b]0;x\x07", "\ud800", "a\nb"])

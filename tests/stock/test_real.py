@@ -151,13 +151,13 @@ def edge(gguf_path: Path) -> Iterator[Engine]:
 def test_llama_server_follows_a_schema_by_itself(llama: str, edge: Engine) -> None:
     params = DecodingParams(max_new_tokens=64, grammar=json_schema(PERSON))
     with closing(skydraft.connect(llama, require=True)) as cloud:
-        plan = make_plan("quality")
+        plan = make_plan("lossless")
         done = skydraft.generate("Who is Ada? Use JSON.", edge=edge, cloud=cloud, plan=plan, params=params).run()
     assert json.loads(done.text).keys() == {"name", "age"}
     assert set(done.origins) == {"cloud"} and done.receipt.calls == 1
 
 
-@pytest.mark.parametrize("mode", ["cloud", "quality"])
+@pytest.mark.parametrize("mode", ["cloud", "lossless"])
 def test_the_chat_of_a_llama_server_is_a_target(llama: str, edge: Engine, mode: str) -> None:
     """Its text becomes the tokens that our tokenizer would make of the whole."""
     params = DecodingParams(max_new_tokens=48)

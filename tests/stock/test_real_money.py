@@ -38,7 +38,7 @@ def edge(home: Path) -> Engine:
 @pytest.mark.parametrize("most", [None, 4])
 def test_no_less_is_told_than_came(front: Front, edge: Engine, most: int | None) -> None:
     front.posts.clear()
-    plans = [make_plan("quality"), make_plan("cloud"), make_plan(gate="entropy:0.5", k=3, hand_back="0")]
+    plans = [make_plan("lossless"), make_plan("cloud"), make_plan(gate="entropy:0.5", k=3, hand_back="0")]
     texts, num_refused = [], 0
     with closing(skydraft.connect(front.url, timeout_s=20, price="1,2,3", max_calls=most)) as cloud:
         assert cloud.facts(None) is not None
@@ -78,7 +78,7 @@ def test_keys_learn_nothing_of_each_other_and_usage_is_of_one_prompt(front: Fron
             assert new == other and new[:3] == (0, 0, 0)
         with gateway(Pair(edge, cloud)) as running:
             body: Any = {"max_tokens": 32, "skydraft": {"gate": "entropy:0.3", "k": 2, "hand_back": "0"}}
-            answer = ask(running, "anna", secret, model="skydraft-quality", **body)
+            answer = ask(running, "anna", secret, model="skydraft-lossless", **body)
             usage, stats = answer["usage"], answer["skydraft"]["stats"]
             assert 0 < usage["prompt_tokens_details"]["cached_tokens"] <= usage["prompt_tokens"]
             assert stats["num_requests"] > 1 and stats["tokens_hit"] > usage["prompt_tokens"]

@@ -100,7 +100,7 @@ def test_a_stream_that_broke_others_is_read(name: str, api: str, spoilt: Spoilt)
 def test_half_a_character_that_stays_alone_is_none(spoilt: Spoilt) -> None:
     """A server that counts in UTF-16 may cut an emoji between two events: tests/stock/test_chat.py joins halves."""
     said = [{"choices": [{"index": 0, "delta": {"content": each}}]} for each in ("语\ud83d", "!", "\ud83d")]
-    generation, _ = spoilt("chat", "quality", faults.tells(*said))
+    generation, _ = spoilt("chat", "lossless", faults.tells(*said))
     assert generation.text.startswith("语\ufffd!")
 
 
@@ -112,7 +112,7 @@ WHOLE_TEXTS: dict[str, Fault] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("plan", ["cloud", "quality"])
+@pytest.mark.parametrize("plan", ["cloud", "lossless"])
 @pytest.mark.parametrize("ends", WHOLE_TEXTS)
 def test_a_text_that_has_ended_is_whole_whatever_comes_after_it(ends: str, plan: str, spoilt: Spoilt) -> None:
     generation, num_asked = spoilt("chat", plan, WHOLE_TEXTS[ends])
@@ -178,12 +178,12 @@ def test_what_a_chat_server_has_no_place_for_is_refused_at_once_in_one_line() ->
     """In each interface, whole and streamed; a name has a place."""
     with fake("openai") as server, over(skydraft.connect(server.url, api="chat", model="toy")) as served:
         asked = [body_of(path, choice) | {"path": path} for path in WHOLE for choice in ("auto", "required")]
-        talk = {"path": "chat/completions", "model": "skydraft-quality", "max_tokens": 8}
+        talk = {"path": "chat/completions", "model": "skydraft-lossless", "max_tokens": 8}
         open_end = [*QUESTION, {"role": "assistant", "content": "a"}]
         asked += [talk | {"messages": open_end, "continue_final_message": True}]
         begun = {"continue_ids": [1], "continue_as_prompt": True}  # the server's own answer would begin anew
         asked += [talk | {"messages": QUESTION, "skydraft": begun}, talk | {"path": "completions", "prompt": "a"}]
-        for body, stream, mode in itertools.product(asked, (False, True), ("quality", "cloud")):
+        for body, stream, mode in itertools.product(asked, (False, True), ("lossless", "cloud")):
             answer = served.post(**body | {"stream": stream, "model": f"skydraft-{mode}"})
             assert answer.status_code == 400 and answer.json()["error"]["message"].endswith(SAYS), answer.text
         assert "语速" not in str(server.model.asked)

@@ -49,7 +49,7 @@ def flood(running: Running, seed: int) -> None:
     rng = random.Random(seed)
     with ThreadPoolExecutor(6) as pool:
         for _ in range(12):
-            body = {"model": rng.choice(["skydraft-quality", "skydraft-lossless"]), "stream": rng.random() < 0.5}
+            body = {"model": rng.choice(["skydraft-fluency", "skydraft-lossless"]), "stream": rng.random() < 0.5}
             if rng.random() < 0.2:
                 pool.submit(hang_up, running)
             else:
@@ -120,21 +120,21 @@ def test_a_gateway_that_has_spent_its_day_goes_on_without_the_cloud(tmp_path: Pa
     with standing("vllm", tmp_path) as front:
         for is_again in (False, True):
             with over(front.url, price="1,2,3", max_cost=2e-5) as running:
-                refused = [post(running, "completions").status_code == 429 for _ in range(1 if is_again else 30)]
+                refused = [post(running, "completions", model="skydraft-cloud").status_code == 429 for _ in range(1 if is_again else 30)]
                 assert refused[-1] and refused[0] is is_again
                 num_asked = len(front.generating)
                 for path in PATHS:
                     for stream in (False, True):
-                        reply = post(running, path, stream=stream)
+                        reply = post(running, path, stream=stream, model="skydraft-cloud")
                         error = reply.json()["error"]
                         assert reply.status_code == 429 and "Today's requests have cost" in error["message"]
                         assert error["type"] == "rate_limit_error"
                         assert error.get("code", "insufficient_quota") == "insufficient_quota"
                         assert reply.headers["x-should-retry"] == "false"
                         assert 0 < int(reply.headers["retry-after"]) <= 86400
-                ours = post(running, "completions", model="skydraft-quality").json()["skydraft"]
+                ours = post(running, "completions", model="skydraft-lossless").json()["skydraft"]
                 assert ours["receipt"]["calls"] == 0 and ours["usage"]["cloud"]["completion_tokens"] == 0
-                events = events_of(post(running, "completions", model="skydraft-quality", stream=True).text)
+                events = events_of(post(running, "completions", model="skydraft-lossless", stream=True).text)
                 notices = [each["skydraft"]["notice"] for each in events if "notice" in each.get("skydraft", {})]
                 assert any("max-cost" in line for line in notices) or "edge-fallback" not in ours["origins"]
                 assert len(front.generating) == num_asked
