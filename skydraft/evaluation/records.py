@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Sized
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, TextIO
 
@@ -24,6 +25,7 @@ from skydraft.files import read_file
 from skydraft.prompts.thinking import Think
 from skydraft.types import EndedBy, FinishReason, Origin, Round, Signals, StepRecord
 
+_OLD_PLAN = ("block_prob", "goes_on")  # what plans of earlier versions had
 _NAME_IT = "Name the folder of a comparison."
 
 
@@ -233,6 +235,10 @@ def _parse_line(path: Path, number: int, line: bytes) -> AnyLine:
     except ValueError as error:
         hint = "Restore the file, or run the comparison again."
         raise RecordsError(f"Line {number} of {path} is not valid JSON: {error}.", hint=hint) from error
+    with suppress(AttributeError, KeyError, TypeError):  # validation names what is wrong
+        for mode in content.get("modes", ()):
+            for name in _OLD_PLAN:
+                mode["plan"].pop(name, None)
     try:
         return _ADAPTER.validate_python(content)
     except ValidationError as error:

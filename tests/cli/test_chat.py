@@ -39,7 +39,7 @@ def talk(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> Talk:
     return call
 
 
-def answer(messages: list[dict[str, str]], mode: str = "quality", **params: Any) -> str:
+def answer(messages: list[dict[str, str]], mode: str = "lossless", **params: Any) -> str:
     """What fresh engines answer."""
     chosen = DecodingParams(**{"max_new_tokens": 12} | params)
     edge, cloud = open_toy("toy:drift=0.2"), open_toy("toy")

@@ -115,7 +115,7 @@ def test_the_address_of_ours_has_no_http(invoke: Invoke, server: Serving, more: 
 
 
 def test_a_text_that_waits_for_a_lost_server_says_so(invoke: Invoke) -> None:
-    lost = ("generate", "你好", *EDGE, "-m", "lossless", "--cloud", "127.0.0.1:9", "--cloud-timeout", "2.5")
+    lost = ("generate", "你好", *EDGE, "--require-cloud", "--cloud", "127.0.0.1:9", "--cloud-timeout", "2.5")
     status, _, err = invoke(*lost)
     first, last = err.splitlines()
     assert status == 1 and first.endswith("waiting up to 2.5 s for it.") and "--cloud-timeout" in last

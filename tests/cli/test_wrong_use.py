@@ -35,7 +35,7 @@ WRONG = {
     f"{GENERATE} --temperature warm": "warm",
     f"{GENERATE} --stop ''": "--stop must be texts, none of them empty",
     f"{GENERATE} --stop \udcff": "not valid UTF-8",
-    f"{GENERATE} -m lossless --execution throughput": "--execution",
+    f"{GENERATE} --execution fast": "--execution",
     f"{GENERATE} --trace /no/such/folder/t.jsonl": "/no/such/folder",
     f"{GENERATE} --speed 9": "--speed",
     # clouds
@@ -102,6 +102,6 @@ def test_a_failure_has_exit_status_1(refused: Refused) -> None:
     refused("models", "fetch", SMALL, "--offline", says=f"skydraft models fetch {SMALL}", status=1)
     refused("generate", "你好", "--offline", says="qwen2.5-coder", status=1)
     refused("generate", "快", "--local-only", "--edge-model", "a/b", says="a/b", status=1)
-    away = shlex.split(f"generate 你好 {EDGE} -m lossless --cloud 127.0.0.1:9 --cloud-timeout 0.3")
+    away = shlex.split(f"generate 你好 {EDGE} --require-cloud --cloud 127.0.0.1:9 --cloud-timeout 0.3")
     refused(*away, says="did not answer", status=1)
     refused(*away, says="doctor --cloud 127.0.0.1:9", status=1)

@@ -121,7 +121,7 @@ class Held:
 def test_health_says_how_far_prompts_are_read_and_nothing_of_those_of_other_keys(has_keys: bool) -> None:
     held = Held()
     with gateway(held.pair, authorize=(lambda _: "me") if has_keys else None) as served:
-        asking = threading.Thread(target=served.chat, args=("语" * 1300,))
+        asking = threading.Thread(target=served.chat, args=("语" * 1300,), kwargs={"model": "skydraft-edge"})
         asking.start()
         assert held.is_there.wait(30)
         state = served.client.get(f"{served.url}/health").json()

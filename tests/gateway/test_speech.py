@@ -111,6 +111,9 @@ def test_over_a_link_nothing_of_a_voice_is_sent_unless_that_was_said(hearing: Ru
         for share, shares in (("none", False), ("features", True)):
             defaults = Defaults(DecodingParams(), share_audio=share)  # type: ignore[arg-type]
             with gateway(Pair(pair.edge, cloud), defaults=defaults) as running:
-                reply = running.chat([part()], model="skydraft-lossless", max_tokens=8).json()
-                assert (reply["skydraft"]["stats"]["shared_bytes"] > 0) == shares
-                assert running.chat([part()], model="skydraft-cloud").status_code == (200 if shares else 400)
+                for model in ("skydraft", "skydraft-quality", "skydraft-cloud"):
+                    reply = running.chat([part()], model=model, max_tokens=8)
+                    assert reply.status_code == (200 if shares else 400)
+                    assert shares or "--share-audio features" in reply.json()["error"]["message"]
+                reply = running.chat([part()], model="skydraft-edge", max_tokens=8).json()
+                assert reply["skydraft"]["stats"]["shared_bytes"] == 0

@@ -35,7 +35,7 @@ class Tracer:
 
 async def complete(gateway: Gateway) -> None:
     message, gate = {"role": "user", "content": "语速"}, {"gate": "entropy:3.25+start"}  # of two nats toys are unsure
-    body = {"model": "skydraft-lossless", "messages": [message], "max_tokens": 40, "skydraft": gate}
+    body = {"model": "skydraft-quality", "messages": [message], "max_tokens": 40, "skydraft": gate}
     async with httpx.AsyncClient(transport=httpx.ASGITransport(gateway.app), base_url="http://localhost") as client:
         reply = await client.post("/v1/chat/completions", json=body)
     assert reply.status_code == 200 and {"accepted", "skipped"} <= set(reply.json()["skydraft"]["origins"])
