@@ -61,6 +61,8 @@ WRONG = {
     "generate --edge-model toy --mode edge": "Give a prompt, or a recording (--audio)",
     "caption": "FILES",
     f"{CAPTION} --cloud localhost:1": "--share-audio",
+    f"{CAPTION} --system ''": "system message is empty",
+    f"{CAPTION} --redo-fallback": "--out",
     f"{CAPTION} -m edge --edge-model toy --out /dev/null/x.csv": "/dev/null/x.csv",
     f"{CAPTION} --edge-model not-looked-for --out a.csv.gz": ".csv or .jsonl",
     # models by name
