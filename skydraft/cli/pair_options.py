@@ -100,7 +100,7 @@ SOURCE_OPTION = option("--source", "FROM",
 )  # fmt: skip
 _RUN = [
     option("--context context_len", "N", "Most tokens of prompt and answer.", default=4096),
-    option("--threads num_threads", "N", "CPU threads (default: 0, all cores).", default=0),
+    option("--threads num_threads", "N", "CPU threads (default: 0, all cores; small checkpoints: one).", default=0),
     option("--gpu-layers", "N", "GGUF: layers on the GPU, -1 for all (default: 0).", default=0),
     option("--device", "D", "transformers: cpu or cuda.", default="cpu"),
     option("--dtype", "T", "transformers: float32, bfloat16 or float16.", default="float32"),

@@ -20,6 +20,7 @@ _WANTED = "Give a folder with config.json, weights and tokenizer of a causal lan
 _FITTING = SpecifierSet(">=5.20,<5.25", prereleases=True)  # of transformers: what pyproject.toml takes, and tests run
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
 _NUM_SAMPLES, _SAMPLE_BYTES = 16, 1 << 16
+_SMALL_MODEL = 50_000_000  # parameters
 
 
 def weights_fingerprint(files: Iterable[Path]) -> str:
@@ -51,6 +52,23 @@ def load_library() -> tuple[Any, Any]:
         import torch
         import transformers
     return torch, transformers
+
+
+def sensible_threads(torch: Any, model: Any) -> int:
+    """One for a small model, whose threads would only wait for each other; otherwise as many as torch takes."""
+    return 1 if model.num_parameters() < _SMALL_MODEL else int(torch.get_num_threads())
+
+
+@contextmanager
+def inference(torch: Any, num_threads: int) -> Iterator[None]:
+    """Compute without gradients, with so many threads, which are those of this thread of Python within the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def failed(transformers: Any, does: str, error: Exception, kind: type[SkydraftError], hint: str = "") -> SkydraftError:

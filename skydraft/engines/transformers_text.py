@@ -14,7 +14,15 @@ import numpy as np
 
 from skydraft.engines.adapter import AdaptedModel
 from skydraft.engines.base import Engine, Feeds, Sequence
-from skydraft.engines.checkpoint import failed, load_checkpoint, load_library, read_vocab, weights_fingerprint
+from skydraft.engines.checkpoint import (
+    failed,
+    inference,
+    load_checkpoint,
+    load_library,
+    read_vocab,
+    sensible_threads,
+    weights_fingerprint,
+)  # fmt: skip
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.probe import cpu_model, profile_of
 from skydraft.engines.registry import EngineKind
@@ -49,6 +57,7 @@ class TransformersEngine(Engine):
         if options.num_threads:
             torch.set_num_threads(options.num_threads)
         self._model, self.vocab, self._adapted = base.loaded() if base else self._load()
+        self._num_threads = options.num_threads or sensible_threads(torch, self._model)
         self.fingerprint, self._label = self._adapted.fingerprint, ""
         if adapter:
             self._label, self.fingerprint = self._adapted.add(adapter, self.name)
@@ -92,7 +101,7 @@ class TransformersEngine(Engine):
         torch, on_gpu = self._torch, self._device.type == "cuda"
         processor = torch.cuda.get_device_name(self._device) if on_gpu else torch.backends.cpu.get_cpu_capability()
         versions = (torch.__version__, self._transformers.__version__)
-        how = (self._device, options.dtype, torch.get_num_threads())
+        how = (self._device, options.dtype, self._num_threads)
         return "|".join(map(str, (self.fingerprint, *versions, *how, cpu_model(), processor)))
 
     def allocate(self, num_tokens: int) -> Slot:
@@ -108,7 +117,7 @@ class TransformersEngine(Engine):
     def forward(self, feeds: Feeds, *, want_logits: bool) -> list[Rows]:
         num_rows = sum(len(token_ids) for _, token_ids in feeds)
         try:
-            with self._torch.inference_mode(), self._adapted.using(self._label):
+            with inference(self._torch, self._num_threads), self._adapted.using(self._label):
                 rows = [self._run(sequence, token_ids, want_logits) for sequence, token_ids in feeds]
                 # 16 bits become float32, which is exact. Where no row is wanted, its time is taken all the same.
                 return [each[:, : self.vocab.size].float().cpu().numpy() for each in rows]

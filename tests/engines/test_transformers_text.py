@@ -111,7 +111,25 @@ def test_options_that_cannot_apply(options: EngineOptions, message: str, folders
         TransformersEngine(folders[0], options)
 
 
-def test_the_profile_is_remembered(folders: tuple[Path, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("given", "small_below", "expected"), [(0, 10**9, 1), (0, 0, 2), (3, 10**9, 3)])
+def test_a_small_model_computes_on_one_thread_unless_it_is_told(
+    given: int, small_below: int, expected: int, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A larger one in the same process has all of torch's; what else the process computes does, too."""
+    before, seen = torch.get_num_threads(), list[int]()
+    monkeypatch.setattr("skydraft.engines.checkpoint._SMALL_MODEL", small_below)
+    try:
+        torch.set_num_threads(2)
+        engine = TransformersEngine(folders[0], replace(OPTIONS, num_threads=given))
+        engine._model.register_forward_pre_hook(lambda *_: seen.append(torch.get_num_threads()))
+        engine.open([1]).extend([1])
+        assert set(seen) == {expected} and torch.get_num_threads() == (given or 2)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_profile_is_remembered(folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skydraft.engines.probe.is_busy", lambda: False)
     options = EngineOptions(context_len=64, num_threads=1, profile_path=tmp_path / "profiles.json")
     first = TransformersEngine(folders[0], options).profile
     assert TransformersEngine(folders[0], options).profile == first
