@@ -35,8 +35,8 @@ Row = dict[str, Any]
 _ALONE = "num_fallback_tokens"  # written without the server
 _STATS = ("exact", _ALONE, "num_tokens", "num_escalated", "cloud_calls_per_token", "acceptance_rate",
           "target_written_per_token", "tokens_per_s", "ttft_ms")  # fmt: skip
-_FIRST_COLUMNS = ("file", "text", "error")
-_COLUMNS = (*_FIRST_COLUMNS, "mode", "duration_s", "finish_reason", "share", "bytes_shared", "preprocess_ms", *_STATS)
+_COLUMNS = ("file", "text", "error", "mode", "duration_s", "finish_reason", "share", "bytes_shared", "preprocess_ms",
+            *_STATS)  # fmt: skip
 _ENDINGS = {".csv", ".jsonl", ".ndjson", ".json", ""}
 _BOM = "\ufeff"  # without it Excel takes UTF-8 for the system's old encoding
 _FIRST = '{"file":'  # the beginning of a row of JSON
@@ -48,7 +48,7 @@ class CaptionTable:
 
     def __init__(self, file: TextIO, is_csv: bool, rows: Iterable[Row] = (), *, redo: bool = False) -> None:
         self._file, self._is_csv, self._redo = file, is_csv, redo
-        self._tokens_alone = {row["file"]: _tokens_alone(row) for row in rows}
+        self._tokens_alone = {row["file"]: str(row.get(_ALONE, "")) for row in rows}  # "" of an earlier version
         self._csv = csv.DictWriter(file, _COLUMNS, extrasaction="ignore")
 
     def begin(self) -> None:
@@ -69,7 +69,7 @@ class CaptionTable:
     def write(self, row: Row) -> None:
         """Append a row. In CSV, a cell that a spreadsheet would read as a formula gets an apostrophe before it."""
         if "error" not in row:
-            self._tokens_alone[self._name(row["file"])] = _tokens_alone(row)
+            self._tokens_alone[self._name(row["file"])] = str(row.get(_ALONE, ""))
         if self._is_csv:
             self._csv.writerow({name: _cell(value) for name, value in row.items()})
         else:
@@ -78,11 +78,6 @@ class CaptionTable:
 
     def _name(self, path: Path | str) -> str:
         return _cell(str(path)) if self._is_csv else str(path)
-
-
-def _tokens_alone(row: Row) -> str:
-    """Empty where an earlier version wrote the row."""
-    return str(row.get(_ALONE, ""))
 
 
 def _cell(value: Any) -> str:
@@ -123,7 +118,7 @@ def _csv_rows(text: str) -> list[Row] | None:
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     rows: list[Row] = []
     try:
-        if text and not set(_FIRST_COLUMNS) <= set(reader.fieldnames or ()) <= set(_COLUMNS):
+        if text and not set(_COLUMNS[:3]) <= set(reader.fieldnames or ()) <= set(_COLUMNS):
             return None
         rows.extend(reader)
     except csv.Error:

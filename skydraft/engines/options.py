@@ -2,10 +2,11 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from pathlib import Path
 from threading import TIMEOUT_MAX
+from typing import Self
 
 from skydraft.errors import OptionError
 
@@ -58,3 +59,14 @@ class EngineOptions:
         if self.num_threads > _MANY_TIMES * (num_processors := os.cpu_count() or 1):
             what = f"--threads {self.num_threads} is far more than the {num_processors} processors of this machine."
             raise OptionError(what, hint="Leave it out for one thread a core.")
+
+    def on(self, side: str) -> Self:
+        """The options of one model of a pair: edge=cpu,cloud=cuda names a `device`, or a `dtype`, for each side."""
+        return replace(self, device=_on(side, self.device, "cpu"), dtype=_on(side, self.dtype, "float32"))
+
+
+def _on(side: str, given: str, default: str) -> str:
+    values = {"": default, **dict(part.rpartition("=")[::2] for part in given.split(","))}
+    if not values.keys() <= {"", "edge", "cloud"}:
+        raise OptionError(f"'{given}' names another side than edge and cloud.", hint=f"For example: edge={default}.")
+    return values.get(side, values[""])

@@ -62,11 +62,10 @@ def _compare(sequence: Sequence, feed: list[int], max_rows: int) -> tuple[int, t
 
 
 def cpu_model() -> str:
-    try:
+    with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return f"{os.cpu_count()} cores"
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+        return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+    return f"{os.cpu_count()} cores"
 
 
 def profile_of(engine: Engine, key: str, options: EngineOptions) -> RowProfile:
@@ -86,8 +85,7 @@ def profile_of(engine: Engine, key: str, options: EngineOptions) -> RowProfile:
 
 
 def _read(path: Path) -> dict[str, RowProfile]:
-    try:
+    with suppress(OSError, ValueError):
         known = _PROFILES.validate_json(read_file(path))
-    except (OSError, ValueError):
-        return {}
-    return {key: profile for key, profile in known.items() if profile.forward_ms}
+        return {key: profile for key, profile in known.items() if profile.forward_ms}
+    return {}

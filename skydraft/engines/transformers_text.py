@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,15 +15,7 @@ import numpy as np
 
 from skydraft.engines.adapter import AdaptedModel
 from skydraft.engines.base import Engine, Feeds, Sequence
-from skydraft.engines.checkpoint import (
-    failed,
-    inference,
-    load_checkpoint,
-    load_library,
-    read_vocab,
-    sensible_threads,
-    weights_fingerprint,
-)  # fmt: skip
+from skydraft.engines.checkpoint import failed, load_checkpoint, load_library, read_vocab, weights_fingerprint
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.probe import cpu_model, profile_of
 from skydraft.engines.registry import EngineKind
@@ -30,6 +23,7 @@ from skydraft.engines.vocab import Rows, TokenIds, Vocab
 from skydraft.errors import BrokenModel, EngineError
 
 _WEIGHTS = ("*.safetensors", "*.bin", "config.json")
+_SMALL_MODEL = 50_000_000  # parameters
 _GROWING, _SLIDING, _EMPTY = "DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"
 
 
@@ -57,7 +51,9 @@ class TransformersEngine(Engine):
         if options.num_threads:
             torch.set_num_threads(options.num_threads)
         self._model, self.vocab, self._adapted = base.loaded() if base else self._load()
-        self._num_threads = options.num_threads or sensible_threads(torch, self._model)
+        # Threads of a small model would only wait for each other.
+        is_small = self._model.num_parameters() < _SMALL_MODEL and not options.num_threads
+        self._num_threads = 1 if is_small else torch.get_num_threads()
         self.fingerprint, self._label = self._adapted.fingerprint, ""
         if adapter:
             self._label, self.fingerprint = self._adapted.add(adapter, self.name)
@@ -117,7 +113,9 @@ class TransformersEngine(Engine):
     def forward(self, feeds: Feeds, *, want_logits: bool) -> list[Rows]:
         num_rows = sum(len(token_ids) for _, token_ids in feeds)
         try:
-            with inference(self._torch, self._num_threads), self._adapted.using(self._label):
+            with ExitStack() as after, self._torch.inference_mode(), self._adapted.using(self._label):
+                after.callback(self._torch.set_num_threads, self._torch.get_num_threads())
+                self._torch.set_num_threads(self._num_threads)
                 rows = [self._run(sequence, token_ids, want_logits) for sequence, token_ids in feeds]
                 # 16 bits become float32, which is exact. Where no row is wanted, its time is taken all the same.
                 return [each[:, : self.vocab.size].float().cpu().numpy() for each in rows]
