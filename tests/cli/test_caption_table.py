@@ -103,7 +103,7 @@ def test_nothing_is_loaded_where_nothing_is_left_to_do(tmp_path: Path, invoke: I
     assert (status, out) == (0, "") and err.count("\n") == 1 and "leaving out 1 of 1" in err
 
 
-def test_excel_reads_chinese_and_runs_no_formula(tmp_path: Path) -> None:
+def test_excel_reads_chinese_and_runs_no_formula(tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "a.csv"
     write(out, *(said(text, text) for text in FORMULAS), said("=1", "语速=快"))
     assert out.read_bytes().startswith("\ufefffile,".encode()) and out.read_bytes().count("\ufeff".encode()) == 1
@@ -114,10 +114,6 @@ def test_excel_reads_chinese_and_runs_no_formula(tmp_path: Path) -> None:
     plain = tmp_path / "a.jsonl"
     write(plain, *(said(text, text) for text in FORMULAS))
     assert [row["text"] for row in read(plain)] == FORMULAS
-
-
-def test_what_is_piped_are_lines_of_json(capsys: pytest.CaptureFixture[str]) -> None:
     with TableChoice(None).open() as table:
         table.write(said("a.wav", "\x1b[2J快"))
-    out = capsys.readouterr().out
-    assert json.loads(out)["text"] == "\x1b[2J快" and "\x1b" not in out  # a terminal is not moved
+    assert json.loads(piped := capsys.readouterr().out)["text"] == "\x1b[2J快" and "\x1b" not in piped  # for a terminal

@@ -126,24 +126,21 @@ def test_a_small_model_computes_on_one_thread_unless_it_is_told(
     given: int, small_below: int, expected: int, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A larger one in the same process has all of torch's; what else the process computes does, too."""
-    before, seen = torch.get_num_threads(), list[int]()
+    seen: list[int] = []
     monkeypatch.setattr("skydraft.engines.transformers_text._SMALL_MODEL", small_below)
-    try:
-        torch.set_num_threads(2)
-        engine = TransformersEngine(folders[0], replace(OPTIONS, num_threads=given))
-        engine._model.register_forward_pre_hook(lambda *_: seen.append(torch.get_num_threads()))
-        engine.open([1]).extend([1])
-        assert set(seen) == {expected} and torch.get_num_threads() == (given or 2)
-    finally:
-        torch.set_num_threads(before)
+    torch.set_num_threads(2)
+    engine = TransformersEngine(folders[0], replace(OPTIONS, num_threads=given))
+    engine._model.register_forward_pre_hook(lambda *_: seen.append(torch.get_num_threads()))
+    engine.open([1]).extend([1])
+    assert set(seen) == {expected} and torch.get_num_threads() == (given or 2)
+    torch.set_num_threads(OPTIONS.num_threads)  # as all other tests have it
 
 
 def test_the_profile_is_remembered(folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skydraft.engines.probe.is_busy", lambda: False)
     options = EngineOptions(context_len=64, num_threads=1, profile_path=tmp_path / "profiles.json")
-    first = TransformersEngine(folders[0], options).profile
-    assert TransformersEngine(folders[0], options).profile == first
-    TransformersEngine(folders[0], replace(options, dtype="bfloat16"))
+    for dtype in ("float32", "float32", "bfloat16"):
+        TransformersEngine(folders[0], replace(options, dtype=dtype))
     keys = list(json.loads(options.profile_path.read_text()))
     assert len(keys) == 2 and torch.__version__ in keys[0]
 
