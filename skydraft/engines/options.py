@@ -28,8 +28,8 @@ NOT_PROBED = RowProfile(invariant_rows=1, forward_ms=(1.0,))
 class EngineOptions:
     """How to run a model. Each engine uses the options that apply to it.
 
-    `num_threads` 0 means all cores that the process may use. `gpu_layers` is for GGUF files (-1: all), `device` and
-    `dtype` are for transformers models. `shared_cache` lets sequences of a GGUF model share one KV cache: any feeds fit
+    `num_threads` 0 means all cores that the process may use, and one for transformers models below 50 million
+    parameters. `gpu_layers` is for GGUF files (-1: all), `device` and `dtype` are for transformers models. `shared_cache` lets sequences of a GGUF model share one KV cache: any feeds fit
     into one forward, and logits lose their bit-equality. `max_sequences` are generations at a time, and conversations
     kept; a further generation waits for up to `wait_s` seconds. With a `total_len` the sequences of a GGUF model and
     its adapters have memory for so many tokens in all, taken as they grow; otherwise each has that of its whole context
