@@ -29,11 +29,12 @@ class EngineOptions:
     """How to run a model. Each engine uses the options that apply to it.
 
     `num_threads` 0 means all cores that the process may use, and one for transformers models below 50 million
-    parameters. `gpu_layers` is for GGUF files (-1: all), `device` and `dtype` are for transformers models. `shared_cache` lets sequences of a GGUF model share one KV cache: any feeds fit
-    into one forward, and logits lose their bit-equality. `max_sequences` are generations at a time, and conversations
-    kept; a further generation waits for up to `wait_s` seconds. With a `total_len` the sequences of a GGUF model and
-    its adapters have memory for so many tokens in all, taken as they grow; otherwise each has that of its whole context
-    from the start, and several go into one forward. `notify` gets lines to show.
+    parameters. `gpu_layers` is for GGUF files (-1: all), `device` and `dtype` are for transformers models.
+    `shared_cache` lets sequences of a GGUF model share one KV cache: any feeds fit into one forward, and logits lose
+    their bit-equality. `max_sequences` are generations at a time, and conversations kept; a further generation waits
+    for up to `wait_s` seconds. With a `total_len` the sequences of a GGUF model and its adapters have memory for so
+    many tokens in all, taken as they grow; otherwise each has that of its whole context from the start, and several go
+    into one forward. `notify` gets lines to show.
     """
 
     context_len: int = 4096
