@@ -19,7 +19,7 @@ from skydraft.engines.checkpoint import _FITTING
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-FOR_DEVELOPERS = {"all", "dev", "conformance", "tasks"}  # tasks: a dozen packages, for measuring alone
+FOR_DEVELOPERS = {"all", "dev", "conformance", "tasks", "quantized"}  # the last: a dozen packages; kernels for GPUs
 
 
 @pytest.fixture(scope="module")

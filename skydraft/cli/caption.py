@@ -5,7 +5,8 @@ import dataclasses
 import io
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Seq
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ import click
 
 from skydraft import api
 from skydraft.characters import json_line
-from skydraft.cli.options import DecodingChoice, GateChoice, decoding_section, gate_section
+from skydraft.cli.options import DecodingChoice, GateChoice, as_text, decoding_section, gate_section
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, cloud_section, models_section
 from skydraft.cli.progress import counted
 from skydraft.cli.sections import Command, Section, option
@@ -31,8 +32,11 @@ from skydraft.prompts.audio import load_library
 from skydraft.prompts.messages import Message, asked, spoken
 
 Row = dict[str, Any]
-_COLUMNS = ("file", "text", "error", "duration_s", "finish_reason", "num_tokens", "num_escalated", "share",
-            "bytes_shared", "preprocess_ms", "tokens_per_s", "ttft_ms")  # fmt: skip
+_ALONE = "num_fallback_tokens"  # written without the server
+_STATS = ("exact", _ALONE, "num_tokens", "num_escalated", "cloud_calls_per_token", "acceptance_rate",
+          "target_written_per_token", "tokens_per_s", "ttft_ms")  # fmt: skip
+_COLUMNS = ("file", "text", "error", "mode", "duration_s", "finish_reason", "share", "bytes_shared", "preprocess_ms",
+            *_STATS)  # fmt: skip
 _ENDINGS = {".csv", ".jsonl", ".ndjson", ".json", ""}
 _BOM = "\ufeff"  # without it Excel takes UTF-8 for the system's old encoding
 _FIRST = '{"file":'  # the beginning of a row of JSON
@@ -42,8 +46,9 @@ _FORMULA = tuple("=+-@\t\r\n")
 class CaptionTable:
     """Writes each row at once, so that an interrupted run keeps its rows."""
 
-    def __init__(self, file: TextIO, is_csv: bool, names: set[str]) -> None:
-        self._file, self._is_csv, self._names = file, is_csv, names
+    def __init__(self, file: TextIO, is_csv: bool, rows: Iterable[Row] = (), *, redo: bool = False) -> None:
+        self._file, self._is_csv, self._redo = file, is_csv, redo
+        self._tokens_alone = {row["file"]: str(row.get(_ALONE, "")) for row in rows}  # "" of an earlier version
         self._csv = csv.DictWriter(file, _COLUMNS, extrasaction="ignore")
 
     def begin(self) -> None:
@@ -53,15 +58,26 @@ class CaptionTable:
             self._file.flush()
 
     def holds(self, path: Path) -> bool:
-        return (_cell(str(path)) if self._is_csv else str(path)) in self._names
+        """Whether the table has a caption of it; with `redo` one that the server is known to have taken part in."""
+        tokens_alone = self._tokens_alone.get(self._name(path))
+        return tokens_alone == "0" if self._redo else tokens_alone is not None
+
+    def num_alone(self, paths: Iterable[Path]) -> int:
+        """How many of these were written without the server, at least in part."""
+        return sum(self._tokens_alone.get(self._name(path), "") not in ("", "0") for path in paths)
 
     def write(self, row: Row) -> None:
         """Append a row. In CSV, a cell that a spreadsheet would read as a formula gets an apostrophe before it."""
+        if "error" not in row:
+            self._tokens_alone[self._name(row["file"])] = str(row.get(_ALONE, ""))
         if self._is_csv:
             self._csv.writerow({name: _cell(value) for name, value in row.items()})
         else:
             self._file.write(json_line(row) + "\n")
         self._file.flush()
+
+    def _name(self, path: Path | str) -> str:
+        return _cell(str(path)) if self._is_csv else str(path)
 
 
 def _cell(value: Any) -> str:
@@ -69,8 +85,9 @@ def _cell(value: Any) -> str:
     return f"'{text}" if isinstance(value, str) and text.startswith(_FORMULA) else text
 
 
-def _keep_rows(path: Path, is_csv: bool) -> set[str]:
-    """Remove an incomplete row and the rows of failures from a file; returns the names in the remaining rows.
+def _keep_rows(path: Path, is_csv: bool, *, failures: bool = False) -> list[Row]:
+    """Remove from a file an incomplete row, failures unless they are kept, and captions that were made again; a table
+    of an earlier version gets the new columns. Returns the remaining rows.
 
     Raises OptionError, and changes nothing, if the file holds anything but captions of this format.
     """
@@ -82,22 +99,26 @@ def _keep_rows(path: Path, is_csv: bool) -> set[str]:
             f"{path} holds something other than captions as {kind}; it was not changed.",
             hint="Choose another --out, or remove the file.",
         )
-    kept = [row for row in rows if not row.get("error")]
-    if text and (len(kept) < len(rows) or not text.endswith("\n")):
-        table = CaptionTable(whole := io.StringIO(newline=""), is_csv, set())
+    kept: dict[str, Row] = {}
+    for row in rows:
+        if not row.get("error") or (failures and row["file"] not in kept):
+            kept[row["file"]] = row
+    is_old = is_csv and not text.startswith(",".join(_COLUMNS))
+    if text and (len(kept) < len(rows) or is_old or not text.endswith("\n")):
+        table = CaptionTable(whole := io.StringIO(newline=""), is_csv)
         table.begin()
-        for row in kept:
+        for row in kept.values():
             table.write(row)
         write_whole(path.resolve(), whole.getvalue().encode(), mode=path.stat().st_mode & 0o777)
-    return {row["file"] for row in kept}
+    return list(kept.values())
 
 
 def _csv_rows(text: str) -> list[Row] | None:
-    """The complete rows, or None if the header differs."""
+    """The complete rows, or None if the header is not ours, of this version or an earlier one."""
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     rows: list[Row] = []
     try:
-        if text and tuple(reader.fieldnames or ()) != _COLUMNS:
+        if text and not set(_COLUMNS[:3]) <= set(reader.fieldnames or ()) <= set(_COLUMNS):
             return None
         rows.extend(reader)
     except csv.Error:
@@ -121,33 +142,45 @@ class TableChoice:
     """The file of the rows, stdout by default; its suffix is that of their format. Raises OptionError."""
 
     out: Path | None
+    redo_fallback: bool = False
 
     def __post_init__(self) -> None:
+        if self.redo_fallback and self.out is None:
+            raise OptionError("--redo-fallback needs a file of captions.", hint="Name it with --out.")
         if self.out is not None and self.out.suffix.lower() not in _ENDINGS:
             ending = f"--out {self.out} ends in {self.out.suffix}, but captions are written as .csv or .jsonl."
             raise OptionError(ending, hint="Use one of these suffixes.")
 
     @contextmanager
-    def open(self) -> Iterator[CaptionTable]:
-        """Open the table; existing rows of the file stay. Raises OptionError for a file of another kind."""
+    def open(self, files: Seq[Path] = ()) -> Iterator[CaptionTable]:
+        """Open the table; a row of the file stays, until there is a new one of its recording. At the end a line counts
+        the captions of `files` that the server took no part in. Raises OptionError for a file of another kind."""
         out = self.out
         is_csv = out is not None and out.suffix.lower() == ".csv"
         with telling(OptionError, f"{out} cannot be written", "Choose another file."):
-            names = _keep_rows(out, is_csv) if out and out.is_file() else set()
+            rows = _keep_rows(out, is_csv) if out and out.is_file() else []
             opened = out.open("a", encoding="utf-8", newline="") if out else nullcontext(sys.stdout)
         with opened as file:
-            table = CaptionTable(file, is_csv, names)
+            table = CaptionTable(file, is_csv, rows, redo=self.redo_fallback)
             if out and not out.stat().st_size:
                 table.begin()
             yield table
+        if out and self.redo_fallback:
+            _keep_rows(out, is_csv, failures=True)
+        if num_alone := table.num_alone(files):
+            again = " Run the same command with --redo-fallback to make them again." if out else ""
+            TERMINAL.say(f"{num_alone} of {len(files)} captions were made partly or wholly without the server.{again}")
 
 
 table_section = Section("table", "Output", TableChoice, [
     option("--out", "FILE", "Write to FILE (default: stdout). Recordings that are already in FILE are left out; those "
            "that failed are tried again. FILE.csv is a table for spreadsheets, others hold lines of JSON.", type=Path),
+    option("--redo-fallback", None, "Make captions of --out again that were written without the server, even in part, "
+           "because it was lost; and those whose row does not say so, of an earlier version.", is_flag=True),
 ])  # fmt: skip
 _question_section = Section("messages", "What to write", asked, [
-    option("--prompt", "TEXT", "The question about each recording.", default=CAPTION_PROMPT),
+    option("--prompt", "TEXT", "The question about each recording.", default=CAPTION_PROMPT, callback=as_text),
+    option("-s --system", "TEXT", "System prompt before each question.", callback=as_text),
 ])  # fmt: skip
 
 
@@ -168,6 +201,9 @@ def caption(
 
     An unusable recording is named on stderr and in the output; the others are still described, and the exit status is
     1. The same command with the same --out continues where it stopped.
+
+    If the server is lost, the small model writes on alone unless you give --require-cloud. The exit status stays 0;
+    the last line counts these captions, their rows have num_fallback_tokens, and --redo-fallback makes them again.
     """
     load_library()  # fail now, not after the models are loaded
     cloud.check(models)
@@ -180,7 +216,7 @@ def caption(
         execution=gate.execution,
         breaks_loops=gate.breaks_loops,
     )
-    with table.open() as rows:
+    with table.open(files) as rows:
         todo = [path for path in files if not rows.holds(path)]
         if num_done := len(files) - len(todo):
             TERMINAL.say(f"leaving out {num_done} of {len(files)} recordings that are already in {table.out}.")
@@ -217,11 +253,11 @@ def _describe_all(files: list[Path], described: Callable[[Path], Row], rows: Cap
 
 
 def _row(generation: Generation, audio: dict[str, Any]) -> Row:
-    stats = ("num_tokens", "num_escalated", "cloud_calls_per_token", "tokens_per_s", "ttft_ms")
     return {
         "file": audio.pop("path"),
         "text": generation.text,
+        "mode": generation.request.plan.mode,
         "finish_reason": generation.finish_reason,
         **audio,
-        **{name: getattr(generation.stats, name) for name in stats},
+        **{name: getattr(generation.stats, name) for name in _STATS},
     }

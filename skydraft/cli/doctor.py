@@ -33,6 +33,7 @@ from skydraft.protocol.address import is_url, parse_addresses
 PURPOSES = {
     "prebuilt": "GGUF models", "llamacpp": "faster GGUF models, by a C++ compiler", "transformers": "hub checkpoints",
     "grammar": "text that follows a grammar", "learn": "learning a task", "omni": "models that take speech",
+    "quantized": "checkpoints in 8 or 4 bits",
     "service": "all that a gateway needs",
     "audio": "reading recordings", "serve": "skydraft serve", "gateway": "skydraft gateway",
     "report": "plots of compare", "tasks": "sets of tasks of compare",
@@ -133,7 +134,8 @@ def _pair(console: Console, models: ModelChoice) -> Iterator[str]:
 
 def _loaded(models: ModelChoice, side: str) -> Generator[str, None, Engine | None]:
     """Open the model of this side, and return it; without one, yield the step to repair that."""
-    name, adapter = (models.edge_model, models.adapter) if side == "draft" else (models.target_name, "none")
+    edge, cloud = (models.edge_model, models.adapter, "edge"), (models.target_name, "none", "cloud")
+    name, *how = edge if side == "draft" else cloud
     size, room = 0, free_bytes()
     with suppress(SkydraftError):  # the load says what is wrong
         path = resolve(name, cache_dir(), offline=True).path
@@ -143,7 +145,7 @@ def _loaded(models: ModelChoice, side: str) -> Generator[str, None, Engine | Non
         yield f"the {side} model needs {needs}: choose a smaller one, or close other programs"
         return None
     try:
-        return models.load(name, adapter)
+        return models.load(name, *how)
     except SkydraftError as error:
         yield f"the {side} model does not load: {error.line}"
         return None

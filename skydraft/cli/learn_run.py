@@ -192,7 +192,7 @@ class _Run:
         made = training.trained_before(self._trial, key)
         if not made:
             with showing() as progress:
-                run_on = (self._models.options.device, self._models.options.num_threads)
+                run_on = (self._models.options.on("edge").device, self._models.options.num_threads)
                 made = training.train(task, _SETTINGS, run_on, progress.show)
             made.write(self._trial, key)
         click.echo(f"Agreement on held-out answers: {made.held_out}")

@@ -64,7 +64,7 @@ class ModelChoice:
         return replace(self, options=replace(self.options, context_len=context_len, total_len=total_len))
 
     def load_edge(self) -> Engine:
-        return self.load(self.edge_model, self.adapter)
+        return self.load(self.edge_model, self.adapter, "edge")
 
     def load_pair(self) -> tuple[Engine, Engine]:
         """Open both models. Raises VocabularyMismatch."""
@@ -72,9 +72,9 @@ class ModelChoice:
         check_same(edge.vocab, target.vocab)
         return edge, target
 
-    def load(self, name: str, adapter: str = "none") -> Engine:
+    def load(self, name: str, adapter: str = "none", side: str = "cloud") -> Engine:
         """Open a model. A terminal shows a state meanwhile; any stderr shows the download's progress."""
-        options = self.options if self.is_quiet else replace(self.options, notify=TERMINAL.say)
+        options = self.options.on(side) if self.is_quiet else replace(self.options.on(side), notify=TERMINAL.say)
         with TERMINAL.state(f"Loading {name}…", quiet=self.is_quiet) as clear, downloads() as progress:
 
             def told(done_bytes: int, total_bytes: int, label: str) -> None:
@@ -100,10 +100,16 @@ SOURCE_OPTION = option("--source", "FROM",
 )  # fmt: skip
 _RUN = [
     option("--context context_len", "N", "Most tokens of prompt and answer.", default=4096),
-    option("--threads num_threads", "N", "CPU threads (default: 0, all cores).", default=0),
+    option("--threads num_threads", "N", "CPU threads (default: 0, all cores; small checkpoints: one).", default=0),
     option("--gpu-layers", "N", "GGUF: layers on the GPU, -1 for all (default: 0).", default=0),
-    option("--device", "D", "transformers: cpu or cuda.", default="cpu"),
-    option("--dtype", "T", "transformers: float32, bfloat16 or float16.", default="float32"),
+    option("--device", "D", "transformers: cpu or cuda, or edge=cpu,cloud=cuda.", default="cpu"),
+    option(
+        "--dtype",
+        "T",
+        "transformers: float32, bfloat16, float16, int8 or int4 (the extra quantized), or "
+        "edge=float32,cloud=int8 (default: float32).",
+        default="float32",
+    ),
     option("--offline", None, "Use only what is on this machine; never the network.", is_flag=True),
     SOURCE_OPTION,
 ]

@@ -2,20 +2,25 @@
 
 import hashlib
 import json
+import logging
+import math
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
 from skydraft.characters import from_json
+from skydraft.config import free_bytes
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import BrokenModel, MissingDependency, OptionError, SkydraftError, importing
 
-_DTYPES = ("float32", "bfloat16", "float16")
+_BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8, "int4": 4.5}
+_NOT_LOADED = ("talker.", "token2wav.", "visual.", "thinker.visual.")  # of Qwen2.5-Omni
+_LARGE_BYTES = 1_000_000_000
 _WANTED = "Give a folder with config.json, weights and tokenizer of a causal language model."
 _FITTING = SpecifierSet(">=5.20,<5.25", prereleases=True)  # of transformers: what pyproject.toml takes, and tests run
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
@@ -37,13 +42,11 @@ def weights_fingerprint(files: Iterable[Path]) -> str:
 
 def is_omni(path: Path) -> bool:
     """Whether a folder's config.json describes a thinker with all its parts; transformers would make up those of 7B."""
-    try:
+    with suppress(OSError, ValueError, AttributeError, TypeError):
         config = from_json((path / "config.json").read_bytes())
-        described = set(config.get("thinker_config", config))
-    except (OSError, ValueError, AttributeError, TypeError):
-        return False
-    is_whole = {"audio_config", "text_config", "vision_config"} <= described
-    return is_whole and config.get("model_type") in ("qwen2_5_omni", "qwen2_5_omni_thinker")
+        is_whole = {"audio_config", "text_config", "vision_config"} <= set(config.get("thinker_config", config))
+        return is_whole and config.get("model_type") in ("qwen2_5_omni", "qwen2_5_omni_thinker")
+    return False
 
 
 def load_library() -> tuple[Any, Any]:
@@ -80,13 +83,15 @@ def load_checkpoint(path: Path, model_class: str, options: EngineOptions, *, unu
     """
     torch, transformers = load_library()
     device = check_device(torch, options.device)
-    if options.dtype not in _DTYPES:
-        raise OptionError(f"--dtype must be one of {', '.join(_DTYPES)}, not '{options.dtype}'.")
+    if options.dtype not in _BITS:
+        raise OptionError(f"--dtype must be one of {', '.join(_BITS)}, not '{options.dtype}'.")
+    _check_memory(path, options, torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_bytes())
+    how = _weights(torch, transformers, device, options.dtype)
     try:
         with quiet(transformers):
             tokenizer = transformers.AutoTokenizer.from_pretrained(path, **_LOCAL)
             model, loaded = getattr(transformers, model_class).from_pretrained(
-                path, dtype=getattr(torch, options.dtype), output_loading_info=True, **_LOCAL
+                path, output_loading_info=True, **how, **_LOCAL
             )
     except Exception as error:
         raise failed(transformers, f"cannot load {path}", error, BrokenModel, _WANTED) from error
@@ -97,7 +102,53 @@ def load_checkpoint(path: Path, model_class: str, options: EngineOptions, *, unu
         )
     for parent, _, part in (name.rpartition(".") for name in unused):
         setattr(model.get_submodule(parent), part, None)
-    return model.eval().to(device), _checked(tokenizer, path)
+    return (model if "device_map" in how else model.to(device)).eval(), _checked(tokenizer, path)
+
+
+def _weights(torch: Any, transformers: Any, device: Any, dtype: str) -> dict[str, Any]:
+    """What transformers is told of the weights. In 8 bits torchao is faster on processors; its 4 bits need a GPU."""
+    if not dtype.startswith("int"):
+        return {"dtype": getattr(torch, dtype)}
+    with importing(f"--dtype {dtype} needs", "quantized"):
+        import accelerate  # noqa: F401
+        import bitsandbytes  # noqa: F401
+        from torchao.quantization import Int8WeightOnlyConfig
+    logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)  # else a line for each matrix
+    how_4bit = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.bfloat16}
+    config = transformers.BitsAndBytesConfig(dtype == "int8", dtype == "int4", **how_4bit)
+    if dtype == "int8" and device.type == "cpu":
+        config = transformers.TorchAoConfig(Int8WeightOnlyConfig())
+    return {"dtype": torch.bfloat16, "device_map": device, "quantization_config": config}
+
+
+def memory_of(path: Path) -> dict[str, int]:
+    """Bytes of a folder's weights in memory by --dtype, as far as they are loaded; 0 without *.safetensors.
+
+    Embeddings, the head and whatever is no matrix have 16 bits where others have 8, or 4 and a half with their scales.
+    """
+    from safetensors import safe_open
+
+    shapes: dict[str, list[int]] = {}
+    for file in path.glob("*.safetensors"):
+        with safe_open(file, "np") as opened:
+            shapes |= {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118
+    counts = {name: math.prod(shape) for name, shape in shapes.items() if not name.startswith(_NOT_LOADED)}
+    kept = sum(num for name, num in counts.items() if len(shapes[name]) != 2 or "embed" in name or "lm_head" in name)
+    return {name: int(sum(counts.values()) * bits + kept * max(16 - bits, 0)) // 8 for name, bits in _BITS.items()}
+
+
+def _check_memory(path: Path, options: EngineOptions, room: int | None) -> None:
+    """Say what a large model takes. Raises OptionError where less is free."""
+    sizes: dict[str, int] = {}
+    with suppress(Exception):  # of a broken file; to load it says what is wrong
+        sizes = memory_of(path)
+    if (size := sizes.get(options.dtype, 0)) < _LARGE_BYTES or room is None:
+        return
+    needs = f"the weights take {size / 1e9:.1f} GB of memory in {options.dtype}, and {room / 1e9:.1f} GB are free."
+    if size > room:
+        fits = " or ".join(f"--dtype {dtype} ({size / 1e9:.1f} GB)" for dtype, size in sizes.items() if size <= room)
+        raise OptionError(f"{path}: {needs}", hint=f"Choose {fits or 'a smaller model'}, or close other programs.")
+    options.notify(needs)
 
 
 def _checked(tokenizer: Any, path: Path) -> Any:
@@ -115,15 +166,15 @@ def _checked(tokenizer: Any, path: Path) -> Any:
 
 @contextmanager
 def quiet(transformers: Any) -> Iterator[None]:
-    logging = transformers.utils.logging
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    logs = transformers.utils.logging
+    verbosity = logs.get_verbosity()
+    logs.set_verbosity_error()
+    logs.disable_progress_bar()
     try:
         yield
     finally:
-        logging.set_verbosity(verbosity)
-        logging.enable_progress_bar()
+        logs.set_verbosity(verbosity)
+        logs.enable_progress_bar()
 
 
 def first_line(error: BaseException) -> str:

@@ -2,10 +2,11 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from pathlib import Path
 from threading import TIMEOUT_MAX
+from typing import Self
 
 from skydraft.errors import OptionError
 
@@ -27,12 +28,13 @@ NOT_PROBED = RowProfile(invariant_rows=1, forward_ms=(1.0,))
 class EngineOptions:
     """How to run a model. Each engine uses the options that apply to it.
 
-    `num_threads` 0 means all cores that the process may use. `gpu_layers` is for GGUF files (-1: all), `device` and
-    `dtype` are for transformers models. `shared_cache` lets sequences of a GGUF model share one KV cache: any feeds fit
-    into one forward, and logits lose their bit-equality. `max_sequences` are generations at a time, and conversations
-    kept; a further generation waits for up to `wait_s` seconds. With a `total_len` the sequences of a GGUF model and
-    its adapters have memory for so many tokens in all, taken as they grow; otherwise each has that of its whole context
-    from the start, and several go into one forward. `notify` gets lines to show.
+    `num_threads` 0 means all cores that the process may use, and one for transformers models below 50 million
+    parameters. `gpu_layers` is for GGUF files (-1: all), `device` and `dtype` are for transformers models.
+    `shared_cache` lets sequences of a GGUF model share one KV cache: any feeds fit into one forward, and logits lose
+    their bit-equality. `max_sequences` are generations at a time, and conversations kept; a further generation waits
+    for up to `wait_s` seconds. With a `total_len` the sequences of a GGUF model and its adapters have memory for so
+    many tokens in all, taken as they grow; otherwise each has that of its whole context from the start, and several go
+    into one forward. `notify` gets lines to show.
     """
 
     context_len: int = 4096
@@ -58,3 +60,14 @@ class EngineOptions:
         if self.num_threads > _MANY_TIMES * (num_processors := os.cpu_count() or 1):
             what = f"--threads {self.num_threads} is far more than the {num_processors} processors of this machine."
             raise OptionError(what, hint="Leave it out for one thread a core.")
+
+    def on(self, side: str) -> Self:
+        """The options of one model of a pair: edge=cpu,cloud=cuda names a `device`, or a `dtype`, for each side."""
+        return replace(self, device=_on(side, self.device, "cpu"), dtype=_on(side, self.dtype, "float32"))
+
+
+def _on(side: str, given: str, default: str) -> str:
+    values = {"": default, **dict(part.rpartition("=")[::2] for part in given.split(","))}
+    if not values.keys() <= {"", "edge", "cloud"}:
+        raise OptionError(f"'{given}' names another side than edge and cloud.", hint=f"For example: edge={default}.")
+    return values.get(side, values[""])

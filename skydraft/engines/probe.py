@@ -11,6 +11,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from skydraft.engines.base import Engine, Sequence
+from skydraft.engines.llama_library import is_busy
 from skydraft.engines.options import EngineOptions, RowProfile
 from skydraft.files import read_file, write_whole
 
@@ -61,21 +62,21 @@ def _compare(sequence: Sequence, feed: list[int], max_rows: int) -> tuple[int, t
 
 
 def cpu_model() -> str:
-    try:
+    with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return f"{os.cpu_count()} cores"
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+        return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+    return f"{os.cpu_count()} cores"
 
 
 def profile_of(engine: Engine, key: str, options: EngineOptions) -> RowProfile:
-    """The profile under `key` in the file at `options.profile_path`; if there is none, probe and add it. The key names
-    everything that could change the answer: file, library, processor, threads, cache types."""
+    """The profile under `key` in the file at `options.profile_path`; if there is none, probe, and add it unless others
+    keep the processors busy, so that the next load probes again. The key names everything that could change the answer:
+    file, library, processor, threads, cache types."""
     path = options.profile_path
     if path and (known := _read(path).get(key)):
         return known
-    profile = probe(engine, options.notify)
-    if path:
+    was_busy, profile = is_busy(), probe(engine, options.notify)
+    if path and not was_busy and not is_busy():
         with suppress(OSError):  # a read-only cache folder costs a probe at the next start, nothing else
             path.parent.mkdir(parents=True, exist_ok=True)
             # Of two processes that write at once, one will probe again.
@@ -84,8 +85,7 @@ def profile_of(engine: Engine, key: str, options: EngineOptions) -> RowProfile:
 
 
 def _read(path: Path) -> dict[str, RowProfile]:
-    try:
+    with suppress(OSError, ValueError):
         known = _PROFILES.validate_json(read_file(path))
-    except (OSError, ValueError):
-        return {}
-    return {key: profile for key, profile in known.items() if profile.forward_ms}
+        return {key: profile for key, profile in known.items() if profile.forward_ms}
+    return {}

@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,6 +32,7 @@ from skydraft.errors import BrokenModel, EngineError
 
 _WEIGHTS = ("*.safetensors", "*.bin", "config.json")
 _SAME = 0.02  # of the largest logit: rounding is less, another text is more
+_SMALL_MODEL = 50_000_000  # parameters
 _GROWING, _SLIDING, _EMPTY = "DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"
 
 
@@ -60,6 +62,9 @@ class TransformersEngine(Engine):
         if options.num_threads:
             torch.set_num_threads(options.num_threads)
         self._model, self.vocab, self._adapted = base.loaded() if base else self._load()
+        # Threads of a small model would only wait for each other.
+        is_small = self._model.num_parameters() < _SMALL_MODEL and not options.num_threads
+        self._num_threads = 1 if is_small else torch.get_num_threads()
         self.fingerprint, self._label = self._adapted.fingerprint, ""
         if adapter:
             self._label, self.fingerprint = self._adapted.add(adapter, self.name)
@@ -105,7 +110,7 @@ class TransformersEngine(Engine):
         torch, on_gpu = self._torch, self._device.type == "cuda"
         processor = torch.cuda.get_device_name(self._device) if on_gpu else torch.backends.cpu.get_cpu_capability()
         versions = (torch.__version__, self._transformers.__version__)
-        how = (self._device, options.dtype, torch.get_num_threads())
+        how = (self._device, options.dtype, self._num_threads)
         return "|".join(map(str, (self.fingerprint, *versions, *how, cpu_model(), processor)))
 
     def allocate(self, num_tokens: int) -> Slot:
@@ -121,7 +126,9 @@ class TransformersEngine(Engine):
     def forward(self, feeds: Feeds, *, want_logits: bool) -> list[Rows]:
         num_rows = sum(len(token_ids) for _, token_ids in feeds)
         try:
-            with self._torch.inference_mode(), self._adapted.using(self._label):
+            with ExitStack() as after, self._torch.inference_mode(), self._adapted.using(self._label):
+                after.callback(self._torch.set_num_threads, self._torch.get_num_threads())
+                self._torch.set_num_threads(self._num_threads)
                 rows = self._run_all(feeds, want_logits)
                 # 16 bits become float32, which is exact. Where no row is wanted, its time is taken all the same.
                 return [each[:, : self.vocab.size].float().cpu().numpy() for each in rows]

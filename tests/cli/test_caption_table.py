@@ -80,13 +80,30 @@ def test_a_file_of_something_else_is_left_alone(tmp_path: Path, refused: Refused
     assert (tmp_path / name).read_bytes() == content
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
+def test_captions_without_the_server_are_counted_and_made_again(tmp_path: Path, capsys: Any, name: str) -> None:
+    """The row of an earlier version does not tell, so it is made again too; an old caption stays until then."""
+    files, row = [Path("-a"), Path("-b"), Path("-c")], '{"file": "-c", "text": "早"}\n'
+    (out := tmp_path / name).write_text("file,text,error\n'-c,早,\n" if name == "a.csv" else row, encoding="utf-8")
+    write(out, *(said(each, each) | {"num_fallback_tokens": tokens} for each, tokens in (("-a", 0), ("-b", 7))))
+    with TableChoice(out).open(files) as table:
+        assert all(map(table.holds, files))
+    assert "1 of 3 captions" in capsys.readouterr().err
+    with TableChoice(out, redo_fallback=True).open(files) as table:
+        assert [*map(table.holds, files)] == [True, False, False]
+        table.write({"file": "-c", "error": "unreadable"})
+        table.write(said("-b", "新") | {"num_fallback_tokens": 0})
+        assert len(read(out)) == 5
+    assert [row["text"].lstrip("'") for row in read(out)] == ["早", "-a", "新"] and capsys.readouterr().err == ""
+
+
 def test_nothing_is_loaded_where_nothing_is_left_to_do(tmp_path: Path, invoke: Invoke) -> None:
     write(tmp_path / "a.csv", said(CLIP))
     status, out, err = invoke("caption", CLIP, "--edge-model", "not-looked-for", "--out", str(tmp_path / "a.csv"))
     assert (status, out) == (0, "") and err.count("\n") == 1 and "leaving out 1 of 1" in err
 
 
-def test_excel_reads_chinese_and_runs_no_formula(tmp_path: Path) -> None:
+def test_excel_reads_chinese_and_runs_no_formula(tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "a.csv"
     write(out, *(said(text, text) for text in FORMULAS), said("=1", "语速=快"))
     assert out.read_bytes().startswith("\ufefffile,".encode()) and out.read_bytes().count("\ufeff".encode()) == 1
@@ -97,10 +114,6 @@ def test_excel_reads_chinese_and_runs_no_formula(tmp_path: Path) -> None:
     plain = tmp_path / "a.jsonl"
     write(plain, *(said(text, text) for text in FORMULAS))
     assert [row["text"] for row in read(plain)] == FORMULAS
-
-
-def test_what_is_piped_are_lines_of_json(capsys: pytest.CaptureFixture[str]) -> None:
     with TableChoice(None).open() as table:
         table.write(said("a.wav", "\x1b[2J快"))
-    out = capsys.readouterr().out
-    assert json.loads(out)["text"] == "\x1b[2J快" and "\x1b" not in out  # a terminal is not moved
+    assert json.loads(piped := capsys.readouterr().out)["text"] == "\x1b[2J快" and "\x1b" not in piped  # for a terminal

@@ -27,6 +27,7 @@ WRONG = {
     "generate 你好 --edge-model 'evil\x1b]0;owned\x07\nskydraft: all is well'": "all is well",
     f"{GENERATE} --context 2": "--context",
     f"{GENERATE} --threads 99999": "far more than",
+    f"{GENERATE} --device edg=cuda": "'edg=cuda' names another side than edge and cloud",
     f"generate 你好 {EDGE} --cloud=-": "'-' is not the address of a server",
     # what is written, and who checks it
     f"{GENERATE} --k 0": "--k must be",
@@ -54,13 +55,14 @@ WRONG = {
     f"gateway --edge-only {EDGE} --audit-share 0.1": "is to audit",
     # what is learned
     f"{GENERATE} --learn {CLIP}": "cannot be kept in",
-    f"{GENERATE} --learn /proc/no": "cannot be kept in",
     # recordings
     f"generate --audio {CLIP} --edge-model toy --mode edge": "takes no audio",
     "generate --audio nothing.wav --edge-model toy --mode edge": "no readable file",
     "generate --edge-model toy --mode edge": "Give a prompt, or a recording (--audio)",
     "caption": "FILES",
-    f"{CAPTION} --cloud localhost:1": "--share-audio",
+    f"{CAPTION} --cloud localhost:1": "--share-audio features, or --share-audio none",
+    f"{CAPTION} --system ''": "system message is empty",
+    f"{CAPTION} --redo-fallback": "--out",
     f"{CAPTION} -m edge --edge-model toy --out /dev/null/x.csv": "/dev/null/x.csv",
     f"{CAPTION} --edge-model not-looked-for --out a.csv.gz": ".csv or .jsonl",
     # models by name
@@ -79,12 +81,10 @@ WRONG = {
     "serve --model toy --port 0 --token-file /nonexistent": "cannot be read",
     "serve --model toy --port 0 --max-sessions 0": "must be positive",
     "serve --model toy --port 99999": "0<=x<=65535",
-    "serve --port 0 --model nonsense-model": "nonsense-model",
     f"gateway {TOYS} --host 0.0.0.0": "API key is required",
     f"gateway {TOYS} --parallel 0": "--parallel",
     f"gateway {TOYS} --allow-origins '*'": "'*' is not the origin",
     f"gateway {TOYS} --edge-only": "--edge-only",
-    f"gateway {TOYS} --cloud localhost:1": "choose one",
     f"gateway {TOYS} --tls-cert nowhere": "belong together",
     f"gateway {TOYS} --api-key-file /nowhere": "cannot be read",
     f"gateway {TOYS} --temperature -1": "--temperature",

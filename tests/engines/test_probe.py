@@ -88,11 +88,13 @@ def test_a_profile_is_measured_once_for_each_key(tmp_path: Path, monkeypatch: py
         measured.append(RowProfile(len(measured) + 1, (1.5, 2.5)))
         return measured[-1]
 
+    busy = [True, False, True]  # before the first probe, and after the second: neither is kept
     monkeypatch.setattr(probing, "probe", measure)
+    monkeypatch.setattr(probing, "is_busy", lambda: bool(busy) and busy.pop(0))
     options = EngineOptions(profile_path=tmp_path / "cache" / "profiles.json")
-    for key, expected in (("a", 1), ("a", 1), ("b", 2), ("a", 1)):
+    for key, expected in (("a", 1), ("a", 2), ("a", 3), ("a", 3), ("b", 4), ("a", 3)):
         assert profile_of(toy(), key, options).invariant_rows == expected
-    assert profile_of(toy(), "a", options) == measured[0]
+    assert profile_of(toy(), "a", options) == measured[2]
     (blocked := tmp_path / "file").touch()
-    for path, expected in ((None, 3), (None, 4), (blocked / "profiles.json", 5)):
+    for path, expected in ((None, 5), (None, 6), (blocked / "profiles.json", 7)):
         assert profile_of(toy(), "a", EngineOptions(profile_path=path)).invariant_rows == expected

@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 import skydraft
 from skydraft.config import DecodingParams
-from skydraft.engines.checkpoint import failed
+from skydraft.engines.checkpoint import failed, memory_of
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.transformers_text import TransformersEngine, cache_argument
 from skydraft.errors import BrokenModel, EngineError, MissingDependency, OptionError
@@ -71,7 +72,9 @@ def test_end_tokens_of_the_generation_config_equal_generate(target: Transformers
 
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif("not torch.cuda.is_available()", reason="needs a CUDA device")]
-KINDS = [("cpu", "float32", 0.0), ("cpu", "float32", 0.8), ("cpu", "bfloat16", 0.8)]
+AO = [pytest.mark.skipif(not find_spec("torchao"), reason="needs skydraft[quantized]")]
+KINDS = [("cpu", "float32", 0.0), ("cpu", "float32", 0.8), ("cpu", "bfloat16", 0.8),
+         *(pytest.param("cpu", dtype, 0.8, marks=AO) for dtype in ("int8", "int4"))]  # fmt: skip
 
 
 @pytest.mark.parametrize(("device", "dtype", "temperature"), [*KINDS, pytest.param("cuda", "float32", 0.8, marks=GPU)])
@@ -102,7 +105,8 @@ def test_sliding_layers_can_be_rolled_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (EngineOptions(dtype="int8"), "dtype must be one of float32, bfloat16, float16, not 'int8'"),
+        (EngineOptions(dtype="int3"), "dtype must be one of float32, bfloat16, float16, int8, int4, not 'int3'"),
+        (EngineOptions(device="edge=cpu"), "device must be cpu .*here, not 'edge=cpu'"),
         (EngineOptions(device="cuda:99"), "device must be cpu .*here, not 'cuda:99'"),
     ],
 )
@@ -111,11 +115,32 @@ def test_options_that_cannot_apply(options: EngineOptions, message: str, folders
         TransformersEngine(folders[0], options)
 
 
-def test_the_profile_is_remembered(folders: tuple[Path, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("given", ["cuda,edge=cpu", "cloud=cuda", "edge=cpu,cloud=cuda"])
+def test_each_model_of_a_pair_has_a_device_and_a_dtype(given: str) -> None:
+    sides = [EngineOptions(device=given, dtype="edge=int8").on(side) for side in ("edge", "cloud")]
+    assert [(side.device, side.dtype) for side in sides] == [("cpu", "int8"), ("cuda", "float32")]
+
+
+@pytest.mark.parametrize(("given", "small_below", "expected"), [(0, 10**9, 1), (0, 0, 2), (3, 10**9, 3)])
+def test_a_small_model_computes_on_one_thread_unless_it_is_told(
+    given: int, small_below: int, expected: int, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A larger one in the same process has all of torch's; what else the process computes does, too."""
+    seen: list[int] = []
+    monkeypatch.setattr("skydraft.engines.transformers_text._SMALL_MODEL", small_below)
+    torch.set_num_threads(2)
+    engine = TransformersEngine(folders[0], replace(OPTIONS, num_threads=given))
+    engine._model.register_forward_pre_hook(lambda *_: seen.append(torch.get_num_threads()))
+    engine.open([1]).extend([1])
+    assert set(seen) == {expected} and torch.get_num_threads() == (given or 2)
+    torch.set_num_threads(OPTIONS.num_threads)  # as all other tests have it
+
+
+def test_the_profile_is_remembered(folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skydraft.engines.probe.is_busy", lambda: False)
     options = EngineOptions(context_len=64, num_threads=1, profile_path=tmp_path / "profiles.json")
-    first = TransformersEngine(folders[0], options).profile
-    assert TransformersEngine(folders[0], options).profile == first
-    TransformersEngine(folders[0], replace(options, dtype="bfloat16"))
+    for dtype in ("float32", "float32", "bfloat16"):
+        TransformersEngine(folders[0], replace(options, dtype=dtype))
     keys = list(json.loads(options.profile_path.read_text()))
     assert len(keys) == 2 and torch.__version__ in keys[0]
 
@@ -137,10 +162,25 @@ def test_a_model_with_recurrent_layers_is_refused(tmp_path: Path) -> None:
         TransformersEngine(folder, OPTIONS)
 
 
-def test_without_torch_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingDependency, match=r"pip install 'skydraft\[transformers\]'"):
-        TransformersEngine(tmp_path, OPTIONS)
+@pytest.mark.parametrize(("package", "extra"), [("torch", "transformers"), ("torchao.quantization", "quantized")])
+def test_without_a_package_the_error_says_what_to_install(
+    package: str, extra: str, monkeypatch: pytest.MonkeyPatch, folders: tuple[Path, Path]
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingDependency, match=rf"pip install 'skydraft\[{extra}\]'"):
+        TransformersEngine(folders[0], replace(OPTIONS, dtype="int8"))
+
+
+def test_memory_is_said_before_it_is_taken(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not taken where less is free; what would fit is named."""
+    told, room = list[str](), memory_of(folders[0])["float32"]
+    monkeypatch.setattr("skydraft.engines.checkpoint._LARGE_BYTES", 0)
+    monkeypatch.setattr("skydraft.engines.checkpoint.free_bytes", lambda: room)
+    TransformersEngine(folders[0], replace(OPTIONS, notify=told.append))
+    assert "the weights take 0.0 GB of memory in float32" in told[0]
+    room -= 1
+    with pytest.raises(OptionError, match=r"0\.0 GB are free.* Choose dtype bfloat16 \(0.0 GB\) or dtype float16"):
+        TransformersEngine(folders[0], OPTIONS)
 
 
 @pytest.mark.parametrize(

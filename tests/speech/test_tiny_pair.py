@@ -1,6 +1,7 @@
 """The embedded pair on held-out clips: real architecture, trained weights, no download."""
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -45,7 +46,7 @@ def test_lossless_is_cloud_in_process_and_over_the_link(pair: tuple[Any, Any], t
         assert there.stats.bytes_up > there.stats.shared_bytes > 10_000
 
 
-def test_the_command_says_what_left_the_device(pair: tuple[Any, Any], capsys: Any, tmp_path: Path) -> None:
+def test_the_command_says_what_left_the_device(pair: tuple[Any, Any], capsys: Any) -> None:
     models = ["--edge-model", "tiny-omni-edge", "--cloud-model", "tiny-omni-cloud"]
     assert run(["generate", "--audio", str(CLIPS[0]), *models, "--mode", "quality", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
@@ -62,7 +63,21 @@ def test_the_command_says_what_left_the_device(pair: tuple[Any, Any], capsys: An
         assert "does not hear a recording cannot check" in capsys.readouterr().err
         assert run([*remote, "--share-audio", "none", "--mode", "edge"]) == 0
         assert "features stayed on this device" in capsys.readouterr().err
-    assert run(["caption", str(CLIPS[0]), "missing.wav", *models, "--out", str(tmp_path / "a.csv")]) == 1
-    assert "no readable file missing.wav" in capsys.readouterr().err
-    _, row, _ = (tmp_path / "a.csv").read_text(encoding="utf-8-sig").splitlines()
-    assert said["text"][:8] in row
+
+
+def test_a_caption_tells_how_it_was_written_and_one_without_the_server_is_made_again(
+    pair: tuple[Any, Any], capsys: Any, tmp_path: Path
+) -> None:
+    given = ["caption", "missing.wav", str(CLIPS[0]), "--edge-model", "tiny-omni-edge", "--share-audio", "features"]
+    given += ["--system", "用中文。", "--out", str(out := tmp_path / "a.jsonl"), "--redo-fallback", "-m", "quality", "--cloud"]
+    assert run([*given, "127.0.0.1:9", "--fallback", "start"]) == 1
+    assert re.search(r"(?s)no readable file missing\.wav.*1 of 2 captions", capsys.readouterr().err)
+    failed, row = map(json.loads, out.read_text().splitlines())
+    assert "error" in failed and row["text"].endswith("。")
+    assert (row["mode"], row["exact"], row["num_fallback_tokens"]) == ("quality", False, row["num_tokens"])
+    with serving(pair[1]) as server:
+        assert run([*given, server.address]) == 1
+    assert "captions" not in capsys.readouterr().err
+    row, _ = map(json.loads, out.read_text().splitlines())
+    assert row["num_fallback_tokens"] == 0 < row["target_written_per_token"]
+    assert row["cloud_calls_per_token"] > 0 and 0 <= row["acceptance_rate"] <= 1
