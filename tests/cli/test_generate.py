@@ -50,7 +50,7 @@ def test_the_trace_has_a_line_per_round(invoke: Invoke, tmp_path: Path) -> None:
     assert [token_id for line in rounds for token_id in line["token_ids"]] == answer["token_ids"]
     assert "".join(line["text"] for line in rounds) == answer["text"]
     assert all(len(line["signals"]) == line["num_draft"] and line["link"]["bytes_up"] == 0 for line in rounds)
-    assert 0 < rounds[0]["draft"]["prefill_ms"]
+    assert rounds[0]["draft"]["prefill_ms"] > 0
 
 
 def test_a_pair_that_does_not_fit_is_one_line(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,9 @@ def test_what_a_server_costs_is_asked_once(server: Serving, monkeypatch: pytest.
         def num_asked() -> int:
             return sum(name == "GetInfo" for name, _ in relay.requests)
 
-        assert {write(cloud) for _ in range(3)} == {write(open_toy("toy"))} and num_asked() == 2  # who it is, and its costs
+        assert {write(cloud) for _ in range(3)} == {
+            write(open_toy("toy"))
+        } and num_asked() == 2  # who it is, and its costs
         now = time.monotonic
         monkeypatch.setattr("skydraft.edge.cloud.time", SimpleNamespace(monotonic=lambda: now() + 3600))
         write(cloud)

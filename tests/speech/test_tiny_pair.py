@@ -69,7 +69,16 @@ def test_a_caption_tells_how_it_was_written_and_one_without_the_server_is_made_a
     pair: tuple[Any, Any], capsys: Any, tmp_path: Path
 ) -> None:
     given = ["caption", "missing.wav", str(CLIPS[0]), "--edge-model", "tiny-omni-edge", "--share-audio", "features"]
-    given += ["--system", "用中文。", "--out", str(out := tmp_path / "a.jsonl"), "--redo-fallback", "-m", "quality", "--cloud"]
+    given += [
+        "--system",
+        "用中文。",
+        "--out",
+        str(out := tmp_path / "a.jsonl"),
+        "--redo-fallback",
+        "-m",
+        "quality",
+        "--cloud",
+    ]
     assert run([*given, "127.0.0.1:9", "--fallback", "start"]) == 1
     assert re.search(r"(?s)no readable file missing\.wav.*1 of 2 captions", capsys.readouterr().err)
     failed, row = map(json.loads, out.read_text().splitlines())

@@ -120,7 +120,10 @@ def test_a_gateway_that_has_spent_its_day_goes_on_without_the_cloud(tmp_path: Pa
     with standing("vllm", tmp_path) as front:
         for is_again in (False, True):
             with over(front.url, price="1,2,3", max_cost=2e-5) as running:
-                refused = [post(running, "completions", model="skydraft-cloud").status_code == 429 for _ in range(1 if is_again else 30)]
+                refused = [
+                    post(running, "completions", model="skydraft-cloud").status_code == 429
+                    for _ in range(1 if is_again else 30)
+                ]
                 assert refused[-1] and refused[0] is is_again
                 num_asked = len(front.generating)
                 for path in PATHS:
