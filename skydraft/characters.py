@@ -8,11 +8,21 @@ import json
 import re
 import unicodedata
 from contextlib import suppress
+from itertools import groupby
 from typing import Any
 
 COMMA_LIKE = frozenset("，,、；;：:﹐﹑﹔﹕､")
 FULL_STOP_LIKE = frozenset("。．.！!？?｡﹒﹗﹖")
 CLOSING = frozenset("”’」』）)】》〉]}\"'")
+
+# Doubled ideographs that are words or parts of words: 慢慢, 高高兴兴, 谢谢.
+REDUPLICATIONS = frozenset(
+    char * 2
+    for char in "爸宝常层沉处匆大淡滴弟点等短缓哥个公姑刚高乖光滚哈好黑狠红哗欢灰渐姐紧仅静舅久看快空宽款蓝朗姥冷历粼"
+    "凉亮聊寥绿妈满漫慢忙茫毛每妹闷密绵明默奶嫩年浓暖偏飘频婆平轻青清星晴区圈悄人日软融洒散闪深生声湿时试"
+    "世事叔舒说熟双爽谁丝岁太滔天甜条听通偷团娃弯汪往微巍娓稳问细想香谢写欣行兴熊徐纷炎洋痒样遥爷夜一依盈"
+    "悠幽圆源远匀早走字整正真阵蒸种重皱转滋足坐"
+)
 
 _CJK_RANGES = (
     (0x3400, 0x4DBF),  # extension A
@@ -34,6 +44,19 @@ def is_cjk(char: str) -> bool:
 
 def is_punctuation(char: str) -> bool:
     return unicodedata.category(char).startswith("P")  # symbols such as + are none
+
+
+def content_units(text: str) -> list[str]:
+    """The ideographs of a text. If it has none: its words, in lower case."""
+    return list(filter(is_cjk, text)) or re.findall(r"[^\W_]+", text.lower())
+
+
+def num_adjacent(text: str) -> tuple[int, int]:
+    """Number of ideographs equal to the character before them, and of doubles in REDUPLICATIONS, which are not among
+    them. A third equal character is no double."""
+    runs = ["".join(run) for char, run in groupby(text) if is_cjk(char)]
+    num_doubles = sum(run[:2] in REDUPLICATIONS for run in runs)
+    return sum(map(len, runs)) - len(runs) - num_doubles, num_doubles
 
 
 def visible(text: str) -> str:

@@ -105,7 +105,7 @@ comparison_section = Section("chosen", "What to compare", ComparisonChoice, [
 def compare(
     workload: Workload, chosen: ComparisonChoice, cloud: CloudChoice, models: ModelChoice, decoding: DecodingChoice
 ) -> None:
-    """Run prompts or tasks in several modes, in turn; write records, figures and a report to DIR.
+    """Run prompts or tasks in several modes, in turn; write records, tables, plots and a page to DIR.
 
     With --cloud the target is the model on that server, over the real link. Texts are not scored then. --adapter A,none
     compares what the draft model has learned with the model as it is: each has a folder in DIR, and a table.
@@ -167,7 +167,7 @@ def _slowed(cloud: CloudChoice, rtt_ms: float | None) -> Iterator[CloudChoice]:
 @click.command(cls=Command)
 @click.argument("folder", type=Path)
 def report(folder: Path) -> None:
-    """Make summary.json and report.html in FOLDER again, from its records.jsonl. Needs no model."""
+    """Make the page, the tables and the plots in FOLDER again, from its records.jsonl. Needs no model."""
     _write_report(folder, folder / "records.jsonl")
 
 
@@ -176,7 +176,7 @@ def _write_report(out: Path, path: Path) -> None:
     if unjudged := len(records.unjudged()):
         what = f"Answers without a verdict, which do not count: {unjudged}."
         click.echo(f"{what} To judge them, run the same skydraft compare again.", err=True)
-    _show_table(write_report(Findings(records), out).settings)
+    _show_tables(write_report(Findings(records), out).settings)
     click.echo(f"Report: {out / 'report.html'}", err=True)
     try:
         load_pyplot()
@@ -184,22 +184,27 @@ def _write_report(out: Path, path: Path) -> None:
         click.echo(f"It has no plots. {error.line} Then: skydraft report {shlex.quote(str(out))}", err=True)
 
 
-def _show_table(settings: Sequence[SettingFigures]) -> None:
-    """The figures of a summary that say what each mode is worth, a line a mode."""
-    names = {
-        "agreement": "target_agreement", "right": "task_score", "calls a token": "cloud_calls_per_token",
-        "target wrote": "target_written_per_token", "tokens/s": "tokens_per_s",
-    }  # fmt: skip
-    shown = [head for head, name in names.items() if any(each.value(name) is not None for each in settings)]
+_TABLES = (
+    {"agreement": "target_agreement", "right": "task_score", "calls a token": "cloud_calls_per_token",
+     "target wrote": "target_written_per_token", "tokens/s": "tokens_per_s"},
+    {"acceptance": "acceptance_rate", "blocks a text": "blocks_sent", "punctuation": "punctuation_density",
+     "repeats of 2": "repeat_rate_2", "repeats of 3": "repeat_rate_3", "adjacent": "adjacent_repeat"},
+)  # fmt: skip
+
+
+def _show_tables(settings: Sequence[SettingFigures]) -> None:
+    """Two tables of a summary, a line a mode: what each is worth, and how its texts read."""
     width = max((len(each.mode) for each in settings), default=4)
-    click.echo(f"{'mode':<{width}}" + "".join(f"{head:>15}" for head in shown))
-    for each in settings:
-        values = {head: each.value(names[head]) for head in shown}
-        cells = {head: "" if value is None else f"{value:.3f}" for head, value in values.items()}
-        num_calls = round((values.get("calls a token") or 0) * each.num_tokens)
-        if values.get("target wrote") == 1 and num_calls == each.num_generations:
-            cells["calls a token"] = "one a text"
-        click.echo(f"{each.mode:<{width}}" + "".join(f"{cell:>15}" for cell in cells.values()))
+    for number, names in enumerate(_TABLES):
+        shown = [head for head, name in names.items() if any(each.value(name) is not None for each in settings)]
+        click.echo("\n" * number + f"{'mode':<{width}}" + "".join(f"{head:>15}" for head in shown))
+        for each in settings:
+            values = {head: each.value(names[head]) for head in shown}
+            cells = {head: "" if value is None else f"{value:.3f}" for head, value in values.items()}
+            num_calls = round((values.get("calls a token") or 0) * each.num_tokens)
+            if values.get("target wrote") == 1 and num_calls == each.num_generations:
+                cells["calls a token"] = "one a text"
+            click.echo(f"{each.mode:<{width}}" + "".join(f"{cell:>15}" for cell in cells.values()))
 
 
 _fitted_section = Section("workload", "Prompts", _together, [

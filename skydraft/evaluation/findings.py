@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +35,32 @@ class Setting:
         """Over all prompts; None if the denominator is 0."""
         above, below = self.sums(measure)
         return float(above.sum() / below.sum()) if below.sum() else None
+
+
+# A token of a text, with the draft model's signals at its place, where these are known. `agrees`: the target would
+# choose the token; `draft_agrees`: it would choose the draft model's choice. `accepted`: 1 for an accepted draft, 0
+# where one was rejected.
+TOKEN_COLUMNS = ("prompt", "mode", "repetition", "index", "token_id", "text", "origin", "entropy", "margin", "top_prob",
+                 "agrees", "draft_agrees", "accepted")  # fmt: skip
+
+
+def token_rows(case: Case) -> Iterator[dict[str, Any]]:
+    """A dict of TOKEN_COLUMNS for each token."""
+    line, score = case.generation, case.score
+    drafted: dict[int, tuple[Any, ...]] = {}  # signals and `accepted`, by index
+    for entry in line.rounds:
+        record, checked = entry.record, entry.record.outcome == "verified"
+        signals = entry.signals or ((None,) * 3,) * record.num_draft
+        for at, place in enumerate(signals[: record.num_accepted + 1] if checked else signals):
+            drafted[record.base + at] = (*place, int(at < record.num_accepted) if checked else None)
+    for index, token in enumerate(zip(line.token_ids, line.pieces, line.origins, strict=True)):
+        *found, accepted = drafted.get(index, (None,) * 4)
+        agrees: tuple[int | None, ...] = None, None
+        if score:
+            found = [*score.signals[index]]
+            agrees = tuple(int(each[index] == score.choices[index]) for each in (line.token_ids, score.drafted))
+        row = line.prompt, line.mode, line.repetition, index, *token, *found, *agrees, accepted
+        yield dict(zip(TOKEN_COLUMNS, row, strict=True))
 
 
 class Findings:

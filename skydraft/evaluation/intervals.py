@@ -20,11 +20,12 @@ class Figure(Line):
     high: float
 
 
-def cell(figure: Figure | None, digits: int) -> tuple[str, str]:
-    """The value and the interval for a table; "" for no figure, and for an interval without width."""
+def cell(figure: Figure | None, digits: int, sign: str = "") -> tuple[str, str]:
+    """The value and the interval for a table; "" for no figure, and for an interval without width. `sign` "+" writes
+    the sign of positive numbers too."""
     if figure is None:
         return "", ""
-    value, low, high = (f"{number:.{digits}f}" for number in (figure.value, figure.low, figure.high))
+    value, low, high = (f"{number:{sign}.{digits}f}" for number in (figure.value, figure.low, figure.high))
     return value, "" if value == low == high else f"{low} to {high}"
 
 
@@ -41,23 +42,22 @@ class Resamples:
         """The mean of values [num_prompts] in each draw, [NUM_RESAMPLES]."""
         return self._weights @ values / len(values)
 
-    def ratio(self, parts: Floats, wholes: Floats) -> tuple[float, float] | None:
-        """Interval of sum(parts) / sum(wholes)."""
-        return _of_fractions(self._weights @ parts, self._weights @ wholes)
-
     def figure(self, parts: Floats, wholes: Floats) -> Figure | None:
-        interval = self.ratio(parts, wholes)
-        return with_interval(parts.sum() / wholes.sum(), interval) if interval else None
+        """sum(parts) / sum(wholes)."""
+        return self.compared(np.positive, (parts, wholes))
 
-    def ratio_of_ratios(self, a: Sides, b: Sides) -> tuple[float, float] | None:
-        """Interval of (sum a0 / sum a1) / (sum b0 / sum b1)."""
-        a0, a1, b0, b1 = (self._weights @ values for values in (*a, *b))
-        return _of_fractions(a0 * b1, a1 * b0 * (b1 > 0))
+    def compared(self, how: np.ufunc, *sides: Sides) -> Figure | None:
+        """`how` of the ratios of each of `sides`: np.subtract of two is their difference, np.divide their quotient."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            drawn = how(*(_ratios(self._weights @ above, self._weights @ below) for above, below in sides))
+        found = drawn[np.isfinite(drawn)]
+        totals = (_ratios(above.sum(), below.sum()) for above, below in sides)
+        return with_interval(how(*totals), interval(found)) if len(found) else None
 
 
-def _of_fractions(above: Floats, below: Floats) -> tuple[float, float] | None:
-    fine = below > 0
-    return interval(above[fine] / below[fine]) if fine.any() else None
+def _ratios(above: Floats, below: Floats) -> Floats:
+    """Not a number where `below` is 0."""
+    return above / np.where(below > 0, below, np.nan)
 
 
 def interval(values: Floats) -> tuple[float, float]:

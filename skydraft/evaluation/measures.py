@@ -6,6 +6,7 @@ Each measure carries its definition, which the report prints.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from skydraft.characters import content_units, is_cjk, is_punctuation, num_adjacent
 from skydraft.decoding.stats import token_gaps
 from skydraft.evaluation.records import GenerationLine, PromptEntry, ScoreLine, VerdictLine
 from skydraft.gating.gates import num_cycles
@@ -84,10 +85,41 @@ def _bytes(case: Case) -> Fraction:
     return (total, case.num_tokens) if total else (0, 0)
 
 
+def _repeats(n: int) -> Callable[[Case], Fraction]:
+
+    def count(case: Case) -> Fraction:
+        units = content_units(case.generation.text)
+        ngrams = [*zip(*(units[at:] for at in range(n)), strict=False)]
+        return len(ngrams) - len({*ngrams}), len(ngrams)
+
+    return count
+
+
+def _adjacent(which: int) -> Callable[[Case], Fraction]:
+
+    def count(case: Case) -> Fraction:
+        text = case.generation.text
+        return (num_adjacent(text)[which], len(text)) if any(map(is_cjk, text)) else (0, 0)
+
+    return count
+
+
+_NGRAMS = "n-grams of {} that occurred before in their text / all; of ideographs, else of words; punctuation is skipped"
+# How the texts read.
+INDICATORS = (
+    Measure("punctuation_density", "punctuation", "", "punctuation characters / characters, of the decoded text",
+            lambda case: (sum(map(is_punctuation, case.generation.text)), len(case.generation.text))),
+    Measure("repeat_rate_2", "repeats of 2", "", _NGRAMS.format(2), _repeats(2)),
+    Measure("repeat_rate_3", "repeats of 3", "", _NGRAMS.format(3), _repeats(3)),
+    Measure("adjacent_repeat", "adjacent repeats", "",
+            "ideographs equal to the one right before them / characters, of texts with ideographs; a pair across two "
+            "words (主播播报) counts, lexical doubles do not", _adjacent(0), 4),
+    Measure("lexical_doubles", "lexical doubles", "",
+            "doubles in words, such as 慢慢 (skydraft.characters.REDUPLICATIONS) / characters", _adjacent(1), 4),
+)  # fmt: skip
 MEASURES = (
     Measure("target_agreement", "agreement with the target", "",
-            "share of generated tokens equal to the target's own greedy choice after the same prefix, under the same "
-            "constraints; one pass of the target over the finished text, within invariant rows", _agreement),
+            "tokens that are the target's own greedy choice after the same text and constraints / tokens", _agreement),
     Measure("target_nll", "NLL under the target", "nats/token",
             "mean −log p of a generated token under the target, raw logits, temperature 1",
             lambda case: (sum(case.score.nll), case.num_tokens) if case.score else (0, 0)),
@@ -100,20 +132,22 @@ MEASURES = (
             "times that the device asked the large model and waited / generated tokens; a stream is one call",
             lambda case: (len(case.verified), case.num_tokens)),
     Measure("target_written_per_token", "written", "/token",
-            "tokens that the large model wrote itself / generated tokens: corrections, the token after a block that "
-            "was right, and all that it writes on", _per_token(lambda r: r.num_written)),
+            "tokens that the large model wrote itself, one by one / generated tokens",
+            _per_token(lambda r: r.num_written)),
     Measure("target_passes_per_token", "target passes", "/token",
             "forwards of the target after its prefill / generated tokens", _per_token(lambda r: r.target.num_passes)),
     Measure("target_rows_per_token", "target rows", "/token",
-            "rows in those forwards / generated tokens", _per_token(lambda r: r.target.num_rows)),
+            "rows of the target after its prefill / generated tokens", _per_token(lambda r: r.target.num_rows)),
     Measure("acceptance_rate", "acceptance", "", "accepted / drafted tokens, in checked blocks only",
             _share(lambda r: r.num_accepted, lambda r: r.num_draft)),
+    Measure("blocks_sent", "blocks sent", "/text", "checked rounds with a draft / texts",
+            lambda case: (sum(record.num_draft > 0 for record in case.verified), 1), 2),
     Measure("mean_acceptance_length", "tokens a checked round", "",
             "tokens committed per checked round, the recovered or bonus token included",
             _share(lambda r: r.num_committed, lambda r: 1)),
     Measure("audited_agreement", "audited agreement", "",
-            "share of skipped tokens seen by the target later that it would have written too",
-            _share(lambda r: r.num_agreed, lambda r: r.num_audited, verified=False)),
+            "skipped tokens that the target would have written / those that it read later", _share(
+                lambda r: r.num_agreed, lambda r: r.num_audited, verified=False)),
     Measure("tokens_per_s", "speed", "tokens/s", "generated tokens / wall time, prefill of both sides included",
             lambda case: (1e3 * case.num_tokens, case.generation.wall_ms), 2),
     Measure("ttft_ms", "time to first token", "ms",
@@ -128,9 +162,9 @@ MEASURES = (
             "wall time of a round less model forwards, queue and wire",
             _share(lambda r: r.overhead_ms, lambda r: 1, verified=False), 2),
     Measure("bytes_per_token", "payload", "bytes/token",
-            "messages of the protocol, both ways, openings included; only where there is a link", _bytes, 1),
-    Measure("cycles", "repeated cycles", "/text", "cycles of 1 to 8 tokens that went round at least twice, few "
-            "distinct ones; a single token from four in a row",
+            "messages of the protocol, both ways, openings included; only over a link", _bytes, 1),
+    Measure("cycles", "repeated cycles", "/text", "cycles of 2 to 8 tokens from two rounds on, of 1 from four on",
             lambda case: (num_cycles(case.generation.token_ids), 1), 2),
+    *INDICATORS,
 )  # fmt: skip
 BY_NAME = {measure.name: measure for measure in MEASURES}

@@ -241,10 +241,9 @@ def _parse_line(path: Path, number: int, line: bytes) -> AnyLine:
                 mode["plan"].pop(name, None)
     try:
         return _ADAPTER.validate_python(content)
-    except ValidationError as error:
-        raise RecordsError(f"Line {number} of {path} is not a valid record: {first_fault(error)}.") from error
-    except OptionError as error:  # an invalid plan, or invalid parameters
-        raise RecordsError(f"Line {number} of {path} is not a valid record: {error.message}") from error
+    except (ValidationError, OptionError) as error:  # of an invalid plan, or of invalid parameters
+        says = error.message if isinstance(error, OptionError) else f"{first_fault(error)}."
+        raise RecordsError(f"Line {number} of {path} is not a valid record: {says}") from error
 
 
 def _check_references(path: Path, records: Records) -> None:

@@ -1,20 +1,30 @@
 """The figures of a comparison: summary.json, which the page shows."""
 
+from statistics import median
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import Field
 
 from skydraft.evaluation.findings import Findings, Setting
-from skydraft.evaluation.intervals import LEVEL, NUM_RESAMPLES, Figure, Resamples, with_interval
-from skydraft.evaluation.measures import MEASURES
+from skydraft.evaluation.intervals import LEVEL, NUM_RESAMPLES, Figure, Resamples, rounded
+from skydraft.evaluation.measures import INDICATORS, MEASURES
 from skydraft.evaluation.records import Line
 from skydraft.evaluation.tasks.figures import TaskSet, task_sets
+
+
+class OverTexts(Line):
+    """A measure of each text by itself: the median and the highest."""
+
+    median: float
+    most: float
 
 
 class SettingFigures(Line):
     """The figures of a mode. `measures` holds the measures with a value.
 
-    `speed_over` is tokens/s in units of other modes.
+    `over_texts` has those of INDICATORS, `speed_over` tokens/s in units of other modes, `differences` the measures less
+    those of the first mode (none in that mode).
     """
 
     mode: str
@@ -22,7 +32,9 @@ class SettingFigures(Line):
     num_generations: int
     num_tokens: int
     measures: dict[str, Figure]
+    over_texts: dict[str, OverTexts]
     speed_over: dict[str, Figure]
+    differences: dict[str, Figure]
 
     def value(self, measure: str) -> float | None:
         return self.measures[measure].value if measure in self.measures else None
@@ -50,21 +62,19 @@ def summarize(findings: Findings) -> Summary:
 
 def _setting(findings: Findings, setting: Setting) -> SettingFigures:
     cases, resamples = setting.all_cases, Resamples(len(setting.cases))  # the same draws for each mode
-    figures = {measure.name: resamples.figure(*setting.sums(measure.name)) for measure in MEASURES}
+    first, sums = findings.settings[0], {measure.name: setting.sums(measure.name) for measure in MEASURES}
+    others = sums if setting is not first else ()
+    differs = {name: resamples.compared(np.subtract, sums[name], first.sums(name)) for name in others}
+    texts = {each.name: [above / below for above, below in map(each.count, cases) if below] for each in INDICATORS}
+    cloud = [each.sums("tokens_per_s") for each in findings.settings if each.mode.name == "cloud"]
+    speed = resamples.compared(np.divide, sums["tokens_per_s"], *cloud) if cloud else None
     return SettingFigures(
         mode=setting.mode.name, num_prompts=len(setting.cases), num_generations=len(cases),
         num_tokens=sum(case.num_tokens for case in cases),
-        measures={name: figure for name, figure in figures.items() if figure is not None},
-        speed_over=_speed_over(findings, setting, resamples),
+        measures={name: figure for name, of in sums.items() if (figure := resamples.figure(*of))},
+        over_texts={
+            name: OverTexts(median=rounded(median(of)), most=rounded(max(of))) for name, of in texts.items() if of
+        },
+        speed_over={"cloud": speed} if speed else {},
+        differences={name: figure for name, figure in differs.items() if figure},
     )  # fmt: skip
-
-
-def _speed_over(findings: Findings, setting: Setting, resamples: Resamples) -> dict[str, Figure]:
-    """Tokens/s relative to `cloud`, paired over the same prompts."""
-    cloud = next((each for each in findings.settings if each.mode.name == "cloud"), None)
-    if cloud is None:
-        return {}
-    ours, theirs = setting.sums("tokens_per_s"), cloud.sums("tokens_per_s")
-    interval = resamples.ratio_of_ratios(ours, theirs)
-    value = ours[0].sum() / ours[1].sum() / (theirs[0].sum() / theirs[1].sum())
-    return {"cloud": with_interval(value, interval)} if interval else {}

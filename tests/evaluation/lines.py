@@ -66,10 +66,12 @@ def generation(**changes: Any) -> GenerationLine:
     return GenerationLine(**(given | changes))
 
 
-def score(**changes: Any) -> ScoreLine:
+def score(token_ids: tuple[int, ...] = (1, 2, 3), **changes: Any) -> ScoreLine:
+    """The target and the draft model agree with every token."""
     given: dict[str, Any] = {
-        "prompt": "a", "style": None, "token_ids": (1, 2, 3), "choices": (1, 2, 4), "choice_pieces": ("我", "在", "，"),
-        "nll": (0.1, 0.2, 1.5), "signals": ((0.5, 0.5, 0.75),) * 3, "drafted": (1, 2, 3),
+        "prompt": "a", "style": None, "token_ids": token_ids, "choices": token_ids, "drafted": token_ids,
+        "choice_pieces": ("我",) * len(token_ids), "nll": (0.5,) * len(token_ids),
+        "signals": ((0.5, 0.5, 0.75),) * len(token_ids),
     }  # fmt: skip
     return ScoreLine(**(given | changes))
 

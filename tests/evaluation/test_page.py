@@ -1,5 +1,6 @@
 """The page as a browser sees it: no error, no request, every prompt, and room for a phone."""
 
+import csv
 import html
 import re
 from pathlib import Path
@@ -33,13 +34,39 @@ def test_every_text_is_there_and_nothing_is_asked_or_complained_of(out: Path, ch
     tab.goto(page)
     assert [each for each in told if not each.startswith("data:")] == [page]
     dom = tab.content()
-    assert "<script" not in dom and all(f"<{tag}" in dom for tag in ("svg", "table", "details"))
+    assert all(f"<{tag}" in dom for tag in ("svg", "table", "details"))
     shown = html.unescape(re.sub("<[^>]*>", "", dom))
     for prompt in PROMPTS:
         assert prompt["prompt"] in shown
     together = letters(shown)
     for line in generations(out):
         assert letters("".join(line["pieces"])) in together
+
+
+def test_a_blind_vote_hides_the_modes_and_each_of_its_lines_says_which_was_which(
+    out: Path, chromium: Any  # noqa: F811
+) -> None:  # fmt: skip
+    texts = {(line["prompt"], line["mode"]): letters("".join(line["pieces"])) for line in generations(out)}
+    tab, shown = chromium.new_page(), []
+    tab.goto((out / "report.html").as_uri())
+    tab.select_option("#other", "gate=entropy:1.5;k=4")
+    tab.click("#show")
+    assert tab.locator(".pair .text").count() == 2 * len(PROMPTS)
+    tab.click("#blind")
+    for vote in "1120":
+        assert not re.search(r"edge|gate|entropy", tab.inner_text("body"))
+        shown.append([letters(box[1:]) for box in tab.locator(".pair .text").all_inner_texts()])
+        tab.keyboard.press(vote)
+    for pressed in ("text=Back", "text=2 is better", "text=End here"):
+        tab.click(pressed)
+    head, *votes = csv.reader(tab.input_value("#votes").split())
+    assert head == ["vote", "left", "right", "seed", "prompt"]
+    assert [vote[0] for vote in votes] == ["left", "left", "right", "right"]
+    assert len({vote[1] for vote in votes}) == 2  # which side a mode is on changes
+    assert shown == [[texts[prompt, left], texts[prompt, right]] for _, left, right, _, prompt in votes]
+    tab.fill("#votes", "left,edge,cloud,1,a\n" * 7 + "right,edge,cloud,2,b\nsame,edge,cloud,1,c\nleft,cloud,edge,9,d")
+    found = tab.inner_text("#result")
+    assert "cloud better: 2. edge better: 7. The same: 1. Equal texts: 0." in found and "p = 0.180" in found
 
 
 @pytest.mark.parametrize(("which", "scheme"), [("toys", "light"), ("toys", "dark"), ("published", "light")])

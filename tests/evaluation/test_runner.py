@@ -93,11 +93,7 @@ def interrupting(most: int) -> Callable[[], None]:
 
 
 def score(prompt: PromptEntry, mode: Mode, token_ids: tuple[int, ...]) -> ScoreLine:
-    size = len(token_ids)
-    return ScoreLine(
-        prompt=prompt.id, style=mode.style, token_ids=token_ids, choices=token_ids, choice_pieces=("",) * size,
-        nll=(0.5,) * size, signals=((0.1, 0.5, 0.9),) * size, drafted=token_ids,
-    )  # fmt: skip
+    return lines.score(token_ids, prompt=prompt.id, style=mode.style)
 
 
 @law(50)
@@ -200,28 +196,22 @@ def changed_mode(number: int = 0, **changes: Any) -> tuple[Mode, ...]:
     return (*MODES[:number], replace(MODES[number], **changes), *MODES[number + 1 :])
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"repetitions": 3}, "repetitions"),
-        ({"modes": changed_mode(params=replace(MODES[0].params, max_new_tokens=9))}, "modes"),
-        ({"modes": changed_mode(2, plan=replace(MODES[2].plan, k=6, hand_back=HandBack(4)))}, "modes"),
-        ({"modes": changed_mode(plan=replace(MODES[0].plan, gate=parse_gate("entropy:3")))}, "modes"),
-        ({"modes": changed_mode(2, style="zh-short")}, "modes"),
-        ({"modes": MODES[:3]}, "modes"),
-        ({"machine": "another machine"}, "machine"),
-        ({"calibration": "0" * 32}, "calibration"),
-        ({"think": "off"}, "think"),
-        ({"engine_options": {"context_len": 64}}, "engine options"),
-        ({"workload_sha256": "1" * 64}, "workload sha256"),
-        ({"execution": "throughput"}, "execution"),
-        ({"draft": lines.MODEL.model_copy(update={"fingerprint": "g"})}, "draft model"),
-        ({"target": lines.MODEL.model_copy(update={"fingerprint": "g"})}, "target model"),
-    ],
-)
-def test_another_run_is_refused_and_the_file_stays_as_it_is(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+OTHERS: list[dict[str, Any]] = [
+    {"repetitions": 3}, {"machine": "another machine"}, {"calibration": "0" * 32}, {"think": "off"},
+    {"engine_options": {"context_len": 64}}, {"workload_sha256": "1" * 64}, {"execution": "throughput"},
+    *({side: lines.MODEL.model_copy(update={"fingerprint": "g"})} for side in ("draft", "target")),
+    *({"modes": modes} for modes in (
+        MODES[:3], changed_mode(params=replace(MODES[0].params, max_new_tokens=9)), changed_mode(2, style="zh-short"),
+        changed_mode(2, plan=replace(MODES[2].plan, k=6, hand_back=HandBack(4))),
+        changed_mode(plan=replace(MODES[0].plan, gate=parse_gate("entropy:3"))),
+    )),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", OTHERS, ids=lambda changes: next(iter(changes)))
+def test_another_run_is_refused_and_the_file_stays_as_it_is(tmp_path: Path, changes: dict[str, Any]) -> None:
     generate(Comparison(tmp_path, a_run()), 3)
     before = (tmp_path / "records.jsonl").read_bytes()
-    with pytest.raises(RecordsError, match=f"another run: not the same {says}"):
+    with pytest.raises(RecordsError, match=f"another run: not the same {next(iter(changes)).replace('_', ' ')}"):
         Comparison(tmp_path, a_run(**changes))
     assert (tmp_path / "records.jsonl").read_bytes() == before

@@ -1,14 +1,18 @@
 """Figures of records made by hand; intervals are paired, and none where there is nothing to divide by."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from skydraft.evaluation.findings import Findings
-from skydraft.evaluation.intervals import Resamples
-from skydraft.evaluation.measures import MEASURES
+from skydraft.evaluation.intervals import Figure, Resamples
+from skydraft.evaluation.measures import INDICATORS, MEASURES, Case
 from skydraft.evaluation.records import Records
+from skydraft.evaluation.report.page import write_report
 from skydraft.evaluation.summary import summarize
 from skydraft.types import Cost, LinkCost
 
@@ -20,20 +24,54 @@ from . import lines
 @given(st.integers(0, 10_000), st.integers(1, 40), st.just(1.0) | st.floats(0.5, 3))
 def test_pairs_are_drawn_together(seed: int, size: int, factor: float) -> None:
     parts, wholes = np.random.default_rng(seed).uniform(1, 20, (2, size))
-    faster = (factor * parts, wholes)
-    resamples = Resamples(size)
-    # Whatever is drawn, the one is `factor` times the other; unpaired draws would spread.
-    assert resamples.ratio_of_ratios(faster, (parts, wholes)) == pytest.approx((factor, factor))
+    changed = {np.divide: factor * parts, np.subtract: parts + factor * wholes}
+    for how, theirs in changed.items():  # whatever is drawn; unpaired draws would spread
+        figure = Resamples(size).compared(how, (theirs, wholes), (parts, wholes))
+        assert figure and list(dict(figure).values()) == pytest.approx([factor] * 3, abs=1e-5)
 
 
 def test_nothing_to_divide_by_is_no_interval_and_draws_without_the_one_prompt_that_counts_are_left_out() -> None:
-    zeros, ones = np.zeros(4), np.ones(4)
-    resamples = Resamples(4)
-    assert resamples.ratio(ones, zeros) is None
+    zeros, ones, resamples = np.zeros(4), np.ones(4), Resamples(4)
+    assert resamples.figure(ones, zeros) is None
     for a, b in (((ones, zeros), (ones, ones)), ((ones, ones), (zeros, ones)), ((ones, ones), (ones, zeros))):
-        assert resamples.ratio_of_ratios(a, b) is None
-    parts, wholes = np.array([2.0, 0, 0, 0]), np.array([4.0, 0, 0, 0])
-    assert resamples.ratio(parts, wholes) == (0.5, 0.5)
+        assert resamples.compared(np.divide, a, b) is None
+    assert resamples.figure(np.array([2.0, 0, 0, 0]), np.array([4.0, 0, 0, 0])) == Figure(value=0.5, low=0.5, high=0.5)
+
+
+# The tokens of a text: parts and wholes of punctuation, repeats of 2 and of 3, adjacent repeats, lexical doubles.
+TEXTS: dict[tuple[str, ...], list[tuple[int, int]]] = {
+    (): [(0, 0)] * 5,
+    ("清晨", "的公园"): [(0, 5), (0, 4), (0, 3), (0, 5), (0, 5)],
+    ("员在", "员", "在"): [(0, 4), (1, 3), (0, 2), (0, 4), (0, 4)],
+    ("员，", "在、员", "，在", "，员"): [(4, 9), (2, 4), (1, 3), (0, 9), (0, 9)],  # tokens that hold a mark
+    ("慢慢地",): [(0, 3), (0, 2), (0, 1), (0, 3), (1, 3)],
+    ("慢慢", "慢", "慢"): [(0, 4), (2, 3), (1, 2), (2, 4), (1, 4)],
+    ("在", "在", "在。在"): [(1, 5), (2, 3), (1, 2), (2, 5), (0, 5)],
+    ("你好，世界！",): [(2, 6), (0, 3), (0, 2), (0, 6), (0, 6)],
+    ("你好,世界!",): [(2, 6), (0, 3), (0, 2), (0, 6), (0, 6)],
+    ("The cat", ", the cat sees", "."): [(2, 22), (1, 4), (0, 3), (0, 0), (0, 0)],
+    ("公", "", "园", ""): [(0, 2), (0, 1), (0, 0), (0, 2), (0, 2)],  # ends within a character
+}
+
+
+@pytest.mark.parametrize("pieces", TEXTS)
+def test_punctuation_and_repeats_are_counted_by_the_characters_of_a_text(pieces: tuple[str, ...]) -> None:
+    line = lines.generation().model_copy(update={"pieces": pieces})
+    case = Case(lines.run_line().prompts[0], line, None, None)
+    assert [measure.count(case) for measure in INDICATORS] == TEXTS[pieces]
+
+
+def test_differences_are_to_the_first_mode_and_paired_and_names_are_escaped(tmp_path: Path) -> None:
+    edge, cloud = lines.modes("edge,cloud")
+    run = lines.run_line(modes=(edge, replace(cloud, name=r"a|b_50%\c")))
+    texts = ("a", ("员", "在", "。")), ("b", ("员，", "在", "。"))
+    made = [lines.generation(prompt=at, mode=mode.name, pieces=of) for mode in run.modes for at, of in texts]
+    first, other = write_report(Findings(Records(run=run, generations=tuple(made), scores=())), tmp_path).settings
+    assert first.differences == {} and first.measures["punctuation_density"].low < 3 / 7
+    assert other.differences["punctuation_density"] == Figure(value=0, low=0, high=0)
+    assert dict(other.over_texts["punctuation_density"]) == {"median": 0.41667, "most": 0.5}
+    assert r"\textbar{}b\_50\%\textbackslash{}c \\" in (tmp_path / "table.tex").read_text(encoding="utf-8")
+    assert r"| a&#124;b_50%\c |" in (tmp_path / "table.md").read_text(encoding="utf-8")
 
 
 def test_every_figure_of_a_text_is_what_its_rounds_say() -> None:
@@ -49,33 +87,19 @@ def test_every_figure_of_a_text_is_what_its_rounds_say() -> None:
     of = {"origins": ("edge",) * 6, "pieces": ("a",) * 6, "rounds": rounds}
     made = lines.generation(mode="quality", token_ids=ids, wall_ms=20.0, **of)
     cloud = lines.generation(mode="cloud", token_ids=(5, 1, 2, 1, 2, 8), wall_ms=60.0, **of)
-    score = lines.score(
-        token_ids=ids, choices=(5, 1, 2, 1, 2, 8), choice_pieces=("a",) * 6, nll=(0.5,) * 6, signals=((0.5,) * 3,) * 6,
-        drafted=ids,
-    )  # fmt: skip
+    score = lines.score(ids, choices=(5, 1, 2, 1, 2, 8))
     run = lines.run_line(modes=lines.modes("cloud,quality"))
     theirs, ours = summarize(Findings(Records(run=run, generations=(cloud, made), scores=(score,)))).settings
     expected = {
-        "target_agreement": 5 / 6,
-        "target_nll": 0.5,
-        "same_as_cloud": 0,
-        "cloud_calls_per_token": 1 / 6,
-        "target_written_per_token": 2 / 6,
-        "target_passes_per_token": 2 / 6,
-        "target_rows_per_token": 5 / 6,
-        "acceptance_rate": 2 / 3,
-        "mean_acceptance_length": 3,
-        "audited_agreement": 1 / 2,
-        "tokens_per_s": 300,
-        "ttft_ms": 12,
-        "itl_ms": 18 / 4,
-        "draft_ms_per_token": 1,
-        "target_ms_per_token": 9 / 6,
-        "overhead_ms_per_round": (1 + 1 + 3) / 3,
-        "bytes_per_token": 50 / 6,
-        "cycles": 1,
-    }
+        "target_agreement": 5 / 6, "target_nll": 0.5, "same_as_cloud": 0, "cloud_calls_per_token": 1 / 6,
+        "target_written_per_token": 2 / 6, "target_passes_per_token": 2 / 6, "target_rows_per_token": 5 / 6,
+        "acceptance_rate": 2 / 3, "blocks_sent": 1, "mean_acceptance_length": 3, "audited_agreement": 1 / 2,
+        "tokens_per_s": 300, "ttft_ms": 12, "itl_ms": 18 / 4, "draft_ms_per_token": 1, "target_ms_per_token": 9 / 6,
+        "overhead_ms_per_round": (1 + 1 + 3) / 3, "bytes_per_token": 50 / 6, "cycles": 1,
+    }  # fmt: skip
     assert {name: ours.value(name) for name in expected} == pytest.approx(expected, abs=1e-5)
-    assert {measure.name for measure in MEASURES} - expected.keys() == {"task_score"}
+    of_texts = {measure.name for measure in INDICATORS}  # above
+    assert {measure.name for measure in MEASURES} - expected.keys() == {"task_score"} | of_texts
+    assert ours.differences["tokens_per_s"].value == pytest.approx(300 - 100)
     assert ours.speed_over["cloud"].value == pytest.approx(3) and theirs.value("same_as_cloud") == 1
     assert (ours.num_prompts, ours.num_generations, ours.num_tokens) == (1, 1, 6)

@@ -17,29 +17,26 @@ def entry(id: str, prompt: str, category: str = "") -> PromptEntry:
     return PromptEntry(id=id, prompt=prompt, category=category)
 
 
-def test_lines_of_text(tmp_path: Path) -> None:
-    path = tmp_path / "p.txt"
-    path.write_bytes("  今天天气 \n\n你好\r\nlast".encode())
-    found = read_prompts(path)
-    assert found.prompts == (entry("line-1", "今天天气"), entry("line-3", "你好"), entry("line-4", "last"))
-    assert found.name == "p.txt"
-    assert found.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+FILES: dict[str, tuple[str, list[PromptEntry]]] = {
+    "lines.txt": ("  今 \n\n你好\r\nlast", [entry("line-1", "今"), entry("line-3", "你好"), entry("line-4", "last")]),
+    "objects.jsonl": (
+        '{"prompt": "一"}\n{"prompt": "二", "id": "b", "category": "food"}\n{"prompt": "三", "note": "left alone"}',
+        [entry("line-1", "一"), entry("b", "二", "food"), entry("line-3", "三")],
+    ),
+    # A byte order mark is no text, and a prompt may hold any character.
+    "marked.txt": ("\ufeffa\u2028b", [entry("line-1", "a\u2028b")]),
+    "marked.jsonl": ('\ufeff{"prompt": "a\u2028b"}', [entry("line-1", "a\u2028b")]),
+}
 
 
-def test_lines_of_json(tmp_path: Path) -> None:
-    path = jsonl(
-        tmp_path / "p.jsonl",
-        {"prompt": "一"},
-        {"prompt": "二", "id": "b", "category": "food"},
-        {"prompt": "三", "references": ["z"], "note": "unknown fields are left alone"},
-    )
-    assert read_prompts(path).prompts == (entry("line-1", "一"), entry("b", "二", "food"), entry("line-3", "三"))
-
-
-def test_a_limit_takes_the_first_prompts_of_the_same_file(tmp_path: Path) -> None:
-    whole = read_prompts(jsonl(tmp_path / "p.jsonl", *({"prompt": name} for name in "abcdef")))
-    found = read_prompts(tmp_path / "p.jsonl", limit=2)
-    assert (found.prompts, found.sha256) == (whole.prompts[:2], whole.sha256)
+@pytest.mark.parametrize("name", FILES)
+def test_prompts_are_read_in_order_and_a_limit_takes_the_first_of_the_same_file(tmp_path: Path, name: str) -> None:
+    content, expected = FILES[name]
+    (tmp_path / name).write_bytes(content.encode())
+    for limit in (None, 1, 2):
+        found = read_prompts(tmp_path / name, limit=limit)
+        assert (found.name, found.prompts) == (name, tuple(expected[:limit]))
+        assert found.sha256 == hashlib.sha256(content.encode()).hexdigest()
 
 
 def test_a_recording_lies_beside_its_file_and_asks_about_its_speaker(tmp_path: Path) -> None:
@@ -67,9 +64,3 @@ def test_what_is_no_workload_is_one_clear_line(tmp_path: Path, case: str) -> Non
         read_prompts(tmp_path / name)
     assert says in str(caught.value) and name in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(("name", "line"), [("p.txt", "a\u2028b"), ("p.jsonl", '{"prompt": "a\u2028b"}')])
-def test_a_byte_order_mark_is_no_text_and_a_prompt_may_hold_any_character(tmp_path: Path, name: str, line: str) -> None:
-    (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + line.encode())
-    assert read_prompts(tmp_path / name).prompts == (entry("line-1", "a\u2028b"),)

@@ -1,19 +1,22 @@
-"""report.html: figures, plots and texts on one page that needs no network and no model."""
+"""report.html: figures, plots and texts on one page that needs no network and no model. Beside it the same figures as
+tables of other formats, the plots as files, and all tokens."""
 
+import csv
+import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
 from skydraft.errors import OptionError, telling
-from skydraft.evaluation.findings import Findings
-from skydraft.evaluation.intervals import cell
-from skydraft.evaluation.measures import BY_NAME, MEASURES, Case
-from skydraft.evaluation.modes import Mode
+from skydraft.evaluation.findings import TOKEN_COLUMNS, Findings, token_rows
+from skydraft.evaluation.intervals import Figure, cell
+from skydraft.evaluation.measures import BY_NAME, INDICATORS, MEASURES, Case, Measure
 from skydraft.evaluation.records import PromptEntry
-from skydraft.evaluation.report.plots import against_cost
+from skydraft.evaluation.report.plots import against_cost, entropies
 from skydraft.evaluation.report.task_sections import section
 from skydraft.evaluation.summary import SettingFigures, Summary, summarize
 from skydraft.origins import LOOKS
@@ -21,45 +24,66 @@ from skydraft.origins import LOOKS
 # The columns of each table.
 HEADLINE = (
     "task_score", "target_agreement", "cloud_calls_per_token", "target_written_per_token", "target_rows_per_token",
-    "acceptance_rate", "mean_acceptance_length", "tokens_per_s", "ttft_ms", "itl_ms", "target_nll",
+    "acceptance_rate", "blocks_sent", "mean_acceptance_length", "tokens_per_s", "ttft_ms", "itl_ms",
 )  # fmt: skip
-MORE = tuple(measure.name for measure in MEASURES if measure.name not in HEADLINE)
-SPEED = "speed, cloud = 1"
+MORE = tuple(measure.name for measure in MEASURES if measure.name not in HEADLINE and measure not in INDICATORS)
+SPEED = Measure("speed_over", "speed, cloud = 1", "", "tokens/s over tokens/s of mode cloud on the same prompts",
+                lambda case: (0, 0), 2)  # fmt: skip
+_PLANE = ("target_agreement", "cloud_calls_per_token", "target_written_per_token")
+_HINT = "Check its permissions, or choose another folder with --out."
+_NAMED_IN_LATEX = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", "<": "less", ">": "greater", "|": "bar"}
+_LATEX = {char: f"\\{char}" for char in "&%$#_{}"} | {
+    char: f"\\text{name}{{}}" for char, name in _NAMED_IN_LATEX.items()
+}
 _NUM_TASKS = 6  # whose texts are shown
-_ORIGIN_MARKS = {
-    "accepted": "a", "recovered": "r", "bonus": "b", "skipped": "s", "edge": "e", "cloud": "c", "edge-fallback": "f",
-}  # fmt: skip
-# The mode and the verdict, how the text ended, and of each token its classes, its tooltip and its text. The classes are
-# that of its origin, x where the target disagrees, and n where it begins with a line break.
-Coloured = tuple[str, str, list[tuple[str, str, str]]]
+_ORIGIN_MARKS = {origin: origin.removeprefix("edge-")[0] for origin in LOOKS}
+# A text, and of each token its classes, its tooltip and its text. The classes are that of its origin, x where the
+# target disagrees, and n where it begins with a line break.
+Coloured = tuple[Case, list[tuple[str, str, str]]]
+Column = tuple[Measure, list[tuple[str, str]]]  # a value and an interval for each mode
 
 
 def write_report(findings: Findings, folder: Path) -> Summary:
-    """Write summary.json and report.html into `folder`; returns the summary. Raises OptionError."""
+    """Write report.html, summary.json, the tables and the plots into `folder`; returns the summary. Raises
+    OptionError."""
     summary = summarize(findings)
-    hint = "Check its permissions, or choose another folder with --out."
-    with telling(OptionError, f"{folder} cannot be written", hint):
-        content = json.dumps(summary.model_dump(mode="json", by_alias=True), ensure_ascii=False, indent=1)
-        folder.joinpath("summary.json").write_text(content + "\n", encoding="utf-8")
-        folder.joinpath("report.html").write_text(render(findings, summary), encoding="utf-8")
+    tokens = [row for setting in findings.settings for case in setting.all_cases for row in token_rows(case)]
+    planes, spread = _planes(findings, summary), _entropies(tokens)
+    content = json.dumps(summary.model_dump(mode="json", by_alias=True), ensure_ascii=False, indent=1)
+    whole = {"summary": summary, "columns": _columns(summary, BY_NAME) + _speed(summary)}
+    files = {
+        "summary.json": content + "\n",
+        "report.html": render(findings, summary, planes, spread),
+        "figures.csv": _csv(_row(each, each.measures) for each in summary.settings),
+        "differences.csv": _csv(
+            {"less": summary.settings[0].mode} | _row(each, each.differences) for each in summary.settings[1:]
+        ),
+        "tokens.csv": _csv(tokens, TOKEN_COLUMNS),
+        **{name: _filled(f"{name}.j2", **whole) for name in ("table.md", "table.tex")},
+        **{f"plane-{style}.svg" if style else "plane.svg": svg for style, svg in planes.items()},
+        "entropies.svg": spread,
+    }
+    with telling(OptionError, f"{folder} cannot be written", _HINT):
+        for name, text in files.items():
+            if text:
+                folder.joinpath(name).write_text(text, encoding="utf-8", newline="\n")
     return summary
 
 
-def render(findings: Findings, summary: Summary) -> str:
-    loader = jinja2.PackageLoader("skydraft.evaluation", "report")
-    environment = jinja2.Environment(
-        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.get_template("page.html.j2").render(
+def render(findings: Findings, summary: Summary, planes: Mapping[str, str], spread: str) -> str:
+    return _filled(
+        "page.html.j2",
         run=findings.run,
         num_prompts=max((len(setting.cases) for setting in findings.settings), default=0),
         summary=summary,
-        modes=[(mode.name, _described(mode)) for mode in findings.run.modes],
         tables=[
-            ("What it is worth", "worth", _table(summary.settings, HEADLINE, with_speed=True)),
-            ("Where the time goes, and the rest", "rest", _table(summary.settings, MORE)),
+            ("What it is worth", "worth", _columns(summary, HEADLINE) + _speed(summary)),
+            ("Punctuation and repeats", "texts", _columns(summary, (each.name for each in INDICATORS))),
+            ("Where the time goes, and the rest", "rest", _columns(summary, MORE)),
         ],
-        plane=_plane(summary.settings),
+        differences=_columns(summary, BY_NAME, "differences", "+"),
+        planes={style: svg for style, svg in planes.items() if svg},
+        entropies=spread,
         tasks=[section(of) for of in summary.tasks],
         texts=list(_texts(findings)),
         marks=_ORIGIN_MARKS,
@@ -67,41 +91,60 @@ def render(findings: Findings, summary: Summary) -> str:
     )
 
 
-def _table(settings: Sequence[SettingFigures], names: Sequence[str], *, with_speed: bool = False) -> dict[str, Any]:
-    """Rows of modes, columns of measures; a column without values is left out."""
-    used = [BY_NAME[name] for name in names if any(name in setting.measures for setting in settings)]
-    heads = [(measure.label, measure.unit) for measure in used]
-    terms = [(measure.label, measure.convention) for measure in used]
-    rows = [
-        (setting.mode, [cell(setting.measures.get(measure.name), measure.digits) for measure in used])
-        for setting in settings
-    ]
-    if with_speed and any("cloud" in setting.speed_over for setting in settings):
-        heads.append((SPEED, ""))
-        terms.append((SPEED, "tokens/s over tokens/s of mode cloud on the same prompts"))
-        for (_, cells), setting in zip(rows, settings, strict=True):
-            cells.append(cell(setting.speed_over.get("cloud"), 2))
-    return {"heads": heads, "rows": rows, "terms": terms}
+def _filled(template: str, **given: Any) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("skydraft.evaluation", "report"), autoescape=template.endswith(".html.j2"),
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    environment.filters["latex"] = lambda text: text.translate(str.maketrans(_LATEX))
+    return environment.get_template(template).render(**given)
 
 
-def _plane(settings: Sequence[SettingFigures]) -> str:
-    names = ("target_agreement", "cloud_calls_per_token", "target_written_per_token")
-    scored = [setting for setting in settings if names[0] in setting.measures]
-    points = {setting.mode: [setting.measures[name] for name in names] for setting in scored}
-    return against_cost("agreement with the target", points) if points else ""
+def _columns(summary: Summary, names: Iterable[str], of: str = "measures", sign: str = "") -> list[Column]:
+    """The columns that have a value in any mode."""
+    figures = [getattr(setting, of) for setting in summary.settings]
+    used = [BY_NAME[name] for name in names if any(name in each for each in figures)]
+    return [(each, [cell(of_mode.get(each.name), each.digits, sign) for of_mode in figures]) for each in used]
 
 
-def _described(mode: Mode) -> str:
-    plan, style = mode.plan, f"; style {mode.style}" if mode.style else ""
-    if not plan.drafts:
-        return f"the target alone, streamed{style}"
-    if not plan.verifies:
-        return f"the draft model alone{style}"
-    length = "as many tokens as measured costs suggest" if plan.k is None else f"{plan.k} tokens"
-    if plan.gate.kind == "always":
-        return f"the draft model drafts {length}, the target checks every block: the target's own text{style}"
-    ends = ", and ends a block there" if plan.ends_early else ""
-    return f"the draft model drafts up to {length}; the target checks where the gate {plan.gate} says so{ends}{style}"
+def _speed(summary: Summary) -> list[Column]:
+    cells = [cell(setting.speed_over.get("cloud"), SPEED.digits) for setting in summary.settings]
+    return [(SPEED, cells)] if any(value for value, _ in cells) else []
+
+
+def _row(setting: SettingFigures, figures: Mapping[str, Figure]) -> dict[str, Any]:
+    numbers = {f"{name}_{end}".removesuffix("_value"): each for name, of in figures.items() for end, each in of}
+    return {"mode": setting.mode, "texts": setting.num_generations, "tokens": setting.num_tokens} | numbers
+
+
+def _csv(rows: Iterable[dict[str, Any]], names: Iterable[str] = ("mode",)) -> str:
+    found, target = list(rows), io.StringIO()
+    # Quotes around each text: a token may be a line break.
+    fields = [*dict.fromkeys(chain(names, *found))]
+    writer = csv.DictWriter(target, fields, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
+    writer.writeheader()
+    writer.writerows(found)
+    return target.getvalue()
+
+
+def _planes(findings: Findings, summary: Summary) -> dict[str, str]:
+    """A plot for each style ("": none of their own): agreement is under the constraints of a style."""
+    planes: dict[str, dict[str, list[Figure]]] = {}
+    for mode, setting in zip(findings.run.modes, summary.settings, strict=False):
+        if _PLANE[0] in setting.measures:
+            name = mode.name.replace(f";style={mode.style}", "")
+            planes.setdefault(mode.style or "", {})[name] = [setting.measures[name] for name in _PLANE]
+    return {style: against_cost("agreement with the target", points) for style, points in planes.items()}
+
+
+def _entropies(tokens: Iterable[dict[str, Any]]) -> str:
+    """The plot of the places where the target has judged the draft model's choice."""
+    modes: dict[str, dict[int, list[float]]] = {}
+    for row in tokens:
+        is_same = row["accepted"] if row["draft_agrees"] is None else row["draft_agrees"]
+        if row["entropy"] is not None and is_same is not None:
+            modes.setdefault(row["mode"], {1: [], 0: []})[is_same].append(row["entropy"])
+    return entropies(modes) if modes else ""
 
 
 def _texts(findings: Findings) -> Iterator[tuple[PromptEntry, list[Coloured]]]:
@@ -113,14 +156,12 @@ def _texts(findings: Findings) -> Iterator[tuple[PromptEntry, list[Coloured]]]:
             if num_tasks == _NUM_TASKS or len({case.verdict and case.verdict.score for case in cases}) == 1:
                 continue
             num_tasks += 1
-        yield cases[0].prompt, [_coloured(case.generation.mode, case) for case in cases]
+        yield cases[0].prompt, [_coloured(case) for case in cases]
 
 
-def _coloured(mode: str, case: Case) -> Coloured:
+def _coloured(case: Case) -> Coloured:
     rounds = [record.round for record in case.generation.records for _ in range(record.num_committed)]
-    verdict = case.verdict
-    said = {0.0: ": wrong", 1.0: ": right"}.get(verdict.score, f": {verdict.score:.0%}") if verdict else ""
-    return mode + said, case.generation.finish, [_piece(case, index, rounds) for index in range(case.num_tokens)]
+    return case, [_piece(case, index, rounds) for index in range(case.num_tokens)]
 
 
 def _visible(text: str) -> str:

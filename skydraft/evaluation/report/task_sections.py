@@ -4,7 +4,7 @@ from typing import Any
 
 from skydraft.evaluation.intervals import cell
 from skydraft.evaluation.report.plots import against_cost
-from skydraft.evaluation.tasks.figures import MIN_GAP, TaskSet
+from skydraft.evaluation.tasks.figures import TaskSet
 
 _COLUMNS = (
     ("score", "score", "mean score of the tasks, with Wilson's interval. An answer is what the line “Answer: X” says, "
@@ -31,21 +31,10 @@ def section(of: TaskSet) -> dict[str, Any]:
         for mode in of.modes
     ]  # fmt: skip
     return {
-        "name": of.name,
-        "says": _says(of),
+        "of": of,
         "table": {"heads": [(label, "") for label, _ in TERMS], "rows": rows, "terms": TERMS},
         "plane": against_cost("score", {mode.mode: (mode.score, mode.calls, mode.written) for mode in of.modes}),
     }
-
-
-def _says(of: TaskSet) -> str:
-    if of.gap is None:
-        return f"{of.num_tasks} tasks. Only a run of both edge and cloud shows the gap between the models."
-    points = f"{100 * of.gap.value:.1f} ({100 * of.gap.low:.1f} to {100 * of.gap.high:.1f})"
-    gap = f"{of.num_tasks} tasks. The large model scores {points} points more than the draft model"
-    if not of.is_apart:
-        return f"{gap}: fewer than {100 * MIN_GAP:.0f}. This set tells no mode from another, and claims leave it out."
-    return f"{gap}. It does {of.num_between} tasks better."
 
 
 def _count(number: float | None) -> tuple[str, str]:

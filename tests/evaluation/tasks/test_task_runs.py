@@ -1,6 +1,5 @@
 """Tasks through whole comparisons of toys: verdicts, the same after a kill, and what the page says."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -90,9 +89,7 @@ def test_lossless_scores_what_cloud_scores_and_the_page_says_it_all(file: Path, 
     assert "Tasks: toys" in page and "Score against cost: toys" in page
     for mode in of.modes:
         assert f"{mode.score.value:.3f}" in page
-    assert 1 <= page.count("<details><summary>") + page.count("<details open><summary>") <= 6  # of tasks a few
-    said = json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))["tasks"]
-    assert said == json.loads(json.dumps([each.model_dump(mode="json") for each in summary.tasks]))
+    assert 1 <= page.count("<details data-id=") <= 6  # of tasks a few
 
 
 def test_code_is_run_only_where_that_was_allowed(file: Path, tmp_path: Path) -> None:
