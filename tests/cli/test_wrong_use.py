@@ -60,7 +60,7 @@ WRONG = {
     "generate --audio nothing.wav --edge-model toy --mode edge": "no readable file",
     "generate --edge-model toy --mode edge": "Give a prompt, or a recording (--audio)",
     "caption": "FILES",
-    f"{CAPTION} --cloud localhost:1": "--share-audio features, or --share-audio none",
+    f"{CAPTION} --cloud localhost:1": "--share-audio features, or use --mode edge",
     f"{CAPTION} --system ''": "system message is empty",
     f"{CAPTION} --redo-fallback": "--out",
     f"{CAPTION} -m edge --edge-model toy --out /dev/null/x.csv": "/dev/null/x.csv",

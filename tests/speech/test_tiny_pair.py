@@ -83,7 +83,7 @@ def test_a_caption_tells_how_it_was_written_and_one_without_the_server_is_made_a
     assert re.search(r"(?s)no readable file missing\.wav.*1 of 2 captions", capsys.readouterr().err)
     failed, row = map(json.loads, out.read_text().splitlines())
     assert "error" in failed and row["text"].endswith("。")
-    assert (row["mode"], row["exact"], row["num_fallback_tokens"]) == ("quality", False, row["num_tokens"])
+    assert (row["mode"], row["exact"]) == ("quality", False) and 0 < row["num_fallback_tokens"] < row["num_tokens"]
     with serving(pair[1]) as server:
         assert run([*given, server.address]) == 1
     assert "captions" not in capsys.readouterr().err
