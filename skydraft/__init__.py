@@ -9,6 +9,7 @@ from skydraft.decoding.stats import Stats
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
 from skydraft.errors import SkydraftError
+from skydraft.gating.gates import register_gate
 from skydraft.grammars import json_schema, lark, regex
 from skydraft.prompts.audio import load_audio
 from skydraft.types import StepRecord, Token
@@ -18,5 +19,5 @@ __version__ = "0.2.0"
 __all__ = [
     "DecodingParams", "Engine", "EngineOptions", "GenerateRequest", "Generation", "Plan", "SkydraftError", "Stats",
     "StepRecord", "Token", "connect", "decoding_params", "generate", "json_schema", "lark", "load", "load_audio",
-    "make_plan", "regex", "start",
+    "make_plan", "regex", "register_gate", "start",
 ]  # fmt: skip

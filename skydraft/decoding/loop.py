@@ -42,6 +42,10 @@ class SpeculativeLoop:
     _num_rounds: int = field(default=0, init=False)
     _started: float = field(default=0.0, init=False)  # the first round
     is_cancelled: bool = field(default=False, init=False)
+    _is_alone: bool = field(default=False, init=False)  # nobody checks
+
+    def __post_init__(self) -> None:
+        self._is_alone = self.verifier is None
 
     def rounds(self) -> Iterator[Round]:
         """Rounds until the context is finished, each once it is committed; another call continues with the next one. It
@@ -62,7 +66,7 @@ class SpeculativeLoop:
             place = self.thinking.at(np.append(generated, np.array(block.token_ids, np.int32)))
         return self.gate.reason(generated, self.context.num_seen, block, self.vocab, place)
 
-    def _draft(self, *, alone: bool = False) -> DraftBlock:
+    def _draft(self) -> DraftBlock:
         """A block of the drafter; in the target's turn an empty one, with what the drafter has read along."""
         drafter, empty = self.drafter, DraftBlock(self.context.base, ())
         if drafter is None or not (room := drafter.room(self.context)):
@@ -73,7 +77,7 @@ class SpeculativeLoop:
         k = min(self.turns.longest(), room)
         if not k or (self.verifier is not None and not self.verifier.stop()):  # what it wrote is committed first
             return empty
-        block = drafter.draft(self.context, k, breaks_loops=self.breaks_loops and (alone or self.verifier is None))
+        block = drafter.draft(self.context, k, breaks_loops=self.breaks_loops and self._is_alone)
         return replace(block, cost=empty.cost + block.cost, read=empty.read) if empty.read else block
 
     def _num_to_write(self) -> int:
@@ -95,9 +99,10 @@ class SpeculativeLoop:
 
     def _block_without(self, block: DraftBlock, error: CloudError) -> DraftBlock:
         """The block to commit without a verdict. If it is empty or goes round in a cycle, draft one now."""
+        self._is_alone = True
         if not block.token_ids or (self.breaks_loops and self._loops(block)):
             self.turns.hand_back()
-            drafted = self._draft(alone=True)
+            drafted = self._draft()
             block = replace(drafted, cost=block.cost + drafted.cost, read=block.read)
         if not block.token_ids:
             raise error
@@ -115,6 +120,7 @@ class SpeculativeLoop:
         num_thinking = self._count_thinking()
         if verdict:
             token_ids, origins = self.context.commit_verdict(block, verdict), _origins(block, verdict)
+            self._is_alone = False
         else:
             token_ids = self.context.commit_skip(block, block.finish)
             origins = (("edge-fallback" if reason else "skipped" if self.verifier else "edge"),) * len(token_ids)

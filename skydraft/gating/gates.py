@@ -102,7 +102,7 @@ class GateSpec:
                     f"+{self.content_rules[0]} does not apply to the gate {self.kind}, which ignores the text.",
                     hint="Remove it, or choose a gate such as entropy:3.25.",
                 )
-        elif self.kind not in SIGNALS:
+        elif not _is_signal(self.kind):
             known = ", ".join(f"{kind}:{threshold.example}" for kind, threshold in SIGNALS.items())
             hint = f"Use always, never, or for example {known}."
             raise OptionError(f"There is no gate '{self.kind}'.", hint=hint)
@@ -126,20 +126,19 @@ def register_gate(name: str, is_unsure: Callable[[Sequence[Signals], float], boo
     SIGNALS[name] = Threshold("a number", math.inf, "0.5", is_unsure)
 
 
-def _register_installed(name: str) -> None:
-    for entry in entry_points(group="skydraft.gates", name=name):
-        if name not in SIGNALS:
-            register_gate(name, entry.load())
+def _is_signal(name: str) -> bool:
+    """Whether there is such a gate; one of an installed package is registered."""
+    for entry in () if name in SIGNALS else entry_points(group="skydraft.gates", name=name):
+        register_gate(name, entry.load())
+    return name in SIGNALS
 
 
 def parse_gate(text: str) -> GateSpec:
     """`always`, `never`, or `entropy:THETA`, `margin:M`, `prob:P`, `calibrated:AGREEMENT`, and content rules."""
     main, *given = text.split("+")
-    kind, colon, value = main.partition(":")
+    kind, _, value = main.partition(":")
     rules = tuple(dict.fromkeys(given))  # said twice, they are the same gate
-    if colon and kind not in SIGNALS:
-        _register_installed(kind)
-    if kind not in SIGNALS:
+    if not _is_signal(kind):
         return GateSpec(main, content_rules=rules)
     try:
         return GateSpec(kind, float(value), rules)

@@ -6,7 +6,9 @@ F14 in test_hand_back.py (whoever wrote a token chose it) and on the real pair;
 F16 in tests/engines/test_omni.py."""
 
 import itertools
+from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from skydraft.engines.toy import ToyEngine, character_vocab, random_toy
 from skydraft.gating import gates
 
 from ..choosing.test_stopping import follower
+from ..serving import free_port
 
 VOCAB = character_vocab("今天天气很好我们去公园走，。员在的一是")
 
@@ -40,6 +43,30 @@ def test_f6_a_confident_loop_forces_one_escalation_at_any_block_boundary(
     assert reasons(cycle, k) == ["repetition"]
     monkeypatch.setattr(gates, "unverified_cycles", lambda *_: [])
     assert reasons(cycle, k) == []
+
+
+@pytest.mark.parametrize("cycle", ["员", "员在", "员在的一"])
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_f6_a_loop_that_nobody_checks_is_left_by_a_seeded_draw(cycle: str, is_lost: bool) -> None:
+    """In `edge`, and where the cloud is lost; not where it is there, nor where a user says so."""
+    edge, there = follower(cycle, VOCAB), follower(cycle, VOCAB)
+
+    def write(seed: int, **given: Any) -> skydraft.Generation:
+        plan = make_plan("quality" if is_lost else "edge")
+        params = DecodingParams(max_new_tokens=32, seed=seed)
+        with closing(skydraft.connect(f"127.0.0.1:{free_port()}", timeout_s=0.2, fallback="start")) as cloud:
+            return skydraft.generate("今天天气", edge=edge, cloud=cloud, plan=plan, params=params, **given).run()
+
+    as_it_is, left = write(0, break_loops=False), write(0)
+    num_seen = max(4 * len(cycle), 8)  # the token that would end the fourth copy is another one
+    assert as_it_is.text == (cycle * 32)[:32] and as_it_is.stats.num_broken_loops == 0
+    assert left.token_ids[: num_seen - 1] == as_it_is.token_ids[: num_seen - 1]
+    assert left.token_ids[num_seen - 1] != as_it_is.token_ids[num_seen - 1] and left.stats.num_broken_loops > 0
+    assert write(0).token_ids == left.token_ids
+    if len(cycle) < 4:  # there the toy has one second choice
+        assert any(write(seed).text != left.text for seed in range(1, 9))
+    checked = skydraft.generate("今天天气", edge=edge, cloud=there, plan=make_plan("lossless", k=4)).run()
+    assert checked.stats.num_broken_loops == 0
 
 
 @pytest.mark.parametrize("k", [2, 5, 7])

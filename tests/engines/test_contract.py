@@ -53,7 +53,7 @@ class TestContract:
         together, apart = ([engine.open(prompt) for prompt in prompts] for _ in range(2))
         batch = [rows.copy() for rows in engine.extend_batch(list(zip(together, feeds, strict=True)))]
         for rows, sequence, twin, feed in zip(batch, together, apart, feeds, strict=True):
-            assert np.array_equal(rows, twin.extend(feed))
+            assert np.abs(rows - twin.extend(feed)).max() <= (TOLERANCE if engine.name in TORCH else 0)
             assert sequence.token_ids.tolist() == twin.token_ids.tolist()
             sequence.close()
             twin.close()

@@ -1,5 +1,7 @@
 """Gates: which blocks are escalated, and for which reason."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,6 +11,7 @@ from scipy.special import entr, softmax
 from skydraft.decoding.context import Context
 from skydraft.engines.toy import character_vocab
 from skydraft.errors import OptionError
+from skydraft.gating import gates
 from skydraft.gating.gates import Gate, GateSpec, measure, parse_gate
 from skydraft.types import DraftBlock, Prompt, Signals, Verdict
 
@@ -161,6 +164,21 @@ def test_reasons_in_order_and_never_means_never():
     assert reason("never", text, (UNSURE,) * 6) == ""
     for gate in ("always", "entropy:3"):
         assert reason(gate, "") == "always"
+
+
+def test_a_gate_of_ones_own_checks_the_blocks_that_it_names(monkeypatch):
+    monkeypatch.setattr(gates, "SIGNALS", dict(gates.SIGNALS))
+    gates.register_gate("mean", lambda block, most: sum(token.entropy for token in block) / len(block) > most)
+    assert reason("mean:0.5", "我在", (UNSURE, UNSURE)) == "uncertain" != reason("mean:0.5", "我在", (SURE, SURE))
+    assert str(parse_gate("mean:0.5+digits")) == "mean:0.5+digits"
+    found = [SimpleNamespace(load=lambda: lambda block, _: len(block) > 2)]
+    monkeypatch.setattr(gates, "entry_points", lambda group, name: found if name == "long" else ())
+    assert reason("long:0", "我在说", (SURE,) * 3) == "uncertain" != reason("long:0", "我在", (SURE,) * 2)
+    for taken in ("mean", "always", "a b"):
+        with pytest.raises(OptionError, match="cannot be called"):
+            gates.register_gate(taken, lambda block, _: False)
+    with pytest.raises(OptionError, match="no gate 'short:0'"):
+        parse_gate("short:0")
 
 
 @law(50)

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skydraft.gating.gates import COPY_LEN, MAX_DISTINCT, MAX_PERIOD, is_copying, unverified_cycles
+from skydraft.engines.toy import character_vocab
+from skydraft.gating.gates import COPY_LEN, MAX_DISTINCT, MAX_PERIOD, is_copying, is_looping, unverified_cycles
 
 from ..toys import law
 
@@ -63,6 +64,20 @@ ORDINARY = [
 def test_ordinary_text_raises_no_alarm(text, block_len):
     words = [ord(char) for char in text] if not text.isascii() else [hash(word) % 10**6 for word in text.split()]
     assert escalations(words, block_len) == []
+
+
+LOOPS = character_vocab("我在高兴的时候说话人大家abcdefgh0, .|-\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "length"),  # at which the cycle was seen twice; 0: never
+    [("我" * 20, 8), ("我在" * 10, 8), ("我在高" * 10, 12), ("我在高兴的时候说" * 5, 32), ("说话" + "ab" * 9, 10),
+     ("0, " * 30, 64), ("|-" * 8, 0), ("我在高兴的时候说我在高兴的时候说", 0), ("我在高兴的时候说话" * 5, 0)],
+)  # fmt: skip
+def test_a_cycle_was_seen_twice(text, length):
+    ids = np.array(LOOPS.encode(text), np.int32)
+    seen = [end for end in range(1, len(ids) + 1) if is_looping(ids[:end], LOOPS)]
+    assert seen == (list(range(length, len(ids) + 1)) if length else [])
 
 
 def test_a_longer_phrase_said_twice_is_an_echo_not_a_cycle():

@@ -32,7 +32,13 @@ def pair() -> Iterator[tuple[Any, Any]]:
 
 def caption(pair: tuple[Any, Any], clip: Path, mode: str, params: DecodingParams = GREEDY, **more: Any) -> Any:
     edge, cloud = pair
-    given = {"edge": edge, "cloud": cloud, "plan": make_plan(mode), "params": params, "audio": load_audio(clip)} | more
+    given = {
+        "edge": edge,
+        "cloud": cloud,
+        "plan": mode and make_plan(mode),
+        "params": params,
+        "audio": load_audio(clip),
+    } | more
     return skydraft.generate(**given).run()
 
 
@@ -44,6 +50,13 @@ def test_lossless_is_cloud_in_process_and_over_the_link(pair: tuple[Any, Any], t
         there = caption(pair, CLIPS[3], "lossless", params, cloud=connection)
         assert there.token_ids == here.token_ids == alone.token_ids
         assert there.stats.bytes_up > there.stats.shared_bytes > 10_000
+
+
+def test_drafts_save_passes_of_a_checkpoint_that_hears(pair: tuple[Any, Any]) -> None:
+    for clip in CLIPS[:4]:
+        alone, done = caption(pair, clip, "cloud"), caption(pair, clip, "", plan=make_plan("lossless", k=6))
+        assert done.token_ids == alone.token_ids and not done.stats.exact
+        assert done.stats.target_passes_per_token <= 0.45
 
 
 def test_the_command_says_what_left_the_device(pair: tuple[Any, Any], capsys: Any) -> None:
