@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import queue
 import signal
 import socket
@@ -12,7 +11,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
@@ -21,7 +20,7 @@ import grpc
 import trustme
 
 from skydraft.access.limits import Limits
-from skydraft.cloud.server import CloudServer, ServeOptions
+from skydraft.cloud.server import CloudServer, ServeOptions, loop_in_thread
 from skydraft.cloud.worker import Worker
 from skydraft.decoding.generation import Generation
 from skydraft.edge.channel import Waiting, shared_loop
@@ -169,30 +168,17 @@ class Serving:
         worker = Worker(target, options.limits, execution=options.execution) if isinstance(target, Engine) else target
         self.server = CloudServer(worker, options)
         self._options = options
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self._stopped = False
-        try:
-            self.port: int = self._run(self.server.start())
-        except BaseException:
-            self._end_loop()
-            raise
+        self._grace_s = 0.0
+        with ExitStack() as stack:
+            _, run = stack.enter_context(loop_in_thread())
+            self.port: int = run(self.server.start())
+            stack.callback(lambda: run(self.server.stop(self._grace_s)))
+            self._open = stack.pop_all()
         self.address = f"127.0.0.1:{self.port}"
 
-    def _run(self, coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(PATIENCE_S)
-
     def stop(self, grace_s: float = 0.0) -> None:
-        if not self._stopped:
-            self._stopped = True
-            self._run(self.server.stop(grace_s))
-            self._end_loop()
-
-    def _end_loop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
+        self._grace_s = grace_s
+        self._open.close()  # once
 
     @property
     def num_sessions(self) -> int:

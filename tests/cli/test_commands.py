@@ -119,9 +119,10 @@ def test_a_server_that_is_ended_while_its_model_loads_has_stopped(
 
 def test_without_the_module_resource_a_server_starts() -> None:
     code = (
-        "import sys; sys.modules['resource'] = None; from skydraft.cloud.server import running\n"
-        "from tests.cloud.test_starting import ServeOptions, toy\n"
-        "with running(toy(), ServeOptions(port=0)) as port: assert port"
+        "import sys; sys.modules['resource'] = None\n"
+        "from skydraft.engines.toy import open_toy\n"
+        "from tests.serving import serving\n"
+        "with serving(open_toy('toy')) as server: assert server.port"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
