@@ -10,8 +10,8 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -78,11 +78,8 @@ class Awaited(Generic[T]):
     def result(self) -> T:
         """Wait until the work is done. Raises the error of the work, Cancelled after `cancel`, or CloudLost where the
         interpreter ends."""
-        try:
+        with or_else(self.cancel):
             self._done.wait()
-        except BaseException:
-            self.cancel()
-            raise
         try:
             return self.task.result()
         except asyncio.CancelledError as error:
@@ -168,6 +165,16 @@ def shared_loop() -> EventLoop:
     with _lock:
         _shared = _shared or EventLoop()
         return _shared
+
+
+@contextmanager
+def or_else(end: Callable[[], None]) -> Iterator[None]:
+    """Call `end` if anything is raised within, also where it is cancelled."""
+    try:
+        yield
+    except BaseException:
+        end()
+        raise
 
 
 Look: TypeAlias = Callable[[float], Awaitable[object]]  # asks a server for a sign of life, which may take so long

@@ -73,9 +73,6 @@ class Cloud:
         self._waits = Waits()
         self.cancel = self._waits.cancel  # ends waits for facts
 
-    def telling(self, notify: Notify) -> Cloud:
-        return replace(self, notify=notify)
-
     def in_background(self) -> Cloud:
         """For audits, which no user waits for: each may take long, says nothing, and ends soon where the cloud is gone.
         Raises OptionError for a server without skydraft."""

@@ -17,7 +17,7 @@ from skydraft.decoding.receipt import Sent
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
 from skydraft.edge.budget import Budget
-from skydraft.edge.channel import Channel, SessionStream, Waiting
+from skydraft.edge.channel import Channel, SessionStream, Waiting, or_else
 from skydraft.edge.server import OURS
 from skydraft.edge.tls import ServerOptions
 from skydraft.engines.vocab import Vocab
@@ -118,15 +118,12 @@ class OwnText:
     async def next_written(self, waiting: Waiting) -> Written:
         assert self._stream is not None and self._writing is not None
         base, next_base, limit = self._writing
-        try:
+        with or_else(self.break_off):
             reply = await self._stream.receive(waiting)
             self._count(bytes_down=len(reply))
             written = self._read(codec.decode_written, reply)
             self._check_written(written, next_base, limit)
             self._count(tokens_out=len(written.token_ids))
-        except BaseException:
-            self.break_off()
-            raise
         next_base += len(written.token_ids)
         has_more = not (written.is_last or written.finish) and next_base < limit
         self._writing = (base, next_base, limit) if has_more else None
@@ -172,10 +169,8 @@ class OwnText:
         if is_noted := stream.may_have_sent:
             self._note_sent(opening, call, num_calls)
         try:
-            reply = await stream.receive(waiting, message)
-        except BaseException:
-            self.break_off()
-            raise
+            with or_else(self.break_off):
+                reply = await stream.receive(waiting, message)
         finally:
             if not is_noted and stream.may_have_sent:  # the connection was made meanwhile
                 self._note_sent(opening, call, num_calls)
