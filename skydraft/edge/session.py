@@ -17,11 +17,11 @@ from skydraft.decoding.receipt import Sent
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
 from skydraft.edge.budget import Budget
-from skydraft.edge.channel import Channel, SessionStream, Waiting, or_else
+from skydraft.edge.channel import Channel, SessionStream, Waiting
 from skydraft.edge.server import OURS
 from skydraft.edge.tls import ServerOptions
 from skydraft.engines.vocab import Vocab
-from skydraft.errors import CloudFailure, Diverged, ProtocolError, SkydraftError, VocabularyMismatch
+from skydraft.errors import CloudFailure, Diverged, ProtocolError, SkydraftError, VocabularyMismatch, or_else
 from skydraft.protocol import codec, values
 from skydraft.protocol.values import SERVICE, Opening, ServerInfo, TargetId, Written
 from skydraft.types import Cost, DraftBlock, LinkCost, Prompt, Verdict

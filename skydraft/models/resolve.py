@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from skydraft.errors import BrokenModel, NetworkUnavailable, UnknownModel
+from skydraft.errors import BrokenModel, NetworkUnavailable, UnknownModel, telling
 from skydraft.models import manifest, sources
 from skydraft.models.fetch import fetch_model
 from skydraft.models.found import OLLAMA, ollama_file, places
@@ -47,15 +47,13 @@ def resolve(
     if spec in manifest.KNOWN:
         path = fetch_model(manifest.KNOWN[spec], cache, progress=progress, offline=offline, source=source)
         return ResolvedModel(spec, "gguf", path)
-    try:
+    with telling(UnknownModel, f"{spec!r} cannot be read", "Check its name."):
         if spec and local.is_dir():
             return _from_folder(spec, local)
         if spec and local.exists():
             return _from_gguf(spec, local)
         # If the folder exists here, a missing file in it is a typing mistake, not a file on the hub.
         match = None if local.parent.is_dir() else HUB_FILE.fullmatch(spec)
-    except OSError as error:
-        raise UnknownModel(f"{spec!r} cannot be read: {error.strerror}.", hint="Check its name.") from error
     if match:
         return _from_gguf(spec, _fetch_hub_file(match[1], match[2], offline))
     if HUB_ID.fullmatch(spec) and local.suffix != ".gguf":
