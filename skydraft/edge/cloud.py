@@ -77,10 +77,8 @@ class Cloud:
         """For audits, which no user waits for: each may take long, says nothing, and ends soon where the cloud is gone.
         Raises OptionError for a server without skydraft."""
         if self.is_stock:
-            raise OptionError(
-                "--audit-share does not apply to a server without skydraft: it cannot read a finished answer.",
-                hint="Leave it out, or use a server that runs skydraft serve.",
-            )
+            message = "--audit-share does not apply to a server without skydraft: it cannot read a finished answer."
+            raise OptionError(message, hint="Leave it out, or use a server that runs skydraft serve.")
         return replace(self, notify=silent, require=False, open_ahead=False, timeout_s=_BACKGROUND_S)
 
     @property

@@ -235,13 +235,10 @@ def _errors_named(folder: Path) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise NotEnoughDisk(
-                f"{folder} has no room for another lesson: {reason}.",
-                hint="Free some space, or run: skydraft learn forget.",
-            ) from error
-        raise OptionError(
-            f"Lessons cannot be kept in {folder}: {reason}.", hint="Give --learn a folder that you can write to."
-        ) from error
+            message = f"{folder} has no room for another lesson: {reason}."
+            raise NotEnoughDisk(message, hint="Free some space, or run: skydraft learn forget.") from error
+        hint = "Give --learn a folder that you can write to."
+        raise OptionError(f"Lessons cannot be kept in {folder}: {reason}.", hint=hint) from error
 
 
 def summaries(store: Store, skipped: Counter[str]) -> dict[tuple[str, str], list[Counter[str]]]:

@@ -69,10 +69,8 @@ def _fetch_hub_file(repo: str, file: str, offline: bool) -> Path:
     if cached := sources.hub_cached(repo, file):
         return cached
     if offline:
-        raise NetworkUnavailable(
-            f"{repo}/{file} is not in the Hugging Face cache, and nothing is downloaded offline.",
-            hint="Go online once, or give the path of a .gguf file.",
-        )
+        message = f"{repo}/{file} is not in the Hugging Face cache, and nothing is downloaded offline."
+        raise NetworkUnavailable(message, hint="Go online once, or give the path of a .gguf file.")
     return sources.hub_file(repo, file)
 
 
@@ -98,17 +96,14 @@ def _from_folder(spec: str, folder: Path) -> ResolvedModel:
         return _from_gguf(spec, gguf[0])
     if gguf:
         raise BrokenModel(f"{folder} has {len(gguf)} .gguf files.", hint=f"Name one of them, for example {gguf[0]}.")
-    raise BrokenModel(
-        f"{folder} has no config.json and no .gguf file.",
-        hint="Give a transformers checkpoint's folder or a .gguf file; on the hub, org/name/file.gguf.",
-    )
+    hint = "Give a transformers checkpoint's folder or a .gguf file; on the hub, org/name/file.gguf."
+    raise BrokenModel(f"{folder} has no config.json and no .gguf file.", hint=hint)
 
 
 def _unknown(spec: str, local: Path) -> UnknownModel:
     if local.suffix == ".gguf":
-        return UnknownModel(
-            f"There is no file {spec}.", hint="Check the path; on the hub a file is org/name/file.gguf."
-        )
+        message = f"There is no file {spec}."
+        return UnknownModel(message, hint="Check the path; on the hub a file is org/name/file.gguf.")
     others = ", ".join(["ollama:NAME", *EMBEDDED, "toy", "a .gguf file", "a checkpoint's folder", "a hub id org/name"])
     hint = f"{manifest.name_hint(spec)} Or give {others}."
     return UnknownModel(f"{spec!r} is not a known model, file or folder.", hint=hint)
