@@ -22,14 +22,11 @@ HOSTILE = "evil\x1b]0;owned\x07\nskydraft: all is well\x9b2J"
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-@pytest.mark.parametrize(
-    ("env", "color", "expected"),
-    [
-        ({}, "auto", True), ({}, "never", False), ({"NO_COLOR": "1"}, "auto", False),
-        ({"NO_COLOR": "1"}, "always", True), ({"NO_COLOR": ""}, "auto", True), ({"TERM": "dumb"}, "auto", False),
-        ({"TERM": "dumb"}, "always", True), ({"TERM": "dumb", "NO_COLOR": "1"}, "never", False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("env", "color", "expected"), [
+    ({}, "auto", True), ({}, "never", False), ({"NO_COLOR": "1"}, "auto", False),
+    ({"NO_COLOR": "1"}, "always", True), ({"NO_COLOR": ""}, "auto", True), ({"TERM": "dumb"}, "auto", False),
+    ({"TERM": "dumb"}, "always", True), ({"TERM": "dumb", "NO_COLOR": "1"}, "never", False),
+])  # fmt: skip
 def test_what_is_said_of_colours_goes_before_what_is_guessed(
     monkeypatch: pytest.MonkeyPatch, env: dict[str, str], color: str, expected: bool
 ) -> None:

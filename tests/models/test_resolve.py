@@ -33,15 +33,12 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("spec", "kind", "path"),
-    [
-        ("toy", "toy", None), ("toy:drift=0.4", "toy", None), ("toy:{place}/good.gguf", "toy", None),
-        ("good.gguf", "gguf", "good.gguf"),
-        ("./good.gguf", "gguf", "good.gguf"), ("{place}/good.gguf", "gguf", "{place}/good.gguf"),
-        ("checkpoint", "folder", "checkpoint"), ("./tiny", "folder", "tiny"), ("single/", "gguf", "single/only.gguf"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("spec", "kind", "path"), [
+    ("toy", "toy", None), ("toy:drift=0.4", "toy", None), ("toy:{place}/good.gguf", "toy", None),
+    ("good.gguf", "gguf", "good.gguf"),
+    ("./good.gguf", "gguf", "good.gguf"), ("{place}/good.gguf", "gguf", "{place}/good.gguf"),
+    ("checkpoint", "folder", "checkpoint"), ("./tiny", "folder", "tiny"), ("single/", "gguf", "single/only.gguf"),
+])  # fmt: skip
 def test_local_specs(place: Path, world: FakeWorld, spec: str, kind: str, path: str | None) -> None:
     spec = spec.format(place=place)
     expected = None if path is None else Path(path.format(place=place))

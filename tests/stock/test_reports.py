@@ -86,12 +86,9 @@ CHATS: dict[str, Fault] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "api"),
-    [
-        *((name, "chat") for name in ANYWHERE | CHATS), *((name, "vllm") for name in ANYWHERE if name not in OF_TEXT),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "api"), [
+    *((name, "chat") for name in ANYWHERE | CHATS), *((name, "vllm") for name in ANYWHERE if name not in OF_TEXT),
+])  # fmt: skip
 def test_a_stream_that_broke_others_is_read(name: str, api: str, spoilt: Spoilt) -> None:
     (_, num_sound), (generation, num_asked) = spoilt(api, "cloud"), spoilt(api, "cloud", (ANYWHERE | CHATS)[name])
     assert generation.token_ids == ALONE and num_asked <= num_sound
