@@ -101,13 +101,10 @@ def test_a_log_line_holds_no_control_character_and_loses_none() -> None:
 GENERATE = ["generate", "你好", *TOYS, "-n", "8", "--color", "never"]
 
 
-@pytest.mark.parametrize(
-    ("args", "states"),
-    [
-        (GENERATE, ["Loading toy:drift=0.4…", "Loading toy…"]),
-        (["doctor", "--cloud", "127.0.0.1:9", "--cloud-timeout", "0.3", *TOYS[:2]], ["Asking 127.0.0.1:9…"]),
-    ],
-)
+@pytest.mark.parametrize(("args", "states"), [
+    (GENERATE, ["Loading toy:drift=0.4…", "Loading toy…"]),
+    (["doctor", "--cloud", "127.0.0.1:9", "--cloud-timeout", "0.3", *TOYS[:2]], ["Asking 127.0.0.1:9…"]),
+])  # fmt: skip
 def test_what_takes_long_is_shown_for_as_long_as_it_does(tmp_path: Path, args: list[str], states: list[str]) -> None:
     _, screen = on_screen(tmp_path, *args)
     assert all(f"{state}\r\x1b[K" in screen for state in states)

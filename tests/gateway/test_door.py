@@ -158,14 +158,11 @@ def test_a_body_that_never_ends_is_cut_off(locked: Running) -> None:
     assert post(locked, headers={"x-api-key": KEY}).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("path", "num_bytes", "num_sent", "status"),
-    [
-        ("/v1/chat/completions", 100 << 20, 1, 413),  # by its length alone
-        ("/v1/chat/completions", 100, 1, 408),  # too slow
-        ("/health", 99_000, 50, 405),  # what needs no key takes no body, and does not wait for the rest
-    ],
-)
+@pytest.mark.parametrize(("path", "num_bytes", "num_sent", "status"), [
+    ("/v1/chat/completions", 100 << 20, 1, 413),  # by its length alone
+    ("/v1/chat/completions", 100, 1, 408),  # too slow
+    ("/health", 99_000, 50, 405),  # what needs no key takes no body, and does not wait for the rest
+])  # fmt: skip
 def test_a_body_that_does_not_come_is_refused(
     locked: Running, path: str, num_bytes: int, num_sent: int, status: int
 ) -> None:

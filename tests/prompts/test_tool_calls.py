@@ -106,27 +106,24 @@ def function(name: str, **given: str) -> str:
 TYPED = {"text": "5", "may": "6", "on": "True", "a": "[1]", "b": "x\n\n  y"}
 
 
-@pytest.mark.parametrize(
-    ("text", "said", "found"),
-    [
-        (call_text("天气", {"a": 1}).removesuffix("\n</tool_call>"), "", ONE),
-        (call_text("天气", {"a": "</tool_call>"}), "", ("天气", '{"a": "</tool_call>"}')),
-        (call_text("天气", {}) + "\n好", "\n好", NO_ARGUMENTS),
-        ("<tool_call>\nx</tool_call>\n" + call_text("天气", {}), "<tool_call>\nx</tool_call>", NO_ARGUMENTS),
-        ('{"name": "天气", "parameters": {"a": 1}}', "", ONE),
-        ('{"name": "天气", "arguments": "{\\"a\\": 1}"}', "", ONE),
-        ('{"name": "天气"}', "", NO_ARGUMENTS),
-        (f"好。\n\n<tool_call>\n{function('天气', a='1')}\n</tool_call>", "好。", ONE),
-        (f"{function('天气', a='1')}\n</tool_call>好", "好", ONE),  # it often leaves the first mark out
-        (function("天气", **TYPED), "", ("天气", json.dumps({**TYPED, "on": True, "a": [1]}))),
-        # A bracket too many.
-        (call_text("天气", {"a": 1}).replace("}}", "}}}\n}"), "", ONE),
-        ('{"name": "天气", "arguments": {"a": 1}}}', "", ONE),
-        ('```json\n{"name": "天气", "arguments": {"a": 1}}}\n```\n好', "\n好", ONE),
-        # Bare breaks in strings, as small models write code.
-        (call_text("天气", {"code": "a\nb\tc"}).replace("\\n", "\n"), "", ("天气", '{"code": "a\\nb\\tc"}')),
-    ],
-)
+@pytest.mark.parametrize(("text", "said", "found"), [
+    (call_text("天气", {"a": 1}).removesuffix("\n</tool_call>"), "", ONE),
+    (call_text("天气", {"a": "</tool_call>"}), "", ("天气", '{"a": "</tool_call>"}')),
+    (call_text("天气", {}) + "\n好", "\n好", NO_ARGUMENTS),
+    ("<tool_call>\nx</tool_call>\n" + call_text("天气", {}), "<tool_call>\nx</tool_call>", NO_ARGUMENTS),
+    ('{"name": "天气", "parameters": {"a": 1}}', "", ONE),
+    ('{"name": "天气", "arguments": "{\\"a\\": 1}"}', "", ONE),
+    ('{"name": "天气"}', "", NO_ARGUMENTS),
+    (f"好。\n\n<tool_call>\n{function('天气', a='1')}\n</tool_call>", "好。", ONE),
+    (f"{function('天气', a='1')}\n</tool_call>好", "好", ONE),  # it often leaves the first mark out
+    (function("天气", **TYPED), "", ("天气", json.dumps({**TYPED, "on": True, "a": [1]}))),
+    # A bracket too many.
+    (call_text("天气", {"a": 1}).replace("}}", "}}}\n}"), "", ONE),
+    ('{"name": "天气", "arguments": {"a": 1}}}', "", ONE),
+    ('```json\n{"name": "天气", "arguments": {"a": 1}}}\n```\n好', "\n好", ONE),
+    # Bare breaks in strings, as small models write code.
+    (call_text("天气", {"code": "a\nb\tc"}).replace("\\n", "\n"), "", ("天气", '{"code": "a\\nb\\tc"}')),
+])  # fmt: skip
 def test_a_call_in_another_form_is_one(text: str, said: str, found: tuple[str, str]) -> None:
     assert read([text]) == read(list(text)) == (said, [found])
 
