@@ -17,7 +17,7 @@ from skydraft.decoding.target import target_of
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.registry import open_engine
-from skydraft.errors import CloudLost, OptionError, RecordsError, or_else
+from skydraft.errors import CloudLost, OptionError, RecordsError
 from skydraft.gating.calibration import Calibration, find_calibration
 from skydraft.models import Progress, SourceName, cache_dir, no_progress, resolve
 from skydraft.models.adapters import folder_of
@@ -70,9 +70,12 @@ def load(
     engine.is_local_only = local_only
     engine.prefixes.share(beginning_ids(engine.vocab))
     engine.adapters.folder, engine.adapters.default = folder_of(os.fspath(model), cache), adapter
-    with or_else(engine.close):
+    try:
         if adapter not in ("auto", "none"):
             engine.adapters.choose(adapter, ())  # it is there, and it fits
+    except BaseException:
+        engine.close()
+        raise
     return engine
 
 

@@ -46,7 +46,7 @@ command line (--temperature). `line` keeps the flags; `message`, `hint` and `str
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -180,16 +180,6 @@ def importing(need: str, extra: str) -> Iterator[None]:
     except ImportError as error:
         message = f"{need} {error.name or 'a package'}, which is not installed."
         raise MissingDependency(message, hint=f"Run: pip install 'skydraft[{extra}]'.") from error
-
-
-@contextmanager
-def or_else(end: Callable[[], None]) -> Iterator[None]:
-    """Call `end` if anything is raised within, also where it is cancelled."""
-    try:
-        yield
-    except BaseException:
-        end()
-        raise
 
 
 def first_fault(error: Any) -> str:

@@ -2,9 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from typing import Any, TypeAlias
 
 import grpc
@@ -20,15 +19,29 @@ Method: TypeAlias = Callable[[Any, RpcContext], Awaitable[None]]  # takes the re
 Count: TypeAlias = Callable[[str, Exception | None], None]  # notes a request of a kind, and what refused it
 
 
+class _Handler:
+    """A grpc.RpcMethodHandler for streams of bytes, whose method may be exchanged."""
+
+    request_streaming = response_streaming = True
+    request_deserializer = response_serializer = None
+
+    def __init__(self, method: Method) -> None:
+        self.stream_stream = method
+
+
 class Calls(grpc.GenericRpcHandler):
     """The calls of a server, by the paths of its methods; until it has some, each is told that the model loads. gRPC
     keeps the calls that nobody has looked at yet apart by these paths: floods of one method delay no other."""
 
     def __init__(self) -> None:
-        self._methods: dict[str, Method] = {}
-        self._handlers = {path: self._handler(path) for path in (SESSION, GET_INFO, HEALTH)}
-        self.add = self._methods.update
+        self._handlers: dict[str, Any] = {path: _Handler(self._refuse) for path in (SESSION, GET_INFO, HEALTH)}
+        self._has_methods = False
         logging.getLogger("grpc._cython.cygrpc").addFilter(_is_news)
+
+    def add(self, methods: Mapping[str, Method]) -> None:
+        self._has_methods = True
+        for path, method in methods.items():
+            self._handlers[path].stream_stream = method
 
     def answer_at(self, server: Any) -> None:
         """Has to be called before the server starts."""
@@ -38,18 +51,12 @@ class Calls(grpc.GenericRpcHandler):
             server.add_registered_method_handlers(name, {method: handler})
 
     def service(self, handler_call_details: Any) -> Any:
-        return self._handlers.get(handler_call_details.method, self._handler(""))
+        return self._handlers.get(handler_call_details.method, _Handler(self._refuse))
 
-    def _handler(self, path: str) -> Any:
-        return grpc.stream_stream_rpc_method_handler(partial(self._answer, path))
-
-    async def _answer(self, path: str, requests: Any, context: RpcContext) -> None:
-        if path in self._methods:
-            await self._methods[path](requests, context)
-        elif self._methods:
+    async def _refuse(self, requests: Any, context: RpcContext) -> None:
+        if self._has_methods:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"There is no such method, only {SERVICE}.")
-        else:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "The server is starting: its model loads.")
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "The server is starting: its model loads.")
 
 
 def _is_news(record: logging.LogRecord) -> bool:

@@ -10,8 +10,8 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -19,7 +19,7 @@ import grpc
 
 from skydraft import errors
 from skydraft.edge.tls import ServerOptions, first_error
-from skydraft.errors import Cancelled, CloudLost, CloudTimeout, OptionError, SkydraftError, or_else
+from skydraft.errors import Cancelled, CloudLost, CloudTimeout, OptionError, SkydraftError
 from skydraft.protocol.status import from_rpc
 from skydraft.protocol.values import FEW_FRAMES, SERVICE
 
@@ -165,6 +165,16 @@ def shared_loop() -> EventLoop:
     with _lock:
         _shared = _shared or EventLoop()
         return _shared
+
+
+@contextmanager
+def or_else(end: Callable[[], None]) -> Iterator[None]:
+    """Call `end` if anything is raised within, also where it is cancelled."""
+    try:
+        yield
+    except BaseException:
+        end()
+        raise
 
 
 Look: TypeAlias = Callable[[float], Awaitable[object]]  # asks a server for a sign of life, which may take so long

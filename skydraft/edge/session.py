@@ -17,11 +17,11 @@ from skydraft.decoding.receipt import Sent
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
 from skydraft.edge.budget import Budget
-from skydraft.edge.channel import Channel, SessionStream, Waiting
+from skydraft.edge.channel import Channel, SessionStream, Waiting, or_else
 from skydraft.edge.server import OURS
 from skydraft.edge.tls import ServerOptions
 from skydraft.engines.vocab import Vocab
-from skydraft.errors import CloudFailure, Diverged, ProtocolError, SkydraftError, VocabularyMismatch, or_else
+from skydraft.errors import CloudFailure, Diverged, ProtocolError, SkydraftError, VocabularyMismatch
 from skydraft.protocol import codec, values
 from skydraft.protocol.values import SERVICE, Opening, ServerInfo, TargetId, Written
 from skydraft.types import Cost, DraftBlock, LinkCost, Prompt, Verdict
@@ -91,8 +91,8 @@ class OwnText:
     async def _open(self, message: bytes, waiting: Waiting) -> None:
         reply = await self._exchange(self._stream_now(), message, waiting, self._opening)
         self._was_ahead = True
-        opened: values.Opened = self._read(codec.decode_opened, reply)
-        self._note_opened(reply)
+        opened, target = self._read(codec.decode_opened, reply)
+        self._note_opened(target)
         self._cost = opened.cost
         self._count(tokens_hit=opened.cost.num_cached)
 
@@ -104,11 +104,11 @@ class OwnText:
         number = 0 if self._is_named else self.number  # a stream is about one session, which its first message names
         call = values.VerifyCall(number, self.epoch, block.base, catch_up, block.token_ids, checksum, opening, write)
         reply = await self._exchange(stream, codec.encode_verify(call), waiting, opening, call)
-        verdict, is_last = self._read(lambda data: codec.decode_verdict(data, len(catch_up), sent_ids), reply)
+        verdict, is_last, target = self._read(lambda data: codec.decode_verdict(data, len(catch_up), sent_ids), reply)
         self._check(verdict, block)
         self._count(tokens_hit=verdict.cost.num_cached, tokens_out=int(verdict.token_id is not None))
         if opening is not None:
-            self._note_opened(reply)
+            self._note_opened(target)
         has_more = write > 0 and not is_last and verdict.hands_over(block)
         base = block.base + verdict.num_tokens
         self._writing = (block.base, base, base + write) if has_more else None
@@ -192,9 +192,8 @@ class OwnText:
     def _count(self, **figures: int) -> None:
         self.spent += LinkCost(**figures)
 
-    def _note_opened(self, reply: bytes) -> None:
-        if self.target is None:
-            self.target = self._read(codec.decode_target, reply)
+    def _note_opened(self, target: TargetId | None) -> None:
+        self.target = self.target or target
         self._is_open = True
 
     def _read(self, decode: Callable[[bytes], T], reply: bytes) -> T:

@@ -22,7 +22,7 @@ from starlette.staticfiles import StaticFiles
 
 from skydraft.decoding.builder import prompted
 from skydraft.decoding.request import GenerateRequest
-from skydraft.errors import ContextExceeded, GrammarRefused, or_else
+from skydraft.errors import ContextExceeded, GrammarRefused
 from skydraft.gateway.answers import Answer, ChatAnswer
 from skydraft.gateway.completions import TextAnswer
 from skydraft.gateway.desk import Desk, Event, Events, GatewayMetrics, Ticket
@@ -252,14 +252,17 @@ class _Writing:
         hold_s = self._gateway._options.hold_s if streams else None  # then pings keep the client waiting
         gone, begun = asyncio.ensure_future(_gone(request)), asyncio.ensure_future(self._begin(streams))
         try:
-            with or_else(self._hang_up):
-                await asyncio.wait({gone, begun}, timeout=hold_s, return_when=asyncio.FIRST_COMPLETED)
-                chunks = begun.result() if begun.done() else []
+            await asyncio.wait({gone, begun}, timeout=hold_s, return_when=asyncio.FIRST_COMPLETED)
+            chunks = begun.result() if begun.done() else []
         except ContextExceeded as error:
+            self._hang_up()
             if not streams or not self._answer.tells_length_in_stream:
                 raise
             told = (*self._answer.first(), self._answer.failed(self._gateway.refuse(error)))
             return Response(b"".join(map(self._answer.as_event, told)), media_type="text/event-stream")
+        except BaseException:
+            self._hang_up()
+            raise
         finally:
             for each in (gone, begun):
                 each.cancel()  # an event that it waited for stays in the queue

@@ -1,8 +1,8 @@
 """Keys, origins and limits on bodies, checked before all other handling of a request."""
 
 import asyncio
+import ipaddress
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
 from urllib.parse import urlsplit
@@ -14,7 +14,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from skydraft.access.shares import Shares
 from skydraft.errors import NotAuthorized
 from skydraft.gateway.refusals import RETRY_AFTER_S, Refusal
-from skydraft.protocol.address import is_loopback
 
 # The label of an Authorization header; raises NotAuthorized.
 Authorize: TypeAlias = Callable[[str], str]
@@ -60,9 +59,6 @@ class Doorkeeper:
         self._memory = Shares(_MEMORY, apart=authorize is not None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         try:
             visit = Visit(self._label(scope), self._memory)
             try:
@@ -133,7 +129,10 @@ def _needs_key(scope: Scope) -> bool:
 
 
 def _is_this_machine(host: str) -> bool:
-    with suppress(ValueError):
-        is_name = not set(host) & set("@/?#\\")  # and a port, and nothing more
-        return is_name and is_loopback((urlsplit(f"//{host}").hostname or "").removesuffix("."))
-    return False
+    if set(host) & set("@/?#\\"):  # more than a name and a port
+        return False
+    try:
+        name = (urlsplit(f"//{host}").hostname or "").removesuffix(".")
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

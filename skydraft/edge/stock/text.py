@@ -14,7 +14,7 @@ from skydraft.choosing.stopping import Stopping
 from skydraft.decoding.context import Context
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.verification import Rules, Verification
-from skydraft.edge.channel import Waiting
+from skydraft.edge.channel import Waiting, or_else
 from skydraft.edge.stock.chat import Chat
 from skydraft.edge.stock.choices import Choices, check
 from skydraft.edge.stock.connection import DIALECTS, StockConnection, StockInfo
@@ -32,7 +32,6 @@ from skydraft.errors import (
     OptionError,
     SkydraftError,
     TargetChanged,
-    or_else,
 )
 from skydraft.protocol.values import TargetId, Written
 from skydraft.types import Cost, DraftBlock, LinkCost, Prompt, Verdict
