@@ -29,7 +29,7 @@ from skydraft.engines.base import Engine
 from skydraft.protocol import codec
 from skydraft.protocol import verifier_pb2 as pb
 from skydraft.protocol.status import from_rpc
-from skydraft.protocol.values import MAX_SESSION, SERVICE, CloseCall, OpenCall, Opening, VerifyCall
+from skydraft.protocol.values import MAX_SESSION, SESSION, CloseCall, OpenCall, Opening, VerifyCall
 from skydraft.types import Prompt
 
 from .starting import Started
@@ -37,7 +37,6 @@ from .starting import Started
 # What a stream says from its spoilt request on: (the sound replies, the context of the call).
 OwnFault: TypeAlias = Callable[[Iterator[bytes], Any], Iterator[bytes]]
 METHODS = {pb.ACTION_VERIFY: "verify", pb.ACTION_OPEN: "open", pb.ACTION_STOP: "stop", pb.ACTION_CLOSE: "close"}
-HEALTH = "/grpc.health.v1.Health/Check"
 PATIENCE_S = 30.0  # what must come at all comes within this, however busy the machine is
 
 
@@ -103,7 +102,7 @@ class RawSession:
     def __init__(self, channel: grpc.Channel, token: str = "") -> None:
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         metadata = [("authorization", f"Bearer {token}")] if token else []
-        method: Any = channel.stream_stream(f"/{SERVICE}/Session")
+        method: Any = channel.stream_stream(SESSION)
         self.call = method(iter(self._requests.get, None), metadata=metadata, timeout=2 * PATIENCE_S)
 
     def send(self, *messages: bytes | None) -> None:

@@ -21,12 +21,9 @@ from skydraft import errors
 from skydraft.edge.tls import ServerOptions, first_error
 from skydraft.errors import Cancelled, CloudLost, CloudTimeout, OptionError, SkydraftError
 from skydraft.protocol.status import from_rpc
-from skydraft.protocol.values import FEW_FRAMES, SERVICE
+from skydraft.protocol.values import FEW_FRAMES, HEALTH, SERVING, SESSION
 
 T = TypeVar("T")
-_HEALTH = "/grpc.health.v1.Health/Check"
-_SERVING = b"\x08\x01"  # HealthCheckResponse(status=SERVING)
-_SESSION = f"/{SERVICE}/Session"
 _CLOSE_S = 10.0  # for the close of a session to be sent, in the background
 _NOT_SENT = "Internal error from Core"  # gRPC's text for a message that could not be sent; the status has the cause
 _LOOK_S, _NUM_LOOKS = 0.01, 20  # interval and number of looks for that status
@@ -268,11 +265,11 @@ class Channel:
         return await asyncio.shield(ping)
 
     async def _look(self, timeout_s: float) -> None:
-        if await self.call(_HEALTH, timeout_s) != _SERVING:
+        if await self.call(HEALTH, timeout_s) != SERVING:
             raise errors.CloudDraining("it is shutting down.")
 
     def stream(self) -> SessionStream:
-        method: Any = self.wire.stream_stream(_SESSION)
+        method: Any = self.wire.stream_stream(SESSION)
         return SessionStream(self, self.wire, method(metadata=self._authorization))
 
 

@@ -203,7 +203,7 @@ class Cloud:
             self._run(self.servers.renew())  # gRPC may remember that a server was away a moment ago
             with suppress(SkydraftError):
                 self.ping(_LOOK_S)  # an answer ends the outage
-        if self.servers.is_met or self.servers.outage:
+        if any(server.is_met for server in self.servers.all) or self.servers.outage:
             return self.servers.outage
         gone = self.meet(vocab)
         check_drafts(plan, self.kind)

@@ -23,7 +23,7 @@ from skydraft.edge.tls import ServerOptions
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import CloudFailure, Diverged, ProtocolError, SkydraftError, VocabularyMismatch
 from skydraft.protocol import codec, values
-from skydraft.protocol.values import SERVICE, Opening, ServerInfo, TargetId, Written
+from skydraft.protocol.values import Opening, ServerInfo, TargetId, Written
 from skydraft.types import Cost, DraftBlock, LinkCost, Prompt, Verdict
 
 T = TypeVar("T")
@@ -256,7 +256,7 @@ class OwnServer(Channel):
     async def info(self, timeout_s: float) -> ServerInfo:
         """The server's description. Names are one line without control characters, since they are shown."""
         try:
-            info = codec.decode_info(await self.call(f"/{SERVICE}/GetInfo", timeout_s))
+            info = codec.decode_info(await self.call(values.GET_INFO, timeout_s))
         except ProtocolError as error:
             raise CloudFailure(f"The cloud at {self.address} sent an invalid description: {error.message}") from error
         self.runs = codec.target_id(info.weights, info.execution, info.context_len)
