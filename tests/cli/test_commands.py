@@ -17,9 +17,9 @@ from skydraft.models.cache import model_path
 
 from ..cloud.test_starting import signals_as_before
 from ..models.test_found import Home, gguf
+from ..starting import ROOT
 from .conftest import Invoke
 
-ROOT = Path(__file__).parents[2]
 SMALL = "qwen2.5-coder-0.5b"
 
 
