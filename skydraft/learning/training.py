@@ -8,7 +8,7 @@ of model, lessons and settings.
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from skydraft.errors import SkydraftError
 from skydraft.files import write_whole
 from skydraft.learning.dataset import OnProgress, TrainingTask
 from skydraft.learning.halves import Activations, Halves
+from skydraft.learning.lessons import Lesson
 
 _SCALE = 2.0  # of low-rank changes: alpha / rank
 _NUM_RIVALS = 4  # the draft model's best tokens at each place, which training makes less likely
@@ -32,7 +33,6 @@ _MIN_PROMPTS = 6  # of fewer the bootstrap knows too little: of one it has no wi
 _BATCH = 4
 
 T = TypeVar("T")
-R = TypeVar("R")
 Counts: TypeAlias = Sequence[tuple[int, int]]  # of each lesson: (right, known)
 
 
@@ -144,31 +144,34 @@ class Training:
     def run(self) -> Trained:
         """Train, and measure."""
         task = self._task
-        trained = self._each(self._halves.activations, task.trained, "reading what to learn")
-        held_out = self._each(self._halves.activations, task.held_out, "reading what is held out")
+        trained = self._lower(task.trained, "reading what to learn")
+        held_out = self._lower(task.held_out, "reading what is held out")
         vocab = self._occurring(trained)
-        before = self._each(self._halves.num_right, held_out, "held out, before")
+        before = self._counts(held_out, "held out, before")
         self._lora = self._inject()
         self._optimizer = self._torch.optim.AdamW(list(self._lora.values()), lr=self._settings.rate)
         counts = self._train(trained, held_out, vocab)
         prompts = [lesson.prompt_ids for lesson in task.held_out]
         return Trained(self._adapter(), gain(before, cross_fitted(counts, prompts), prompts))
 
-    def _each(self, work: Callable[[T], R], items: Sequence[T], what: str) -> list[R]:
-        """Do some work for each of the items, and report progress."""
-        done = []
+    def _each(self, items: Sequence[T], what: str) -> Iterator[T]:
+        """Give the items one by one, and report progress."""
         for number, item in enumerate(items):
             self._progress(what, number, len(items), "")
-            done.append(work(item))
-        return done
+            yield item
+
+    def _lower(self, lessons: Sequence[Lesson], what: str) -> list[Activations]:
+        return [self._halves.activations(lesson) for lesson in self._each(lessons, what)]
+
+    def _counts(self, texts: Sequence[Activations], what: str) -> Counts:
+        return [self._halves.num_right(text) for text in self._each(texts, what)]
 
     def _occurring(self, texts: Sequence[Activations]) -> Any:
         """The token ids that the loss is over, rising: labels, and the draft model's best at the same places."""
-
-        def ids_of(text: Activations) -> Any:
-            return self._torch.cat((text.labels, self._halves.choices(text, _NUM_RIVALS).flatten()))
-
-        return self._torch.unique(self._torch.cat(self._each(ids_of, texts, "looking for rivals")))
+        token_ids = []
+        for each in self._each(texts, "looking for rivals"):
+            token_ids += [each.labels, self._halves.choices(each, _NUM_RIVALS).flatten()]
+        return self._torch.unique(self._torch.cat(token_ids))
 
     def _inject(self) -> dict[str, Any]:
         """Give the upper layers' matrices changes that are 0 yet; returns their parameters by name."""
@@ -194,7 +197,7 @@ class Training:
             self._step([texts[number] for number in batch], vocab, self._settings.rate * (1 - step / last))
             if index + 1 < per_epoch:
                 continue
-            counts.append(self._each(self._halves.num_right, held_out, "measuring"))
+            counts.append(self._counts(held_out, "measuring"))
             *history, now = map(alpha, counts)
             if now > max(history, default=-1.0):
                 best = {name: value.detach().clone() for name, value in self._lora.items()}
