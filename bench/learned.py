@@ -24,7 +24,7 @@ import numpy as np
 import skydraft
 from skydraft.access.limits import Limits
 from skydraft.cloud.options import ServeOptions
-from skydraft.cloud.server import running
+from skydraft.cloud.server import CloudServer, loop_in_thread
 from skydraft.cloud.worker import Worker
 from skydraft.config import DecodingParams
 from skydraft.decoding.plan import make_plan
@@ -72,11 +72,14 @@ class Told:
 def served(engine: Engine) -> Iterator[Cloud]:
     limits = Limits(max_sessions=NUM_SIDE_BY_SIDE)
     options = ServeOptions(port=0, execution="throughput", limits=limits)
-    with (
-        running(Worker(engine, limits, execution="throughput"), options) as port,
-        closing(skydraft.connect(f"127.0.0.1:{port}", require=True, timeout_s=_PATIENT_S)) as cloud,
-    ):
-        yield cloud
+    server = CloudServer(Worker(engine, limits, execution="throughput"), options)
+    with loop_in_thread() as (_, run):
+        port = run(server.start())
+        try:
+            with closing(skydraft.connect(f"127.0.0.1:{port}", require=True, timeout_s=_PATIENT_S)) as cloud:
+                yield cloud
+        finally:
+            run(server.stop(0.0))
 
 
 def answers(tasks: Workload, edge: Engine, cloud: Cloud, folder: Path) -> list[Lesson | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import queue
 import signal
 import socket
@@ -12,7 +11,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
@@ -21,7 +20,7 @@ import grpc
 import trustme
 
 from skydraft.access.limits import Limits
-from skydraft.cloud.server import CloudServer, ServeOptions
+from skydraft.cloud.server import CloudServer, ServeOptions, loop_in_thread
 from skydraft.cloud.worker import Worker
 from skydraft.decoding.generation import Generation
 from skydraft.edge.channel import Waiting, shared_loop
@@ -30,7 +29,7 @@ from skydraft.engines.base import Engine
 from skydraft.protocol import codec
 from skydraft.protocol import verifier_pb2 as pb
 from skydraft.protocol.status import from_rpc
-from skydraft.protocol.values import MAX_SESSION, SERVICE, CloseCall, OpenCall, Opening, VerifyCall
+from skydraft.protocol.values import MAX_SESSION, SESSION, CloseCall, OpenCall, Opening, VerifyCall
 from skydraft.types import Prompt
 
 from .starting import Started
@@ -38,7 +37,6 @@ from .starting import Started
 # What a stream says from its spoilt request on: (the sound replies, the context of the call).
 OwnFault: TypeAlias = Callable[[Iterator[bytes], Any], Iterator[bytes]]
 METHODS = {pb.ACTION_VERIFY: "verify", pb.ACTION_OPEN: "open", pb.ACTION_STOP: "stop", pb.ACTION_CLOSE: "close"}
-HEALTH = "/grpc.health.v1.Health/Check"
 PATIENCE_S = 30.0  # what must come at all comes within this, however busy the machine is
 
 
@@ -104,7 +102,7 @@ class RawSession:
     def __init__(self, channel: grpc.Channel, token: str = "") -> None:
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         metadata = [("authorization", f"Bearer {token}")] if token else []
-        method: Any = channel.stream_stream(f"/{SERVICE}/Session")
+        method: Any = channel.stream_stream(SESSION)
         self.call = method(iter(self._requests.get, None), metadata=metadata, timeout=2 * PATIENCE_S)
 
     def send(self, *messages: bytes | None) -> None:
@@ -169,30 +167,17 @@ class Serving:
         worker = Worker(target, options.limits, execution=options.execution) if isinstance(target, Engine) else target
         self.server = CloudServer(worker, options)
         self._options = options
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self._stopped = False
-        try:
-            self.port: int = self._run(self.server.start())
-        except BaseException:
-            self._end_loop()
-            raise
+        self._grace_s = 0.0
+        with ExitStack() as stack:
+            _, run = stack.enter_context(loop_in_thread())
+            self.port: int = run(self.server.start())
+            stack.callback(lambda: run(self.server.stop(self._grace_s)))
+            self._open = stack.pop_all()
         self.address = f"127.0.0.1:{self.port}"
 
-    def _run(self, coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(PATIENCE_S)
-
     def stop(self, grace_s: float = 0.0) -> None:
-        if not self._stopped:
-            self._stopped = True
-            self._run(self.server.stop(grace_s))
-            self._end_loop()
-
-    def _end_loop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
+        self._grace_s = grace_s
+        self._open.close()  # once
 
     @property
     def num_sessions(self) -> int:

@@ -13,7 +13,7 @@ from skydraft.evaluation.tasks.sandbox import run
 from skydraft.models.manifest import Part
 from skydraft.models.sources import pip_wheel
 
-ROOT = Path(__file__).parent.parent
+from .starting import ROOT
 
 
 def check_grammar() -> None:

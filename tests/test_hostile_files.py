@@ -27,8 +27,7 @@ from .engines.adapters import change
 from .gating.test_calibration import written as calibration
 from .learning.lessons import lesson
 from .mutating import as_bytes, flipped, mutated
-
-ROOT = Path(__file__).parent.parent
+from .starting import ROOT
 
 
 def calibrations(folder: Path, rng: random.Random) -> None:

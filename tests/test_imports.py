@@ -107,32 +107,26 @@ def test_every_room_has_its_arrows() -> None:
     assert {room for room, _, _ in modules()} == set(ALLOWED)
 
 
-@pytest.mark.parametrize(
-    ("room", "source"),
-    [
-        ("types", "from skydraft.cli.main import main"),
-        ("cloud", "def late(): from skydraft.edge.channel import Channel"),
-        ("engines", "import torch"),
-        ("cli", "def late(): import uvicorn"),
-    ],
-)
+@pytest.mark.parametrize(("room", "source"), [
+    ("types", "from skydraft.cli.main import main"),
+    ("cloud", "def late(): from skydraft.edge.channel import Channel"),
+    ("engines", "import torch"),
+    ("cli", "def late(): import uvicorn"),
+])  # fmt: skip
 def test_a_backward_arrow_is_found(room: str, source: str) -> None:
     assert violations(room, source)
 
 
-@pytest.mark.parametrize(
-    ("code", "absent"),
-    [
-        (
-            "import skydraft.cli.main as m;"
-            "assert m.run(['generate', '你好', '--edge-model', 'toy', '--cloud-model', 'toy', '--quiet']) == 0;"
-            "import skydraft.cloud.server, skydraft.prompts.audio, skydraft.engines.llamacpp;"
-            "import skydraft.engines.transformers_omni",
-            _LATE | _SLOW,
-        ),
-        ("from skydraft import *; load_audio", _LATE | _SLOW | {"asyncio", "grpc", "ssl"}),
-    ],
-)
+@pytest.mark.parametrize(("code", "absent"), [
+    (
+        "import skydraft.cli.main as m;"
+        "assert m.run(['generate', '你好', '--edge-model', 'toy', '--cloud-model', 'toy', '--quiet']) == 0;"
+        "import skydraft.cloud.server, skydraft.prompts.audio, skydraft.engines.llamacpp;"
+        "import skydraft.engines.transformers_omni",
+        _LATE | _SLOW,
+    ),
+    ("from skydraft import *; load_audio", _LATE | _SLOW | {"asyncio", "grpc", "ssl"}),
+])  # fmt: skip
 def test_no_heavy_library_is_loaded_where_nobody_asked_for_it(code: str, absent: set[str]) -> None:
     code += f"\nimport sys; sys.exit(bool({absent} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0

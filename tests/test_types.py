@@ -43,16 +43,13 @@ def test_costs_add_up_field_by_field(kind: type[Cost | LinkCost], rows: list[lis
         assert added == sum(getattr(one, field.name) for one in spent) and type(added) is type(field.default)
 
 
-@pytest.mark.parametrize(
-    ("target", "link", "overhead_ms"),
-    [
-        (Cost(1, 6, forward_ms=40.0), LinkCost(), 50.0),
-        (Cost(1, 6, forward_ms=40.0, queue_ms=20.0), LinkCost(), 30.0),
-        (Cost(1, 6, forward_ms=40.0, prefill_ms=30.0, encode_ms=10.0), LinkCost(), 50.0),  # parts of the forwards
-        (Cost(1, 6, forward_ms=40.0, queue_ms=20.0), LinkCost(rtt_ms=65.0), 25.0),  # the wait holds what it was for
-        (Cost(1, 6, forward_ms=400.0), LinkCost(rtt_ms=65.0), 25.0),  # computed ahead, while nobody waited
-    ],
-)
+@pytest.mark.parametrize(("target", "link", "overhead_ms"), [
+    (Cost(1, 6, forward_ms=40.0), LinkCost(), 50.0),
+    (Cost(1, 6, forward_ms=40.0, queue_ms=20.0), LinkCost(), 30.0),
+    (Cost(1, 6, forward_ms=40.0, prefill_ms=30.0, encode_ms=10.0), LinkCost(), 50.0),  # parts of the forwards
+    (Cost(1, 6, forward_ms=40.0, queue_ms=20.0), LinkCost(rtt_ms=65.0), 25.0),  # the wait holds what it was for
+    (Cost(1, 6, forward_ms=400.0), LinkCost(rtt_ms=65.0), 25.0),  # computed ahead, while nobody waited
+])  # fmt: skip
 def test_overhead_is_what_no_model_no_queue_and_no_wire_took(target: Cost, link: LinkCost, overhead_ms: float) -> None:
     draft = Cost(5, 5, forward_ms=10.0, prefill_ms=4.0)
     record = StepRecord(1, 0, 5, 3, 4, "verified", "always", 100.0, 300.0, draft, target, link)

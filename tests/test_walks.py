@@ -4,9 +4,9 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from .starting import ROOT
+
 DOCUMENT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
 

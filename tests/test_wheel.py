@@ -17,7 +17,8 @@ from packaging.requirements import Requirement
 from skydraft import __version__
 from skydraft.engines.checkpoint import _FITTING
 
-ROOT = Path(__file__).parent.parent
+from .starting import ROOT
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 FOR_DEVELOPERS = {"all", "dev", "conformance", "tasks", "quantized"}  # the last: a dozen packages; kernels for GPUs
 

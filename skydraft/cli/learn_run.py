@@ -72,10 +72,8 @@ def _prompts(prompts: str, limit: int | None) -> Sequence[PromptEntry]:
     unread: dict[str, Any] = {"id": True, "category": True, "task": {"set": True, "check": True}}  # by any model
     number, least = len({each.model_dump_json(exclude=unread) for each in found}), dataset.MIN_GENERATIONS
     if number < least:
-        raise RecordsError(
-            f"{prompts} has {number} different prompts, and {least} are needed; 150 are a good number.",
-            hint="Add more prompts of the same kind.",
-        )
+        message = f"{prompts} has {number} different prompts, and {least} are needed; 150 are a good number."
+        raise RecordsError(message, hint="Add more prompts of the same kind.")
     return found
 
 

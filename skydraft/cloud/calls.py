@@ -10,10 +10,9 @@ import grpc
 
 from skydraft.errors import CloudFailure, SkydraftError
 from skydraft.protocol.status import to_status
-from skydraft.protocol.values import SERVICE
+from skydraft.protocol.values import GET_INFO, HEALTH, SERVICE, SESSION
 
 log = logging.getLogger("skydraft.cloud")
-SESSION, GET_INFO, HEALTH = f"/{SERVICE}/Session", f"/{SERVICE}/GetInfo", "/grpc.health.v1.Health/Check"
 RpcContext: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
 Method: TypeAlias = Callable[[Any, RpcContext], Awaitable[None]]  # takes the requests and the call
 Count: TypeAlias = Callable[[str, Exception | None], None]  # notes a request of a kind, and what refused it

@@ -34,9 +34,8 @@ def bind(server: grpc.aio.Server, options: ServeOptions) -> int:
         return server.add_secure_port(address, _credentials(Certificate(options.tls_cert, options.tls_key)))
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or "gRPC does not say why"
-        raise OptionError(
-            f"Cannot listen on {address}: {reason}.", hint="Choose another --host or --port; port 0 is any free one."
-        ) from error
+        hint = "Choose another --host or --port; port 0 is any free one."
+        raise OptionError(f"Cannot listen on {address}: {reason}.", hint=hint) from error
 
 
 def _try(host: str, port: int) -> None:

@@ -10,15 +10,14 @@ from typing import Any
 import grpc
 
 from skydraft.access.keys import Keyring
-from skydraft.cloud.calls import GET_INFO, HEALTH, Count, Method, RpcContext, abort, authorization
+from skydraft.cloud.calls import Count, Method, RpcContext, abort, authorization
 from skydraft.errors import CloudTimeout, NotAuthorized
 from skydraft.protocol.codec import encode_info
-from skydraft.protocol.values import SERVICE, ServerInfo
+from skydraft.protocol.values import GET_INFO, HEALTH, SERVICE, SERVING, ServerInfo
 
 QUESTION_S = 3.0  # for a question and its answer; a server that stops waits for them
-# HealthCheckRequest with a service, "" for all; HealthCheckResponse with SERVING.
+# HealthCheckRequest with a service, "" for all.
 _NAMES = (b"", b"\n\0", b"\n" + bytes((len(SERVICE),)) + SERVICE.encode())
-_SERVING = b"\x08\x01"
 
 
 def questions(info: Callable[[], ServerInfo], keyring: Keyring, count: Count) -> dict[str, Method]:
@@ -39,7 +38,7 @@ def questions(info: Callable[[], ServerInfo], keyring: Keyring, count: Count) ->
 async def _check(asked: bytes, context: RpcContext) -> bytes:
     if asked not in _NAMES:
         await context.abort(grpc.StatusCode.NOT_FOUND, "There is no such service.")
-    return _SERVING
+    return SERVING
 
 
 def _answering(how: Callable[[bytes, RpcContext], Awaitable[bytes]]) -> Method:

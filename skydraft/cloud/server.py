@@ -87,7 +87,7 @@ class CloudServer:
 
 
 @contextmanager
-def _loop_in_thread() -> Iterator[tuple[asyncio.AbstractEventLoop, Run]]:
+def loop_in_thread() -> Iterator[tuple[asyncio.AbstractEventLoop, Run]]:
     """An event loop in a thread of its own, and what runs work there and waits for it."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="serving", daemon=True)
@@ -106,22 +106,6 @@ def _loop_in_thread() -> Iterator[tuple[asyncio.AbstractEventLoop, Run]]:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
-
-
-async def _started(worker: Worker, options: ServeOptions, listener: Listener | None = None) -> tuple[CloudServer, int]:
-    server = CloudServer(worker, options, listener)
-    return server, await server.start()
-
-
-@contextmanager
-def running(worker: Worker, options: ServeOptions) -> Iterator[int]:
-    """Serve a worker meanwhile, from a thread; yields the port."""
-    with _loop_in_thread() as (_, run):
-        server, port = run(_started(worker, options))
-        try:
-            yield port
-        finally:
-            run(server.stop(0.0))
 
 
 def _metrics(model: str, options: ServeOptions) -> Any:
@@ -147,7 +131,7 @@ def serve(
     listener, stop = Listener(options, takes_audio=may_take_audio), asyncio.Event()
     # The first process of a container ends at no signal without a handler.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with _loop_in_thread() as (loop, run):  # loading takes the main thread, where Ctrl-C ends it
+    with loop_in_thread() as (loop, run):  # loading takes the main thread, where Ctrl-C ends it
 
         def request_stop(*_: object) -> None:
             loop.call_soon_threadsafe(on_stop)  # not here: this may have interrupted a write to the same file
@@ -159,7 +143,8 @@ def serve(
             run(listener.start())
             worker = load()
             with closing(worker.served.engine):
-                server, port = run(_started(worker, options, listener))
+                server = CloudServer(worker, options, listener)
+                port = run(server.start())
                 for number in (signal.SIGINT, signal.SIGTERM):
                     signal.signal(number, request_stop)
                 on_ready(worker, port)

@@ -11,13 +11,13 @@ from skydraft.access.keys import Keyring
 from skydraft.access.limits import RowBudget
 from skydraft.access.shares import Shares
 from skydraft.choosing.grammar import compile_grammar
-from skydraft.cloud.calls import SESSION, Count, Method, RpcContext, abort, authorization
+from skydraft.cloud.calls import Count, Method, RpcContext, abort, authorization
 from skydraft.cloud.docket import Answer, Job
 from skydraft.cloud.options import ServeOptions
 from skydraft.cloud.streams import Stream, Streams
 from skydraft.cloud.worker import Worker
 from skydraft.protocol import codec
-from skydraft.protocol.values import CloseCall, OpenCall, Opened, Opening, VerifyCall, Written
+from skydraft.protocol.values import SESSION, CloseCall, OpenCall, Opened, Opening, VerifyCall, Written
 from skydraft.types import Verdict
 
 log = logging.getLogger("skydraft.cloud")

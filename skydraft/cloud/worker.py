@@ -38,10 +38,7 @@ class Worker:
         self._engine = engine
         self.clock = clock
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-
-    def post(self, work: Callable[[], None]) -> None:
-        """Run `work` on the worker's thread before the next step. Any thread may call this; it returns at once."""
-        self._inbox.put(work)
+        self.post = self._inbox.put  # work that is run on the worker's thread before the next step
 
     def run(self, metrics: Metrics | None = None) -> None:
         """Serve until stopped. Every waiting job is answered, even after a failure."""

@@ -10,8 +10,8 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -21,12 +21,9 @@ from skydraft import errors
 from skydraft.edge.tls import ServerOptions, first_error
 from skydraft.errors import Cancelled, CloudLost, CloudTimeout, OptionError, SkydraftError
 from skydraft.protocol.status import from_rpc
-from skydraft.protocol.values import FEW_FRAMES, SERVICE
+from skydraft.protocol.values import FEW_FRAMES, HEALTH, SERVING, SESSION
 
 T = TypeVar("T")
-_HEALTH = "/grpc.health.v1.Health/Check"
-_SERVING = b"\x08\x01"  # HealthCheckResponse(status=SERVING)
-_SESSION = f"/{SERVICE}/Session"
 _CLOSE_S = 10.0  # for the close of a session to be sent, in the background
 _NOT_SENT = "Internal error from Core"  # gRPC's text for a message that could not be sent; the status has the cause
 _LOOK_S, _NUM_LOOKS = 0.01, 20  # interval and number of looks for that status
@@ -78,11 +75,8 @@ class Awaited(Generic[T]):
     def result(self) -> T:
         """Wait until the work is done. Raises the error of the work, Cancelled after `cancel`, or CloudLost where the
         interpreter ends."""
-        try:
+        with or_else(self.cancel):
             self._done.wait()
-        except BaseException:
-            self.cancel()
-            raise
         try:
             return self.task.result()
         except asyncio.CancelledError as error:
@@ -168,6 +162,16 @@ def shared_loop() -> EventLoop:
     with _lock:
         _shared = _shared or EventLoop()
         return _shared
+
+
+@contextmanager
+def or_else(end: Callable[[], None]) -> Iterator[None]:
+    """Call `end` if anything is raised within, also where it is cancelled."""
+    try:
+        yield
+    except BaseException:
+        end()
+        raise
 
 
 Look: TypeAlias = Callable[[float], Awaitable[object]]  # asks a server for a sign of life, which may take so long
@@ -261,11 +265,11 @@ class Channel:
         return await asyncio.shield(ping)
 
     async def _look(self, timeout_s: float) -> None:
-        if await self.call(_HEALTH, timeout_s) != _SERVING:
+        if await self.call(HEALTH, timeout_s) != SERVING:
             raise errors.CloudDraining("it is shutting down.")
 
     def stream(self) -> SessionStream:
-        method: Any = self.wire.stream_stream(_SESSION)
+        method: Any = self.wire.stream_stream(SESSION)
         return SessionStream(self, self.wire, method(metadata=self._authorization))
 
 

@@ -73,17 +73,12 @@ class Cloud:
         self._waits = Waits()
         self.cancel = self._waits.cancel  # ends waits for facts
 
-    def telling(self, notify: Notify) -> Cloud:
-        return replace(self, notify=notify)
-
     def in_background(self) -> Cloud:
         """For audits, which no user waits for: each may take long, says nothing, and ends soon where the cloud is gone.
         Raises OptionError for a server without skydraft."""
         if self.is_stock:
-            raise OptionError(
-                "--audit-share does not apply to a server without skydraft: it cannot read a finished answer.",
-                hint="Leave it out, or use a server that runs skydraft serve.",
-            )
+            message = "--audit-share does not apply to a server without skydraft: it cannot read a finished answer."
+            raise OptionError(message, hint="Leave it out, or use a server that runs skydraft serve.")
         return replace(self, notify=silent, require=False, open_ahead=False, timeout_s=_BACKGROUND_S)
 
     @property
@@ -208,7 +203,7 @@ class Cloud:
             self._run(self.servers.renew())  # gRPC may remember that a server was away a moment ago
             with suppress(SkydraftError):
                 self.ping(_LOOK_S)  # an answer ends the outage
-        if self.servers.is_met or self.servers.outage:
+        if any(server.is_met for server in self.servers.all) or self.servers.outage:
             return self.servers.outage
         gone = self.meet(vocab)
         check_drafts(plan, self.kind)

@@ -23,10 +23,8 @@ OURS, CHAT = "skydraft", "chat"
 def check_drafts(plan: Plan, kind: str) -> None:
     """Raise OptionError where a server of this kind cannot check the drafts of a plan."""
     if kind == CHAT and plan.drafts and not plan.streams:
-        raise OptionError(
-            "A chat server cannot check a draft: that needs skydraft serve, vLLM, SGLang or llama-server.",
-            hint="Choose --mode lossless or cloud, without --gate.",
-        )
+        message = "A chat server cannot check a draft: that needs skydraft serve, vLLM, SGLang or llama-server."
+        raise OptionError(message, hint="Choose --mode lossless or cloud, without --gate.")
 
 
 class Server(Protocol):

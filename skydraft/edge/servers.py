@@ -46,10 +46,6 @@ class Servers:
     def is_reached(self) -> bool:
         return any(server.heard_at for server in self.all)
 
-    @property
-    def is_met(self) -> bool:
-        return any(server.is_met for server in self.all)
-
     def in_order(self, key: float) -> list[Server]:
         """The servers in the order in which a text with this random key tries them: each as often first as others, and
         a recently lost one last."""

@@ -17,13 +17,13 @@ from skydraft.decoding.receipt import Sent
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
 from skydraft.edge.budget import Budget
-from skydraft.edge.channel import Channel, SessionStream, Waiting
+from skydraft.edge.channel import Channel, SessionStream, Waiting, or_else
 from skydraft.edge.server import OURS
 from skydraft.edge.tls import ServerOptions
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import CloudFailure, Diverged, ProtocolError, SkydraftError, VocabularyMismatch
 from skydraft.protocol import codec, values
-from skydraft.protocol.values import SERVICE, Opening, ServerInfo, TargetId, Written
+from skydraft.protocol.values import Opening, ServerInfo, TargetId, Written
 from skydraft.types import Cost, DraftBlock, LinkCost, Prompt, Verdict
 
 T = TypeVar("T")
@@ -91,8 +91,8 @@ class OwnText:
     async def _open(self, message: bytes, waiting: Waiting) -> None:
         reply = await self._exchange(self._stream_now(), message, waiting, self._opening)
         self._was_ahead = True
-        opened: values.Opened = self._read(codec.decode_opened, reply)
-        self._note_opened(reply)
+        opened, target = self._read(codec.decode_opened, reply)
+        self._note_opened(target)
         self._cost = opened.cost
         self._count(tokens_hit=opened.cost.num_cached)
 
@@ -104,11 +104,11 @@ class OwnText:
         number = 0 if self._is_named else self.number  # a stream is about one session, which its first message names
         call = values.VerifyCall(number, self.epoch, block.base, catch_up, block.token_ids, checksum, opening, write)
         reply = await self._exchange(stream, codec.encode_verify(call), waiting, opening, call)
-        verdict, is_last = self._read(lambda data: codec.decode_verdict(data, len(catch_up), sent_ids), reply)
+        verdict, is_last, target = self._read(lambda data: codec.decode_verdict(data, len(catch_up), sent_ids), reply)
         self._check(verdict, block)
         self._count(tokens_hit=verdict.cost.num_cached, tokens_out=int(verdict.token_id is not None))
         if opening is not None:
-            self._note_opened(reply)
+            self._note_opened(target)
         has_more = write > 0 and not is_last and verdict.hands_over(block)
         base = block.base + verdict.num_tokens
         self._writing = (block.base, base, base + write) if has_more else None
@@ -118,15 +118,12 @@ class OwnText:
     async def next_written(self, waiting: Waiting) -> Written:
         assert self._stream is not None and self._writing is not None
         base, next_base, limit = self._writing
-        try:
+        with or_else(self.break_off):
             reply = await self._stream.receive(waiting)
             self._count(bytes_down=len(reply))
             written = self._read(codec.decode_written, reply)
             self._check_written(written, next_base, limit)
             self._count(tokens_out=len(written.token_ids))
-        except BaseException:
-            self.break_off()
-            raise
         next_base += len(written.token_ids)
         has_more = not (written.is_last or written.finish) and next_base < limit
         self._writing = (base, next_base, limit) if has_more else None
@@ -172,10 +169,8 @@ class OwnText:
         if is_noted := stream.may_have_sent:
             self._note_sent(opening, call, num_calls)
         try:
-            reply = await stream.receive(waiting, message)
-        except BaseException:
-            self.break_off()
-            raise
+            with or_else(self.break_off):
+                reply = await stream.receive(waiting, message)
         finally:
             if not is_noted and stream.may_have_sent:  # the connection was made meanwhile
                 self._note_sent(opening, call, num_calls)
@@ -197,9 +192,8 @@ class OwnText:
     def _count(self, **figures: int) -> None:
         self.spent += LinkCost(**figures)
 
-    def _note_opened(self, reply: bytes) -> None:
-        if self.target is None:
-            self.target = self._read(codec.decode_target, reply)
+    def _note_opened(self, target: TargetId | None) -> None:
+        self.target = self.target or target
         self._is_open = True
 
     def _read(self, decode: Callable[[bytes], T], reply: bytes) -> T:
@@ -262,7 +256,7 @@ class OwnServer(Channel):
     async def info(self, timeout_s: float) -> ServerInfo:
         """The server's description. Names are one line without control characters, since they are shown."""
         try:
-            info = codec.decode_info(await self.call(f"/{SERVICE}/GetInfo", timeout_s))
+            info = codec.decode_info(await self.call(values.GET_INFO, timeout_s))
         except ProtocolError as error:
             raise CloudFailure(f"The cloud at {self.address} sent an invalid description: {error.message}") from error
         self.runs = codec.target_id(info.weights, info.execution, info.context_len)

@@ -298,7 +298,5 @@ class RemoteVerifier:
 
 
 def too_late(name: str, error: SkydraftError, waited_s: float) -> CloudTimeout:
-    return CloudTimeout(
-        f"The cloud at {name} did not answer for {waited_s:.1f} s: {error.message}",
-        hint=f"Run: skydraft doctor --cloud {name}. To wait longer: --cloud-timeout.",
-    )
+    hint = f"Run: skydraft doctor --cloud {name}. To wait longer: --cloud-timeout."
+    return CloudTimeout(f"The cloud at {name} did not answer for {waited_s:.1f} s: {error.message}", hint=hint)

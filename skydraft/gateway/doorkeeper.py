@@ -59,9 +59,6 @@ class Doorkeeper:
         self._memory = Shares(_MEMORY, apart=authorize is not None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         try:
             visit = Visit(self._label(scope), self._memory)
             try:

@@ -53,7 +53,7 @@ class Pair:
     def telling(self, notify: Callable[[str], None]) -> Self:
         """For one generation, during which `notify` gets lines about the cloud."""
         far = self.far
-        return replace(self, cloud=far.telling(notify)) if far else self
+        return replace(self, cloud=replace(far, notify=notify)) if far else self
 
     def start(self, request: GenerateRequest) -> Generation:
         return api.start(request, edge=self.edge, cloud=self.cloud, observers=self.observers)

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, create_model, field_validator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, create_model, field_validator
 
 from skydraft.config import MAX_K, STYLES, DecodingParams
 from skydraft.gateway.items import AudioPart, ChatCall, Content, Skipped
@@ -167,12 +167,10 @@ class AnyRequest(Checked):
     thinking_token_budget: int | None = Field(None, ge=-1, le=2**31 - 1)  # -1 is none
     skydraft: Annotated[Extension | None, at_most(64)] = None  # type: ignore[valid-type]
 
-    @model_validator(mode="after")
-    def _check_served(self) -> Self:
+    def model_post_init(self, context: object) -> None:
         extra = self.model_extra or {}
         check_served(dict(self) | extra, self.not_served)
         extra.clear()  # a body can hold much that is not read
-        return self
 
     @property
     def choice(self) -> Any:
@@ -195,23 +193,18 @@ class ChatRequest(AnyRequest):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     continue_final_message: bool | None = None
 
-    @field_validator("top_logprobs")
-    @classmethod
-    def _check_logprobs(cls, num: int | None, info: ValidationInfo) -> int | None:
-        if num and not info.data.get("logprobs"):
-            raise ValueError("it needs logprobs: true")
-        return num
-
-    @field_validator("tool_choice")
-    @classmethod
-    def _check_choice(cls, choice: ToolChoice, info: ValidationInfo) -> ToolChoice:
-        names = [tool.function.name for tool in info.data.get("tools") or () if isinstance(tool, Tool)]
-        asked = choice.names() if isinstance(choice, NamedTool | AllowedTools) else names
+    def model_post_init(self, context: object) -> None:
+        """Raises Refusal for fields that do not fit each other."""
+        if self.top_logprobs and not self.logprobs:
+            raise Refusal(400, "top_logprobs: it needs logprobs: true", param="top_logprobs")
+        asked = self.tool_choice.names() if isinstance(self.tool_choice, NamedTool | AllowedTools) else []
+        names = [tool.function.name for tool in self.tools or () if isinstance(tool, Tool)]
         if unknown := [name for name in asked if name not in names]:
-            raise ValueError(f"no function is called '{unknown[0][:64]}', and other tools are not run here")
-        if "required" in (choice, getattr(choice, "mode", None)) and not asked:
-            raise ValueError("there are no tools")
-        return choice
+            says = f"no function is called '{unknown[0][:64]}', and other tools are not run here"
+            raise Refusal(400, f"tool_choice: {says}", param="tool_choice")
+        if self.must_call and not self.callable_tools:
+            raise Refusal(400, "tool_choice: there are no tools", param="tool_choice")
+        super().model_post_init(context)
 
     @property
     def recordings(self) -> list[AudioPart]:

@@ -14,7 +14,8 @@ import uvicorn
 from starlette.responses import JSONResponse
 
 from skydraft.access.certificates import Certificate
-from skydraft.errors import OptionError
+from skydraft.edge.channel import or_else
+from skydraft.errors import OptionError, telling
 from skydraft.gateway.app import Gateway
 from skydraft.protocol.address import check_encrypted, is_loopback
 
@@ -79,14 +80,11 @@ def listen(options: ListenOptions) -> socket.socket:
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     # asyncio switches off Nagle's algorithm only where TCP is named: else each first token comes 40 ms late.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
+    hint = "Choose another --host or --port; port 0 is any free one."
+    with telling(OptionError, f"Cannot listen on {options.host}:{options.port}", hint), or_else(listening.close):
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((options.host, options.port))
         listening.listen(_BACKLOG)
-    except OSError as error:
-        listening.close()
-        message = f"Cannot listen on {options.host}:{options.port}: {error.strerror}."
-        raise OptionError(message, hint="Choose another --host or --port; port 0 is any free one.") from error
     return listening
 
 

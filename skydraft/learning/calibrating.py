@@ -92,10 +92,8 @@ def calibrate_lessons(
     pairs = zip(lessons, texts, strict=True)
     unseen = [text for lesson, text in pairs if digest(lesson.prompt_ids) not in learned_from]
     if not unseen:
-        raise RecordsError(
-            "The adapter was trained on all these answers, so none can tell how well it does on others.",
-            hint="Collect some more with --learn DIR.",
-        )
+        message = "The adapter was trained on all these answers, so none can tell how well it does on others."
+        raise RecordsError(message, hint="Collect some more with --learn DIR.")
     target = PairSide(name=short_weights(lessons[0].target), fingerprint=lessons[0].target)
     longest = max(len(lesson.token_ids) for lesson in lessons)
     return fit(texts, side_of(edge), target, name, longest, unseen=unseen), unseen

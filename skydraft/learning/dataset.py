@@ -100,10 +100,8 @@ def split(lessons: Sequence[Lesson]) -> tuple[list[Lesson], list[Lesson]]:
             held.add(key)
             num_held += len(groups[key])
     if num_held < wanted:
-        raise RecordsError(
-            f"The {total} answers are to {len(order)} prompts, which are too few to hold some out.",
-            hint="Collect answers to more prompts.",
-        )
+        message = f"The {total} answers are to {len(order)} prompts, which are too few to hold some out."
+        raise RecordsError(message, hint="Collect answers to more prompts.")
     trained = [lesson for key in order if key not in held for lesson in sorted(groups[key], key=encode)]
     return trained, [lesson for lesson in lessons if key_of[lesson.prompt_ids] in held]
 
@@ -132,10 +130,8 @@ def weights_of(cloud: Engine | Cloud) -> str:
     facts = target_of(cloud).facts(None)
     assert facts is not None  # it was waited for
     if not facts.weights:
-        raise OptionError(
-            "The server does not tell which model it runs, so its answers cannot be learned from.",
-            hint="Name its model there.",
-        )
+        message = "The server does not tell which model it runs, so its answers cannot be learned from."
+        raise OptionError(message, hint="Name its model there.")
     return facts.weights
 
 

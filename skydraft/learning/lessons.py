@@ -28,7 +28,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from skydraft.config import DecodingParams, decoding_params
 from skydraft.errors import NotEnoughDisk, OptionError, RecordsError, SkydraftError
@@ -65,15 +65,13 @@ class Lesson(BaseModel):
     marks: str
     params: dict[str, Any] = Field(default_factory=dict)
 
-    @model_validator(mode="after")
-    def _check(self) -> Lesson:
+    def model_post_init(self, context: object) -> None:
         if len(self.marks) != len(self.token_ids) or set(self.marks) - {*KNOWN, WRONG, UNJUDGED}:
             raise ValueError("there is not one mark for each token")
         try:
             _ = self.decoding
         except (SkydraftError, TypeError, ValueError) as error:
             raise ValueError(str(error)) from error
-        return self
 
     @cached_property
     def decoding(self) -> DecodingParams:
@@ -237,13 +235,10 @@ def _errors_named(folder: Path) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise NotEnoughDisk(
-                f"{folder} has no room for another lesson: {reason}.",
-                hint="Free some space, or run: skydraft learn forget.",
-            ) from error
-        raise OptionError(
-            f"Lessons cannot be kept in {folder}: {reason}.", hint="Give --learn a folder that you can write to."
-        ) from error
+            message = f"{folder} has no room for another lesson: {reason}."
+            raise NotEnoughDisk(message, hint="Free some space, or run: skydraft learn forget.") from error
+        hint = "Give --learn a folder that you can write to."
+        raise OptionError(f"Lessons cannot be kept in {folder}: {reason}.", hint=hint) from error
 
 
 def summaries(store: Store, skipped: Counter[str]) -> dict[tuple[str, str], list[Counter[str]]]:

@@ -22,10 +22,8 @@ def folder_of(model: str, cache: Path) -> Path:
 def home_of(name: str, model: str, cache: Path) -> Path:
     """The folder of one adapter. Raises OptionError for what is no name."""
     if not is_adapter_name(name):
-        raise OptionError(
-            f"'{name[:80]}' cannot be the name of an adapter.",
-            hint="Use letters, digits, - and _, for example: reviews.",
-        )
+        hint = "Use letters, digits, - and _, for example: reviews."
+        raise OptionError(f"'{name[:80]}' cannot be the name of an adapter.", hint=hint)
     return folder_of(model, cache) / name
 
 

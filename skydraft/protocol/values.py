@@ -9,6 +9,8 @@ from skydraft.config import DecodingParams, Execution
 from skydraft.types import Cost, DraftBlock, FinishReason, Prompt, Score
 
 SERVICE = "skydraft.verifier.v3.Verifier"
+SESSION, GET_INFO, HEALTH = f"/{SERVICE}/Session", f"/{SERVICE}/GetInfo", "/grpc.health.v1.Health/Check"
+SERVING = b"\x08\x01"  # HealthCheckResponse(status=SERVING)
 MAX_SESSION = 2**21 - 1  # three bytes on the wire
 
 # Channel options of both sides: no bandwidth probes; and a stream window well below the connection's 64 kB, so that

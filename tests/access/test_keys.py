@@ -40,18 +40,15 @@ def test_without_a_file_everybody_is_anonymous() -> None:
     assert {Keyring(None).label(given) for given in (None, "Bearer x", "nonsense")} == {ANONYMOUS}
 
 
-@pytest.mark.parametrize(
-    ("given", "label"),
-    [
-        (f"Bearer {ANN}", "ann"), (f"Bearer {ANN}2", "ann"), (f"bearer {ANN}", "ann"),
-        (f"BEARER  {BOB} ", "bob@site.x-1_y"),
-        *((given, None) for given in (
-            None, "", "Bearer", "Bearer ", "Bearer  ", ANN, f"Basic {ANN}", f"Bearer{ANN}", f"Bearer {ANN[:-1]}",
-            f"Bearer {ANN}a", f"Bearer {ANN.upper()}", "Bearer ann", f"Bearer {ANN} {BOB}", "Bearer 令牌",
-            f"Bearer {ANN}\0",
-        )),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("given", "label"), [
+    (f"Bearer {ANN}", "ann"), (f"Bearer {ANN}2", "ann"), (f"bearer {ANN}", "ann"),
+    (f"BEARER  {BOB} ", "bob@site.x-1_y"),
+    *((given, None) for given in (
+        None, "", "Bearer", "Bearer ", "Bearer  ", ANN, f"Basic {ANN}", f"Bearer{ANN}", f"Bearer {ANN[:-1]}",
+        f"Bearer {ANN}a", f"Bearer {ANN.upper()}", "Bearer ann", f"Bearer {ANN} {BOB}", "Bearer 令牌",
+        f"Bearer {ANN}\0",
+    )),
+])  # fmt: skip
 def test_a_token_is_known_by_its_label_and_nothing_else_is_let_in(path: Path, given: str | None, label: str) -> None:
     if label:
         assert Keyring(path).label(given) == label
@@ -62,16 +59,13 @@ def test_a_token_is_known_by_its_label_and_nothing_else_is_let_in(path: Path, gi
     assert ANN not in text and BOB not in text and str(path) not in text and "\n" not in text
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        (f"ann {ANN}\n{BOB}\n", "Line 2 .*LABEL TOKEN"), (f"ann {ANN[:-1]}\n", "Line 1 .*16"),
-        (f"# x\n\nann {ANN} {BOB}\n", "Line 3 .*LABEL TOKEN"), (f"a/b {ANN}\n", "Line 1 .*LABEL TOKEN"),
-        (f"{'x' * 65} {ANN}\n", "Line 1 .*LABEL TOKEN"), (f"ann {'令牌' * 9}\n", "Line 1 .*LABEL TOKEN"),
-        (f"ann {ANN}\nbob {ANN}\n", "Line 2 .*has the same token"), ("", "no tokens"), ("# nobody yet\n", "no tokens"),
-        ("\udcff\udcfe", "cannot be read: it is not text"), (None, "cannot be read"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "says"), [
+    (f"ann {ANN}\n{BOB}\n", "Line 2 .*LABEL TOKEN"), (f"ann {ANN[:-1]}\n", "Line 1 .*16"),
+    (f"# x\n\nann {ANN} {BOB}\n", "Line 3 .*LABEL TOKEN"), (f"a/b {ANN}\n", "Line 1 .*LABEL TOKEN"),
+    (f"{'x' * 65} {ANN}\n", "Line 1 .*LABEL TOKEN"), (f"ann {'令牌' * 9}\n", "Line 1 .*LABEL TOKEN"),
+    (f"ann {ANN}\nbob {ANN}\n", "Line 2 .*has the same token"), ("", "no tokens"), ("# nobody yet\n", "no tokens"),
+    ("\udcff\udcfe", "cannot be read: it is not text"), (None, "cannot be read"),
+])  # fmt: skip
 def test_a_wrong_file_is_one_clear_line_that_shows_no_token(path: Path, text: str | None, says: str) -> None:
     path.unlink() if text is None else path.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(OptionError, match=says) as raised:

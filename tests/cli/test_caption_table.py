@@ -65,14 +65,11 @@ def test_a_row_that_was_cut_off_is_made_again(tmp_path: Path, name: str) -> None
         assert [row["file"] for row in read(whole)] == ["a.wav", "b.wav"], length
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("a.csv", b"name,age\r\nx,3\r\n"), ("a.csv", b'{"file": "a.wav", "text": "x"}\n'),
-        ("a.csv", b"PK\x03\x04\xff\xfe\n\x00"), ("a.jsonl", b"file,text\r\na.wav,x\r\n"),
-        ("a.jsonl", b'{"prompt": "x"}\n'), ("a.json", b'{\n"file": 3}\n'), ("a", b"buy milk"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "content"), [
+    ("a.csv", b"name,age\r\nx,3\r\n"), ("a.csv", b'{"file": "a.wav", "text": "x"}\n'),
+    ("a.csv", b"PK\x03\x04\xff\xfe\n\x00"), ("a.jsonl", b"file,text\r\na.wav,x\r\n"),
+    ("a.jsonl", b'{"prompt": "x"}\n'), ("a.json", b'{\n"file": 3}\n'), ("a", b"buy milk"),
+])  # fmt: skip
 def test_a_file_of_something_else_is_left_alone(tmp_path: Path, refused: Refused, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
     table = ("--out", str(tmp_path / name))

@@ -17,9 +17,9 @@ from skydraft.models.cache import model_path
 
 from ..cloud.test_starting import signals_as_before
 from ..models.test_found import Home, gguf
+from ..starting import ROOT
 from .conftest import Invoke
 
-ROOT = Path(__file__).parents[2]
 SMALL = "qwen2.5-coder-0.5b"
 
 
@@ -119,9 +119,10 @@ def test_a_server_that_is_ended_while_its_model_loads_has_stopped(
 
 def test_without_the_module_resource_a_server_starts() -> None:
     code = (
-        "import sys; sys.modules['resource'] = None; from skydraft.cloud.server import running\n"
-        "from tests.cloud.test_starting import ServeOptions, toy\n"
-        "with running(toy(), ServeOptions(port=0)) as port: assert port"
+        "import sys; sys.modules['resource'] = None\n"
+        "from skydraft.engines.toy import open_toy\n"
+        "from tests.serving import serving\n"
+        "with serving(open_toy('toy')) as server: assert server.port"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 

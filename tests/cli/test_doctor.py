@@ -10,12 +10,12 @@ from skydraft.cli.doctor import PURPOSES
 from skydraft.engines.toy import open_toy
 
 from ..serving import serving
+from ..starting import ROOT
 from ..stock.fakes import GENERATING, fake
 from .conftest import Invoke
+from .test_commands import SMALL
 
-ROOT = Path(__file__).parents[2]
 EDGE = ["--edge-model", "toy:drift=0.3"]
-SMALL = "qwen2.5-coder-0.5b"
 LINK = r"^link +a round trip takes \d+\.\d ms; a stream begins after \d+ ms and gives a token every \d+\.\d ms$"
 
 

@@ -25,14 +25,11 @@ def test_the_text_fits_the_schema_given_as_a_file_or_as_it_is_and_the_pattern(in
         assert status == 0 and re.fullmatch("2[0-9]{3}\n", out), err
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--regex", "(a"], "unclosed"), (["--json-schema", "nosuch.json"], "cannot be read"),
-        (["--json-schema", '{"type": '], "not JSON"), (["--grammar", "[0-9]+"], "begins with its kind"),
-        (["--regex", "a", "--grammar", "regex:b"], "beside another"),
-        (["--regex", "a", "--style", "zh-short"], "--sentences"), (["--regex", "a" * 70_000], "65536"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("flags", "said"), [
+    (["--regex", "(a"], "unclosed"), (["--json-schema", "nosuch.json"], "cannot be read"),
+    (["--json-schema", '{"type": '], "not JSON"), (["--grammar", "[0-9]+"], "begins with its kind"),
+    (["--regex", "a", "--grammar", "regex:b"], "beside another"),
+    (["--regex", "a", "--style", "zh-short"], "--sentences"), (["--regex", "a" * 70_000], "65536"),
+])  # fmt: skip
 def test_what_is_wrong_with_a_grammar_is_one_line(refused: Refused, flags: list[str], said: str) -> None:
     refused("generate", "你好", *TOYS, *flags, says=said)

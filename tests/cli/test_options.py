@@ -16,19 +16,16 @@ from skydraft.cli.serve import serve
 from skydraft.config import DecodingParams, decoding_params
 
 
-@pytest.mark.parametrize(
-    ("args", "wanted", "expected"),
-    [
-        ([], {}, DecodingParams()),
-        (["-n", "9", "--stop", "。", "--stop", "!"], {}, DecodingParams(max_new_tokens=9, stop=("。", "!"))),
-        ([], {"max_new_tokens": 64}, DecodingParams(max_new_tokens=64)),
-        (["--style", "zh-short"], {}, decoding_params("zh-short")),
-        (["--style", "zh-short", "--sentences", "3"], {}, decoding_params("zh-short", sentences=3)),
-        (["--style", "none"], {"default_style": "zh-short"}, DecodingParams()),
-        ([], {"default_style": "zh-short"}, decoding_params("zh-short")),
-        (["--style", "zh-short"], {"style": "zh-detailed"}, decoding_params("zh-detailed")),
-    ],
-)
+@pytest.mark.parametrize(("args", "wanted", "expected"), [
+    ([], {}, DecodingParams()),
+    (["-n", "9", "--stop", "。", "--stop", "!"], {}, DecodingParams(max_new_tokens=9, stop=("。", "!"))),
+    ([], {"max_new_tokens": 64}, DecodingParams(max_new_tokens=64)),
+    (["--style", "zh-short"], {}, decoding_params("zh-short")),
+    (["--style", "zh-short", "--sentences", "3"], {}, decoding_params("zh-short", sentences=3)),
+    (["--style", "none"], {"default_style": "zh-short"}, DecodingParams()),
+    ([], {"default_style": "zh-short"}, decoding_params("zh-short")),
+    (["--style", "zh-short"], {"style": "zh-detailed"}, decoding_params("zh-detailed")),
+])  # fmt: skip
 def test_what_is_given_goes_before_a_style_and_defaults(
     args: list[str], wanted: dict[str, Any], expected: DecodingParams
 ) -> None:

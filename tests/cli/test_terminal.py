@@ -22,14 +22,11 @@ HOSTILE = "evil\x1b]0;owned\x07\nskydraft: all is well\x9b2J"
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-@pytest.mark.parametrize(
-    ("env", "color", "expected"),
-    [
-        ({}, "auto", True), ({}, "never", False), ({"NO_COLOR": "1"}, "auto", False),
-        ({"NO_COLOR": "1"}, "always", True), ({"NO_COLOR": ""}, "auto", True), ({"TERM": "dumb"}, "auto", False),
-        ({"TERM": "dumb"}, "always", True), ({"TERM": "dumb", "NO_COLOR": "1"}, "never", False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("env", "color", "expected"), [
+    ({}, "auto", True), ({}, "never", False), ({"NO_COLOR": "1"}, "auto", False),
+    ({"NO_COLOR": "1"}, "always", True), ({"NO_COLOR": ""}, "auto", True), ({"TERM": "dumb"}, "auto", False),
+    ({"TERM": "dumb"}, "always", True), ({"TERM": "dumb", "NO_COLOR": "1"}, "never", False),
+])  # fmt: skip
 def test_what_is_said_of_colours_goes_before_what_is_guessed(
     monkeypatch: pytest.MonkeyPatch, env: dict[str, str], color: str, expected: bool
 ) -> None:
@@ -104,13 +101,10 @@ def test_a_log_line_holds_no_control_character_and_loses_none() -> None:
 GENERATE = ["generate", "你好", *TOYS, "-n", "8", "--color", "never"]
 
 
-@pytest.mark.parametrize(
-    ("args", "states"),
-    [
-        (GENERATE, ["Loading toy:drift=0.4…", "Loading toy…"]),
-        (["doctor", "--cloud", "127.0.0.1:9", "--cloud-timeout", "0.3", *TOYS[:2]], ["Asking 127.0.0.1:9…"]),
-    ],
-)
+@pytest.mark.parametrize(("args", "states"), [
+    (GENERATE, ["Loading toy:drift=0.4…", "Loading toy…"]),
+    (["doctor", "--cloud", "127.0.0.1:9", "--cloud-timeout", "0.3", *TOYS[:2]], ["Asking 127.0.0.1:9…"]),
+])  # fmt: skip
 def test_what_takes_long_is_shown_for_as_long_as_it_does(tmp_path: Path, args: list[str], states: list[str]) -> None:
     _, screen = on_screen(tmp_path, *args)
     assert all(f"{state}\r\x1b[K" in screen for state in states)

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from .conftest import Refused
+from .test_commands import SMALL
 
 CLIP = Path(__file__).parents[2] / "data" / "speech_zh_heldout" / "demo-fast-loud-woman.flac"
 TOYS = "--edge-model toy:drift=0.4 --cloud-model toy"
 EDGE = "--edge-model toy:drift=0.2"
-SMALL = "qwen2.5-coder-0.5b"
 GENERATE, OVER, CAPTION = f"generate 你好 {TOYS}", f"generate 你好 {EDGE} --cloud localhost:1", f"caption {CLIP}"
 
 WRONG = {

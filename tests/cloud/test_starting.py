@@ -18,8 +18,9 @@ from skydraft.cloud.server import serve
 from skydraft.cloud.worker import Worker
 from skydraft.engines.toy import open_toy
 from skydraft.errors import EngineError, OptionError
+from skydraft.protocol.values import GET_INFO, HEALTH, SESSION
 
-from ..serving import HEALTH, PATIENCE_S, free_port
+from ..serving import PATIENCE_S, free_port
 
 
 def ends_with(channel: grpc.Channel, path: str = HEALTH) -> tuple[grpc.StatusCode, str]:
@@ -51,7 +52,7 @@ def test_calls_wait_for_the_model_on_connections_that_stay() -> None:
         states: list[grpc.ChannelConnectivity] = []
 
         def load() -> Worker:
-            for path in (HEALTH, "/skydraft.verifier.v3.Verifier/GetInfo", "/skydraft.verifier.v3.Verifier/Session"):
+            for path in (HEALTH, GET_INFO, SESSION):
                 code, details = ends_with(channel, path)
                 assert code is grpc.StatusCode.UNAVAILABLE and "its model loads" in details
             channel.subscribe(states.append)

@@ -13,12 +13,12 @@ import grpc
 import pytest
 
 from skydraft.engines.toy import open_toy
-from skydraft.protocol.values import SERVICE
+from skydraft.protocol.values import GET_INFO, HEALTH, SESSION
 
-from ..serving import HEALTH, PATIENCE_S, Process, RawSession, Serving, serving
+from ..serving import PATIENCE_S, Process, RawSession, Serving, serving
 from .driver import verdict_of, verify_message
 
-CALLS = [HEALTH, "/grpc.health.v1.Health/Watch", f"/{SERVICE}/GetInfo", f"/{SERVICE}/Session", "/no.such/Method"]
+CALLS = [HEALTH, "/grpc.health.v1.Health/Watch", GET_INFO, SESSION, "/no.such/Method"]
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 
 
@@ -102,7 +102,7 @@ def flood(port: int, over: threading.Event, path: str) -> None:
                     break
 
 
-@pytest.mark.parametrize(("path", "num"), [(HEALTH, 1), (f"/{SERVICE}/Session", 3), ("/no.such/Method", 3)])
+@pytest.mark.parametrize(("path", "num"), [(HEALTH, 1), (SESSION, 3), ("/no.such/Method", 3)])
 def test_a_session_and_health_checks_are_answered_while_a_stranger_floods(path: str, num: int) -> None:
     """Over several connections too, unless the flood is of health checks."""
     server, over = Process(), threading.Event()

@@ -30,19 +30,16 @@ from .driver import (
 )
 
 
-@pytest.mark.parametrize(
-    ("open_", "newcomer", "ended"),
-    [
-        ("aaabbcde", "d", "a0"),  # of whoever has the most, the one used least recently
-        ("aaabbcde", "a", "a0"),
-        ("Aaabbcde", "d", "a1"),  # not one that is being answered
-        ("AAAbbcde", "d", "b3"),
-        ("AAAbcdef", "b", "b3"),  # its own, since the others have no more
-        ("AAAABbcd", "e", "b5"),
-        ("AAABCDEF", "f", None),
-        ("AAABBCcd", "b", None),  # those of who has fewer are not taken
-    ],
-)
+@pytest.mark.parametrize(("open_", "newcomer", "ended"), [
+    ("aaabbcde", "d", "a0"),  # of whoever has the most, the one used least recently
+    ("aaabbcde", "a", "a0"),
+    ("Aaabbcde", "d", "a1"),  # not one that is being answered
+    ("AAAbbcde", "d", "b3"),
+    ("AAAbcdef", "b", "b3"),  # its own, since the others have no more
+    ("AAAABbcd", "e", "b5"),
+    ("AAABCDEF", "f", None),
+    ("AAABBCcd", "b", None),  # those of who has fewer are not taken
+])  # fmt: skip
 def test_whose_stream_makes_way(open_: str, newcomer: str, ended: str | None, token_file: Path) -> None:
     token_file.write_text("".join(f"{name} {name * 20}\n" for name in "abcdef"))
 

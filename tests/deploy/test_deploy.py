@@ -3,7 +3,6 @@
 import json
 import re
 import tomllib
-from pathlib import Path
 from typing import Any
 
 import click
@@ -20,8 +19,8 @@ from skydraft.gateway.desk import Desk, GatewayMetrics
 
 from ..gateway.running import toy_pair
 from ..serving import serving
+from ..starting import ROOT
 
-ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 CONTAINERFILE = (DEPLOY / "Containerfile").read_text()
 COMPOSE: Any = yaml.safe_load((DEPLOY / "compose.yaml").read_text())

@@ -2,10 +2,9 @@
 
 import re
 import subprocess
-from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parents[2]
+from ..starting import ROOT
 
 
 class Block(NamedTuple):

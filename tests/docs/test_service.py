@@ -11,10 +11,10 @@ from skydraft.engines.toy import open_toy
 
 from ..decoding.test_slots import few
 from .blocks import blocks_of
+from .following import NAMES as TOYS
 
 pytest.importorskip("starlette")
 httpx2 = pytest.importorskip("httpx2")
-TOYS = {"qwen2.5-coder-0.5b": "toy:drift=0.2", "qwen2.5-coder-1.5b": "toy"}
 
 
 @pytest.fixture

@@ -120,7 +120,7 @@ def at(moment: str, number: int, fault: Fault, leash: Leash) -> Iterator[list[st
             reply = await sound_receive(self, waiting, message)
             leash.read()
             if may_write:
-                verdict, _ = codec.decode_verdict(reply, len(call.catch_up_ids))  # type: ignore[union-attr]
+                verdict, *_ = codec.decode_verdict(reply, len(call.catch_up_ids))  # type: ignore[union-attr]
                 state["corrections"] += verdict.num_accepted < len(call.draft_ids)  # type: ignore[union-attr]
                 state["written"], state["stopped"] = 0, False
             lost = may_write and is_now("the verdict is lost")

@@ -17,9 +17,10 @@ from bench.emulated_link import EmulatedLink, LinkShape
 from skydraft import DecodingParams
 from skydraft.edge.channel import Channel
 from skydraft.engines.toy import open_toy
+from skydraft.protocol.values import HEALTH
 
 from ..cloud.driver import holding, slow_toy
-from ..serving import HEALTH, PATIENCE_S, certified, free_port, serving
+from ..serving import PATIENCE_S, certified, free_port, serving
 from .texts import GATED, begin, by_plan, undisturbed
 
 

@@ -70,45 +70,42 @@ LOST, BUSY, GONE, BROKEN = CloudLost("no."), CloudBusy("no."), SessionNotFound("
 LIMITED = RateLimited("no.", retry_after_s=1.5)
 
 
-@pytest.mark.parametrize(
-    ("error", "now", "then"),
-    [
-        # Pauses double up to a second, and are no longer than the time that is left.
-        (BUSY, ONE, Recovery("again", 0.02)),
-        (BUSY, after(ONE, num_tries=3, waited_s=1), Recovery("again", 0.16)),
-        (BUSY, after(ONE, num_tries=9, waited_s=28.9), Recovery("again", 1.0)),
-        (BUSY, after(ONE, num_tries=9, waited_s=29.1), Recovery("give up", is_late=True)),
-        (LOST, after(ONE, num_tries=9, waited_s=29.5, silent_s=29.5), Recovery("reconnect", 0.5)),
-        (LOST, after(ONE, num_tries=9, waited_s=30, silent_s=30), Recovery("give up", is_late=True)),
-        # A limit says itself when to ask again; never at once.
-        (LIMITED, ONE, Recovery("again", 1.5)),
-        (RateLimited("no.", retry_after_s=0.0), ONE, Recovery("again", 0.02)),
-        (LIMITED, after(ONE, waited_s=29), Recovery("give up", is_late=True)),
-        # A gated text waits for a server that is busy, but not for a silent one, nor long for one that limits it.
-        (BUSY, after(GATED, num_tries=9, waited_s=9), Recovery("again", 1.0)),
-        (LIMITED, GATED, Recovery("alone", is_late=True)),
-        (RateLimited("no.", retry_after_s=0.3), GATED, Recovery("again", 0.3)),
-        (RateLimited("no.", retry_after_s=0.3), after(GATED, waited_s=0.8), Recovery("alone", is_late=True)),
-        (LOST, after(GATED, num_tries=2, waited_s=0.3, silent_s=0.3), Recovery("reconnect", 0.08)),
-        (LOST, after(GATED, num_tries=4, waited_s=0.4, silent_s=0.4), Recovery("alone", is_late=True)),
-        (errors.CloudTimeout("no."), after(GATED, waited_s=0.7, silent_s=0.7), Recovery("alone", is_late=True)),
-        (errors.CloudDraining("no."), after(GATED, waited_s=0.7, silent_s=0.7), Recovery("alone", is_late=True)),
-        # The first opening again is at once; each of them feeds the prompt again.
-        (GONE, ONE, Recovery("open again")),
-        (GONE, after(ONE, num_tries=1, num_reopened=1), Recovery("open again", 0.04)),
-        # The next server is asked at once, while there is one.
-        (LOST, after(MANY, falls_back=True, waited_s=0.7, silent_s=0.7), Recovery("elsewhere")),
-        (LOST, after(MANY, falls_back=True, waited_s=1.1, silent_s=1.1), Recovery("alone", is_late=True)),
-        # A server that fails is tried twice more; where there is another, once there.
-        (BROKEN, ONE, Recovery("open again", 0.02)),
-        (BROKEN, after(ONE, num_tries=1, num_failures=1), Recovery("open again", 0.04)),
-        (BROKEN, after(ONE, num_failures=2), Recovery("give up")),
-        (BROKEN, after(GATED, num_failures=2), Recovery("alone")),
-        (BROKEN, after(MANY, num_failures=1), Recovery("elsewhere")),
-        # What no server would take ends the help for good, and a token that is refused is no outage.
-        (errors.LimitExceeded("no."), GATED, Recovery("alone", is_final=True)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("error", "now", "then"), [
+    # Pauses double up to a second, and are no longer than the time that is left.
+    (BUSY, ONE, Recovery("again", 0.02)),
+    (BUSY, after(ONE, num_tries=3, waited_s=1), Recovery("again", 0.16)),
+    (BUSY, after(ONE, num_tries=9, waited_s=28.9), Recovery("again", 1.0)),
+    (BUSY, after(ONE, num_tries=9, waited_s=29.1), Recovery("give up", is_late=True)),
+    (LOST, after(ONE, num_tries=9, waited_s=29.5, silent_s=29.5), Recovery("reconnect", 0.5)),
+    (LOST, after(ONE, num_tries=9, waited_s=30, silent_s=30), Recovery("give up", is_late=True)),
+    # A limit says itself when to ask again; never at once.
+    (LIMITED, ONE, Recovery("again", 1.5)),
+    (RateLimited("no.", retry_after_s=0.0), ONE, Recovery("again", 0.02)),
+    (LIMITED, after(ONE, waited_s=29), Recovery("give up", is_late=True)),
+    # A gated text waits for a server that is busy, but not for a silent one, nor long for one that limits it.
+    (BUSY, after(GATED, num_tries=9, waited_s=9), Recovery("again", 1.0)),
+    (LIMITED, GATED, Recovery("alone", is_late=True)),
+    (RateLimited("no.", retry_after_s=0.3), GATED, Recovery("again", 0.3)),
+    (RateLimited("no.", retry_after_s=0.3), after(GATED, waited_s=0.8), Recovery("alone", is_late=True)),
+    (LOST, after(GATED, num_tries=2, waited_s=0.3, silent_s=0.3), Recovery("reconnect", 0.08)),
+    (LOST, after(GATED, num_tries=4, waited_s=0.4, silent_s=0.4), Recovery("alone", is_late=True)),
+    (errors.CloudTimeout("no."), after(GATED, waited_s=0.7, silent_s=0.7), Recovery("alone", is_late=True)),
+    (errors.CloudDraining("no."), after(GATED, waited_s=0.7, silent_s=0.7), Recovery("alone", is_late=True)),
+    # The first opening again is at once; each of them feeds the prompt again.
+    (GONE, ONE, Recovery("open again")),
+    (GONE, after(ONE, num_tries=1, num_reopened=1), Recovery("open again", 0.04)),
+    # The next server is asked at once, while there is one.
+    (LOST, after(MANY, falls_back=True, waited_s=0.7, silent_s=0.7), Recovery("elsewhere")),
+    (LOST, after(MANY, falls_back=True, waited_s=1.1, silent_s=1.1), Recovery("alone", is_late=True)),
+    # A server that fails is tried twice more; where there is another, once there.
+    (BROKEN, ONE, Recovery("open again", 0.02)),
+    (BROKEN, after(ONE, num_tries=1, num_failures=1), Recovery("open again", 0.04)),
+    (BROKEN, after(ONE, num_failures=2), Recovery("give up")),
+    (BROKEN, after(GATED, num_failures=2), Recovery("alone")),
+    (BROKEN, after(MANY, num_failures=1), Recovery("elsewhere")),
+    # What no server would take ends the help for good, and a token that is refused is no outage.
+    (errors.LimitExceeded("no."), GATED, Recovery("alone", is_final=True)),
+])  # fmt: skip
 def test_what_is_done_then(error: SkydraftError, now: Situation, then: Recovery) -> None:
     found = recover(error, now)
     assert (found.step, found.is_late, found.is_final) == (then.step, then.is_late, then.is_final)

@@ -131,14 +131,11 @@ def test_the_link_carries_log_probabilities_only_where_they_are_asked_for(asked:
     assert bare + 20 * NUM_TOKENS <= told <= bare + 40 * NUM_TOKENS, (plain, bare, told)
 
 
-@pytest.mark.parametrize(
-    ("ours", "param"),
-    [
-        ({"continue_ids": [10**6]}, "skydraft.continue_ids"), ({"continue_ids": [-1]}, "skydraft.continue_ids.0"),
-        ({"logprobs": 21}, "skydraft.logprobs"), ({"continue_ids": [*open_toy("toy").vocab.end_ids]}, None),
-        ({"continue_ids": [5] * 5000}, None), ({"continue_ids": [5], "grammar": "regex:[0-9]{6}"}, None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("ours", "param"), [
+    ({"continue_ids": [10**6]}, "skydraft.continue_ids"), ({"continue_ids": [-1]}, "skydraft.continue_ids.0"),
+    ({"logprobs": 21}, "skydraft.logprobs"), ({"continue_ids": [*open_toy("toy").vocab.end_ids]}, None),
+    ({"continue_ids": [5] * 5000}, None), ({"continue_ids": [5], "grammar": "regex:[0-9]{6}"}, None),
+])  # fmt: skip
 def test_what_cannot_begin_an_answer_is_refused(served: Running, ours: dict[str, Any], param: str | None) -> None:
     refused = served.chat(skydraft=ours)
     assert refused.status_code == 400 and refused.json()["error"]["param"] == param, refused.text

@@ -16,12 +16,11 @@ from skydraft.engines.base import Engine
 from skydraft.engines.toy import open_toy
 
 from ..serving import serving, waiting
+from .interfaces import QUESTION as ASKED
 from .interfaces import ask
 from .running import Running, gateway, over, toy_pair
 from .test_endings import client
 from .test_openai_sdk import expected
-
-ASKED = [{"role": "user", "content": "语速"}]
 
 
 def body(model: str = "skydraft-lossless", **options: Any) -> dict[str, Any]:

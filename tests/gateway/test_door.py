@@ -137,14 +137,11 @@ def test_a_strangers_page_in_the_users_browser_gets_nothing(served: Running) -> 
         assert served.client.get(f"{served.v1}/models", headers=headers).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("content", "status"),
-    [
-        (b"{", 400), (b"[]", 400), (b"", 400), (b"\xff\xfe", 400), (b"null", 400), (b"[" * 50_000, 400),
-        (b'{"model": "skydraft", "messages": 3}', 400), (b" " * 100_001, 413), (b'{"model": "x\\ud800"}', 400),
-        (b'{"model": "x\xed\xa0\x80"}', 400), ('{"model": "x"}'.encode("utf-16"), 400),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("content", "status"), [
+    (b"{", 400), (b"[]", 400), (b"", 400), (b"\xff\xfe", 400), (b"null", 400), (b"[" * 50_000, 400),
+    (b'{"model": "skydraft", "messages": 3}', 400), (b" " * 100_001, 413), (b'{"model": "x\\ud800"}', 400),
+    (b'{"model": "x\xed\xa0\x80"}', 400), ('{"model": "x"}'.encode("utf-16"), 400),
+])  # fmt: skip
 def test_broken_bodies(locked: Running, content: bytes, status: int) -> None:
     reply = post(locked, json=None, content=content, headers={"x-api-key": KEY})
     assert reply.status_code == status and set(reply.json()["error"]) == {"message", "type", "param", "code"}
@@ -161,14 +158,11 @@ def test_a_body_that_never_ends_is_cut_off(locked: Running) -> None:
     assert post(locked, headers={"x-api-key": KEY}).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("path", "num_bytes", "num_sent", "status"),
-    [
-        ("/v1/chat/completions", 100 << 20, 1, 413),  # by its length alone
-        ("/v1/chat/completions", 100, 1, 408),  # too slow
-        ("/health", 99_000, 50, 405),  # what needs no key takes no body, and does not wait for the rest
-    ],
-)
+@pytest.mark.parametrize(("path", "num_bytes", "num_sent", "status"), [
+    ("/v1/chat/completions", 100 << 20, 1, 413),  # by its length alone
+    ("/v1/chat/completions", 100, 1, 408),  # too slow
+    ("/health", 99_000, 50, 405),  # what needs no key takes no body, and does not wait for the rest
+])  # fmt: skip
 def test_a_body_that_does_not_come_is_refused(
     locked: Running, path: str, num_bytes: int, num_sent: int, status: int
 ) -> None:

@@ -14,6 +14,7 @@ from skydraft.gateway.schema import Translated
 
 from ..later import later
 from .interfaces import ALL_WHOLE, KINDS, forced, plain
+from .interfaces import QUESTION as ASKED
 from .running import Running, gateway, written_by
 
 chats = later("openai.types.chat.completion_create_params")
@@ -21,7 +22,6 @@ texts = later("openai.types.completion_create_params")
 responses = later("openai.types.responses.response_create_params")
 
 CHAT = "chat/completions"
-ASKED = [{"role": "user", "content": "语速"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 
 # What other tests show to have an effect; the value is taken.

@@ -15,12 +15,10 @@ from skydraft.gateway.pair import Pair
 from skydraft.gateway.responses import ResponsesRequest
 from skydraft.gateway.schema import ChatRequest
 
-from ..later import later
 from .interfaces import ALL_WHOLE, COUNTS, ask, body_of, events_of, plain, post
 from .running import PATIENCE_S, Running, gateway, written_by
 from .scripted import byte_by_byte
-
-openai = later("openai")
+from .test_openai_sdk import openai
 
 QUESTION = "语速"
 PICTURE, RECORDING = "(a picture, which cannot be read here)", "(a recording, which cannot be heard here)"

@@ -10,12 +10,10 @@ from skydraft.engines.toy import open_toy
 from skydraft.gateway.logprobs import text_logprobs, token_logprobs
 from skydraft.types import Prompt, Score
 
-from ..later import later
 from ..toys import EOS, IDS, VOCAB
 from .running import Running
-from .test_openai_sdk import ASKED, expected
+from .test_openai_sdk import ASKED, expected, openai
 
-openai = later("openai")
 TEXT = "语速快慢我"
 
 

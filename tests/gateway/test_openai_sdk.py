@@ -11,11 +11,10 @@ from skydraft.engines.toy import open_toy
 from skydraft.gateway.requests import Defaults
 
 from ..later import later
+from .interfaces import QUESTION as ASKED
 from .running import Running, gateway
 
 openai = later("openai")
-
-ASKED: Any = [{"role": "user", "content": "语速"}]
 
 
 def expected(mode: str, prompt: Any = ASKED, **params: Any) -> Any:

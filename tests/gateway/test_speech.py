@@ -74,13 +74,10 @@ def test_each_turn_may_be_spoken_and_what_was_heard_before_is_not_heard_again(he
     assert len({asked(clip) for clip in CLIPS}) > 1, "what is said last must matter"
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        ([part("not base64!")], "base64"), ([part(""), part()], "cannot be read"),
-        ([part(kind="aac")], "messages.0.content.0.input_audio.format"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("content", "says"), [
+    ([part("not base64!")], "base64"), ([part(""), part()], "cannot be read"),
+    ([part(kind="aac")], "messages.0.content.0.input_audio.format"),
+])  # fmt: skip
 def test_broken_recordings_are_refused(hearing: Running, content: Any, says: str) -> None:
     reply = hearing.chat(content)
     assert reply.status_code == 400 and says in reply.json()["error"]["message"]

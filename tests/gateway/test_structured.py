@@ -17,16 +17,14 @@ from skydraft.prompts.chat_template import render
 from skydraft.prompts.messages import conversation
 from skydraft.prompts.tool_calls import may_answer
 
-from ..later import later
 from .interfaces import PARIS, Voice, forced, plain
+from .interfaces import QUESTION as ASKED
 from .interfaces import ask as of
 from .running import Running, gateway, written_by
 from .test_fields import SLOW, fitting, must, tool
-
-openai = later("openai")
+from .test_openai_sdk import openai
 
 pytest.importorskip("llguidance")
-ASKED: Any = [{"role": "user", "content": "语速"}]
 ENOUGH = 200
 CITY: Any = {
     "type": "object",

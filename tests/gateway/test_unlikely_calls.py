@@ -47,14 +47,11 @@ def unsure() -> Iterator[Running]:
 
 
 @pytest.mark.parametrize("mode", ["edge", "quality", "lossless", "cloud"])
-@pytest.mark.parametrize(
-    ("body", "calls"),
-    [
-        ({}, False), ({"tool_choice": "auto"}, False), ({"skydraft": {"min_call_prob": 0.7}}, False),
-        ({"skydraft": {"min_call_prob": 0.5}}, True), ({"skydraft": {"min_call_prob": 0}}, True),
-        ({"tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 400}, True), ({"tools": []}, False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("body", "calls"), [
+    ({}, False), ({"tool_choice": "auto"}, False), ({"skydraft": {"min_call_prob": 0.7}}, False),
+    ({"skydraft": {"min_call_prob": 0.5}}, True), ({"skydraft": {"min_call_prob": 0}}, True),
+    ({"tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 400}, True), ({"tools": []}, False),
+])  # fmt: skip
 def test_an_unlikely_call_is_an_answer_in_words(unsure: Running, mode: str, body: Any, calls: bool) -> None:
     answer = unsure.chat([{"role": "user", "content": "天气"}], **{"model": f"skydraft-{mode}", "tools": TOOLS} | body)
     message = answer.json()["choices"][0]["message"]

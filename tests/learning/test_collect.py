@@ -96,21 +96,18 @@ def rounds(*given: tuple[Any, ...]) -> Iterator[Round]:
         base += num_committed
 
 
-@pytest.mark.parametrize(
-    ("given", "marks"),
-    [
-        ([("fallback", 2, 0, ()), ("verified", 2, 2, (True, True))], "aaaat"),
-        ([("skipped", 2, 0, ()), ("verified", 1, 0, (True,))], "a-c"),  # an audit that does not reach the end
-        ([("skipped", 1, 0, ()), ("verified", 1, 0, (False,)), ("skipped", 2, 0, ())], "wc--"),
-        ([("verified", 2, 0, ()), ("written", 0, 0, ()), ("written", 0, 0, ())], "ctt"),  # nobody reads along
-        ([("verified", 2, 0, ()), ("written", 0, 0, ()), ("written", 0, 0, (), [True]),
-          ("skipped", 2, 0, (), [False])], "cac--"),
-        ([("verified", 1, 0, ()), ("written", 0, 0, ()), ("written", 0, 0, ()), ("skipped", 1, 0, (), [True, True]),
-          ("verified", 1, 0, (False,))], "caawc"),
-        ([("skipped", 1, 0, ()), ("verified", 1, 0, (False,)), ("written", 0, 0, ()),
-          ("verified", 1, 1, (), [True, False])], "wccat"),  # what it corrected is known: read again, it stays
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("given", "marks"), [
+    ([("fallback", 2, 0, ()), ("verified", 2, 2, (True, True))], "aaaat"),
+    ([("skipped", 2, 0, ()), ("verified", 1, 0, (True,))], "a-c"),  # an audit that does not reach the end
+    ([("skipped", 1, 0, ()), ("verified", 1, 0, (False,)), ("skipped", 2, 0, ())], "wc--"),
+    ([("verified", 2, 0, ()), ("written", 0, 0, ()), ("written", 0, 0, ())], "ctt"),  # nobody reads along
+    ([("verified", 2, 0, ()), ("written", 0, 0, ()), ("written", 0, 0, (), [True]),
+      ("skipped", 2, 0, (), [False])], "cac--"),
+    ([("verified", 1, 0, ()), ("written", 0, 0, ()), ("written", 0, 0, ()), ("skipped", 1, 0, (), [True, True]),
+      ("verified", 1, 0, (False,))], "caawc"),
+    ([("skipped", 1, 0, ()), ("verified", 1, 0, (False,)), ("written", 0, 0, ()),
+      ("verified", 1, 1, (), [True, False])], "wccat"),  # what it corrected is known: read again, it stays
+])  # fmt: skip
 def test_marks_by_rounds(given: list[tuple[Any, ...]], marks: str) -> None:
     assert marks_of(rounds(*given)) == marks
 

@@ -69,13 +69,10 @@ def test_a_folder_that_somebody_holds_is_waited_for_and_then_named(
         Store(tmp_path).add(lesson())
 
 
-@pytest.mark.parametrize(
-    "poison",
-    [
-        b"x" * 100 + b"\n", encode(lesson())[:-10] + b"\n", encode(lesson()).replace(b"[3,4,5,6]", b"[3,4,5,7]"),
-        b"\x00\xff\xfe\n", b"\n",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("poison", [
+    b"x" * 100 + b"\n", encode(lesson())[:-10] + b"\n", encode(lesson()).replace(b"[3,4,5,6]", b"[3,4,5,7]"),
+    b"\x00\xff\xfe\n", b"\n",
+])  # fmt: skip
 def test_what_is_cut_or_damaged_is_skipped_and_counted(tmp_path: Path, poison: bytes) -> None:
     (tmp_path / "lessons-00000001.jsonl").write_bytes(encode(lesson(1)) + poison + encode(lesson(2))[:-1])
     Store(tmp_path).add(lesson(3))  # on a line of its own
@@ -90,18 +87,15 @@ def forged(text: str) -> bytes:
 WHOLE = encode(lesson())[9:-1].decode()
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[]", "{}", "null", "[" * 5000, WHOLE.replace("[3,4,5,6]", "[3,4,5,-6]"),
-        WHOLE.replace("[3,4,5,6]", "[3,4,5,4294967296]"),
-        WHOLE.replace("[3,4,5,6]", "[3,4,5]"), WHOLE.replace('"acw-"', '"acz-"'),
-        WHOLE.replace('"draft"', '"evil":1,"draft"'),
-        WHOLE[:-1] + ',"params":{"temperature":NaN}}', WHOLE[:-1] + ',"params":{"nonsense":1}}',
-        WHOLE[:-1] + ',"params":{"temperature":-1}}', WHOLE[:-1] + ',"params":{"temperature":"hot"}}',
-        WHOLE[:-1] + ',"params":{"logit_bias":[[1]]}}', WHOLE[:-1] + ',"schema":2}', WHOLE.replace("t" * 32, ""),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("text", [
+    "[]", "{}", "null", "[" * 5000, WHOLE.replace("[3,4,5,6]", "[3,4,5,-6]"),
+    WHOLE.replace("[3,4,5,6]", "[3,4,5,4294967296]"),
+    WHOLE.replace("[3,4,5,6]", "[3,4,5]"), WHOLE.replace('"acw-"', '"acz-"'),
+    WHOLE.replace('"draft"', '"evil":1,"draft"'),
+    WHOLE[:-1] + ',"params":{"temperature":NaN}}', WHOLE[:-1] + ',"params":{"nonsense":1}}',
+    WHOLE[:-1] + ',"params":{"temperature":-1}}', WHOLE[:-1] + ',"params":{"temperature":"hot"}}',
+    WHOLE[:-1] + ',"params":{"logit_bias":[[1]]}}', WHOLE[:-1] + ',"schema":2}', WHOLE.replace("t" * 32, ""),
+])  # fmt: skip
 def test_a_line_that_is_no_lesson_is_skipped_whoever_wrote_it(tmp_path: Path, text: str) -> None:
     assert text != WHOLE
     (tmp_path / "lessons-00000001.jsonl").write_bytes(forged(text) + encode(lesson(1)))

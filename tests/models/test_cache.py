@@ -12,13 +12,10 @@ from skydraft.models.fetch import remove, verify
 from .published import FakeWorld, publish
 
 
-@pytest.mark.parametrize(
-    ("home", "place"),
-    [
-        ("/a", Path("/a")), ("relative", Path.cwd() / "relative"), ("~/models", Path.home() / "models"),
-        ("", Path(platformdirs.user_cache_dir("skydraft"))),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("home", "place"), [
+    ("/a", Path("/a")), ("relative", Path.cwd() / "relative"), ("~/models", Path.home() / "models"),
+    ("", Path(platformdirs.user_cache_dir("skydraft"))),
+])  # fmt: skip
 def test_skydraft_home_or_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch, home: str, place: Path) -> None:
     monkeypatch.setenv("SKYDRAFT_HOME", home)
     assert cache_dir() == place

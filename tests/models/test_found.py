@@ -91,18 +91,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 OURS = "registry.ollama.ai/library"
 
 
-@pytest.mark.parametrize(
-    ("name", "manifest"),
-    [
-        ("qwen", f"{OURS}/qwen/latest"), ("qwen:latest", f"{OURS}/qwen/latest"), ("QWEN", f"{OURS}/qwen/latest"),
-        ("library/qwen", f"{OURS}/qwen/latest"), (f"{OURS}/qwen", f"{OURS}/qwen/latest"),
-        ("qwen:0.5b", f"{OURS}/qwen/0.5b"),
-        ("me/qwen:1", "registry.ollama.ai/me/qwen/1"), ("_/my", "registry.ollama.ai/_/my/latest"),
-        ("hf.co/Org/Qwen-GGUF:Q4_K_M", "hf.co/Org/Qwen-GGUF/Q4_K_M"),
-        ("hf.co/org/qwen-gguf:q4_k_m", "hf.co/Org/Qwen-GGUF/Q4_K_M"),
-        ("localhost:5000/me/qwen", "localhost:5000/me/qwen/latest"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "manifest"), [
+    ("qwen", f"{OURS}/qwen/latest"), ("qwen:latest", f"{OURS}/qwen/latest"), ("QWEN", f"{OURS}/qwen/latest"),
+    ("library/qwen", f"{OURS}/qwen/latest"), (f"{OURS}/qwen", f"{OURS}/qwen/latest"),
+    ("qwen:0.5b", f"{OURS}/qwen/0.5b"),
+    ("me/qwen:1", "registry.ollama.ai/me/qwen/1"), ("_/my", "registry.ollama.ai/_/my/latest"),
+    ("hf.co/Org/Qwen-GGUF:Q4_K_M", "hf.co/Org/Qwen-GGUF/Q4_K_M"),
+    ("hf.co/org/qwen-gguf:q4_k_m", "hf.co/Org/Qwen-GGUF/Q4_K_M"),
+    ("localhost:5000/me/qwen", "localhost:5000/me/qwen/latest"),
+])  # fmt: skip
 def test_a_name_of_ollama_is_its_blob(name: str, manifest: str, home: Home, world: FakeWorld) -> None:
     """No byte is copied, and the file is known by its hash."""
     other = home.pull("registry.ollama.ai/library/other/latest", gguf(9))

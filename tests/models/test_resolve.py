@@ -33,15 +33,12 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("spec", "kind", "path"),
-    [
-        ("toy", "toy", None), ("toy:drift=0.4", "toy", None), ("toy:{place}/good.gguf", "toy", None),
-        ("good.gguf", "gguf", "good.gguf"),
-        ("./good.gguf", "gguf", "good.gguf"), ("{place}/good.gguf", "gguf", "{place}/good.gguf"),
-        ("checkpoint", "folder", "checkpoint"), ("./tiny", "folder", "tiny"), ("single/", "gguf", "single/only.gguf"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("spec", "kind", "path"), [
+    ("toy", "toy", None), ("toy:drift=0.4", "toy", None), ("toy:{place}/good.gguf", "toy", None),
+    ("good.gguf", "gguf", "good.gguf"),
+    ("./good.gguf", "gguf", "good.gguf"), ("{place}/good.gguf", "gguf", "{place}/good.gguf"),
+    ("checkpoint", "folder", "checkpoint"), ("./tiny", "folder", "tiny"), ("single/", "gguf", "single/only.gguf"),
+])  # fmt: skip
 def test_local_specs(place: Path, world: FakeWorld, spec: str, kind: str, path: str | None) -> None:
     spec = spec.format(place=place)
     expected = None if path is None else Path(path.format(place=place))
@@ -49,24 +46,21 @@ def test_local_specs(place: Path, world: FakeWorld, spec: str, kind: str, path: 
     assert world.asked == []
 
 
-@pytest.mark.parametrize(
-    ("spec", "error", "match"),
-    [
-        ("gone.gguf", UnknownModel, "no file gone.gguf"),
-        ("many/sub/gone.gguf", UnknownModel, "no file"),
-        ("pipe.gguf", BrokenModel, "not a regular file"),
-        ("bad.gguf", BrokenModel, "does not start with GGUF"),
-        ("empty.gguf", BrokenModel, "is empty"),
-        ("many", BrokenModel, r"2 \.gguf files.*a\.gguf"),
-        ("nothing", BrokenModel, r"no config\.json"),
-        ("tinny", UnknownModel, r"Did you mean tiny\? Known: tiny"),
-        ("toys", UnknownModel, r"Known: tiny\. Or give .*tiny-omni-cloud, toy, a \.gguf file"),
-        ("other:x", UnknownModel, "not a known model"),
-        ("", UnknownModel, "Known"),
-        ("a/b/c", UnknownModel, "not a known model"),
-        ("https://example.org/x.gguf", UnknownModel, "no file https://"),
-    ],
-)
+@pytest.mark.parametrize(("spec", "error", "match"), [
+    ("gone.gguf", UnknownModel, "no file gone.gguf"),
+    ("many/sub/gone.gguf", UnknownModel, "no file"),
+    ("pipe.gguf", BrokenModel, "not a regular file"),
+    ("bad.gguf", BrokenModel, "does not start with GGUF"),
+    ("empty.gguf", BrokenModel, "is empty"),
+    ("many", BrokenModel, r"2 \.gguf files.*a\.gguf"),
+    ("nothing", BrokenModel, r"no config\.json"),
+    ("tinny", UnknownModel, r"Did you mean tiny\? Known: tiny"),
+    ("toys", UnknownModel, r"Known: tiny\. Or give .*tiny-omni-cloud, toy, a \.gguf file"),
+    ("other:x", UnknownModel, "not a known model"),
+    ("", UnknownModel, "Known"),
+    ("a/b/c", UnknownModel, "not a known model"),
+    ("https://example.org/x.gguf", UnknownModel, "no file https://"),
+])  # fmt: skip
 def test_specs_of_nothing(place: Path, world: FakeWorld, spec: str, error: type[SkydraftError], match: str) -> None:
     with pytest.raises(error, match=match) as raised:
         resolve(spec, world.cache)

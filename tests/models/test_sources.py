@@ -60,13 +60,10 @@ def test_a_python_without_pip(part: Part, tmp_path: Path, monkeypatch: pytest.Mo
         sources.pip_wheel(part, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("asked", "loaded", "kind", "says"),
-    [
-        (RuntimeError("no route\nto host"), None, NetworkUnavailable, r"org/name/file\.gguf \(no route to host\)"),
-        (None, OSError(errno.ENOSPC, "No space", "/blobs/1"), NotEnoughDisk, r"/blobs/1 failed \(No space.*HF_HOME"),
-    ],
-)
+@pytest.mark.parametrize(("asked", "loaded", "kind", "says"), [
+    (RuntimeError("no route\nto host"), None, NetworkUnavailable, r"org/name/file\.gguf \(no route to host\)"),
+    (None, OSError(errno.ENOSPC, "No space", "/blobs/1"), NotEnoughDisk, r"/blobs/1 failed \(No space.*HF_HOME"),
+])  # fmt: skip
 def test_hub_file_asks_before_it_downloads_and_tells_a_full_disk_from_a_lost_connection(
     asked: Exception | None, loaded: Exception | None, kind: type[Exception], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,27 +106,24 @@ def function(name: str, **given: str) -> str:
 TYPED = {"text": "5", "may": "6", "on": "True", "a": "[1]", "b": "x\n\n  y"}
 
 
-@pytest.mark.parametrize(
-    ("text", "said", "found"),
-    [
-        (call_text("天气", {"a": 1}).removesuffix("\n</tool_call>"), "", ONE),
-        (call_text("天气", {"a": "</tool_call>"}), "", ("天气", '{"a": "</tool_call>"}')),
-        (call_text("天气", {}) + "\n好", "\n好", NO_ARGUMENTS),
-        ("<tool_call>\nx</tool_call>\n" + call_text("天气", {}), "<tool_call>\nx</tool_call>", NO_ARGUMENTS),
-        ('{"name": "天气", "parameters": {"a": 1}}', "", ONE),
-        ('{"name": "天气", "arguments": "{\\"a\\": 1}"}', "", ONE),
-        ('{"name": "天气"}', "", NO_ARGUMENTS),
-        (f"好。\n\n<tool_call>\n{function('天气', a='1')}\n</tool_call>", "好。", ONE),
-        (f"{function('天气', a='1')}\n</tool_call>好", "好", ONE),  # it often leaves the first mark out
-        (function("天气", **TYPED), "", ("天气", json.dumps({**TYPED, "on": True, "a": [1]}))),
-        # A bracket too many.
-        (call_text("天气", {"a": 1}).replace("}}", "}}}\n}"), "", ONE),
-        ('{"name": "天气", "arguments": {"a": 1}}}', "", ONE),
-        ('```json\n{"name": "天气", "arguments": {"a": 1}}}\n```\n好', "\n好", ONE),
-        # Bare breaks in strings, as small models write code.
-        (call_text("天气", {"code": "a\nb\tc"}).replace("\\n", "\n"), "", ("天气", '{"code": "a\\nb\\tc"}')),
-    ],
-)
+@pytest.mark.parametrize(("text", "said", "found"), [
+    (call_text("天气", {"a": 1}).removesuffix("\n</tool_call>"), "", ONE),
+    (call_text("天气", {"a": "</tool_call>"}), "", ("天气", '{"a": "</tool_call>"}')),
+    (call_text("天气", {}) + "\n好", "\n好", NO_ARGUMENTS),
+    ("<tool_call>\nx</tool_call>\n" + call_text("天气", {}), "<tool_call>\nx</tool_call>", NO_ARGUMENTS),
+    ('{"name": "天气", "parameters": {"a": 1}}', "", ONE),
+    ('{"name": "天气", "arguments": "{\\"a\\": 1}"}', "", ONE),
+    ('{"name": "天气"}', "", NO_ARGUMENTS),
+    (f"好。\n\n<tool_call>\n{function('天气', a='1')}\n</tool_call>", "好。", ONE),
+    (f"{function('天气', a='1')}\n</tool_call>好", "好", ONE),  # it often leaves the first mark out
+    (function("天气", **TYPED), "", ("天气", json.dumps({**TYPED, "on": True, "a": [1]}))),
+    # A bracket too many.
+    (call_text("天气", {"a": 1}).replace("}}", "}}}\n}"), "", ONE),
+    ('{"name": "天气", "arguments": {"a": 1}}}', "", ONE),
+    ('```json\n{"name": "天气", "arguments": {"a": 1}}}\n```\n好', "\n好", ONE),
+    # Bare breaks in strings, as small models write code.
+    (call_text("天气", {"code": "a\nb\tc"}).replace("\\n", "\n"), "", ("天气", '{"code": "a\\nb\\tc"}')),
+])  # fmt: skip
 def test_a_call_in_another_form_is_one(text: str, said: str, found: tuple[str, str]) -> None:
     assert read([text]) == read(list(text)) == (said, [found])
 
@@ -135,28 +132,25 @@ END = "</parameter>"
 FUNCTION = "<function=天气>\n"
 
 
-@pytest.mark.parametrize(
-    ("written", "given"),
-    [
-        # An end of a parameter is missing.
-        (f"<parameter=int>\n5\n<parameter=text>\nx\n{END}\n", {"int": 5, "text": "x"}),
-        (f"<parameter=int>5<parameter=text>x{END}", {"int": 5, "text": "x"}),
-        (f"<parameter=int>\n5\n{END}\n<parameter=text>\n x\n", {"int": 5, "text": " x"}),
-        # Marks in a value.
-        (f"<parameter=text>\na {END} b\n{END}\n", {"text": f"a {END} b"}),
-        (f"<parameter=text>\na </function> b\n{END}\n<parameter=int>\n5\n{END}\n",
-         {"text": "a </function> b", "int": 5}),
-        (f"<parameter=text>\na <parameter=x> <parameter=text>\n{END}\n", {"text": "a <parameter=x> <parameter=text>"}),
-        (f"<parameter=text>\na <tool_call>{FUNCTION}\n{END}\n", {"text": f"a <tool_call>{FUNCTION}"}),
-        # Null and nothing.
-        *((f"<parameter={key}>\n{said}\n{END}\n", {} if value is END else {key: value}) for key, said, value in (
-            ("int", "", END), ("int", "null", END), ("int", "None", END), ("on", " ", END), ("maybe", "", None),
-            ("maybe", "null", None), ("maybe", "None", None), ("maybe", "6", 6), ("null", "none", None),
-            ("null", "[1]", [1]), ("text", "", ""), ("text", "null", "null"), ("text", "None", "None"), ("may", "", ""),
-            ("may", "null", None), ("may", "None", None), ("one", "1", "1"), ("opt", "", ""), ("opt", "null", None),
-        )),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("written", "given"), [
+    # An end of a parameter is missing.
+    (f"<parameter=int>\n5\n<parameter=text>\nx\n{END}\n", {"int": 5, "text": "x"}),
+    (f"<parameter=int>5<parameter=text>x{END}", {"int": 5, "text": "x"}),
+    (f"<parameter=int>\n5\n{END}\n<parameter=text>\n x\n", {"int": 5, "text": " x"}),
+    # Marks in a value.
+    (f"<parameter=text>\na {END} b\n{END}\n", {"text": f"a {END} b"}),
+    (f"<parameter=text>\na </function> b\n{END}\n<parameter=int>\n5\n{END}\n",
+     {"text": "a </function> b", "int": 5}),
+    (f"<parameter=text>\na <parameter=x> <parameter=text>\n{END}\n", {"text": "a <parameter=x> <parameter=text>"}),
+    (f"<parameter=text>\na <tool_call>{FUNCTION}\n{END}\n", {"text": f"a <tool_call>{FUNCTION}"}),
+    # Null and nothing.
+    *((f"<parameter={key}>\n{said}\n{END}\n", {} if value is END else {key: value}) for key, said, value in (
+        ("int", "", END), ("int", "null", END), ("int", "None", END), ("on", " ", END), ("maybe", "", None),
+        ("maybe", "null", None), ("maybe", "None", None), ("maybe", "6", 6), ("null", "none", None),
+        ("null", "[1]", [1]), ("text", "", ""), ("text", "null", "null"), ("text", "None", "None"), ("may", "", ""),
+        ("may", "null", None), ("may", "None", None), ("one", "1", "1"), ("opt", "", ""), ("opt", "null", None),
+    )),
+])  # fmt: skip
 @law(30)
 @given(places=st.lists(st.integers(0, 999), max_size=8))
 def test_parameters_are_read_where_their_ends_are_wrong_and_have_the_types_of_their_schema(
@@ -171,25 +165,22 @@ def test_parameters_are_read_where_their_ends_are_wrong_and_have_the_types_of_th
     assert read([text]) == (("好云", expected) if written.rstrip().endswith(END) else (text, []))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"name": "get_weather", "arguments": {"city": "上海"}',  # cut
-        '{"name": "get_weather", "arguments": [1]}',
-        '{"name": "rm", "arguments": {}}', '{"name": {}, "arguments": {}}',
-        '```json\n{"name": "天气", "description": "天气。", "parameters": {"type": "object", "properties": {}}}\n```',
-        '{"name": "天气", "arguments": {"a": "\\ud800"}}',
-        '{"name": "天气", "arguments": {"a": NaN}}',
-        '说明：\n```json\n{"name": "天气", "arguments": {}}\n```',
-        '```json\n{"city": "上海"}\n```\n```json\n{"name": "天气", "arguments": {}}\n```',
-        call_text("rm", {"path": "/"}), function("rm", path="/"),  # no tool of ours
-        "<tool_call>\n{'name': 'get_weather'}\n</tool_call>",
-        '说：<tool_call>\n{"name": "get_weather", "arguments": "上海"}\n</tool_call>',
-        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "上',
-        "[" * 5000 + '{"name": "天气"',
-        '{"name": "天气", "arguments": ' + '{"a":' * 5000 + "1" + "}" * 5001,
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("text", [
+    '{"name": "get_weather", "arguments": {"city": "上海"}',  # cut
+    '{"name": "get_weather", "arguments": [1]}',
+    '{"name": "rm", "arguments": {}}', '{"name": {}, "arguments": {}}',
+    '```json\n{"name": "天气", "description": "天气。", "parameters": {"type": "object", "properties": {}}}\n```',
+    '{"name": "天气", "arguments": {"a": "\\ud800"}}',
+    '{"name": "天气", "arguments": {"a": NaN}}',
+    '说明：\n```json\n{"name": "天气", "arguments": {}}\n```',
+    '```json\n{"city": "上海"}\n```\n```json\n{"name": "天气", "arguments": {}}\n```',
+    call_text("rm", {"path": "/"}), function("rm", path="/"),  # no tool of ours
+    "<tool_call>\n{'name': 'get_weather'}\n</tool_call>",
+    '说：<tool_call>\n{"name": "get_weather", "arguments": "上海"}\n</tool_call>',
+    '<tool_call>\n{"name": "get_weather", "arguments": {"city": "上',
+    "[" * 5000 + '{"name": "天气"',
+    '{"name": "天气", "arguments": ' + '{"a":' * 5000 + "1" + "}" * 5001,
+])  # fmt: skip
 def test_what_looks_like_a_call_and_is_none_is_unchanged(text: str) -> None:
     assert read([text]) == read(list(text)) == (text, [])
 

@@ -9,16 +9,13 @@ from skydraft.protocol.address import DEFAULT_PORT, as_origin, is_loopback, pars
 from tests.toys import law
 
 
-@pytest.mark.parametrize(
-    ("text", "host", "port"),
-    [
-        ("localhost", "localhost", DEFAULT_PORT),
-        ("cloud.example:65535", "cloud.example", 65535),
-        ("云.example:99", "云.example", 99),
-        ("[::1]", "[::1]", DEFAULT_PORT),
-        ("[fe80::1%eth0]:5", "[fe80::1%eth0]", 5),
-    ],
-)
+@pytest.mark.parametrize(("text", "host", "port"), [
+    ("localhost", "localhost", DEFAULT_PORT),
+    ("cloud.example:65535", "cloud.example", 65535),
+    ("云.example:99", "云.example", 99),
+    ("[::1]", "[::1]", DEFAULT_PORT),
+    ("[fe80::1%eth0]:5", "[fe80::1%eth0]", 5),
+])  # fmt: skip
 def test_an_address_is_a_host_and_a_port(text: str, host: str, port: int) -> None:
     assert parse_address(text) == (host, port)
 

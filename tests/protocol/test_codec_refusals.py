@@ -24,7 +24,7 @@ Reader = tuple[Callable[[bytes], Any], Callable[[Any], bytes]]
 
 def verdict_on(num_audited: int) -> Reader:
     decode = partial(codec.decode_verdict, num_audited=num_audited)
-    return decode, lambda read: codec.encode_verdict(read[0], is_last=read[1])
+    return decode, lambda read: codec.encode_verdict(read[0], read[2], is_last=read[1])
 
 
 READERS: list[Reader] = [
@@ -34,7 +34,7 @@ READERS: list[Reader] = [
     verdict_on(11),
     (codec.decode_written, codec.encode_written),
     (decode_info, encode_info),
-    (codec.decode_opened, codec.encode_opened),
+    (codec.decode_opened, lambda read: codec.encode_opened(*read)),
 ]
 
 

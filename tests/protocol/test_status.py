@@ -102,18 +102,15 @@ def answered(*details: AnyMessage, code: int = 13, message: str = "text") -> Any
     return ended(grpc.StatusCode.INTERNAL, "text", ((KEY, status.SerializeToString()),))
 
 
-@pytest.mark.parametrize(
-    "rpc",
-    [
-        answered(info("DIVERGED", domain="googleapis.com")),
-        answered(info("NO_SUCH_ERROR")),
-        answered(info("Diverged")),
-        answered(info("")),
-        answered(info("DIVERGED"), code=5),  # says NOT_FOUND inside of an INTERNAL
-        answered(info("DIVERGED"), message="another"),
-        answered(),
-    ],
-)
+@pytest.mark.parametrize("rpc", [
+    answered(info("DIVERGED", domain="googleapis.com")),
+    answered(info("NO_SUCH_ERROR")),
+    answered(info("Diverged")),
+    answered(info("")),
+    answered(info("DIVERGED"), code=5),  # says NOT_FOUND inside of an INTERNAL
+    answered(info("DIVERGED"), message="another"),
+    answered(),
+])  # fmt: skip
 def test_another_servers_details_are_no_error_of_ours(rpc: Any) -> None:
     assert type(from_rpc(rpc)) is errors.CloudFailure
 

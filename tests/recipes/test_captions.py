@@ -30,16 +30,13 @@ def test_the_first_character_decides_the_class(name: str) -> None:
     assert len(set(first)) == len(first)
 
 
-@pytest.mark.parametrize(
-    ("text", "read"),
-    [
-        ("", {}),
-        ("今天天气很好。", {}),
-        ("语速听起来飞快。", {"rate": "fast"}),
-        ("开口的人是一位姑娘，间歇很少。", {"speaker": "female", "pauses": "few"}),
-        ("飞快，低沉，语速听起来。", {}),
-    ],
-)
+@pytest.mark.parametrize(("text", "read"), [
+    ("", {}),
+    ("今天天气很好。", {}),
+    ("语速听起来飞快。", {"rate": "fast"}),
+    ("开口的人是一位姑娘，间歇很少。", {"speaker": "female", "pauses": "few"}),
+    ("飞快，低沉，语速听起来。", {}),
+])  # fmt: skip
 def test_what_is_not_stated_is_none(text: str, read: dict[str, str]) -> None:
     assert read_attributes(text) == dict.fromkeys(CLASSES) | read
 

@@ -3,7 +3,6 @@
 import json
 import unicodedata
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ..later import later
+from ..starting import ROOT
 
 transformers = later("transformers")
 torch = later("torch")
@@ -22,7 +22,6 @@ from skydraft.engines.vocab import check_chinese  # noqa: E402
 from skydraft.prompts.chat_template import render  # noqa: E402
 from skydraft.prompts.messages import asked  # noqa: E402
 
-ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "skydraft" / "models" / "tiny_omni"
 SIDES = ("edge", "cloud")
 CAPTION = "这段录音里说话的是一位男士，语速听起来飞快。"

@@ -15,8 +15,8 @@ import httpx2 as httpx
 import pytest
 
 from tests.serving import free_port
+from tests.starting import ROOT
 
-ROOT = Path(__file__).parents[2]
 LLAMA_SERVER = ROOT / os.environ.get("LLAMA_SERVER", ".venv-llama-server")
 VLLM = ROOT / os.environ.get("VLLM", ".venv-vllm")
 START_S = 900.0  # vLLM takes one minute on two cores that are idle

@@ -24,20 +24,17 @@ def test_what_is_no_address_is_refused_in_one_line(given: str) -> None:
     assert "\n" not in refused.value.line
 
 
-@pytest.mark.parametrize(
-    ("given", "api", "models", "tokenize"),
-    [
-        ("https://h:1", "auto", "https://h:1/v1/models", "https://h:1/tokenize"),
-        ("https://h:1/v1/", "vllm", "https://h:1/v1/models", "https://h:1/tokenize"),
-        ("https://h:1/box", "vllm", "https://h:1/box/v1/models", "https://h:1/box/tokenize"),
-        ("https://h:1/box/v1", "auto", "https://h:1/box/v1/models", "https://h:1/box/tokenize"),
-        ("https://h/api/v3", "chat", "https://h/api/v3/models", ""),
-        ("https://h/api/paas/v4/", "chat", "https://h/api/paas/v4/models", ""),
-        ("https://h/api/v3", "auto", "https://h/api/v3/models", ""),
-        ("https://h/beta", "chat", "https://h/beta/models", ""),
-        ("https://h/v1beta/openai/", "auto", "https://h/v1beta/openai/models", ""),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("given", "api", "models", "tokenize"), [
+    ("https://h:1", "auto", "https://h:1/v1/models", "https://h:1/tokenize"),
+    ("https://h:1/v1/", "vllm", "https://h:1/v1/models", "https://h:1/tokenize"),
+    ("https://h:1/box", "vllm", "https://h:1/box/v1/models", "https://h:1/box/tokenize"),
+    ("https://h:1/box/v1", "auto", "https://h:1/box/v1/models", "https://h:1/box/tokenize"),
+    ("https://h/api/v3", "chat", "https://h/api/v3/models", ""),
+    ("https://h/api/paas/v4/", "chat", "https://h/api/paas/v4/models", ""),
+    ("https://h/api/v3", "auto", "https://h/api/v3/models", ""),
+    ("https://h/beta", "chat", "https://h/beta/models", ""),
+    ("https://h/v1beta/openai/", "auto", "https://h/v1beta/openai/models", ""),
+])  # fmt: skip
 def test_an_address_with_a_path_is_taken_as_it_stands(given: str, api: str, models: str, tokenize: str) -> None:
     root, base = StockOptions(given, api=api).roots
     assert f"{base}/models" == models and (not tokenize or f"{root}/tokenize" == tokenize)

@@ -99,15 +99,12 @@ def test_a_server_that_cannot_be_met_is_one_clear_line(name: str, plan: str) -> 
             assert not set(generation.origins) & {"accepted", "recovered", "bonus", "cloud"}
 
 
-@pytest.mark.parametrize(
-    ("page", "told"),
-    [
-        (b"<!DOCTYPE HTML>\n<title>\nNot\nFound </title><p>Error code: 404</p>", "a web page (Not Found)"),
-        (b"<html><body>It works!</body></html>", "a web page"),
-        (b'\xef\xbb\xbf<?xml version="1.0"?>\n<!DOCTYPE html><title lang="en">A &amp; B</title>', "a web page (A & B)"),
-        (b"<html><title>" + b" " * 60_000, "a web page"),
-    ],
-)
+@pytest.mark.parametrize(("page", "told"), [
+    (b"<!DOCTYPE HTML>\n<title>\nNot\nFound </title><p>Error code: 404</p>", "a web page (Not Found)"),
+    (b"<html><body>It works!</body></html>", "a web page"),
+    (b'\xef\xbb\xbf<?xml version="1.0"?>\n<!DOCTYPE html><title lang="en">A &amp; B</title>', "a web page (A & B)"),
+    (b"<html><title>" + b" " * 60_000, "a web page"),
+])  # fmt: skip
 def test_a_web_server_is_told_by_the_title_of_its_page_alone(page: bytes, told: str) -> None:
     with fake("vllm", TARGET) as server, closing(skydraft.connect(f"{server.url}/v1", timeout_s=0.7)) as cloud:
         server.fault_of = lambda path: faults.says(page, status=404)

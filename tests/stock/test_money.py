@@ -197,17 +197,14 @@ USAGE = {"prompt_tokens": 1000, "completion_tokens": 200, "prompt_tokens_details
 HIDDEN = {"prompt_tokens": 32, "completion_tokens": 9, "total_tokens": 135}
 
 
-@pytest.mark.parametrize(
-    ("dialect", "last", "counts"),
-    [
-        ("vllm", {"choices": [], "usage": USAGE}, (1000, 600, 200)),
-        ("openai", {"choices": [], "usage": USAGE}, (1000, 600, 200)),
-        ("openai", {"choices": [], "usage": HIDDEN}, (32, 0, 103)),  # xAI, Gemini: thoughts that nobody sees
-        # Moonshot counts in the choice.
-        ("openai", {"choices": [{"index": 0, "delta": {}, "usage": HIDDEN | {"total_tokens": 41}}]}, (32, 0, 9)),
-        ("openai", {"choices": [], "usage": {"total_tokens": 135}}, (2, 0, 1)),
-    ],
-)
+@pytest.mark.parametrize(("dialect", "last", "counts"), [
+    ("vllm", {"choices": [], "usage": USAGE}, (1000, 600, 200)),
+    ("openai", {"choices": [], "usage": USAGE}, (1000, 600, 200)),
+    ("openai", {"choices": [], "usage": HIDDEN}, (32, 0, 103)),  # xAI, Gemini: thoughts that nobody sees
+    # Moonshot counts in the choice.
+    ("openai", {"choices": [{"index": 0, "delta": {}, "usage": HIDDEN | {"total_tokens": 41}}]}, (32, 0, 9)),
+    ("openai", {"choices": [], "usage": {"total_tokens": 135}}, (2, 0, 1)),
+])  # fmt: skip
 def test_the_servers_own_counts_are_paid_where_they_are_larger(
     dialect: str, last: Any, counts: tuple[int, int, int], tmp_path: Path
 ) -> None:

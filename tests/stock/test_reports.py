@@ -86,12 +86,9 @@ CHATS: dict[str, Fault] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "api"),
-    [
-        *((name, "chat") for name in ANYWHERE | CHATS), *((name, "vllm") for name in ANYWHERE if name not in OF_TEXT),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "api"), [
+    *((name, "chat") for name in ANYWHERE | CHATS), *((name, "vllm") for name in ANYWHERE if name not in OF_TEXT),
+])  # fmt: skip
 def test_a_stream_that_broke_others_is_read(name: str, api: str, spoilt: Spoilt) -> None:
     (_, num_sound), (generation, num_asked) = spoilt(api, "cloud"), spoilt(api, "cloud", (ANYWHERE | CHATS)[name])
     assert generation.token_ids == ALONE and num_asked <= num_sound
@@ -135,19 +132,16 @@ def test_a_server_that_answers_as_another_model_costs_one_text_at_most(kind: str
 
 
 @pytest.mark.parametrize("kind", [Vllm(), Sglang(), LlamaServer(), Chat()])
-@pytest.mark.parametrize(
-    ("event", "error", "says"),
-    [
-        ({"error": {"message": "no\nway", "code": 429}}, RateLimited, "The server answered 429: no way"),
-        ({"error": {"message": "no", "code": "server_error"}}, CloudFailure, "an error in place of an answer: no"),
-        ({"error": "no"}, CloudFailure, "an error in place of an answer: no"),
-        ({"error": {"code": 400, "message": "exceeds the available context size"}}, LimitExceeded, "context size"),
-        ({"object": "error", "message": "no", "code": 50001}, CloudFailure, "an error in place of an answer: no"),
-        ({"message": "no", "type": "overloaded_error"}, CloudFailure, "an error in place of an answer: no"),
-        ({"choices": None, "error_message": "no", "error_type": "E"}, CloudFailure, "in place of an answer: no"),
-        ({"error": {"code": [], "message": {}}}, CloudFailure, "The server sent an error in place of an answer."),
-    ],
-)
+@pytest.mark.parametrize(("event", "error", "says"), [
+    ({"error": {"message": "no\nway", "code": 429}}, RateLimited, "The server answered 429: no way"),
+    ({"error": {"message": "no", "code": "server_error"}}, CloudFailure, "an error in place of an answer: no"),
+    ({"error": "no"}, CloudFailure, "an error in place of an answer: no"),
+    ({"error": {"code": 400, "message": "exceeds the available context size"}}, LimitExceeded, "context size"),
+    ({"object": "error", "message": "no", "code": 50001}, CloudFailure, "an error in place of an answer: no"),
+    ({"message": "no", "type": "overloaded_error"}, CloudFailure, "an error in place of an answer: no"),
+    ({"choices": None, "error_message": "no", "error_type": "E"}, CloudFailure, "in place of an answer: no"),
+    ({"error": {"code": [], "message": {}}}, CloudFailure, "The server sent an error in place of an answer."),
+])  # fmt: skip
 def test_an_error_within_a_stream_says_what_it_is(kind: Any, event: Any, error: type[SkydraftError], says: str) -> None:
     with pytest.raises(error, match=says) as told:
         kind.written(event)

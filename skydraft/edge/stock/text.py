@@ -14,7 +14,7 @@ from skydraft.choosing.stopping import Stopping
 from skydraft.decoding.context import Context
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.verification import Rules, Verification
-from skydraft.edge.channel import Waiting
+from skydraft.edge.channel import Waiting, or_else
 from skydraft.edge.stock.chat import Chat
 from skydraft.edge.stock.choices import Choices, check
 from skydraft.edge.stock.connection import DIALECTS, StockConnection, StockInfo
@@ -122,11 +122,8 @@ class StockText:
         """The verdict. Tokens of `catch_up` are not audited: the server reads them as part of the prompt."""
         began, self._limit = time.perf_counter(), None
         seen = np.concatenate((self._prompt, self._context.generated))
-        try:
+        with or_else(self.break_off):
             verdict, num_rows = await self._judge(seen, block, write, waiting)
-        except BaseException:
-            self.break_off()
-            raise
         self._text = np.concatenate((seen, np.array(verdict.commits(block), np.int32)))
         await self._read_rest(verdict)
         if write > 0 and verdict.hands_over(block):
@@ -153,25 +150,20 @@ class StockText:
     async def next_written(self, waiting: Waiting) -> Written:
         assert self._limit is not None
         base, token_ids, verdict = len(self._text) - len(self._prompt), list[int](), None
-        try:
+        with or_else(self.break_off):
             while len(self._text) < self._limit and not (verdict and verdict.finish):
                 if (token_ids or self._is_stopped) and not await self._has_arrived(waiting):
                     break
+                block = DraftBlock(base + len(token_ids), ())
                 try:
-                    token_id, row = await self._row_after(self._text, self._limit - len(self._text), waiting)
+                    verdict, _ = await self._judge(self._text, block, self._limit - len(self._text) - 1, waiting)
                 except LeftGrammar:
                     if not token_ids:
                         raise
                     self._limit = len(self._text)
                     break
-                work = Verification(self._rules, self._text, DraftBlock(len(self._text) - len(self._prompt), ()))
-                work.absorb(np.array([token_id], np.int32))
-                verdict = row.ends(work.verdict(Cost()))
-                token_ids += verdict.commits(work.block)
+                token_ids += verdict.commits(block)
                 self._text = np.append(self._text, np.int32(token_ids[-1]))
-        except BaseException:
-            self.break_off()
-            raise
         await self._read_rest(verdict)
         finish = verdict.finish if verdict else None
         is_last = bool(finish) or len(self._text) >= self._limit or (self._is_stopped and not token_ids)

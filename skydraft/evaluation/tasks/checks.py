@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictFloat, StrictInt, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictFloat, StrictInt
 
 from skydraft.errors import importing
 from skydraft.evaluation.tasks import sandbox
@@ -29,7 +29,10 @@ class Judgement:
 
 
 class _Check(BaseModel):
-    """`judge` gives the verdict on a whole text, or raises MissingDependency, or OptionError for code not isolated."""
+    """`judge` gives the verdict on a whole text, or raises MissingDependency, or OptionError for code not isolated.
+
+    `model_post_init` raises ValueError where no text can be right.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -68,11 +71,9 @@ class Exact(_Check):
     kind: Literal["exact"]
     answer: str | tuple[str, ...]
 
-    @model_validator(mode="after")
-    def _says_something(self) -> Exact:
+    def model_post_init(self, context: object) -> None:
         if not (wanted := self._wanted()) or "" in wanted:
             raise ValueError("an answer needs a letter or a digit")
-        return self
 
     def _wanted(self) -> set[str]:
         given = (self.answer,) if isinstance(self.answer, str) else self.answer
@@ -105,14 +106,12 @@ class OneOf(_Check):
     answer: str
     choices: tuple[str, ...] = ("A", "B", "C", "D")
 
-    @model_validator(mode="after")
-    def _can_be_right(self) -> OneOf:
+    def model_post_init(self, context: object) -> None:
         names = {narrow(each).casefold() for each in self.choices if each.strip()}
         if len(names) < max(2, len(self.choices)):
             raise ValueError("a choice needs two choices or more, which differ by more than their case")
         if self.answer not in self.choices:
             raise ValueError(f"the answer '{self.answer}' is none of the choices")
-        return self
 
     def judge(self, text: str) -> Judgement:
         found = choice_of(text, self.choices)
@@ -161,13 +160,11 @@ class Call(_Check):
     answer: dict[str, Any]
     names: tuple[str, ...]
 
-    @model_validator(mode="after")
-    def _can_be_right(self) -> Call:
+    def model_post_init(self, context: object) -> None:
         if set(self.answer) != {"name", "arguments"} or not isinstance(self.answer["arguments"], dict):
             raise ValueError('the answer is not {"name": …, "arguments": {…}}')
         if self.answer["name"] not in self.names:
             raise ValueError("the name of the answer is none of the names")
-        return self
 
     def judge(self, text: str) -> Judgement:
         found = read_call(text, self.names)
@@ -182,14 +179,12 @@ class Fields(_Check):
     answer: dict[str, str]
     patterns: dict[str, dict[str, Pattern]]
 
-    @model_validator(mode="after")
-    def _can_be_right(self) -> Fields:
+    def model_post_init(self, context: object) -> None:
         if not self.answer:
             raise ValueError("the answer has no field")
         for name, value in self.answer.items():
             if value not in self.patterns.get(name, {}):
                 raise ValueError(f"there is no pattern for {name}: {value}")
-        return self
 
     def judge(self, text: str) -> Judgement:
         found = {name: _first(text, self.patterns[name]) for name in self.answer}

@@ -51,13 +51,10 @@ def test_stop_closes_the_connection(page: Any, fake: FakeGateway) -> None:
         expect(page.locator("#send")).to_have_text("Send")
 
 
-@pytest.mark.parametrize(
-    "end, words",
-    [
-        (mistake("The cloud was lost for good.", "cloud_lost"), "The cloud was lost for good."),
-        (CUT, "The connection broke off before the answer was complete."),
-    ],
-)
+@pytest.mark.parametrize("end, words", [
+    (mistake("The cloud was lost for good.", "cloud_lost"), "The cloud was lost for good."),
+    (CUT, "The connection broke off before the answer was complete."),
+])  # fmt: skip
 def test_an_answer_that_breaks_off_can_be_tried_again(page: Any, fake: FakeGateway, end: Step, words: str) -> None:
     fake.replies = [[run("Half", "edge", 0), end], plain_reply("Whole.")]
     answered(page, "Hello", 1, "failed")
