@@ -124,7 +124,7 @@ class DecodingParams:
         return any(getattr(self, name) != getattr(off, name) for name in _ZH)
 
 
-_ZH = {"content_penalty": 1.22, "content_ngram_size": 2, "no_adjacent_repeat": True, "comma_gap": 4, "full_stop_gap": 8}
+_ZH = {"content_penalty": 1.05, "content_ngram_size": 4, "no_adjacent_repeat": True, "comma_gap": 4, "full_stop_gap": 8}
 STYLES: dict[str, dict[str, Any]] = {
     "zh-short": {**_ZH, "sentences": 1, "min_new_tokens": 16},
     "zh-detailed": {**_ZH, "sentences": 2, "min_new_tokens": 32},

@@ -100,8 +100,11 @@ def constrained(row: Any, prefix: Seq[int], prompt_len: int, params: DecodingPar
         _scale(edited, token_id, params.content_penalty)
     if params.content_ngram_size:
         _ban_ngrams(edited, content, params.content_ngram_size)
+    if len(content) > 2 and content[-3] == content[-1] and params.no_adjacent_repeat and _is_cjk(text[-1:]):
+        edited[content[-2]] = -np.inf
+    since_end = _cjk_since_end(generated, vocab) if params.full_stop_gap else 0
     for token_id in range(vocab.size):
-        _shape(edited, token_id, generated, params, vocab)
+        _shape(edited, token_id, generated, since_end, params, vocab)
     return row if edited.max() == -np.inf else edited
 
 
@@ -194,39 +197,76 @@ def _ban_ngrams(edited: Any, history: Seq[int], size: int) -> None:
             edited[history[end - 1]] = -np.inf
 
 
-def _shape(edited: Any, token_id: int, generated: Seq[int], params: DecodingParams, vocab: Vocab) -> None:
-    text = _text(vocab, token_id)
-    written = vocab.text_bytes(generated)
-    last = codecs.getincrementaldecoder("utf-8")("replace").decode(written)[-1:]  # a finished character
-    is_repeat = _is_content(vocab, token_id) and _is_cjk(last) and text.lstrip()[0] == last
-    if params.no_adjacent_repeat and is_repeat:
+def _shape(
+    edited: Any, token_id: int, generated: Seq[int], since_end: int, params: DecodingParams, vocab: Vocab
+) -> None:
+    text, last = _text(vocab, token_id), generated[-1] if generated else -1
+    if params.no_adjacent_repeat and _is_repeat(token_id, generated, vocab):
         edited[token_id] = -np.inf
     marks = [char for char in text if _is_mark(char)]
-    if not marks:
+    lead = _num_cjk(text[: text.index(marks[0])].encode() if marks else vocab.token_bytes(token_id))
+    if last >= 0 and vocab.token_bytes(last)[-1:].isalnum() and marks and all(char.isascii() for char in marks):
         return
-    gap = _cjk_since_mark(generated, vocab) + sum(map(_is_cjk, text[: text.index(marks[0])]))
-    in_number = (
-        bool(generated) and vocab.token_bytes(generated[-1])[-1:].isalnum() and all(char.isascii() for char in marks)
-    )
-    if any(char in _COMMAS for char in marks) and gap < params.comma_gap and not in_number:
+    last_text = _text(vocab, last) if generated else "。"
+    follows = not set(last_text) & set(_COMMAS + _STOPS) or _tail(last_text)
+    commas = [char for char in text if char in _COMMAS]
+    if set(commas) <= set("、﹑､"):
+        window = generated[-4 * (params.comma_gap + 1) :]
+        is_early = sum(bool(set(_text(vocab, i)) & set(_COMMAS)) for i in window) >= 4
+    else:
+        is_early = _cjk_since_mark(generated, vocab) + lead < params.comma_gap
+    if commas and params.comma_gap > lead and (is_early or not follows):
         edited[token_id] = -np.inf
-    if any(char in _STOPS for char in marks) and gap < params.full_stop_gap and not in_number:
+    within = not generated or _num_cjk(vocab.token_bytes(last)) or set(last_text) & set(_COMMAS)
+    waits = set(text) & set(_STOPS) or (within and token_id in vocab.end_ids | set(params.stop_token_ids))
+    if waits and since_end + lead < params.full_stop_gap:
         edited[token_id] += params.full_stop_shift
 
 
+def _is_repeat(token_id: int, generated: Seq[int], vocab: Vocab) -> bool:
+    """Whether a token repeats the last character outside the words of the toys, 人人 大大 说说 高高 高高兴兴, or itself."""
+    text, before = _text(vocab, token_id).strip(), _decoded(generated, vocab)
+    last = before[-1:]
+    in_word = re.search("(?<!人)人$|(?<!大)大$|(?<!说)说$|(?<!高)高$|(?<!高)高高兴$", before) and text[1:2] != last
+    is_same = generated[-1:] == [token_id] and sum(map(_is_cjk, text)) > 1
+    return _is_cjk(last) and (is_same or (_is_content(vocab, token_id) and text[0] == last and not in_word))
+
+
 def _cjk_since_mark(generated: Seq[int], vocab: Vocab) -> int:
-    """CJK characters begun since the last token with punctuation, each by its first byte: 0xE4 to 0xE9 in UTF-8.
+    """CJK characters begun since the last token with punctuation other than between the items of a list.
 
     Punctuation that is spelled in several tokens is not seen as such.
     """
-    since = b""
-    for token_id in reversed(generated):
-        text = _text(vocab, token_id)
-        if marks := [index for index, char in enumerate(text) if _is_mark(char)]:
-            since = text[marks[-1] + 1 :].encode() + since
-            break
-        since = vocab.token_bytes(token_id) + since
-    return sum(0xE4 <= byte <= 0xE9 for byte in since)
+    count = 0
+    for token_id in generated:
+        marks = {char for char in _text(vocab, token_id) if _is_mark(char)}
+        count = _tail(_text(vocab, token_id)) if marks - set("、﹑､") else count + _num_cjk(vocab.token_bytes(token_id))
+    return count
+
+
+def _cjk_since_end(generated: Seq[int], vocab: Vocab) -> int:
+    """The same since the last token that ended a sentence."""
+    count = num_before = 0
+    for end in range(1, len(generated) + 1):
+        num_sentences = Said().then(vocab.text_bytes(generated[:end])).num_sentences
+        piece, text = vocab.token_bytes(generated[end - 1]), _text(vocab, generated[end - 1])
+        tail = _tail(text) if any(map(_is_mark, text)) else _num_cjk(piece)
+        count, num_before = tail if num_sentences > num_before else count + _num_cjk(piece), num_sentences
+    return count
+
+
+def _tail(text: str) -> int:
+    """CJK characters after the last punctuation."""
+    return sum(map(_is_cjk, re.split("|".join({re.escape(char) for char in text if _is_mark(char)}) or "$", text)[-1]))
+
+
+def _num_cjk(piece: bytes) -> int:
+    """CJK characters that begin in bytes of UTF-8, each by its first one: 0xE4 to 0xE9."""
+    return sum(0xE4 <= byte <= 0xE9 for byte in piece)
+
+
+def _decoded(generated: Seq[int], vocab: Vocab) -> str:
+    return codecs.getincrementaldecoder("utf-8")("replace").decode(vocab.text_bytes(generated))
 
 
 def _text(vocab: Vocab, token_id: int) -> str:

@@ -9,15 +9,16 @@ second character (F10), and penalties that drive a model from one punctuation ma
 A row costs its new tokens (`incremental`); a penalty also its distinct tokens, an n-gram ban the length of its n-gram.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from skydraft.characters import is_cjk
+from skydraft.characters import COMMA_LIKE, is_cjk
 from skydraft.choosing.incremental import Along, Repeats, Tally
-from skydraft.choosing.stopping import said_along
+from skydraft.choosing.stopping import Said, said_along
 from skydraft.config import DecodingParams
 from skydraft.engines.vocab import Mask, TokenIds, Vocab, check_chinese, kept_with_vocab
 from skydraft.errors import OptionError
@@ -27,7 +28,16 @@ Constraint: TypeAlias = Callable[[npt.NDArray[Any], TokenIds, TokenIds], None]
 
 _OPENERS = (b"{", b"`", b"<tool")
 _MAX_BLANK = 8  # tokens of white space before a call
-_MAX_CHAR_TOKENS = 4  # a character in UTF-8 has at most four bytes, so at most four tokens
+_MAX_WORD_TOKENS = 32  # eight characters, each of at most four bytes in UTF-8
+_SURE = 0.9  # probability of a token that may be the rest of a word
+_MAX_MARKS = 4  # where items are short
+# Reduplicated words of everyday Chinese, a list of our own: a character x stands for xx (also at the end of ABB), a
+# pair xy for xxyy. Most vocabularies hold more of them.
+_AA = """慢渐常往刚轻静默缓微淡深浓纷匆茫滔绵悄稍仅恰偏明暗偷紧牢满足连频早久远高长短厚大小细圆红白绿黑甜香暖冷亮多好
+粼漉油灿彤晶乎茸漆冰零眯冲洋沉吞赳喷汪滚荡糟淋腾狠秃蒙滴沙潺哗呼哈嘻嗡嗒喃皑苍郁葱熙攘团闪摇飘翩徐冉袅依历栩津源
+爸妈爷奶公婆哥姐弟妹叔伯舅姑太宝娃人家天年日月夜时处步层阵丝点种样事代星看想走说试等谈问听聊笑勃欣堂朗"""
+_AABB = """干净高兴开心快乐漂亮清楚明白认真仔细安静平安健康大方整齐热闹简单实在完整普通辛苦忙碌匆忙轻松踏实稳当舒服
+痛快客气甜蜜红火老实规矩来往进出上下前后反复日夜断续陆续密麻迷糊模糊犹豫摇晃蹦跳吵闹说笑弯曲许多时刻方面条框真切确实"""
 
 
 def constraints_of(params: DecodingParams, vocab: Vocab) -> list[tuple[Constraint, bool]]:
@@ -46,14 +56,11 @@ def constraints_of(params: DecodingParams, vocab: Vocab) -> list[tuple[Constrain
         (params.logit_bias, False, _logit_bias),
         (params.no_repeat_ngram_size, False, lambda p, _: _no_repeat(p.no_repeat_ngram_size)),
         (params.min_new_tokens, True, _no_early_end),
-        (params.content_penalty != 1, True, lambda p, v: _penalty(p.content_penalty, v.classes.content)),
-        (params.content_ngram_size, True, lambda p, v: _no_repeat(p.content_ngram_size, v.classes.content)),
         (params.no_adjacent_repeat, True, _no_adjacent_repeat),
-        (params.comma_gap, True, lambda p, v: _too_early(v.classes.comma, p.comma_gap, -np.inf, v)),
-        (
-            params.full_stop_gap, True,
-            lambda p, v: _too_early(v.classes.full_stop, p.full_stop_gap, p.full_stop_shift, v),
-        ),
+        (params.content_ngram_size, True, lambda p, v: _no_repeat(p.content_ngram_size, v.classes.content)),
+        (params.content_penalty != 1, True, lambda p, v: _penalty(p.content_penalty, v.classes.content)),
+        (params.comma_gap, True, _no_early_comma),
+        (params.full_stop_gap, True, _no_early_stop),
     ]  # fmt: skip
     return [(make(params, vocab), is_of_answer) for is_on, is_of_answer, make in wanted if is_on]
 
@@ -73,14 +80,19 @@ def _no_unlikely_call(params: DecodingParams, vocab: Vocab) -> Constraint:
     def ban(row: npt.NDArray[Any], prefix: TokenIds, generated: TokenIds) -> None:
         if len(generated) > _MAX_BLANK or vocab.text_bytes(generated).strip():
             return  # the answer has begun
-        logits = row.astype(np.float64)
-        if not np.isfinite(best := logits.max()):
-            return  # it has no probabilities
-        weights = np.exp(logits - best)  # [vocab]
-        if weights[openers].sum() < params.min_call_prob * weights.sum():
+        if _share(row, openers) < params.min_call_prob:
             row[openers] = -np.inf
 
     return ban
+
+
+def _share(row: npt.NDArray[Any], token_ids: npt.NDArray[Any]) -> float:
+    """The probability of these tokens together; 1 in a row without probabilities."""
+    logits = row.astype(np.float64)
+    if not np.isfinite(best := logits.max()):
+        return 1.0
+    weights = np.exp(logits - best)  # [vocab]
+    return float(weights[token_ids].sum() / weights.sum())
 
 
 def _penalty(penalty: float, content: Mask | None = None) -> Constraint:
@@ -140,35 +152,88 @@ def _no_early_end(params: DecodingParams, vocab: Vocab) -> Constraint:
     return ban
 
 
+@kept_with_vocab
+def _doubled(vocab: Vocab) -> str:
+    """Words in which a character stands twice in a row, parted by spaces: of the lists, and of the vocabulary."""
+    listed = re.sub(r"(\S)", r"\1\1 ", _AA) + re.sub(r"(\S)(\S)", r"\1\1\2\2 ", _AABB)
+    own = b" ".join(vocab.pieces[token_id] for token_id in np.flatnonzero(vocab.classes.content)).decode()
+    return " ".join([listed, *(word for word in own.split() if re.search(r"(.)\1", word))])
+
+
 def _no_adjacent_repeat(params: DecodingParams, vocab: Vocab) -> Constraint:
-    first_char = vocab.classes.first_char
+    """No character twice in a row, but in a reduplicated word; no token of several, and no two tokens of content.
+
+    A character that is rare, so none of the 3,755 of level 1 of GB 2312, may stand twice where the model is sure.
+    """
+    classes, words = vocab.classes, _doubled(vocab)
 
     def ban(row: npt.NDArray[Any], prefix: TokenIds, generated: TokenIds) -> None:
-        last = vocab.decode(generated[-_MAX_CHAR_TOKENS:])[-1:]
-        if last and is_cjk(last):
-            row[first_char == ord(last)] = -np.inf
+        recent = generated[-_MAX_WORD_TOKENS:]
+        tail, content = vocab.decode(recent), recent[classes.content[recent]]
+        if not tail or not is_cjk(last := tail[-1]):
+            return
+        repeats = np.flatnonzero(classes.first_char == ord(last))
+        known = re.findall(rf"(\S*{last})({last}\S*)", words)
+        if not b"\xb0" <= last.encode("gb2312", "ignore") < b"\xd8" and _share(row, repeats) > _SURE:
+            known.append((last, last))
+        rests = [rest for head, rest in known if re.search(f"(?<!{head[0]}){head}$", tail)]
+        for token_id, text in zip(repeats, (vocab.decode([int(i)]).strip() for i in repeats), strict=True):
+            if not any(text[: len(rest)] == rest[: len(text)] and text[len(rest) :][:1] != last for rest in rests):
+                row[token_id] = -np.inf
+        row[[i for i in generated[-1:] if classes.num_cjk[i] > 1]] = -np.inf
+        row[content[-2:-1] if len(content) > 2 and content[-3] == content[-1] else []] = -np.inf
 
     return ban
 
 
-def _too_early(marks: Mask, gap: int, shift: float, vocab: Vocab) -> Constraint:
-    """Shift the marked tokens that come less than `gap` CJK characters after the last punctuation."""
-    mark_ids = np.flatnonzero(marks)
-    lead = vocab.classes.lead_cjk[mark_ids]
-    wide_only = ~vocab.classes.ascii_punct[mark_ids]
-    num_since = num_cjk_since_punctuation(vocab)
+def _no_early_comma(params: DecodingParams, vocab: Vocab) -> Constraint:
+    """Items of a list may be short: 、 keeps the mean pace of other commas alone."""
+    classes, gap = vocab.classes, params.comma_gap
+    marks, is_mark = np.flatnonzero(classes.comma), (classes.comma | classes.full_stop) & (classes.tail_cjk == 0)
+    is_listing = np.array([COMMA_LIKE & {*vocab.decode([int(mark)])} <= {*"、﹑､"} for mark in marks])
+    starts = classes.punct.copy()
+    starts[marks[is_listing]] = False
+    since = Along(0, lambda count, i: int(classes.tail_cjk[i] if starts[i] else count + classes.num_cjk[i]))
+
+    def num_before(generated: TokenIds) -> Any:
+        if not len(generated) or is_mark[generated[-1]]:
+            return 0
+        is_slow = classes.comma[generated[-_MAX_MARKS * (gap + 1) :]].sum() < _MAX_MARKS
+        return np.where(is_listing, gap * is_slow, since.at(generated))
+
+    return _too_early(marks, num_before, gap, -np.inf, vocab)
+
+
+def _no_early_stop(params: DecodingParams, vocab: Vocab) -> Constraint:
+    """The gap counts from the end of the last sentence. Within words, the end of the text waits as a full stop does."""
+    classes, ends = vocab.classes, [*vocab.end_ids, *params.stop_token_ids]
+    marks = np.union1d(np.flatnonzero(classes.full_stop), ends).astype(np.int32)
+    gap_of_ends = params.full_stop_gap * ~classes.full_stop[marks]
+
+    def then(before: tuple[Said, int], token_id: int) -> tuple[Said, int]:
+        said = before[0].then(vocab.token_bytes(token_id))
+        ended = said.num_sentences > before[0].num_sentences
+        return said, int(classes.tail_cjk[token_id] if ended else before[1] + classes.num_cjk[token_id])
+
+    state = Along((Said(), 0), then)
+
+    def num_before(generated: TokenIds) -> Any:
+        is_within = not len(generated) or classes.num_cjk[generated[-1]] or classes.comma[generated[-1]]
+        return state.at(generated)[1] + (0 if is_within else gap_of_ends)
+
+    return _too_early(marks, num_before, params.full_stop_gap, params.full_stop_shift, vocab)
+
+
+def _too_early(
+    marks: npt.NDArray[Any], num_before: Callable[[TokenIds], Any], gap: int, shift: float, vocab: Vocab
+) -> Constraint:
+    """Shift those of the tokens `marks` that come after less than `gap` CJK characters, as `num_before` counts them."""
+    lead, wide_only = vocab.classes.lead_cjk[marks], ~vocab.classes.ascii_punct[marks]
 
     def change(row: npt.NDArray[Any], prefix: TokenIds, generated: TokenIds) -> None:
-        early = num_since.at(generated) + lead < gap
+        early = num_before(generated) + lead < gap
         if len(generated) and vocab.token_bytes(int(generated[-1]))[-1:].isalnum():
             early &= wide_only  # 3.5 is no sentence end, 3,000 no pause
-        row[mark_ids[early]] += shift
+        row[marks[early]] += shift
 
     return change
-
-
-def num_cjk_since_punctuation(vocab: Vocab) -> Along[int]:
-    """CJK characters since the last punctuation, along the tokens of a text."""
-    classes = vocab.classes
-    punct, tail_cjk, num_cjk = classes.punct, classes.tail_cjk, classes.num_cjk
-    return Along(0, lambda count, token_id: int(tail_cjk[token_id] if punct[token_id] else count + num_cjk[token_id]))
