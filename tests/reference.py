@@ -208,7 +208,7 @@ def _shape(
     if last >= 0 and vocab.token_bytes(last)[-1:].isalnum() and marks and all(char.isascii() for char in marks):
         return
     last_text = _text(vocab, last) if generated else "。"
-    follows = not set(last_text) & set(_COMMAS + _STOPS) or _tail(last_text)
+    follows = not set(last_text) & set(_COMMAS + _STOPS) or _tail(last_text.encode())
     commas = [char for char in text if char in _COMMAS]
     if set(commas) <= set("、﹑､"):
         window = generated[-4 * (params.comma_gap + 1) :]
@@ -224,7 +224,7 @@ def _shape(
 
 
 def _is_repeat(token_id: int, generated: Seq[int], vocab: Vocab) -> bool:
-    """Whether a token repeats the last character outside the words of the toys, 人人 大大 说说 高高 高高兴兴, or itself."""
+    """Whether a token repeats itself, or the last character outside the words 人人 大大 说说 高高 高高兴兴."""
     text, before = _text(vocab, token_id).strip(), _decoded(generated, vocab)
     last = before[-1:]
     in_word = re.search("(?<!人)人$|(?<!大)大$|(?<!说)说$|(?<!高)高$|(?<!高)高高兴$", before) and text[1:2] != last
@@ -237,27 +237,25 @@ def _cjk_since_mark(generated: Seq[int], vocab: Vocab) -> int:
 
     Punctuation that is spelled in several tokens is not seen as such.
     """
-    count = 0
-    for token_id in generated:
-        marks = {char for char in _text(vocab, token_id) if _is_mark(char)}
-        count = _tail(_text(vocab, token_id)) if marks - set("、﹑､") else count + _num_cjk(vocab.token_bytes(token_id))
-    return count
+    is_mark = [bool(set(filter(_is_mark, _text(vocab, i))) - set("、﹑､")) for i in generated]
+    return _cjk_since(max((at for at in range(len(generated)) if is_mark[at]), default=-1), generated, vocab)
 
 
 def _cjk_since_end(generated: Seq[int], vocab: Vocab) -> int:
     """The same since the last token that ended a sentence."""
-    count = num_before = 0
-    for end in range(1, len(generated) + 1):
-        num_sentences = Said().then(vocab.text_bytes(generated[:end])).num_sentences
-        piece, text = vocab.token_bytes(generated[end - 1]), _text(vocab, generated[end - 1])
-        tail = _tail(text) if any(map(_is_mark, text)) else _num_cjk(piece)
-        count, num_before = tail if num_sentences > num_before else count + _num_cjk(piece), num_sentences
-    return count
+    num = [Said().then(vocab.text_bytes(generated[:end])).num_sentences for end in range(len(generated) + 1)]
+    last = max((at for at in range(len(generated)) if num[at + 1] > num[at]), default=-1)
+    return _cjk_since(last, generated, vocab)
 
 
-def _tail(text: str) -> int:
+def _cjk_since(at: int, generated: Seq[int], vocab: Vocab) -> int:
+    return (_tail(vocab.pieces[generated[at]]) if at >= 0 else 0) + _num_cjk(vocab.text_bytes(generated[at + 1 :]))
+
+
+def _tail(piece: bytes) -> int:
     """CJK characters after the last punctuation."""
-    return sum(map(_is_cjk, re.split("|".join({re.escape(char) for char in text if _is_mark(char)}) or "$", text)[-1]))
+    marks = [char for char in piece.decode(errors="ignore") if _is_mark(char)]
+    return _num_cjk(piece.rpartition(marks[-1].encode())[2] if marks else piece)
 
 
 def _num_cjk(piece: bytes) -> int:

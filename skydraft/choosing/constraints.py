@@ -59,8 +59,7 @@ def constraints_of(params: DecodingParams, vocab: Vocab) -> list[tuple[Constrain
         (params.no_adjacent_repeat, True, _no_adjacent_repeat),
         (params.content_ngram_size, True, lambda p, v: _no_repeat(p.content_ngram_size, v.classes.content)),
         (params.content_penalty != 1, True, lambda p, v: _penalty(p.content_penalty, v.classes.content)),
-        (params.comma_gap, True, _no_early_comma),
-        (params.full_stop_gap, True, _no_early_stop),
+        (params.comma_gap or params.full_stop_gap, True, _no_early_punctuation),
     ]  # fmt: skip
     return [(make(params, vocab), is_of_answer) for is_on, is_of_answer, make in wanted if is_on]
 
@@ -186,54 +185,36 @@ def _no_adjacent_repeat(params: DecodingParams, vocab: Vocab) -> Constraint:
     return ban
 
 
-def _no_early_comma(params: DecodingParams, vocab: Vocab) -> Constraint:
-    """Items of a list may be short: 、 keeps the mean pace of other commas alone."""
-    classes, gap = vocab.classes, params.comma_gap
-    marks, is_mark = np.flatnonzero(classes.comma), (classes.comma | classes.full_stop) & (classes.tail_cjk == 0)
-    is_listing = np.array([COMMA_LIKE & {*vocab.decode([int(mark)])} <= {*"、﹑､"} for mark in marks])
-    starts = classes.punct.copy()
+def _no_early_punctuation(params: DecodingParams, vocab: Vocab) -> Constraint:
+    """A comma counts the CJK characters since the last punctuation, 、 apart, and a full stop those of its sentence.
+
+    Items of a list may be short: 、 only keeps the mean pace of other commas. The end of the text waits as a full stop
+    does, within words.
+    """
+    classes, gap, ends = vocab.classes, params.comma_gap, [*vocab.end_ids, *params.stop_token_ids]
+    is_mark, starts = classes.comma | classes.full_stop, classes.punct.copy()
+    marks = np.union1d(np.flatnonzero(is_mark), ends).astype(np.int32)
+    is_comma, is_stop, lead = classes.comma[marks], classes.full_stop[marks], classes.lead_cjk[marks]
+    is_listing = is_comma & [COMMA_LIKE & {*vocab.decode([int(mark)])} <= {*"、﹑､"} for mark in marks]
     starts[marks[is_listing]] = False
-    since = Along(0, lambda count, i: int(classes.tail_cjk[i] if starts[i] else count + classes.num_cjk[i]))
 
-    def num_before(generated: TokenIds) -> Any:
-        if not len(generated) or is_mark[generated[-1]]:
-            return 0
-        is_slow = classes.comma[generated[-_MAX_MARKS * (gap + 1) :]].sum() < _MAX_MARKS
-        return np.where(is_listing, gap * is_slow, since.at(generated))
-
-    return _too_early(marks, num_before, gap, -np.inf, vocab)
-
-
-def _no_early_stop(params: DecodingParams, vocab: Vocab) -> Constraint:
-    """The gap counts from the end of the last sentence. Within words, the end of the text waits as a full stop does."""
-    classes, ends = vocab.classes, [*vocab.end_ids, *params.stop_token_ids]
-    marks = np.union1d(np.flatnonzero(classes.full_stop), ends).astype(np.int32)
-    gap_of_ends = params.full_stop_gap * ~classes.full_stop[marks]
-
-    def then(before: tuple[Said, int], token_id: int) -> tuple[Said, int]:
-        said = before[0].then(vocab.token_bytes(token_id))
+    def then(before: tuple[Said, int, int], token_id: int) -> tuple[Said, int, int]:
+        said, num, tail = before[0].then(vocab.pieces[token_id]), classes.num_cjk[token_id], classes.tail_cjk[token_id]
         ended = said.num_sentences > before[0].num_sentences
-        return said, int(classes.tail_cjk[token_id] if ended else before[1] + classes.num_cjk[token_id])
+        return said, int(tail if starts[token_id] else before[1] + num), int(tail if ended else before[2] + num)
 
-    state = Along((Said(), 0), then)
-
-    def num_before(generated: TokenIds) -> Any:
-        is_within = not len(generated) or classes.num_cjk[generated[-1]] or classes.comma[generated[-1]]
-        return state.at(generated)[1] + (0 if is_within else gap_of_ends)
-
-    return _too_early(marks, num_before, params.full_stop_gap, params.full_stop_shift, vocab)
-
-
-def _too_early(
-    marks: npt.NDArray[Any], num_before: Callable[[TokenIds], Any], gap: int, shift: float, vocab: Vocab
-) -> Constraint:
-    """Shift those of the tokens `marks` that come after less than `gap` CJK characters, as `num_before` counts them."""
-    lead, wide_only = vocab.classes.lead_cjk[marks], ~vocab.classes.ascii_punct[marks]
+    state = Along((Said(), 0, 0), then)
 
     def change(row: npt.NDArray[Any], prefix: TokenIds, generated: TokenIds) -> None:
-        early = num_before(generated) + lead < gap
-        if len(generated) and vocab.token_bytes(int(generated[-1]))[-1:].isalnum():
-            early &= wide_only  # 3.5 is no sentence end, 3,000 no pause
-        row[marks[early]] += shift
+        (_, since, in_sentence), last = state.at(generated), generated[-1:]
+        is_slow = classes.comma[generated[-_MAX_MARKS * (gap + 1) :]].sum() < _MAX_MARKS
+        follows = not is_mark[last].all() or classes.tail_cjk[last].any()
+        is_within = not len(last) or classes.num_cjk[last[0]] > 0 or classes.comma[last[0]]
+        early_comma = is_comma & (np.where(is_listing, gap * is_slow, since) * follows + lead < gap)
+        early_stop = (is_stop | (is_within & np.isin(marks, ends))) & (in_sentence + lead < params.full_stop_gap)
+        if len(last) and vocab.pieces[last[0]][-1:].isalnum():  # 3.5 is no sentence end, 3,000 no pause
+            early_comma, early_stop = (early & ~classes.ascii_punct[marks] for early in (early_comma, early_stop))
+        row[marks[early_comma]] = -np.inf
+        row[marks[early_stop]] += params.full_stop_shift
 
     return change
