@@ -1,15 +1,15 @@
 """The slow and obvious way: every rule again, on whole rows and whole texts, with nothing kept between steps."""
 
-import codecs
+import itertools
 import math
 import re
-import unicodedata
 from collections.abc import Sequence as Seq
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from skydraft.characters import is_punctuation
 from skydraft.choosing.stopping import Said, Stopping
 from skydraft.config import DecodingParams
 from skydraft.engines.base import Engine
@@ -102,9 +102,11 @@ def constrained(row: Any, prefix: Seq[int], prompt_len: int, params: DecodingPar
         _ban_ngrams(edited, content, params.content_ngram_size)
     if len(content) > 2 and content[-3] == content[-1] and params.no_adjacent_repeat and _is_cjk(text[-1:]):
         edited[content[-2]] = -np.inf
-    since_end = _cjk_since_end(generated, vocab) if params.full_stop_gap else 0
+    is_end = [bool(set(filter(is_punctuation, _text(vocab, i))) - set("、﹑､")) for i in generated]
+    num = [Said().then(vocab.text_bytes(generated[:end])).num_sentences for end in range(len(generated) + 1)]
+    since = [_cjk_since(ends, generated, vocab) for ends in (is_end, [a < b for a, b in itertools.pairwise(num)])]
     for token_id in range(vocab.size):
-        _shape(edited, token_id, generated, since_end, params, vocab)
+        _shape(edited, token_id, generated, since, params, vocab)
     return row if edited.max() == -np.inf else edited
 
 
@@ -197,74 +199,52 @@ def _ban_ngrams(edited: Any, history: Seq[int], size: int) -> None:
             edited[history[end - 1]] = -np.inf
 
 
-def _shape(
-    edited: Any, token_id: int, generated: Seq[int], since_end: int, params: DecodingParams, vocab: Vocab
-) -> None:
-    text, last = _text(vocab, token_id), generated[-1] if generated else -1
+def _shape(edited: Any, token_id: int, generated: Seq[int], since: Any, params: DecodingParams, vocab: Vocab) -> None:
+    """`since`: CJK characters since the last punctuation, and in the sentence."""
+    text, last = _text(vocab, token_id), _text(vocab, generated[-1]) if generated else "。"
     if params.no_adjacent_repeat and _is_repeat(token_id, generated, vocab):
         edited[token_id] = -np.inf
-    marks = [char for char in text if _is_mark(char)]
-    lead = _num_cjk(text[: text.index(marks[0])].encode() if marks else vocab.token_bytes(token_id))
-    if last >= 0 and vocab.token_bytes(last)[-1:].isalnum() and marks and all(char.isascii() for char in marks):
+    marks = [char for char in text if is_punctuation(char)]
+    lead = _num_cjk(text[: text.index(marks[0])].encode() if marks else vocab.pieces[token_id])
+    if marks and all(char.isascii() for char in marks) and vocab.text_bytes(generated[-1:])[-1:].isalnum():
         return
-    last_text = _text(vocab, last) if generated else "。"
-    follows = not set(last_text) & set(_COMMAS + _STOPS) or _tail(last_text.encode())
-    commas = [char for char in text if char in _COMMAS]
-    if set(commas) <= set("、﹑､"):
-        window = generated[-4 * (params.comma_gap + 1) :]
-        is_early = sum(bool(set(_text(vocab, i)) & set(_COMMAS)) for i in window) >= 4
-    else:
-        is_early = _cjk_since_mark(generated, vocab) + lead < params.comma_gap
-    if commas and params.comma_gap > lead and (is_early or not follows):
+    commas, gap = set(text) & set(_COMMAS), params.comma_gap
+    is_early = since[0] + lead < gap
+    if commas <= set("、﹑､"):
+        is_early = sum(not set(_COMMAS).isdisjoint(_text(vocab, i)) for i in generated[-4 * (gap + 1) :]) >= 4
+    follows = set(_COMMAS + _STOPS).isdisjoint(last) or _tail(last.encode())
+    if commas and lead < gap and (is_early or not follows):
         edited[token_id] = -np.inf
-    within = not generated or _num_cjk(vocab.token_bytes(last)) or set(last_text) & set(_COMMAS)
+    within = not generated or _num_cjk(vocab.pieces[generated[-1]]) or set(last) & set(_COMMAS)
     waits = set(text) & set(_STOPS) or (within and token_id in vocab.end_ids | set(params.stop_token_ids))
-    if waits and since_end + lead < params.full_stop_gap:
+    if waits and since[1] + lead < params.full_stop_gap:
         edited[token_id] += params.full_stop_shift
 
 
 def _is_repeat(token_id: int, generated: Seq[int], vocab: Vocab) -> bool:
     """Whether a token repeats itself, or the last character outside the words 人人 大大 说说 高高 高高兴兴."""
-    text, before = _text(vocab, token_id).strip(), _decoded(generated, vocab)
+    text, before = _text(vocab, token_id).strip(), vocab.decode(generated)
     last = before[-1:]
     in_word = re.search("(?<!人)人$|(?<!大)大$|(?<!说)说$|(?<!高)高$|(?<!高)高高兴$", before) and text[1:2] != last
     is_same = generated[-1:] == [token_id] and sum(map(_is_cjk, text)) > 1
     return _is_cjk(last) and (is_same or (_is_content(vocab, token_id) and text[0] == last and not in_word))
 
 
-def _cjk_since_mark(generated: Seq[int], vocab: Vocab) -> int:
-    """CJK characters begun since the last token with punctuation other than between the items of a list.
-
-    Punctuation that is spelled in several tokens is not seen as such.
-    """
-    is_mark = [bool(set(filter(_is_mark, _text(vocab, i))) - set("、﹑､")) for i in generated]
-    return _cjk_since(max((at for at in range(len(generated)) if is_mark[at]), default=-1), generated, vocab)
-
-
-def _cjk_since_end(generated: Seq[int], vocab: Vocab) -> int:
-    """The same since the last token that ended a sentence."""
-    num = [Said().then(vocab.text_bytes(generated[:end])).num_sentences for end in range(len(generated) + 1)]
-    last = max((at for at in range(len(generated)) if num[at + 1] > num[at]), default=-1)
-    return _cjk_since(last, generated, vocab)
-
-
-def _cjk_since(at: int, generated: Seq[int], vocab: Vocab) -> int:
+def _cjk_since(ends: Seq[bool], generated: Seq[int], vocab: Vocab) -> int:
+    """CJK characters begun since the last token that ends something. Marks spelled in several tokens end nothing."""
+    at = max((at for at in range(len(generated)) if ends[at]), default=-1)
     return (_tail(vocab.pieces[generated[at]]) if at >= 0 else 0) + _num_cjk(vocab.text_bytes(generated[at + 1 :]))
 
 
 def _tail(piece: bytes) -> int:
     """CJK characters after the last punctuation."""
-    marks = [char for char in piece.decode(errors="ignore") if _is_mark(char)]
+    marks = [char for char in piece.decode(errors="ignore") if is_punctuation(char)]
     return _num_cjk(piece.rpartition(marks[-1].encode())[2] if marks else piece)
 
 
 def _num_cjk(piece: bytes) -> int:
     """CJK characters that begin in bytes of UTF-8, each by its first one: 0xE4 to 0xE9."""
     return sum(0xE4 <= byte <= 0xE9 for byte in piece)
-
-
-def _decoded(generated: Seq[int], vocab: Vocab) -> str:
-    return codecs.getincrementaldecoder("utf-8")("replace").decode(vocab.text_bytes(generated))
 
 
 def _text(vocab: Vocab, token_id: int) -> str:
@@ -278,10 +258,6 @@ def _is_content(vocab: Vocab, token_id: int) -> bool:
 
 def _is_cjk(char: str) -> bool:
     return "\u4e00" <= char <= "\u9fff"
-
-
-def _is_mark(char: str) -> bool:
-    return unicodedata.category(char).startswith("P")
 
 
 def row_after(engine: Engine, prefix: Seq[int]) -> Any:
