@@ -96,12 +96,14 @@ def constrained(row: Any, prefix: Seq[int], prompt_len: int, params: DecodingPar
     if len(generated) < params.min_new_tokens and not said:
         edited[[*vocab.end_ids, *params.stop_token_ids]] = -np.inf
     content = [token_id for token_id in generated if _is_content(vocab, token_id)]
-    for token_id in sorted(set(content)):
-        _scale(edited, token_id, params.content_penalty)
+    if params.no_adjacent_repeat:
+        edited[[i for i in range(vocab.size) if _is_repeat(i, generated, content, vocab)]] = -np.inf
     if params.content_ngram_size:
         _ban_ngrams(edited, content, params.content_ngram_size)
-    if len(content) > 2 and content[-3] == content[-1] and params.no_adjacent_repeat and _is_cjk(text[-1:]):
-        edited[content[-2]] = -np.inf
+    if edited.max() > -np.inf:
+        sure = np.flatnonzero(probabilities(edited.astype(np.float64)) > 0.5)
+        for token_id in set(content) - {*sure.tolist()}:
+            _scale(edited, token_id, params.content_penalty)
     is_end = [bool(set(filter(is_punctuation, _text(vocab, i))) - set("、﹑､")) for i in generated]
     num = [Said().then(vocab.text_bytes(generated[:end])).num_sentences for end in range(len(generated) + 1)]
     since = [_cjk_since(ends, generated, vocab) for ends in (is_end, [a < b for a, b in itertools.pairwise(num)])]
@@ -202,8 +204,6 @@ def _ban_ngrams(edited: Any, history: Seq[int], size: int) -> None:
 def _shape(edited: Any, token_id: int, generated: Seq[int], since: Any, params: DecodingParams, vocab: Vocab) -> None:
     """`since`: CJK characters since the last punctuation, and in the sentence."""
     text, last = _text(vocab, token_id), _text(vocab, generated[-1]) if generated else "。"
-    if params.no_adjacent_repeat and _is_repeat(token_id, generated, vocab):
-        edited[token_id] = -np.inf
     marks = [char for char in text if is_punctuation(char)]
     lead = _num_cjk(text[: text.index(marks[0])].encode() if marks else vocab.pieces[token_id])
     if marks and all(char.isascii() for char in marks) and vocab.text_bytes(generated[-1:])[-1:].isalnum():
@@ -221,13 +221,16 @@ def _shape(edited: Any, token_id: int, generated: Seq[int], since: Any, params: 
         edited[token_id] += params.full_stop_shift
 
 
-def _is_repeat(token_id: int, generated: Seq[int], vocab: Vocab) -> bool:
-    """Whether a token repeats itself, or the last character outside the words 人人 大大 说说 高高 高高兴兴."""
+def _is_repeat(token_id: int, generated: Seq[int], content: Seq[int], vocab: Vocab) -> bool:
+    """Whether a token repeats one or two of content, or the last character outside 人人 大大 说说 高高 高高兴兴."""
     text, before = _text(vocab, token_id).strip(), vocab.decode(generated)
-    last = before[-1:]
-    in_word = re.search("(?<!人)人$|(?<!大)大$|(?<!说)说$|(?<!高)高$|(?<!高)高高兴$", before) and text[1:2] != last
-    is_same = generated[-1:] == [token_id] and sum(map(_is_cjk, text)) > 1
-    return _is_cjk(last) and (is_same or (_is_content(vocab, token_id) and text[0] == last and not in_word))
+    in_word = (
+        re.search("(?<!人)人$|(?<!大)大$|(?<!说)说$|(?<!高)高$|(?<!高)高高兴$", before) and text[1:2] != before[-1]
+    )
+    is_last = content[-1:] == [token_id] and len(text) > 1
+    is_back = content[-2:-1] == [token_id] and content[-3:-2] == content[-1:]
+    is_double = _is_cjk(before[-1:]) and _is_content(vocab, token_id) and text[0] == before[-1] and not in_word
+    return is_last or is_back or is_double
 
 
 def _cjk_since(ends: Seq[bool], generated: Seq[int], vocab: Vocab) -> int:

@@ -30,7 +30,6 @@ _OPENERS = (b"{", b"`", b"<tool")
 _MAX_BLANK = 8  # tokens of white space before a call
 _MAX_WORD_TOKENS = 32  # eight characters, each of at most four bytes in UTF-8
 _SURE = 0.5  # measured for doubled characters: from 0.5 on in words, up to 0.004 elsewhere
-_MAX_MARKS = 4  # where items are short
 # Reduplicated words of everyday Chinese, a list of our own: a character x stands for xx (also at the end of ABB), a
 # pair xy for xxyy. Most vocabularies hold more of them.
 _AA = """慢渐常往刚轻静默缓微淡深浓纷匆茫滔绵悄稍仅恰偏明暗偷紧牢满足连频早久远高长短厚大小细圆红白绿黑甜香暖冷亮多好粼
@@ -85,12 +84,10 @@ def _no_unlikely_call(params: DecodingParams, vocab: Vocab) -> Constraint:
     return ban
 
 
-def _share(row: npt.NDArray[Any], token_ids: npt.NDArray[Any]) -> float:
-    """The probability of these tokens together; 1 in a row without probabilities."""
-    logits = row.astype(np.float64)
-    if not np.isfinite(best := logits.max()):
-        return 1.0
-    weights = np.exp(logits - best)  # [vocab]
+def _share(row: npt.NDArray[Any], token_ids: npt.NDArray[Any] | list[int]) -> float:
+    """The probability of these tokens together."""
+    logits = np.nan_to_num(row.astype(np.float64), posinf=1e300, neginf=-1e300)
+    weights = np.exp(logits - logits.max())  # [vocab]
     return float(weights[token_ids].sum() / weights.sum())
 
 
@@ -101,7 +98,9 @@ def _penalty(penalty: float, content: Mask | None = None) -> Constraint:
     def scale(row: npt.NDArray[Any], prefix: TokenIds, generated: TokenIds) -> None:
         token_ids = tally.distinct(prefix if content is None else generated)
         if content is not None:
-            token_ids = token_ids[content[token_ids]]
+            best = int(row.argmax())
+            is_sure = best in token_ids and _share(row, [best]) > _SURE  # it may be the rest of a word
+            token_ids = token_ids[content[token_ids] & ((token_ids != best) | (not is_sure))]
         scores = row[token_ids]
         row[token_ids] = np.where(scores < 0, scores * penalty, scores / penalty)
 
@@ -169,6 +168,8 @@ def _no_adjacent_repeat(params: DecodingParams, vocab: Vocab) -> Constraint:
     def ban(row: npt.NDArray[Any], prefix: TokenIds, generated: TokenIds) -> None:
         recent = generated[-_MAX_WORD_TOKENS:]
         tail, content = vocab.decode(recent), recent[classes.content[recent]]
+        row[[i for i in content[-1:] if classes.num_cjk[i] > 1]] = -np.inf
+        row[content[-2:-1] if len(content) > 2 and content[-3] == content[-1] else []] = -np.inf
         if not tail or not is_cjk(last := tail[-1]):
             return
         repeats = np.flatnonzero(classes.first_char == ord(last))
@@ -176,11 +177,9 @@ def _no_adjacent_repeat(params: DecodingParams, vocab: Vocab) -> Constraint:
         if not b"\xb0" <= last.encode("gb2312", "ignore") < b"\xd8" and _share(row, repeats) > _SURE:
             known.append((last, last))
         rests = [rest for head, rest in known if re.search(f"(?<!{head[0]}){head}$", tail)]
-        for token_id, text in zip(repeats, (vocab.decode([int(i)]).strip() for i in repeats), strict=True):
-            if not any(text[: len(rest)] == rest[: len(text)] and text[len(rest) :][:1] != last for rest in rests):
-                row[token_id] = -np.inf
-        row[[i for i in generated[-1:] if classes.num_cjk[i] > 1]] = -np.inf
-        row[content[-2:-1] if len(content) > 2 and content[-3] == content[-1] else []] = -np.inf
+        texts = [vocab.pieces[i].decode().strip() if rests else "" for i in repeats]
+        fits = [any(x[: len(y)] == y[: len(x)] and x[len(y) :][:1] != last for y in rests) for x in texts]
+        row[repeats[~np.array(fits, bool)]] = -np.inf
 
     return ban
 
@@ -194,7 +193,8 @@ def _no_early_punctuation(params: DecodingParams, vocab: Vocab) -> Constraint:
     classes, gap, ends = vocab.classes, params.comma_gap, [*vocab.end_ids, *params.stop_token_ids]
     is_mark, starts = classes.comma | classes.full_stop, classes.punct.copy()
     marks = np.union1d(np.flatnonzero(is_mark), ends).astype(np.int32)
-    is_comma, is_stop, lead = classes.comma[marks], classes.full_stop[marks], classes.lead_cjk[marks]
+    is_comma, lead = classes.comma[marks], classes.lead_cjk[marks]
+    is_stop, is_end = classes.full_stop[marks], np.isin(marks, ends)
     is_listing = is_comma & [COMMA_LIKE & {*vocab.decode([int(mark)])} <= {*"、﹑､"} for mark in marks]
     starts[marks[is_listing]] = False
 
@@ -207,11 +207,11 @@ def _no_early_punctuation(params: DecodingParams, vocab: Vocab) -> Constraint:
 
     def change(row: npt.NDArray[Any], prefix: TokenIds, generated: TokenIds) -> None:
         (_, since, in_sentence), last = state.at(generated), generated[-1:]
-        is_slow = classes.comma[generated[-_MAX_MARKS * (gap + 1) :]].sum() < _MAX_MARKS
+        is_slow = classes.comma[generated[-4 * (gap + 1) :]].sum() < 4
         follows = not is_mark[last].all() or classes.tail_cjk[last].any()
         is_within = not len(last) or classes.num_cjk[last[0]] > 0 or classes.comma[last[0]]
         early_comma = is_comma & (np.where(is_listing, gap * is_slow, since) * follows + lead < gap)
-        early_stop = (is_stop | (is_within & np.isin(marks, ends))) & (in_sentence + lead < params.full_stop_gap)
+        early_stop = (is_stop | is_end if is_within else is_stop) & (in_sentence + lead < params.full_stop_gap)
         if len(last) and vocab.pieces[last[0]][-1:].isalnum():  # 3.5 is no sentence end, 3,000 no pause
             early_comma, early_stop = (early & ~classes.ascii_punct[marks] for early in (early_comma, early_stop))
         row[marks[early_comma]] = -np.inf

@@ -79,6 +79,7 @@ def test_sentences_along_the_tokens_are_those_of_the_text(walk):
         # marks in a row are one end: the second sentence has not come yet
         (["ab", ".", ".", "."], {"sentences": 1}, (2, "sentences")),
         (["我", "？", "！", "你", "。"], {"sentences": 2}, (5, "sentences")),
+        (["我", "。", "你", "！", "他"], {"sentences": 2}, (4, "sentences")),
         # before the minimum nothing ends, and what closes the sentence later does
         (["我", "。", "你", "他", "。"], {"sentences": 1, "min_new_tokens": 4}, (5, "sentences")),
         (["我", "。", "”", "你"], {"sentences": 1, "min_new_tokens": 3}, (3, "sentences")),
