@@ -159,9 +159,10 @@ def _doubled(vocab: Vocab) -> str:
 
 
 def _no_adjacent_repeat(params: DecodingParams, vocab: Vocab) -> Constraint:
-    """No character twice in a row, but in a reduplicated word; no token of several, and no two tokens of content.
+    """No character twice in a row, except in reduplicated words. No token of several characters, and no two tokens of
+    content, twice in a row, not even with punctuation between.
 
-    A character that is rare, so none of the 3,755 of level 1 of GB 2312, may stand twice where the model is sure.
+    A rare character, one outside the 3,755 of level 1 of GB 2312, may stand twice where the model is sure of it.
     """
     classes, words = vocab.classes, _doubled(vocab)
 
@@ -185,10 +186,10 @@ def _no_adjacent_repeat(params: DecodingParams, vocab: Vocab) -> Constraint:
 
 
 def _no_early_punctuation(params: DecodingParams, vocab: Vocab) -> Constraint:
-    """A comma counts the CJK characters since the last punctuation, 、 apart, and a full stop those of its sentence.
+    """Commas wait for CJK characters after punctuation other than 、; full stops for those of their sentence.
 
-    Items of a list may be short: 、 only keeps the mean pace of other commas. The end of the text waits as a full stop
-    does, within words.
+    Items of a list may be short: there may be 、 while four commas did not come in the tokens that four gaps would take.
+    Where a full stop waits after a word or a comma, the end of the text waits, too.
     """
     classes, gap, ends = vocab.classes, params.comma_gap, [*vocab.end_ids, *params.stop_token_ids]
     is_mark, starts = classes.comma | classes.full_stop, classes.punct.copy()
