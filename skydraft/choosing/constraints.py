@@ -188,7 +188,7 @@ def _no_adjacent_repeat(params: DecodingParams, vocab: Vocab) -> Constraint:
 def _no_early_punctuation(params: DecodingParams, vocab: Vocab) -> Constraint:
     """Commas wait for CJK characters after punctuation other than 、; full stops for those of their sentence.
 
-    Items of a list may be short: there may be 、 while four commas did not come in the tokens that four gaps would take.
+    Items of a list may be short: 、 waits only where four commas came in the tokens of four gaps.
     Where a full stop waits after a word or a comma, the end of the text waits, too.
     """
     classes, gap, ends = vocab.classes, params.comma_gap, [*vocab.end_ids, *params.stop_token_ids]
