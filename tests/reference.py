@@ -209,9 +209,8 @@ def _shape(edited: Any, token_id: int, generated: Seq[int], since: Any, params: 
     if marks and all(char.isascii() for char in marks) and vocab.text_bytes(generated[-1:])[-1:].isalnum():
         return
     commas, gap = set(text) & set(_COMMAS), params.comma_gap
-    is_early = since[0] + lead < gap
-    if commas <= set("、﹑､"):
-        is_early = sum(not set(_COMMAS).isdisjoint(_text(vocab, i)) for i in generated[-4 * (gap + 1) :]) >= 4
+    num_recent = sum(not set(_COMMAS).isdisjoint(_text(vocab, i)) for i in generated[-4 * (gap + 1) :])
+    is_early = num_recent >= 4 if commas <= set("、﹑､") else since[0] + lead < gap
     follows = set(_COMMAS + _STOPS).isdisjoint(last) or _tail(last.encode())
     if commas and lead < gap and (is_early or not follows):
         edited[token_id] = -np.inf
@@ -224,9 +223,7 @@ def _shape(edited: Any, token_id: int, generated: Seq[int], since: Any, params: 
 def _is_repeat(token_id: int, generated: Seq[int], content: Seq[int], vocab: Vocab) -> bool:
     """Whether a token repeats one or two of content, or the last character outside 人人 大大 说说 高高 高高兴兴."""
     text, before = _text(vocab, token_id).strip(), vocab.decode(generated)
-    in_word = (
-        re.search("(?<!人)人$|(?<!大)大$|(?<!说)说$|(?<!高)高$|(?<!高)高高兴$", before) and text[1:2] != before[-1]
-    )
+    in_word = re.search("(?<!人)人$|(?<!大)大$|(?<!说)说$|(?<!高)高(高兴)?$", before) and text[1:2] != before[-1]
     is_last = content[-1:] == [token_id] and len(text) > 1
     is_back = content[-2:-1] == [token_id] and content[-3:-2] == content[-1:]
     is_double = _is_cjk(before[-1:]) and _is_content(vocab, token_id) and text[0] == before[-1] and not in_word

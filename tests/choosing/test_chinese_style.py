@@ -13,8 +13,7 @@ from ..toys import IDS, VOCAB, ids
 
 def shifts(written, **options):
     """What the constraints add to logits of 1 after the prompt and the pieces in `written`, by piece."""
-    prefix = toys.array([*toys.PROMPT_IDS, *ids(*written)])
-    row = np.ones(VOCAB.size, np.float32)
+    prefix, row = toys.array([*toys.PROMPT_IDS, *ids(*written)]), np.ones(VOCAB.size, np.float32)
     edited = Chooser(DecodingParams(**options), VOCAB, len(toys.PROMPT_IDS)).constrain(row, prefix) - row
     return {piece.decode(): float(edited[token_id]) for piece, token_id in IDS.items() if edited[token_id]}
 

@@ -1,7 +1,5 @@
 """When a generation ends (F13): sentence ends, stop strings, end tokens and the length, after every single token."""
 
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -95,8 +93,7 @@ def follower(text, vocab=VOCAB):
     """A model that writes `text` round and round, whatever the prompt, and is sure of it."""
     table = np.zeros((vocab.size, vocab.size), np.float32)
     table[:, vocab.encode(text)[0]] = 15
-    for here, there in itertools.pairwise(vocab.encode(text)):
-        table[here, there] = 40
+    table[vocab.encode(text)[:-1], vocab.encode(text)[1:]] = 40
     return ToyEngine(vocab, table)
 
 
