@@ -58,6 +58,11 @@ def probabilities(scores: Any) -> Any:
     return weights / weights.sum()
 
 
+def _sure(row: Any) -> list[int]:
+    """The token of more than half of the probability."""
+    return np.flatnonzero(probabilities(row.astype(np.float64)) > 0.5).tolist() if row.max() > -np.inf else []
+
+
 def sample(row: Any, params: DecodingParams, position: int) -> int:
     if params.temperature == 0:
         return int(row.argmax())
@@ -98,12 +103,14 @@ def constrained(row: Any, prefix: Seq[int], prompt_len: int, params: DecodingPar
     content = [token_id for token_id in generated if _is_content(vocab, token_id)]
     if params.no_adjacent_repeat:
         edited[[i for i in range(vocab.size) if _is_repeat(i, generated, content, vocab)]] = -np.inf
-    if params.content_ngram_size:
-        _ban_ngrams(edited, content, params.content_ngram_size)
-    if edited.max() > -np.inf:
-        sure = np.flatnonzero(probabilities(edited.astype(np.float64)) > 0.5)
-        for token_id in set(content) - {*sure.tolist()}:
-            _scale(edited, token_id, params.content_penalty)
+    for size in (params.content_ngram_size, 2 * params.content_ngram_size) if params.content_ngram_size else ():
+        kept = _sure(edited) if size == params.content_ngram_size else []
+        bans = edited.copy()
+        _ban_ngrams(bans, content, size)
+        bans[kept] = edited[kept]
+        edited = bans
+    for token_id in set(content) - {*_sure(edited)}:
+        _scale(edited, token_id, params.content_penalty)
     is_end = [bool(set(filter(is_punctuation, _text(vocab, i))) - set("、﹑､")) for i in generated]
     num = [Said().then(vocab.text_bytes(generated[:end])).num_sentences for end in range(len(generated) + 1)]
     since = [_cjk_since(ends, generated, vocab) for ends in (is_end, [a < b for a, b in itertools.pairwise(num)])]

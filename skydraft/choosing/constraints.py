@@ -66,9 +66,8 @@ def constraints_of(params: DecodingParams, vocab: Vocab) -> list[tuple[Constrain
 @kept_with_vocab
 def call_openers(vocab: Vocab) -> TokenIds:
     """The tokens with which a call begins, or its fence, or the template's mark of it or of the list of tools."""
-    texts = [piece.lstrip() for piece in vocab.pieces]
-    found = [token_id for token_id, text in enumerate(texts) if text.startswith(_OPENERS) or text == b"<"]
-    return np.array(found, np.int32)
+    texts = enumerate(piece.lstrip() for piece in vocab.pieces)
+    return np.array([i for i, text in texts if text.startswith(_OPENERS) or text == b"<"], np.int32)
 
 
 def _no_unlikely_call(params: DecodingParams, vocab: Vocab) -> Constraint:
@@ -91,6 +90,13 @@ def _share(row: npt.NDArray[Any], token_ids: npt.NDArray[Any] | list[int]) -> fl
     return float(weights[token_ids].sum() / weights.sum())
 
 
+def _unsure(row: npt.NDArray[Any], token_ids: TokenIds) -> TokenIds:
+    """These tokens without the one that the model is sure of, if there is one: it may be the rest of a word."""
+    best = int(row.argmax())
+    is_sure = best in token_ids and _share(row, [best]) > _SURE
+    return token_ids[token_ids != best] if is_sure else token_ids
+
+
 def _penalty(penalty: float, content: Mask | None = None) -> Constraint:
     """Positive logits are divided, negative ones multiplied (CTRL, arXiv 1909.05858)."""
     tally = Tally()
@@ -98,9 +104,7 @@ def _penalty(penalty: float, content: Mask | None = None) -> Constraint:
     def scale(row: npt.NDArray[Any], prefix: TokenIds, generated: TokenIds) -> None:
         token_ids = tally.distinct(prefix if content is None else generated)
         if content is not None:
-            best = int(row.argmax())
-            is_sure = best in token_ids and _share(row, [best]) > _SURE  # it may be the rest of a word
-            token_ids = token_ids[content[token_ids] & ((token_ids != best) | (not is_sure))]
+            token_ids = _unsure(row, token_ids[content[token_ids]])
         scores = row[token_ids]
         row[token_ids] = np.where(scores < 0, scores * penalty, scores / penalty)
 
@@ -127,11 +131,18 @@ def _logit_bias(params: DecodingParams, vocab: Vocab) -> Constraint:
 
 
 def _no_repeat(size: int, content: Mask | None = None) -> Constraint:
-    """Ban every token that would complete an n-gram of the prefix, or of the generated tokens that are `content`."""
-    repeats = Repeats(size)
+    """Ban every token that would complete an n-gram of the prefix, or of the generated tokens that are `content`.
+
+    A token of content that the model is sure of only where it would complete one of twice that length.
+    """
+    repeats, copies = Repeats(size), Repeats(2 * size)
 
     def ban(row: npt.NDArray[Any], prefix: TokenIds, generated: TokenIds) -> None:
-        row[repeats.after(prefix if content is None else generated[content[generated]])] = -np.inf
+        if content is None:
+            row[repeats.after(prefix)] = -np.inf
+        else:
+            text = generated[content[generated]]
+            row[np.append(_unsure(row, repeats.after(text)), copies.after(text))] = -np.inf
 
     return ban
 
@@ -142,9 +153,8 @@ def _no_early_end(params: DecodingParams, vocab: Vocab) -> Constraint:
     said = said_along(vocab)
 
     def ban(row: npt.NDArray[Any], prefix: TokenIds, generated: TokenIds) -> None:
-        if len(generated) < params.min_new_tokens and not (
-            params.sentences and said.at(generated).has(params.sentences)
-        ):
+        has_all = params.sentences and said.at(generated).has(params.sentences)
+        if len(generated) < params.min_new_tokens and not has_all:
             row[end_ids] = -np.inf
 
     return ban
