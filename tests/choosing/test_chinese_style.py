@@ -50,7 +50,7 @@ def test_repeats_commas_and_full_stops_are_seen_in_characters(written, options, 
 CHARS = "波光粼湿漉静悄干净高兴今天协会员我的了在主播娓，"
 WORDS = [*CHARS, "天气", "干净", "播报", "研究", "悄悄", "会员", "协会会员"]
 MAY = "波|光|粼>粼 湿|漉>漉 静|悄>悄 干>干净 干|干净>净 高|高|兴>兴 协|会>会员 娓>娓! 波|光|天|今|我|波|光|天>今!"
-NOT = "主|播>播报 我|的>的! 了>了! 员|在|员>在! 波|光|天|今|我|波|光|天>今 粼|粼>粼! 干净>净 娓>娓 研究>研究 今|会>会员 悄>悄悄"
+NOT = "主|播>播报 我|的>的! 了>了! 员|在|员>在! 波|光|天|今|我|波|光|天>今 粼|粼>粼! 干净>净 娓>娓 研究>研究 今|会>会员"
 
 
 @pytest.mark.parametrize(("case", "may"), [*((x, True) for x in MAY.split()), *((x, False) for x in NOT.split())])
