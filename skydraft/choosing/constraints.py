@@ -206,7 +206,7 @@ def _no_early_punctuation(params: DecodingParams, vocab: Vocab) -> Constraint:
     marks = np.union1d(np.flatnonzero(is_mark), ends).astype(np.int32)
     is_comma, lead = classes.comma[marks], classes.lead_cjk[marks]
     is_stop, is_end = classes.full_stop[marks], np.isin(marks, ends)
-    is_listing = is_comma & [COMMA_LIKE & {*vocab.decode([int(mark)])} <= {*"、﹑､"} for mark in marks]
+    is_listing = is_comma & np.array([COMMA_LIKE & {*vocab.decode([i])} <= {*"、﹑､"} for i in marks.tolist()], bool)
     starts[marks[is_listing]] = False
 
     def then(before: tuple[Said, int, int], token_id: int) -> tuple[Said, int, int]:
