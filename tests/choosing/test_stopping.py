@@ -67,26 +67,25 @@ def test_sentences_along_the_tokens_are_those_of_the_text(walk):
         assert (said.ends_sentence, said.num_sentences) == (whole.ends_sentence, whole.num_sentences)
 
 
+ONE = {"sentences": 1}
+
+
 @pytest.mark.parametrize(
     ("pieces", "options", "expected"),
     [
-        (["我", "。", "你"], {"sentences": 1}, (2, "sentences")), (["e", ".g", "."], {"sentences": 1}, None),
-        (["我", "？”", "你"], {"sentences": 1}, (2, "sentences")), ([" U", ".", "S", "."], {"sentences": 1}, None),
-        (["3", ".", "5", "。"], {"sentences": 1}, (4, "sentences")),
-        (["3", ".", " ", "a", "b", "."], {"sentences": 1}, (6, "sentences")),
+        ("我|。|你", ONE, (2, "sentences")), ("我|。|你|！|他", {"sentences": 2}, (4, "sentences")),
+        ("我|？”|你", ONE, (2, "sentences")), ("3|.|5|。", ONE, (4, "sentences")), ("e|.g|.", ONE, None),
+        ("3|.| |a|b|.", ONE, (6, "sentences")), ("ab|.|.|.", ONE, (2, "sentences")), (" U|.|S|.", ONE, None),
         # marks in a row are one end: the second sentence has not come yet
-        (["ab", ".", ".", "."], {"sentences": 1}, (2, "sentences")),
-        (["我", "？", "！", "你", "。"], {"sentences": 2}, (5, "sentences")),
-        (["我", "。", "你", "！", "他"], {"sentences": 2}, (4, "sentences")),
+        ("我|？|！|你|。", {"sentences": 2}, (5, "sentences")),
         # before the minimum nothing ends, and what closes the sentence later does
-        (["我", "。", "你", "他", "。"], {"sentences": 1, "min_new_tokens": 4}, (5, "sentences")),
-        (["我", "。", "”", "你"], {"sentences": 1, "min_new_tokens": 3}, (3, "sentences")),
-        (["我", "。", "你"], {"sentences": 1, "min_new_tokens": 3}, None),
+        ("我|。|你|他|。", ONE | {"min_new_tokens": 4}, (5, "sentences")),
+        ("我|。|”|你", ONE | {"min_new_tokens": 3}, (3, "sentences")), ("我|。|你", ONE | {"min_new_tokens": 3}, None),
     ],
 )  # fmt: skip
 def test_ending_after_sentences(pieces, options, expected):
     """F13: neither early, at a decimal or "e.g.", nor past the sentence."""
-    assert ending(ids(*pieces), **options) == expected
+    assert ending(ids(*pieces.split("|")), **options) == expected
 
 
 def follower(text, vocab=VOCAB):
