@@ -103,12 +103,9 @@ def constrained(row: Any, prefix: Seq[int], prompt_len: int, params: DecodingPar
     content = [token_id for token_id in generated if _is_content(vocab, token_id)]
     if params.no_adjacent_repeat:
         edited[[i for i in range(vocab.size) if _is_repeat(i, generated, content, vocab)]] = -np.inf
-    for size in (params.content_ngram_size, 2 * params.content_ngram_size) if params.content_ngram_size else ():
-        kept = _sure(edited) if size == params.content_ngram_size else []
-        bans = edited.copy()
-        _ban_ngrams(bans, content, size)
-        bans[kept] = edited[kept]
-        edited = bans
+    if params.content_ngram_size:
+        _ban_ngrams(edited, content, params.content_ngram_size, spared=_sure(edited))
+        _ban_ngrams(edited, content, 2 * params.content_ngram_size)
     for token_id in set(content) - {*_sure(edited)}:
         _scale(edited, token_id, params.content_penalty)
     is_end = [bool(set(filter(is_punctuation, _text(vocab, i))) - set("、﹑､")) for i in generated]
@@ -201,10 +198,10 @@ def _scale(edited: Any, token_id: int, penalty: float) -> None:
     edited[token_id] = edited[token_id] * penalty if edited[token_id] < 0 else edited[token_id] / penalty
 
 
-def _ban_ngrams(edited: Any, history: Seq[int], size: int) -> None:
+def _ban_ngrams(edited: Any, history: Seq[int], size: int, spared: Seq[int] = ()) -> None:
     tail = history[len(history) - size + 1 :]
     for end in range(size, len(history) + 1):
-        if history[end - size : end - 1] == tail:
+        if history[end - size : end - 1] == tail and history[end - 1] not in spared:
             edited[history[end - 1]] = -np.inf
 
 
