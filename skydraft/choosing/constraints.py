@@ -29,7 +29,7 @@ Constraint: TypeAlias = Callable[[npt.NDArray[Any], TokenIds, TokenIds], None]
 _OPENERS = (b"{", b"`", b"<tool")
 _MAX_BLANK = 8  # tokens of white space before a call
 _MAX_WORD_TOKENS = 32  # eight characters, each of at most four bytes in UTF-8
-_SURE = 0.5  # measured for doubled characters: from 0.5 on in words, up to 0.004 elsewhere
+_SURE = 0.5  # probability of a token that may be the rest of a word
 # Reduplicated words of everyday Chinese, a list of our own: a character x stands for xx (also at the end of ABB), a
 # pair xy for xxyy. Most vocabularies hold more of them.
 _AA = """慢渐常往刚轻静默缓微淡深浓纷匆茫滔绵悄稍仅恰偏明暗偷紧牢满足连频早久远高长短厚大小细圆红白绿黑甜香暖冷亮多好粼
