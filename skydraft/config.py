@@ -48,8 +48,9 @@ class DecodingParams:
     generated part, and `logit_bias`, pairs of (token id, number added to its logit), ids rising.
     `min_call_prob`: a text begins as a tool call only where that is as probable, by raw logits at temperature 1.
     For Chinese, over the generated part: `content_penalty` multiplies down CJK content tokens that occurred;
-    `content_ngram_size` bans n-grams of them, punctuation ignored; `comma_gap` and `full_stop_gap` count CJK characters
-    since the last punctuation, before which comma-like tokens are banned and full-stop-like ones shifted.
+    `content_ngram_size` bans n-grams of them, punctuation ignored; `comma_gap` bans comma-like tokens until so many CJK
+    characters follow the last punctuation; `full_stop_gap` shifts full-stop-like tokens, and the end, until so many
+    follow the last sentence.
     `grammar` is as `skydraft.json_schema` and `skydraft.regex` write it. `stop_token_ids` (rising) end a text, too.
     With a `think_end` the text may begin with thinking up to it, after `think_start` if that is not ""; a chat
     template's own tags replace both. `min_new_tokens`, `sentences`, `grammar`, `min_call_prob` and what is for Chinese
@@ -78,10 +79,10 @@ class DecodingParams:
     min_call_prob: float = _option(0.0, 0, 1, None, "")
     content_penalty: float = _option(1.0, 1e-6, 1e6, "X", "Make Chinese words less likely once written; 1 is off.")
     content_ngram_size: int = _option(0, 0, 1024, "N", "Never write the same N Chinese words in a row again; 0 is off.")
-    no_adjacent_repeat: bool = _option(False, 0, 1, "", "No Chinese character twice in a row (default: allowed).")
-    comma_gap: int = _option(0, 0, 1024, "N", "No comma for N Chinese characters after punctuation; 0 is off.")
+    no_adjacent_repeat: bool = _option(False, 0, 1, "", "No Chinese character twice in a row, except in words.")
+    comma_gap: int = _option(0, 0, 1024, "N", "No comma for N Chinese characters, except in lists; 0 is off.")
     full_stop_gap: int = _option(
-        0, 0, 1024, "N", "Make a full stop unlikely for N Chinese characters after punctuation; 0 is off."
+        0, 0, 1024, "N", "Make full stop and end unlikely in the first N Chinese characters of a sentence."
     )
     full_stop_shift: float = _option(-8.0, -1e6, 0, "X", "How unlikely: what is added to its logit.")
     grammar: str = _option("", 0, 0, "G", "Follow a grammar: json_schema:JSON, json_object:, regex:R or lark:TEXT.")
@@ -124,7 +125,7 @@ class DecodingParams:
         return any(getattr(self, name) != getattr(off, name) for name in _ZH)
 
 
-_ZH = {"content_penalty": 1.22, "content_ngram_size": 2, "no_adjacent_repeat": True, "comma_gap": 4, "full_stop_gap": 8}
+_ZH = {"content_penalty": 1.22, "content_ngram_size": 4, "no_adjacent_repeat": True, "comma_gap": 4, "full_stop_gap": 8}
 STYLES: dict[str, dict[str, Any]] = {
     "zh-short": {**_ZH, "sentences": 1, "min_new_tokens": 16},
     "zh-detailed": {**_ZH, "sentences": 2, "min_new_tokens": 32},

@@ -1,15 +1,15 @@
 """The slow and obvious way: every rule again, on whole rows and whole texts, with nothing kept between steps."""
 
-import codecs
+import itertools
 import math
 import re
-import unicodedata
 from collections.abc import Sequence as Seq
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from skydraft.characters import is_punctuation
 from skydraft.choosing.stopping import Said, Stopping
 from skydraft.config import DecodingParams
 from skydraft.engines.base import Engine
@@ -58,6 +58,11 @@ def probabilities(scores: Any) -> Any:
     return weights / weights.sum()
 
 
+def _sure(row: Any) -> list[int]:
+    """The token of more than half of the probability."""
+    return np.flatnonzero(probabilities(row.astype(np.float64)) > 0.5).tolist() if row.max() > -np.inf else []
+
+
 def sample(row: Any, params: DecodingParams, position: int) -> int:
     if params.temperature == 0:
         return int(row.argmax())
@@ -96,12 +101,18 @@ def constrained(row: Any, prefix: Seq[int], prompt_len: int, params: DecodingPar
     if len(generated) < params.min_new_tokens and not said:
         edited[[*vocab.end_ids, *params.stop_token_ids]] = -np.inf
     content = [token_id for token_id in generated if _is_content(vocab, token_id)]
-    for token_id in sorted(set(content)):
-        _scale(edited, token_id, params.content_penalty)
+    if params.no_adjacent_repeat:
+        edited[[i for i in range(vocab.size) if _is_repeat(i, generated, content, vocab)]] = -np.inf
     if params.content_ngram_size:
-        _ban_ngrams(edited, content, params.content_ngram_size)
+        _ban_ngrams(edited, content, params.content_ngram_size, spared=_sure(edited))
+        _ban_ngrams(edited, content, 2 * params.content_ngram_size)
+    for token_id in set(content) - {*_sure(edited)}:
+        _scale(edited, token_id, params.content_penalty)
+    is_end = [bool(set(filter(is_punctuation, _text(vocab, i))) - set("、﹑､")) for i in generated]
+    num = [Said().then(vocab.text_bytes(generated[:end])).num_sentences for end in range(len(generated) + 1)]
+    since = [_cjk_since(ends, generated, vocab) for ends in (is_end, [a < b for a, b in itertools.pairwise(num)])]
     for token_id in range(vocab.size):
-        _shape(edited, token_id, generated, params, vocab)
+        _shape(edited, token_id, generated, since, params, vocab)
     return row if edited.max() == -np.inf else edited
 
 
@@ -187,46 +198,57 @@ def _scale(edited: Any, token_id: int, penalty: float) -> None:
     edited[token_id] = edited[token_id] * penalty if edited[token_id] < 0 else edited[token_id] / penalty
 
 
-def _ban_ngrams(edited: Any, history: Seq[int], size: int) -> None:
+def _ban_ngrams(edited: Any, history: Seq[int], size: int, spared: Seq[int] = ()) -> None:
     tail = history[len(history) - size + 1 :]
     for end in range(size, len(history) + 1):
-        if history[end - size : end - 1] == tail:
+        if history[end - size : end - 1] == tail and history[end - 1] not in spared:
             edited[history[end - 1]] = -np.inf
 
 
-def _shape(edited: Any, token_id: int, generated: Seq[int], params: DecodingParams, vocab: Vocab) -> None:
-    text = _text(vocab, token_id)
-    written = vocab.text_bytes(generated)
-    last = codecs.getincrementaldecoder("utf-8")("replace").decode(written)[-1:]  # a finished character
-    is_repeat = _is_content(vocab, token_id) and _is_cjk(last) and text.lstrip()[0] == last
-    if params.no_adjacent_repeat and is_repeat:
-        edited[token_id] = -np.inf
-    marks = [char for char in text if _is_mark(char)]
-    if not marks:
+def _shape(edited: Any, token_id: int, generated: Seq[int], since: Any, params: DecodingParams, vocab: Vocab) -> None:
+    """`since`: CJK characters since the last punctuation, and in the sentence."""
+    text, last = _text(vocab, token_id), _text(vocab, generated[-1]) if generated else "。"
+    marks = [char for char in text if is_punctuation(char)]
+    lead = _num_cjk(text[: text.index(marks[0])].encode() if marks else vocab.pieces[token_id])
+    if marks and all(char.isascii() for char in marks) and vocab.text_bytes(generated[-1:])[-1:].isalnum():
         return
-    gap = _cjk_since_mark(generated, vocab) + sum(map(_is_cjk, text[: text.index(marks[0])]))
-    in_number = (
-        bool(generated) and vocab.token_bytes(generated[-1])[-1:].isalnum() and all(char.isascii() for char in marks)
-    )
-    if any(char in _COMMAS for char in marks) and gap < params.comma_gap and not in_number:
+    commas, gap = set(text) & set(_COMMAS), params.comma_gap
+    num_recent = sum(not set(_COMMAS).isdisjoint(_text(vocab, i)) for i in generated[-4 * (gap + 1) :])
+    is_early = num_recent >= 4 if commas <= set("、﹑､") else since[0] + lead < gap
+    follows = set(_COMMAS + _STOPS).isdisjoint(last) or _tail(last.encode())
+    if commas and lead < gap and (is_early or not follows):
         edited[token_id] = -np.inf
-    if any(char in _STOPS for char in marks) and gap < params.full_stop_gap and not in_number:
+    within = not generated or _num_cjk(vocab.pieces[generated[-1]]) or set(last) & set(_COMMAS)
+    waits = set(text) & set(_STOPS) or (within and token_id in vocab.end_ids | set(params.stop_token_ids))
+    if waits and since[1] + lead < params.full_stop_gap:
         edited[token_id] += params.full_stop_shift
 
 
-def _cjk_since_mark(generated: Seq[int], vocab: Vocab) -> int:
-    """CJK characters begun since the last token with punctuation, each by its first byte: 0xE4 to 0xE9 in UTF-8.
+def _is_repeat(token_id: int, generated: Seq[int], content: Seq[int], vocab: Vocab) -> bool:
+    """Whether a token repeats one or two of content, or the last character outside 人人 大大 说说 高高 高高兴兴."""
+    text, before = _text(vocab, token_id).strip(), vocab.decode(generated)
+    in_word = re.search("(?<!人)人$|(?<!大)大$|(?<!说)说$|(?<!高)高(高兴)?$", before) and text[1:2] != before[-1]
+    is_last = content[-1:] == [token_id] and len(text) > 1
+    is_back = content[-2:-1] == [token_id] and content[-3:-2] == content[-1:]
+    is_double = _is_cjk(before[-1:]) and _is_content(vocab, token_id) and text[0] == before[-1] and not in_word
+    return is_last or is_back or is_double
 
-    Punctuation that is spelled in several tokens is not seen as such.
-    """
-    since = b""
-    for token_id in reversed(generated):
-        text = _text(vocab, token_id)
-        if marks := [index for index, char in enumerate(text) if _is_mark(char)]:
-            since = text[marks[-1] + 1 :].encode() + since
-            break
-        since = vocab.token_bytes(token_id) + since
-    return sum(0xE4 <= byte <= 0xE9 for byte in since)
+
+def _cjk_since(ends: Seq[bool], generated: Seq[int], vocab: Vocab) -> int:
+    """CJK characters begun since the last token that ends something. Marks spelled in several tokens end nothing."""
+    at = max((at for at in range(len(generated)) if ends[at]), default=-1)
+    return (_tail(vocab.pieces[generated[at]]) if at >= 0 else 0) + _num_cjk(vocab.text_bytes(generated[at + 1 :]))
+
+
+def _tail(piece: bytes) -> int:
+    """CJK characters after the last punctuation."""
+    marks = [char for char in piece.decode(errors="ignore") if is_punctuation(char)]
+    return _num_cjk(piece.rpartition(marks[-1].encode())[2] if marks else piece)
+
+
+def _num_cjk(piece: bytes) -> int:
+    """CJK characters that begin in bytes of UTF-8, each by its first one: 0xE4 to 0xE9."""
+    return sum(0xE4 <= byte <= 0xE9 for byte in piece)
 
 
 def _text(vocab: Vocab, token_id: int) -> str:
@@ -240,10 +262,6 @@ def _is_content(vocab: Vocab, token_id: int) -> bool:
 
 def _is_cjk(char: str) -> bool:
     return "\u4e00" <= char <= "\u9fff"
-
-
-def _is_mark(char: str) -> bool:
-    return unicodedata.category(char).startswith("P")
 
 
 def row_after(engine: Engine, prefix: Seq[int]) -> Any:

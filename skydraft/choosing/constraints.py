@@ -9,15 +9,16 @@ second character (F10), and penalties that drive a model from one punctuation ma
 A row costs its new tokens (`incremental`); a penalty also its distinct tokens, an n-gram ban the length of its n-gram.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from skydraft.characters import is_cjk
+from skydraft.characters import COMMA_LIKE, is_cjk
 from skydraft.choosing.incremental import Along, Repeats, Tally
-from skydraft.choosing.stopping import said_along
+from skydraft.choosing.stopping import Said, said_along
 from skydraft.config import DecodingParams
 from skydraft.engines.vocab import Mask, TokenIds, Vocab, check_chinese, kept_with_vocab
 from skydraft.errors import OptionError
@@ -27,7 +28,15 @@ Constraint: TypeAlias = Callable[[npt.NDArray[Any], TokenIds, TokenIds], None]
 
 _OPENERS = (b"{", b"`", b"<tool")
 _MAX_BLANK = 8  # tokens of white space before a call
-_MAX_CHAR_TOKENS = 4  # a character in UTF-8 has at most four bytes, so at most four tokens
+_MAX_WORD_TOKENS = 32  # eight characters, each of at most four bytes in UTF-8
+_SURE = 0.5  # probability of a token that may be the rest of a word
+# Reduplicated words of everyday Chinese, a list of our own: a character x stands for xx (also at the end of ABB), a
+# pair xy for xxyy. Most vocabularies hold more of them.
+_AA = """慢渐常往刚轻静默缓微淡深浓纷匆茫滔绵悄稍仅恰偏明暗偷紧牢满足连频早久远高长短厚大小细圆红白绿黑甜香暖冷亮多好粼
+漉油灿彤晶乎茸漆冰零眯冲洋沉吞喷汪滚荡糟淋腾狠秃蒙滴沙潺哗呼哈嘻嗡皑苍郁葱熙攘团闪摇飘翩徐冉袅依津源爸妈爷奶公婆哥姐弟妹
+叔伯舅姑太宝娃人家天年日月夜时处步层阵丝点种样事代星看想走说试等谈问听聊笑堂朗彬吁鼎熊炯叮喳吱轰隆孜兢谆耿亭脉盈融灼"""
+_AABB = """干净高兴开心快乐漂亮清楚明白认真仔细安静平安健康大方整齐热闹简单实在完整普通辛苦匆忙轻松踏实稳当舒服客气甜蜜
+红火老实规矩来往进出上下前后反复日夜断续陆续密麻迷糊模糊犹豫摇晃蹦跳吵闹说笑许多时刻方面真切确实彻底原本轰烈浩荡沸扬"""
 
 
 def constraints_of(params: DecodingParams, vocab: Vocab) -> list[tuple[Constraint, bool]]:
@@ -46,14 +55,10 @@ def constraints_of(params: DecodingParams, vocab: Vocab) -> list[tuple[Constrain
         (params.logit_bias, False, _logit_bias),
         (params.no_repeat_ngram_size, False, lambda p, _: _no_repeat(p.no_repeat_ngram_size)),
         (params.min_new_tokens, True, _no_early_end),
-        (params.content_penalty != 1, True, lambda p, v: _penalty(p.content_penalty, v.classes.content)),
-        (params.content_ngram_size, True, lambda p, v: _no_repeat(p.content_ngram_size, v.classes.content)),
         (params.no_adjacent_repeat, True, _no_adjacent_repeat),
-        (params.comma_gap, True, lambda p, v: _too_early(v.classes.comma, p.comma_gap, -np.inf, v)),
-        (
-            params.full_stop_gap, True,
-            lambda p, v: _too_early(v.classes.full_stop, p.full_stop_gap, p.full_stop_shift, v),
-        ),
+        (params.content_ngram_size, True, lambda p, v: _no_repeat(p.content_ngram_size, v.classes.content)),
+        (params.content_penalty != 1, True, lambda p, v: _penalty(p.content_penalty, v.classes.content)),
+        (params.comma_gap or params.full_stop_gap, True, _no_early_punctuation),
     ]  # fmt: skip
     return [(make(params, vocab), is_of_answer) for is_on, is_of_answer, make in wanted if is_on]
 
@@ -61,9 +66,8 @@ def constraints_of(params: DecodingParams, vocab: Vocab) -> list[tuple[Constrain
 @kept_with_vocab
 def call_openers(vocab: Vocab) -> TokenIds:
     """The tokens with which a call begins, or its fence, or the template's mark of it or of the list of tools."""
-    texts = [piece.lstrip() for piece in vocab.pieces]
-    found = [token_id for token_id, text in enumerate(texts) if text.startswith(_OPENERS) or text == b"<"]
-    return np.array(found, np.int32)
+    texts = enumerate(piece.lstrip() for piece in vocab.pieces)
+    return np.array([i for i, text in texts if text.startswith(_OPENERS) or text == b"<"], np.int32)
 
 
 def _no_unlikely_call(params: DecodingParams, vocab: Vocab) -> Constraint:
@@ -73,14 +77,24 @@ def _no_unlikely_call(params: DecodingParams, vocab: Vocab) -> Constraint:
     def ban(row: npt.NDArray[Any], prefix: TokenIds, generated: TokenIds) -> None:
         if len(generated) > _MAX_BLANK or vocab.text_bytes(generated).strip():
             return  # the answer has begun
-        logits = row.astype(np.float64)
-        if not np.isfinite(best := logits.max()):
-            return  # it has no probabilities
-        weights = np.exp(logits - best)  # [vocab]
-        if weights[openers].sum() < params.min_call_prob * weights.sum():
+        if _share(row, openers) < params.min_call_prob:
             row[openers] = -np.inf
 
     return ban
+
+
+def _share(row: npt.NDArray[Any], token_ids: npt.NDArray[Any] | list[int]) -> float:
+    """The probability of these tokens together."""
+    logits = np.nan_to_num(row.astype(np.float64), posinf=1e300, neginf=-1e300)
+    weights = np.exp(logits - logits.max())  # [vocab]
+    return float(weights[token_ids].sum() / weights.sum())
+
+
+def _unsure(row: npt.NDArray[Any], token_ids: TokenIds) -> TokenIds:
+    """These tokens without the one that the model is sure of, if there is one: it may be the rest of a word."""
+    best = int(row.argmax())
+    is_sure = best in token_ids and _share(row, [best]) > _SURE
+    return token_ids[token_ids != best] if is_sure else token_ids
 
 
 def _penalty(penalty: float, content: Mask | None = None) -> Constraint:
@@ -90,7 +104,7 @@ def _penalty(penalty: float, content: Mask | None = None) -> Constraint:
     def scale(row: npt.NDArray[Any], prefix: TokenIds, generated: TokenIds) -> None:
         token_ids = tally.distinct(prefix if content is None else generated)
         if content is not None:
-            token_ids = token_ids[content[token_ids]]
+            token_ids = _unsure(row, token_ids[content[token_ids]])
         scores = row[token_ids]
         row[token_ids] = np.where(scores < 0, scores * penalty, scores / penalty)
 
@@ -117,11 +131,18 @@ def _logit_bias(params: DecodingParams, vocab: Vocab) -> Constraint:
 
 
 def _no_repeat(size: int, content: Mask | None = None) -> Constraint:
-    """Ban every token that would complete an n-gram of the prefix, or of the generated tokens that are `content`."""
-    repeats = Repeats(size)
+    """Ban every token that would complete an n-gram of the prefix, or of the generated tokens that are `content`.
+
+    A token of content that the model is sure of only where it would complete one of twice that length.
+    """
+    repeats, copies = Repeats(size), Repeats(2 * size)
 
     def ban(row: npt.NDArray[Any], prefix: TokenIds, generated: TokenIds) -> None:
-        row[repeats.after(prefix if content is None else generated[content[generated]])] = -np.inf
+        if content is None:
+            row[repeats.after(prefix)] = -np.inf
+        else:
+            text = generated[content[generated]]
+            row[np.append(_unsure(row, repeats.after(text)), copies.after(text))] = -np.inf
 
     return ban
 
@@ -132,43 +153,79 @@ def _no_early_end(params: DecodingParams, vocab: Vocab) -> Constraint:
     said = said_along(vocab)
 
     def ban(row: npt.NDArray[Any], prefix: TokenIds, generated: TokenIds) -> None:
-        if len(generated) < params.min_new_tokens and not (
-            params.sentences and said.at(generated).has(params.sentences)
-        ):
+        has_all = params.sentences and said.at(generated).has(params.sentences)
+        if len(generated) < params.min_new_tokens and not has_all:
             row[end_ids] = -np.inf
 
     return ban
 
 
+@kept_with_vocab
+def _doubled(vocab: Vocab) -> str:
+    """Words in which a character stands twice in a row, parted by spaces: of the lists, and of the vocabulary."""
+    listed = re.sub(r"(\S)", r"\1\1 ", _AA) + re.sub(r"(\S)(\S)", r"\1\1\2\2 ", _AABB)
+    own = b" ".join(vocab.pieces[token_id] for token_id in np.flatnonzero(vocab.classes.content)).decode()
+    return " ".join([listed, *(word for word in own.split() if re.search(r"(.)\1", word))])
+
+
 def _no_adjacent_repeat(params: DecodingParams, vocab: Vocab) -> Constraint:
-    first_char = vocab.classes.first_char
+    """No character twice in a row, except in reduplicated words. No token of several characters, and no two tokens of
+    content, twice in a row, not even with punctuation between.
+
+    A rare character, one outside the 3,755 of level 1 of GB 2312, may stand twice where the model is sure of it.
+    """
+    classes, words = vocab.classes, _doubled(vocab)
 
     def ban(row: npt.NDArray[Any], prefix: TokenIds, generated: TokenIds) -> None:
-        last = vocab.decode(generated[-_MAX_CHAR_TOKENS:])[-1:]
-        if last and is_cjk(last):
-            row[first_char == ord(last)] = -np.inf
+        recent = generated[-_MAX_WORD_TOKENS:]
+        tail, content = vocab.decode(recent), recent[classes.content[recent]]
+        row[[i for i in content[-1:] if classes.num_cjk[i] > 1]] = -np.inf
+        row[content[-2:-1] if len(content) > 2 and content[-3] == content[-1] else []] = -np.inf
+        if not tail or not is_cjk(last := tail[-1]):
+            return
+        repeats = np.flatnonzero(classes.first_char == ord(last))
+        known = re.findall(rf"(\S*{last})({last}\S*)", words)
+        if not b"\xb0" <= last.encode("gb2312", "ignore") < b"\xd8" and _share(row, repeats) > _SURE:
+            known.append((last, last))
+        rests = [rest for head, rest in known if re.search(f"(?<!{head[0]}){head}$", tail)]
+        texts = [vocab.pieces[i].decode().strip() if rests else "" for i in repeats]
+        fits = [any(x[: len(y)] == y[: len(x)] and x[len(y) :][:1] != last for y in rests) for x in texts]
+        row[repeats[~np.array(fits, bool)]] = -np.inf
 
     return ban
 
 
-def _too_early(marks: Mask, gap: int, shift: float, vocab: Vocab) -> Constraint:
-    """Shift the marked tokens that come less than `gap` CJK characters after the last punctuation."""
-    mark_ids = np.flatnonzero(marks)
-    lead = vocab.classes.lead_cjk[mark_ids]
-    wide_only = ~vocab.classes.ascii_punct[mark_ids]
-    num_since = num_cjk_since_punctuation(vocab)
+def _no_early_punctuation(params: DecodingParams, vocab: Vocab) -> Constraint:
+    """Commas wait for CJK characters after punctuation other than 、; full stops for those of their sentence.
+
+    Items of a list may be short: 、 waits only where four commas came in the tokens of four gaps.
+    Where a full stop waits after a word or a comma, the end of the text waits, too.
+    """
+    classes, gap, ends = vocab.classes, params.comma_gap, [*vocab.end_ids, *params.stop_token_ids]
+    is_mark, starts = classes.comma | classes.full_stop, classes.punct.copy()
+    marks = np.union1d(np.flatnonzero(is_mark), ends).astype(np.int32)
+    is_comma, lead = classes.comma[marks], classes.lead_cjk[marks]
+    is_stop, is_end = classes.full_stop[marks], np.isin(marks, ends)
+    is_listing = is_comma & np.array([COMMA_LIKE & {*vocab.decode([i])} <= {*"、﹑､"} for i in marks.tolist()], bool)
+    starts[marks[is_listing]] = False
+
+    def then(before: tuple[Said, int, int], token_id: int) -> tuple[Said, int, int]:
+        said, num, tail = before[0].then(vocab.pieces[token_id]), classes.num_cjk[token_id], classes.tail_cjk[token_id]
+        ended = said.num_sentences > before[0].num_sentences
+        return said, int(tail if starts[token_id] else before[1] + num), int(tail if ended else before[2] + num)
+
+    state = Along((Said(), 0, 0), then)
 
     def change(row: npt.NDArray[Any], prefix: TokenIds, generated: TokenIds) -> None:
-        early = num_since.at(generated) + lead < gap
-        if len(generated) and vocab.token_bytes(int(generated[-1]))[-1:].isalnum():
-            early &= wide_only  # 3.5 is no sentence end, 3,000 no pause
-        row[mark_ids[early]] += shift
+        (_, since, in_sentence), last = state.at(generated), generated[-1:]
+        is_slow = classes.comma[generated[-4 * (gap + 1) :]].sum() < 4
+        follows = not is_mark[last].all() or classes.tail_cjk[last].any()
+        is_within = not len(last) or classes.num_cjk[last[0]] > 0 or classes.comma[last[0]]
+        early_comma = is_comma & (np.where(is_listing, gap * is_slow, since) * follows + lead < gap)
+        early_stop = (is_stop | is_end if is_within else is_stop) & (in_sentence + lead < params.full_stop_gap)
+        if len(last) and vocab.pieces[last[0]][-1:].isalnum():  # 3.5 is no sentence end, 3,000 no pause
+            early_comma, early_stop = (early & ~classes.ascii_punct[marks] for early in (early_comma, early_stop))
+        row[marks[early_comma]] = -np.inf
+        row[marks[early_stop]] += params.full_stop_shift
 
     return change
-
-
-def num_cjk_since_punctuation(vocab: Vocab) -> Along[int]:
-    """CJK characters since the last punctuation, along the tokens of a text."""
-    classes = vocab.classes
-    punct, tail_cjk, num_cjk = classes.punct, classes.tail_cjk, classes.num_cjk
-    return Along(0, lambda count, token_id: int(tail_cjk[token_id] if punct[token_id] else count + num_cjk[token_id]))

@@ -93,11 +93,8 @@ def _is_sentence_end(text: str, index: int, has_words_before: bool) -> bool:
     A wide stop always does; a dot neither inside a number, a word or an abbreviation, nor after a digit while nothing
     follows it (the next token may be a decimal).
     """
-    char = text[index]
-    if char in _WIDE_STOPS:
-        return True
-    if char not in ".．":
-        return False
+    if text[index] not in ".．":
+        return text[index] in _WIDE_STOPS
     before, after = text[max(index - _MAX_WORD, 0) : index], text[index + 1 : index + 2]
     if after and after.isascii() and (after.isalnum() or after == "."):
         return False
@@ -139,8 +136,7 @@ class Stopping:
 
     def _has_sentences(self, generated: TokenIds) -> bool:
         if self._thinking:
-            place = self._thinking.at(generated)
-            generated = generated[place.num_thinking :]
+            generated = generated[self._thinking.at(generated).num_thinking :]
         return len(generated) >= self._min_new_tokens and self._said.at(generated).has(self._sentences)
 
     def _then(self, before: tuple[Thought, str, bool], token_id: int) -> tuple[Thought, str, bool]:

@@ -196,10 +196,8 @@ def _class_of(piece: bytes) -> tuple[int, ...]:
     cjk = [is_cjk(char) for char in text]
     marks = [index for index, char in enumerate(text) if is_punctuation(char)]
     if marks:
-        is_comma = any(text[index] in COMMA_LIKE for index in marks)
-        is_stop = any(text[index] in FULL_STOP_LIKE for index in marks)
-        is_ascii = all(text[index].isascii() for index in marks)
+        found = {text[index] for index in marks}
         counts = sum(cjk), sum(cjk[: marks[0]]), sum(cjk[marks[-1] :])
-        return (0, is_comma, is_stop, 1, is_ascii, *counts, 0)
+        return (0, bool(found & COMMA_LIKE), bool(found & FULL_STOP_LIKE), 1, "".join(found).isascii(), *counts, 0)
     is_content = any(cjk) and all(is_c or char.isspace() for is_c, char in zip(cjk, text, strict=True))
     return (is_content, 0, 0, 0, 0, sum(cjk), sum(cjk), sum(cjk), ord(text.lstrip()[0]) if is_content else 0)

@@ -1,7 +1,5 @@
 """When a generation ends (F13): sentence ends, stop strings, end tokens and the length, after every single token."""
 
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -69,36 +67,32 @@ def test_sentences_along_the_tokens_are_those_of_the_text(walk):
         assert (said.ends_sentence, said.num_sentences) == (whole.ends_sentence, whole.num_sentences)
 
 
+ONE = {"sentences": 1}
+
+
 @pytest.mark.parametrize(
     ("pieces", "options", "expected"),
     [
-        (["我", "。", "你"], {"sentences": 1}, (2, "sentences")),
-        (["我", "。", "你", "！", "他"], {"sentences": 2}, (4, "sentences")),
-        (["我", "？”", "你"], {"sentences": 1}, (2, "sentences")),
-        (["3", ".", "5", "。"], {"sentences": 1}, (4, "sentences")),
-        (["3", ".", " ", "a", "b", "."], {"sentences": 1}, (6, "sentences")),
-        (["e", ".g", "."], {"sentences": 1}, None),
-        ([" U", ".", "S", "."], {"sentences": 1}, None),
-        (["ab", ".", ".", "."], {"sentences": 1}, (2, "sentences")),
+        ("我|。|你", ONE, (2, "sentences")), ("我|。|你|！|他", {"sentences": 2}, (4, "sentences")),
+        ("我|？”|你", ONE, (2, "sentences")), ("3|.|5|。", ONE, (4, "sentences")), ("e|.g|.", ONE, None),
+        ("3|.| |a|b|.", ONE, (6, "sentences")), ("ab|.|.|.", ONE, (2, "sentences")), (" U|.|S|.", ONE, None),
         # marks in a row are one end: the second sentence has not come yet
-        (["我", "？", "！", "你", "。"], {"sentences": 2}, (5, "sentences")),
+        ("我|？|！|你|。", {"sentences": 2}, (5, "sentences")),
         # before the minimum nothing ends, and what closes the sentence later does
-        (["我", "。", "你", "他", "。"], {"sentences": 1, "min_new_tokens": 4}, (5, "sentences")),
-        (["我", "。", "”", "你"], {"sentences": 1, "min_new_tokens": 3}, (3, "sentences")),
-        (["我", "。", "你"], {"sentences": 1, "min_new_tokens": 3}, None),
+        ("我|。|你|他|。", ONE | {"min_new_tokens": 4}, (5, "sentences")),
+        ("我|。|”|你", ONE | {"min_new_tokens": 3}, (3, "sentences")), ("我|。|你", ONE | {"min_new_tokens": 3}, None),
     ],
-)
+)  # fmt: skip
 def test_ending_after_sentences(pieces, options, expected):
     """F13: neither early, at a decimal or "e.g.", nor past the sentence."""
-    assert ending(ids(*pieces), **options) == expected
+    assert ending(ids(*pieces.split("|")), **options) == expected
 
 
 def follower(text, vocab=VOCAB):
     """A model that writes `text` round and round, whatever the prompt, and is sure of it."""
     table = np.zeros((vocab.size, vocab.size), np.float32)
     table[:, vocab.encode(text)[0]] = 15
-    for here, there in itertools.pairwise(vocab.encode(text)):
-        table[here, there] = 40
+    table[vocab.encode(text)[:-1], vocab.encode(text)[1:]] = 40
     return ToyEngine(vocab, table)
 
 
@@ -117,18 +111,17 @@ def test_what_the_prompt_holds_ends_nothing(mode, prompt, text, options):
 @pytest.mark.parametrize(
     ("pieces", "options", "expected"),
     [
-        ([*ids("我"), EOS], {}, (2, "eos")),
+        ([*ids("我"), EOS], {}, (2, "eos")), (ids("我", "我", "我"), {"max_new_tokens": 3}, (3, "length")),
         ([EOS], {"min_new_tokens": 5}, (1, "eos")),  # the ban is the chooser's; an end token that came is an end
         ([*ids("我"), TOOL, *ids("我")], {"stop_token_ids": (TOOL,)}, (2, "eos")),
         (ids("我", "你"), {"stop_token_ids": tuple(sorted(ids("你", "他"))), "stop": ("你",)}, (2, "eos")),
-        (ids("我", "我", "我"), {"max_new_tokens": 3}, (3, "length")),
         (ids("我", "我", "。"), {"max_new_tokens": 3, "sentences": 1}, (3, "sentences")),
         (ids("a", "b"), {"max_new_tokens": 2, "stop": ("ab",)}, (2, "stop_string")),
         (ids("我", "。"), {"sentences": 1, "stop": ("。",)}, (2, "stop_string")),
         ([*ids("a"), TOOL, *ids("b")], {"stop": ("ab",)}, (3, "stop_string")),  # across special tokens
         (ids(b"\xe5", b"\x91", b"\x98"), {"stop": ("员",)}, (3, "stop_string")),  # a character in bytes
     ],
-)
+)  # fmt: skip
 def test_the_order_of_reasons(pieces, options, expected):
     assert ending(pieces, **options) == expected
 

@@ -5,7 +5,6 @@ tests/choosing/test_chinese_style.py, F11 in tests/gating/test_gates.py too; F13
 F14 in test_hand_back.py (whoever wrote a token chose it) and on the real pair;
 F16 in tests/engines/test_omni.py."""
 
-import itertools
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -77,10 +76,9 @@ def test_f6_a_loop_as_long_as_a_sentence_is_left_where_the_target_would_leave_it
     copy, and is asked nothing before. Alone it goes on, and the terminal says so."""
     words = "的一是在不了有和人这中大为上个国我以要他时来用们生到作地于出"
     vocab = character_vocab(words)
-    sentence = vocab.encode(words)
+    sentence = [*vocab.encode(words)]
     table = np.zeros((vocab.size, vocab.size), np.float32)
-    for here, there in itertools.pairwise([*sentence, sentence[0]]):
-        table[here, there] = 40
+    table[sentence, np.roll(sentence, -1)] = 40
     ending = table.copy()
     ending[sentence[-1], next(iter(vocab.end_ids))] = 80
 
