@@ -15,13 +15,17 @@ COMMA_LIKE = frozenset("，,、；;：:﹐﹑﹔﹕､")
 FULL_STOP_LIKE = frozenset("。．.！!？?｡﹒﹗﹖")
 CLOSING = frozenset("”’」』）)】》〉]}\"'")
 
-# Doubled ideographs that are words or parts of words: 慢慢, 高高兴兴, 谢谢.
-REDUPLICATIONS = frozenset(
-    char * 2
-    for char in "爸宝常层沉处匆大淡滴弟点等短缓哥个公姑刚高乖光滚哈好黑狠红哗欢灰渐姐紧仅静舅久看快空宽款蓝朗姥冷历粼"
-    "凉亮聊寥绿妈满漫慢忙茫毛每妹闷密绵明默奶嫩年浓暖偏飘频婆平轻青清星晴区圈悄人日软融洒散闪深生声湿时试"
-    "世事叔舒说熟双爽谁丝岁太滔天甜条听通偷团娃弯汪往微巍娓稳问细想香谢写欣行兴熊徐纷炎洋痒样遥爷夜一依盈"
-    "悠幽圆源远匀早走字整正真阵蒸种重皱转滋足坐"
+# Reduplicated words of everyday Chinese, a list of our own: a character x stands for xx (also at the end of ABB), a
+# pair xy for xxyy. Most vocabularies hold more of them.
+AA = (
+    "慢渐常往刚轻静默缓微淡深浓纷匆茫滔绵悄稍仅恰偏明暗偷紧牢满足连频早久远高长短厚大小细圆红白绿黑甜香暖冷亮多好粼漉"
+    "油灿彤晶乎茸漆冰零眯冲洋沉吞喷汪滚荡糟淋腾狠秃蒙滴沙潺哗呼哈嘻嗡皑苍郁葱熙攘团闪摇飘翩徐冉袅依津源爸妈爷奶公婆哥"
+    "姐弟妹叔伯舅姑太宝娃人家天年日月夜时处步层阵丝点种样事代星看想走说试等谈问听聊笑堂朗彬吁鼎熊炯叮喳吱轰隆孜兢谆耿"
+    "亭脉盈融灼谢寥"
+)
+AABB = (
+    "干净高兴开心快乐漂亮清楚明白认真仔细安静平安健康大方整齐热闹简单实在完整普通辛苦匆忙轻松踏实稳当舒服客气甜蜜红火"
+    "老实规矩来往进出上下前后反复日夜断续陆续密麻迷糊模糊犹豫摇晃蹦跳吵闹说笑许多时刻方面真切确实彻底原本轰烈浩荡沸扬"
 )
 
 _CJK_RANGES = (
@@ -52,10 +56,10 @@ def content_units(text: str) -> list[str]:
 
 
 def num_adjacent(text: str) -> tuple[int, int]:
-    """Number of ideographs equal to the character before them, and of doubles in REDUPLICATIONS, which are not among
+    """Number of ideographs equal to the character before them, and of doubles in AA and AABB, which are not among
     them. A third equal character is no double."""
     runs = ["".join(run) for char, run in groupby(text) if is_cjk(char)]
-    num_doubles = sum(run[:2] in REDUPLICATIONS for run in runs)
+    num_doubles = sum(len(run) > 1 and run[0] in AA + AABB for run in runs)
     return sum(map(len, runs)) - len(runs) - num_doubles, num_doubles
 
 

@@ -46,6 +46,7 @@ class DecodingParams:
     As in transformers, prompt included: `repetition_penalty`, `no_repeat_ngram_size`, `min_new_tokens` (no earlier end,
     unless all `sentences` are written). As in OpenAI's interface: `frequency_penalty` and `presence_penalty` over the
     generated part, and `logit_bias`, pairs of (token id, number added to its logit), ids rising.
+    All penalties look at the last `penalty_window` tokens, if it is not 0.
     `min_call_prob`: a text begins as a tool call only where that is as probable, by raw logits at temperature 1.
     For Chinese, over the generated part: `content_penalty` multiplies down CJK content tokens that occurred;
     `content_ngram_size` bans n-grams of them, punctuation ignored; `comma_gap` bans comma-like tokens until so many CJK
@@ -73,6 +74,9 @@ class DecodingParams:
     no_repeat_ngram_size: int = _option(0, 0, 1024, "N", "Never write the same N tokens in a row again; 0 is off.")
     frequency_penalty: float = _option(0.0, -2, 2, "X", "Take X off a logit for each time it was written; 0 is off.")
     presence_penalty: float = _option(0.0, -2, 2, "X", "Take X off the logits of tokens written before; 0 is off.")
+    penalty_window: int = _option(
+        0, 0, _INT32_MAX, "N", "Let penalties look at the last N tokens alone (64 to 128 against loops); 0 is all."
+    )
     logit_bias: tuple[tuple[int, float], ...] = _option(
         (), -100, 100, "ID:X", "Add X to the logit of token ID; repeatable."
     )

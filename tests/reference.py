@@ -84,10 +84,11 @@ def constrained(row: Any, prefix: Seq[int], prompt_len: int, params: DecodingPar
     chance = probabilities(row.astype(np.float64))[openers].sum()
     if not thinks and len(generated) <= 8 and not vocab.text_bytes(generated).strip() and chance < params.min_call_prob:
         edited[openers] = -np.inf
-    for token_id in sorted(set(prefix)):
+    last = slice(-params.penalty_window if params.penalty_window else None, None)
+    for token_id in sorted(set(prefix[last])):
         _scale(edited, token_id, params.repetition_penalty)
     for token_id in range(vocab.size):  # OpenAI: mu[j] -> mu[j] - c[j] * alpha_frequency - (c[j] > 0) * alpha_presence
-        count = written.count(token_id)
+        count = written[last].count(token_id)
         lowered = count * params.frequency_penalty + (count > 0) * params.presence_penalty
         edited[token_id] -= np.float32(lowered)
     for token_id, bias in params.logit_bias:
@@ -106,7 +107,7 @@ def constrained(row: Any, prefix: Seq[int], prompt_len: int, params: DecodingPar
     if params.content_ngram_size:
         _ban_ngrams(edited, content, params.content_ngram_size, spared=_sure(edited))
         _ban_ngrams(edited, content, 2 * params.content_ngram_size)
-    for token_id in set(content) - {*_sure(edited)}:
+    for token_id in {i for i in generated[last] if _is_content(vocab, i)} - {*_sure(edited)}:
         _scale(edited, token_id, params.content_penalty)
     is_end = [bool(set(filter(is_punctuation, _text(vocab, i))) - set("、﹑､")) for i in generated]
     num = [Said().then(vocab.text_bytes(generated[:end])).num_sentences for end in range(len(generated) + 1)]

@@ -122,6 +122,7 @@ def params(draw: st.DrawFn, max_new_tokens: int = 24) -> DecodingParams:
         "min_call_prob": st.floats(0.001, 0.9),
         "repetition_penalty": st.floats(0.5, 3),
         "frequency_penalty": st.floats(-2, 2),
+        "penalty_window": st.sampled_from([1, 3]),
         "presence_penalty": st.floats(-2, 2),
         "logit_bias": st.dictionaries(some_ids, st.floats(-100, 100), max_size=3).map(dict.items),
         "full_stop_shift": st.floats(-20, 0),

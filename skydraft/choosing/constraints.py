@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from skydraft.characters import COMMA_LIKE, is_cjk
+from skydraft.characters import AA, AABB, COMMA_LIKE, is_cjk
 from skydraft.choosing.incremental import Along, Repeats, Tally
 from skydraft.choosing.stopping import Said, said_along
 from skydraft.config import DecodingParams
@@ -30,13 +30,6 @@ _OPENERS = (b"{", b"`", b"<tool")
 _MAX_BLANK = 8  # tokens of white space before a call
 _MAX_WORD_TOKENS = 32  # eight characters, each of at most four bytes in UTF-8
 _SURE = 0.5  # probability of a token that may be the rest of a word
-# Reduplicated words of everyday Chinese, a list of our own: a character x stands for xx (also at the end of ABB), a
-# pair xy for xxyy. Most vocabularies hold more of them.
-_AA = """慢渐常往刚轻静默缓微淡深浓纷匆茫滔绵悄稍仅恰偏明暗偷紧牢满足连频早久远高长短厚大小细圆红白绿黑甜香暖冷亮多好粼
-漉油灿彤晶乎茸漆冰零眯冲洋沉吞喷汪滚荡糟淋腾狠秃蒙滴沙潺哗呼哈嘻嗡皑苍郁葱熙攘团闪摇飘翩徐冉袅依津源爸妈爷奶公婆哥姐弟妹
-叔伯舅姑太宝娃人家天年日月夜时处步层阵丝点种样事代星看想走说试等谈问听聊笑堂朗彬吁鼎熊炯叮喳吱轰隆孜兢谆耿亭脉盈融灼"""
-_AABB = """干净高兴开心快乐漂亮清楚明白认真仔细安静平安健康大方整齐热闹简单实在完整普通辛苦匆忙轻松踏实稳当舒服客气甜蜜
-红火老实规矩来往进出上下前后反复日夜断续陆续密麻迷糊模糊犹豫摇晃蹦跳吵闹说笑许多时刻方面真切确实彻底原本轰烈浩荡沸扬"""
 
 
 def constraints_of(params: DecodingParams, vocab: Vocab) -> list[tuple[Constraint, bool]]:
@@ -50,14 +43,17 @@ def constraints_of(params: DecodingParams, vocab: Vocab) -> list[tuple[Constrain
         check_chinese(vocab)
     wanted: list[tuple[object, bool, Callable[[DecodingParams, Vocab], Constraint]]] = [
         (params.min_call_prob, True, _no_unlikely_call),  # by the raw row
-        (params.repetition_penalty != 1, False, lambda p, _: _penalty(p.repetition_penalty)),
+        (params.repetition_penalty != 1, False, lambda p, _: _penalty(p.repetition_penalty, p.penalty_window)),
         (params.frequency_penalty or params.presence_penalty, False, _occurrence_penalty),
         (params.logit_bias, False, _logit_bias),
         (params.no_repeat_ngram_size, False, lambda p, _: _no_repeat(p.no_repeat_ngram_size)),
         (params.min_new_tokens, True, _no_early_end),
         (params.no_adjacent_repeat, True, _no_adjacent_repeat),
         (params.content_ngram_size, True, lambda p, v: _no_repeat(p.content_ngram_size, v.classes.content)),
-        (params.content_penalty != 1, True, lambda p, v: _penalty(p.content_penalty, v.classes.content)),
+        (
+            params.content_penalty != 1, True,
+            lambda p, v: _penalty(p.content_penalty, p.penalty_window, v.classes.content),
+        ),
         (params.comma_gap or params.full_stop_gap, True, _no_early_punctuation),
     ]  # fmt: skip
     return [(make(params, vocab), is_of_answer) for is_on, is_of_answer, make in wanted if is_on]
@@ -97,12 +93,12 @@ def _unsure(row: npt.NDArray[Any], token_ids: TokenIds) -> TokenIds:
     return token_ids[token_ids != best] if is_sure else token_ids
 
 
-def _penalty(penalty: float, content: Mask | None = None) -> Constraint:
+def _penalty(penalty: float, window: int, content: Mask | None = None) -> Constraint:
     """Positive logits are divided, negative ones multiplied (CTRL, arXiv 1909.05858)."""
-    tally = Tally()
+    tally = Tally(window)
 
     def scale(row: npt.NDArray[Any], prefix: TokenIds, generated: TokenIds) -> None:
-        token_ids = tally.distinct(prefix if content is None else generated)
+        token_ids = tally.counts(prefix if content is None else generated)[0]
         if content is not None:
             token_ids = _unsure(row, token_ids[content[token_ids]])
         scores = row[token_ids]
@@ -112,7 +108,7 @@ def _penalty(penalty: float, content: Mask | None = None) -> Constraint:
 
 
 def _occurrence_penalty(params: DecodingParams, vocab: Vocab) -> Constraint:
-    tally = Tally()
+    tally = Tally(params.penalty_window)
 
     def shift(row: npt.NDArray[Any], prefix: TokenIds, generated: TokenIds) -> None:
         token_ids, counts = tally.counts(generated)
@@ -163,7 +159,7 @@ def _no_early_end(params: DecodingParams, vocab: Vocab) -> Constraint:
 @kept_with_vocab
 def _doubled(vocab: Vocab) -> str:
     """Words in which a character stands twice in a row, parted by spaces: of the lists, and of the vocabulary."""
-    listed = re.sub(r"(\S)", r"\1\1 ", _AA) + re.sub(r"(\S)(\S)", r"\1\1\2\2 ", _AABB)
+    listed = re.sub(r"(\S)", r"\1\1 ", AA) + re.sub(r"(\S)(\S)", r"\1\1\2\2 ", AABB)
     own = b" ".join(vocab.pieces[token_id] for token_id in np.flatnonzero(vocab.classes.content)).decode()
     return " ".join([listed, *(word for word in own.split() if re.search(r"(.)\1", word))])
 

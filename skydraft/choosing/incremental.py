@@ -63,18 +63,20 @@ class Along(Follower, Generic[S]):
 
 
 class Tally(Follower):
-    """The tokens of a prefix and their counts. A call costs the tokens that differ, and the distinct ones."""
+    """The tokens of a prefix, or of its last `window` tokens, and their counts. A call costs the tokens that differ or
+    those of the window, and the distinct ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, window: int = 0) -> None:
         super().__init__()
+        self._window = window
         self._counts = Counter[int]()
 
-    def distinct(self, prefix: TokenIds) -> TokenIds:
-        self.follow(prefix)
-        return np.fromiter(self._counts, np.int32, len(self._counts))
-
     def counts(self, prefix: TokenIds) -> tuple[TokenIds, npt.NDArray[np.int64]]:
-        return self.distinct(prefix), np.fromiter(self._counts.values(), np.int64, len(self._counts))
+        if self._window:
+            return np.unique(prefix[-self._window :], return_counts=True)
+        self.follow(prefix)
+        sizes = self._counts.values()
+        return np.fromiter(self._counts, np.int32, len(sizes)), np.fromiter(sizes, np.int64, len(sizes))
 
     def _back(self, length: int) -> None:
         for token_id in self._read.view[length:].tolist():

@@ -41,7 +41,7 @@ EXECUTION_EXACT: Execution
 EXECUTION_THROUGHPUT: Execution
 
 class DecodingParams(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty", "no_repeat_ngram_size", "content_penalty", "content_ngram_size", "no_adjacent_repeat", "comma_gap", "full_stop_gap", "full_stop_shift", "sentences", "min_new_tokens", "max_new_tokens", "stop", "frequency_penalty", "presence_penalty", "logit_bias", "min_call_prob", "stop_token_ids", "grammar", "think_budget", "think_start", "think_end")
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty", "no_repeat_ngram_size", "content_penalty", "content_ngram_size", "no_adjacent_repeat", "comma_gap", "full_stop_gap", "full_stop_shift", "sentences", "min_new_tokens", "max_new_tokens", "stop", "frequency_penalty", "presence_penalty", "logit_bias", "min_call_prob", "stop_token_ids", "grammar", "think_budget", "think_start", "think_end", "penalty_window")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +68,7 @@ class DecodingParams(_message.Message):
     THINK_BUDGET_FIELD_NUMBER: _ClassVar[int]
     THINK_START_FIELD_NUMBER: _ClassVar[int]
     THINK_END_FIELD_NUMBER: _ClassVar[int]
+    PENALTY_WINDOW_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
@@ -94,7 +95,8 @@ class DecodingParams(_message.Message):
     think_budget: int
     think_start: str
     think_end: str
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., no_repeat_ngram_size: _Optional[int] = ..., content_penalty: _Optional[float] = ..., content_ngram_size: _Optional[int] = ..., no_adjacent_repeat: _Optional[bool] = ..., comma_gap: _Optional[int] = ..., full_stop_gap: _Optional[int] = ..., full_stop_shift: _Optional[float] = ..., sentences: _Optional[int] = ..., min_new_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[LogitBias, _Mapping]]] = ..., min_call_prob: _Optional[float] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., grammar: _Optional[str] = ..., think_budget: _Optional[int] = ..., think_start: _Optional[str] = ..., think_end: _Optional[str] = ...) -> None: ...
+    penalty_window: int
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., no_repeat_ngram_size: _Optional[int] = ..., content_penalty: _Optional[float] = ..., content_ngram_size: _Optional[int] = ..., no_adjacent_repeat: _Optional[bool] = ..., comma_gap: _Optional[int] = ..., full_stop_gap: _Optional[int] = ..., full_stop_shift: _Optional[float] = ..., sentences: _Optional[int] = ..., min_new_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[LogitBias, _Mapping]]] = ..., min_call_prob: _Optional[float] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., grammar: _Optional[str] = ..., think_budget: _Optional[int] = ..., think_start: _Optional[str] = ..., think_end: _Optional[str] = ..., penalty_window: _Optional[int] = ...) -> None: ...
 
 class LogitBias(_message.Message):
     __slots__ = ("token_id", "bias")
