@@ -8,7 +8,7 @@ import json
 import re
 import unicodedata
 from contextlib import suppress
-from itertools import groupby
+from itertools import pairwise
 from typing import Any
 
 COMMA_LIKE = frozenset("，,、；;：:﹐﹑﹔﹕､")
@@ -28,6 +28,8 @@ AABB = (
     "老实规矩来往进出上下前后反复日夜断续陆续密麻迷糊模糊犹豫摇晃蹦跳吵闹说笑许多时刻方面真切确实彻底原本轰烈浩荡沸扬"
 )
 
+_PAIRS = (AABB[at : at + 2] for at in range(0, len(AABB), 2))
+_DOUBLES = re.compile("|".join([*(f"{x}{x}{y}{y}" for x, y in _PAIRS), *(f"{x}{x}+" for x in AA)]))
 _CJK_RANGES = (
     (0x3400, 0x4DBF),  # extension A
     (0x4E00, 0x9FFF),  # unified ideographs
@@ -58,9 +60,8 @@ def content_units(text: str) -> list[str]:
 def num_adjacent(text: str) -> tuple[int, int]:
     """Number of ideographs equal to the character before them, and of doubles in AA and AABB, which are not among
     them. A third equal character is no double."""
-    runs = ["".join(run) for char, run in groupby(text) if is_cjk(char)]
-    num_doubles = sum(len(run) > 1 and run[0] in AA + AABB for run in runs)
-    return sum(map(len, runs)) - len(runs) - num_doubles, num_doubles
+    num_doubles = sum(len(set(match.group())) for match in _DOUBLES.finditer(text))
+    return sum(a == b and is_cjk(a) for a, b in pairwise(text)) - num_doubles, num_doubles
 
 
 def visible(text: str) -> str:
