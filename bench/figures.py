@@ -8,7 +8,7 @@ no page have a figure beside them.
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,8 @@ def read(name: str) -> Any:
     return json.loads((DOCS / name).read_text(encoding="utf-8"))
 
 
-FILES = "link tasks long devices everyday"
-SUMMARY, LINK, TASKS, LONG, DEVICES, EVERYDAY = (
+FILES = "link tasks long devices everyday speech presets"
+SUMMARY, LINK, TASKS, LONG, DEVICES, EVERYDAY, SPEECH, PRESETS = (
     read(f"{name}.json") for name in ("report-zh-dev/summary", *(f"figures/{name}" for name in FILES.split()))
 )
 
@@ -192,6 +192,12 @@ def right_answers() -> list[str]:
 def in_short() -> list[str]:
     rows = []
     for mode in (mode for mode in ORDER if mode not in NAMES):
+        if mode in PRESETS and mode != "cloud":
+            found = PRESETS[mode]
+            cells = [f"{found['target_agreement']:.3f}", str(found["same"]), f"{found['target_written_per_token']:.2f}"]
+            asked = [f"{found['cloud_calls_per_token']:.3f}", f"{found['speed']:.2f}", "–"]
+            rows.append([code(mode), *cells, *asked])
+            continue
         speed = "needs no link" if mode == "edge" else far_cell(mode, 80, KINDS[:2])
         share = (f"{kept(mode, 'target_agreement'):.3f}", same(mode), f"{kept(mode, 'target_written_per_token'):.2f}")
         rows.append([code(mode), *share, calls(mode, kept(mode, "cloud_calls_per_token")), f"{here(mode):.2f}", speed])
@@ -230,11 +236,50 @@ def right_in_short() -> list[str]:
     )
 
 
+def what_clips_keep(head: str, once: str = "one a text") -> list[str]:
+    names = ("captions", "attributes", "cloud_calls_per_token", "acceptance_rate", "target_passes_per_token")
+    rows = []
+    for mode, found in SPEECH["here"].items():
+        right, said, asked, accepted, passes = (found[name] for name in names)
+        cells = [f"{right:.3f}", f"{said:.3f}", once if mode == "cloud" else f"{asked:.3f}"]
+        rows.append([speech_mode(mode), *cells, f"{accepted:.3f}" if accepted else "–", f"{passes:.3f}"])
+    return table(head.split(" | "), rows)
+
+
+def speech_over_a_link(head: str, once: str = "one a text") -> list[str]:
+    rows = []
+    for key in ("20 ms", "80 ms"):
+        stream = SPEECH[key]["cloud"]["tokens_per_s"]
+        for mode, found in SPEECH[key].items():
+            asked = once if mode == "cloud" else f"{found['cloud_calls_per_token']:.3f}"
+            cells = [f"{found['captions']:.3f}", asked, f"{found['ttft_ms']:.0f}", f"{found['bytes_up'] / 1e3:.1f}"]
+            rows.append([f"{key}, {speech_mode(mode)}", *cells, f"{found['tokens_per_s'] / stream:.2f}"])
+    return table(head.split(" | "), rows)
+
+
+def speech_mode(mode: str) -> str:
+    name, _, k = mode.partition(";k=")
+    return f"`{name} --k {k}`" if k else f"`{name}`"
+
+
+def memory() -> list[str]:
+    rows = [[name, *(f"{each:.1f}" for each in sizes)] for name, sizes in SPEECH["memory, GB"].items()]
+    return table(("GB", "`float32`", "`bfloat16`", "`int8`", "`int4`"), rows)
+
+
+def presets() -> list[str]:
+    rows = []
+    for mode, found in PRESETS.items():
+        asked = "one a text" if mode == "cloud" else f"{found['cloud_calls_per_token']:.3f}"
+        cells = [f"{found['target_agreement']:.3f}", str(found["same"]), asked]
+        cells += [f"{found['target_written_per_token']:.3f}", f"{found['speed']:.2f}"]
+        rows.append([f"`{mode}`", *cells])
+    head = ("agreement", "same answers", "calls a token", "written by the target", "speed, `cloud` = 1")
+    return table(("62 short prompts, presets of today", *head), rows)
+
+
 def sentences() -> Iterator[tuple[str, str]]:
     """Page and words of each figure that stands outside of tables."""
-    written, also = kept("quality", "target_written_per_token"), EVERYDAY["quality"]["written"]["value"]
-    said = f"it wrote {100 * written:.0f} % of the tokens itself, over 55 everyday questions {100 * also:.0f} %,"
-    yield "README.md", said
     same_in_auto, same_in_answers = (EVERYDAY[mode]["same"]["value"] for mode in ("auto", "answers"))
     yield "docs/modes.md", f"{same_in_auto} answers of `auto` and {same_in_answers} of `answers`"
     page, lossless = "docs/measuring.md", setting("lossless")["speed_over"]["cloud"]
@@ -260,7 +305,29 @@ def sentences() -> Iterator[tuple[str, str]]:
 
 TABLES: dict[str, tuple[Callable[[], list[str]], ...]] = {
     "README.md": (in_short, right_in_short),
+    "docs/speech.md": (
+        memory,
+        partial(
+            what_clips_keep,
+            "60 clips | right captions | right attributes | calls a token | acceptance | passes a token",
+        ),
+        partial(
+            speech_over_a_link,
+            "60 clips, round trip | right captions | calls a token | first token, ms | kB up a clip"
+            " | speed, `cloud` = 1",
+        ),
+    ),
+    "docs/speech.zh.md": (
+        memory,
+        partial(what_clips_keep, "60 段录音 | 描述全对 | 属性对 | 每 token 调用 | 接受率 | 每 token 前向", "每段一次"),
+        partial(
+            speech_over_a_link,
+            "60 段录音，往返时延 | 描述全对 | 每 token 调用 | 首 token，ms | 每段上行 kB | 速度，`cloud` = 1",
+            "每段一次",
+        ),
+    ),
     "docs/measuring.md": (
+        presets,
         what_a_mode_keeps,
         what_it_keeps_of_everyday_questions,
         what_it_keeps_of_long_texts,
