@@ -14,18 +14,18 @@ from rich.console import Console
 from skydraft import api
 from skydraft.cli.pair_options import ModelChoice
 from skydraft.cli.terminal import TERMINAL, console_for, is_colored, legend, show_tokens
-from skydraft.config import DEFAULT_MODE, decoding_params
+from skydraft.config import decoding_params
 from skydraft.decoding.generation import Generation
-from skydraft.decoding.plan import make_plan
+from skydraft.decoding.plan import Plan, make_plan
 from skydraft.engines.base import Engine
 from skydraft.errors import SkydraftError
 from skydraft.evaluation.scoring import scores
 
 MODES = {
     "edge": "the small model alone",
-    "auto": "checked where the small one is unsure",
-    "quality": "the default: all is checked",
-    "cloud": "the large one alone",
+    "quality": "checked where the small one is unsure",
+    "auto": "checked where a calibration says so",
+    "lossless": "the default: the large one's text, drafted where that is faster",
 }
 PROMPTS = {"zh": "什么是哈希表？它为什么快？", "en": "What is the difference between TCP and UDP?"}
 _LANGUAGE = next(filter(None, map(os.environ.get, ("LC_ALL", "LC_MESSAGES", "LANG"))), "")
@@ -34,14 +34,14 @@ _PARAMS = decoding_params(max_new_tokens=48)
 
 
 def demo() -> None:
-    """Answer with the default pair in the default mode, then in the modes of MODES, all of them greedy. The question is
-    in Chinese where the terminal is."""
+    """Answer with the default pair, drafting always (`lossless --k 5`), then in the modes of MODES, all of them greedy.
+    The question is in Chinese where the terminal is."""
     prompt = PROMPTS["zh" if _LANGUAGE.startswith("zh") else "en"]
     console, models = console_for("auto"), ModelChoice()
     edge, cloud = models.load_pair()
     console.print(f"\n{models.edge_model} writes, {models.target_name} corrects it. Here both run on this machine.")
     console.print(f"Question: {prompt}\nAnswer:   ", end="")
-    with _answer(prompt, DEFAULT_MODE, edge, cloud) as generation:
+    with _answer(prompt, make_plan("lossless", k=5), edge, cloud) as generation:
         for _, tokens in generation.rounds():
             show_tokens(console, tokens)
     console.print(" … (the demo ends an answer here)" if generation.finish_reason == "length" else "")
@@ -57,8 +57,8 @@ def demo() -> None:
     )
 
 
-def _answer(prompt: str, mode: str, edge: Engine, cloud: Engine) -> Generation:
-    return api.generate(prompt, edge=edge, cloud=cloud, plan=make_plan(mode), params=_PARAMS)
+def _answer(prompt: str, plan: Plan, edge: Engine, cloud: Engine) -> Generation:
+    return api.generate(prompt, edge=edge, cloud=cloud, plan=plan, params=_PARAMS)
 
 
 def verdict(generation: Generation, agreement: float) -> str:
@@ -81,7 +81,10 @@ def _show_modes(console: Console, prompt: str, edge: Engine, cloud: Engine) -> N
     modes_of = defaultdict[str, list[str]](list)  # by text
     console.print(f"{'mode':<9}tokens  asked  it wrote  as it would  tokens/s", style="bold")
     for mode, remark in MODES.items():
-        with TERMINAL.state(f"The same question in mode {mode}…"), _answer(prompt, mode, edge, cloud) as generation:
+        with (
+            TERMINAL.state(f"The same question in mode {mode}…"),
+            _answer(prompt, make_plan(mode), edge, cloud) as generation,
+        ):
             stats = generation.run().stats
             modes_of[" ".join(generation.text.split())].append(mode)
             agreement = _agreement(generation, edge, cloud)

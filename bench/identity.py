@@ -1,8 +1,8 @@
-"""Counts tokens of `lossless` and `quality` against `cloud` on the real pair: they must be the same ids, all of them.
+"""Counts tokens of `lossless` against `cloud` on the real pair: they must be the same ids, all of them.
 
     python -m bench identity [--limit PROMPTS] [--max-new-tokens N] [--only TEXT] [--threads N] [--gpu-layers N]
 
-All prompts at temperature 0 and 0.8 in `quality`, and in `lossless` with three block lengths, each with another
+All prompts at temperature 0 and 0.8 in `lossless`, by itself and with three block lengths, each with another
 hand-back; the first twelve also with repetition penalty and n-gram ban, with zh-short, and in a grammar; and one prompt
 longer than 512 tokens, past which llama.cpp may use other kernels.
 """
@@ -27,13 +27,13 @@ class Case:
     name: str
     params: DecodingParams
     prompts: list[str]
-    plans: tuple[Plan, ...] = (make_plan("lossless", k=5, hand_back="agree:2"), make_plan("quality"))
+    plans: tuple[Plan, ...] = (make_plan("lossless", k=5, hand_back="agree:2"), make_plan("lossless"))
 
 
 def cases(limit: int | None, max_new_tokens: int) -> Iterator[Case]:
     """All settings, at both temperatures."""
     dev, shapes = prompts(limit), ((2, "0"), (5, "agree:2"), (8, "3"))
-    more = *(make_plan("lossless", k=k, hand_back=hand_back) for k, hand_back in shapes), make_plan("quality")
+    more = *(make_plan("lossless", k=k, hand_back=hand_back) for k, hand_back in shapes), make_plan("lossless")
     long_prompt = "请总结下面所有的问题：" + "\n".join(prompts())[:900]
     for temperature in (0.0, 0.8):
         plain = decoding_params(temperature=temperature, seed=SEED, max_new_tokens=max_new_tokens)
@@ -92,5 +92,5 @@ def main() -> int:
         )
     minutes = (time.perf_counter() - began) / 60
     share = f"{total_equal} of {total} tokens equal ({total_equal / total:.2%})"
-    print(f"lossless, quality == cloud: {share}, {minutes:.1f} min")
+    print(f"lossless == cloud: {share}, {minutes:.1f} min")
     return 0 if total_equal == total else 1
