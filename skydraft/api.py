@@ -213,10 +213,8 @@ def start(
         if not (request.local_only or (edge is not None and edge.is_local_only)):
             request = fitting(request, cloud)
         elif request.plan.verifies:
-            raise OptionError(
-                "A text that must stay on this device cannot be checked by a server.",
-                hint="Use --mode edge, or a target in this process.",
-            )
+            hint = "Use --mode edge, or a target in this process."
+            raise OptionError("A text that must stay on this device cannot be checked by a server.", hint=hint)
         else:
             cloud = None
     target = target_of(cloud, request.execution) if cloud else None

@@ -95,10 +95,8 @@ def _keep_rows(path: Path, is_csv: bool, *, failures: bool = False) -> list[Row]
     rows = (_csv_rows if is_csv else _json_rows)(text)
     if rows is None:
         kind = "CSV" if is_csv else "JSON lines"
-        raise OptionError(
-            f"{path} holds something other than captions as {kind}; it was not changed.",
-            hint="Choose another --out, or remove the file.",
-        )
+        hint = "Choose another --out, or remove the file."
+        raise OptionError(f"{path} holds something other than captions as {kind}; it was not changed.", hint=hint)
     kept: dict[str, Row] = {}
     for row in rows:
         if not row.get("error") or (failures and row["file"] not in kept):

@@ -205,9 +205,8 @@ def _token(context: click.Context, param: click.Parameter, path: Path | None) ->
     fields = [line.partition("#")[0].split() for line in lines]
     tokens = [field[-1] for field in fields if field]
     if len(tokens) != 1 or not tokens[0].isascii():
-        raise OptionError(
-            f"{path} holds {len(tokens)} tokens; it must hold one.", hint="Copy one line of the server's file."
-        )
+        hint = "Copy one line of the server's file."
+        raise OptionError(f"{path} holds {len(tokens)} tokens; it must hold one.", hint=hint)
     return tokens[0]
 
 

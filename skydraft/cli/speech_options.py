@@ -52,10 +52,8 @@ class SpeechChoice:
     def share(self, gate: GateChoice, cloud: CloudChoice) -> ShareAudio:
         """The part of a recording that the target gets. Raises OptionError if the user must choose and did not."""
         if self.share_audio is None and cloud.address and gate.plan.verifies:
-            raise OptionError(
-                "With --cloud the features of each recording leave this device.",
-                hint="Allow it with --share-audio features, or use --mode edge.",
-            )
+            hint = "Allow it with --share-audio features, or use --mode edge."
+            raise OptionError("With --cloud the features of each recording leave this device.", hint=hint)
         return self.share_audio or "features"
 
     def read(self, path: Path) -> Recording:

@@ -144,9 +144,8 @@ def read_adapter(path: Path) -> Adapter:
         if not is_one or len(tensors) != 2 * len(names) or len({len(low) for low, _ in adapter.pairs.values()}) != 1:
             raise ValueError("it changes nothing, or is of another form")
     except Exception as error:  # a damaged file raises errors of many kinds
-        raise RecordsError(
-            f"{path} is not an adapter of this version, or it is damaged.", hint="Make one with: skydraft learn run."
-        ) from error
+        hint = "Make one with: skydraft learn run."
+        raise RecordsError(f"{path} is not an adapter of this version, or it is damaged.", hint=hint) from error
     return adapter
 
 

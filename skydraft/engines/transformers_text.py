@@ -101,10 +101,8 @@ class TransformersEngine(Engine):
         except (AttributeError, TypeError) as error:
             raise failed(self._transformers, "makes no KV cache", error, EngineError) from error
         if unfit := sorted(kinds - {_GROWING, _EMPTY}):
-            raise EngineError(
-                f"The KV cache of {self.name} cannot be rolled back: it has layers of the kind {unfit[0]}.",
-                hint="Use a model without recurrent layers.",
-            )
+            says = f"The KV cache of {self.name} cannot be rolled back: it has layers of the kind {unfit[0]}."
+            raise EngineError(says, hint="Use a model without recurrent layers.")
 
     def _profile_key(self, options: EngineOptions) -> str:
         torch, on_gpu = self._torch, self._device.type == "cuda"

@@ -98,10 +98,8 @@ class GateSpec:
             raise OptionError(f"There is no content rule '{unknown[0]}'.", hint=f"Use one of: {known}.")
         if self.kind in ("always", "never"):
             if self.content_rules:
-                raise OptionError(
-                    f"+{self.content_rules[0]} does not apply to the gate {self.kind}, which ignores the text.",
-                    hint="Remove it, or choose a gate such as entropy:3.25.",
-                )
+                says = f"+{self.content_rules[0]} does not apply to the gate {self.kind}, which ignores the text."
+                raise OptionError(says, hint="Remove it, or choose a gate such as entropy:3.25.")
         elif self.kind not in SIGNALS:
             known = ", ".join(f"{kind}:{threshold.example}" for kind, threshold in SIGNALS.items())
             hint = f"Use always, never, or for example {known}."
@@ -150,10 +148,8 @@ def parse_gate(text: str) -> GateSpec:
 def _bad_threshold(kind: str, value: str) -> OptionError:
     known = SIGNALS[kind]
     upper = "" if known.highest == math.inf else f" and at most {known.highest:g}"
-    return OptionError(
-        f"The threshold of the gate {kind} must be {known.unit}, at least 0{upper}, not '{value}'.",
-        hint=f"For example {kind}:{known.example}.",
-    )
+    says = f"The threshold of the gate {kind} must be {known.unit}, at least 0{upper}, not '{value}'."
+    return OptionError(says, hint=f"For example {kind}:{known.example}.")
 
 
 class Gate:

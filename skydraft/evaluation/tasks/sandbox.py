@@ -83,10 +83,8 @@ def _tool() -> str:
             faults.append(f"{tool}: {fault}")
         except OptionError as error:
             faults.append(error.args[0])
-    raise OptionError(
-        f"--run-code needs bubblewrap 0.8 (bwrap) or Docker, and neither works here ({'; '.join(faults)}).",
-        hint="Install one, for example with: apt install bubblewrap.",
-    )
+    says = f"--run-code needs bubblewrap 0.8 (bwrap) or Docker, and neither works here ({'; '.join(faults)})."
+    raise OptionError(says, hint="Install one, for example with: apt install bubblewrap.")
 
 
 def isolation() -> str:
