@@ -206,14 +206,9 @@ def caption(
     load_library()  # fail now, not after the models are loaded
     cloud.check(models)
     request = GenerateRequest(
-        messages,
-        plan=gate.plan,
-        params=decoding.params(default_style=STYLE),
-        think=decoding.think,
-        share_audio=speech.share(gate, cloud),
-        execution=gate.execution,
-        breaks_loops=gate.breaks_loops,
-    )
+        messages, gate.plan, decoding.params(default_style=STYLE), think=decoding.think,
+        share_audio=speech.share(gate, cloud), execution=gate.execution, breaks_loops=gate.breaks_loops,
+    )  # fmt: skip
     with table.open(files) as rows:
         todo = [path for path in files if not rows.holds(path)]
         if num_done := len(files) - len(todo):
@@ -251,11 +246,6 @@ def _describe_all(files: list[Path], described: Callable[[Path], Row], rows: Cap
 
 
 def _row(generation: Generation, audio: dict[str, Any]) -> Row:
-    return {
-        "file": audio.pop("path"),
-        "text": generation.text,
-        "mode": generation.request.plan.mode,
-        "finish_reason": generation.finish_reason,
-        **audio,
-        **{name: getattr(generation.stats, name) for name in _STATS},
-    }
+    stats = {name: getattr(generation.stats, name) for name in _STATS}
+    begin = {"file": audio.pop("path"), "text": generation.text, "mode": generation.request.plan.mode}
+    return {**begin, "finish_reason": generation.finish_reason, **audio, **stats}

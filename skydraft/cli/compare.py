@@ -115,18 +115,12 @@ def compare(
     cloud.check(models)
     modes = chosen.modes or (_STOCK_MODES if is_url(cloud.address or "") else _MODES)
     request = ComparisonRequest(
-        workload,
-        parse_modes(modes, lambda style: decoding.params(style=style, max_new_tokens=_MAX_NEW_TOKENS)),
-        chosen.repetitions,
-        chosen.execution,
-        chosen.share_audio,
-        read_calibration(chosen.calibration) if chosen.calibration else None,
-        scores=not chosen.no_scores,
+        workload, parse_modes(modes, lambda style: decoding.params(style=style, max_new_tokens=_MAX_NEW_TOKENS)),
+        chosen.repetitions, chosen.execution, chosen.share_audio,
+        read_calibration(chosen.calibration) if chosen.calibration else None, scores=not chosen.no_scores,
+        think=decoding.think, command="skydraft " + shlex.join(sys.argv[1:]), emulated_rtt_ms=chosen.rtt_ms,
         run_code=chosen.run_code,
-        think=decoding.think,
-        command="skydraft " + shlex.join(sys.argv[1:]),
-        emulated_rtt_ms=chosen.rtt_ms,
-    )
+    )  # fmt: skip
     with suppress(MissingDependency):  # a broken one fails now, not after hours of work
         load_pyplot()
     cloud = cloud.but(require=True)  # no text goes on alone here
@@ -252,9 +246,8 @@ def show_limits(calibration: Calibration) -> None:
     shown = [wanted for wanted in _SHOWN if wanted > alone]
     if not shown:
         return
-    click.echo(
-        f"Replayed with blocks of up to {k}, before the gate adapts to a text: calls a token, written by the target:"
-    )
+    how = f"with blocks of up to {k}, before the gate adapts to a text"
+    click.echo(f"Replayed {how}: calls a token, written by the target:")
     click.echo(f"  {'hand-back':<9}" + "".join(f"{f'calibrated:{wanted:g}':>18}" for wanted in shown))
     for name in calibration.hand_backs:
         points = calibration.curve(k, parse_hand_back(name)).points

@@ -103,16 +103,11 @@ _RUN = [
     option("--threads num_threads", "N", "CPU threads (default: 0, all cores; small checkpoints: one).", default=0),
     option("--gpu-layers", "N", "GGUF: layers on the GPU, -1 for all (default: 0).", default=0),
     option("--device", "D", "transformers: cpu or cuda, or edge=cpu,cloud=cuda.", default="cpu"),
-    option(
-        "--dtype",
-        "T",
-        "transformers: float32, bfloat16, float16, int8 or int4 (the extra quantized), or "
-        "edge=float32,cloud=int8 (default: float32).",
-        default="float32",
-    ),
+    option("--dtype", "T", "transformers: float32, bfloat16, float16, int8 or int4 (the extra quantized), or "
+           "edge=float32,cloud=int8 (default: float32).", default="float32"),
     option("--offline", None, "Use only what is on this machine; never the network.", is_flag=True),
     SOURCE_OPTION,
-]
+]  # fmt: skip
 _FITTING = option(
     "--context context_len", "N",
     "Most tokens of prompt and answer (default: as the models were trained, where the free memory holds that).",

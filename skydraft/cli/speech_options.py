@@ -26,13 +26,11 @@ class Recording:
         """`bytes_shared` left this device; `preprocess_ms` is the time of reading, resampling and features."""
         prompts = generation.prompts
         return {
-            "path": str(self.path),
-            "duration_s": round(self.audio.duration_s, 3),
+            "path": str(self.path), "duration_s": round(self.audio.duration_s, 3),
             "num_audio_tokens": sum(media.num_tokens for media in prompts.edge.media or prompts.target.media),
-            "share": share,
-            "bytes_shared": generation.stats.shared_bytes,
+            "share": share, "bytes_shared": generation.stats.shared_bytes,
             "preprocess_ms": round(self.load_ms + prompts.features_ms, 3),
-        }
+        }  # fmt: skip
 
 
 def audio_line(figures: dict[str, Any]) -> str:

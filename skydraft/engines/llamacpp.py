@@ -348,15 +348,12 @@ def _read_vocab(lib: Any, model: Any, check_open: Callable[[], None]) -> Vocab:
         return list(token_ids[:num_tokens])
 
     return Vocab(
-        pieces,
-        encode,
-        special_ids=(i for i in range(len(pieces)) if lib.vocab_is_control(vocab, i)),
+        pieces, encode, special_ids=(i for i in range(len(pieces)) if lib.vocab_is_control(vocab, i)),
         end_ids=(i for i in range(len(pieces)) if lib.vocab_is_eog(vocab, i)),
-        chat_template=template,
-        tool_template=tool_template,
+        chat_template=template, tool_template=tool_template,
         bos_text=pieces[bos].decode() if lib.vocab_get_add_bos(vocab) and bos >= 0 else "",
         eos_text=pieces[eos].decode() if eos >= 0 else "",
-    )
+    )  # fmt: skip
 
 
 def _read_pieces(lib: Any, vocab: Any) -> list[bytes]:

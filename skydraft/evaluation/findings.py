@@ -85,10 +85,6 @@ class Findings:
         alone = [other.name for other in self.run.modes if not other.plan.drafts and other.style == mode.style]
         cloud = self._lines[alone[0], prompt.id] if alone else []
         for line in self._lines[mode.name, prompt.id]:
-            yield Case(
-                prompt,
-                line,
-                self._scores.get((line.prompt, mode.style, line.token_ids)),
-                cloud[0].token_ids if cloud else None,
-                self._verdicts.get((line.prompt, line.token_ids)),
-            )
+            score = self._scores.get((line.prompt, mode.style, line.token_ids))
+            verdict = self._verdicts.get((line.prompt, line.token_ids))
+            yield Case(prompt, line, score, cloud[0].token_ids if cloud else None, verdict)

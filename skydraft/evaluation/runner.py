@@ -7,7 +7,7 @@ it stopped. Texts are judged and scored after all runs, so that this is in no me
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -76,17 +76,14 @@ def measure(trial: Trial, start: Start) -> GenerationLine:
     )  # fmt: skip
 
 
-@contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
+def alone_in(folder: Path) -> AbstractContextManager[object]:
     """Lock `folder`, which is made if missing, until the process ends at the latest. Raises OptionError if another
     process holds the lock, or the folder cannot be written."""
     hint = "Give another --out, or wait until that one is done."
     busy = OptionError(f"Another comparison is writing to {folder}.", hint=hint)
     with telling(OptionError, f"--out {folder} cannot be written", "Choose another folder."):
         folder.mkdir(parents=True, exist_ok=True)
-        lock = lock_file(folder / _LOCK, busy)
-    with lock:
-        yield
+        return lock_file(folder / _LOCK, busy)
 
 
 class Comparison:

@@ -126,10 +126,6 @@ def _entry(name: str, folder: Path, fallback_id: str, where: str, line: str | di
         turns = conversation(task.messages)
     if bool(turns) == bool(given.prompt.strip() or given.audio) or (turns and turns[-1].role == "assistant"):
         raise PromptError(f"{where} needs a prompt, audio, or messages that end with a question, and not both.")
-    return PromptEntry(
-        id=f"{name}/{given.id or fallback_id}",
-        prompt=turns[-1].content if turns else given.prompt or CAPTION_PROMPT,
-        category=name,
-        audio=str(folder / given.audio) if given.audio else None,
-        task=task,
-    )
+    prompt = turns[-1].content if turns else given.prompt or CAPTION_PROMPT
+    audio = str(folder / given.audio) if given.audio else None
+    return PromptEntry(id=f"{name}/{given.id or fallback_id}", prompt=prompt, category=name, audio=audio, task=task)
