@@ -54,10 +54,11 @@ def show(records: Records) -> None:
     for setting in findings.settings:
         shares = accuracy(setting, truth)
         row = "".join(f"{shares[name]:>10.3f}" for name in (*ATTRIBUTES, "all"))
-        agreement = setting.value("target_agreement")
+        names = ("cloud_calls_per_token", "target_agreement", "tokens_per_s")
+        sums = (tuple(map(sum, setting.sums(name))) for name in names)
+        calls, agreement, speed = (above / below if below else 0.0 for above, below in sums)
         print(f"{setting.mode.name:<34}{row}{exact_captions(setting, truth):>10.3f}"
-              f"{setting.value('cloud_calls_per_token'):>8.3f}{agreement if agreement is not None else 0:>7.3f}"
-              f"{setting.value('tokens_per_s'):>7.1f}")  # fmt: skip
+              f"{calls:>8.3f}{agreement:>7.3f}{speed:>7.1f}")  # fmt: skip
 
 
 def show_texts(records: Records) -> None:

@@ -104,10 +104,8 @@ class Engine(Model):
         self._is_exact[shape] = all(map(np.array_equal, together, singly))
         if not self._is_exact[shape]:
             num_rows, from_len = sum(num for _, num in shape), 1 << (shape[-1][0] - 1)
-            log.warning(
-                f"{self.name}: {num_rows} rows at once are not exact from {from_len} tokens on; "
-                "there they are computed one by one."
-            )
+            says = f"{num_rows} rows at once are not exact from {from_len} tokens on"
+            log.warning(f"{self.name}: {says}; there they are computed one by one.")
         return singly
 
     def _feed_singly(self, feeds: Feeds) -> list[Rows]:

@@ -31,11 +31,6 @@ class Setting:
         above, below = np.array(pairs).T
         return above, below
 
-    def value(self, measure: str) -> float | None:
-        """Over all prompts; None if the denominator is 0."""
-        above, below = self.sums(measure)
-        return float(above.sum() / below.sum()) if below.sum() else None
-
 
 # A token of a text, with the draft model's signals at its place, where these are known. `agrees`: the target would
 # choose the token; `draft_agrees`: it would choose the draft model's choice. `accepted`: 1 for an accepted draft, 0

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -54,10 +55,8 @@ Done = Callable[[], None]
 
 def trials(run: RunLine) -> Iterator[Trial]:
     """All generations of a run, interleaved."""
-    for repetition in range(run.repetitions):
-        for prompt in run.prompts:
-            for mode in run.modes:
-                yield Trial(prompt, mode, repetition)
+    for repetition, prompt, mode in product(range(run.repetitions), run.prompts, run.modes):
+        yield Trial(prompt, mode, repetition)
 
 
 def measure(trial: Trial, start: Start) -> GenerationLine:

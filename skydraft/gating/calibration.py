@@ -114,11 +114,9 @@ class Calibration(_Value):
         """The limit on the risk of a block that kept this agreement. Raises OptionError if none does."""
         curve = self.curve(k, hand_back)
         if (limit := curve.limit(agreement)) is None:
-            raise OptionError(
-                f"The calibration for {self.draft.name} and {self.target.name} reaches an agreement of up to "
-                f"{curve.points[0].agreement:.2f}, not {agreement:g}.",
-                hint="For the target's own text use --mode lossless.",
-            )
+            names, highest = f"{self.draft.name} and {self.target.name}", curve.points[0].agreement
+            says = f"The calibration for {names} reaches an agreement of up to {highest:.2f}, not {agreement:g}."
+            raise OptionError(says, hint="For the target's own text use --mode lossless.")
         return limit
 
     def risk(self, signals: Iterable[Signals]) -> float:

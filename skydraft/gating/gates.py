@@ -233,12 +233,8 @@ def unverified_cycles(generated: Sequence[int], base: int, num_seen: int) -> lis
     A model that repeats itself is confident (F6). A phrase of up to 8 tokens is a cycle from its second copy on, a
     single token from four in a row. One that was complete at `num_seen` is the target's own choice, and is left out.
     """
-    return [
-        length
-        for period in range(1, MAX_PERIOD + 1)
-        for length in _lengths(generated, period, base)
-        if length > max(base, num_seen)
-    ]
+    lengths = (length for period in range(1, MAX_PERIOD + 1) for length in _lengths(generated, period, base))
+    return [length for length in lengths if length > max(base, num_seen)]
 
 
 def _lengths(generated: Sequence[int], period: int, base: int) -> list[int]:
