@@ -125,11 +125,8 @@ def compare(
         load_pyplot()
     cloud = cloud.but(require=True)  # no text goes on alone here
     names = models.adapter.split(",")
-    with (
-        _slowed(cloud, chosen.rtt_ms) as cloud,
-        alone_in(chosen.out),
-        cloud.sides(replace(models, adapter=names[0]), None) as (edge, target),
-    ):
+    models = replace(models, adapter=names[0])
+    with _slowed(cloud, chosen.rtt_ms) as cloud, alone_in(chosen.out), cloud.sides(models, None) as (edge, target):
         assert edge and target  # as no plan does without one
         pair = LoadedPair(edge, target, models.options)
         for name in names:

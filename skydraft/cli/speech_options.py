@@ -61,11 +61,9 @@ class SpeechChoice:
         return Recording(path, audio, (time.perf_counter() - began) * 1e3)
 
 
-_SHARE = option(
-    "--share-audio", None, "Part of the recording that the target gets: features, or none, for --mode edge alone "
-    "(default: features; with --cloud you must allow it, because features leave this device).",
-    type=ShareAudio,
-)  # fmt: skip
+_SHARE = option("--share-audio", None, "Part of the recording that the target gets: features, or none, for --mode edge "
+                "alone (default: features; with --cloud you must allow it, because features leave this device).",
+                type=ShareAudio)  # fmt: skip
 audio_section = Section("speech", "Speech", SpeechChoice, [
     option("--audio", "FILE", "Recording (wav, flac, mp3, ogg) that PROMPT is about; the default style is "
            f"{STYLE} then.", type=Path),

@@ -71,9 +71,8 @@ class TransformersEngine(Engine):
         model, self._device = self._model, self._model.device
         config = model.config.get_text_config(decoder=True)
         if config.vocab_size < self.vocab.size:
-            raise BrokenModel(
-                f"The tokenizer in {path} has {self.vocab.size} tokens, the model only {config.vocab_size}."
-            )
+            says = f"The tokenizer in {path} has {self.vocab.size} tokens, the model only {config.vocab_size}."
+            raise BrokenModel(says)
         self.context_len = min(options.context_len, getattr(config, "max_position_embeddings", options.context_len))
         self.max_sequences = options.max_sequences
         self._check_cache()

