@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from skydraft.config import Execution
 from skydraft.engines.options import NOT_PROBED, RowProfile
-from skydraft.engines.vocab import Rows, TokenIds, Vocab, num_shared
+from skydraft.engines.vocab import Rows, TokenIds, Vocab
 from skydraft.errors import EngineError, PromptError, SkydraftError
 from skydraft.types import Cost, Media, Recordings, Reuse
 
@@ -235,7 +235,9 @@ class Sequence:
     def align(self, token_ids: TokenIds) -> None:
         """Cut to the longest prefix shared with `token_ids`, but leave at least one of these to feed. It compares the
         KV cache with the true text, so no rejection has to be remembered (F1 to F3)."""
-        self.truncate(num_shared(self.token_ids, token_ids[:-1]))
+        shared = min(self.length, len(token_ids) - 1)
+        differs = np.flatnonzero(self.token_ids[:shared] != token_ids[:shared])
+        self.truncate(int(differs[0]) if len(differs) else shared)
 
     def take_prefill_cost(self) -> Cost:
         cost, self.prefill_cost = self.prefill_cost, Cost()

@@ -130,10 +130,8 @@ class Comparison:
         scored = {(line.prompt, line.style, line.token_ids) for line in records.scores}
         prompts = {prompt.id: prompt for prompt in records.run.prompts}
         modes = {mode.name: mode for mode in records.run.modes}
-        texts: dict[tuple[str, str | None, tuple[int, ...]], Mode] = {}
-        for line in records.generations:
-            mode = modes[line.mode]
-            texts.setdefault((line.prompt, mode.style, line.token_ids), mode)
+        found = [(line, modes[line.mode]) for line in reversed(records.generations)]  # the first mode of a text counts
+        texts = {(line.prompt, mode.style, line.token_ids): mode for line, mode in found}
         order = sorted(texts, key=lambda key: (key[0], key[1] or "", key[2]))
         return [(prompts[key[0]], texts[key], key[2]) for key in order if key not in scored and key[2]]
 
