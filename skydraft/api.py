@@ -194,10 +194,9 @@ def fitting(request: GenerateRequest, cloud: Cloud) -> GenerateRequest:
     if not cloud.is_stock or request.execution == "throughput" or plan.is_gated or not plan.may_go_alone:
         return request
     if plan.hand_back is not None:
-        raise OptionError(
-            "A server without skydraft is not exact, so it streams where every block would be checked.",
-            hint="To draft all the same: --gate always --execution throughput. To stream: --mode cloud.",
-        )
+        says = "A server without skydraft is not exact, so it streams where every block would be checked."
+        hint = "To draft all the same: --gate always --execution throughput. To stream: --mode cloud."
+        raise OptionError(says, hint=hint)
     return replace(request, plan=plan.streaming())
 
 

@@ -154,11 +154,9 @@ def find_calibration(
     if given and given.fits(draft, target):
         return given
     if given:
-        raise OptionError(
-            f"This calibration was made for {given.draft.name} and {given.target.name}; it does not fit {names}, "
-            "because the models or their weights differ.",
-            hint=f"{_way_to_make(target)}.",
-        )
+        own, why = f"{given.draft.name} and {given.target.name}", "because the models or their weights differ"
+        says = f"This calibration was made for {own}; it does not fit {names}, {why}."
+        raise OptionError(says, hint=f"{_way_to_make(target)}.")
     broken: RecordsError | None = None
     found = list[Calibration]()
     for path in (path for folder in (*folders, _SHIPPED) for path in sorted(folder.glob("*.json"))):

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -219,12 +220,8 @@ def _matches_content(rules: Sequence[str], generated: TokenIds, block: DraftBloc
     matches = [match for rule in rules if rule != START for match in _CONTENT_RULES[rule].finditer(text)]
     # Where each token of the block ends in the text; half a character counts as one.
     ends = [len(before) + len(vocab.decode(block.token_ids[: index + 1])) for index in range(len(block.token_ids))]
-    starts = [len(before), *ends[:-1]]
-    return any(
-        match.start() < end and match.end() > start and not block.is_forced(index)
-        for index, (start, end) in enumerate(zip(starts, ends, strict=True))
-        for match in matches
-    )
+    free = [span for index, span in enumerate(pairwise((len(before), *ends))) if not block.is_forced(index)]
+    return any(match.start() < end and match.end() > start for start, end in free for match in matches)
 
 
 def unverified_cycles(generated: Sequence[int], base: int, num_seen: int) -> list[int]:
