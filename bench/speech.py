@@ -56,12 +56,13 @@ def figures(records: Records) -> dict[str, dict[str, float]]:
              "tokens_per_s")  # fmt: skip
     found = {}
     for setting in findings.settings:
+        sums = {name: setting.sums(name) for name in names}
         links = [record.link for case in setting.all_cases for record in case.generation.records]
         found[setting.mode.name] = {
             "clips": len(setting.all_cases), "captions": exact_captions(setting, truth),
             "attributes": accuracy(setting, truth)["all"],
             "bytes_up": sum(link.bytes_up for link in links) / len(setting.all_cases),
-            **{name: setting.value(name) or 0.0 for name in names},
+            **{name: above.sum() / below.sum() if below.any() else 0.0 for name, (above, below) in sums.items()},
         }  # fmt: skip
     return found
 

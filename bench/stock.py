@@ -19,7 +19,7 @@ import httpx2 as httpx
 import numpy as np
 
 import skydraft
-from bench.workload import difference, load_pair, machine, prompts
+from bench.workload import load_pair, machine, prompts
 from skydraft import DecodingParams, make_plan
 from skydraft.decoding.generation import Generation
 from skydraft.engines.base import Engine
@@ -112,9 +112,9 @@ def show(lines: list[dict[str, Any]]) -> None:
         pair = [dict(zip(NAMES, sums[f"{mode} {where}"], strict=True)) for where in ("there", "beside")]
         said = list[str]()
         for key in ("right", "calls", "written"):
-            shares = [each[key].sum() / each["tokens"].sum() for each in pair]
-            low, high = difference(resamples, *((each[key], each["tokens"]) for each in pair))
-            said.append(f"{key} {shares[0] - shares[1]:+.4f} [{low:+.4f}, {high:+.4f}]")
+            less = resamples.compared(np.subtract, *((each[key], each["tokens"]) for each in pair))
+            assert less  # each text has a token
+            said.append(f"{key} {less.value:+.4f} [{less.low:+.4f}, {less.high:+.4f}]")
         print(f"{mode}, there less beside: {', '.join(said)}")
     print(flush=True)
 

@@ -4,13 +4,10 @@ import json
 import platform
 from pathlib import Path
 
-import numpy as np
-
 import skydraft
 from skydraft.config import num_cores
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.probe import cpu_model
-from skydraft.evaluation.intervals import Resamples, Sides, interval
 from skydraft.models import default_pair
 
 PROMPTS_FILE = Path(__file__).parent.parent / "data" / "prompts_zh_dev.jsonl"
@@ -26,13 +23,6 @@ def load_pair(options: EngineOptions | None = None) -> tuple[skydraft.Engine, sk
     """Draft and target of the demo pair."""
     pair = default_pair()
     return skydraft.load(pair.draft, options), skydraft.load(pair.target, options)
-
-
-def difference(resamples: Resamples, a: Sides, b: Sides) -> tuple[float, float]:
-    """Interval of sum a0 / sum a1 - sum b0 / sum b1."""
-    draws = np.array([resamples.means(values) for values in (*a, *b)])
-    a0, a1, b0, b1 = draws[:, (draws[1] > 0) & (draws[3] > 0)]
-    return interval(a0 / a1 - b0 / b1) if len(a0) else (0.0, 0.0)
 
 
 def machine() -> str:

@@ -32,22 +32,11 @@ _QUICK_S = 0.5
 
 
 def load(
-    model: str | os.PathLike[str],
-    options: EngineOptions | None = None,
-    *,
-    offline: bool = False,
-    local_only: bool = False,
-    source: SourceName = "auto",
-    progress: Progress = no_progress,
-    parallel: int | None = None,
-    wait_s: float | None = None,
-    context: int | None = None,
-    threads: int | None = None,
-    gpu_layers: int | None = None,
-    device: str | None = None,
-    dtype: str | None = None,
-    adapter: str = "auto",
-) -> Engine:
+    model: str | os.PathLike[str], options: EngineOptions | None = None, *, offline: bool = False,
+    local_only: bool = False, source: SourceName = "auto", progress: Progress = no_progress,
+    parallel: int | None = None, wait_s: float | None = None, context: int | None = None, threads: int | None = None,
+    gpu_layers: int | None = None, device: str | None = None, dtype: str | None = None, adapter: str = "auto",
+) -> Engine:  # fmt: skip
     """Open a model: a known name (downloaded if missing), a .gguf file, a local folder, or a hub id.
 
     `parallel` generations (default: 1) may run at a time, each with a KV cache of its own; another one waits its turn,
@@ -95,23 +84,12 @@ def fitting_context(
 
 
 def connect(
-    address: str | Iterable[str],
-    *,
-    token: str | None = None,
-    tls_ca: bytes | None = None,
-    tls_name: str | None = None,
-    insecure: bool = False,
-    timeout_s: float = 30.0,
-    require: bool = False,
-    fallback: Literal["lost", "start"] = "lost",
-    open_ahead: bool = False,
-    notify: Callable[[str], None] | None = None,
-    api: str = "auto",
-    model: str | None = None,
-    price: str | None = None,
-    max_cost: float | None = None,
-    max_calls: int | None = None,
-) -> Cloud:
+    address: str | Iterable[str], *, token: str | None = None, tls_ca: bytes | None = None,
+    tls_name: str | None = None, insecure: bool = False, timeout_s: float = 30.0, require: bool = False,
+    fallback: Literal["lost", "start"] = "lost", open_ahead: bool = False,
+    notify: Callable[[str], None] | None = None, api: str = "auto", model: str | None = None,
+    price: str | None = None, max_cost: float | None = None, max_calls: int | None = None,
+) -> Cloud:  # fmt: skip
     """A cloud verifier at HOST:PORT, to pass to `generate` as `cloud`. Nothing is sent before the first generation.
 
     With http(s)://HOST:PORT/v1 the target is a server without skydraft, of the kind `api` (auto: as it says itself),
@@ -154,24 +132,12 @@ def connect(
 
 
 def generate(
-    prompt: str | None = None,
-    *,
-    messages: Iterable[Mapping[str, Any] | Message] | None = None,
-    edge: Engine | None = None,
-    cloud: Engine | Cloud | None = None,
-    plan: Plan | None = None,
-    params: DecodingParams | None = None,
-    system: str | None = None,
-    raw: bool = False,
-    with_signals: bool = False,
-    execution: Execution | None = None,
-    calibration: Calibration | None = None,
-    audio: Audio | None = None,
-    share_audio: ShareAudio = "features",
-    cache_scope: str = "",
-    local_only: bool = False,
-    break_loops: bool = True,
-) -> Generation:
+    prompt: str | None = None, *, messages: Iterable[Mapping[str, Any] | Message] | None = None,
+    edge: Engine | None = None, cloud: Engine | Cloud | None = None, plan: Plan | None = None,
+    params: DecodingParams | None = None, system: str | None = None, raw: bool = False, with_signals: bool = False,
+    execution: Execution | None = None, calibration: Calibration | None = None, audio: Audio | None = None,
+    share_audio: ShareAudio = "features", cache_scope: str = "", local_only: bool = False, break_loops: bool = True,
+) -> Generation:  # fmt: skip
     """Start a generation. `edge` drafts, `cloud` verifies: an engine in this process, or a connection to a server.
 
     Nothing is generated yet: read the returned generation's `text`, or iterate over it for tokens as they come. Raises
@@ -213,10 +179,8 @@ def start(
         if not (request.local_only or (edge is not None and edge.is_local_only)):
             request = fitting(request, cloud)
         elif request.plan.verifies:
-            raise OptionError(
-                "A text that must stay on this device cannot be checked by a server.",
-                hint="Use --mode edge, or a target in this process.",
-            )
+            hint = "Use --mode edge, or a target in this process."
+            raise OptionError("A text that must stay on this device cannot be checked by a server.", hint=hint)
         else:
             cloud = None
     target = target_of(cloud, request.execution) if cloud else None
@@ -230,10 +194,9 @@ def fitting(request: GenerateRequest, cloud: Cloud) -> GenerateRequest:
     if not cloud.is_stock or request.execution == "throughput" or plan.is_gated or not plan.may_go_alone:
         return request
     if plan.hand_back is not None:
-        raise OptionError(
-            "A server without skydraft is not exact, so it streams where every block would be checked.",
-            hint="To draft all the same: --gate always --execution throughput. To stream: --mode cloud.",
-        )
+        says = "A server without skydraft is not exact, so it streams where every block would be checked."
+        hint = "To draft all the same: --gate always --execution throughput. To stream: --mode cloud."
+        raise OptionError(says, hint=hint)
     return replace(request, plan=plan.streaming())
 
 

@@ -95,10 +95,8 @@ def _keep_rows(path: Path, is_csv: bool, *, failures: bool = False) -> list[Row]
     rows = (_csv_rows if is_csv else _json_rows)(text)
     if rows is None:
         kind = "CSV" if is_csv else "JSON lines"
-        raise OptionError(
-            f"{path} holds something other than captions as {kind}; it was not changed.",
-            hint="Choose another --out, or remove the file.",
-        )
+        hint = "Choose another --out, or remove the file."
+        raise OptionError(f"{path} holds something other than captions as {kind}; it was not changed.", hint=hint)
     kept: dict[str, Row] = {}
     for row in rows:
         if not row.get("error") or (failures and row["file"] not in kept):
@@ -208,14 +206,9 @@ def caption(
     load_library()  # fail now, not after the models are loaded
     cloud.check(models)
     request = GenerateRequest(
-        messages,
-        plan=gate.plan,
-        params=decoding.params(default_style=STYLE),
-        think=decoding.think,
-        share_audio=speech.share(gate, cloud),
-        execution=gate.execution,
-        breaks_loops=gate.breaks_loops,
-    )
+        messages, gate.plan, decoding.params(default_style=STYLE), think=decoding.think,
+        share_audio=speech.share(gate, cloud), execution=gate.execution, breaks_loops=gate.breaks_loops,
+    )  # fmt: skip
     with table.open(files) as rows:
         todo = [path for path in files if not rows.holds(path)]
         if num_done := len(files) - len(todo):
@@ -253,11 +246,6 @@ def _describe_all(files: list[Path], described: Callable[[Path], Row], rows: Cap
 
 
 def _row(generation: Generation, audio: dict[str, Any]) -> Row:
-    return {
-        "file": audio.pop("path"),
-        "text": generation.text,
-        "mode": generation.request.plan.mode,
-        "finish_reason": generation.finish_reason,
-        **audio,
-        **{name: getattr(generation.stats, name) for name in _STATS},
-    }
+    stats = {name: getattr(generation.stats, name) for name in _STATS}
+    begin = {"file": audio.pop("path"), "text": generation.text, "mode": generation.request.plan.mode}
+    return {**begin, "finish_reason": generation.finish_reason, **audio, **stats}

@@ -154,14 +154,9 @@ def _answer(
     """Write the next answer. Ctrl-C ends it after the current round, or during the prefill."""
     seed = (talk.params.seed + talk.num_retries) % 2**64
     request = GenerateRequest(
-        talk.messages,
-        plan=gate.plan,
-        params=replace(talk.params, seed=seed),
-        think=talk.think,
-        execution=gate.execution,
-        breaks_loops=gate.breaks_loops,
-        cache_scope="chat",
-    )
+        talk.messages, gate.plan, replace(talk.params, seed=seed), think=talk.think, execution=gate.execution,
+        breaks_loops=gate.breaks_loops, cache_scope="chat",
+    )  # fmt: skip
     console = console_for(output.color)
     with (
         api.start(request, edge=edge, cloud=target, observers=keep.observers) as generation,

@@ -5,8 +5,9 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -68,25 +69,20 @@ prompts_section = Section("workload", "Prompts", _workload, [
 ])  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class ComparisonChoice:
-    modes: str | None
-    repetitions: int
-    rtt_ms: float | None
-    execution: Execution | None
-    calibration: Path | None
-    share_audio: ShareAudio
-    run_code: bool
-    no_scores: bool
-    out: Path
+Chosen = tuple[str | None, Path, dict[str, Any]]  # modes, folder, and further fields of a ComparisonRequest
 
 
-comparison_section = Section("chosen", "What to compare", ComparisonChoice, [
+def _comparison(modes: str | None, out: Path, calibration: Path | None, no_scores: bool, **fields: Any) -> Chosen:
+    known = read_calibration(calibration) if calibration else None
+    return modes, out, {**fields, "calibration": known, "scores": not no_scores}
+
+
+comparison_section = Section("chosen", "What to compare", _comparison, [
     option("--modes", "A,B,…", "Modes, separated by commas; also gate=G;k=N;hand-back=H;style=S "
            f"(default: {_MODES}).", type=str),
     option("--repetitions", "N", "Runs of each.", type=_NUMBER, default=1),
-    option("--emulate-rtt rtt_ms", "MS", "With --cloud on this machine: over an emulated link with this round trip.",
-           type=click.FloatRange(min=0)),
+    option("--emulate-rtt emulated_rtt_ms", "MS", "With --cloud on this machine: over an emulated link with this round "
+           "trip.", type=click.FloatRange(min=0)),
     option("--execution", None, "As in generate.", type=Execution),
     option("--calibration", "FILE", "Use FILE for calibrated gates.", type=Path),
     option("--share-audio", None, "Part of recordings that the target gets.", type=ShareAudio, default="features"),
@@ -103,7 +99,7 @@ comparison_section = Section("chosen", "What to compare", ComparisonChoice, [
 @models_section
 @decoding_section
 def compare(
-    workload: Workload, chosen: ComparisonChoice, cloud: CloudChoice, models: ModelChoice, decoding: DecodingChoice
+    workload: Workload, chosen: Chosen, cloud: CloudChoice, models: ModelChoice, decoding: DecodingChoice
 ) -> None:
     """Run prompts or tasks in several modes, in turn; write records, tables, plots and a page to DIR.
 
@@ -113,36 +109,25 @@ def compare(
     An interrupted comparison continues where it stopped when it is started again with the same options.
     """
     cloud.check(models)
-    modes = chosen.modes or (_STOCK_MODES if is_url(cloud.address or "") else _MODES)
-    request = ComparisonRequest(
-        workload,
-        parse_modes(modes, lambda style: decoding.params(style=style, max_new_tokens=_MAX_NEW_TOKENS)),
-        chosen.repetitions,
-        chosen.execution,
-        chosen.share_audio,
-        read_calibration(chosen.calibration) if chosen.calibration else None,
-        scores=not chosen.no_scores,
-        run_code=chosen.run_code,
-        think=decoding.think,
-        command="skydraft " + shlex.join(sys.argv[1:]),
-        emulated_rtt_ms=chosen.rtt_ms,
-    )
+    names, folder, fields = chosen
+    names = names or (_STOCK_MODES if is_url(cloud.address or "") else _MODES)
+    modes = parse_modes(names, lambda style: decoding.params(style=style, max_new_tokens=_MAX_NEW_TOKENS))
+    command = "skydraft " + shlex.join(sys.argv[1:])
+    request = ComparisonRequest(workload, modes, think=decoding.think, command=command, **fields)
     with suppress(MissingDependency):  # a broken one fails now, not after hours of work
         load_pyplot()
     cloud = cloud.but(require=True)  # no text goes on alone here
-    names = models.adapter.split(",")
-    with (
-        _slowed(cloud, chosen.rtt_ms) as cloud,
-        alone_in(chosen.out),
-        cloud.sides(replace(models, adapter=names[0]), None) as (edge, target),
-    ):
+    adapters = models.adapter.split(",")
+    models = replace(models, adapter=adapters[0])
+    slowed = _slowed(cloud, request.emulated_rtt_ms)
+    with slowed as cloud, alone_in(folder), cloud.sides(models, None) as (edge, target):
         assert edge and target  # as no plan does without one
         pair = LoadedPair(edge, target, models.options)
-        for name in names:
+        for name in adapters:
             edge.adapters.choose(name, ())  # one that is not there fails now
-        for name in names:
-            edge.adapters.default, out = name, chosen.out
-            if len(names) > 1:  # records are of one draft model
+        for name in adapters:
+            edge.adapters.default, out = name, folder
+            if len(adapters) > 1:  # records are of one draft model
                 out /= name.replace("/", "-")
                 click.echo(f"\n--adapter {name}")
             records = run_comparison(request, pair, out, lambda line: click.echo(line, err=True), counted)
@@ -252,9 +237,8 @@ def show_limits(calibration: Calibration) -> None:
     shown = [wanted for wanted in _SHOWN if wanted > alone]
     if not shown:
         return
-    click.echo(
-        f"Replayed with blocks of up to {k}, before the gate adapts to a text: calls a token, written by the target:"
-    )
+    how = f"with blocks of up to {k}, before the gate adapts to a text"
+    click.echo(f"Replayed {how}: calls a token, written by the target:")
     click.echo(f"  {'hand-back':<9}" + "".join(f"{f'calibrated:{wanted:g}':>18}" for wanted in shown))
     for name in calibration.hand_backs:
         points = calibration.curve(k, parse_hand_back(name)).points

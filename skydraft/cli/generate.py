@@ -57,16 +57,11 @@ def generate(
     if prompt is not None or not recording:
         prompt = with_piped(prompt, quiet=models.is_quiet)
     request = GenerateRequest(
-        asked(prompt, writing.system, recording.audio if recording else None),
-        plan=gate.plan,
-        params=decoding.params(default_style=STYLE) if recording else decoding.params(max_new_tokens=_MAX_NEW_TOKENS),
-        raw=writing.raw,
-        think=decoding.think,
-        share_audio=speech.share(gate, cloud) if recording else "features",
-        execution=gate.execution,
-        breaks_loops=gate.breaks_loops,
-        with_signals=output.trace is not None,
-    )
+        asked(prompt, writing.system, recording.audio if recording else None), gate.plan,
+        decoding.params(default_style=STYLE) if recording else decoding.params(max_new_tokens=_MAX_NEW_TOKENS),
+        raw=writing.raw, think=decoding.think, share_audio=speech.share(gate, cloud) if recording else "features",
+        execution=gate.execution, breaks_loops=gate.breaks_loops, with_signals=output.trace is not None,
+    )  # fmt: skip
     tracing = options.open_for_writing(output.trace) if output.trace else nullcontext()
     with (
         tracing as trace,

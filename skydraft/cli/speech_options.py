@@ -26,13 +26,11 @@ class Recording:
         """`bytes_shared` left this device; `preprocess_ms` is the time of reading, resampling and features."""
         prompts = generation.prompts
         return {
-            "path": str(self.path),
-            "duration_s": round(self.audio.duration_s, 3),
+            "path": str(self.path), "duration_s": round(self.audio.duration_s, 3),
             "num_audio_tokens": sum(media.num_tokens for media in prompts.edge.media or prompts.target.media),
-            "share": share,
-            "bytes_shared": generation.stats.shared_bytes,
+            "share": share, "bytes_shared": generation.stats.shared_bytes,
             "preprocess_ms": round(self.load_ms + prompts.features_ms, 3),
-        }
+        }  # fmt: skip
 
 
 def audio_line(figures: dict[str, Any]) -> str:
@@ -52,10 +50,8 @@ class SpeechChoice:
     def share(self, gate: GateChoice, cloud: CloudChoice) -> ShareAudio:
         """The part of a recording that the target gets. Raises OptionError if the user must choose and did not."""
         if self.share_audio is None and cloud.address and gate.plan.verifies:
-            raise OptionError(
-                "With --cloud the features of each recording leave this device.",
-                hint="Allow it with --share-audio features, or use --mode edge.",
-            )
+            hint = "Allow it with --share-audio features, or use --mode edge."
+            raise OptionError("With --cloud the features of each recording leave this device.", hint=hint)
         return self.share_audio or "features"
 
     def read(self, path: Path) -> Recording:
@@ -65,11 +61,9 @@ class SpeechChoice:
         return Recording(path, audio, (time.perf_counter() - began) * 1e3)
 
 
-_SHARE = option(
-    "--share-audio", None, "Part of the recording that the target gets: features, or none, for --mode edge alone "
-    "(default: features; with --cloud you must allow it, because features leave this device).",
-    type=ShareAudio,
-)  # fmt: skip
+_SHARE = option("--share-audio", None, "Part of the recording that the target gets: features, or none, for --mode edge "
+                "alone (default: features; with --cloud you must allow it, because features leave this device).",
+                type=ShareAudio)  # fmt: skip
 audio_section = Section("speech", "Speech", SpeechChoice, [
     option("--audio", "FILE", "Recording (wav, flac, mp3, ogg) that PROMPT is about; the default style is "
            f"{STYLE} then.", type=Path),

@@ -160,13 +160,9 @@ def _summary(generation: Generation, audits: AuditFigures | None) -> str:
 def trace_line(done: Round, tokens: Sequence[Token]) -> str:
     """One round as a line of JSON: its record, the draft with its signals, and the committed tokens."""
     line = dataclasses.asdict(done.record) | {
-        "overhead_ms": done.record.overhead_ms,
-        "ended_by": done.block.ended_by,
-        "draft_token_ids": done.block.token_ids,
-        "token_ids": done.token_ids,
-        "origins": done.origins,
-        "text": "".join(token.text for token in tokens),
-        "audit": done.audit,
+        "overhead_ms": done.record.overhead_ms, "ended_by": done.block.ended_by,
+        "draft_token_ids": done.block.token_ids, "token_ids": done.token_ids, "origins": done.origins,
+        "text": "".join(token.text for token in tokens), "audit": done.audit,
         "signals": [dataclasses.asdict(signals) for signals in done.block.signals],
-    }
+    }  # fmt: skip
     return json_line(rounded(line, 4))

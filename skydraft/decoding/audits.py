@@ -111,10 +111,8 @@ class Auditor:
             return
         self._told.add(of)
         who = f"Adapter {figures.adapter}" if figures.adapter else "Draft model"
-        self._notify(
-            f"{who}, gate {figures.gate}: agreement {figures.agreement:g} over the last {figures.num_answers} audited "
-            f"answers, below the {figures.asked:g} asked for."
-        )
+        found = f"agreement {figures.agreement:g} over the last {figures.num_answers} audited answers"
+        self._notify(f"{who}, gate {figures.gate}: {found}, below the {figures.asked:g} asked for.")
 
     def figures_of(self, generation: Generation) -> AuditFigures | None:
         """The figures of the answers that are drafted and checked as this one; None before the first was read."""

@@ -142,9 +142,8 @@ class Drafter:
             usual, token_id = token_id, self._chooser.other(row, prefix, token_id)
             is_other = token_id != usual
         text.extend([token_id])
-        return _Step(
-            token_id, signals, self._stopping.finish(text.view[prompt_len:]), cost, forced is not None, is_other
-        )
+        finish = self._stopping.finish(text.view[prompt_len:])
+        return _Step(token_id, signals, finish, cost, forced is not None, is_other)
 
     def _open(self) -> Sequence:
         if self._sequence is None:

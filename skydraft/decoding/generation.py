@@ -6,6 +6,7 @@ import codecs
 import logging
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Protocol
 
@@ -58,7 +59,7 @@ class Watch:
                 log.exception("an observer failed")
 
 
-class Generation:
+class Generation(AbstractContextManager["Generation"]):
     """One generation under way. Nothing is computed before an iteration over it, or `run`.
 
     An iteration gives tokens as they come. Another iteration gives the same tokens from the first one on, and then
@@ -181,9 +182,6 @@ class Generation:
         # A dropped generation must free its sequences. This may run in any thread, even within an observer, so it calls
         # no observers.
         self._loop.close()
-
-    def __enter__(self) -> Generation:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -75,17 +75,13 @@ def make_plan(
         return Plan(parse_gate(gate or "always"), given_k, hand_back=given_back)
     spec = mode_spec(name)
     if spec.k is None and gate is not None:
-        raise OptionError(
-            f"--gate does not apply in mode {name}, where one model works alone.",
-            hint="Remove it, or choose --mode quality.",
-        )
+        hint = "Remove it, or choose --mode quality."
+        raise OptionError(f"--gate does not apply in mode {name}, where one model works alone.", hint=hint)
     if spec.k is None:
         return Plan(parse_gate(spec.gate), 1, drafts=name != "cloud", mode=name)
     if name == "lossless" and gate and parse_gate(gate).kind != "always":
-        raise OptionError(
-            f"--gate {gate} is lossy, and mode lossless is not.",
-            hint="Use --mode quality, or give --gate (--gate always to check every block) and no --mode.",
-        )
+        hint = "Use --mode quality, or give --gate (--gate always to check every block) and no --mode."
+        raise OptionError(f"--gate {gate} is lossy, and mode lossless is not.", hint=hint)
     chosen_gate = parse_gate(gate or spec.gate)
     chosen_k = given_k if k is not None else parse_k(spec.k)
     takes_own = hand_back is None and chosen_gate.kind != "never"

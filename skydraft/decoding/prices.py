@@ -28,8 +28,6 @@ def parse_prices(text: str) -> Prices:
     except ValueError:
         numbers = []
     if len(numbers) != 3 or not all(0 <= number <= _MOST for number in numbers):
-        raise OptionError(
-            f"--price must be three numbers from 0 to {_MOST:g}, not '{text}'.",
-            hint="Prices of a million tokens: cached, read, written; for example --price 0.02,1,4.",
-        )
+        hint = "Prices of a million tokens: cached, read, written; for example --price 0.02,1,4."
+        raise OptionError(f"--price must be three numbers from 0 to {_MOST:g}, not '{text}'.", hint=hint)
     return Prices(*numbers)

@@ -73,15 +73,11 @@ class GenerateRequest:
         if not is_whole(texts, self.params.think_start, self.tools, self.settings, self.cache_scope):
             raise PromptError("A text or an option has half of a character.", hint="Leave out U+D800 to U+DFFF.")
         if self.raw and len(self.messages) > 1:
-            raise OptionError(
-                "--raw continues a single text, without a system prompt or earlier messages.",
-                hint="Remove --raw, or give one prompt alone.",
-            )
+            hint = "Remove --raw, or give one prompt alone."
+            raise OptionError("--raw continues a single text, without a system prompt or earlier messages.", hint=hint)
         if self.execution is not None:
             check_execution(self.execution)
         has_audio = any(message.audio for message in self.messages)
         if has_audio and self.share_audio == "none" and self.plan.verifies:
-            raise OptionError(
-                "A target that does not hear a recording cannot check a text about it.",
-                hint="Give --share-audio features, or --mode edge.",
-            )
+            hint = "Give --share-audio features, or --mode edge."
+            raise OptionError("A target that does not hear a recording cannot check a text about it.", hint=hint)

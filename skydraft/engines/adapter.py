@@ -53,10 +53,9 @@ class AdapterCard(BaseModel):
     def check_base(self, fingerprint: str, name: str) -> None:
         """Raise OptionError for a model with other weights than those that it was trained for."""
         if fingerprint != self.base:
-            raise OptionError(
-                f"This adapter was trained for {self.base_name} ({self.base[:8]}), not for {name} ({fingerprint[:8]}).",
-                hint="Name the model that it was trained for, or train another.",
-            )
+            own, other = f"{self.base_name} ({self.base[:8]})", f"{name} ({fingerprint[:8]})"
+            hint = "Name the model that it was trained for, or train another."
+            raise OptionError(f"This adapter was trained for {own}, not for {other}.", hint=hint)
 
 
 def digest(token_ids: Seq[int] | npt.NDArray[np.int32]) -> str:
@@ -144,9 +143,8 @@ def read_adapter(path: Path) -> Adapter:
         if not is_one or len(tensors) != 2 * len(names) or len({len(low) for low, _ in adapter.pairs.values()}) != 1:
             raise ValueError("it changes nothing, or is of another form")
     except Exception as error:  # a damaged file raises errors of many kinds
-        raise RecordsError(
-            f"{path} is not an adapter of this version, or it is damaged.", hint="Make one with: skydraft learn run."
-        ) from error
+        hint = "Make one with: skydraft learn run."
+        raise RecordsError(f"{path} is not an adapter of this version, or it is damaged.", hint=hint) from error
     return adapter
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 
@@ -21,7 +21,7 @@ __all__ = ["Engine", "Feeds", "Floor", "Seats", "Sequence", "TokenBuffer"]
 log = logging.getLogger("skydraft")
 
 
-class Engine(Model):
+class Engine(Model, AbstractContextManager["Engine"]):
     """A model that gives logits; only an Engine can draft or verify. Subclasses write what `Model` asks for.
 
     Any thread may use an engine and its sequences: each call takes `floor` and waits for it. A thread that reads rows
@@ -104,10 +104,8 @@ class Engine(Model):
         self._is_exact[shape] = all(map(np.array_equal, together, singly))
         if not self._is_exact[shape]:
             num_rows, from_len = sum(num for _, num in shape), 1 << (shape[-1][0] - 1)
-            log.warning(
-                f"{self.name}: {num_rows} rows at once are not exact from {from_len} tokens on; "
-                "there they are computed one by one."
-            )
+            says = f"{num_rows} rows at once are not exact from {from_len} tokens on"
+            log.warning(f"{self.name}: {says}; there they are computed one by one.")
         return singly
 
     def _feed_singly(self, feeds: Feeds) -> list[Rows]:
@@ -134,9 +132,6 @@ class Engine(Model):
         if self.floor.close():
             self.adapters.close()
             self.free()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -60,10 +60,8 @@ def failed(transformers: Any, does: str, error: Exception, kind: type[SkydraftEr
     """What a failed call of transformers means. A version that may not fit is named, in place of the model."""
     if transformers.__version__ in _FITTING:
         return kind(f"transformers {does}: {first_line(error)}", hint=hint)
-    return MissingDependency(
-        f"transformers {transformers.__version__} {does} ({first_line(error)}); skydraft knows {_FITTING}.",
-        hint=f"Run: pip install 'transformers{_FITTING}'.",
-    )
+    says = f"transformers {transformers.__version__} {does} ({first_line(error)}); skydraft knows {_FITTING}."
+    return MissingDependency(says, hint=f"Run: pip install 'transformers{_FITTING}'.")
 
 
 def check_device(torch: Any, name: str) -> Any:
@@ -97,9 +95,8 @@ def load_checkpoint(path: Path, model_class: str, options: EngineOptions, *, unu
         raise failed(transformers, f"cannot load {path}", error, BrokenModel, _WANTED) from error
     # transformers would draw them at random
     if missing := sorted(map(str, [*loaded["missing_keys"], *loaded["mismatched_keys"]])):
-        raise BrokenModel(
-            f"{path} lacks weights of its model: {missing[0]} and {len(missing) - 1} more.", hint="Fetch it again."
-        )
+        hint = "Fetch it again."
+        raise BrokenModel(f"{path} lacks weights of its model: {missing[0]} and {len(missing) - 1} more.", hint=hint)
     for parent, _, part in (name.rpartition(".") for name in unused):
         setattr(model.get_submodule(parent), part, None)
     return (model if "device_map" in how else model.to(device)).eval(), _checked(tokenizer, path)
@@ -212,10 +209,8 @@ def _read_pieces(tokenizer: Any, backend: Any) -> list[bytes]:
     elif '"ByteFallback"' in decoder or '"Metaspace"' in decoder or "▁" in decoder:
         to_bytes = _sentence_piece
     else:
-        raise BrokenModel(
-            f"{type(tokenizer).__name__} is neither byte-level nor sentencepiece: its bytes are unknown.",
-            hint="Use another model.",
-        )
+        says = f"{type(tokenizer).__name__} is neither byte-level nor sentencepiece: its bytes are unknown."
+        raise BrokenModel(says, hint="Use another model.")
     ids = backend.get_vocab(with_added_tokens=True)
     added = {token_id: token.content.encode() for token_id, token in tokenizer.added_tokens_decoder.items()}
     pieces = [b""] * (max(ids.values()) + 1)

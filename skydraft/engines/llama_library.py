@@ -181,10 +181,9 @@ def load_library() -> Library:
         flags = f"-DGGML_CUDA=on {_WITHOUT_AMX}" if _CUDA in features else _WITHOUT_AMX
         remedy = f'CMAKE_ARGS="{flags}" pip install --force-reinstall --no-cache-dir llama-cpp-python'
         faults.append(f"; {name}: its kernels for AMX may crash; compile without AMX: {remedy}")
-    raise MissingDependency(
-        f"GGUF models need llama.cpp, and no build of it {'fits' if faults else 'was found'} here{''.join(faults)}.",
-        hint="Run: pip install 'skydraft[prebuilt]'. Or, faster but compiled for minutes: 'skydraft[llamacpp]'.",
-    )
+    says = f"GGUF models need llama.cpp, and no build of it {'fits' if faults else 'was found'} here{''.join(faults)}."
+    hint = "Run: pip install 'skydraft[prebuilt]'. Or, faster but compiled for minutes: 'skydraft[llamacpp]'."
+    raise MissingDependency(says, hint=hint)
 
 
 def _builds() -> list[tuple[Path, str]]:

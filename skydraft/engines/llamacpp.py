@@ -65,10 +65,8 @@ def load_model(lib: Any, path: Path, gpu_layers: int) -> Any:
         if model and interrupts:
             lib.model_free(model)
     if not model:
-        raise BrokenModel(
-            f"llama.cpp cannot load {path}: the file is damaged, or of a kind this version does not know.",
-            hint="Download or copy it again.",
-        )
+        says = f"llama.cpp cannot load {path}: the file is damaged, or of a kind this version does not know."
+        raise BrokenModel(says, hint="Download or copy it again.")
     return model
 
 
@@ -77,10 +75,8 @@ class Weights:
 
     def __init__(self, lib: Any, path: Path, gpu_layers: int, name: str) -> None:
         if gpu_layers and not lib.supports_gpu_offload():
-            raise OptionError(
-                f"--gpu-layers {gpu_layers} needs a llama.cpp with a GPU: {lib.name} has none here.",
-                hint="docs/try.md says how it is compiled for one.",
-            )
+            says = f"--gpu-layers {gpu_layers} needs a llama.cpp with a GPU: {lib.name} has none here."
+            raise OptionError(says, hint="docs/try.md says how it is compiled for one.")
         check_gguf(lib, path)
         self.fingerprint, self._name = weights_fingerprint([path]), name
         self.model = load_model(lib, path, gpu_layers)
@@ -199,9 +195,8 @@ class LlamaCppEngine(Engine):
         with interrupts_kept():
             context = self._lib.init_from_model(self._model, params)
         if not context:
-            raise EngineError(
-                f"llama.cpp cannot open a context of {params.n_ctx} tokens for {self.name}.", hint="Lower --context."
-            )
+            hint = "Lower --context."
+            raise EngineError(f"llama.cpp cannot open a context of {params.n_ctx} tokens for {self.name}.", hint=hint)
         if self._adapter:  # a context has one at a time; other contexts of the model may have others
             self._lib.set_adapters_lora(context, (ctypes.c_void_p * 1)(self._adapter), 1, (ctypes.c_float * 1)(1.0))
         memory = self._lib.get_memory(context)
@@ -305,10 +300,8 @@ class LlamaCppEngine(Engine):
 
     def roll_back(self, sequence: Sequence, length: int) -> None:
         if not self._lib.memory_seq_rm(sequence.slot.memory, sequence.slot.number, length, -1):
-            raise EngineError(
-                f"The KV cache of {self.name} cannot be rolled back to {length}.",
-                hint="Use a model without recurrent layers.",
-            )
+            hint = "Use a model without recurrent layers."
+            raise EngineError(f"The KV cache of {self.name} cannot be rolled back to {length}.", hint=hint)
 
     def release(self, sequence: Sequence) -> None:
         (self._close_place if self._grows else self._empty)(sequence.slot)
@@ -355,15 +348,12 @@ def _read_vocab(lib: Any, model: Any, check_open: Callable[[], None]) -> Vocab:
         return list(token_ids[:num_tokens])
 
     return Vocab(
-        pieces,
-        encode,
-        special_ids=(i for i in range(len(pieces)) if lib.vocab_is_control(vocab, i)),
+        pieces, encode, special_ids=(i for i in range(len(pieces)) if lib.vocab_is_control(vocab, i)),
         end_ids=(i for i in range(len(pieces)) if lib.vocab_is_eog(vocab, i)),
-        chat_template=template,
-        tool_template=tool_template,
+        chat_template=template, tool_template=tool_template,
         bos_text=pieces[bos].decode() if lib.vocab_get_add_bos(vocab) and bos >= 0 else "",
         eos_text=pieces[eos].decode() if eos >= 0 else "",
-    )
+    )  # fmt: skip
 
 
 def _read_pieces(lib: Any, vocab: Any) -> list[bytes]:

@@ -338,10 +338,8 @@ class Model(ABC):
             raise self._no_audio()
 
     def _no_audio(self) -> PromptError:
-        return PromptError(
-            f"The model {self.name} takes no audio.",
-            hint="Use a Qwen2.5-Omni model, such as Qwen/Qwen2.5-Omni-3B; tiny-omni-edge is a toy of that kind.",
-        )
+        hint = "Use a Qwen2.5-Omni model, such as Qwen/Qwen2.5-Omni-3B; tiny-omni-edge is a toy of that kind."
+        return PromptError(f"The model {self.name} takes no audio.", hint=hint)
 
     def feed(self, feeds: Feeds) -> list[Rows]:
         """One forward of all feeds, and their tokens noted. Only `Engine` calls this."""

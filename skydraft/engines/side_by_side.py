@@ -57,11 +57,8 @@ class SideBySide:
         from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
         made = ALL_MASK_ATTENTION_FUNCTIONS[self._attention]
-        sizes = [
-            {"q_length": part.num_rows, "q_offset": part.length, "kv_length": part.length + part.num_rows}
-            for part in self._parts
-        ]
-        return [made(**{**kwargs, **each}) for each in sizes]
+        places = [(part.num_rows, part.length) for part in self._parts]
+        return [made(**kwargs | {"q_length": num, "q_offset": at, "kv_length": at + num}) for num, at in places]
 
     def attend(self, module: Any, query: Any, masks: list[Any], **kwargs: Any) -> list[Any]:
         """Attention of each part's rows, one after another: [1, num_rows, heads, head_dim] each."""

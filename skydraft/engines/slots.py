@@ -125,15 +125,12 @@ class Seats:
             engine.floor.check_open()
         for (slots, is_long), num in self._wants.items():
             if num > (slots.num_long if is_long else slots.num):
-                raise EngineError(
-                    f"This text needs {num} sequences of {slots.name}.", hint=f"Load it with parallel={num}."
-                )
+                hint = f"Load it with parallel={num}."
+                raise EngineError(f"This text needs {num} sequences of {slots.name}.", hint=hint)
         holders = {each._thread for each in full.holders if each is not self}
         # The main thread is in no pool, whose other threads may go on with what one of them began.
         is_own = holders == {self._thread} and self._thread == threading.main_thread().ident
         if is_own or left_s <= 0:
             why = "by a text that this thread has not ended" if is_own else f"and none was free in {full.wait_s:g} s"
-            raise EngineBusy(
-                f"All sequences of {full.name} are in use, {why}.",
-                hint="End or close() each generation, or load the model with more: parallel=4.",
-            )
+            hint = "End or close() each generation, or load the model with more: parallel=4."
+            raise EngineBusy(f"All sequences of {full.name} are in use, {why}.", hint=hint)

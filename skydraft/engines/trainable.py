@@ -70,10 +70,8 @@ def load_trainable(path: Path, device_name: str = "cpu", num_threads: int = 0) -
             raise failed(transformers, f"cannot load {path}", error, BrokenModel) from error
         model = model.eval().to(device)
         if (kind := model.config.model_type) not in _PLAIN:
-            raise OptionError(
-                f"{path.name} is a {kind}, and adapters are trained for GGUF files of {' or '.join(_PLAIN)}.",
-                hint="Use the model's checkpoint folder.",
-            )
+            says = f"{path.name} is a {kind}, and adapters are trained for GGUF files of {' or '.join(_PLAIN)}."
+            raise OptionError(says, hint="Use the model's checkpoint folder.")
     else:
         model, _ = load_checkpoint(path, "AutoModelForCausalLM", EngineOptions(device=device_name))
     model.requires_grad_(False)

@@ -88,10 +88,8 @@ class OmniEngine(TransformersEngine):
         if [length for _, length in runs] != [each.num_tokens for each in media]:
             lengths = ", ".join(str(length) for _, length in runs[:8]) or "none"
             fills = ", ".join(str(each.num_tokens) for each in media[:8])
-            raise PromptError(
-                f"The prompt's runs of audio tokens are {lengths} long, its audio fills {fills}.",
-                hint="Put what audio_tokens returns into the prompt, once for each recording.",
-            )
+            says = f"The prompt's runs of audio tokens are {lengths} long, its audio fills {fills}."
+            raise PromptError(says, hint="Put what audio_tokens returns into the prompt, once for each recording.")
         if sum(runs[-1]) == len(prompt):
             raise PromptError("The prompt ends in its audio.", hint="Close it with the end mark of the audio.")
 

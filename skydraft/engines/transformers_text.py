@@ -71,9 +71,8 @@ class TransformersEngine(Engine):
         model, self._device = self._model, self._model.device
         config = model.config.get_text_config(decoder=True)
         if config.vocab_size < self.vocab.size:
-            raise BrokenModel(
-                f"The tokenizer in {path} has {self.vocab.size} tokens, the model only {config.vocab_size}."
-            )
+            says = f"The tokenizer in {path} has {self.vocab.size} tokens, the model only {config.vocab_size}."
+            raise BrokenModel(says)
         self.context_len = min(options.context_len, getattr(config, "max_position_embeddings", options.context_len))
         self.max_sequences = options.max_sequences
         self._check_cache()
@@ -101,10 +100,8 @@ class TransformersEngine(Engine):
         except (AttributeError, TypeError) as error:
             raise failed(self._transformers, "makes no KV cache", error, EngineError) from error
         if unfit := sorted(kinds - {_GROWING, _EMPTY}):
-            raise EngineError(
-                f"The KV cache of {self.name} cannot be rolled back: it has layers of the kind {unfit[0]}.",
-                hint="Use a model without recurrent layers.",
-            )
+            says = f"The KV cache of {self.name} cannot be rolled back: it has layers of the kind {unfit[0]}."
+            raise EngineError(says, hint="Use a model without recurrent layers.")
 
     def _profile_key(self, options: EngineOptions) -> str:
         torch, on_gpu = self._torch, self._device.type == "cuda"

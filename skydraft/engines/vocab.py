@@ -176,10 +176,8 @@ def check_chinese(vocab: Vocab) -> None:
     """Raise OptionError when the vocabulary has next to no Chinese tokens, so that a zh style cannot work."""
     share = float(vocab.classes.content.mean()) if vocab.size else 0.0
     if share < _MIN_CHINESE_SHARE:
-        raise OptionError(
-            f"A zh style needs a Chinese vocabulary; only {share:.2%} of these {vocab.size} tokens are Chinese.",
-            hint="Do without --style, or choose another model.",
-        )
+        says = f"A zh style needs a Chinese vocabulary; only {share:.2%} of these {vocab.size} tokens are Chinese."
+        raise OptionError(says, hint="Do without --style, or choose another model.")
 
 
 _CJK_LEAD_BYTES = range(0xE4, 0xEA)  # first bytes of U+4000 to U+9FFF in UTF-8

@@ -139,10 +139,8 @@ def drafting(edge: Engine, asks: Iterable[GenerateRequest]) -> Engine:
         return adapters.choose(None, ())
     chosen = {adapters.choose(None, prompted(each, edge)[1].edge.token_ids) for each in asks}
     if len(chosen) > 1:
-        raise OptionError(
-            "These prompts are drafted with different adapters, and what is measured here has one draft model.",
-            hint="Give --adapter NAME, or --adapter none.",
-        )
+        says = "These prompts are drafted with different adapters, and what is measured here has one draft model."
+        raise OptionError(says, hint="Give --adapter NAME, or --adapter none.")
     return chosen.pop()
 
 

@@ -6,11 +6,12 @@ import asyncio
 import threading
 import time
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 
 Chunks = asyncio.Queue[tuple[float, bytes]]
 
 
-class DelayedLink:
+class DelayedLink(AbstractContextManager["DelayedLink"]):
     """A proxy on a free port of loopback, in its own thread: what comes goes on `delay_ms` later, each way."""
 
     def __init__(self, target: tuple[str, int], delay_ms: float = 0.0) -> None:
@@ -30,9 +31,6 @@ class DelayedLink:
         started.set_result(server.sockets[0].getsockname()[1])
         await self._is_over.wait()
         server.close()  # its connections are tasks, which `asyncio.run` cancels
-
-    def __enter__(self) -> DelayedLink:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.loop.call_soon_threadsafe(self._is_over.set)

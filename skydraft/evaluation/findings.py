@@ -31,11 +31,6 @@ class Setting:
         above, below = np.array(pairs).T
         return above, below
 
-    def value(self, measure: str) -> float | None:
-        """Over all prompts; None if the denominator is 0."""
-        above, below = self.sums(measure)
-        return float(above.sum() / below.sum()) if below.sum() else None
-
 
 # A token of a text, with the draft model's signals at its place, where these are known. `agrees`: the target would
 # choose the token; `draft_agrees`: it would choose the draft model's choice. `accepted`: 1 for an accepted draft, 0
@@ -85,10 +80,6 @@ class Findings:
         alone = [other.name for other in self.run.modes if not other.plan.drafts and other.style == mode.style]
         cloud = self._lines[alone[0], prompt.id] if alone else []
         for line in self._lines[mode.name, prompt.id]:
-            yield Case(
-                prompt,
-                line,
-                self._scores.get((line.prompt, mode.style, line.token_ids)),
-                cloud[0].token_ids if cloud else None,
-                self._verdicts.get((line.prompt, line.token_ids)),
-            )
+            score = self._scores.get((line.prompt, mode.style, line.token_ids))
+            verdict = self._verdicts.get((line.prompt, line.token_ids))
+            yield Case(prompt, line, score, cloud[0].token_ids if cloud else None, verdict)

@@ -32,10 +32,8 @@ def parse_mode(text: str, resolve: Resolve) -> Mode:
         if not equals:
             key, value = "mode", key
         if key not in _KEYS or not value or key in given:
-            raise OptionError(
-                f"'{text}' is not a mode: {part.strip() or 'a part of it'} does not fit.",
-                hint=f"Use {', '.join(MODES)}, or such as gate=entropy:2;k=8;style=zh-short.",
-            )
+            hint = f"Use {', '.join(MODES)}, or such as gate=entropy:2;k=8;style=zh-short."
+            raise OptionError(f"'{text}' is not a mode: {part.strip() or 'a part of it'} does not fit.", hint=hint)
         given[key] = value
     style = given.pop("style", None)
     plan = {key.replace("-", "_"): value for key, value in given.items()}

@@ -7,8 +7,9 @@ it stopped. Texts are judged and scored after all runs, so that this is in no me
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -54,10 +55,8 @@ Done = Callable[[], None]
 
 def trials(run: RunLine) -> Iterator[Trial]:
     """All generations of a run, interleaved."""
-    for repetition in range(run.repetitions):
-        for prompt in run.prompts:
-            for mode in run.modes:
-                yield Trial(prompt, mode, repetition)
+    for repetition, prompt, mode in product(range(run.repetitions), run.prompts, run.modes):
+        yield Trial(prompt, mode, repetition)
 
 
 def measure(trial: Trial, start: Start) -> GenerationLine:
@@ -76,17 +75,14 @@ def measure(trial: Trial, start: Start) -> GenerationLine:
     )  # fmt: skip
 
 
-@contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
+def alone_in(folder: Path) -> AbstractContextManager[object]:
     """Lock `folder`, which is made if missing, until the process ends at the latest. Raises OptionError if another
     process holds the lock, or the folder cannot be written."""
     hint = "Give another --out, or wait until that one is done."
     busy = OptionError(f"Another comparison is writing to {folder}.", hint=hint)
     with telling(OptionError, f"--out {folder} cannot be written", "Choose another folder."):
         folder.mkdir(parents=True, exist_ok=True)
-        lock = lock_file(folder / _LOCK, busy)
-    with lock:
-        yield
+        return lock_file(folder / _LOCK, busy)
 
 
 class Comparison:
@@ -134,10 +130,8 @@ class Comparison:
         scored = {(line.prompt, line.style, line.token_ids) for line in records.scores}
         prompts = {prompt.id: prompt for prompt in records.run.prompts}
         modes = {mode.name: mode for mode in records.run.modes}
-        texts: dict[tuple[str, str | None, tuple[int, ...]], Mode] = {}
-        for line in records.generations:
-            mode = modes[line.mode]
-            texts.setdefault((line.prompt, mode.style, line.token_ids), mode)
+        found = [(line, modes[line.mode]) for line in reversed(records.generations)]  # the first mode of a text counts
+        texts = {(line.prompt, mode.style, line.token_ids): mode for line, mode in found}
         order = sorted(texts, key=lambda key: (key[0], key[1] or "", key[2]))
         return [(prompts[key[0]], texts[key], key[2]) for key in order if key not in scored and key[2]]
 

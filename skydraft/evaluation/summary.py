@@ -66,15 +66,13 @@ def _setting(findings: Findings, setting: Setting) -> SettingFigures:
     others = sums if setting is not first else ()
     differs = {name: resamples.compared(np.subtract, sums[name], first.sums(name)) for name in others}
     texts = {each.name: [above / below for above, below in map(each.count, cases) if below] for each in INDICATORS}
+    over = {name: OverTexts(median=rounded(median(of)), most=rounded(max(of))) for name, of in texts.items() if of}
     cloud = [each.sums("tokens_per_s") for each in findings.settings if each.mode.name == "cloud"]
     speed = resamples.compared(np.divide, sums["tokens_per_s"], *cloud) if cloud else None
     return SettingFigures(
         mode=setting.mode.name, num_prompts=len(setting.cases), num_generations=len(cases),
         num_tokens=sum(case.num_tokens for case in cases),
         measures={name: figure for name, of in sums.items() if (figure := resamples.figure(*of))},
-        over_texts={
-            name: OverTexts(median=rounded(median(of)), most=rounded(max(of))) for name, of in texts.items() if of
-        },
-        speed_over={"cloud": speed} if speed else {},
+        over_texts=over, speed_over={"cloud": speed} if speed else {},
         differences={name: figure for name, figure in differs.items() if figure},
     )  # fmt: skip

@@ -76,9 +76,5 @@ def _read_json(path: Path, number: int, line: str) -> PromptEntry:
         entry = _Line.model_validate(from_json(line))
     if not entry.prompt.strip() and not entry.audio:
         raise PromptError(f"{where} has neither a prompt nor audio.", hint=hint)
-    return PromptEntry(
-        id=entry.id or f"line-{number}",
-        prompt=entry.prompt or CAPTION_PROMPT,
-        category=entry.category,
-        audio=str(path.parent / entry.audio) if entry.audio else None,
-    )
+    prompt, audio = entry.prompt or CAPTION_PROMPT, str(path.parent / entry.audio) if entry.audio else None
+    return PromptEntry(id=entry.id or f"line-{number}", prompt=prompt, category=entry.category, audio=audio)

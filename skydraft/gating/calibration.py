@@ -114,11 +114,9 @@ class Calibration(_Value):
         """The limit on the risk of a block that kept this agreement. Raises OptionError if none does."""
         curve = self.curve(k, hand_back)
         if (limit := curve.limit(agreement)) is None:
-            raise OptionError(
-                f"The calibration for {self.draft.name} and {self.target.name} reaches an agreement of up to "
-                f"{curve.points[0].agreement:.2f}, not {agreement:g}.",
-                hint="For the target's own text use --mode lossless.",
-            )
+            names, highest = f"{self.draft.name} and {self.target.name}", curve.points[0].agreement
+            says = f"The calibration for {names} reaches an agreement of up to {highest:.2f}, not {agreement:g}."
+            raise OptionError(says, hint="For the target's own text use --mode lossless.")
         return limit
 
     def risk(self, signals: Iterable[Signals]) -> float:
@@ -156,11 +154,9 @@ def find_calibration(
     if given and given.fits(draft, target):
         return given
     if given:
-        raise OptionError(
-            f"This calibration was made for {given.draft.name} and {given.target.name}; it does not fit {names}, "
-            "because the models or their weights differ.",
-            hint=f"{_way_to_make(target)}.",
-        )
+        own, why = f"{given.draft.name} and {given.target.name}", "because the models or their weights differ"
+        says = f"This calibration was made for {own}; it does not fit {names}, {why}."
+        raise OptionError(says, hint=f"{_way_to_make(target)}.")
     broken: RecordsError | None = None
     found = list[Calibration]()
     for path in (path for folder in (*folders, _SHIPPED) for path in sorted(folder.glob("*.json"))):

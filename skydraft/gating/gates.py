@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -98,10 +99,8 @@ class GateSpec:
             raise OptionError(f"There is no content rule '{unknown[0]}'.", hint=f"Use one of: {known}.")
         if self.kind in ("always", "never"):
             if self.content_rules:
-                raise OptionError(
-                    f"+{self.content_rules[0]} does not apply to the gate {self.kind}, which ignores the text.",
-                    hint="Remove it, or choose a gate such as entropy:3.25.",
-                )
+                says = f"+{self.content_rules[0]} does not apply to the gate {self.kind}, which ignores the text."
+                raise OptionError(says, hint="Remove it, or choose a gate such as entropy:3.25.")
         elif not _is_signal(self.kind):
             known = ", ".join(f"{kind}:{threshold.example}" for kind, threshold in SIGNALS.items())
             hint = f"Use always, never, or for example {known}."
@@ -149,10 +148,8 @@ def parse_gate(text: str) -> GateSpec:
 def _bad_threshold(kind: str, value: str) -> OptionError:
     known = SIGNALS[kind]
     upper = "" if known.highest == math.inf else f" and at most {known.highest:g}"
-    return OptionError(
-        f"The threshold of the gate {kind} must be {known.unit}, at least 0{upper}, not '{value}'.",
-        hint=f"For example {kind}:{known.example}.",
-    )
+    says = f"The threshold of the gate {kind} must be {known.unit}, at least 0{upper}, not '{value}'."
+    return OptionError(says, hint=f"For example {kind}:{known.example}.")
 
 
 class Gate:
@@ -222,12 +219,8 @@ def _matches_content(rules: Sequence[str], generated: TokenIds, block: DraftBloc
     matches = [match for rule in rules if rule != START for match in _CONTENT_RULES[rule].finditer(text)]
     # Where each token of the block ends in the text; half a character counts as one.
     ends = [len(before) + len(vocab.decode(block.token_ids[: index + 1])) for index in range(len(block.token_ids))]
-    starts = [len(before), *ends[:-1]]
-    return any(
-        match.start() < end and match.end() > start and not block.is_forced(index)
-        for index, (start, end) in enumerate(zip(starts, ends, strict=True))
-        for match in matches
-    )
+    free = [span for index, span in enumerate(pairwise((len(before), *ends))) if not block.is_forced(index)]
+    return any(match.start() < end and match.end() > start for start, end in free for match in matches)
 
 
 def unverified_cycles(generated: Sequence[int], base: int, num_seen: int) -> list[int]:
@@ -236,12 +229,8 @@ def unverified_cycles(generated: Sequence[int], base: int, num_seen: int) -> lis
     A model that repeats itself is confident (F6). A phrase of up to 8 tokens is a cycle from its second copy on, a
     single token from four in a row. One that was complete at `num_seen` is the target's own choice, and is left out.
     """
-    return [
-        length
-        for period in range(1, MAX_PERIOD + 1)
-        for length in _lengths(generated, period, base)
-        if length > max(base, num_seen)
-    ]
+    lengths = (length for period in range(1, MAX_PERIOD + 1) for length in _lengths(generated, period, base))
+    return [length for length in lengths if length > max(base, num_seen)]
 
 
 def _lengths(generated: Sequence[int], period: int, base: int) -> list[int]:

@@ -83,13 +83,11 @@ def test_a_good_plan_cannot_be_turned_into_a_bad_one():
 @pytest.mark.parametrize(
     ("mode", "gate", "found"),
     [
-        ("auto", None, "calibrated:0.95+start"),
-        ("quality", "entropy:2+digits", "entropy:2+start+digits"),
-        ("answers", None, "entropy:3.25+start+digits+dates+values"),
-        ("edge", None, "never"),
+        ("auto", None, "calibrated:0.95+start"), ("quality", "entropy:2+digits", "entropy:2+start+digits"),
+        ("answers", None, "entropy:3.25+start+digits+dates+values"), ("edge", None, "never"),
         ("lossless", None, "always"),
     ],
-)
+)  # fmt: skip
 def test_the_start_is_checked_as_well_where_blocks_may_be_skipped(mode, gate, found):
     plan = make_plan(mode, gate=gate)
     assert str(plan.checking_start().gate) == found

@@ -34,35 +34,18 @@ ROUNDS = [
 
 def test_figures_are_those_of_the_records():
     expected = {
-        "num_tokens": 19,
-        "num_rounds": 5,
-        "num_escalated": 3,
-        "num_draft_tokens": 10,  # of escalated blocks alone
-        "num_accepted_tokens": 9,
-        "acceptance_rate": 0.9,
-        "mean_acceptance_length": round(11 / 3, 4),
-        "cloud_calls_per_token": round(3 / 19, 4),
-        "target_written_per_token": round(2 / 19, 4),
-        "target_passes_per_token": round(4 / 19, 4),
-        "target_rows_per_token": round(21 / 19, 4),
-        "ttft_ms": 30.0,
-        "itl_ms_p50": 10.0,  # gaps of 25 four times, 10 five times, 2.5 four times, 5 twice
-        "itl_ms_p95": 25.0,
-        "tokens_per_s": 95.0,
-        "draft_ms": 37.0,
-        "target_ms": 78.0,
-        "overhead_ms": 500.0 - 37.0 - 99.0,
-        "bytes_up": 460,
-        "bytes_down": 80,
-        "shared_bytes": 96,
-        "audited_agreement": 5 / 8,
-        "num_fallback_tokens": 4,
-        "draft_prefill_ms": 20.0,
-        "draft_encode_ms": 5.0,
-        "target_prefill_ms": 40.0,
-        "target_encode_ms": 10.0,
+        "num_tokens": 19, "num_rounds": 5, "num_escalated": 3, "num_fallback_tokens": 4,
+        "num_draft_tokens": 10, "num_accepted_tokens": 9, "acceptance_rate": 0.9,  # of escalated blocks alone
+        "mean_acceptance_length": round(11 / 3, 4), "cloud_calls_per_token": round(3 / 19, 4),
+        "target_written_per_token": round(2 / 19, 4), "target_passes_per_token": round(4 / 19, 4),
+        "target_rows_per_token": round(21 / 19, 4), "ttft_ms": 30.0, "tokens_per_s": 95.0,
+        # gaps of 25 four times, 10 five times, 2.5 four times, 5 twice
+        "itl_ms_p50": 10.0, "itl_ms_p95": 25.0,
+        "draft_ms": 37.0, "target_ms": 78.0, "overhead_ms": 500.0 - 37.0 - 99.0,
+        "bytes_up": 460, "bytes_down": 80, "shared_bytes": 96, "audited_agreement": 5 / 8,
+        "draft_prefill_ms": 20.0, "draft_encode_ms": 5.0, "target_prefill_ms": 40.0, "target_encode_ms": 10.0,
         "cached_tokens": {"edge": 256, "cloud": 128},
-    }
+    }  # fmt: skip
     assert expected.items() <= asdict(stats_of(ROUNDS)).items()
 
 

@@ -88,13 +88,8 @@ def small_places() -> Iterator[None]:
 def load(request: pytest.FixtureRequest) -> Load:
     """Loads an engine of each kind; `grows` goes from place to place, every few tokens."""
     options = EngineOptions(context_len=128, max_sequences=6, num_threads=1)
-    needs = {
-        "text": ("folders",),
-        "omni": ("omni_folder",),
-        "grows": ("tiny_gguf", "small_places"),
-        "gguf": ("gguf_path",),
-    }
-    made, *_ = [*map(request.getfixturevalue, needs.get(request.param, ())), None]
+    needs = {"text": "folders", "omni": "omni_folder", "gguf": "gguf_path", "grows": "tiny_gguf small_places"}
+    made, *_ = [*map(request.getfixturevalue, needs.get(request.param, "").split()), None]
     return {
         "toy": toy,
         "text": lambda: TransformersEngine(made[0], OPTIONS, name="text"),

@@ -254,9 +254,7 @@ def test_an_engine_that_takes_none_refuses(tmp_path: Path) -> None:
 
 
 HOSTILE = {
-    "empty": lambda whole: b"",
-    "text": lambda whole: b"an adapter",
-    "cut": lambda whole: whole[:-50],
+    "empty": lambda whole: b"", "text": lambda whole: b"an adapter", "cut": lambda whole: whole[:-50],
     "a model": lambda whole: whole.replace(b"adapter", b"another"),
     "an array without end": lambda whole: whole.replace(
         b"lora.alpha\x06\0\0\0", b"lora.alpha\x09\0\0\0\0\0\0\0" + (2**60).to_bytes(8, "little")
@@ -265,7 +263,7 @@ HOSTILE = {
     "nan": lambda whole: whole[:-4] + np.float32("nan").tobytes(),
     "name": lambda whole: whole.replace(b"lora_b", b"lora_c"),
     "card": lambda whole: whole.replace(b'"base"', b'"bass"'),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("how", HOSTILE)
@@ -307,11 +305,8 @@ def test_no_two_adapters_have_one_fingerprint() -> None:
     changed = first[1][0] + np.eye(2, 96, 95, np.float32)
     others = [
         replace(one, pairs={first[0]: (changed, first[1][1]), second[0]: second[1]}),
-        replace(one, pairs={first[0]: second[1], second[0]: first[1]}),
-        replace(one, pairs={first[0]: first[1]}),
-        replace(one, alpha=5.0),
-        change("e" * 32, shapes),
-        change("f" * 32, shapes, seed=2),
-    ]
+        replace(one, pairs={first[0]: second[1], second[0]: first[1]}), replace(one, pairs={first[0]: first[1]}),
+        replace(one, alpha=5.0), change("e" * 32, shapes), change("f" * 32, shapes, seed=2),
+    ]  # fmt: skip
     assert len({each.fingerprint for each in (one, *others)}) == 1 + len(others)
     assert change("f" * 32, shapes).fingerprint == one.fingerprint

@@ -3,14 +3,16 @@
 import io
 import json
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pydantic import BaseModel
 
 from skydraft.config import decoding_params
+from skydraft.errors import SkydraftError
 from skydraft.evaluation.modes import Mode, parse_modes
 from skydraft.evaluation.records import (
     GenerationLine,
@@ -90,6 +92,17 @@ def no_file_beyond(num_bytes: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def assert_refused(
+    read: Callable[[Path], object], path: Path, content: bytes | None, says: str, error: type[SkydraftError]
+) -> None:
+    """A file of this content (None: no file) is refused in one line, which names it and says why."""
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(error) as caught:
+        read(path)
+    assert says in str(caught.value) and path.name in str(caught.value) and "\n" not in str(caught.value)
 
 
 def text_of(*lines: BaseModel) -> str:

@@ -14,14 +14,12 @@ from .lines import modes
     ("text", "plan", "style"),
     [
         *((name, {"mode": name}, None) for name in MODES),
+        *((text, {"mode": "quality", "k": "2"}, None) for text in ("mode=quality;k=2", " quality ; k = 2 ")),
         ("gate=entropy:2;k=8", {"gate": "entropy:2", "k": "8"}, None),
-        ("edge;style=zh-short", {"mode": "edge"}, "zh-short"),
-        ("mode=quality;k=2", {"mode": "quality", "k": "2"}, None),
-        ("auto;k=auto", {"mode": "auto", "k": "auto"}, None),
-        (" quality ; k = 2 ", {"mode": "quality", "k": "2"}, None),
+        ("edge;style=zh-short", {"mode": "edge"}, "zh-short"), ("auto;k=auto", {"mode": "auto", "k": "auto"}, None),
         ("gate=entropy:2+digits", {"gate": "entropy:2+digits"}, None),
     ],
-)
+)  # fmt: skip
 def test_what_a_mode_plans(text: str, plan: dict[str, object], style: str | None) -> None:
     params = decoding_params(style, max_new_tokens=3)
     assert modes(text) == (Mode(text.strip(), make_plan(**plan), params, style),)  # type: ignore[arg-type]

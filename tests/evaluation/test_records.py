@@ -127,13 +127,8 @@ BROKEN: dict[str, tuple[str, str]] = {
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_broken_file_is_one_clear_line(tmp_path: Path, case: str) -> None:
     content, says = BROKEN[case]
-    path = tmp_path / "records.jsonl"
-    if content:
-        path.write_bytes(content.encode(errors="surrogateescape"))
-    with pytest.raises(RecordsError) as caught:
-        read_records(path)
-    assert says in str(caught.value) and "records.jsonl" in str(caught.value)
-    assert "\n" not in str(caught.value)
+    data = content.encode(errors="surrogateescape") if content else None
+    lines.assert_refused(read_records, tmp_path / "records.jsonl", data, says, RecordsError)
 
 
 def test_a_round_is_written_as_it_happened(tmp_path: Path) -> None:

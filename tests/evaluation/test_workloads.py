@@ -10,7 +10,7 @@ from skydraft.errors import PromptError
 from skydraft.evaluation.records import PromptEntry
 from skydraft.evaluation.workloads import read_prompts
 
-from .lines import jsonl
+from .lines import assert_refused, jsonl
 
 
 def entry(id: str, prompt: str, category: str = "") -> PromptEntry:
@@ -59,8 +59,4 @@ BROKEN: dict[str, tuple[str, bytes, str]] = {
 @pytest.mark.parametrize("case", BROKEN)
 def test_what_is_no_workload_is_one_clear_line(tmp_path: Path, case: str) -> None:
     name, content, says = BROKEN[case]
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(PromptError) as caught:
-        read_prompts(tmp_path / name)
-    assert says in str(caught.value) and name in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert_refused(read_prompts, tmp_path / name, content, says, PromptError)

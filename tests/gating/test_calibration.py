@@ -13,6 +13,8 @@ from skydraft.files import write_whole
 from skydraft.gating.calibration import NUM_BINS, Calibration, find_calibration, read_calibration
 from skydraft.gating.hand_back import HandBack, parse_hand_back
 
+from ..evaluation.lines import assert_refused
+
 NONE = HandBack()
 SHIPPED = list(resources.files("skydraft.gating").joinpath("calibrations").iterdir())
 CURVE = [(0.0, 1.0, 0.6), (0.5, 0.9, 0.3), (1.5, 0.9, 0.2), (2.0, 0.8, 0.1), (4.0, 0.6, 0.0)]
@@ -20,19 +22,11 @@ CURVE = [(0.0, 1.0, 0.6), (0.5, 0.9, 0.3), (1.5, 0.9, 0.2), (2.0, 0.8, 0.1), (4.
 
 def written(workload: str = "w", points: Sequence[tuple[float, ...]] = CURVE, **changes: Any) -> dict[str, Any]:
     """A calibration as it stands in a file."""
+    named = [dict(zip(("limit", "agreement", "calls_per_token"), point, strict=True)) for point in points]
     return {
-        "kind": "skydraft-calibration",
-        "schema": 3,
-        "draft": {"name": "small", "fingerprint": "d" * 32},
-        "target": {"name": "large", "fingerprint": "e" * 32},
-        "risks": [0.5] * NUM_BINS,
-        "curves": [{"k": 5, "points": [
-            dict(zip(("limit", "agreement", "calls_per_token"), point, strict=True)) for point in points
-        ]}],
-        "fitted": {
-            "workload": workload, "sha256": "", "num_prompts": 1, "num_tokens": 300, "date": "", "max_new_tokens": 64,
-        },
-        **changes,
+        "kind": "skydraft-calibration", "schema": 3, "draft": {"name": "small", "fingerprint": "d" * 32},
+        "target": {"name": "large", "fingerprint": "e" * 32}, "risks": [0.5] * NUM_BINS,
+        "curves": [{"k": 5, "points": named}], "fitted": {"workload": workload, "num_tokens": 300}, **changes,
     }  # fmt: skip
 
 
@@ -79,14 +73,9 @@ BROKEN: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_broken_file_is_one_clear_line(case: str, tmp_path: Path) -> None:
     content, says = BROKEN[case]
-    path = tmp_path / "c.json"
-    if content is not None:
-        text = content if isinstance(content, str) else json.dumps(content)
-        path.write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(RecordsError) as caught:
-        read_calibration(path)
-    assert says in str(caught.value) and "c.json" in str(caught.value)
-    assert "\n" not in str(caught.value)
+    text = content if isinstance(content, str) else json.dumps(content)
+    data = None if content is None else text.encode(errors="surrogateescape")
+    assert_refused(read_calibration, tmp_path / "c.json", data, says, RecordsError)
 
 
 def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
@@ -125,11 +114,9 @@ def test_the_first_that_fits_is_found_in_any_folder(tmp_path: Path) -> None:
     ours, other, later = tmp_path / "a", tmp_path / "b", tmp_path / "c"
     other_pair = {"draft": {"name": "small", "fingerprint": "9" * 32}}
     for folder, name, content in (
-        (ours, "1.json", written(**other_pair)),
-        (ours, "2.json", written("2")),
-        (ours, "notes.txt", "no calibration"),
-        (later, "1.json", written("3")),
-    ):
+        (ours, "1.json", written(**other_pair)), (ours, "2.json", written("2")),
+        (ours, "notes.txt", "no calibration"), (later, "1.json", written("3")),
+    ):  # fmt: skip
         folder.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(content))
     folders = [other, ours, later]  # the first does not even exist

@@ -32,17 +32,15 @@ def reason(gate, text, signals=None, history="", vocab=CHARACTERS, prompt="æˆ‘ä½
     return Gate(parse_gate(gate)).reason(context.generated, context.num_seen, block, vocab)
 
 
-@pytest.mark.parametrize(
-    ("text", "gate"),
-    [
-        ("never", GateSpec("never")),
-        ("calibrated:0.95", GateSpec("calibrated", 0.95)),
-        ("prob:0.5+dates+digits", GateSpec("prob", 0.5, ("dates", "digits"))),
-    ],
-)
-def test_parsing(text, gate):
-    assert parse_gate(text) == gate
-    assert parse_gate(str(gate)) == gate
+def test_parsing():
+    rules = GateSpec("prob", 0.5, ("dates", "digits"))
+    gates = {
+        "never": GateSpec("never"),
+        "calibrated:0.95": GateSpec("calibrated", 0.95),
+        "prob:0.5+dates+digits": rules,
+    }
+    for text, gate in gates.items():
+        assert parse_gate(text) == gate == parse_gate(str(gate))
 
 
 NO_GATES = {
@@ -66,12 +64,8 @@ def test_what_is_no_gate_is_refused_with_a_reason(text, says):
 
 @pytest.mark.parametrize(
     ("gate", "expected"),
-    [
-        ("entropy:3.9", "uncertain"),
-        ("entropy:4.0", ""),  # more than theta, not as much
-        ("margin:0.06", "uncertain"),
-        ("margin:0.05", ""),
-    ],
+    # more than theta, not as much
+    [("entropy:3.9", "uncertain"), ("entropy:4.0", ""), ("margin:0.06", "uncertain"), ("margin:0.05", "")],
 )
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_any_unsure_token_escalates_the_block(gate, expected, place):

@@ -82,23 +82,14 @@ def test_a_caption_tells_how_it_was_written_and_one_without_the_server_is_made_a
     pair: tuple[Any, Any], capsys: Any, tmp_path: Path
 ) -> None:
     given = ["caption", "missing.wav", str(CLIPS[0]), "--edge-model", "tiny-omni-edge", "--share-audio", "features"]
-    given += [
-        "--system",
-        "用中文。",
-        "--out",
-        str(out := tmp_path / "a.jsonl"),
-        "--redo-fallback",
-        "-m",
-        "quality",
-        "--cloud",
-    ]
-    assert run([*given, "127.0.0.1:9", "--fallback", "start"]) == 1
+    given += ["--system", "用中文。", "--out", str(out := tmp_path / "a.jsonl"), "--redo-fallback", "-m", "quality"]
+    assert run([*given, "--cloud", "127.0.0.1:9", "--fallback", "start"]) == 1
     assert re.search(r"(?s)no readable file missing\.wav.*1 of 2 captions", capsys.readouterr().err)
     failed, row = map(json.loads, out.read_text().splitlines())
     assert "error" in failed and row["text"].endswith("。")
     assert (row["mode"], row["exact"]) == ("quality", False) and 0 < row["num_fallback_tokens"] < row["num_tokens"]
     with serving(pair[1]) as server:
-        assert run([*given, server.address]) == 1
+        assert run([*given, "--cloud", server.address]) == 1
     assert "captions" not in capsys.readouterr().err
     row, _ = map(json.loads, out.read_text().splitlines())
     assert row["num_fallback_tokens"] == 0 < row["target_written_per_token"]

@@ -51,18 +51,15 @@ def write_report(findings: Findings, folder: Path) -> Summary:
     planes, spread = _planes(findings, summary), _entropies(tokens)
     content = json.dumps(summary.model_dump(mode="json", by_alias=True), ensure_ascii=False, indent=1)
     whole = {"summary": summary, "columns": _columns(summary, BY_NAME) + _speed(summary)}
+    less = [{"less": summary.settings[0].mode} | _row(each, each.differences) for each in summary.settings[1:]]
     files = {
-        "summary.json": content + "\n",
-        "report.html": render(findings, summary, planes, spread),
+        "summary.json": content + "\n", "report.html": render(findings, summary, planes, spread),
         "figures.csv": _csv(_row(each, each.measures) for each in summary.settings),
-        "differences.csv": _csv(
-            {"less": summary.settings[0].mode} | _row(each, each.differences) for each in summary.settings[1:]
-        ),
-        "tokens.csv": _csv(tokens, TOKEN_COLUMNS),
+        "differences.csv": _csv(less), "tokens.csv": _csv(tokens, TOKEN_COLUMNS),
         **{name: _filled(f"{name}.j2", **whole) for name in ("table.md", "table.tex")},
         **{f"plane-{style}.svg" if style else "plane.svg": svg for style, svg in planes.items()},
         "entropies.svg": spread,
-    }
+    }  # fmt: skip
     with telling(OptionError, f"{folder} cannot be written", _HINT):
         for name, text in files.items():
             if text:
@@ -71,24 +68,18 @@ def write_report(findings: Findings, folder: Path) -> Summary:
 
 
 def render(findings: Findings, summary: Summary, planes: Mapping[str, str], spread: str) -> str:
+    tables = [
+        ("What it is worth", "worth", _columns(summary, HEADLINE) + _speed(summary)),
+        ("Punctuation and repeats", "texts", _columns(summary, (each.name for each in INDICATORS))),
+        ("Where the time goes, and the rest", "rest", _columns(summary, MORE)),
+    ]
     return _filled(
-        "page.html.j2",
-        run=findings.run,
+        "page.html.j2", run=findings.run, summary=summary, tables=tables,
         num_prompts=max((len(setting.cases) for setting in findings.settings), default=0),
-        summary=summary,
-        tables=[
-            ("What it is worth", "worth", _columns(summary, HEADLINE) + _speed(summary)),
-            ("Punctuation and repeats", "texts", _columns(summary, (each.name for each in INDICATORS))),
-            ("Where the time goes, and the rest", "rest", _columns(summary, MORE)),
-        ],
         differences=_columns(summary, BY_NAME, "differences", "+"),
-        planes={style: svg for style, svg in planes.items() if svg},
-        entropies=spread,
-        tasks=[section(of) for of in summary.tasks],
-        texts=list(_texts(findings)),
-        marks=_ORIGIN_MARKS,
-        looks=LOOKS,
-    )
+        planes={style: svg for style, svg in planes.items() if svg}, entropies=spread,
+        tasks=[section(of) for of in summary.tasks], texts=list(_texts(findings)), marks=_ORIGIN_MARKS, looks=LOOKS,
+    )  # fmt: skip
 
 
 def _filled(template: str, **given: Any) -> str:

@@ -25,16 +25,13 @@ TERMS = [(label, convention) for _, label, convention in (*_COLUMNS, *_COUNTS)]
 
 
 def section(of: TaskSet) -> dict[str, Any]:
-    rows = [
-        (mode.mode, [cell(getattr(mode, name), 3) for name, *_ in _COLUMNS]
-         + [_count(getattr(mode, name)) for name, *_ in _COUNTS])
-        for mode in of.modes
-    ]  # fmt: skip
-    return {
-        "of": of,
-        "table": {"heads": [(label, "") for label, _ in TERMS], "rows": rows, "terms": TERMS},
-        "plane": against_cost("score", {mode.mode: (mode.score, mode.calls, mode.written) for mode in of.modes}),
-    }
+    rows = []
+    for mode in of.modes:
+        cells = [cell(getattr(mode, name), 3) for name, *_ in _COLUMNS]
+        rows.append((mode.mode, cells + [_count(getattr(mode, name)) for name, *_ in _COUNTS]))
+    table = {"heads": [(label, "") for label, _ in TERMS], "rows": rows, "terms": TERMS}
+    plane = against_cost("score", {mode.mode: (mode.score, mode.calls, mode.written) for mode in of.modes})
+    return {"of": of, "table": table, "plane": plane}
 
 
 def _count(number: float | None) -> tuple[str, str]:

@@ -111,8 +111,5 @@ def _per_token(setting: Setting, name: str) -> tuple[Floats, Floats]:
 
 def _recovered(mine: Floats, theirs: Floats, resamples: Resamples) -> Figure | None:
     """The share of the gap that is closed, by the gains of each task over `edge`; None if the gap may be none."""
-    ours, gaps = resamples.means(mine), resamples.means(theirs)
-    if np.mean(gaps <= 0) > (1 - LEVEL) / 2:
-        return None
-    fine = gaps > 0
-    return with_interval(mine.mean() / theirs.mean(), interval(ours[fine] / gaps[fine]))
+    may_be_none = np.mean(resamples.means(theirs) <= 0) > (1 - LEVEL) / 2
+    return None if may_be_none else resamples.figure(mine, theirs)

