@@ -28,8 +28,8 @@ AABB = (
     "老实规矩来往进出上下前后反复日夜断续陆续密麻迷糊模糊犹豫摇晃蹦跳吵闹说笑许多时刻方面真切确实彻底原本轰烈浩荡沸扬"
 )
 
-_PAIRS = (AABB[at : at + 2] for at in range(0, len(AABB), 2))
-_DOUBLES = re.compile("|".join([*(f"{x}{x}{y}{y}" for x, y in _PAIRS), *(f"{x}{x}+" for x in AA)]))
+DOUBLED = (re.sub(r"(.)", r"\1\1 ", AA) + re.sub(r"(.)(.)", r"\1\1\2\2 ", AABB)).split()
+_DOUBLES = re.compile("|".join(sorted((f"{word}+" for word in DOUBLED), key=len, reverse=True)))
 _CJK_RANGES = (
     (0x3400, 0x4DBF),  # extension A
     (0x4E00, 0x9FFF),  # unified ideographs
@@ -58,7 +58,7 @@ def content_units(text: str) -> list[str]:
 
 
 def num_adjacent(text: str) -> tuple[int, int]:
-    """Number of ideographs equal to the character before them, and of doubles in AA and AABB, which are not among
+    """Number of ideographs equal to the character before them, and of doubles in DOUBLED, which are not among
     them. A third equal character is no double."""
     num_doubles = sum(len(set(match.group())) for match in _DOUBLES.finditer(text))
     return sum(a == b and is_cjk(a) for a, b in pairwise(text)) - num_doubles, num_doubles

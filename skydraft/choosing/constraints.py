@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from skydraft.characters import AA, AABB, COMMA_LIKE, is_cjk
+from skydraft.characters import COMMA_LIKE, DOUBLED, is_cjk
 from skydraft.choosing.incremental import Along, Repeats, Tally
 from skydraft.choosing.stopping import Said, said_along
 from skydraft.config import DecodingParams
@@ -159,9 +159,8 @@ def _no_early_end(params: DecodingParams, vocab: Vocab) -> Constraint:
 @kept_with_vocab
 def _doubled(vocab: Vocab) -> str:
     """Words in which a character stands twice in a row, parted by spaces: of the lists, and of the vocabulary."""
-    listed = re.sub(r"(\S)", r"\1\1 ", AA) + re.sub(r"(\S)(\S)", r"\1\1\2\2 ", AABB)
     own = b" ".join(vocab.pieces[token_id] for token_id in np.flatnonzero(vocab.classes.content)).decode()
-    return " ".join([listed, *(word for word in own.split() if re.search(r"(.)\1", word))])
+    return " ".join([*DOUBLED, *(word for word in own.split() if re.search(r"(.)\1", word))])
 
 
 def _no_adjacent_repeat(params: DecodingParams, vocab: Vocab) -> Constraint:

@@ -115,7 +115,7 @@ INDICATORS = (
             "ideographs equal to the one right before them / characters, of texts with ideographs; a pair across two "
             "words (主播播报) counts, lexical doubles do not", _adjacent(0), 4),
     Measure("lexical_doubles", "lexical doubles", "",
-            "doubles in words, such as 慢慢 (skydraft.characters.AA and AABB) / characters", _adjacent(1), 4),
+            "doubles in words, such as 慢慢 (skydraft.characters.DOUBLED) / characters", _adjacent(1), 4),
 )  # fmt: skip
 MEASURES = (
     Measure("target_agreement", "agreement with the target", "",
