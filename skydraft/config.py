@@ -74,9 +74,7 @@ class DecodingParams:
     no_repeat_ngram_size: int = _option(0, 0, 1024, "N", "Never write the same N tokens in a row again; 0 is off.")
     frequency_penalty: float = _option(0.0, -2, 2, "X", "Take X off a logit for each time it was written; 0 is off.")
     presence_penalty: float = _option(0.0, -2, 2, "X", "Take X off the logits of tokens written before; 0 is off.")
-    penalty_window: int = _option(
-        0, 0, _INT32_MAX, "N", "Let penalties look at the last N tokens alone (64 to 128 against loops); 0 is all."
-    )
+    penalty_window: int = _option(0, 0, _INT32_MAX, "N", "Let penalties look at the last N tokens alone; 0 is all.")
     logit_bias: tuple[tuple[int, float], ...] = _option(
         (), -100, 100, "ID:X", "Add X to the logit of token ID; repeatable."
     )
@@ -118,10 +116,8 @@ class DecodingParams:
         if self.grammar:
             check_grammar(self.grammar)
             if self.sentences:
-                raise OptionError(
-                    "--sentences does not apply to a grammar, because the grammar decides where the text ends.",
-                    hint="Leave out --sentences and a --style that sets them.",
-                )
+                says = "--sentences does not apply to a grammar, because the grammar decides where the text ends."
+                raise OptionError(says, hint="Leave out --sentences and a --style that sets them.")
 
     @property
     def shapes_chinese(self) -> bool:
@@ -197,10 +193,8 @@ def parse_k(text: str | int) -> int | None:
         return None
     k = int(text) if is_number(str(text)) else 0
     if not 1 <= k <= MAX_K:
-        raise OptionError(
-            f"--k must be a whole number from 1 to {MAX_K}, or auto, not {text}.",
-            hint="To draft nothing, use --mode cloud.",
-        )
+        says = f"--k must be a whole number from 1 to {MAX_K}, or auto, not {text}."
+        raise OptionError(says, hint="To draft nothing, use --mode cloud.")
     return k
 
 

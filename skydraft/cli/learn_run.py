@@ -99,9 +99,7 @@ _how_section = Section("yes", "Training", lambda yes: yes, [
 @decoding_section
 @server_section
 @models_section
-def run(
-    name: str, asked: Asked, yes: bool, decoding: DecodingChoice, cloud: CloudChoice, models: ModelChoice
-) -> int:  # fmt: skip
+def run(name: str, asked: Asked, yes: bool, decoding: DecodingChoice, cloud: CloudChoice, models: ModelChoice) -> int:
     """Let the draft model learn a task from the target's own answers, and use what it learned as NAME.
 
     The target answers the prompts. The draft model is trained on most of the answers, and calibrated on the others. It
@@ -177,10 +175,8 @@ class _Run:
         most, least = min(dataset.MAX_LEN, edge.context_len), dataset.MIN_GENERATIONS
         fit = [each for each in self._asks if len(prompted(each, edge)[1].edge.token_ids) < most]
         if self._asks and len(fit) < least:
-            raise RecordsError(
-                f"{len(fit)} of the prompts have fewer than {most} tokens, and {least} are needed.",
-                hint="Longer ones are not trained with: shorten the system prompt or the prompts.",
-            )
+            says = f"{len(fit)} of the prompts have fewer than {most} tokens, and {least} are needed."
+            raise RecordsError(says, hint="Longer ones are not trained with: shorten the system prompt or the prompts.")
         if num_long := len(self._asks) - len(fit):
             TERMINAL.say(f"left out: {num_long} prompts of {most} tokens or more.")
         self._asks = fit

@@ -157,8 +157,8 @@ gate_section = Section("gate", "Gate", _gate, [
     option("--hand-back", "H", "How far the target writes on after a correction: 0 (not at all), N (N tokens), "
            "agree:M (until the draft model would have written the last M tokens itself) or text (to its end). With "
            "agree:M, gated texts may differ between runs over a link (default: by the mode; without one 0)."),
-    option("--execution", None, "exact: the same bits as token by token. throughput: a block in one forward, so near "
-           "ties may differ (default: exact for GGUF, throughput for checkpoints).", type=Execution),
+    option("--execution", None, "exact: the bits of one token at a time. throughput: a block in one forward, near ties "
+           "may differ (default: exact for GGUF, throughput for checkpoints).", type=Execution),
     option("--break-loops/--no-break-loops breaks_loops", None, "Leave a cycle that the small model has written twice "
            "where nobody checks it: a draw from its best five tokens, by the seed (default: on).", default=True),
 ], _RARELY)  # fmt: skip

@@ -27,9 +27,8 @@ _server_section = Section("server", "Server", ServeOptions, [
     option("--grace grace_s", "S", "Seconds that requests have to finish after Ctrl-C.", default=30.0),
     option("--metrics-port", "PORT", "Port of Prometheus metrics over HTTP (default: 0, off).", type=PORTS, default=0),
     option("--log-prompts", None, "Write the token ids of prompts into the log.", is_flag=True),
-    option("--execution", None, "exact: each answer is bit for bit the same as without other requests. throughput: one "
-           "forward for all waiting requests: faster, but near ties may differ (default: exact for GGUF, throughput "
-           "for checkpoints).", type=Execution),
+    option("--execution", None, "exact: each answer is bit for bit as without other requests. throughput: one forward "
+           "for all, near ties may differ (default: exact for GGUF, throughput for checkpoints).", type=Execution),
 ])  # fmt: skip
 _log_section = Section("log_level", "Server", lambda log_level: log_level, [
     option("--log-level", None, "Lowest level in the log on stderr.",

@@ -135,11 +135,9 @@ class Sessions:
 
     def _new_target(self, opening: Opening) -> TargetSession:
         if opening.target and not self._served.target_id.will_do_for(opening.target):
-            raise TargetChanged(
-                f"This server runs {self._engine.name} now ({self._served.execution}, a context of "
-                f"{self._engine.context_len} tokens): not what this text was begun with.",
-                hint="Begin the text again, or start the server as it was.",
-            )
+            runs = f"({self._served.execution}, a context of {self._engine.context_len} tokens)"
+            says = f"This server runs {self._engine.name} now {runs}: not what this text was begun with."
+            raise TargetChanged(says, hint="Begin the text again, or start the server as it was.")
         return TargetSession(
             self._engine, opening.prompt, opening.params,
             committed=opening.committed_ids, num_best=opening.num_best,
@@ -153,11 +151,9 @@ class Sessions:
         if opening := call.opening:
             token_ids += [opening.prompt.token_ids, opening.committed_ids]
             if opening.fingerprint != self._fingerprint:  # before ids: another vocabulary changes their meaning
-                raise VocabularyMismatch(
-                    f"The draft model's vocabulary ({opening.fingerprint[:8]}) is not the target's "
-                    f"({self._fingerprint[:8]}): token ids would mean different things.",
-                    hint="Choose a draft model of the target's family.",
-                )
+                both = f"({opening.fingerprint[:8]}) is not the target's ({self._fingerprint[:8]})"
+                says = f"The draft model's vocabulary {both}: token ids would mean different things."
+                raise VocabularyMismatch(says, hint="Choose a draft model of the target's family.")
         highest = max((max(ids) for ids in token_ids if ids), default=0)
         if highest >= self._engine.vocab.size:
             raise ProtocolError(f"The vocabulary of {self._engine.vocab.size} tokens has no id {highest}.")

@@ -122,9 +122,7 @@ class Drafter:
             return None
         return self._chooser.choose(row, prefix) == int(text[-1])
 
-    def _next(
-        self, sequence: Sequence, text: TokenBuffer, *, may_choose: bool, breaks_loops: bool
-    ) -> _Step | None:  # fmt: skip
+    def _next(self, sequence: Sequence, text: TokenBuffer, *, may_choose: bool, breaks_loops: bool) -> _Step | None:
         """Add the next token, unless none may be chosen; a forced one is fed with the next, unless it is scored."""
         prefix, signals, cost = text.view, CERTAIN, Cost()
         forced = self._chooser.forced(prefix)

@@ -42,10 +42,7 @@ class SpeculativeLoop:
     _num_rounds: int = field(default=0, init=False)
     _started: float = field(default=0.0, init=False)  # the first round
     is_cancelled: bool = field(default=False, init=False)
-    _is_alone: bool = field(default=False, init=False)  # nobody checks
-
-    def __post_init__(self) -> None:
-        self._is_alone = self.verifier is None
+    _is_alone: bool = field(default=False, init=False)  # since the target was lost
 
     def rounds(self) -> Iterator[Round]:
         """Rounds until the context is finished, each once it is committed; another call continues with the next one. It
@@ -77,7 +74,7 @@ class SpeculativeLoop:
         k = min(self.turns.longest(), room)
         if not k or (self.verifier is not None and not self.verifier.stop()):  # what it wrote is committed first
             return empty
-        block = drafter.draft(self.context, k, breaks_loops=self.breaks_loops and self._is_alone)
+        block = drafter.draft(self.context, k, breaks_loops=self.breaks_loops and (self._is_alone or not self.verifier))
         return replace(block, cost=empty.cost + block.cost, read=empty.read) if empty.read else block
 
     def _num_to_write(self) -> int:

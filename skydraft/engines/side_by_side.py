@@ -11,15 +11,13 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 _NAME = "skydraft_side_by_side"  # of an attention and of its masks in transformers
 
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
+class Stretch(NamedTuple):
     """The part of one sequence in a forward: its cache, the tokens in that, and the number of new rows."""
 
     cache: Any

@@ -161,14 +161,13 @@ class TransformersEngine(Engine):
         alone, together = ([Sequence(self, self.allocate(0)) for _ in range(2)] for _ in range(2))
         try:
             for lengths in ((3, 5), (4, 1)):
-                texts = [[(7 * at + 3) % self.vocab.size for at in range(length)] for length in lengths]
+                texts = [[(7 * at + 3 * length) % self.vocab.size for at in range(length)] for length in lengths]
                 expected = [self._run_one(*feed, True) for feed in zip(alone, texts, strict=True)]
                 rows = self._run_together(list(zip(together, texts, strict=True)))
                 if any((a - b).abs().max() > _SAME * a.abs().max() for a, b in zip(expected, rows, strict=True)):
                     return False
-                for sequences in (alone, together):
-                    for sequence, text in zip(sequences, texts, strict=True):
-                        sequence.record(text)
+                for sequence, text in zip((*alone, *together), texts * 2, strict=True):
+                    sequence.record(text)
         except Exception as error:  # a model may do anything with its cache; one after another works
             self._options.notify(f"{self.name} feeds its texts one after another: {first_line(error)}")
             return False

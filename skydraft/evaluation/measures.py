@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from skydraft.characters import content_units, is_cjk, is_punctuation, num_adjacent
 from skydraft.decoding.stats import token_gaps
 from skydraft.evaluation.records import GenerationLine, PromptEntry, ScoreLine, VerdictLine
-from skydraft.gating.gates import num_cycles
 from skydraft.types import StepRecord
 
 
@@ -163,8 +162,6 @@ MEASURES = (
             _share(lambda r: r.overhead_ms, lambda r: 1, verified=False), 2),
     Measure("bytes_per_token", "payload", "bytes/token",
             "messages of the protocol, both ways, openings included; only over a link", _bytes, 1),
-    Measure("cycles", "repeated cycles", "/text", "cycles of 2 to 8 tokens from two rounds on, of 1 from four on",
-            lambda case: (num_cycles(case.generation.token_ids), 1), 2),
     *INDICATORS,
 )  # fmt: skip
 BY_NAME = {measure.name: measure for measure in MEASURES}

@@ -237,8 +237,7 @@ def _parse_line(path: Path, number: int, line: bytes) -> AnyLine:
         raise RecordsError(f"Line {number} of {path} is not valid JSON: {error}.", hint=hint) from error
     with suppress(AttributeError, KeyError, TypeError):  # validation names what is wrong
         for mode in content.get("modes", ()):
-            for name in _OLD_PLAN:
-                mode["plan"].pop(name, None)
+            mode["plan"] = {name: value for name, value in mode["plan"].items() if name not in _OLD_PLAN}
     try:
         return _ADAPTER.validate_python(content)
     except (ValidationError, OptionError) as error:  # of an invalid plan, or of invalid parameters

@@ -184,9 +184,8 @@ def _chat_order(body: ChatRequest, edge: Engine, names: ModelNames, defaults: De
         # A call is an act, and a text begins as one or does not: the draft model alone never decides it.
         plan = plan if body.choice.gate else plan.checking_start()
     if plan.verifies and defaults.share_audio == "none" and any(message.audio for message in messages):
-        message = "This gateway sends no recordings to its server, and a model that does not hear one cannot check."
-        more = "Use the model skydraft-edge, or start the gateway with --share-audio features."
-        raise Refusal(400, f"{message} {more}", param="messages")
+        message = "This gateway shares no recordings. Use skydraft-edge, or start it with --share-audio features."
+        raise Refusal(400, message, param="messages")
     tools = (tool.model_dump(exclude_unset=True) for tool in body.described_tools)
     request = GenerateRequest(
         tuple(messages),

@@ -274,7 +274,3 @@ def is_copying(generated: TokenIds) -> bool:
         return False
     before = np.lib.stride_tricks.sliding_window_view(generated[:-1], COPY_LEN)
     return bool((before == generated[-COPY_LEN:]).all(axis=1).any())
-
-
-def num_cycles(generated: Sequence[int]) -> int:
-    return sum(len(_lengths(generated, period, 0)) for period in range(1, MAX_PERIOD + 1))

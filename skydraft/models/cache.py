@@ -51,10 +51,9 @@ def settle(model: KnownModel, cache: Path, sha256: str) -> Path:
     partial = model_path(model, cache, ".partial")
     if sha256 != model.sha256:
         partial.unlink()
-        raise HashMismatch(
-            f"{model.file} was downloaded with sha256 {sha256[:12]} instead of {model.sha256[:12]}.",
-            hint=f"Run `skydraft models fetch {model.name}` again; if it repeats, upgrade skydraft.",
-        )
+        says = f"{model.file} was downloaded with sha256 {sha256[:12]} instead of {model.sha256[:12]}."
+        hint = f"Run `skydraft models fetch {model.name}` again; if it repeats, upgrade skydraft."
+        raise HashMismatch(says, hint=hint)
     os.replace(partial, model_path(model, cache))
     return model_path(model, cache)
 

@@ -82,10 +82,9 @@ def _hub_failures(what: str) -> Iterator[None]:
     except Exception as error:  # the hub's client passes on errors of its HTTP library, which differs between versions
         is_local = isinstance(error, LocalEntryNotFoundError)
         if isinstance(error, RepositoryNotFoundError | EntryNotFoundError) and not is_local:
-            raise UnknownModel(
-                f"The Hugging Face hub has no {what}, or you have no access to it.",
-                hint="Check the spelling; for a private or gated one run `hf auth login`.",
-            ) from error
+            says = f"The Hugging Face hub has no {what}, or you have no access to it."
+            hint = "Check the spelling; for a private or gated one run `hf auth login`."
+            raise UnknownModel(says, hint=hint) from error
         if isinstance(error, OSError) and error.errno in _DISK:
             hint = "Make room there, or set HF_HOME to a folder that has room."
             raise NotEnoughDisk(f"Writing {error.filename or what} failed ({error.strerror}).", hint=hint) from error

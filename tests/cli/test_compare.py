@@ -176,7 +176,7 @@ def test_without_matplotlib_only_the_plots_are_missing_and_one_line_says_how_to_
     tasks.write_text('{"prompt": "一", "check": {"kind": "regex", "pattern": "."}}')
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "matplotlib", None)
-        args = ["--tasks", str(tasks), *TOYS, "--modes", "edge,cloud,quality", "-n", "8", "--out", str(out)]
+        args = ["--tasks", str(tasks), *TOYS, "--modes", "edge,cloud,lossless;k=3", "-n", "8", "--out", str(out)]
         status, table, err = invoke("compare", *args)
     lines = [line for line in err.splitlines() if "plots" in line]
     assert status == 0 and (out / "summary.json").exists()
@@ -220,4 +220,4 @@ def test_a_target_on_a_server_is_compared_over_its_link(
             assert line["token_ids"] == known[name]["token_ids"]
             spent = sum(entry["record"]["link"]["bytes_up"] for entry in line["rounds"])
             assert (spent > 0) == (line["mode"] == "cloud")
-    assert (tmp_path / "out" / "entropies.svg").exists() == (kind == "own")  # of checked drafts
+    assert (tmp_path / "out" / "entropies.svg").exists()  # of checked drafts

@@ -95,7 +95,7 @@ def test_every_figure_of_a_text_is_what_its_rounds_say() -> None:
         "target_written_per_token": 2 / 6, "target_passes_per_token": 2 / 6, "target_rows_per_token": 5 / 6,
         "acceptance_rate": 2 / 3, "blocks_sent": 1, "mean_acceptance_length": 3, "audited_agreement": 1 / 2,
         "tokens_per_s": 300, "ttft_ms": 12, "itl_ms": 18 / 4, "draft_ms_per_token": 1, "target_ms_per_token": 9 / 6,
-        "overhead_ms_per_round": (1 + 1 + 3) / 3, "bytes_per_token": 50 / 6, "cycles": 1,
+        "overhead_ms_per_round": (1 + 1 + 3) / 3, "bytes_per_token": 50 / 6,
     }  # fmt: skip
     assert {name: ours.value(name) for name in expected} == pytest.approx(expected, abs=1e-5)
     of_texts = {measure.name for measure in INDICATORS}  # above

@@ -50,9 +50,8 @@ class StockText:
             message = "A server without skydraft does not tell the log-probabilities of what it judges."
             raise OptionError(message, hint="Use mode edge, or a server that runs skydraft serve.")
         if prompt.media:
-            raise OptionError(
-                "A server without skydraft takes no recordings.", hint="Use skydraft serve, or --mode edge."
-            )
+            hint = "Use skydraft serve, or --mode edge."
+            raise OptionError("A server without skydraft takes no recordings.", hint=hint)
         self._server, self._context, self._vocab = server, context, vocab
         self._prompt = np.array(prompt.token_ids, np.int32)
         self._params, self._given = request.params, request
@@ -207,9 +206,8 @@ class StockText:
             self._info = info
             self._bound(info.card.context_len)
             return info
-        raise TargetChanged(
-            f"The server at {self._server.address} runs {info.model} now; this text began with {known.model}."
-        )
+        says = f"The server at {self._server.address} runs {info.model} now; this text began with {known.model}."
+        raise TargetChanged(says)
 
     def _check_resumes(self, text: TokenIds) -> None:
         if not self.resumes and len(text) > len(self._prompt):
