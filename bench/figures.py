@@ -20,9 +20,9 @@ DOCS = ROOT / "docs"
 STREAMS = ("cloud", "lossless")  # modes whose text is one call
 NAMES = {
     "auto;gate=calibrated:0.9": "auto --gate calibrated:0.9", "auto;k=12;hand-back=0": "auto --k 12 --hand-back 0",
-    "lossless;k=5": "lossless --k 5",
+    "lossless;k=5": "lossless --k 5", "lossless;k=6": "lossless --k 6",
 }  # fmt: skip
-ORDER = ("edge", "fluency", "quality", "auto", *NAMES, "lossless", "cloud")
+ORDER = ("edge", "fluency", "quality", "auto", *list(NAMES)[:3], "lossless", "cloud")
 WAYS = {
     "quality": "quality",
     "auto": "auto",
@@ -193,10 +193,7 @@ def in_short() -> list[str]:
     rows = []
     for mode in (mode for mode in ORDER if mode not in NAMES):
         if mode in PRESETS and mode != "cloud":
-            found = PRESETS[mode]
-            cells = [f"{found['target_agreement']:.3f}", str(found["same"]), f"{found['target_written_per_token']:.2f}"]
-            asked = [f"{found['cloud_calls_per_token']:.3f}", f"{found['speed']:.2f}", "–"]
-            rows.append([code(mode), *cells, *asked])
+            rows.append([code(mode), *preset_cells(mode), f"{PRESETS[mode]['speed']:.2f}", "–"])
             continue
         speed = "needs no link" if mode == "edge" else far_cell(mode, 80, KINDS[:2])
         share = (f"{kept(mode, 'target_agreement'):.3f}", same(mode), f"{kept(mode, 'target_written_per_token'):.2f}")
@@ -236,30 +233,24 @@ def right_in_short() -> list[str]:
     )
 
 
-def what_clips_keep(head: str, once: str = "one a text") -> list[str]:
-    names = ("captions", "attributes", "cloud_calls_per_token", "acceptance_rate", "target_passes_per_token")
+def what_clips_keep(head: str, once: str) -> list[str]:
     rows = []
     for mode, found in SPEECH["here"].items():
-        right, said, asked, accepted, passes = (found[name] for name in names)
-        cells = [f"{right:.3f}", f"{said:.3f}", once if mode == "cloud" else f"{asked:.3f}"]
-        rows.append([speech_mode(mode), *cells, f"{accepted:.3f}" if accepted else "–", f"{passes:.3f}"])
+        asked = once if mode == "cloud" else f"{found['cloud_calls_per_token']:.3f}"
+        accepted = f"{found['acceptance_rate']:.3f}" if found["acceptance_rate"] else "–"
+        right = [f"{found[name]:.3f}" for name in ("captions", "attributes")]
+        rows.append([code(mode), *right, asked, accepted, f"{found['target_passes_per_token']:.3f}"])
     return table(head.split(" | "), rows)
 
 
-def speech_over_a_link(head: str, once: str = "one a text") -> list[str]:
+def speech_over_a_link(head: str, once: str) -> list[str]:
     rows = []
-    for key in ("20 ms", "80 ms"):
-        stream = SPEECH[key]["cloud"]["tokens_per_s"]
-        for mode, found in SPEECH[key].items():
-            asked = once if mode == "cloud" else f"{found['cloud_calls_per_token']:.3f}"
-            cells = [f"{found['captions']:.3f}", asked, f"{found['ttft_ms']:.0f}", f"{found['bytes_up'] / 1e3:.1f}"]
-            rows.append([f"{key}, {speech_mode(mode)}", *cells, f"{found['tokens_per_s'] / stream:.2f}"])
+    for key, (mode, found) in ((rtt, each) for rtt in ("20 ms", "80 ms") for each in SPEECH[rtt].items()):
+        asked = once if mode == "cloud" else f"{found['cloud_calls_per_token']:.3f}"
+        speed = found["tokens_per_s"] / SPEECH[key]["cloud"]["tokens_per_s"]
+        cells = [f"{found['captions']:.3f}", asked, f"{found['ttft_ms']:.0f}", f"{found['bytes_up'] / 1e3:.1f}"]
+        rows.append([f"{key}, {code(mode)}", *cells, f"{speed:.2f}"])
     return table(head.split(" | "), rows)
-
-
-def speech_mode(mode: str) -> str:
-    name, _, k = mode.partition(";k=")
-    return f"`{name} --k {k}`" if k else f"`{name}`"
 
 
 def memory() -> list[str]:
@@ -267,15 +258,20 @@ def memory() -> list[str]:
     return table(("GB", "`float32`", "`bfloat16`", "`int8`", "`int4`"), rows)
 
 
+def speech_tables(clips: str, link: str, once: str) -> tuple[Callable[[], list[str]], ...]:
+    return memory, partial(what_clips_keep, clips, once), partial(speech_over_a_link, link, once)
+
+
 def presets() -> list[str]:
-    rows = []
-    for mode, found in PRESETS.items():
-        asked = "one a text" if mode == "cloud" else f"{found['cloud_calls_per_token']:.3f}"
-        cells = [f"{found['target_agreement']:.3f}", str(found["same"]), asked]
-        cells += [f"{found['target_written_per_token']:.3f}", f"{found['speed']:.2f}"]
-        rows.append([f"`{mode}`", *cells])
-    head = ("agreement", "same answers", "calls a token", "written by the target", "speed, `cloud` = 1")
+    rows = [[code(mode), *preset_cells(mode), f"{PRESETS[mode]['speed']:.2f}"] for mode in PRESETS]
+    head = ("agreement", "same answers", "written by the target", "calls a token", "speed, `cloud` = 1")
     return table(("62 short prompts, presets of today", *head), rows)
+
+
+def preset_cells(mode: str) -> list[str]:
+    found = PRESETS[mode]
+    share = [f"{found['target_agreement']:.3f}", str(found["same"]), f"{found['target_written_per_token']:.2f}"]
+    return [*share, calls(mode, found["cloud_calls_per_token"])]
 
 
 def sentences() -> Iterator[tuple[str, str]]:
@@ -305,26 +301,15 @@ def sentences() -> Iterator[tuple[str, str]]:
 
 TABLES: dict[str, tuple[Callable[[], list[str]], ...]] = {
     "README.md": (in_short, right_in_short),
-    "docs/speech.md": (
-        memory,
-        partial(
-            what_clips_keep,
-            "60 clips | right captions | right attributes | calls a token | acceptance | passes a token",
-        ),
-        partial(
-            speech_over_a_link,
-            "60 clips, round trip | right captions | calls a token | first token, ms | kB up a clip"
-            " | speed, `cloud` = 1",
-        ),
+    "docs/speech.md": speech_tables(
+        "60 clips | right captions | right attributes | calls a token | acceptance | passes a token",
+        "60 clips, round trip | right captions | calls a token | first token, ms | kB up a clip | speed, `cloud` = 1",
+        "one a text",
     ),
-    "docs/speech.zh.md": (
-        memory,
-        partial(what_clips_keep, "60 段录音 | 描述全对 | 属性对 | 每 token 调用 | 接受率 | 每 token 前向", "每段一次"),
-        partial(
-            speech_over_a_link,
-            "60 段录音，往返时延 | 描述全对 | 每 token 调用 | 首 token，ms | 每段上行 kB | 速度，`cloud` = 1",
-            "每段一次",
-        ),
+    "docs/speech.zh.md": speech_tables(
+        "60 段录音 | 描述全对 | 属性对 | 每 token 调用 | 接受率 | 每 token 前向",
+        "60 段录音，往返时延 | 描述全对 | 每 token 调用 | 首 token，ms | 每段上行 kB | 速度，`cloud` = 1",
+        "每段一次",
     ),
     "docs/measuring.md": (
         presets,
