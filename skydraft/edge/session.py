@@ -145,7 +145,6 @@ class OwnText:
             await self._server.stream().finish(codec.encode_close(self.number))
 
     def _opening_now(self) -> Opening:
-        self._count(shared_bytes=codec.media_bytes(self._opening))
         seen = self._context.generated[: self._context.num_seen]
         return replace(self._opening, target=self.target, committed_ids=tuple(seen.tolist()))
 
@@ -183,6 +182,7 @@ class OwnText:
         sent = self.sent
         sent.num_calls += num_calls
         if opening is not None:
+            self._count(shared_bytes=codec.media_bytes(opening))
             sent.servers.append(self._server.address)
             sent.num_prompt_tokens = len(self._prompt_ids)
             sent.blocks.append((0, opening.committed_ids))

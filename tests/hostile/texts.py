@@ -1,5 +1,6 @@
 """A pair of toys, a text by them, and what must hold of it whatever a server did."""
 
+from dataclasses import replace
 from typing import Any
 
 import skydraft
@@ -41,7 +42,9 @@ ALONE = skydraft.generate(TEXT, cloud=TARGET, plan=PLANS["cloud"], params=_PARAM
 
 
 def write(cloud: Any, plan: str, *, raw: bool = True, length: int = LENGTH) -> Generation:
-    execution: Any = {"execution": "throughput"} if plan in ("checked", "hand-back") and cloud.is_stock else {}
+    waits = plan in ("checked", "hand-back")  # the others go on alone
+    execution: Any = {"execution": "throughput"} if waits and cloud.is_stock else {}
+    cloud = replace(cloud, require=True) if waits else cloud
     params = DecodingParams(max_new_tokens=length)
     plans = PLANS | STREAMS
     return skydraft.generate(TEXT, edge=DRAFT, cloud=cloud, plan=plans[plan], params=params, raw=raw, **execution)
