@@ -59,9 +59,8 @@ class Chooser:
         the seed. The same token where no other is allowed."""
         scores = self.constrain(row, prefix).copy()
         scores[token_id] = -np.inf
-        if scores.max() == -np.inf:
-            return token_id
-        return sample(scores, replace(self.params, **_DRAW), self.position(prefix))
+        others = replace(self.params, **_DRAW)
+        return sample(scores, others, self.position(prefix)) if scores.max() > -np.inf else token_id
 
     def position(self, prefix: TokenIds) -> int:
         """The position of the token after `prefix`, from the end of the prompt: both sides may read other prompts."""
