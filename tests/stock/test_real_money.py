@@ -78,7 +78,7 @@ def test_keys_learn_nothing_of_each_other_and_usage_is_of_one_prompt(front: Fron
             assert new == other and new[:3] == (0, 0, 0)
         with gateway(Pair(edge, cloud)) as running:
             body: Any = {"max_tokens": 32, "skydraft": {"gate": "entropy:0.3", "k": 2, "hand_back": "0"}}
-            answer = ask(running, "anna", secret, model="skydraft-lossless", **body)
+            answer = ask(running, "anna", secret, model="skydraft-quality", **body)
             usage, stats = answer["usage"], answer["skydraft"]["stats"]
             assert 0 < usage["prompt_tokens_details"]["cached_tokens"] <= usage["prompt_tokens"]
             assert stats["num_requests"] > 1 and stats["tokens_hit"] > usage["prompt_tokens"]
