@@ -40,6 +40,7 @@ _COLUMNS = ("file", "text", "error", "mode", "duration_s", "finish_reason", "sha
 _ENDINGS = {".csv", ".jsonl", ".ndjson", ".json", ""}
 _BOM = "\ufeff"  # without it Excel takes UTF-8 for the system's old encoding
 _FIRST = '{"file":'  # the beginning of a row of JSON
+_ESCAPED = "backslashreplace"  # a file name may be no UTF-8
 _FORMULA = tuple("=+-@\t\r\n")
 
 
@@ -77,7 +78,7 @@ class CaptionTable:
         self._file.flush()
 
     def _name(self, path: Path | str) -> str:
-        return _cell(str(path)) if self._is_csv else str(path)
+        return _cell(str(path)).encode(errors=_ESCAPED).decode() if self._is_csv else str(path)
 
 
 def _cell(value: Any) -> str:
@@ -107,7 +108,7 @@ def _keep_rows(path: Path, is_csv: bool, *, failures: bool = False) -> list[Row]
         table.begin()
         for row in kept.values():
             table.write(row)
-        write_whole(path.resolve(), whole.getvalue().encode(), mode=path.stat().st_mode & 0o777)
+        write_whole(path.resolve(), whole.getvalue().encode(errors=_ESCAPED), mode=path.stat().st_mode & 0o777)
     return list(kept.values())
 
 
@@ -119,8 +120,8 @@ def _csv_rows(text: str) -> list[Row] | None:
         if text and not set(_COLUMNS[:3]) <= set(reader.fieldnames or ()) <= set(_COLUMNS):
             return None
         rows.extend(reader)
-    except csv.Error:
-        return rows  # cut off within quotation marks
+    except csv.Error as error:
+        return rows if "end of data" in str(error) else None  # cut off within quotation marks, or damaged
     return rows if text.endswith("\n") else rows[:-1]
 
 
@@ -129,9 +130,10 @@ def _json_rows(text: str) -> list[Row] | None:
     *lines, _cut = text.split("\n")
     try:
         rows = [json.loads(line) for line in lines if line.strip()]
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    is_ours = all(isinstance(row, dict) and "file" in row and ("text" in row or "error" in row) for row in rows)
+    known = {"text", "error"}
+    is_ours = all(isinstance(row, dict) and isinstance(row.get("file"), str) and known & {*row} for row in rows)
     return rows if is_ours and (rows or _FIRST.startswith(text[: len(_FIRST)])) else None
 
 
@@ -157,7 +159,7 @@ class TableChoice:
         is_csv = out is not None and out.suffix.lower() == ".csv"
         with telling(OptionError, f"{out} cannot be written", "Choose another file."):
             rows = _keep_rows(out, is_csv) if out and out.is_file() else []
-            opened = out.open("a", encoding="utf-8", newline="") if out else nullcontext(sys.stdout)
+            opened = out.open("a", encoding="utf-8", errors=_ESCAPED, newline="") if out else nullcontext(sys.stdout)
         with opened as file:
             table = CaptionTable(file, is_csv, rows, redo=self.redo_fallback)
             if out and not out.stat().st_size:

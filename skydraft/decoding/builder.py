@@ -68,8 +68,9 @@ def start_generation(
         verifier = verifying.verifier(context, prompts.target, vocab, request, drafts_first=drafts_first, outage=outage)
     falls_back = bool(verifying and verifying.falls_back(plan))
     thinking = ThinkingAlong(request.params, vocab) if request.params.think_end else None
+    breaks_loops = request.breaks_loops and not request.params.grammar  # a list of equal values is no loop
     loop = SpeculativeLoop(
-        context, drafter, gate, verifier, turns, vocab, falls_back, request.breaks_loops, thinking,
+        context, drafter, gate, verifier, turns, vocab, falls_back, breaks_loops, thinking,
         Seats((draft, local)),
     )  # fmt: skip
     return Generation(loop, request, prompts, draft or edge, target, watch)

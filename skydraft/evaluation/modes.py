@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from skydraft.config import MODES, DecodingParams
+from skydraft.config import MODES, STYLES, DecodingParams
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.errors import OptionError
 
@@ -18,6 +18,10 @@ class Mode:
     plan: Plan
     params: DecodingParams = field(default_factory=DecodingParams)
     style: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.style is not None and self.style not in STYLES:  # it names files of the report
+            raise OptionError(f"There is no style '{self.style}'.", hint=f"Use one of: {', '.join(STYLES)}.")
 
 
 Resolve = Callable[[str | None], DecodingParams]  # from a mode's own style, if any, to its parameters

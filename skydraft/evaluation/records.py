@@ -242,7 +242,8 @@ def _parse_line(path: Path, number: int, line: bytes) -> AnyLine:
         return _ADAPTER.validate_python(content)
     except (ValidationError, OptionError) as error:  # of an invalid plan, or of invalid parameters
         says = error.message if isinstance(error, OptionError) else f"{first_fault(error)}."
-        raise RecordsError(f"Line {number} of {path} is not a valid record: {says}") from error
+        hint = "Register it before you read the records." if "no gate" in says else ""
+        raise RecordsError(f"Line {number} of {path} is not a valid record: {says}", hint=hint) from error
 
 
 def _check_references(path: Path, records: Records) -> None:

@@ -106,7 +106,8 @@ class ModelNames:
         if mode not in self._taken:
             message = f"The mode '{mode}' is not available. Use one of: {', '.join(self._taken)}."
             raise Refusal(400, message, param="skydraft.mode")
-        plan = make_plan(mode, choice.gate, choice.k, choice.hand_back)
+        names_none = not choice.mode and model.partition(":")[0] == PREFIX and mode != "edge"
+        plan = make_plan(None if names_none and choice.gate else mode, choice.gate, choice.k, choice.hand_back)
         if not choice.local_only or not plan.verifies or isinstance(self._pair.cloud, Engine):
             return plan
         if plan.may_go_alone:

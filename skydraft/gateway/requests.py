@@ -147,6 +147,7 @@ def order_of(
         order = _text_order(body, edge, names, defaults)
     scored = [num for num in (body.num_best, body.choice.logprobs) if num is not None]
     more |= {"num_best": max(scored, default=None), "local_only": body.choice.local_only}
+    more |= {"breaks_loops": body.choice.break_loops}
     more |= {"adapter": body.model.partition(":")[2] or None}  # of skydraft:ADAPTER and skydraft-MODE:ADAPTER
     requests = [
         replace(each, params=replace(each.params, seed=(each.params.seed + number) % 2**64), **more)
@@ -197,7 +198,6 @@ def _chat_order(body: ChatRequest, edge: Engine, names: ModelNames, defaults: De
         share_audio=defaults.share_audio,
         begun=begun,
         begun_is_prompt=is_prompt,
-        breaks_loops=True,
     )
     left_out = sorted(unfollowed.union(tool.type for tool in body.tools or () if isinstance(tool, OtherTool)))
     left_out += ["thinking"] * thinking.is_unmet

@@ -104,6 +104,7 @@ class _Choice(Checked):
     continue_ids: Annotated[Some[TokenId], Field(max_length=2**18)] | None = None
     continue_as_prompt: bool = False
     local_only: bool = False
+    break_loops: bool = True
 
     def decoding(self) -> dict[str, Any]:
         options = self.model_fields_set & {known.name for known in fields(DecodingParams)}

@@ -68,6 +68,7 @@ SIGNALS: dict[str, Threshold] = {
     "prob": Threshold("a probability", 1.0, "0.3", lambda block, least: any(token.top_prob < least for token in block)),
     "calibrated": Threshold("an agreement", 1.0, "0.95"),
 }
+_OUR_GATES = tuple(SIGNALS)
 START = "start"  # the content rule that looks at where a block stands, not at its text
 NO_PLACE = Place()  # of a text that does not think
 _NUMERALS = "一二三四五六七八九十"
@@ -113,22 +114,30 @@ class GateSpec:
         return self.kind in SIGNALS
 
     def __str__(self) -> str:
-        threshold = f":{self.threshold:g}" if self.needs_signals else ""
+        threshold = f":{self.threshold:.15g}" if self.needs_signals else ""
         return "+".join((self.kind + threshold, *self.content_rules))
 
 
 def register_gate(name: str, is_unsure: Callable[[Sequence[Signals], float], bool]) -> None:
     """Add the gate `name:THRESHOLD`, which checks a block where `is_unsure(signals of its tokens, THRESHOLD)`. Call it
-    before the gate is named. Raises OptionError for a name that is taken or is no word."""
-    if name in (*SIGNALS, "always", "never") or not name.isidentifier():
+    before the gate is named; called again, it replaces the function. Raises OptionError for the name of a gate of
+    skydraft, and for one that is no word."""
+    if name in (*_OUR_GATES, "always", "never") or not name.isidentifier():
         raise OptionError(f"A gate cannot be called '{name}'.", hint="Choose a word that no other gate has.")
+    if not callable(is_unsure):
+        raise OptionError(f"The gate {name} is no function.", hint="Give a function of signals and a threshold.")
     SIGNALS[name] = Threshold("a number", math.inf, "0.5", is_unsure)
 
 
 def _is_signal(name: str) -> bool:
     """Whether there is such a gate; one of an installed package is registered."""
     for entry in () if name in SIGNALS else entry_points(group="skydraft.gates", name=name):
-        register_gate(name, entry.load())
+        try:
+            register_gate(name, entry.load())
+        except Exception as error:
+            package = entry.dist.name if entry.dist else "a package"
+            what = f"The gate {name} of {package} ({entry.value}) cannot be loaded: {error}"
+            raise OptionError(what, hint=f"Mend {package}, or name another gate.") from error
     return name in SIGNALS
 
 
@@ -162,7 +171,7 @@ class Gate:
         if self._allowance:
             return self._allowance.is_unsure(signals)
         test = SIGNALS[self._spec.kind].is_unsure if self._spec.needs_signals else None
-        return test is not None and test(signals, self._spec.threshold)
+        return test is not None and bool(test(signals, self._spec.threshold))
 
     def observe(self, done: Round) -> None:
         """Take in a committed round. What says nothing of how well the text is kept does not count: tokens that a

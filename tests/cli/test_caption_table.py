@@ -68,6 +68,8 @@ def test_a_row_that_was_cut_off_is_made_again(tmp_path: Path, name: str) -> None
 @pytest.mark.parametrize(("name", "content"), [
     ("a.csv", b"name,age\r\nx,3\r\n"), ("a.csv", b'{"file": "a.wav", "text": "x"}\n'),
     ("a.csv", b"PK\x03\x04\xff\xfe\n\x00"), ("a.jsonl", b"file,text\r\na.wav,x\r\n"),
+    ("a.csv", b'file,text,error\na,b,\nb,"x"y,\nc,d,\n'), ("a.jsonl", b'{"file": [], "text": "x"}\n'),
+    ("a.jsonl", b"[" * 100_000 + b"\n"),  # a damaged row loses nothing
     ("a.jsonl", b'{"prompt": "x"}\n'), ("a.json", b'{\n"file": 3}\n'), ("a", b"buy milk"),
 ])  # fmt: skip
 def test_a_file_of_something_else_is_left_alone(tmp_path: Path, refused: Refused, name: str, content: bytes) -> None:
@@ -92,6 +94,13 @@ def test_captions_without_the_server_are_counted_and_made_again(tmp_path: Path, 
         table.write(said("-b", "新") | {"num_fallback_tokens": 0})
         assert len(read(out)) == 5
     assert [row["text"].lstrip("'") for row in read(out)] == ["早", "-a", "新"] and capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
+def test_a_file_name_may_be_no_utf_8(tmp_path: Path, name: str) -> None:
+    write(tmp_path / name, said("b\udcff.wav"), {"file": "c\udcff.wav", "error": "empty"})
+    assert held(tmp_path / name, "b\udcff.wav", "c\udcff.wav") == ["b\udcff.wav"]
+    assert "\\udcff" in (tmp_path / name).read_text("utf-8")
 
 
 def test_nothing_is_loaded_where_nothing_is_left_to_do(tmp_path: Path, invoke: Invoke) -> None:

@@ -114,6 +114,8 @@ BROKEN: dict[str, tuple[str, str]] = {
         broken(nested(GENERATION, "rounds.0.record.num_committed", 0)), "a round commits at least one token"
     ),
     "a time that is no number": (broken(nested(GENERATION, "rounds.0.record.wall_ms", math.nan)), "wall_ms"),
+    "a style that names a file elsewhere": (nested(RUN, "modes.0.style", "../../out"), "no style"),
+    "a gate that is not registered": (nested(RUN, "modes.0.plan.gate.kind", "mine"), "no gate 'mine'"),
     "a plan that cannot be": (nested(RUN, "modes.0.plan.k", 0), "Line 1"),
     "parameters out of range": (nested(RUN, "modes.0.params.temperature", -1), ": temperature must"),
     # What a newer version meant by an unknown key cannot be known, so no figure is made without it.

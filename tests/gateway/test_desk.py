@@ -13,8 +13,10 @@ import pytest
 
 import skydraft
 from skydraft.engines.base import Engine
-from skydraft.engines.toy import open_toy
+from skydraft.engines.toy import character_vocab, open_toy
+from skydraft.gateway.pair import Pair
 
+from ..choosing.test_stopping import follower
 from ..serving import serving, waiting
 from .interfaces import QUESTION as ASKED
 from .interfaces import ask
@@ -110,13 +112,23 @@ def test_when_the_cloud_is_gone_all_go_on_but_the_cloud_alone_which_says_so(unhu
         assert running.client.get(f"{running.url}/health").json() == {"status": "ok", "cloud": "up"}
         server.stop()
         running.wait_until(lambda: running.client.get(f"{running.url}/health").json()["cloud"] == "down")
-        for body in ({}, {"model": "skydraft-quality", "skydraft": {"gate": "entropy:1.0"}}):
+        gated = {"model": "skydraft", "skydraft": {"gate": "entropy:1.0"}}  # names no mode: the gate is the choice
+        for body in ({}, gated, gated | {"model": "skydraft-quality"}):
             gone = running.chat(**body, max_tokens=40)
             assert gone.status_code == 200 and "edge-fallback" in gone.json()["skydraft"]["origins"]
         reply = running.chat(model="skydraft-cloud")
         assert reply.status_code == 503 and reply.headers["retry-after"]
         assert reply.json()["error"]["type"] == "server_error"
         assert running.chat(model="skydraft-edge").status_code == 200
+
+
+def test_a_loop_is_left_in_texts_too_unless_the_client_says_so() -> None:
+    with gateway(Pair(follower("员在", character_vocab("今天天气很好员在")))) as running:
+        asked = {"model": "skydraft-edge", "prompt": "今", "max_tokens": 40}
+        loops, leaves = (
+            running.post("completions", **asked, skydraft=ours).json() for ours in ({"break_loops": False}, {})
+        )
+        assert "员在" * 15 in loops["choices"][0]["text"] and "员在" * 15 not in leaves["choices"][0]["text"]
 
 
 @pytest.mark.parametrize("hold_s", [0.02, 0.05, 0.1])

@@ -21,7 +21,7 @@ MODELS = ["skydraft", *(f"skydraft-{mode}" for mode in ("edge", "cloud", "lossle
 OURS: dict[str, list[Any]] = {
     "gate": ["entropy:1", "always"], "mode": ["edge", "cloud", "quality"], "k": [3],
     "hand_back": [8, "agree:2"], "grammar": ["regex:[0-9]+", "json_object:", 'lark:start: "a"+'], "token_ids": [True],
-    "style": ["zh-short"], "local_only": [True], "no_repeat_ngram_size": [3],
+    "style": ["zh-short"], "local_only": [True], "break_loops": [False], "no_repeat_ngram_size": [3],
 }  # fmt: skip
 TEXTS = [
     "a", "语速", "a b\n", "b", "我 们", "c", "", "\0", "\x7f", "\u2028", "\udfff\ud800", "😀", "e\u0301", "\u202e",
