@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from skydraft.engines.base import Engine, Sequence
-from skydraft.engines.options import RowProfile
+from skydraft.engines.row_costs import RowProfile
 from skydraft.engines.toy import ListEngine
 from skydraft.engines.vocab import Rows, TokenIds, num_shared
 

@@ -23,7 +23,8 @@ from skydraft.cloud.options import ServeOptions
 from skydraft.cloud.server import serve
 from skydraft.cloud.worker import Worker
 from skydraft.engines.base import Engine, Sequence
-from skydraft.engines.options import EngineOptions, RowProfile
+from skydraft.engines.options import EngineOptions
+from skydraft.engines.row_costs import RowProfile
 from skydraft.engines.toy import ListEngine
 from skydraft.engines.vocab import Rows, TokenIds, Vocab
 from skydraft.models import default_pair

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from skydraft.access.keys import Keyring
-from skydraft.engines.options import EngineOptions, RowProfile
+from skydraft.engines.options import EngineOptions
 from skydraft.engines.probe import profile_of
+from skydraft.engines.row_costs import RowProfile
 from skydraft.engines.toy import open_toy
 from skydraft.errors import SkydraftError
 from skydraft.gating.calibration import read_calibration

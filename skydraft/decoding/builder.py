@@ -202,7 +202,7 @@ def _turns(
         longest = facts.max_block if facts else MAX_K
         k, opening = min(plan.k or DEFAULT_K, longest), min(opening, longest)
         return Turns(k, hand_back, opening=opening, streams=plan.streams), None
-    draft_ms = draft.profile.forward_ms
+    draft_ms = draft.forward_ms
     costs = CostModel(draft_ms[0], facts.forward_ms, facts.max_rows, wire_ms=facts.wire_ms, streams=facts.streams)
     # Two machines read the prompt at the same time.
     prompt_ms = prompt_len * max(_read_ms(draft_ms) - (_read_ms(facts.forward_ms) if facts.streams else 0.0), 0.0)

@@ -78,7 +78,7 @@ class LocalTarget:
 
     def facts(self, wait_s: float | None) -> TargetFacts:
         engine = self.engine
-        return TargetFacts(engine.name, engine.fingerprint, engine.profile.forward_ms, self._max_rows)
+        return TargetFacts(engine.name, engine.fingerprint, engine.forward_ms, self._max_rows)
 
     def falls_back(self, plan: Plan) -> bool:
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Hashable
 from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -34,7 +35,7 @@ class Engine(Model, AbstractContextManager["Engine"]):
         self.prefixes = PrefixCache()
         self.adapters = Adapters(self)
         self.adapter: str | None = None  # the name of its own, if it adds one
-        self._is_exact: dict[tuple[tuple[int, int], ...], bool] = {}  # by shape, see `feed_compared`
+        self._is_exact: dict[Hashable, bool] = {}  # by shape, see `feed_compared`
         self.is_local_only = False  # whether its texts must stay on this device
 
     def open_adapted(self, adapter: Path) -> Engine:
@@ -85,15 +86,15 @@ class Engine(Model, AbstractContextManager["Engine"]):
         """Keeps the promise of `invariant_rows` at any length; on failure every sequence is as before.
 
         The probe at the load sees a short text only, and kernels may take another path for a longer KV cache (llama.cpp
-        has one from 512 cells on). So the first forward of a shape is compared with single rows where it happens: for
-        each sequence its number of rows, and its length to the next power of two.
+        has one from 512 cells on). So the first forward of a shape is compared with single rows where it happens.
         """
         lengths = [sequence.length for sequence, _ in feeds]
-        shape = tuple(sorted((sequence.length.bit_length(), len(token_ids)) for sequence, token_ids in feeds))
-        if self._is_exact.get(shape):
+        shapes = self.shapes(feeds)
+        known = [self._is_exact.get(shape) for shape in shapes]
+        if all(known):
             return self.feed(feeds)
         try:
-            if shape in self._is_exact:
+            if False in known:
                 return self._feed_singly(feeds)
             together = [rows.copy() for rows in self.feed(feeds)]  # valid until the next forward only
             _go_back(feeds, lengths)
@@ -101,9 +102,10 @@ class Engine(Model, AbstractContextManager["Engine"]):
         except BaseException:
             _go_back(feeds, lengths)
             raise
-        self._is_exact[shape] = all(map(np.array_equal, together, singly))
-        if not self._is_exact[shape]:
-            num_rows, from_len = sum(num for _, num in shape), 1 << (shape[-1][0] - 1)
+        is_exact = all(map(np.array_equal, together, singly))
+        self._is_exact |= {shape: is_exact for shape, was_exact in zip(shapes, known, strict=True) if not was_exact}
+        if not is_exact:
+            num_rows, from_len = sum(len(rows) for rows in together), 1 << (max(lengths).bit_length() - 1)
             says = f"{num_rows} rows at once are not exact from {from_len} tokens on"
             log.warning(f"{self.name}: {says}; there they are computed one by one.")
         return singly

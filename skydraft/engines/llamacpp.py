@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -20,15 +23,18 @@ from skydraft.engines.base import Engine, Feeds, Sequence
 from skydraft.engines.checkpoint import weights_fingerprint
 from skydraft.engines.llama_library import TOKEN_ATTR_UNUSED, Progress, check_gguf, load_library, rope_depends
 from skydraft.engines.options import EngineOptions
-from skydraft.engines.probe import cpu_model, profile_of
+from skydraft.engines.probe import cpu_model, forget_profile, profile_of
 from skydraft.engines.registry import EngineKind
+from skydraft.engines.row_costs import NOT_PROBED, Pass, RowCosts
 from skydraft.engines.slots import Slots
-from skydraft.engines.vocab import Rows, Vocab
+from skydraft.engines.vocab import Rows, TokenIds, Vocab
 from skydraft.errors import BrokenModel, EngineError, OptionError, RecordsError
 
+log = logging.getLogger("skydraft")
 _OUTPUT_ROWS = 16  # at least, of a forward; a row of logits is 0.6 MB
 _PREFILL_ROWS = 128  # compute buffers for 512 take 0.1 GB more a pair, and are no faster on a CPU
 _FLASH_ATTENTION_ON = 1
+_NOTED_LEN = 512  # tokens: where the profile stands for times, too
 _LEAST_LEN, _AHEAD = 256, 64  # tokens of a place that grows, and those that it has room for beyond its prompt
 _TYPE_F16, _TYPE_BF16 = 1, 30
 
@@ -126,6 +132,23 @@ class Cells:
     length: int
 
 
+class _Stretch(NamedTuple):
+    """Rows of one sequence in a forward: where they begin, and how many more are computed and thrown away."""
+
+    place: Cells
+    length: int
+    token_ids: Seq[int] | TokenIds
+    num_padding: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.token_ids) + self.num_padding
+
+    def of(self, num_rows: int) -> _Stretch:
+        """So many rows, as far as there is room."""
+        return self._replace(num_padding=max(min(num_rows, self.place.length - self.length) - len(self.token_ids), 0))
+
+
 class LlamaCppEngine(Engine):
     """One GGUF model in llama.cpp: in one context for all sequences, which go into one forward, or, where their memory
     grows with them, in a context for each, which is replaced by one of twice the length. A slot is a `Cells`.
@@ -172,10 +195,12 @@ class LlamaCppEngine(Engine):
         self.slots = slots = (base.slots if base else None) or Slots(self.name, *how)
         slots.engines.add(self)
         self.adapters.wait_s = options.wait_s
+        self._costs = RowCosts(NOT_PROBED, self._measure_again)
         if base:  # measured where it happens, as an adapter changes each forward a little
             self.profile, self.probed_len = base.profile, 0
         else:
             self.profile = profile_of(self, self._profile_key(options), options)
+        self._costs = RowCosts(self.profile, self._measure_again)
 
     def open_adapted(self, adapter: Path) -> LlamaCppEngine:
         return LlamaCppEngine(self.path, self._options, name=self.name, base=self, adapter=adapter)
@@ -208,6 +233,14 @@ class LlamaCppEngine(Engine):
         system = (self._lib.name, cpu_model(), self._lib.print_system_info().decode())
         how = (options.shared_cache, self._num_threads, options.gpu_layers)
         return "|".join(map(str, (self.fingerprint, *system, *how)))
+
+    def _measure_again(self, what: str) -> None:
+        log.warning(f"{self.name}: {what}; the next start measures again.")
+        forget_profile(self._profile_key(self._options), self._options)
+
+    @property
+    def forward_ms(self) -> tuple[float, ...]:
+        return self._costs.forward_ms
 
     @property
     def num_cells(self) -> int:
@@ -245,33 +278,83 @@ class LlamaCppEngine(Engine):
                 self._grow(sequence, length)
         try:
             together = [[each] for each in feeds] if self._grows else [feeds]
-            return [rows for each in together for rows in self._decode(each, want_logits=want_logits)]
+            return [rows for each in together for rows in self._compute(each, want_logits=want_logits)]
         except EngineError:
             for sequence, _ in feeds:
                 self.roll_back(sequence, sequence.length)
             raise
 
-    def _decode(self, feeds: Feeds, *, want_logits: bool) -> list[Rows]:
+    def _passes(self, feeds: Feeds, *, want_logits: bool = True) -> list[Pass]:
+        sizes = [len(token_ids) for _, token_ids in feeds]
+        if not want_logits or self._options.shared_cache or len(sizes) == 1:  # one forward, whatever the sizes
+            return [Pass(tuple(range(len(sizes))), max(sizes))]
+        return self._costs.passes(sizes)
+
+    def shapes(self, feeds: Feeds) -> list[Hashable]:
+        if self._options.shared_cache:
+            return super().shapes(feeds)
+        length, parts = max(sequence.length for sequence, _ in feeds), [[each] for each in feeds]
+        passes = [each for part in (parts if self._grows else [feeds]) for each in self._passes(part)]
+        wanted = [(len(each.feeds), each.num_rows) for each in passes]
+        return [(length.bit_length(), num, num_rows, self._costs.padded(num * num_rows)) for num, num_rows in wanted]
+
+    def _compute(self, feeds: Feeds, *, want_logits: bool) -> list[Rows]:
+        rows: list[list[Rows]] = [[] for _ in feeds]
+        passes, done = self._passes(feeds, want_logits=want_logits), 0
+        for numbers, num_rows in passes:
+            fed = [
+                (sequence, token_ids[done : done + num_rows]) for sequence, token_ids in map(feeds.__getitem__, numbers)
+            ]
+            stretches = [_Stretch(sequence.slot, sequence.length + done, token_ids) for sequence, token_ids in fed]
+            pads = want_logits and not self._options.shared_cache
+            stretches = self._padded(stretches, num_rows) if pads else stretches
+            logits, at = self._decode(stretches, want_logits=want_logits), 0
+            for number, stretch in zip(numbers, stretches, strict=False):
+                # Valid until the next forward of the context.
+                part = logits[at : at + len(stretch.token_ids)]
+                rows[number].append(part.copy() if self._grows or len(passes) > 1 else part)
+                at += stretch.num_rows
+            done += num_rows
+        return [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in rows] if want_logits else []
+
+    def _padded(self, stretches: list[_Stretch], num_rows: int) -> list[_Stretch]:
+        """The same forward with rows that make it cheaper: of each sequence, or of places that it does not feed."""
+        wanted = self._costs.padded(len(stretches) * num_rows)
+        num_more, rest = 0, wanted % len(stretches)
+        if not rest:
+            num_rows = wanted // len(stretches)
+        elif wanted % num_rows == 0:
+            num_more = wanted // num_rows - len(stretches)
+        fed = [stretch.place for stretch in stretches]
+        others = [place for place in self._places if place.context is fed[0].context and place not in fed]
+        stretches = stretches + [_Stretch(place, self._kv_length(place), ()) for place in others[:num_more]]
+        return [stretch.of(num_rows) for stretch in stretches]
+
+    def _decode(self, stretches: list[_Stretch], *, want_logits: bool) -> Rows:
+        """One forward; returns the logits of its rows [rows, vocab], padding included, or what is no logits."""
         batch, num_rows = self._batch, 0
-        for sequence, token_ids in feeds:
-            for position, token_id in enumerate(token_ids, sequence.length):
+        for place, length, token_ids, num_padding in stretches:
+            for position, token_id in enumerate((*token_ids, *(0,) * num_padding), length):
                 batch.token[num_rows] = token_id
                 batch.pos[num_rows] = position
                 batch.n_seq_id[num_rows] = 1
-                batch.seq_id[num_rows][0] = sequence.slot.number
+                batch.seq_id[num_rows][0] = place.number
                 batch.logits[num_rows] = want_logits
                 num_rows += 1
-        batch.n_tokens = num_rows
-        context = feeds[0][0].slot.context
-        if status := self._lib.decode(context, batch):
-            raise EngineError(f"llama.cpp refused a forward of {num_rows} rows (status {status}).")
+        batch.n_tokens, context, began = num_rows, stretches[0].place.context, time.perf_counter()
+        try:
+            if status := self._lib.decode(context, batch):
+                raise EngineError(f"llama.cpp refused a forward of {num_rows} rows (status {status}).")
+        finally:
+            for place, length, token_ids, num_padding in stretches:
+                if num_padding:
+                    self._lib.memory_seq_rm(place.memory, place.number, length + len(token_ids), -1)
         if not want_logits:
-            return []
+            return np.empty((num_rows, 0), np.float32)
         pointer = self._lib.get_logits(context)
-        # [num_rows, padded vocabulary], not copied where the context stays: valid until the next forward
-        logits = np.ctypeslib.as_array(pointer, shape=(num_rows, self._num_rows_padded))[:, : self.vocab.size]
-        logits = logits.copy() if self._grows else logits
-        return np.split(logits, np.cumsum([len(token_ids) for _, token_ids in feeds])[:-1])
+        if max(stretch.length for stretch in stretches) < _NOTED_LEN:
+            self._costs.note(num_rows, (time.perf_counter() - began) * 1e3)
+        return np.ctypeslib.as_array(pointer, shape=(num_rows, self._num_rows_padded))[:, : self.vocab.size]
 
     def allocate_beginning(self, num_tokens: int) -> Cells | None:
         return self.allocate(num_tokens) if self.max_sequences > 1 else None
@@ -307,7 +390,10 @@ class LlamaCppEngine(Engine):
         (self._close_place if self._grows else self._empty)(sequence.slot)
 
     def kv_length(self, sequence: Sequence) -> int:
-        return int(self._lib.memory_seq_pos_max(sequence.slot.memory, sequence.slot.number)) + 1
+        return self._kv_length(sequence.slot)
+
+    def _kv_length(self, place: Cells) -> int:
+        return int(self._lib.memory_seq_pos_max(place.memory, place.number)) + 1
 
     def free(self) -> None:
         self._lib.batch_free(self._batch)

@@ -7,7 +7,7 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from types import FrameType
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from skydraft.config import Execution
-from skydraft.engines.options import NOT_PROBED, RowProfile
+from skydraft.engines.row_costs import NOT_PROBED, RowProfile
 from skydraft.engines.vocab import Rows, TokenIds, Vocab
 from skydraft.errors import EngineError, PromptError, SkydraftError
 from skydraft.types import Cost, Media, Recordings, Reuse
@@ -356,6 +356,15 @@ class Model(ABC):
     @property
     def invariant_rows(self) -> int:
         return self.profile.invariant_rows
+
+    @property
+    def forward_ms(self) -> tuple[float, ...]:
+        """Times of forwards of 1, 2, … rows: a row more does not save time, so what took longer met a busy moment."""
+        return tuple(np.minimum.accumulate(self.profile.forward_ms[::-1])[::-1].tolist())
+
+    def shapes(self, feeds: Feeds) -> list[Hashable]:
+        """Forwards of one kind have the same shapes and take the same path through the kernels."""
+        return [tuple(sorted((sequence.length.bit_length(), len(token_ids)) for sequence, token_ids in feeds))]
 
     def max_rows(self, execution: Execution | None = None) -> int:
         """The most rows of one forward: those that change no bit, or as many as there can be. None is what the engine

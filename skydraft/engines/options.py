@@ -1,4 +1,4 @@
-"""Options for running a model, and the measured profile of its forwards."""
+"""Options for running a model."""
 
 import os
 from collections.abc import Callable
@@ -10,18 +10,7 @@ from typing import Self
 
 from skydraft.errors import OptionError
 
-
-@dataclass(frozen=True, slots=True)
-class RowProfile:
-    """Measured on this machine. `invariant_rows`: how many rows one forward may hold and still be bit-identical to one
-    row at a time. `forward_ms[n - 1]`: best time of a forward of n rows."""
-
-    invariant_rows: int
-    forward_ms: tuple[float, ...]
-
-
 _MANY_TIMES = 4  # as many threads as processors only wait for each other
-NOT_PROBED = RowProfile(invariant_rows=1, forward_ms=(1.0,))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,11 @@ from pydantic import TypeAdapter
 
 from skydraft.engines.base import Engine, Sequence
 from skydraft.engines.llama_library import is_busy
-from skydraft.engines.options import EngineOptions, RowProfile
+from skydraft.engines.options import EngineOptions
+from skydraft.engines.row_costs import RowProfile
 from skydraft.files import read_file, write_whole
 
-MAX_PROBED_ROWS = 8
+MAX_PROBED_ROWS = 16
 _PROBED_LEN = 16  # tokens before the probed rows
 _MAX_REPETITIONS = 3
 _SLOW_STEP_S = 0.02  # the probe takes fifty steps or so
@@ -47,18 +48,17 @@ def _compare(sequence: Sequence, feed: list[int], max_rows: int) -> tuple[int, t
     forward_ms, num_equal, begin = [math.inf] * max_rows, max_rows, time.perf_counter()
     # Not all repetitions of one n together: a busy moment should spoil one of them only.
     for repetition in range(_MAX_REPETITIONS):
-        if repetition and time.perf_counter() - begin > _ENOUGH_S:
+        if repetition > 1 and time.perf_counter() - begin > _ENOUGH_S:
             break
-        for num_rows in range(1, max_rows + 1):
+        # Rows cost least in fours, so these are measured again.
+        for num_rows in (num for num in range(1, max_rows + 1) if not repetition or num < 4 or num % 4 == 0):
             sequence.truncate(length)
             began = time.perf_counter()
             rows = sequence.extend(feed[:num_rows])
             forward_ms[num_rows - 1] = min(forward_ms[num_rows - 1], (time.perf_counter() - began) * 1e3)
             if num_rows > 1 and not np.array_equal(rows, np.concatenate(singly[:num_rows])):
                 num_equal = min(num_equal, num_rows - 1)
-    # A row more does not save time: what took longer met a busy moment.
-    times = np.minimum.accumulate(forward_ms[::-1])[::-1].round(3)
-    return num_equal, tuple(times.tolist())
+    return num_equal, tuple(round(ms, 3) for ms in forward_ms)
 
 
 def cpu_model() -> str:
@@ -72,7 +72,7 @@ def profile_of(engine: Engine, key: str, options: EngineOptions) -> RowProfile:
     """The profile under `key` in the file at `options.profile_path`; if there is none, probe, and add it unless others
     keep the processors busy, so that the next load probes again. The key names everything that could change the answer:
     file, library, processor, threads, cache types."""
-    path = options.profile_path
+    path, key = options.profile_path, f"{key}|{MAX_PROBED_ROWS} rows"
     if path and (known := _read(path).get(key)):
         return known
     was_busy, profile = is_busy(), probe(engine, options.notify)
@@ -89,3 +89,11 @@ def _read(path: Path) -> dict[str, RowProfile]:
         known = _PROFILES.validate_json(read_file(path))
         return {key: profile for key, profile in known.items() if profile.forward_ms}
     return {}
+
+
+def forget_profile(key: str, options: EngineOptions) -> None:
+    """Have the next load probe again."""
+    if path := options.profile_path:
+        with suppress(OSError):
+            others = {name: known for name, known in _read(path).items() if name.rpartition("|")[0] != key}
+            write_whole(path, _PROFILES.dump_json(others, indent=1))

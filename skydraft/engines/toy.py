@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from skydraft.engines.base import Engine, Feeds, Sequence
-from skydraft.engines.options import RowProfile
+from skydraft.engines.row_costs import RowProfile
 from skydraft.engines.vocab import Rows, Vocab
 from skydraft.errors import OptionError
 

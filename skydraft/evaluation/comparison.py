@@ -225,7 +225,7 @@ def _describe(
         machine=f"{cpu_model()}, {os.cpu_count()} threads, {platform.system()}, Python {platform.python_version()}",
         versions=_versions(),
         command=request.command,
-        draft=_entry(edge.name, edge.fingerprint, edge.invariant_rows, edge.profile.forward_ms),
+        draft=_entry(edge.name, edge.fingerprint, edge.invariant_rows, edge.forward_ms),
         target=target, vocab_fingerprint=edge.vocab.fingerprint,
         execution=execution, modes=request.modes, repetitions=request.repetitions,
         workload=workload.name, workload_sha256=workload.sha256, prompts=workload.prompts,

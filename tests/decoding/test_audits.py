@@ -19,7 +19,7 @@ from skydraft.decoding import audits
 from skydraft.decoding.audits import Audit, Auditor
 from skydraft.decoding.target import target_of
 from skydraft.engines.base import Engine
-from skydraft.engines.options import NOT_PROBED
+from skydraft.engines.row_costs import NOT_PROBED
 from skydraft.engines.toy import ToyEngine
 from skydraft.errors import EngineError, OptionError
 from skydraft.learning.collect import Collector

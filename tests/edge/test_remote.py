@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import skydraft
 from skydraft import DecodingParams, Generation, make_plan
-from skydraft.engines.options import RowProfile
+from skydraft.engines.row_costs import RowProfile
 from skydraft.engines.toy import ToyEngine, open_toy
 from skydraft.types import LinkCost
 

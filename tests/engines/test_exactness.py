@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skydraft.engines.options import RowProfile
+from skydraft.engines.row_costs import RowProfile
 from skydraft.engines.toy import ToyEngine
 from skydraft.errors import EngineError
 from tests.toys import FlakyEngine, law

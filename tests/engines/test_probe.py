@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from skydraft.engines import probe as probing
-from skydraft.engines.options import EngineOptions, RowProfile
+from skydraft.engines.options import EngineOptions
 from skydraft.engines.probe import probe, profile_of
+from skydraft.engines.row_costs import RowProfile
 from skydraft.engines.toy import ToyEngine
 
 from .tiny_toy import toy

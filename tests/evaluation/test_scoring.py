@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax
 
 from skydraft.config import DecodingParams
-from skydraft.engines.options import RowProfile
+from skydraft.engines.row_costs import RowProfile
 from skydraft.engines.toy import ToyEngine, open_toy
 from skydraft.evaluation.records import ScoreLine, signals_entry
 from skydraft.evaluation.scoring import scores

@@ -15,7 +15,7 @@ import skydraft
 from bench.workload import prompts
 from skydraft import DecodingParams, Engine, make_plan
 from skydraft.edge.cloud import Cloud
-from skydraft.engines.options import RowProfile
+from skydraft.engines.row_costs import RowProfile
 from skydraft.models import default_pair
 
 from ..serving import serving

@@ -1,0 +1,95 @@
+"""What forwards of n rows cost on this machine: which to pad with rows that are thrown away, and how to part feeds."""
+
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple
+
+
+@dataclass(frozen=True, slots=True)
+class RowProfile:
+    """Measured on this machine. `invariant_rows`: how many rows one forward may hold and still be bit-identical to one
+    row at a time. `forward_ms[n - 1]`: best time of a forward of n rows."""
+
+    invariant_rows: int
+    forward_ms: tuple[float, ...]
+
+    def limit(self, num_rows: int) -> int:
+        """Up to how many rows that many may be padded: they keep their bits if they had them."""
+        return self.invariant_rows if num_rows <= self.invariant_rows else len(self.forward_ms)
+
+
+NOT_PROBED = RowProfile(invariant_rows=1, forward_ms=(1.0,))
+_KEPT, _ENOUGH = 32, 8  # times of one number of rows
+_SAVES = 0.95  # of the time, at most, is worth the padding
+_PARTED = 2.0
+
+
+class Pass(NamedTuple):
+    """Rows of several sequences in one forward: `num_rows` of each of `feeds`. Those that a feed lacks are padding."""
+
+    feeds: tuple[int, ...]
+    num_rows: int
+
+
+class RowCosts:
+    """A stored profile, and medians of the forwards since. `tell` gets one line where the two part: the profile was
+    measured on a busy machine, or the machine is another one now."""
+
+    def __init__(self, profile: RowProfile, tell: Callable[[str], None]) -> None:
+        self.profile, self._tell = profile, tell
+        self._ms = profile.forward_ms
+        self._seen: list[deque[float]] = [deque(maxlen=_KEPT) for _ in self._ms]
+        self._has_told = False
+
+    @property
+    def forward_ms(self) -> tuple[float, ...]:
+        """Times of 1, 2, … rows with what they are padded to."""
+        return tuple(map(self.ms, range(1, len(self._ms) + 1)))
+
+    def padded(self, num_rows: int) -> int:
+        """The cheapest number of rows that holds so many."""
+        limit = min(self.profile.limit(num_rows), len(self._ms))
+        if not 1 < num_rows < limit:
+            return num_rows
+        best = min(range(num_rows, limit + 1), key=lambda num: self._ms[num - 1])
+        return best if self._ms[best - 1] < _SAVES * self._ms[num_rows - 1] else num_rows
+
+    def ms(self, num_rows: int) -> float:
+        known = self._ms
+        return known[self.padded(num_rows) - 1] if num_rows <= len(known) else num_rows * known[-1] / len(known)
+
+    def passes(self, sizes: Seq[int]) -> list[Pass]:
+        """The cheapest forwards for feeds of these sizes. llama.cpp takes as many rows of each sequence into a forward,
+        so sequences with few rows are padded, or what is left of the others comes in a forward of its own."""
+        return self._cheapest(sizes, 0, self.profile.limit(sum(sizes)))[1]
+
+    def _cheapest(self, sizes: Seq[int], done: int, limit: int) -> tuple[float, list[Pass]]:
+        left = tuple(index for index, size in enumerate(sizes) if size > done)
+        if not left:
+            return 0.0, []
+        found: list[tuple[float, list[Pass]]] = []
+        for num_rows in sorted({size - done for size in (min(sizes[i] for i in left), max(sizes))}):
+            if not found or len(left) * num_rows <= limit:
+                ms, others = self._cheapest(sizes, done + num_rows, limit)
+                found.append((self.ms(len(left) * num_rows) + ms, [Pass(left, num_rows), *others]))
+        return min(found, key=lambda each: each[0])
+
+    def note(self, num_rows: int, ms: float) -> None:
+        """Take in how long a forward took, padding included."""
+        if num_rows > len(self._seen):
+            return
+        self._seen[num_rows - 1].append(ms)
+        known = {num: median(seen) for num, seen in enumerate(self._seen, 1) if len(seen) >= _ENOUGH}
+        if num_rows not in known:
+            return
+        profile = self.profile.forward_ms
+        changed = {num: ms / profile[num - 1] for num, ms in known.items()}
+        typical = changed[min(changed)]
+        self._ms = tuple(known.get(num, typical * ms) for num, ms in enumerate(profile, 1))
+        num, change = max(changed.items(), key=lambda each: max(each[1] / typical, typical / each[1]))
+        if not self._has_told and not 1 / _PARTED < change / typical < _PARTED:
+            self._has_told = True
+            self._tell(f"{num} rows take {known[num]:.0f} ms, {profile[num - 1] * typical:.0f} by the stored profile")
