@@ -39,13 +39,14 @@ class ThreeRowsDiffer(WideRowsDiffer):
 @pytest.mark.parametrize("context_len", [16, 17, 31, 32, 100, 2000])
 def test_probing_finds_how_many_rows_are_bit_equal(context_len: int) -> None:
     profile = probe(toy(context_len=context_len))
-    assert profile.invariant_rows == len(profile.forward_ms) == 8 and min(profile.forward_ms) >= 0
+    num_rows = min(16, context_len - context_len // 2)
+    assert profile.invariant_rows == len(profile.forward_ms) == num_rows and min(profile.forward_ms) >= 0
     assert probe(toy(ThreeRowsDiffer, context_len=context_len)).invariant_rows == 2  # four are equal again: no help
     assert probe(toy(WideRowsDiffer, context_len=context_len)).invariant_rows == 2
 
 
 @pytest.mark.parametrize(
-    ("limit", "value", "expected"), [("is_full_precision", False, (1, 8)), ("max_output_rows", 5, (5, 5))]
+    ("limit", "value", "expected"), [("is_full_precision", False, (1, 16)), ("max_output_rows", 5, (5, 5))]
 )
 def test_sixteen_bits_are_not_compared_and_no_forward_is_too_wide(limit: str, value: Any, expected: Any) -> None:
     engine = toy(context_len=2000)
@@ -59,7 +60,7 @@ def test_sixteen_bits_are_not_compared_and_no_forward_is_too_wide(limit: str, va
     [
         # Two busy moments of three leave no mark: each row count is timed once in each.
         *((quiet, 50.0, 0, 3, 1.0) for quiet in range(3)),
-        (None, 19.0, 0, 3, 19.0), (None, 21.0, 1, 3, 21.0), (None, 300.0, 1, 1, 300.0),
+        (None, 19.0, 0, 3, 19.0), (None, 21.0, 1, 3, 21.0), (None, 300.0, 1, 2, 300.0),
     ],
 )  # fmt: skip
 def test_busy_moments_leave_no_mark_and_a_slow_machine_is_told_of_and_timed_less_often(
@@ -70,15 +71,17 @@ def test_busy_moments_leave_no_mark_and_a_slow_machine_is_told_of_and_timed_less
 
     def timed(engine: ToyEngine, feeds: Any, *, want_logits: bool) -> Any:
         nonlocal now, num_forwards
-        is_quiet = quiet is not None and (num_forwards < 9 or (num_forwards - 9) // 8 == quiet)
+        moment = 0 if num_forwards < 17 + 16 else 1 + (num_forwards - 33) // 7
+        is_quiet = quiet is not None and (num_forwards < 17 or moment == quiet)
         now += want_logits * (1.0 if is_quiet else ms) / 1e3
         num_forwards += want_logits
         return forward(engine, feeds, want_logits=want_logits)
 
     monkeypatch.setattr(ToyEngine, "forward", timed)
     monkeypatch.setattr(probing, "time", SimpleNamespace(perf_counter=lambda: now))
-    assert set(probe(toy(context_len=32), told.append).forward_ms) == {best}
-    assert num_forwards == 1 + 8 + num_times * 8
+    forward_ms = probe(toy(context_len=32), told.append).forward_ms
+    assert {forward_ms[num - 1] for num in (1, 2, 3, 4, 8, 12, 16)} == {best}
+    assert num_forwards == 1 + 16 + 16 + (num_times - 1) * 7
     assert len(told) == num_lines and all("measuring toy" in line for line in told)
 
 
