@@ -3,6 +3,7 @@
 import asyncio
 import ipaddress
 from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TypeAlias
 from urllib.parse import urlsplit
@@ -24,10 +25,14 @@ _CLOSED = ("/v1/", "/metrics", "/tokenize", "/detokenize")
 
 @dataclass(slots=True)
 class Visit:
-    """One request: the label of its client's key ("local" without keys), its body, its part of the `memory`."""
+    """One request: the label of its client's key ("local" without keys), its body, its part of the `memory`.
+
+    `at_end` is closed once the request has ended, however it ends.
+    """
 
     label: str
     memory: Shares
+    at_end: ExitStack
     body: bytearray = field(default_factory=bytearray)
     num_taken: int = 0  # bytes
 
@@ -60,15 +65,14 @@ class Doorkeeper:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            visit = Visit(self._label(scope), self._memory)
-            try:
+            with ExitStack() as at_end:
+                visit = Visit(self._label(scope), self._memory, at_end)
+                at_end.callback(lambda: self._memory.give_back(visit.label, visit.num_taken))
                 # Paths without a key accept no body, so that a client without a key cannot fill the memory.
                 if _needs_key(scope):
                     await self._read(visit, scope, receive)
                 scope.setdefault("state", {})["visit"] = visit
                 await self._app(scope, receive, send)
-            finally:
-                self._memory.give_back(visit.label, visit.num_taken)
         except Refusal as refusal:
             headers = {**refusal.headers, "Connection": "close"}
             await JSONResponse(refusal.body, refusal.status, headers)(scope, receive, send)
