@@ -1,12 +1,11 @@
 """Keys, origins and limits on bodies, checked before all other handling of a request."""
 
 import asyncio
-import ipaddress
+import re
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TypeAlias
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
@@ -15,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from skydraft.access.shares import Shares
 from skydraft.errors import NotAuthorized
 from skydraft.gateway.refusals import RETRY_AFTER_S, Refusal
+from skydraft.protocol.address import is_loopback
 
 # The label of an Authorization header; raises NotAuthorized.
 Authorize: TypeAlias = Callable[[str], str]
@@ -133,10 +133,4 @@ def _needs_key(scope: Scope) -> bool:
 
 
 def _is_this_machine(host: str) -> bool:
-    if set(host) & set("@/?#\\"):  # more than a name and a port
-        return False
-    try:
-        name = (urlsplit(f"//{host}").hostname or "").removesuffix(".")
-        return name == "localhost" or ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
+    return is_loopback(re.sub(r"\.?(:\d*)?$", "", host.lower()))  # without the port
