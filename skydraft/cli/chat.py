@@ -73,7 +73,6 @@ def chat(
 
     Type /help for the commands. Ctrl-C ends an answer, Ctrl-D the conversation.
     """
-    cloud.check(models)
     talk = Talk(gate.plan, decoding.params(max_new_tokens=_MAX_NEW_TOKENS), system, think=decoding.think)
     models = replace(models, is_quiet=output.quiet)
     with cloud.sides(models, None, audits=keep.audit_share > 0) as (edge, target), keep.watching(edge, target) as keep:

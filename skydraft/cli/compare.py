@@ -99,7 +99,6 @@ def compare(
 
     An interrupted comparison continues where it stopped when it is started again with the same options.
     """
-    cloud.check(models)
     names = modes or (_STOCK_MODES if is_url(cloud.address or "") else _MODES)
     request = ComparisonRequest(
         workload, parse_modes(names, lambda style: decoding.params(style=style, max_new_tokens=_MAX_NEW_TOKENS)),

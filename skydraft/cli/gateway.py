@@ -69,7 +69,6 @@ def gateway(
         from skydraft.gateway.server import ListenOptions, listen, serve
 
     at = ListenOptions(**address, has_keys=api_key_file is not None)
-    cloud.check(models)
     keys = Keyring(api_key_file) if api_key_file else None
     if edge_only and (cloud.address or models.cloud_model or keep.audit_share > 0):
         raise OptionError("--edge-only uses no target, but one was given or is to audit.", hint="Remove one of them.")

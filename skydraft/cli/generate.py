@@ -51,7 +51,6 @@ def generate(
     The answer goes to stdout, everything else to stderr. With --audio you can leave PROMPT out: then the answer
     describes the speaker. Ctrl-C ends the answer after the current round.
     """
-    cloud.check(models)
     keep.check(verifies=gate.plan.verifies)
     models = dataclasses.replace(models, is_quiet=output.quiet or output.json)
     recording = speech.read(speech.audio) if speech.audio else None

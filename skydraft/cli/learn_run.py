@@ -104,7 +104,6 @@ def run(name: str, asked: Asked, yes: bool, decoding: DecodingChoice, cloud: Clo
     are needed. Each answer and each finished step is kept: after Ctrl-C the same command continues. The exit status is
     0 if NAME is in use at the end, or nothing is new since the last run.
     """
-    cloud.check(models)
     home = adapters.home_of(name, models.edge_model, cache_dir())
     bare = replace(models, adapter="none")
     with disk_errors_named(cache_dir()):
