@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -111,15 +112,12 @@ class Doorkeeper:
         self._check_length(int(length) if length.isdecimal() else 0)
         try:
             async with asyncio.timeout(self._body_s):
-                more = scope["method"] not in ("GET", "HEAD", "OPTIONS")
-                while more:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise Refusal(400, "The client hung up.")
-                    part, more = message.get("body", b""), message.get("more_body", False)
+                async for part in Request(scope, receive).stream():
                     visit.take(len(part))
                     visit.body += part
                     self._check_length(len(visit.body))
+        except ClientDisconnect as error:
+            raise Refusal(400, "The client hung up.") from error
         except TimeoutError as error:
             raise Refusal(408, f"The body did not come within {self._body_s:g} s.") from error
 
