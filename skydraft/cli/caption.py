@@ -206,7 +206,6 @@ def caption(
     the last line counts these captions, their rows have num_fallback_tokens, and --redo-fallback makes them again.
     """
     load_library()  # fail now, not after the models are loaded
-    cloud.check(models)
     request = GenerateRequest(
         messages, gate.plan, decoding.params(default_style=STYLE), think=decoding.think,
         share_audio=speech.share(gate, cloud), execution=gate.execution, breaks_loops=gate.breaks_loops,

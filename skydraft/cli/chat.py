@@ -13,7 +13,7 @@ from skydraft import api
 from skydraft.cli import options
 from skydraft.cli.generate import caught_interrupt
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, cloud_section, models_section
-from skydraft.cli.sections import Command, Section, option
+from skydraft.cli.sections import Command, Section, loose, option
 from skydraft.cli.terminal import TERMINAL, console_for, harmless, show_summary, show_tokens
 from skydraft.config import DecodingParams
 from skydraft.decoding.plan import Plan, make_plan
@@ -37,9 +37,6 @@ Colours: plain, the small model wrote it and was sure; green, the large one conf
 one wrote it; magenta, the cloud was gone, so nobody checked it."""
 
 
-_system_section = Section("system", "Chat", lambda system: system, [
-    option("-s --system", "TEXT", "System prompt.", callback=options.as_text),
-])  # fmt: skip
 _output_section = Section("output", "Chat", options.OutputChoice, [
     option("--color", None, "Colour each token by its origin.", type=options.Color, default="auto"),
     option("-q --quiet", None, "Do not print the line of figures after each answer.", is_flag=True),
@@ -62,7 +59,7 @@ class Talk:
 
 @click.command(cls=Command)
 @options.gate_section
-@_system_section
+@loose("Chat", [option("-s --system", "TEXT", "System prompt.", callback=options.as_text)])
 @_output_section
 @options.decoding_section
 @cloud_section
@@ -76,7 +73,6 @@ def chat(
 
     Type /help for the commands. Ctrl-C ends an answer, Ctrl-D the conversation.
     """
-    cloud.check(models)
     talk = Talk(gate.plan, decoding.params(max_new_tokens=_MAX_NEW_TOKENS), system, think=decoding.think)
     models = replace(models, is_quiet=output.quiet)
     with cloud.sides(models, None, audits=keep.audit_share > 0) as (edge, target), keep.watching(edge, target) as keep:

@@ -14,7 +14,7 @@ import click
 from skydraft.cli.options import DecodingChoice, decoding_section
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, models_section, server_section
 from skydraft.cli.progress import counted
-from skydraft.cli.sections import Command, Section, option
+from skydraft.cli.sections import Command, Section, loose, option
 from skydraft.config import Execution
 from skydraft.decoding.plan import make_plan
 from skydraft.errors import MissingDependency, OptionError
@@ -67,17 +67,7 @@ prompts_section = Section("workload", "Prompts", _workload, [
     option("--tasks", "A,B,…", f"Tasks with checks instead: files, or {', '.join(SETS)} (with :dev: the other half)."),
     option("--limit", "N", "Use the first N prompts only (of each set of tasks).", type=_NUMBER),
 ])  # fmt: skip
-
-
-Chosen = tuple[str | None, Path, dict[str, Any]]  # modes, folder, and further fields of a ComparisonRequest
-
-
-def _comparison(modes: str | None, out: Path, calibration: Path | None, no_scores: bool, **fields: Any) -> Chosen:
-    known = read_calibration(calibration) if calibration else None
-    return modes, out, {**fields, "calibration": known, "scores": not no_scores}
-
-
-comparison_section = Section("chosen", "What to compare", _comparison, [
+comparison_options = loose("What to compare", [
     option("--modes", "A,B,…", "Modes, separated by commas; also gate=G;k=N;hand-back=H;style=S "
            f"(default: {_MODES}).", type=str),
     option("--repetitions", "N", "Runs of each.", type=_NUMBER, default=1),
@@ -94,13 +84,14 @@ comparison_section = Section("chosen", "What to compare", _comparison, [
 
 @click.command(cls=Command)
 @prompts_section
-@comparison_section
+@comparison_options
 @server_section
 @models_section
 @decoding_section
 def compare(
-    workload: Workload, chosen: Chosen, cloud: CloudChoice, models: ModelChoice, decoding: DecodingChoice
-) -> None:
+    workload: Workload, cloud: CloudChoice, models: ModelChoice, decoding: DecodingChoice, modes: str | None,
+    out: Path, calibration: Path | None, no_scores: bool, **fields: Any,
+) -> None:  # fmt: skip
     """Run prompts or tasks in several modes, in turn; write records, tables, plots and a page to DIR.
 
     With --cloud the target is the model on that server, over the real link. Texts are not scored then. --adapter A,none
@@ -108,30 +99,30 @@ def compare(
 
     An interrupted comparison continues where it stopped when it is started again with the same options.
     """
-    cloud.check(models)
-    names, folder, fields = chosen
-    names = names or (_STOCK_MODES if is_url(cloud.address or "") else _MODES)
-    modes = parse_modes(names, lambda style: decoding.params(style=style, max_new_tokens=_MAX_NEW_TOKENS))
-    command = "skydraft " + shlex.join(sys.argv[1:])
-    request = ComparisonRequest(workload, modes, think=decoding.think, command=command, **fields)
+    names = modes or (_STOCK_MODES if is_url(cloud.address or "") else _MODES)
+    request = ComparisonRequest(
+        workload, parse_modes(names, lambda style: decoding.params(style=style, max_new_tokens=_MAX_NEW_TOKENS)),
+        calibration=read_calibration(calibration) if calibration else None, scores=not no_scores, think=decoding.think,
+        command="skydraft " + shlex.join(sys.argv[1:]), **fields,
+    )  # fmt: skip
     with suppress(MissingDependency):  # a broken one fails now, not after hours of work
         load_pyplot()
     cloud = cloud.but(require=True)  # no text goes on alone here
     adapters = models.adapter.split(",")
     models = replace(models, adapter=adapters[0])
     slowed = _slowed(cloud, request.emulated_rtt_ms)
-    with slowed as cloud, alone_in(folder), cloud.sides(models, None) as (edge, target):
+    with slowed as cloud, alone_in(out), cloud.sides(models, None) as (edge, target):
         assert edge and target  # as no plan does without one
         pair = LoadedPair(edge, target, models.options)
         for name in adapters:
             edge.adapters.choose(name, ())  # one that is not there fails now
         for name in adapters:
-            edge.adapters.default, out = name, folder
+            edge.adapters.default, folder = name, out
             if len(adapters) > 1:  # records are of one draft model
-                out /= name.replace("/", "-")
+                folder /= name.replace("/", "-")
                 click.echo(f"\n--adapter {name}")
-            records = run_comparison(request, pair, out, lambda line: click.echo(line, err=True), counted)
-            _write_report(out, records)
+            records = run_comparison(request, pair, folder, lambda line: click.echo(line, err=True), counted)
+            _write_report(folder, records)
 
 
 @contextmanager
@@ -197,7 +188,7 @@ _fitted_section = Section("workload", "Prompts", _together, [
            multiple=True),
     option("--limit", "N", "Use the first N prompts of each file only.", type=_NUMBER),
 ])  # fmt: skip
-_fitting_section = Section("fitting", "Fitting", lambda max_new_tokens, out: (max_new_tokens, out), [
+_fitting_options = loose("Fitting", [
     option("-n --max-new-tokens", "N", "Most tokens of a text.", type=_NUMBER, default=_MAX_NEW_TOKENS),
     option("--out", "FILE", "File for the calibration (default: in the cache, where it is looked up).", type=Path),
 ])  # fmt: skip
@@ -205,9 +196,9 @@ _fitting_section = Section("fitting", "Fitting", lambda max_new_tokens, out: (ma
 
 @click.command(cls=Command)
 @_fitted_section
-@_fitting_section
+@_fitting_options
 @models_section
-def calibrate(workload: Workload, fitting: tuple[int, Path | None], models: ModelChoice) -> None:
+def calibrate(workload: Workload, max_new_tokens: int, out: Path | None, models: ModelChoice) -> None:
     """Fit the gate calibrated:AGREEMENT, and with it mode auto, to a pair of models.
 
     Both models answer the prompts alone, greedily, in this process. At each token the draft model's uncertainty is
@@ -216,7 +207,6 @@ def calibrate(workload: Workload, fitting: tuple[int, Path | None], models: Mode
     from skydraft.gating.fitting import agreement, fit
     from skydraft.learning.calibrating import label_texts, side_of, write_calibration
 
-    max_new_tokens, out = fitting
     base, cloud = models.load_pair()
     edge = base.adapters.choose(None, ())
     questions = (asked(each.prompt, audio=load_audio(each.audio) if each.audio else None) for each in workload.prompts)

@@ -55,7 +55,6 @@ def doctor(cloud: CloudChoice, models: ModelChoice) -> int:
     link. Nothing is downloaded. The exit status is 1 if there is something to repair.
     """
     console = console_for("auto")
-    cloud.check(models)
     models = replace(models, offline=True)
     if cloud.address is not None:
         problems = list(_servers(console, cloud, models))

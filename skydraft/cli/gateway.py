@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ import click
 from skydraft.access.keys import Keyring
 from skydraft.cli.options import DecodingChoice, KeepChoice, as_text, decoding_section, keep_section
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, server_section, serving_models_section
-from skydraft.cli.sections import Command, Section, configured, listening, option
+from skydraft.cli.sections import Command, configured, listening, loose, option
 from skydraft.cli.terminal import TERMINAL
 from skydraft.cloud.logs import log_to_stderr
 from skydraft.decoding.plan import make_plan
@@ -22,42 +22,19 @@ from skydraft.protocol.address import as_origin, is_loopback
 if TYPE_CHECKING:
     from skydraft.gateway.app import Gateway
     from skydraft.gateway.pair import Pair
-    from skydraft.gateway.server import ListenOptions
 
 PORT = 8137
 _COUNT = click.IntRange(min=0)
 
 
-def _door(api_key_file: Path | None, insecure_host: bool, **listen: Any) -> tuple[ListenOptions, Path | None]:
-    with importing("The gateway needs", "gateway"):
-        from skydraft.gateway.server import ListenOptions
-    return ListenOptions(has_keys=api_key_file is not None, insecure=insecure_host, **listen), api_key_file
-
-
-_door_section = Section("door", "Gateway", _door, [
+_gateway_options = loose("Gateway", [
     *listening(PORT),
-    option("--api-key-file", "FILE", "Accept only clients with a key from FILE (lines: LABEL KEY).",
-           type=Path),
-    option("--insecure-host", None, "Allow unencrypted connections from other machines.", is_flag=True),
-])  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    parallel: int
-    keep: int
-    max_queue: int
-    allow_origins: tuple[str, ...]
-    log_prompts: bool
-    system: str | None
-    share_audio: ShareAudio | None
-    edge_only: bool
-
-
-_work_section = Section("work", "Gateway", Work, [
+    option("--api-key-file", "FILE", "Accept only clients with a key from FILE (lines: LABEL KEY).", type=Path),
+    option("--insecure-host insecure", None, "Allow unencrypted connections from other machines.", is_flag=True),
     option("-s --system", "TEXT", "System prompt for clients that send none.", callback=as_text),
     option("--parallel", "N", "Answers written at a time.", type=click.IntRange(min=1), default=4),
-    option("--keep", "N", "Further conversations kept in memory for a quick next turn.", type=_COUNT, default=2),
+    option("--keep num_kept", "N", "Further conversations kept in memory for a quick next turn.",
+           type=_COUNT, default=2),
     option("--max-queue", "N", "Requests that may wait; more get status 503.", type=_COUNT, default=64),
     option("--allow-origins", "URL", "Let pages of this origin use it; can be repeated.", multiple=True,
            callback=lambda context, param, urls: tuple(map(as_origin, urls))),
@@ -70,15 +47,15 @@ _work_section = Section("work", "Gateway", Work, [
 
 @configured("SKYDRAFT_GATEWAY")
 @click.command(cls=Command)
-@_door_section
-@_work_section
+@_gateway_options
 @decoding_section
 @server_section
 @serving_models_section
 @keep_section
 def gateway(
-    door: tuple[ListenOptions, Path | None], work: Work, decoding: DecodingChoice, cloud: CloudChoice,
-    models: ModelChoice, keep: KeepChoice,
+    decoding: DecodingChoice, cloud: CloudChoice, models: ModelChoice, keep: KeepChoice, api_key_file: Path | None,
+    system: str | None, parallel: int, num_kept: int, max_queue: int, allow_origins: tuple[str, ...],
+    share_audio: ShareAudio | None, edge_only: bool, log_prompts: bool, **address: Any,
 ) -> None:  # fmt: skip
     """Serve OpenAI's interface and a chat page, for any app on this machine.
 
@@ -86,32 +63,30 @@ def gateway(
     are defaults for clients; without -n a chat may fill the context, without --seed seeds are random. Each option can
     also be a variable: SKYDRAFT_GATEWAY_MAX_QUEUE for --max-queue. Ctrl-C stops the gateway.
     """
-    from skydraft.gateway.app import Gateway, GatewayOptions
-    from skydraft.gateway.requests import Defaults
-    from skydraft.gateway.server import listen, serve
+    with importing("The gateway needs", "gateway"):
+        from skydraft.gateway.app import Gateway, GatewayOptions
+        from skydraft.gateway.requests import Defaults
+        from skydraft.gateway.server import ListenOptions, listen, serve
 
-    at, key_file = door
-    cloud.check(models)
-    keys = Keyring(key_file) if key_file else None
-    if work.edge_only and (cloud.address or models.cloud_model or keep.audit_share > 0):
+    at = ListenOptions(**address, has_keys=api_key_file is not None)
+    keys = Keyring(api_key_file) if api_key_file else None
+    if edge_only and (cloud.address or models.cloud_model or keep.audit_share > 0):
         raise OptionError("--edge-only uses no target, but one was given or is to audit.", hint="Remove one of them.")
     if models.local_only and not is_loopback(at.host):
         raise OptionError(f"--local-only lets nothing leave this machine; --host {at.host} answers others.")
-    keep.check(verifies=not work.edge_only)
-    log_to_stderr("info" if work.log_prompts else "warning")
+    keep.check(verifies=not edge_only)
+    log_to_stderr("info" if log_prompts else "warning")
     with suppress(KeyboardInterrupt), ExitStack() as stack:  # while it loads
         sockets = stack.enter_context(listen(at))
 
         def load() -> Gateway:
-            pair = _open(work, cloud, models, keep, stack)
+            pair = _open(parallel + num_kept, edge_only, cloud, models, keep, stack)
             # No part of a recording leaves this machine without --share-audio.
-            share = work.share_audio or ("none" if cloud.address else "features")
-            defaults = Defaults(decoding.params(), work.system, frozenset(decoding.values), share, decoding.think)
+            share = share_audio or ("none" if cloud.address else "features")
+            defaults = Defaults(decoding.params(), system, frozenset(decoding.values), share, decoding.think)
             access = (keys.label, keys.has_several) if keys else ()
             hold_s = max(45.0, 15 + cloud.given.get("timeout_s", 0))  # so that a lost cloud gives an HTTP error
-            options = GatewayOptions(
-                work.parallel, work.max_queue, hold_s, origins=work.allow_origins, logs_prompts=work.log_prompts
-            )
+            options = GatewayOptions(parallel, max_queue, hold_s, origins=allow_origins, logs_prompts=log_prompts)
             made = Gateway(pair, defaults, options, *access)
             made.names.look()
             return made
@@ -124,16 +99,17 @@ def gateway(
     click.echo("skydraft: stopped.", err=True)
 
 
-def _open(work: Work, cloud: CloudChoice, models: ModelChoice, keep: KeepChoice, stack: ExitStack) -> Pair:
+def _open(
+    num_sequences: int, edge_only: bool, cloud: CloudChoice, models: ModelChoice, keep: KeepChoice, stack: ExitStack
+) -> Pair:
     from skydraft.gateway.pair import Pair
 
-    num_sequences = work.parallel + work.keep
-    here = [models.edge_model, *([] if cloud.address or work.edge_only else [models.target_name])]
+    here = [models.edge_model, *([] if cloud.address or edge_only else [models.target_name])]
     options = models.fitted(here, num_sequences).options
     if not options.gpu_layers:  # there each context has its buffers in the memory of the GPU
         options = replace(options, total_len=options.total_len or num_sequences * options.context_len)
     options = replace(options, max_sequences=num_sequences)
-    plan = make_plan("edge") if work.edge_only else None
+    plan = make_plan("edge") if edge_only else None
     cloud = cloud.but(fallback="start") if cloud.address else cloud  # a service comes up before its cloud does
     sides = cloud.sides(replace(models, options=options), plan, audits=keep.audit_share > 0)
     edge, target = stack.enter_context(sides)
@@ -141,7 +117,7 @@ def _open(work: Work, cloud: CloudChoice, models: ModelChoice, keep: KeepChoice,
         if isinstance(engine, Engine):
             stack.enter_context(engine)
     assert edge is not None  # as both plans draft
-    if target is not None and not isinstance(target, Engine) and (gone := target.meet(edge.vocab)) is not None:
+    if not isinstance(target, Engine | None) and (gone := target.meet(edge.vocab)):
         why = gone.message.rstrip(".")
         TERMINAL.say(f"The cloud at {target.name} was not reached ({why}); until it is, gated modes work alone.")
     watching = stack.enter_context(keep.watching(edge, target))

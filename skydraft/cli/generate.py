@@ -16,7 +16,7 @@ from skydraft import api
 from skydraft.characters import json_line
 from skydraft.cli import options
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, cloud_section, models_section
-from skydraft.cli.sections import Command
+from skydraft.cli.sections import Command, loose, option
 from skydraft.cli.speech_options import STYLE, SpeechChoice, audio_line, audio_section
 from skydraft.cli.terminal import TERMINAL, console_for, harmless, show_summary, show_tokens, trace_line
 from skydraft.decoding.audits import Auditor
@@ -28,12 +28,13 @@ from skydraft.prompts.messages import asked
 _INTERRUPTED = 130
 _MAX_NEW_TOKENS = 512  # of a text; a caption has the general default
 _SILENT_S = 2.0  # how long to wait for the first byte of a pipe
+_RAW = option("--raw", None, "Continue PROMPT as it is, without the model's chat template.", is_flag=True)
 
 
 @click.command(cls=Command)
 @click.argument("prompt", required=False, callback=options.as_text)
 @options.gate_section
-@options.prompt_section
+@loose("What to write", [option("-s --system", "TEXT", "System prompt.", callback=options.as_text), _RAW])
 @options.decoding_section
 @options.output_section
 @cloud_section
@@ -41,7 +42,7 @@ _SILENT_S = 2.0  # how long to wait for the first byte of a pipe
 @options.keep_section
 @audio_section
 def generate(
-    prompt: str | None, writing: options.PromptChoice, speech: SpeechChoice, decoding: options.DecodingChoice,
+    prompt: str | None, system: str | None, raw: bool, speech: SpeechChoice, decoding: options.DecodingChoice,
     gate: options.GateChoice, cloud: CloudChoice, models: ModelChoice, output: options.OutputChoice,
     keep: options.KeepChoice,
 ) -> int:  # fmt: skip
@@ -50,16 +51,15 @@ def generate(
     The answer goes to stdout, everything else to stderr. With --audio you can leave PROMPT out: then the answer
     describes the speaker. Ctrl-C ends the answer after the current round.
     """
-    cloud.check(models)
     keep.check(verifies=gate.plan.verifies)
     models = dataclasses.replace(models, is_quiet=output.quiet or output.json)
     recording = speech.read(speech.audio) if speech.audio else None
     if prompt is not None or not recording:
         prompt = with_piped(prompt, quiet=models.is_quiet)
     request = GenerateRequest(
-        asked(prompt, writing.system, recording.audio if recording else None), gate.plan,
+        asked(prompt, system, recording.audio if recording else None), gate.plan,
         decoding.params(default_style=STYLE) if recording else decoding.params(max_new_tokens=_MAX_NEW_TOKENS),
-        raw=writing.raw, think=decoding.think, share_audio=speech.share(gate, cloud) if recording else "features",
+        raw=raw, think=decoding.think, share_audio=speech.share(gate, cloud) if recording else "features",
         execution=gate.execution, breaks_loops=gate.breaks_loops, with_signals=output.trace is not None,
     )  # fmt: skip
     tracing = options.open_for_writing(output.trace) if output.trace else nullcontext()

@@ -15,7 +15,7 @@ from skydraft.cli.learn import learn
 from skydraft.cli.options import DecodingChoice, as_text, decoding_section
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, models_section, server_section
 from skydraft.cli.progress import counted, showing
-from skydraft.cli.sections import Command, Section, option
+from skydraft.cli.sections import Command, Section, loose, option
 from skydraft.cli.terminal import TERMINAL
 from skydraft.decoding.builder import prompted
 from skydraft.decoding.plan import make_plan
@@ -87,15 +87,12 @@ _asked_section = Section("asked", "What to learn", _asked, [
 
 
 _SETTINGS = training.TrainSettings()
-_how_section = Section("yes", "Training", lambda yes: yes, [
-    option("-y --yes", None, "Begin without a question.", is_flag=True),
-])  # fmt: skip
 
 
 @learn.command(cls=Command)
 @click.argument("name")
 @_asked_section
-@_how_section
+@loose("Training", [option("-y --yes", None, "Begin without a question.", is_flag=True)])
 @decoding_section
 @server_section
 @models_section
@@ -107,7 +104,6 @@ def run(name: str, asked: Asked, yes: bool, decoding: DecodingChoice, cloud: Clo
     are needed. Each answer and each finished step is kept: after Ctrl-C the same command continues. The exit status is
     0 if NAME is in use at the end, or nothing is new since the last run.
     """
-    cloud.check(models)
     home = adapters.home_of(name, models.edge_model, cache_dir())
     bare = replace(models, adapter="none")
     with disk_errors_named(cache_dir()):

@@ -6,7 +6,7 @@ import click
 from skydraft.characters import json_line
 from skydraft.cli.pair_options import SOURCE_OPTION
 from skydraft.cli.progress import downloads
-from skydraft.cli.sections import Command, Section, option
+from skydraft.cli.sections import Command, loose, option
 from skydraft.cli.terminal import console_for
 from skydraft.errors import UnknownModel
 from skydraft.models.adapters import all_adapters
@@ -27,10 +27,7 @@ def _known(context: click.Context, param: click.Parameter, names: tuple[str, ...
 
 
 _names = click.argument("names", nargs=-1, required=True, metavar="NAME...", callback=_known)
-_fetch_section = Section("where", "Models", lambda **where: where, [
-    option("--offline", None, "Look only on this machine, also in the Hugging Face cache.", is_flag=True),
-    SOURCE_OPTION,
-])  # fmt: skip
+_OFFLINE = option("--offline", None, "Look only on this machine, also in the Hugging Face cache.", is_flag=True)
 
 
 @click.group(invoke_without_command=True)
@@ -41,17 +38,12 @@ def models(context: click.Context) -> None:
         context.invoke(list_models)
 
 
-_list_section = Section("listing", "Output", lambda json: json, [
-    option("--json", None, "Print one JSON object: the folder, and a list of models.", is_flag=True),
-])  # fmt: skip
-
-
 @models.command("list", cls=Command)
-@_list_section
-def list_models(listing: bool) -> None:
+@loose("Output", [option("--json", None, "Print one JSON object: the folder, and a list of models.", is_flag=True)])
+def list_models(json: bool) -> None:
     """Show the known models, those of Ollama, and what they have learned."""
     folder, rows = cache_dir(), _rows(models_here(places()))
-    if listing:
+    if json:
         click.echo(json_line({"folder": str(folder), "models": rows}))
         return
     wide = max(len(row["name"]) for row in rows)
@@ -99,8 +91,8 @@ def _bytes_in(place: Path) -> int:
 
 @models.command("fetch", cls=Command)
 @_names
-@_fetch_section
-def fetch_models(names: tuple[str, ...], where: dict[str, Any]) -> None:
+@loose("Models", [_OFFLINE, SOURCE_OPTION])
+def fetch_models(names: tuple[str, ...], **where: Any) -> None:
     """Download known models and check them against their published hashes. A model that is here is only checked."""
     wanted = [known_model(name) for name in names]
     with downloads() as progress:

@@ -1,4 +1,4 @@
-"""The sections that several commands share: prompt, decoding, gate, output, and observers."""
+"""The sections that several commands share: decoding, gate, output, and observers."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -45,20 +45,6 @@ def _as_biases(context: click.Context, param: click.Parameter, value: Any) -> tu
         return tuple((int(token_id), float(bias)) for token_id, _, bias in (text.partition(":") for text in value))
     except ValueError as error:
         raise click.BadParameter("write a token id, a colon and a number, for example 42:-1.5.") from error
-
-
-@dataclass(frozen=True, slots=True)
-class PromptChoice:
-    """The surroundings of the prompt; with `raw` there are none, nor a template."""
-
-    system: str | None
-    raw: bool
-
-
-prompt_section = Section("writing", "What to write", PromptChoice, [
-    option("-s --system", "TEXT", "System prompt.", callback=as_text),
-    option("--raw", None, "Continue PROMPT as it is, without the model's chat template.", is_flag=True),
-])  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,15 +140,6 @@ class CloudChoice:
     def but(self, address: str | None = None, **given: Any) -> Self:
         return replace(self, address=address or self.address, given={**self.given, **given})
 
-    def check(self, models: ModelChoice) -> None:
-        """Raise OptionError for options that contradict each other about the model that checks, and where it runs."""
-        if self.address is None:
-            return
-        if models.local_only:
-            raise OptionError("--local-only lets nothing leave this machine, --cloud sends to a server: choose one.")
-        if models.cloud_model and not is_url(self.address):
-            raise OptionError("--cloud-model runs a target in this process, --cloud uses one on a server: choose one.")
-
     def connect(self, model: str | None = None) -> Cloud:
         """The connection, before anything is sent. `model` is one of several of a server without skydraft."""
         assert self.address is not None  # else there is nothing to connect to
@@ -177,6 +168,12 @@ class CloudChoice:
 
 
 def _cloud(address: str | None, **values: Any) -> CloudChoice:
+    """Raises OptionError for options that contradict each other about the model that checks, and where it runs."""
+    models = click.get_current_context().params
+    if address and models["local_only"]:
+        raise OptionError("--local-only lets nothing leave this machine, --cloud sends to a server: choose one.")
+    if address and models["cloud_model"] and not is_url(address):
+        raise OptionError("--cloud-model runs a target in this process, --cloud uses one on a server: choose one.")
     given = {name: value for name, value in values.items() if value is not None and value is not False}  # 0 is a value
     return CloudChoice(address, given)
 

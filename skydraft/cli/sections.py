@@ -52,12 +52,8 @@ class Section(Generic[T]):
     def __init__(
         self, name: str, title: str, build: Callable[..., T], options: Sequence[click.Option], rare: Sequence[str] = ()
     ) -> None:
-        self._name = name
-        self._build = build
-        self._options = options
-        for option in options:
-            # Read by Command.format_options.
-            option.section = _RARE if option.name in rare else title  # type: ignore[attr-defined]
+        self._name, self._build, self._options = name, build, options
+        self._added = loose(title, options, rare)
 
     def __call__(self, command: Function) -> Function:
         @functools.wraps(command)
@@ -65,9 +61,21 @@ class Section(Generic[T]):
             mine = {option.name: given.pop(option.name) for option in self._options}
             return command(*args, **{self._name: self._build(**mine)}, **given)
 
-        params = list(getattr(command, "__click_params__", ()))
-        vars(call)["__click_params__"] = [*params, *reversed(self._options)]
-        return call  # type: ignore[return-value]  # the same function, with one argument for several
+        return self._added(call)  # type: ignore[return-value]  # the same function, with one argument for several
+
+
+def loose(title: str, options: Sequence[click.Option], rare: Sequence[str] = ()) -> Callable[[Function], Function]:
+    """A decorator that adds options under a title to a command, which gets each of them by its name."""
+    for option in options:
+        # Read by Command.format_options.
+        option.section = _RARE if option.name in rare else title  # type: ignore[attr-defined]
+
+    def decorate(command: Function) -> Function:
+        before = getattr(command, "__click_params__", [])
+        vars(command)["__click_params__"] = [*before, *reversed(options)]
+        return command
+
+    return decorate
 
 
 class Command(click.Command):

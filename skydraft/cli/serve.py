@@ -7,7 +7,7 @@ import click
 
 from skydraft.access.limits import Limits
 from skydraft.cli.pair_options import ModelChoice, served_model_section
-from skydraft.cli.sections import PORTS, Command, Section, configured, listening, option
+from skydraft.cli.sections import PORTS, Command, Section, configured, listening, loose, option
 from skydraft.cloud.options import ServeOptions
 from skydraft.config import Execution
 from skydraft.models.manifest import KNOWN
@@ -30,10 +30,8 @@ _server_section = Section("server", "Server", ServeOptions, [
     option("--execution", None, "exact: each answer is bit for bit as without other requests. throughput: one forward "
            "for all, near ties may differ (default: exact for GGUF, throughput for checkpoints).", type=Execution),
 ])  # fmt: skip
-_log_section = Section("log_level", "Server", lambda log_level: log_level, [
-    option("--log-level", None, "Lowest level in the log on stderr.",
-           type=Literal["debug", "info", "warning", "error"], default="info"),
-])  # fmt: skip
+_LOG_LEVEL = option("--log-level", None, "Lowest level in the log on stderr.",
+                    type=Literal["debug", "info", "warning", "error"], default="info")  # fmt: skip
 _limits_section = Section("limits", "Limits", Limits, [
     option("--max-sessions", "N", "Sessions that hold KV memory at a time.", default=_DEFAULT.max_sessions),
     option("--max-prompt", "N", "Tokens of a prompt.", default=_DEFAULT.max_prompt),
@@ -50,7 +48,7 @@ _limits_section = Section("limits", "Limits", Limits, [
 @configured("SKYDRAFT_SERVE")
 @click.command(cls=Command)
 @_server_section
-@_log_section
+@loose("Server", [_LOG_LEVEL])
 @_limits_section
 @served_model_section
 def serve(server: ServeOptions, log_level: str, limits: Limits, models: ModelChoice) -> None:

@@ -176,6 +176,8 @@ class Gateway:
             body, order = await self._order(request, own)
             answer = kind(own, body, order, self.pair.edge.vocab)
             tickets, events = self.desk.submit(order, label, streams=bool(own.stream))
+            for ticket in tickets:
+                request.state.visit.at_end.callback(self.desk.cancel, ticket)
             extra: dict[str, Any] = {"model": body.model, "label": label, "choices": len(order.requests)}
             if self._options.logs_prompts:
                 extra["prompt"] = [message.content for message in order.requests[0].messages]
@@ -245,7 +247,7 @@ class _Writing:
         return list(self._answer.take(index, event))
 
     async def reply(self, request: Request, *, streams: bool) -> Response:
-        """The complete answer, or its stream. A client that hangs up ends it.
+        """The complete answer, or its stream. It returns early if the client hangs up, and its visit ends the tickets.
 
         Raises errors, of a stream those from before its first token.
         """
@@ -255,23 +257,18 @@ class _Writing:
             await asyncio.wait({gone, begun}, timeout=hold_s, return_when=asyncio.FIRST_COMPLETED)
             chunks = begun.result() if begun.done() else []
         except ContextExceeded as error:
-            self._hang_up()
             if not streams or not self._answer.tells_length_in_stream:
                 raise
             told = (*self._answer.first(), self._answer.failed(self._gateway.refuse(error)))
             return Response(b"".join(map(self._answer.as_event, told)), media_type="text/event-stream")
-        except BaseException:
-            self._hang_up()
-            raise
         finally:
             for each in (gone, begun):
                 each.cancel()  # an event that it waited for stays in the queue
             await asyncio.wait({gone, begun})
         if not streams:
-            self._hang_up()
             return JSONResponse(self._answer.whole()) if self._answer.is_complete else Response(status_code=499)
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        return _Stream(self._chunks(chunks), self._hang_up, media_type="text/event-stream", headers=headers)
+        return StreamingResponse(self._chunks(chunks), media_type="text/event-stream", headers=headers)
 
     async def _begin(self, streams: bool) -> list[dict[str, Any]]:
         """The first chunks of a stream; the last ones of an answer that comes whole."""
@@ -297,24 +294,6 @@ class _Writing:
         except Exception as error:
             yield self._answer.as_event(self._answer.failed(self._gateway.refuse(error)))
         yield self._answer.ending
-
-    def _hang_up(self) -> None:
-        for ticket in self._tickets:
-            self._gateway.desk.cancel(ticket)
-
-
-class _Stream(StreamingResponse):
-    """A stream that calls `over` at its end, even if the client read no byte of it."""
-
-    def __init__(self, content: AsyncIterator[bytes], over: Callable[[], None], **options: Any) -> None:
-        super().__init__(content, **options)
-        self._over = over
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._over()
 
 
 async def _gone(request: Request) -> None:

@@ -1,19 +1,21 @@
 """Keys, origins and limits on bodies, checked before all other handling of a request."""
 
 import asyncio
-import ipaddress
+import re
 from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TypeAlias
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from skydraft.access.shares import Shares
 from skydraft.errors import NotAuthorized
 from skydraft.gateway.refusals import RETRY_AFTER_S, Refusal
+from skydraft.protocol.address import is_loopback
 
 # The label of an Authorization header; raises NotAuthorized.
 Authorize: TypeAlias = Callable[[str], str]
@@ -24,10 +26,14 @@ _CLOSED = ("/v1/", "/metrics", "/tokenize", "/detokenize")
 
 @dataclass(slots=True)
 class Visit:
-    """One request: the label of its client's key ("local" without keys), its body, its part of the `memory`."""
+    """One request: the label of its client's key ("local" without keys), its body, its part of the `memory`.
+
+    `at_end` is closed once the request has ended, however it ends.
+    """
 
     label: str
     memory: Shares
+    at_end: ExitStack
     body: bytearray = field(default_factory=bytearray)
     num_taken: int = 0  # bytes
 
@@ -60,15 +66,14 @@ class Doorkeeper:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            visit = Visit(self._label(scope), self._memory)
-            try:
+            with ExitStack() as at_end:
+                visit = Visit(self._label(scope), self._memory, at_end)
+                at_end.callback(lambda: self._memory.give_back(visit.label, visit.num_taken))
                 # Paths without a key accept no body, so that a client without a key cannot fill the memory.
                 if _needs_key(scope):
                     await self._read(visit, scope, receive)
                 scope.setdefault("state", {})["visit"] = visit
                 await self._app(scope, receive, send)
-            finally:
-                self._memory.give_back(visit.label, visit.num_taken)
         except Refusal as refusal:
             headers = {**refusal.headers, "Connection": "close"}
             await JSONResponse(refusal.body, refusal.status, headers)(scope, receive, send)
@@ -107,15 +112,12 @@ class Doorkeeper:
         self._check_length(int(length) if length.isdecimal() else 0)
         try:
             async with asyncio.timeout(self._body_s):
-                more = scope["method"] not in ("GET", "HEAD", "OPTIONS")
-                while more:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise Refusal(400, "The client hung up.")
-                    part, more = message.get("body", b""), message.get("more_body", False)
+                async for part in Request(scope, receive).stream():
                     visit.take(len(part))
                     visit.body += part
                     self._check_length(len(visit.body))
+        except ClientDisconnect as error:
+            raise Refusal(400, "The client hung up.") from error
         except TimeoutError as error:
             raise Refusal(408, f"The body did not come within {self._body_s:g} s.") from error
 
@@ -129,10 +131,4 @@ def _needs_key(scope: Scope) -> bool:
 
 
 def _is_this_machine(host: str) -> bool:
-    if set(host) & set("@/?#\\"):  # more than a name and a port
-        return False
-    try:
-        name = (urlsplit(f"//{host}").hostname or "").removesuffix(".")
-        return name == "localhost" or ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
+    return is_loopback(re.sub(r"\.?(:\d*)?$", "", host.lower()))  # without the port
