@@ -33,9 +33,9 @@ def fixed_k(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gated runs wait three times as long as they do before they go on alone."""
-    from tests.serving import Unhurried
+    from tests.serving import unhurried
 
-    monkeypatch.setattr("skydraft.edge.cloud.Patience", Unhurried)
+    monkeypatch.setattr("skydraft.edge.cloud.waiting_for", unhurried)
     monkeypatch.setattr("skydraft.edge.recovery.MOVE_S", 3.0)
 
 

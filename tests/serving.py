@@ -24,7 +24,7 @@ from skydraft.cloud.server import CloudServer, ServeOptions, loop_in_thread
 from skydraft.cloud.worker import Worker
 from skydraft.decoding.generation import Generation
 from skydraft.edge.channel import Waiting, shared_loop
-from skydraft.edge.verifier import Patience
+from skydraft.edge.verifier import waiting_for
 from skydraft.engines.base import Engine
 from skydraft.protocol import codec
 from skydraft.protocol import verifier_pb2 as pb
@@ -40,15 +40,10 @@ METHODS = {pb.ACTION_VERIFY: "verify", pb.ACTION_OPEN: "open", pb.ACTION_STOP: "
 PATIENCE_S = 30.0  # what must come at all comes within this, however busy the machine is
 
 
-class Unhurried(Patience):
+def unhurried(timeout_s: float, **of: bool) -> Waiting:
     """Takes no machine that is busy for a moment for a cloud that is gone."""
-
-    __slots__ = ()
-
-    @property
-    def waiting(self) -> Waiting:
-        usual = super().waiting
-        return Waiting(usual.timeout_s, 3 * usual.quick_s, 3 * usual.ping_s)
+    usual = waiting_for(timeout_s, **of)
+    return Waiting(usual.timeout_s, 3 * usual.quick_s, 3 * usual.ping_s)
 
 
 def ran_s() -> float:

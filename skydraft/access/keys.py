@@ -6,10 +6,12 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
-from skydraft.errors import NotAuthorized, OptionError
+from skydraft.errors import NotAuthorized, OptionError, telling
 from skydraft.files import read_file, warn_if_shared
 
+T = TypeVar("T")
 log = logging.getLogger("skydraft.access")
 ANONYMOUS = "anonymous"
 _MIN_TOKEN_CHARS = 16
@@ -17,7 +19,24 @@ _LINE = re.compile(r"(?P<label>[\w.@-]{1,64})\s+(?P<token>[\x21-\x7e]+)")
 _RELOAD_S = 1.0
 
 
-class Keyring:
+class FromFiles:
+    """What is read from files again and again. If they become wrong, an error is logged once and it stays as it was."""
+
+    _fault = ""  # of the files as they were read last
+
+    def _renewed(self, read: Callable[[], T], before: T, kept: str) -> T:
+        """What is read now, or `before`."""
+        fault, self._fault = self._fault, ""
+        try:
+            return read()
+        except OptionError as error:
+            self._fault = str(error)
+            if self._fault != fault:
+                log.error("%s: %s", kept, error)
+            return before
+
+
+class Keyring(FromFiles):
     """The tokens of a file with lines `LABEL TOKEN`; `#` begins a comment. Without a file every client is "anonymous".
 
     Changes are seen within a second. Raises OptionError for a file that is unreadable, wrong or empty. If it becomes
@@ -29,7 +48,6 @@ class Keyring:
         self.has_tokens = path is not None  # else nothing distinguishes the callers
         self._clock = clock
         self._looked_at = clock()
-        self._fault = ""  # of the file as it was read last
         self._labels = _read(path) if path else {}
         self._had_several = False
         if path and not self._labels:
@@ -62,23 +80,13 @@ class Keyring:
         if now - self._looked_at < _RELOAD_S:
             return
         self._looked_at = now
-        before, self._fault = self._fault, ""
-        try:
-            self._labels = _read(path)
-        except OptionError as error:
-            self._fault = str(error)
-            if self._fault != before:
-                log.error("tokens kept as they were: %s", error)
+        self._labels = self._renewed(lambda: _read(path), self._labels, "tokens kept as they were")
 
 
 def _read(path: Path) -> dict[str, str]:
     """Label by token."""
-    try:
+    with telling(OptionError, f"The token file {path} cannot be read", "Check its name and its permissions."):
         lines = read_file(path).decode().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
-        message = f"The token file {path} cannot be read: {reason}."
-        raise OptionError(message, hint="Check its name and its permissions.") from error
     labels = dict[str, str]()
     for number, line in enumerate(lines, 1):
         if not (text := re.sub(r"(^|\s)#.*", "", line).strip()):

@@ -59,8 +59,6 @@ class Awaited(Generic[T]):
     def _start(self) -> None:
         self.task = self._loop.create_task(self._work)  # only the loop may use it
         self.task.add_done_callback(self._end)
-        if self._is_cancelled:
-            self.task.cancel()
 
     def _end(self, task: asyncio.Task[T]) -> None:
         seen(task)  # the result may never be asked for
@@ -70,7 +68,7 @@ class Awaited(Generic[T]):
         """Make `result` raise Cancelled. Any thread may call this; it never waits."""
         self._is_cancelled = True
         with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(lambda: self.task.cancel())
+            self._loop.call_soon_threadsafe(lambda: self.task.cancel())  # after `_start`, which was posted before
 
     def result(self) -> T:
         """Wait until the work is done. Raises the error of the work, Cancelled after `cancel`, or CloudLost where the

@@ -18,7 +18,7 @@ from skydraft.edge.channel import Waits, shared_loop
 from skydraft.edge.server import OURS, Server, check_drafts
 from skydraft.edge.servers import Servers
 from skydraft.edge.session import OwnServer
-from skydraft.edge.verifier import SILENT_S, Notices, Notify, Patience, RemoteVerifier, silent, too_late
+from skydraft.edge.verifier import SILENT_S, Notices, Notify, RemoteVerifier, silent, too_late, waiting_for
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import (
     CloudError,
@@ -225,9 +225,11 @@ class Cloud:
         self, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest, *, drafts_first: bool = True,
         outage: CloudError | None = None,
     ) -> RemoteVerifier:  # fmt: skip
-        plan = request.plan
-        patience = Patience(self.timeout_s, self.falls_back(plan), self.servers.has_others)
-        verifier = RemoteVerifier(self.servers, context, prompt, vocab, request, patience, self._notices)
+        plan, falls_back = request.plan, self.falls_back(request.plan)
+        waiting = waiting_for(self.timeout_s, falls_back=falls_back, has_others=self.servers.has_others)
+        verifier = RemoteVerifier(
+            self.servers, context, prompt, vocab, request, waiting, self._notices, falls_back=falls_back
+        )
         if outage:
             verifier.go_alone(outage)
         waits = plan.may_go_alone if self.is_stock else plan.is_gated  # a server that sells tokens is asked once

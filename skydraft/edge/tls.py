@@ -12,13 +12,6 @@ from skydraft.protocol.address import is_loopback, parse_address
 _GREETING_S = 1.0  # timeout of the handshake
 
 
-def check_certificates(pem: bytes) -> None:
-    try:
-        ssl.create_default_context(cadata=pem.decode("ascii"))
-    except (ssl.SSLError, UnicodeDecodeError, ValueError) as error:
-        raise OptionError("--tls-ca is not a certificate in PEM form.", hint="Give the file that signs.") from error
-
-
 def speaks_tls(host: str, port: int) -> bool:
     anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
@@ -29,11 +22,16 @@ def speaks_tls(host: str, port: int) -> bool:
         return False
 
 
-def check_token(token: str | None) -> None:
-    """Raise OptionError for a token or key that no header can carry, without telling it."""
+def check_credentials(token: str | None, tls_ca: bytes | None) -> None:
+    """Raise OptionError for a token or key that no header can carry, without telling it, or for no certificate."""
     if token is not None and not re.fullmatch(r"[\x21-\x7e]+", token):
         hint = "Check the file of the token."
         raise OptionError("The token is empty, or has a character that cannot be sent.", hint=hint)
+    try:
+        if tls_ca:
+            ssl.create_default_context(cadata=tls_ca.decode("ascii"))
+    except (ssl.SSLError, ValueError) as error:
+        raise OptionError("--tls-ca is not a certificate in PEM form.", hint="Give the file that signs.") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +50,9 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         parse_address(self.address)
-        check_token(self.token)
+        check_credentials(self.token, self.tls_ca)
         if not re.fullmatch(r"[\w.:*-]{0,253}", self.tls_name or ""):
             raise OptionError(f"--tls-name {self.tls_name} is no name.", hint="Give the one in its certificate.")
-        if self.tls_ca:
-            check_certificates(self.tls_ca)
 
     @property
     def target(self) -> str:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from collections.abc import Sequence as Seq
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
 from skydraft import errors
@@ -44,17 +44,11 @@ class Notices:
         return is_new
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
-    timeout_s: float
-    falls_back: bool = False
-    has_others: bool = False
-
-    @property
-    def waiting(self) -> Waiting:
-        quick_s = 0.3 if self.falls_back else 2.0
-        ping_s = (0.3 if self.has_others else 0.5) if self.falls_back else (2.0 if self.has_others else 5.0)
-        return Waiting(self.timeout_s, min(quick_s, self.timeout_s), min(ping_s, self.timeout_s))
+def waiting_for(timeout_s: float, *, falls_back: bool, has_others: bool) -> Waiting:
+    """How long a text waits for one answer."""
+    quick_s = 0.3 if falls_back else 2.0
+    ping_s = (0.3 if has_others else 0.5) if falls_back else (2.0 if has_others else 5.0)
+    return Waiting(timeout_s, min(quick_s, timeout_s), min(ping_s, timeout_s))
 
 
 class RemoteVerifier:
@@ -66,11 +60,11 @@ class RemoteVerifier:
 
     def __init__(
         self, servers: Servers, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest,
-        patience: Patience, notices: Notices,
+        waiting: Waiting, notices: Notices, *, falls_back: bool,
     ) -> None:  # fmt: skip
         self.called = False
         self._servers, self._context, self._notices = servers, context, notices
-        self._patience, self._waiting = patience, patience.waiting
+        self._waiting, self._falls_back = waiting, falls_back
         self._loop = shared_loop()
         self._key = random.random()
         self._server = servers.in_order(self._key)[0]
@@ -167,7 +161,7 @@ class RemoteVerifier:
                     self._met = self._server
                 return answer
             except SkydraftError as error:
-                tries = tries or Situation(self._patience.timeout_s, self._patience.falls_back, began=began)
+                tries = tries or Situation(self._waiting.timeout_s, self._falls_back, began=began)
                 await self._mend(error, tries)
 
     async def _mend(self, error: SkydraftError, tries: Situation) -> None:
@@ -209,7 +203,7 @@ class RemoteVerifier:
         waits = tries.waited_s > SILENT_S and not tries.falls_back  # else it goes on alone in a moment
         if isinstance(error, CloudLost) and waits and not tries.is_told:
             tries.is_told = True
-            self._notices.tell(f"{self._gone(error)}; waiting up to {self._patience.timeout_s:g} s for it.")
+            self._notices.tell(f"{self._gone(error)}; waiting up to {self._waiting.timeout_s:g} s for it.")
 
     async def _end_tries(self, error: SkydraftError, recovery: Recovery, tries: Situation) -> NoReturn:
         if recovery.step == "give up":
@@ -266,7 +260,7 @@ class RemoteVerifier:
         try:
             return await self._text.verify(block.first(self.max_block), catch_up, write, self._waiting)
         except errors.LimitExceeded:
-            facts = await self._servers.learn(self._server, self._patience.timeout_s)
+            facts = await self._servers.learn(self._server, self._waiting.timeout_s)
             if len(block.token_ids) <= facts.max_block:
                 raise
             self.max_block = facts.max_block
@@ -287,14 +281,14 @@ class RemoteVerifier:
         self._text.stop()
         try:
             while self._text.is_writing:
-                if self._loop.now() - began > self._patience.timeout_s:
+                if self._loop.now() - began > self._waiting.timeout_s:
                     raise CloudFailure(f"The cloud at {self._server.address} goes on after it was stopped.")
                 await self._read_written()
         except SkydraftError as error:
             self._text.break_off()
             if isinstance(error, CloudLost):  # noticed once: the text does not wait for a second sign of it
                 with suppress(SkydraftError):
-                    await self._mend(error, Situation(self._patience.timeout_s, self._patience.falls_back, began=began))
+                    await self._mend(error, Situation(self._waiting.timeout_s, self._falls_back, began=began))
 
 
 def too_late(name: str, error: SkydraftError, waited_s: float) -> CloudTimeout:

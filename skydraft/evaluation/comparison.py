@@ -66,18 +66,13 @@ class ComparisonRequest:
     recordings: dict[str, Audio] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        self._check_code()
+        if any(prompt.task and prompt.task.check.kind == "python" for prompt in self.workload.prompts):
+            if not self.run_code:
+                hint = "Add --run-code: it runs in bubblewrap or Docker. docs/tasks.md says how."
+                raise OptionError("These tasks run code that a model wrote.", hint=hint)
+            sandbox.isolation()  # tried out before hours of work
         # Recordings are read now: a missing one fails before hours of work, and no measured time includes reading.
         self.recordings.update({p.audio: load_audio(p.audio) for p in self.workload.prompts if p.audio})
-
-    def _check_code(self) -> None:
-        """Try out the isolation if a check runs code, before hours of work."""
-        runs_code = any(prompt.task and prompt.task.check.kind == "python" for prompt in self.workload.prompts)
-        if runs_code and not self.run_code:
-            hint = "Add --run-code: it runs in bubblewrap or Docker. docs/tasks.md says how."
-            raise OptionError("These tasks run code that a model wrote.", hint=hint)
-        if runs_code:
-            sandbox.isolation()
 
 
 @dataclass(frozen=True)

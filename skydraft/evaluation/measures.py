@@ -37,13 +37,13 @@ Fraction = tuple[float, float]  # numerator and denominator
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A figure: `count` gives the numerator and denominator that one generation adds."""
+    """A figure: `count` gives the numerator and denominator that one generation adds, if it is a sum of those."""
 
     name: str
     label: str
     unit: str
     convention: str
-    count: Callable[[Case], Fraction]
+    count: Callable[[Case], Fraction] = lambda case: (0, 0)
     digits: int = 3
 
 

@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal
 
@@ -156,11 +156,8 @@ class Store:
 
     def _drop_oldest(self) -> None:
         files = self.files()
-        total = sum(path.stat().st_size for path in files)
-        for path in files[:-1]:
-            if total > self._max_bytes:
-                total -= path.stat().st_size
-                path.unlink()
+        while len(files) > 1 and self.size()[1] > self._max_bytes:
+            files.pop(0).unlink()
 
     def lessons(self, skipped: Counter[str]) -> Iterator[Lesson]:
         """Read all lessons, the oldest first, one at a time. Raises OptionError. `skipped` counts the lines that hold
@@ -197,19 +194,16 @@ class Store:
 
 def _append(path: Path, line: bytes) -> None:
     """Write a line at the end of a file, on a new line even where the file ends in the middle of one."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-    try:
-        size = os.fstat(file).st_size
-        is_whole = not size or os.pread(file, 1, size - 1) == b"\n"
+    with open(path, "a+b", buffering=0, opener=partial(os.open, mode=0o600)) as file:
+        size = file.tell()
+        is_whole = not size or os.pread(file.fileno(), 1, size - 1) == b"\n"
         data = memoryview(line if is_whole else b"\n" + line)
         try:
             while data:
-                data = data[os.write(file, data) :]
+                data = data[file.write(data) :]
         except OSError:
-            os.ftruncate(file, size)  # half a line is of no use
+            file.truncate(size)  # half a line is of no use
             raise
-    finally:
-        os.close(file)
 
 
 def _lessons(file: BinaryIO, skipped: Counter[str]) -> Iterator[Lesson]:

@@ -177,11 +177,8 @@ class Training:
         """Give the upper layers' matrices changes that are 0 yet; returns their parameters by name."""
         torch, name = self._torch, self._trainable.layers_name
         prefixes = tuple(f"{name}.{index}." for index in range(self._halves.first, len(self._trainable.decoder.layers)))
-        matrices = [
-            name
-            for name, module in self._trainable.model.named_modules()
-            if name.startswith(prefixes) and isinstance(module, torch.nn.Linear)
-        ]
+        modules = self._trainable.model.named_modules()
+        matrices = [at for at, each in modules if at.startswith(prefixes) and isinstance(each, torch.nn.Linear)]
         with torch.random.fork_rng():
             torch.manual_seed(0)
             return inject(self._trainable.model, matrices, self._settings.rank, _SCALE * self._settings.rank)
@@ -234,12 +231,9 @@ class Training:
         for name, value in self._lora.items():  # A before B
             matrix = self._trainable.name_in_file(name.partition(".lora_")[0])
             sides.setdefault(matrix, []).append(value.detach().float().cpu().numpy().copy())
-        card = self._task.card.model_copy(
-            update={
-                "architecture": self._trainable.model.config.model_type,
-                "trained_on": tuple(sorted({digest(lesson.prompt_ids) for lesson in self._task.trained})),
-            }
-        )
+        trained_on = tuple(sorted({digest(lesson.prompt_ids) for lesson in self._task.trained}))
+        changes = {"architecture": self._trainable.model.config.model_type, "trained_on": trained_on}
+        card = self._task.card.model_copy(update=changes)
         pairs = {name: (low, high) for name, (low, high) in sides.items()}
         return Adapter(card, _SCALE * self._settings.rank, pairs)
 

@@ -14,7 +14,7 @@ from datetime import datetime
 from functools import lru_cache, wraps
 from math import prod
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from jinja2 import Template, TemplateError, meta, nodes, pass_context
 from jinja2.exceptions import SecurityError, UndefinedError
@@ -29,6 +29,8 @@ from skydraft.engines.vocab import Vocab, kept_with_vocab
 from skydraft.errors import BrokenModel, PromptError
 from skydraft.prompts.messages import Message, in_form
 
+Settings: TypeAlias = Mapping[str, Any]  # further values for a template
+NO_SETTINGS: Settings = MappingProxyType({})
 _now = datetime.now  # a name of its own, so that tests can stop the clock
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"}
 _CUT = "<|the answer goes on here|>"
@@ -55,14 +57,13 @@ _GROWING = frozenset((  # methods of texts, and filters
 
 
 def render(
-    vocab: Vocab, messages: Sequence[Message], tools: Sequence[Any] = (), *, day: datetime | None = None,
-    settings: Mapping[str, Any] = MappingProxyType({}),
-) -> str:  # fmt: skip
+    vocab: Vocab, messages: Sequence[Message], tools: Sequence[Any] = (), settings: Settings = NO_SETTINGS
+) -> str:
     """The text that asks for the next answer, or ends with the last message, if it is open.
 
-    Without a template, the text of a single question. `tools` are descriptions in OpenAI's form; `day` is today by
-    default; `settings` are further values for the template. The template places the BOS text. Raises PromptError for a
-    conversation that the model does not take, BrokenModel for a template that does not compile or fails.
+    Without a template, the text of a single question. `tools` are descriptions in OpenAI's form. The template places
+    the BOS text. Raises PromptError for a conversation that the model does not take, BrokenModel for a template that
+    does not compile or fails.
     """
     if not messages:
         raise PromptError("The conversation is empty.", hint="Give at least one user message.")
@@ -77,7 +78,7 @@ def render(
     for form in _FORMS if has_calls else _FORMS[:1]:
         try:
             told, in_parts = [in_form(each, form) for each in messages], _takes_parts(vocab, template)
-            return _rendered(vocab, template, told, tools, day, settings, in_parts=in_parts)
+            return _rendered(vocab, template, told, tools, settings, in_parts=in_parts)
         except _Refusal as error:
             hint = "Try it without the system message." if "system" in roles else ""
             raise PromptError(f"The chat template refuses this conversation: {_one_line(error)}", hint=hint) from error
@@ -102,8 +103,8 @@ def _takes_parts(vocab: Vocab, template: str) -> bool:
 
 
 def _rendered(
-    vocab: Vocab, template: str, messages: Sequence[Message], tools: Sequence[Any], day: datetime | None = None,
-    settings: Mapping[str, Any] = MappingProxyType({}), *, in_parts: bool,
+    vocab: Vocab, template: str, messages: Sequence[Message], tools: Sequence[Any], settings: Settings = NO_SETTINGS, *,
+    in_parts: bool,
 ) -> str:  # fmt: skip
     conversation = [{"role": message.role, "content": message.content, **dict(message.more)} for message in messages]
     is_open = messages[-1].is_open
@@ -119,7 +120,6 @@ def _rendered(
         add_generation_prompt=not is_open,
         bos_token=vocab.bos_text,
         eos_token=vocab.eos_text,
-        **({"strftime_now": day.strftime} if day else {}),
         **settings,
     )
     return text[: text.rindex(_CUT)] if is_open else text
@@ -133,7 +133,7 @@ def _one_line(error: Exception) -> str:
 def names_in(template: str) -> frozenset[str]:
     """What a template may be given, beside what it always is. None of a template that does not compile."""
     try:
-        environment = _environment()
+        environment = BoundedEnvironment()
         found = meta.find_undeclared_variables(environment.parse(template))
     except TemplateError:
         return frozenset()
@@ -142,17 +142,7 @@ def names_in(template: str) -> frozenset[str]:
 
 @lru_cache(maxsize=8)
 def _compiled(template: str) -> Template:
-    return _environment().from_string(template.replace(f"{{{_SLIP}}}", _SLIP))
-
-
-def _environment() -> "BoundedEnvironment":
-    environment = BoundedEnvironment(
-        {"tojson": _json}, trim_blocks=True, lstrip_blocks=True,
-        extensions=[_GenerationTag, "jinja2.ext.loopcontrols"],
-    )  # fmt: skip
-    environment.globals |= {"raise_exception": _refuse, "dict": _DictMaker(), "namespace": _PublicNamespace}
-    environment.globals["strftime_now"] = lambda format: _now().strftime(format)
-    return environment
+    return BoundedEnvironment().from_string(template.replace(f"{{{_SLIP}}}", _SLIP))
 
 
 class _Refusal(TemplateError):
@@ -281,14 +271,17 @@ def _counted(name: str, node: nodes.Node) -> nodes.Filter:
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """jinja2's sandbox, whose templates are rendered by `render_within` alone."""
+    """jinja2's sandbox as transformers sets it up, whose templates are rendered by `render_within` alone."""
 
     intercepted_binops = frozenset(("*", "+", "**", "%"))
 
-    def __init__(self, filters: Mapping[str, Any], **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self) -> None:
+        extensions = [_GenerationTag, "jinja2.ext.loopcontrols"]
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
         del self.globals["lipsum"]  # it writes as much as it is asked for
-        self.filters = {name: _checked(name, each) for name, each in {**self.filters, **filters}.items()}
+        self.globals |= {"raise_exception": _refuse, "dict": _DictMaker(), "namespace": _PublicNamespace}
+        self.globals["strftime_now"] = lambda format: _now().strftime(format)
+        self.filters = {name: _checked(name, each) for name, each in {**self.filters, "tojson": _json}.items()}
         self.filters |= {
             "_weighed": pass_context(lambda context, value: _weigh(context, value)),
             "_filtered": pass_context(lambda context, value: _weigh(context, value, items=_FILTERED_A_STEP)),

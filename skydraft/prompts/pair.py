@@ -14,13 +14,12 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cache, partial
 from itertools import chain, islice, product, takewhile
-from types import MappingProxyType
 from typing import Any, Literal, Self
 
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Vocab, kept_with_vocab
 from skydraft.errors import ContextExceeded, PromptError, SkydraftError
-from skydraft.prompts.chat_template import render
+from skydraft.prompts.chat_template import NO_SETTINGS, Settings, render
 from skydraft.prompts.messages import Message
 from skydraft.prompts.thinking import REASONING, apart, has_thought, resumed, template_of
 from skydraft.types import Prompt
@@ -47,9 +46,8 @@ class PromptPair:
 
 
 def prompt_ids(
-    vocab: Vocab, messages: Seq[Message], *, raw: bool = False, tools: Seq[Any] = (),
+    vocab: Vocab, messages: Seq[Message], *, raw: bool = False, tools: Seq[Any] = (), settings: Settings = NO_SETTINGS,
     audio_ids: Iterable[tuple[int, ...]] = (), most: int | None = None,
-    settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[int, ...]:  # fmt: skip
     """The tokens that ask for an answer to `messages`: through the chat template, or their bare text where `raw`.
 
@@ -67,18 +65,21 @@ def prompt_ids(
     if raw:
         text = vocab.bos_text + heard[-1].content
     elif messages and (has_ended := has_thought(vocab, messages[-1])) is not None:
-        asked, thought = render(vocab, heard[:-1], tools, settings=settings), dict(heard[-1].more)[REASONING]
+        asked, thought = render(vocab, heard[:-1], tools, settings), dict(heard[-1].more)[REASONING]
         text = resumed(vocab, asked, thought, heard[-1].content, has_ended=has_ended)
     else:
-        text = render(vocab, heard, tools, settings=settings)
+        text = render(vocab, heard, tools, settings)
     if most is not None:
         check_length(vocab, text.replace(cut, ""), most)  # a cut is no token; of so few nothing is refused that fits
-    return vocab.encode(text) if raw else _encode_parts(vocab, text, cut)
+    if raw:
+        return vocab.encode(text)
+    first, *others = text.split(cut)
+    return (*vocab.encode(first), *chain.from_iterable(map(cache(vocab.encode_within), others)))
 
 
 def _cut_marks(
-    vocab: Vocab, messages: Seq[Message], tools: Seq[Any], settings: Mapping[str, Any]
-) -> tuple[list[Message], list[Any], Mapping[str, Any], str]:
+    vocab: Vocab, messages: Seq[Message], tools: Seq[Any], settings: Settings
+) -> tuple[list[Message], list[Any], Settings, str]:
     """The conversation with a cut in each name of a special token or tag, and the text that stands for a cut.
 
     It is of digits, which templates and JSON leave as they are, and random: no one can write it before.
@@ -114,12 +115,6 @@ def _changed(value: Any, change: Callable[[str], str]) -> Any:
     return [_changed(each, change) for each in value] if isinstance(value, list | tuple) else value
 
 
-def _encode_parts(vocab: Vocab, text: str, cut: str) -> tuple[int, ...]:
-    first, *others = text.split(cut)
-    within = cache(vocab.encode_within)
-    return (*vocab.encode(first), *chain.from_iterable(map(within, others)))
-
-
 def check_length(vocab: Vocab, text: str, most: int) -> None:
     """Refuse a text by its beginning: to read two megabytes takes seconds, which nothing can end."""
     num_chars = _CHARS_READ * most
@@ -139,7 +134,8 @@ def check_length(vocab: Vocab, text: str, most: int) -> None:
 def beginning_ids(vocab: Vocab) -> tuple[int, ...]:
     """How the chat template begins every prompt of a single question, on any day. Empty if too short to matter."""
     try:
-        texts = [render(vocab, [Message("user", text)], day=day) for text, day in product(_TEXTS, _DAYS)]
+        days = [{"strftime_now": day.strftime} for day in _DAYS]
+        texts = [render(vocab, [Message("user", text)], settings=day) for text, day in product(_TEXTS, days)]
     except SkydraftError:  # the template takes no single question
         return ()
     columns = zip(*map(vocab.encode, texts), strict=False)
@@ -148,9 +144,8 @@ def beginning_ids(vocab: Vocab) -> tuple[int, ...]:
 
 
 def read_prompt(
-    reader: Engine, messages: Seq[Message], *, raw: bool = False, tools: Seq[Any] = (),
-    settings: Mapping[str, Any] = MappingProxyType({}),
-) -> PromptPair:  # fmt: skip
+    reader: Engine, messages: Seq[Message], *, raw: bool = False, tools: Seq[Any] = (), settings: Settings = NO_SETTINGS
+) -> PromptPair:
     """`reader` makes features of speech. Raises PromptError."""
     read = partial(prompt_ids, reader.vocab, messages, raw=raw, tools=tools, settings=settings)
     words = Prompt(read(most=reader.context_len))  # a text that is too long fails before its speech is read

@@ -12,7 +12,7 @@ import pytest
 
 from skydraft.engines.toy import open_toy
 
-from ..serving import PATIENCE_S, Serving, Unhurried, serving
+from ..serving import PATIENCE_S, Serving, serving, unhurried
 from ..starting import Started
 from ..stock.fakes import fake
 from .conftest import Invoke
@@ -45,9 +45,9 @@ def foreign() -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine is no cloud that is gone."""
-    monkeypatch.setattr("skydraft.edge.cloud.Patience", Unhurried)
+    monkeypatch.setattr("skydraft.edge.cloud.waiting_for", unhurried)
 
 
 def test_generate_over_a_link_prints_what_it_prints_in_one_process(invoke: Invoke, server: Serving) -> None:

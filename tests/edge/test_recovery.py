@@ -4,7 +4,7 @@ import pytest
 
 from skydraft import errors
 from skydraft.edge.recovery import FALLBACK_S, Recovery, Situation, Step, recover
-from skydraft.edge.verifier import Patience
+from skydraft.edge.verifier import waiting_for
 from skydraft.errors import (
     BaseMismatch,
     CloudBusy,
@@ -116,7 +116,7 @@ def test_what_is_done_then(error: SkydraftError, now: Situation, then: Recovery)
 @pytest.mark.parametrize("timeout_s", [0.2, TIMEOUT_S])
 def test_a_gated_text_waits_for_a_silent_server_less_than_a_second(timeout_s: float, has_others: bool) -> None:
     """Its last try begins before FALLBACK_S, or the rest of a watch and a ping is still under way."""
-    waiting = Patience(timeout_s, falls_back=True, has_others=has_others).waiting
+    waiting = waiting_for(timeout_s, falls_back=True, has_others=has_others)
     silence_s = waiting.quick_s + waiting.ping_s
     assert silence_s < EDGE_S and waiting.timeout_s == timeout_s
     now = Situation(timeout_s, falls_back=True, num_tries=1, waited_s=silence_s, silent_s=silence_s)

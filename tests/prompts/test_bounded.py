@@ -58,5 +58,6 @@ SAME = """{% for m in items if m != 'x' -%}
 
 def test_all_else_is_rendered_as_the_sandbox_does() -> None:
     given = {"items": ["a", "x", "b", "c"], "table": {"k": 1, "l": "m"}}
-    bounded = BoundedEnvironment({}).from_string(SAME)
-    assert render_within(bounded, **given) == ImmutableSandboxedEnvironment().from_string(SAME).render(**given)
+    sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    bounded = BoundedEnvironment().from_string(SAME)
+    assert render_within(bounded, **given) == sandbox.from_string(SAME).render(**given)

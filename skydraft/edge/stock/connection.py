@@ -14,7 +14,7 @@ from skydraft.edge.stock.dialect import About, Dialect, name
 from skydraft.edge.stock.ids import LlamaServer, Sglang, Vllm
 from skydraft.edge.stock.ledger import Ledger
 from skydraft.edge.stock.wire import Pool, Wire
-from skydraft.edge.tls import check_certificates, check_token
+from skydraft.edge.tls import check_credentials
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import OptionError, UnknownModel, VocabularyMismatch, WrongServer
 from skydraft.protocol.address import is_loopback, without_password
@@ -47,21 +47,16 @@ class StockOptions:
     insecure: bool = False
 
     def __post_init__(self) -> None:
-        try:
-            parts = urlsplit(self.url)
-            _ = parts.port  # raises for one that is none
-        except ValueError as error:
-            raise self._no_address() from error
-        rest = (parts.username, parts.query, parts.fragment, "," in parts.netloc, "?" in self.url, "#" in self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or any(rest) or _UNSENDABLE.search(self.url):
-            raise self._no_address()
+        if not _is_address(self.url):
+            with_key = "Give a key with --cloud-key-file, not in the address."
+            hint = with_key if "@" in self.url else "Write one address, for example http://HOST:PORT/v1."
+            says = f"'{one_line(without_password(self.url))}' is not the address of a server."
+            raise OptionError(says, hint=hint)
         if not is_whole(self.model):
             raise OptionError("--cloud-model has half of a character.", hint="Leave out U+D800 to U+DFFF.")
         if self.api not in ("auto", *APIS):
             raise OptionError(f"--cloud-api {self.api} is unknown.", hint=f"Choose one of: auto, {', '.join(APIS)}.")
-        if self.tls_ca:
-            check_certificates(self.tls_ca)
-        check_token(self.key)
+        check_credentials(self.key, self.tls_ca)
         if not (self.uses_tls or self.is_here or self.insecure):
             what = "The key, prompts and texts" if self.key else "Prompts and texts"
             hint = "Use https://, or allow that with --insecure."
@@ -96,12 +91,15 @@ class StockOptions:
             return url.rpartition("/")[0], url
         return url, url if path and self.api == Chat.name else f"{url}/v1"
 
-    def _no_address(self) -> OptionError:
-        hint = "Write one address, for example http://HOST:PORT/v1."
-        return OptionError(
-            f"'{one_line(without_password(self.url))}' is not the address of a server.",
-            hint="Give a key with --cloud-key-file, not in the address." if "@" in self.url else hint,
-        )
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # raises for one that is none
+    except ValueError:
+        return False
+    others = parts.username or "," in parts.netloc or "?" in url or "#" in url or _UNSENDABLE.search(url)
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and not others
 
 
 @dataclass(eq=False, slots=True)

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 from skydraft.config import DecodingParams
-from skydraft.edge.stock.ledger import UNTOLD, Usage
+from skydraft.edge.stock.ledger import UNTOLD
 from skydraft.edge.stock.refusals import refusal
 from skydraft.edge.stock.wire import Wire, as_json
 from skydraft.errors import CloudFailure
-from skydraft.types import FinishReason, Verdict
+from skydraft.types import FinishReason, LinkCost, Verdict
 
 T = TypeVar("T")
 Body: TypeAlias = Mapping[str, Any]
@@ -34,14 +34,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What an answer or an event says: rows in order, or text; what they cost by the server's own counts; whether the
-    model `thinks`; and why the text ended ("": it did not).
+    """What an answer or an event says: rows in order, or text; the server's own counts of tokens, 0 where it told
+    none; whether the model `thinks`; and why the text ended ("": it did not).
 
     `num_written`, if not 0, is the number of tokens so far: the last rows are new, others are told again.
     """
 
     rows: tuple[Row, ...] = ()
-    usage: Usage = UNTOLD
+    usage: LinkCost = UNTOLD
     model: str = ""
     num_written: int = 0
     text: str = ""
@@ -181,14 +181,14 @@ def count(value: Any, *names: str) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31 else 0
 
 
-def openai_usage(answer: Any) -> Usage:
+def openai_usage(answer: Any) -> LinkCost:
     """The counts of an answer, an event or a choice at an interface of OpenAI's kind. xAI and Gemini count thoughts,
     which nobody sees and which are paid, in the total alone."""
     usage = answer.get("usage")
     num_read, num_written = count(usage, "prompt_tokens"), count(usage, "completion_tokens")
     num_others = count(usage, "total_tokens") - num_read if num_read else 0
     cached = count(usage, "prompt_tokens_details", "cached_tokens")
-    return Usage(num_read, cached, max(num_written, num_others))
+    return LinkCost(tokens_in=num_read, tokens_hit=cached, tokens_out=max(num_written, num_others))
 
 
 def name(value: Any) -> str:

@@ -25,10 +25,10 @@ from skydraft.edge.stock.dialect import (
     rows_of,
     sound,
 )
-from skydraft.edge.stock.ledger import Usage
 from skydraft.edge.stock.wire import Wire
 from skydraft.errors import CloudFailure
 from skydraft.grammars import parts
+from skydraft.types import LinkCost
 
 
 def _grammar(params: DecodingParams, **names: str) -> dict[str, str]:
@@ -78,7 +78,8 @@ class Sglang(IdDialect):
         num_written = number(field(meta, "completion_tokens"))
         if num_written < len(rows):
             raise CloudFailure(f"The server sent {len(rows)} tokens, and counts {num_written}.")
-        usage = Usage(count(meta, "prompt_tokens"), count(meta, "cached_tokens"), num_written)
+        num_read, cached = count(meta, "prompt_tokens"), count(meta, "cached_tokens")
+        usage = LinkCost(tokens_in=num_read, tokens_hit=cached, tokens_out=num_written)
         return Read(rows, usage, num_written=num_written)
 
 
@@ -124,10 +125,10 @@ class LlamaServer(IdDialect):
     def written(self, event: Any) -> Read:
         if "prompt_progress" in sound(event):  # with a token that is none
             progress = event["prompt_progress"]
-            return Read(usage=Usage(count(progress, "total"), count(progress, "cache")))
+            return Read(usage=LinkCost(tokens_in=count(progress, "total"), tokens_hit=count(progress, "cache")))
         if event.get("stop"):  # the last event repeats no token
             usage = _llama_usage(event)
-            return Read((), usage, name(event.get("model")), usage.num_written)
+            return Read((), usage, name(event.get("model")), usage.tokens_out)
         return Read(rows_of(field(event, "tokens")), num_written=count(event, "tokens_predicted"))
 
     def one(self, model: str, token_ids: Seq[int], params: DecodingParams) -> tuple[str, Body]:
@@ -140,6 +141,6 @@ class LlamaServer(IdDialect):
         return Read(rows_of(field(sound(answer), "tokens")), _llama_usage(answer), name(answer.get("model")))
 
 
-def _llama_usage(event: Any) -> Usage:
-    cached = count(event, "timings", "cache_n")
-    return Usage(cached + count(event, "timings", "prompt_n"), cached, count(event, "timings", "predicted_n"))
+def _llama_usage(event: Any) -> LinkCost:
+    cached, num_new, num_written = (count(event, "timings", each) for each in ("cache_n", "prompt_n", "predicted_n"))
+    return LinkCost(tokens_in=cached + num_new, tokens_hit=cached, tokens_out=num_written)

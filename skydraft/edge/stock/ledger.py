@@ -13,23 +13,8 @@ from skydraft.engines.vocab import TokenIds
 from skydraft.errors import BudgetSpent
 from skydraft.types import LinkCost
 
+UNTOLD = LinkCost()
 _COARSE = 4096  # bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """A server's own counts of one request so far, 0 where it told none."""
-
-    num_read: int = 0
-    num_cached: int = 0  # of those that it read
-    num_written: int = 0
-
-    @property
-    def cost(self) -> LinkCost:
-        return LinkCost(tokens_in=self.num_read, tokens_hit=self.num_cached, tokens_out=self.num_written)
-
-
-UNTOLD = Usage()
 
 
 class Ledger:
@@ -48,7 +33,7 @@ class Ledger:
 
     def take_cached(self) -> int:
         """Tokens of the prompt that were in the server's cache, as its first answer says, and not at the last call."""
-        known = self._first.usage.num_cached if self._first and self.tells_cached else 0
+        known = self._first.usage.tokens_hit if self._first and self.tells_cached else 0
         before, self._num_cached = self._num_cached, max(self._num_cached, min(known, self._num_prompt_tokens))
         return self._num_cached - before
 
@@ -86,7 +71,7 @@ class Request:
 
     The server has to read `num_tokens` of prompts; 0 for a request that costs nothing. A request that carries a text is
     a call: `generated` are the text's tokens after its prompt, of which the first `num_committed` stay. An answer in
-    one piece has `num_written` tokens.
+    one piece has `num_written` tokens. `usage` are the counts so far, by the server or by us.
     """
 
     ledger: Ledger
@@ -96,7 +81,7 @@ class Request:
     generated: TokenIds | Seq[int] | None = None
     num_committed: int = 0
     num_written: int = 0
-    usage: Usage = UNTOLD  # of the last time that it went out
+    usage: LinkCost = UNTOLD  # of the last time that it went out
     is_answered: bool = False
     connection: int = 0
     _taken_on: int | None = None  # the day of a call that may go out
@@ -113,7 +98,7 @@ class Request:
     async def going_out(self) -> AsyncIterator[bytes]:
         """Its body. It is noted before the first byte leaves: whatever becomes of this process, it is in the sum."""
         body, num_tokens = self.content or b"", self.num_tokens
-        self.usage, self._taken_on = Usage(num_tokens), None
+        self.usage, self._taken_on = LinkCost(tokens_in=num_tokens), None
         self.ledger.note(LinkCost(bytes_up=len(body), num_requests=int(num_tokens > 0), tokens_in=num_tokens))
         if self.generated is not None:
             self.ledger.call(self, self.generated)
@@ -132,14 +117,14 @@ class Request:
 
     def is_lost(self) -> None:
         """Note what was written, perhaps, for an answer that did not come. It costs nothing if it did not go out."""
-        if self.usage.num_read:
+        if self.usage.tokens_in:
             self.ledger.note(LinkCost(tokens_out=self.num_written))
 
-    def says(self, told: Usage) -> None:
-        """Note what the answer says of its cost so far: of each count the larger one, by the server or by us."""
+    def says(self, told: LinkCost) -> None:
+        """Note what the answer says of its tokens so far: of each count the larger one, by the server or by us."""
         before, self.is_answered = self.usage, True
-        num_read = max(told.num_read, before.num_read)
-        num_cached = min(max(told.num_cached, before.num_cached), num_read)
-        self.usage = now = Usage(num_read, num_cached, max(told.num_written, before.num_written))
-        if now != before:
-            self.ledger.note(now.cost - before.cost)
+        num_read = max(told.tokens_in, before.tokens_in)
+        num_cached = min(max(told.tokens_hit, before.tokens_hit), num_read)
+        num_written = max(told.tokens_out, before.tokens_out)
+        self.usage = LinkCost(tokens_in=num_read, tokens_hit=num_cached, tokens_out=num_written)
+        self.ledger.note(self.usage - before)

@@ -22,6 +22,7 @@ _ZHIPU_FILTERED = "1301"
 _WEB_PAGE = re.compile(r"\s*(<\?xml[^>]{,200}>\s*)?<(!doctype html|html)\b", re.I)
 _TITLE = re.compile(r"<title[^>]{,200}>([^<]{1,200})", re.I)
 NOT_READY = 503  # it loads its model, or a router has no server: for a text under way as good as gone
+_BY_STATUS = {408: errors.CloudTimeout, 504: errors.CloudTimeout, NOT_READY: errors.CloudLoading}
 _TOO_LONG = ("cannot be greater than", "context length", "context size", "maximum context", "too long", "exceed")
 
 
@@ -42,11 +43,7 @@ def refusal(status: int, headers: Mapping[str, str], start: bytes) -> SkydraftEr
         return errors.RateLimited(why, retry_after_s=_seconds(headers.get("retry-after", "")))
     if status in (400, 413, 422) and any(part in says.lower() for part in _TOO_LONG):
         return errors.LimitExceeded(why)
-    if status in (408, 504):
-        return errors.CloudTimeout(why)
-    if status == NOT_READY:
-        return errors.CloudLoading(why)
-    return errors.CloudFailure(why)
+    return _BY_STATUS.get(status, errors.CloudFailure)(why)
 
 
 def _error(start: bytes) -> tuple[Mapping[str, Any], str]:

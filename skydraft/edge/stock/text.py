@@ -20,7 +20,7 @@ from skydraft.edge.stock.choices import Choices, check
 from skydraft.edge.stock.connection import DIALECTS, StockConnection, StockInfo
 from skydraft.edge.stock.dialect import Body, Dialect, IdDialect, Row, read_safely
 from skydraft.edge.stock.ids import LlamaServer
-from skydraft.edge.stock.ledger import Ledger, Request, Usage
+from skydraft.edge.stock.ledger import Ledger, Request
 from skydraft.edge.stock.wire import Events, as_json
 from skydraft.edge.stock.writing import ChatWriting, Writing
 from skydraft.engines.vocab import TokenIds, Vocab
@@ -272,7 +272,7 @@ class StockText:
             path, body = dialect.one(info.model, text.tolist(), params)
             request = self._request(info, path, body, text, num_written=1)
             answer = await self._wire.patiently(self._wire.whole(request), dialect.life, waiting)
-            request.says(Usage(num_written=1))
+            request.says(LinkCost(tokens_out=1))
             read = read_safely(dialect.one_written, answer)
             request.says(read.usage)
             await self._check_model(read.model, request.connection, waiting)

@@ -75,11 +75,9 @@ class Pool:
             except ImportError as error:
                 raise OptionError("ALL_PROXY names a SOCKS proxy.", hint="Run: pip install socksio") from error
             except (ValueError, httpx2.InvalidURL) as error:
-                names = " or ".join(
-                    f"{kind.upper()}_PROXY" for kind in ("http", "https", "all") if kind in getproxies()
-                )
+                names = [f"{kind.upper()}_PROXY" for kind in ("http", "https", "all") if kind in getproxies()]
                 hint = "Write http://HOST:PORT or socks5://HOST:PORT."
-                raise OptionError(f"The proxy named by {names} cannot be used.", hint=hint) from error
+                raise OptionError(f"The proxy named by {' or '.join(names)} cannot be used.", hint=hint) from error
         return self._client
 
     @asynccontextmanager

@@ -9,10 +9,10 @@ import numpy as np
 
 from skydraft.edge.channel import Waiting, shared_loop
 from skydraft.edge.stock.dialect import Dialect, Read, Row, TokenTuple, is_refusal, read_safely
-from skydraft.edge.stock.ledger import Usage
 from skydraft.edge.stock.wire import Events, parsed
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import CloudError, CloudFailure, ContentFiltered, SkydraftError
+from skydraft.types import LinkCost
 
 _MAX_TEXT = 1024  # characters that are cut into tokens at a time: a server may send a megabyte at once
 _MAX_IDLE = 1000  # events; llama-server tells how far it has read a prompt
@@ -96,7 +96,7 @@ class Writing:
         read = self._said(data)
         rows, usage = read.rows, read.usage
         num_written = read.num_written or self.num_written + len(rows)
-        self.request.says(replace(usage, num_written=max(usage.num_written, num_written)))
+        self.request.says(replace(usage, tokens_out=max(usage.tokens_out, num_written)))
         if read.num_written:
             num_new = read.num_written - self.num_written
             if num_new > len(rows):  # some were not told, so what follows is of no use
@@ -117,7 +117,7 @@ class Writing:
             return read_safely(self._dialect.written, event := parsed(data))
         except CloudFailure:
             if not is_refusal(event):
-                self.request.says(Usage(num_written=self._limit))
+                self.request.says(LinkCost(tokens_out=self._limit))
             raise
 
     def close(self) -> None:
@@ -126,7 +126,7 @@ class Writing:
             while (data := self._events.unread()) is not None:
                 self._take(data)
         if self.num_written and not self._is_over and not self.is_whole:
-            self.request.says(Usage(num_written=self.num_written + 1))
+            self.request.says(LinkCost(tokens_out=self.num_written + 1))
         self._events.close()
 
 
@@ -170,8 +170,8 @@ class ChatWriting(Writing):
         self._held += self._joined(said.text)
         self._cut(is_last=False)
         # A server sends an event for each token, or for a few; at the end it may count them itself.
-        self.num_written = max(said.usage.num_written, self._num_cut, self._num_events)
-        self.request.says(replace(said.usage, num_written=self.num_written))
+        self.num_written = max(said.usage.tokens_out, self._num_cut, self._num_events)
+        self.request.says(replace(said.usage, tokens_out=self.num_written))
         finish = said.finish.lower()
         if finish.startswith(_FILTERED):
             raise ContentFiltered(f"The server ended the text: {finish}.")

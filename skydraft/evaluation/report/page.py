@@ -17,7 +17,7 @@ from skydraft.evaluation.intervals import Figure, cell
 from skydraft.evaluation.measures import BY_NAME, INDICATORS, MEASURES, Case, Measure
 from skydraft.evaluation.records import PromptEntry
 from skydraft.evaluation.report.plots import against_cost, entropies
-from skydraft.evaluation.report.task_sections import section
+from skydraft.evaluation.report.task_sections import Column, section
 from skydraft.evaluation.summary import SettingFigures, Summary, summarize
 from skydraft.origins import LOOKS
 
@@ -27,8 +27,8 @@ HEADLINE = (
     "acceptance_rate", "blocks_sent", "mean_acceptance_length", "tokens_per_s", "ttft_ms", "itl_ms",
 )  # fmt: skip
 MORE = tuple(measure.name for measure in MEASURES if measure.name not in HEADLINE and measure not in INDICATORS)
-SPEED = Measure("speed_over", "speed, cloud = 1", "", "tokens/s over tokens/s of mode cloud on the same prompts",
-                lambda case: (0, 0), 2)  # fmt: skip
+_OVER = "tokens/s over tokens/s of mode cloud on the same prompts"
+SPEED = Measure("speed_over", "speed, cloud = 1", "", _OVER, digits=2)
 _PLANE = ("target_agreement", "cloud_calls_per_token", "target_written_per_token")
 _HINT = "Check its permissions, or choose another folder with --out."
 _NAMED_IN_LATEX = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", "<": "less", ">": "greater", "|": "bar"}
@@ -40,7 +40,6 @@ _ORIGIN_MARKS = {origin: origin.removeprefix("edge-")[0] for origin in LOOKS}
 # A text, and of each token its classes, its tooltip and its text. The classes are that of its origin, x where the
 # target disagrees, and n where it begins with a line break.
 Coloured = tuple[Case, list[tuple[str, str, str]]]
-Column = tuple[Measure, list[tuple[str, str]]]  # a value and an interval for each mode
 
 
 def write_report(findings: Findings, folder: Path) -> Summary:
