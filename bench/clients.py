@@ -80,7 +80,7 @@ def agreement_of(records: Seq[StepRecord]) -> float | None:
 def row_curve(model: str, execution: str, gpu_layers: int, num_sequences: int) -> dict[int, float]:
     """Milliseconds of a forward of n rows of so many sequences, by the engine alone, as the server will open it."""
     shared = execution == "throughput"
-    options = EngineOptions(1024, num_sequences, gpu_layers=gpu_layers, shared_cache=shared)
+    options = EngineOptions(1024, num_sequences, gpu_layers=gpu_layers)
     engine = skydraft.load(model, options)
     rng = np.random.default_rng(0)
     sequences = [engine.open(rng.integers(0, 1000, 40 + index % 40).tolist()) for index in range(num_sequences)]

@@ -47,7 +47,7 @@ from skydraft.models import cache_dir, default_pair
 
 SETS = ("arithmetic", "zh-words", "zh-extract", "calendar", "logic")
 LEARNED = "-learned"  # at the end of a name: with the adapter
-OPTIONS = EngineOptions(context_len=1024, max_sequences=NUM_SIDE_BY_SIDE, shared_cache=True)
+OPTIONS = EngineOptions(context_len=1024, max_sequences=NUM_SIDE_BY_SIDE)
 _PATIENT_S = 900.0
 _SAME = (0.22, 0.1)  # between points whose labels would lie on each other
 _AT_RANDOM = "whole answers at random"

@@ -137,6 +137,7 @@ def generate(
     params: DecodingParams | None = None, system: str | None = None, raw: bool = False, with_signals: bool = False,
     execution: Execution | None = None, calibration: Calibration | None = None, audio: Audio | None = None,
     share_audio: ShareAudio = "features", cache_scope: str = "", local_only: bool = False, break_loops: bool = True,
+    prediction: str = "",
 ) -> Generation:  # fmt: skip
     """Start a generation. `edge` drafts, `cloud` verifies: an engine in this process, or a connection to a server.
 
@@ -156,6 +157,7 @@ def generate(
     With `share_audio` "features" the target gets its features in half precision; "none" is for mode edge. Without a
     prompt the answer describes the speaker. `local_only` refuses a server as `cloud` unless the mode is edge.
     With `break_loops` a draft model that nobody checks leaves a cycle of tokens that it wrote twice, by a seeded draw.
+    `prediction` is a text that the answer may repeat, such as a file to be edited: its tokens are drafts in lossless.
     """
     if messages is not None and (prompt is not None or system is not None):
         raise OptionError("Give a prompt or messages, not both.", hint="Add the prompt to the messages.")
@@ -163,7 +165,7 @@ def generate(
     request = GenerateRequest(
         talk, plan or make_plan(), params or DecodingParams(), raw=raw, share_audio=share_audio,
         execution=execution, calibration=calibration, with_signals=with_signals, cache_scope=cache_scope,
-        local_only=local_only, breaks_loops=break_loops,
+        local_only=local_only, breaks_loops=break_loops, prediction=prediction,
     )  # fmt: skip
     return start(request, edge=edge, cloud=cloud)
 

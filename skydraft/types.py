@@ -172,7 +172,7 @@ class DraftBlock:
     `signals` and `forced` (a grammar or a budget of thinking allowed no other) have one entry per token, or none if not
     measured. `finish` is why the last token would end the text. `read` has one entry for each of the last tokens before
     `base` that the draft model has just read along: whether it would have written it, or None if it was forced.
-    `num_broken` of its tokens were drawn so that they end a cycle.
+    `num_broken` of its tokens were drawn so that they end a cycle. A block `is_copied` if no model drafted it.
     """
 
     base: int
@@ -184,6 +184,7 @@ class DraftBlock:
     forced: tuple[bool, ...] = ()
     read: tuple[bool | None, ...] = ()
     num_broken: int = 0
+    is_copied: bool = False
 
     def __post_init__(self) -> None:
         if self.base < 0:
@@ -262,8 +263,9 @@ class StepRecord:
 
     `outcome` is "verified" for a call to the target, "written" for a token that it wrote after an earlier call. Of
     `num_audited` catch-up tokens the target would have written `num_agreed`. `num_forced` counts committed drafts,
-    `num_reasoning` committed tokens of thinking, `num_broken` tokens that were drawn to end a cycle.
-    `wall_ms` runs from the start of the draft to the commit, `ended_ms` from the start of the generation.
+    `num_reasoning` committed tokens of thinking, `num_broken` tokens that were drawn to end a cycle, `num_copied`
+    drafts that stood in the text before. `wall_ms` runs from the start of the draft to the commit, `ended_ms` from the
+    start of the generation.
     """
 
     round: int
@@ -283,6 +285,7 @@ class StepRecord:
     num_forced: int = 0
     num_reasoning: int = 0
     num_broken: int = 0
+    num_copied: int = 0
 
     @property
     def num_written(self) -> int:

@@ -8,13 +8,14 @@ from skydraft.cli.pair_options import SOURCE_OPTION
 from skydraft.cli.progress import downloads
 from skydraft.cli.sections import Command, loose, option
 from skydraft.cli.terminal import console_for
+from skydraft.engines.quantize import TYPES, quantize
 from skydraft.errors import UnknownModel
 from skydraft.models.adapters import all_adapters
-from skydraft.models.cache import cache_dir, present
+from skydraft.models.cache import cache_dir, made_path, present
 from skydraft.models.fetch import fetch_model, present_path, remove, verify
 from skydraft.models.found import StoredModel, models_here, places
 from skydraft.models.manifest import KNOWN, known_model
-from skydraft.models.resolve import EMBEDDED, embedded_path
+from skydraft.models.resolve import EMBEDDED, embedded_path, resolve
 
 
 def _known(context: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -110,6 +111,25 @@ def show_path(names: tuple[str, ...]) -> None:
         click.echo(cache_dir())
     for path in [embedded_path(name) if name in EMBEDDED else present_path(name, cache_dir()) for name in names]:
         click.echo(path)
+
+
+@models.command("quantize", cls=Command)
+@click.argument("model")
+@loose("Models", [
+    option("--type", None, "Type of all weights.", type=click.Choice([*TYPES]), default="q4_0", show_default=True),
+    option("--force", None, "Also a model that is as large as a target: it becomes another one.", is_flag=True),
+])  # fmt: skip
+def quantize_model(model: str, type: str, force: bool) -> None:
+    """Write a GGUF model in another type, as a model of its own: MODEL-TYPE. Draft models in q4_0 are faster.
+
+    It has no calibration or adapter yet: the mode auto needs skydraft learn.
+    """
+    source = resolve(model, cache_dir()).path
+    if source is None or not source.is_file():
+        raise UnknownModel(f"{model} is not a GGUF model, and no other can be quantized.")
+    made = made_path(f"{source.stem if source == Path(model) else model}-{type}", cache_dir())
+    quantize(source, made, type, force=force)
+    click.echo(f"{made.stem}  {made.stat().st_size / 1e6:.0f} MB  {made}")
 
 
 @models.command("remove", cls=Command)

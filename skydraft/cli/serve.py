@@ -61,9 +61,7 @@ def serve(server: ServeOptions, log_level: str, limits: Limits, models: ModelCho
     from skydraft.cloud.worker import Worker
 
     options = dataclasses.replace(server, limits=limits)
-    run_options = dataclasses.replace(
-        models.options, max_sequences=limits.max_sessions, shared_cache=options.execution == "throughput"
-    )
+    run_options = dataclasses.replace(models.options, max_sequences=limits.max_sessions)
     log_to_stderr(log_level)
 
     def load() -> Worker:
@@ -89,5 +87,5 @@ def _announcement(worker: "Worker", options: ServeOptions, port: int) -> str:
     return (
         f"skydraft: {engine.name} on {options.host}:{port} ({lock}, {door}); {execution}, up to "
         f"{worker.max_rows} rows a forward; {options.limits.max_sessions} sessions of "
-        f"{engine.context_len} tokens. Ctrl-C stops."
+        f"{engine.context_len} tokens. Ctrl-C stops.{f' {engine.about_rows}.' if engine.about_rows else ''}"
     )

@@ -156,7 +156,8 @@ class AutoTurns(Turns):
         if record.outcome not in ("verified", "written"):
             return
         was_flowing, self._is_flowing = self._is_flowing, record.outcome == "written" and self._is_targets
-        if record.num_draft:
+        drafted = record.num_draft and not done.block.is_copied
+        if drafted:
             self._learn(done, record)
         else:
             self._num_unread += record.num_committed
@@ -164,7 +165,7 @@ class AutoTurns(Turns):
         if record.round:
             self._count_loss(record)
             self._follow_costs(record, was_flowing=was_flowing)
-        if self._may_stream and record.num_draft:
+        if self._may_stream and drafted:
             self._decide()
 
     def _count_loss(self, record: StepRecord) -> None:

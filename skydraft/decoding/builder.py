@@ -11,6 +11,7 @@ from skydraft.choosing.thinking import ThinkingAlong
 from skydraft.config import DEFAULT_K, MAX_K, OPENING, DecodingParams
 from skydraft.decoding.block_length import MAX_AUTO_K, AutoTurns
 from skydraft.decoding.context import Context
+from skydraft.decoding.copying import Copies
 from skydraft.decoding.cost_model import CostModel
 from skydraft.decoding.drafting import Drafter
 from skydraft.decoding.generation import Generation, Watch
@@ -71,9 +72,21 @@ def start_generation(
     breaks_loops = request.breaks_loops and not request.params.grammar  # a list of equal values is no loop
     loop = SpeculativeLoop(
         context, drafter, gate, verifier, turns, vocab, falls_back, breaks_loops, thinking,
-        Seats((draft, local)),
+        _copies(request, prompts, facts, length, vocab), Seats((draft, local)),
     )  # fmt: skip
     return Generation(loop, request, prompts, draft or edge, target, watch)
+
+
+def _copies(
+    request: GenerateRequest, prompts: PromptPair, facts: TargetFacts | None, length: AutoTurns | None, vocab: Vocab
+) -> Copies | None:
+    """Drafts without a model, where each block is checked: what a gate skips has to be the draft model's."""
+    plan = request.plan
+    if not plan.drafts or plan.is_lossy or plan.streams:
+        return None
+    longest = facts.max_block if facts else MAX_K
+    prediction = vocab.encode(request.prediction) if request.prediction else ()
+    return Copies(prompts.edge.token_ids, prediction, longest, (lambda: length.costs) if length else None)
 
 
 def _sides(plan: Plan, edge: Engine | None, target: Target | None) -> tuple[Engine | None, Target | None, Engine]:

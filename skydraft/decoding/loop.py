@@ -8,6 +8,7 @@ import numpy as np
 
 from skydraft.choosing.thinking import ThinkingAlong
 from skydraft.decoding.context import Context
+from skydraft.decoding.copying import Copies
 from skydraft.decoding.drafting import Drafter
 from skydraft.decoding.turns import Turns
 from skydraft.decoding.verification import Verifier
@@ -26,7 +27,8 @@ class SpeculativeLoop:
 
     Without a drafter every block is empty and the target writes alone; without a verifier the gate must skip each.
     With `falls_back`, a block whose verifier is lost is committed as drafted, with the origin edge-fallback. With
-    `breaks_loops` the draft model leaves a cycle where nobody checks it.
+    `breaks_loops` the draft model leaves a cycle where nobody checks it. `copies` draft without the model
+    where the text repeats itself.
     """
 
     context: Context
@@ -38,6 +40,7 @@ class SpeculativeLoop:
     falls_back: bool = False
     breaks_loops: bool = False
     thinking: ThinkingAlong | None = None
+    copies: Copies | None = None
     seats: Seats = field(default_factory=lambda: Seats(()))
     _num_rounds: int = field(default=0, init=False)
     _started: float = field(default=0.0, init=False)  # the first round
@@ -66,6 +69,10 @@ class SpeculativeLoop:
     def _draft(self) -> DraftBlock:
         """A block of the drafter; in the target's turn an empty one, with what the drafter has read along."""
         drafter, empty = self.drafter, DraftBlock(self.context.base, ())
+        if self.copies and self.verifier and not self._is_alone:
+            token_ids = self.copies.draft(self.context.token_ids)
+            if token_ids and self.verifier.stop():
+                return replace(empty, token_ids=token_ids, is_copied=True)
         if drafter is None or not (room := drafter.room(self.context)):
             return empty
         if self.turns.reads:
@@ -97,7 +104,7 @@ class SpeculativeLoop:
     def _block_without(self, block: DraftBlock, error: CloudError) -> DraftBlock:
         """The block to commit without a verdict. If it is empty or goes round in a cycle, draft one now."""
         self._is_alone = True
-        if not block.token_ids or (self.breaks_loops and self._loops(block)):
+        if not block.token_ids or block.is_copied or (self.breaks_loops and self._loops(block)):
             self.turns.hand_back()
             drafted = self._draft()
             block = replace(drafted, cost=block.cost + drafted.cost, read=block.read)
@@ -132,10 +139,13 @@ class SpeculativeLoop:
             num_audited=len(audit), num_agreed=sum(audit),
             num_forced=sum(block.forced[: num_accepted if verdict else None]),
             num_reasoning=self._count_thinking() - num_thinking, num_broken=block.num_broken,
+            num_copied=len(block.token_ids) if block.is_copied else 0,
         )  # fmt: skip
         self._num_rounds += 1
         done = Round(record, block, token_ids, origins, audit)
         self.turns.observe(done)
+        if self.copies and record.num_copied:
+            self.copies.observe(num_accepted, record.num_copied)
         self.gate.observe(done)
         return done
 

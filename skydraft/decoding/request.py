@@ -32,7 +32,8 @@ class GenerateRequest:
     device: no server is asked. `adapter` is the draft model's, by name or file; "auto" is the one for prompts that
     begin as this one does, if any, "none" is none, and None is what the draft model was loaded with. With `is_audited`
     the target reads the finished answer, which changes nothing in it. With `breaks_loops` the draft model leaves a
-    cycle that it wrote twice where nobody checks it. Raises PromptError or OptionError.
+    cycle that it wrote twice where nobody checks it. `prediction` is a text that the answer may have parts of. Raises
+    PromptError or OptionError.
     """
 
     messages: tuple[Message, ...]
@@ -58,6 +59,7 @@ class GenerateRequest:
     adapter: str | None = None
     is_audited: bool = False
     breaks_loops: bool = False
+    prediction: str = ""
 
     @property
     def reuse(self) -> Reuse | None:
@@ -70,7 +72,7 @@ class GenerateRequest:
         if not self.messages and not self.prompt_ids:
             raise PromptError("There is no prompt.", hint="Give a prompt, or a recording (--audio).")
         texts = [(each.content, each.more) for each in self.messages], self.params.stop, self.params.think_end
-        if not is_whole(texts, self.params.think_start, self.tools, self.settings, self.cache_scope):
+        if not is_whole(texts, self.params.think_start, self.tools, self.settings, self.cache_scope, self.prediction):
             raise PromptError("A text or an option has half of a character.", hint="Leave out U+D800 to U+DFFF.")
         if self.raw and len(self.messages) > 1:
             hint = "Remove --raw, or give one prompt alone."

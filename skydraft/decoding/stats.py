@@ -34,7 +34,8 @@ class Stats:
     stream once / tokens. target_written_per_token: tokens that the target chose itself / tokens. audited_agreement:
     share of the later audited skipped tokens that the target would have written too. num_fallback_tokens: committed
     without a verdict because the cloud was lost. num_forced_tokens: committed drafts that a grammar forced.
-    num_reasoning_tokens: those of thinking, its tags included. num_broken_loops: tokens drawn to end a cycle. target
+    num_reasoning_tokens: those of thinking, its tags included. num_broken_loops: tokens drawn to end a cycle.
+    num_copied_tokens: drafted tokens that stood in the text before, num_right_copies: those accepted. target
     passes and rows: after its prefill. ttft_ms: start to first committed round. itl_ms: gap between rounds, shared
     evenly by the tokens of a round. draft_ms, target_ms: time inside forwards; prefill_ms: its part for the prompt;
     encode_ms: the part of that for audio. overhead_ms: the rest, without queue and wire. shared_bytes: the part of
@@ -71,6 +72,8 @@ class Stats:
     num_forced_tokens: int
     num_reasoning_tokens: int
     num_broken_loops: int
+    num_copied_tokens: int
+    num_right_copies: int
     draft_prefill_ms: float
     draft_encode_ms: float
     target_prefill_ms: float
@@ -117,6 +120,8 @@ def stats_of(
         num_forced_tokens=sum(record.num_forced for record in records),
         num_reasoning_tokens=sum(record.num_reasoning for record in records),
         num_broken_loops=sum(record.num_broken for record in records),
+        num_copied_tokens=sum(record.num_copied for record in escalated),
+        num_right_copies=sum(record.num_accepted for record in escalated if record.num_copied),
         draft_prefill_ms=round(draft.prefill_ms, 3), draft_encode_ms=round(draft.encode_ms, 3),
         target_prefill_ms=round(target.prefill_ms, 3), target_encode_ms=round(target.encode_ms, 3),
         cached_tokens=CachedTokens(draft.num_cached, target.num_cached),

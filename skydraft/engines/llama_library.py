@@ -13,7 +13,20 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes import POINTER, c_bool, c_char_p, c_float, c_int8, c_int32, c_int64, c_size_t, c_uint8, c_uint32, c_void_p
+from ctypes import (
+    POINTER,
+    c_bool,
+    c_char_p,
+    c_float,
+    c_int8,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint8,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,8 +48,6 @@ _AMX, _CUDA = b"AMX_INT8 = 1", b"CUDA : "
 _NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 _WITHOUT_AMX = f"-DCMAKE_C_FLAGS='{_NO_AMX}' -DCMAKE_CXX_FLAGS='{_NO_AMX}'"
 _CPU_INFO = Path("/proc/cpuinfo")
-# embeddings, offload_kqv, no_perf, op_offload, swa_full, kv_unified
-_SWITCHES = bytes((0, 1, 1, 1, 1, 0))
 
 
 class ModelParams(ctypes.Structure):
@@ -62,8 +73,15 @@ class ContextParams(ctypes.Structure):
         ("cb_eval_user_data", c_void_p), ("type_k", c_int32), ("type_v", c_int32), ("rest", c_uint8 * 256),
     )  # fmt: skip
 
-    def set_unified(self, unified: bool) -> None:
-        self.rest[bytes(self.rest).index(_SWITCHES) + len(_SWITCHES) - 1] = unified
+
+class QuantizeParams(ctypes.Structure):
+    """Like ModelParams."""
+
+    _fields_ = (
+        ("nthread", c_int32), ("ftype", c_int32), ("output_tensor_type", c_int32), ("token_embedding_type", c_int32),
+        ("allow_requantize", c_bool), ("quantize_output_tensor", c_bool), ("only_copy", c_bool), ("pure", c_bool),
+        ("rest", c_uint8 * 120),
+    )  # fmt: skip
 
 
 class Batch(ctypes.Structure):
@@ -82,6 +100,9 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # what it returns, what it takes
     "supports_gpu_offload": (c_bool,),
     "model_default_params": (ModelParams,), "model_load_from_file": (c_void_p, c_char_p, ModelParams),
     "model_free": (None, c_void_p), "model_get_vocab": (c_void_p, c_void_p), "model_n_ctx_train": (c_int32, c_void_p),
+    "model_desc": (c_int32, c_void_p, c_char_p, c_size_t), "model_n_params": (c_uint64, c_void_p),
+    "model_quantize_default_params": (QuantizeParams,),
+    "model_quantize": (c_uint32, c_char_p, c_char_p, POINTER(QuantizeParams)),
     "model_chat_template": (c_char_p, c_void_p, c_char_p),
     "context_default_params": (ContextParams,), "init_from_model": (c_void_p, c_void_p, ContextParams),
     "free": (None, c_void_p),
@@ -132,7 +153,6 @@ class Library:
         kinds = (context.flash_attn_type, context.defrag_thold, context.type_k, context.type_v)
         if (loading, sizes, kinds) != ((-1, 1, -1, 1, 0), (512, 2048, 512, 1, 0), (-1, -1.0, _F16, _F16)):
             raise ValueError("its structures differ")
-        context.set_unified(False)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from skydraft.engines.base import Engine, Feeds, Sequence
 from skydraft.engines.checkpoint import weights_fingerprint
 from skydraft.engines.llama_library import TOKEN_ATTR_UNUSED, Progress, check_gguf, load_library, rope_depends
 from skydraft.engines.options import EngineOptions
-from skydraft.engines.probe import cpu_model, forget_profile, profile_of
+from skydraft.engines.probe import MAX_PROBED_ROWS, cpu_model, forget_profile, profile_of
 from skydraft.engines.registry import EngineKind
 from skydraft.engines.row_costs import NOT_PROBED, Pass, RowCosts
 from skydraft.engines.slots import Slots
@@ -201,6 +201,10 @@ class LlamaCppEngine(Engine):
         else:
             self.profile = profile_of(self, self._profile_key(options), options)
         self._costs = RowCosts(self.profile, self._measure_again)
+        self._lib.model_desc(self._model, kind := ctypes.create_string_buffer(128), 128)
+        few = self.invariant_rows < MAX_PROBED_ROWS and not options.gpu_layers
+        more = f"; a file in Q4_0 or IQ4_NL keeps those of {MAX_PROBED_ROWS}" if few else ""
+        self.about_rows = f"{kind.value.decode()} keeps the bits of {self.invariant_rows} rows a forward here{more}"
 
     def open_adapted(self, adapter: Path) -> LlamaCppEngine:
         return LlamaCppEngine(self.path, self._options, name=self.name, base=self, adapter=adapter)
@@ -211,7 +215,6 @@ class LlamaCppEngine(Engine):
         params.n_seq_max = num
         params.n_ctx = length * num
         params.n_batch = params.n_ubatch = self.max_batch_rows
-        params.set_unified(self._options.shared_cache)
         # The default reserves logits for whole prompts, 300 MB; less than a row for each sequence ends the process.
         params.n_outputs_max = max(self.max_output_rows, params.n_seq_max)
         params.n_threads = params.n_threads_batch = self._num_threads
@@ -231,7 +234,7 @@ class LlamaCppEngine(Engine):
 
     def _profile_key(self, options: EngineOptions) -> str:
         system = (self._lib.name, cpu_model(), self._lib.print_system_info().decode())
-        how = (options.shared_cache, self._num_threads, options.gpu_layers)
+        how = (False, self._num_threads, options.gpu_layers)  # False: earlier versions had caches that were shared
         return "|".join(map(str, (self.fingerprint, *system, *how)))
 
     def _measure_again(self, what: str) -> None:
@@ -286,13 +289,11 @@ class LlamaCppEngine(Engine):
 
     def _passes(self, feeds: Feeds, *, want_logits: bool = True) -> list[Pass]:
         sizes = [len(token_ids) for _, token_ids in feeds]
-        if not want_logits or self._options.shared_cache or len(sizes) == 1:  # one forward, whatever the sizes
+        if not want_logits or len(sizes) == 1:
             return [Pass(tuple(range(len(sizes))), max(sizes))]
         return self._costs.passes(sizes)
 
     def shapes(self, feeds: Feeds) -> list[Hashable]:
-        if self._options.shared_cache:
-            return super().shapes(feeds)
         length, parts = max(sequence.length for sequence, _ in feeds), [[each] for each in feeds]
         passes = [each for part in (parts if self._grows else [feeds]) for each in self._passes(part)]
         wanted = [(len(each.feeds), each.num_rows) for each in passes]
@@ -306,8 +307,7 @@ class LlamaCppEngine(Engine):
                 (sequence, token_ids[done : done + num_rows]) for sequence, token_ids in map(feeds.__getitem__, numbers)
             ]
             stretches = [_Stretch(sequence.slot, sequence.length + done, token_ids) for sequence, token_ids in fed]
-            pads = want_logits and not self._options.shared_cache
-            stretches = self._padded(stretches, num_rows) if pads else stretches
+            stretches = self._padded(stretches, num_rows) if want_logits else stretches
             logits, at = self._decode(stretches, want_logits=want_logits), 0
             for number, stretch in zip(numbers, stretches, strict=False):
                 # Valid until the next forward of the context.
@@ -360,9 +360,7 @@ class LlamaCppEngine(Engine):
         return self.allocate(num_tokens) if self.max_sequences > 1 else None
 
     def copy(self, source: Sequence, target: Sequence, length: int) -> None:
-        if self._options.shared_cache:  # where cells may belong to several
-            self._lib.memory_seq_cp(target.slot.memory, source.slot.number, target.slot.number, 0, length)
-        elif self.kv_length(source) <= target.slot.length:
+        if self.kv_length(source) <= target.slot.length:
             self._carry(source.slot, target.slot)
         else:  # all of it can be copied, or nothing
             between = Sequence(self, self._open_places(source.slot.length, 1)[0])

@@ -19,8 +19,7 @@ class EngineOptions:
 
     `num_threads` 0 means all cores that the process may use, and one for transformers models below 50 million
     parameters. `gpu_layers` is for GGUF files (-1: all), `device` and `dtype` are for transformers models.
-    `shared_cache` lets sequences of a GGUF model share one KV cache: any feeds fit into one forward, and logits lose
-    their bit-equality. `max_sequences` are generations at a time, and conversations kept; a further generation waits
+    `max_sequences` are generations at a time, and conversations kept; a further generation waits
     for up to `wait_s` seconds. With a `total_len` the sequences of a GGUF model and its adapters have memory for so
     many tokens in all, taken as they grow; otherwise each has that of its whole context from the start, and several go
     into one forward. `notify` gets lines to show.
@@ -30,7 +29,6 @@ class EngineOptions:
     max_sequences: int = 1
     total_len: int = 0
     wait_s: float = 300.0
-    shared_cache: bool = False
     num_threads: int = 0
     gpu_layers: int = 0
     device: str = "cpu"

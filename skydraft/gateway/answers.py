@@ -296,8 +296,16 @@ class ChatAnswer(Answer):
             "completion_tokens": written,
             "total_tokens": num_read + written,
             "prompt_tokens_details": {"cached_tokens": cached},
-            "completion_tokens_details": {"reasoning_tokens": self.num_reasoning},
+            "completion_tokens_details": {"reasoning_tokens": self.num_reasoning} | self._predicted(),
         }
+
+    def _predicted(self) -> dict[str, int]:
+        """How many drafted tokens the prediction and the text before them gave, where a client predicts."""
+        if not isinstance(self._body, ChatRequest) or not self._body.prediction:
+            return {}
+        stats = [choice.stats for choice in self.choices if choice.stats]
+        right, copied = sum(each.num_right_copies for each in stats), sum(each.num_copied_tokens for each in stats)
+        return {"accepted_prediction_tokens": right, "rejected_prediction_tokens": copied - right}
 
     def whole(self) -> dict[str, Any]:
         choices = []

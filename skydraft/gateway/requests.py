@@ -198,6 +198,7 @@ def _chat_order(body: ChatRequest, edge: Engine, names: ModelNames, defaults: De
         share_audio=defaults.share_audio,
         begun=begun,
         begun_is_prompt=is_prompt,
+        prediction=body.prediction.text if body.prediction else "",
     )
     left_out = sorted(unfollowed.union(tool.type for tool in body.tools or () if isinstance(tool, OtherTool)))
     left_out += ["thinking"] * thinking.is_unmet

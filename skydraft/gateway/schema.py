@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import BeforeValidator, ConfigDict, Field, create_model, field_validator
 
 from skydraft.config import MAX_K, STYLES, DecodingParams
-from skydraft.gateway.items import AudioPart, ChatCall, Content, Skipped
+from skydraft.gateway.items import AudioPart, ChatCall, Content, Skipped, TextPart
 from skydraft.gateway.refusals import NEUTRAL, NOT_SERVED, OWN_FIELDS, Refusal
 from skydraft.gateway.tools import (
     MAX_TOOLS,
@@ -183,6 +183,17 @@ class AnyRequest(Checked):
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
+class Prediction(Checked):
+    """What the answer may repeat. Its parts are texts."""
+
+    type: Literal["content"]
+    content: str | Annotated[Some[TextPart], Field(max_length=4096)]
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class ChatRequest(AnyRequest):
     messages: Annotated[Some[ChatMessage], Field(min_length=1, max_length=4096)]
     max_completion_tokens: MaxTokens = None
@@ -193,6 +204,7 @@ class ChatRequest(AnyRequest):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     continue_final_message: bool | None = None
+    prediction: Prediction | None = None
 
     def model_post_init(self, context: object) -> None:
         """Raises Refusal for fields that do not fit each other."""

@@ -35,6 +35,11 @@ def model_path(model: KnownModel, cache: Path, end: str = "") -> Path:
     return cache / "models" / f"{model.file}{end}"
 
 
+def made_path(name: str, cache: Path) -> Path:
+    """Where a model lies that was made here."""
+    return cache / "models" / f"{name.replace('/', '-').replace(':', '-')}.gguf"
+
+
 def present(model: KnownModel, cache: Path) -> Path | None:
     """The checked file if it is in place; looks at its size only."""
     path = model_path(model, cache)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from skydraft.errors import BrokenModel, NetworkUnavailable, UnknownModel, telling
 from skydraft.models import manifest, sources
+from skydraft.models.cache import made_path
 from skydraft.models.fetch import fetch_model
 from skydraft.models.found import OLLAMA, ollama_file, places
 from skydraft.models.gguf import GGUF_MAGIC
@@ -33,9 +34,9 @@ def resolve(
 ) -> ResolvedModel:  # fmt: skip
     """Find the model of `spec`, and download it if needed; afterwards its path exists.
 
-    In this order: a toy, as toy:drift=0.4; `ollama:NAME[:TAG]`; an embedded model; a known name; a
-    file or folder that exists; a hub file `org/name/file.gguf`; a hub checkpoint `org/name`. Raises UnknownModel,
-    BrokenModel, and the errors of `fetch_model`.
+    In this order: a toy, as toy:drift=0.4; `ollama:NAME[:TAG]`; an embedded model; a known name; a model that was
+    quantized here; a file or folder that exists; a hub file `org/name/file.gguf`; a hub checkpoint `org/name`. Raises
+    UnknownModel, BrokenModel, and the errors of `fetch_model`.
     """
     local = Path(os.path.expanduser(spec))  # which leaves a ~ that it does not know
     if spec.partition(":")[0] == "toy":
@@ -48,6 +49,8 @@ def resolve(
         path = fetch_model(manifest.KNOWN[spec], cache, progress=progress, offline=offline, source=source)
         return ResolvedModel(spec, "gguf", path)
     with telling(UnknownModel, f"{spec!r} cannot be read", "Check its name."):
+        if (made := made_path(spec, cache)).is_file() and made.stem == spec:
+            return _from_gguf(spec, made)
         if spec and local.is_dir():
             return _from_folder(spec, local)
         if spec and local.exists():

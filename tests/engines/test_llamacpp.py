@@ -35,7 +35,7 @@ def test_rows_stay_exact_past_the_lengths_that_were_probed(gguf_path: Path) -> N
 
 
 def test_a_row_of_each_of_many_sequences_fits_into_one_forward(gguf_path: Path) -> None:
-    options = EngineOptions(context_len=32, max_sequences=20, num_threads=2, shared_cache=True)
+    options = EngineOptions(context_len=32, max_sequences=20, num_threads=2)
     with open_engine("draft", gguf_path, options) as engine:
         sequences = [engine.open([1000 + index]) for index in range(20)]
         alone = [engine.extend_batch([(sequence, [1000 + i])])[0].copy() for i, sequence in enumerate(sequences)]

@@ -1,0 +1,93 @@
+"""Drafts without a model: they are what followed before, they change no token, and nothing is committed unchecked."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import skydraft
+from skydraft import DecodingParams, make_plan
+from skydraft.decoding.copying import MAX_COPIED, MIN_MATCH, Copies
+from skydraft.decoding.cost_model import CostModel
+from skydraft.decoding.generation import Generation
+from skydraft.engines.base import Engine
+from skydraft.engines.toy import character_vocab
+
+from ..choosing.test_stopping import follower
+from ..serving import serving
+from ..toys import law
+
+VOCAB = character_vocab("今天气很好我们去公园走，。员在的一是")
+LONG = "今天气很好我们去公园走，。员在的一是"  # round and round
+texts = st.lists(st.integers(0, 2), max_size=60)
+
+
+def follows(text: list[int], prediction: list[int], prompt_len: int) -> list[list[int]]:
+    """All that followed the last tokens, by looking everywhere."""
+    last = text[-MIN_MATCH:]
+    places = [text[at:] for at in range(MIN_MATCH, len(text)) if text[at - MIN_MATCH : at] == last]
+    whole = [*text[:prompt_len][-MIN_MATCH:], *prediction]
+    return places + [whole[at:] for at in range(MIN_MATCH, len(whole)) if whole[at - MIN_MATCH : at] == last]
+
+
+@law(200)
+@given(texts, texts, texts)
+def test_a_draft_is_what_followed_the_last_tokens_somewhere(prompt: Any, prediction: Any, written: Any) -> None:
+    copies, text = Copies(prompt, prediction), list(prompt)
+    for token_id in (None, *written):
+        text += [] if token_id is None else [token_id]
+        draft = list(copies.draft(np.array(text, np.int32)))
+        found = follows(text, prediction, len(prompt))
+        assert bool(draft) == bool(found) and len(draft) <= MAX_COPIED
+        assert not draft or any(each[: len(draft)] == draft for each in found)
+
+
+def test_an_answer_may_begin_as_predicted_and_costs_decide_how_far() -> None:
+    prompt, prediction = np.arange(20, dtype=np.int32), list(range(100, 140))
+    assert Copies(prompt.tolist(), prediction).draft(prompt) == tuple(range(100, 116))
+    for forward_ms, length in (((1.0, 9.0, 9.0, 9.0), 0), ((1.0, 2.0, 2.0, 1.2, 4.0, 5.0, 6.0, 7.0), 3)):
+        costs = CostModel(0.5, forward_ms, 16)
+        copies = Copies(prompt.tolist(), prediction, 7, lambda costs=costs: costs)  # type: ignore[misc]
+        assert len(copies.draft(prompt)) == length
+    for _ in range(40):
+        copies.observe(0, 3)
+    assert copies.draft(prompt) == ()  # they are never right
+    assert any(copies.draft(prompt) for _ in range(300))  # but may be again
+
+
+def written(edge: Engine, cloud: Any, **options: Any) -> Generation:
+    plan, params = options.pop("plan", make_plan("lossless", k=4)), DecodingParams(max_new_tokens=80, **options)
+    return skydraft.generate("今天", edge=edge, cloud=cloud, plan=plan, params=params, prediction=LONG * 3).run()
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "seed": 5}, {"no_repeat_ngram_size": 3}])
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_copies_change_no_token(options: dict[str, Any], is_remote: bool) -> None:
+    edge, target = follower("我们去", VOCAB), follower(LONG, VOCAB)
+    plain = written(edge, target, plan=make_plan("cloud"), **options)
+    with serving(follower(LONG, VOCAB)) as server:
+        done = written(edge, skydraft.connect(server.address) if is_remote else target, **options)
+    assert done.token_ids == plain.token_ids and done.stats.num_copied_tokens > 0 and done.stats.exact
+    if not options:
+        assert done.stats.num_right_copies > 40 and len(done.records) < 15
+
+
+def test_a_gate_is_never_asked_of_a_copy_and_a_lost_server_leaves_none_unchecked() -> None:
+    edge, target = follower("我们去", VOCAB), follower(LONG, VOCAB)
+    gated = written(edge, target, plan=make_plan("quality"))
+    assert gated.stats.num_copied_tokens == 0
+    with serving(follower(LONG, VOCAB)) as server:
+        cloud = skydraft.connect(server.address, timeout_s=0.3)
+        generation = skydraft.generate(
+            "今天", edge=edge, cloud=cloud, plan=make_plan("lossless", k=4),
+            params=DecodingParams(max_new_tokens=80), prediction=LONG * 3,
+        )  # fmt: skip
+        for done, _ in generation.rounds():
+            if done.record.num_copied:
+                server.stop()
+                break
+        generation.run()
+    alone = [record for record in generation.records if record.outcome == "fallback"]
+    assert alone and not any(record.num_copied for record in alone)
