@@ -5,7 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from skydraft.cli.learn import learn
 from skydraft.cli.options import DecodingChoice, as_text, decoding_section
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, models_section, server_section
 from skydraft.cli.progress import counted, showing
-from skydraft.cli.sections import Command, Section, loose, option
+from skydraft.cli.sections import Command, loose, option
 from skydraft.cli.terminal import TERMINAL
 from skydraft.decoding.builder import prompted
 from skydraft.decoding.plan import make_plan
@@ -40,25 +40,10 @@ from skydraft.models.cache import disk_errors_named, locked
 _TYPICAL = 100  # tokens of an answer, before the first one is known
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What to learn: prompts that the target is to answer, or a folder of lessons."""
-
-    prompts: Sequence[PromptEntry]
-    system: str | None
-    folder: Path | None
-
-    def requests(self, decoding: DecodingChoice) -> list[GenerateRequest]:
-        """Each prompt as the app would ask it, with the tools and parameters of its task."""
-        mode = Mode("cloud", make_plan("cloud"), decoding.params())
-        asks = (request_of(each, mode, system=self.system) for each in self.prompts)
-        return [replace(each, think=decoding.think) for each in asks]
-
-
-def _asked(prompts: str | None, limit: int | None, system: str | None, folder: Path | None) -> Asked:
-    if (prompts is None) == (folder is None):
-        raise OptionError("Give either --prompts FILE or --from DIR.", hint="See: skydraft learn run --help.")
-    return Asked(_prompts(prompts, limit) if prompts else (), system, folder)
+def _requests(prompts: Sequence[PromptEntry], system: str | None, decoding: DecodingChoice) -> list[GenerateRequest]:
+    """Each prompt as the app would ask it, with the tools and parameters of its task."""
+    mode = Mode("cloud", make_plan("cloud"), decoding.params())
+    return [replace(request_of(each, mode, system=system), think=decoding.think) for each in prompts]
 
 
 def _prompts(prompts: str, limit: int | None) -> Sequence[PromptEntry]:
@@ -77,7 +62,7 @@ def _prompts(prompts: str, limit: int | None) -> Sequence[PromptEntry]:
     return found
 
 
-_asked_section = Section("asked", "What to learn", _asked, [
+_task_options = loose("What to learn", [
     option("--prompts", "FILE", "Prompts like those of your app: .jsonl, or one a line; 150 are a good number. Or "
            "tasks: a file, or a set such as arithmetic:dev."),
     option("--limit", "N", "Use the first N prompts only.", type=click.IntRange(min=1)),
@@ -91,12 +76,15 @@ _SETTINGS = training.TrainSettings()
 
 @learn.command(cls=Command)
 @click.argument("name")
-@_asked_section
+@_task_options
 @loose("Training", [option("-y --yes", None, "Begin without a question.", is_flag=True)])
 @decoding_section
 @server_section
 @models_section
-def run(name: str, asked: Asked, yes: bool, decoding: DecodingChoice, cloud: CloudChoice, models: ModelChoice) -> int:
+def run(
+    name: str, prompts: str | None, limit: int | None, system: str | None, folder: Path | None, yes: bool,
+    decoding: DecodingChoice, cloud: CloudChoice, models: ModelChoice,
+) -> int:  # fmt: skip
     """Let the draft model learn a task from the target's own answers, and use what it learned as NAME.
 
     The target answers the prompts. The draft model is trained on most of the answers, and calibrated on the others. It
@@ -104,23 +92,29 @@ def run(name: str, asked: Asked, yes: bool, decoding: DecodingChoice, cloud: Clo
     are needed. Each answer and each finished step is kept: after Ctrl-C the same command continues. The exit status is
     0 if NAME is in use at the end, or nothing is new since the last run.
     """
+    if (prompts is None) == (folder is None):
+        raise OptionError("Give either --prompts FILE or --from DIR.", hint="See: skydraft learn run --help.")
+    asks = _requests(_prompts(prompts, limit), system, decoding) if prompts else []
     home = adapters.home_of(name, models.edge_model, cache_dir())
     bare = replace(models, adapter="none")
     with disk_errors_named(cache_dir()):
         home.parent.mkdir(parents=True, exist_ok=True)
         with locked(home.with_name(f".{name}.lock"), f"Another process is letting the draft model learn {name}."):
-            return _Run(home, asked, yes, decoding, cloud, bare).steps()
+            return _Run(home, asks, folder, yes, cloud, bare).steps()
 
 
 class _Run:
-    """One run: answer, train, calibrate, apply. Each step leaves a file in `home`, for the next run of the command."""
+    """One run: answer, train, calibrate, apply. Each step leaves a file in `home`, for the next run of the command.
+
+    The target is to answer `asks`; without them there are lessons in `folder`.
+    """
 
     def __init__(
-        self, home: Path, asked: Asked, yes: bool, decoding: DecodingChoice, cloud: CloudChoice, models: ModelChoice
+        self, home: Path, asks: list[GenerateRequest], folder: Path | None, yes: bool, cloud: CloudChoice,
+        models: ModelChoice,
     ) -> None:  # fmt: skip
-        self._home, self._asked, self._yes, self._cloud, self._models = home, asked, yes, cloud, models
-        self._asks = asked.requests(decoding)
-        self._trial = home / "trial.gguf"
+        self._home, self._asks, self._folder, self._yes = home, asks, folder, yes
+        self._cloud, self._models, self._trial = cloud, models, home / "trial.gguf"
 
     def steps(self) -> int:
         """Returns the exit status."""
@@ -143,8 +137,8 @@ class _Run:
 
     def _answered(self) -> dataset.TrainingTask:
         """The training's data, once the target has answered."""
-        store = Store(self._asked.folder or self._home)
-        before = Store(self._home) if self._asked.folder else None
+        store = Store(self._folder or self._home)
+        before = Store(self._home) if self._folder else None
         with self._models.load_edge() as edge:
             dataset.trainable_file(edge)  # before the target is loaded, as what follows
             self._leave_out_long(edge)
@@ -213,7 +207,7 @@ class _Run:
 
     def _applied(self, task: dataset.TrainingTask) -> str:
         """Use what was trained from now on, and return ""; unless its answers were forgotten meanwhile."""
-        stores = [store for each in (self._home, self._asked.folder) if each and (store := Store(each)).files()]
+        stores = [store for each in (self._home, self._folder) if each and (store := Store(each)).files()]
         there = {dataset.answer_digest(lesson) for store in stores for lesson in store.lessons(Counter())}
         if not there.issuperset(map(dataset.answer_digest, (*task.trained, *task.held_out))):
             return "the answers that it learned from were forgotten meanwhile"
