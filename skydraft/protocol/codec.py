@@ -138,9 +138,8 @@ def _read_opening(message: pb.Opening, most: int) -> Opening:
 
 
 def _score_message(score: Score) -> pb.Score:
-    return pb.Score(
-        logprob=score.logprob, best_ids=[each for each, _ in score.best], best_logprobs=[told for _, told in score.best]
-    )
+    ids, logprobs = [each for each, _ in score.best], [told for _, told in score.best]
+    return pb.Score(logprob=score.logprob, best_ids=ids, best_logprobs=logprobs)
 
 
 def _read_scores(messages: Sequence[pb.Score], token_ids: Sequence[int]) -> tuple[Score, ...]:
@@ -308,9 +307,6 @@ def decode_info(data: bytes) -> ServerInfo:
     sizes = message.vocab_size, message.context_len, message.max_rows, message.max_block, message.max_sessions
     if min(*sizes, *message.forward_us, len(message.forward_us)) < 1:
         raise ValueError("a size or a time is 0")
-    return ServerInfo(
-        fingerprint=message.fingerprint.hex(),
-        execution=_EXECUTIONS[message.execution],
-        forward_ms=tuple(us / 1e3 for us in message.forward_us),
-        **{name: getattr(message, name) for name in _AS_THEY_ARE},
-    )
+    same = {name: getattr(message, name) for name in _AS_THEY_ARE}
+    execution, forward_ms = _EXECUTIONS[message.execution], tuple(us / 1e3 for us in message.forward_us)
+    return ServerInfo(fingerprint=message.fingerprint.hex(), execution=execution, forward_ms=forward_ms, **same)

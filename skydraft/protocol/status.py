@@ -24,17 +24,13 @@ _BY_CODE: dict[grpc.StatusCode, type[SkydraftError]] = {
 }
 # Messages of gRPC about a connection that a retry cannot repair.
 _TLS = {
-    "Hostname Verification": (
-        "The certificate of the server names another host.", "Give the name in it with --tls-name, or its own address."
-    ),
+    "Hostname Verification": ("The certificate of the server names another host.",
+                              "Give the name in it with --tls-name, or its own address."),
     "certificate has expired": ("The certificate of the server has expired.", "Ask the operator of the server."),
-    "CERTIFICATE_VERIFY_FAILED": (
-        "This machine trusts no signer of the server's certificate.",
-        "Give the certificate that signed it with --tls-ca.",
-    ),
-    "WRONG_VERSION_NUMBER": (
-        "The server speaks no TLS.", "Check the port; without encryption, leave out --tls-ca or give --insecure."
-    ),
+    "CERTIFICATE_VERIFY_FAILED": ("This machine trusts no signer of the server's certificate.",
+                                  "Give the certificate that signed it with --tls-ca."),
+    "WRONG_VERSION_NUMBER": ("The server speaks no TLS.",
+                             "Check the port; without encryption, leave out --tls-ca or give --insecure."),
     "security handshaker": ("No encrypted connection can be made.", "Check the file given with --tls-ca."),
 }  # fmt: skip
 
