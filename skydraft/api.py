@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from skydraft.config import DecodingParams, Execution
@@ -17,10 +18,11 @@ from skydraft.decoding.target import target_of
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.registry import open_engine
-from skydraft.errors import CloudLost, OptionError, RecordsError
+from skydraft.errors import CloudLost, OptionError, RecordsError, UnknownModel
 from skydraft.gating.calibration import Calibration, find_calibration
 from skydraft.models import Progress, SourceName, cache_dir, no_progress, resolve
 from skydraft.models.adapters import folder_of
+from skydraft.models.cache import made_path
 from skydraft.prompts.audio import Audio
 from skydraft.prompts.messages import Message, asked, conversation, spoken
 from skydraft.prompts.pair import ShareAudio, beginning_ids
@@ -81,6 +83,19 @@ def fitting_context(
     found = [resolve(model, cache_dir(), offline=offline, source=source, progress=progress) for model in models]
     paths = [each.path for each in found if each.kind == "gguf" and each.path]
     return fitting(paths, num_sequences) if len(paths) == len(found) else None
+
+
+def quantize(model: str, kind: str = "q4_0", *, force: bool = False) -> Path:
+    """Write a GGUF model in another type, as the model `MODEL-TYPE`; returns its file. Raises OptionError for a model
+    that is as large as a target unless `force`, UnknownModel and BrokenModel."""
+    from skydraft.engines.llama_weights import quantize
+
+    source = resolve(model, cache_dir()).path
+    if source is None or not source.is_file():
+        raise UnknownModel(f"{model} is not a GGUF model, and no other can be quantized.")
+    made = made_path(f"{source.stem if source == Path(model) else model}-{kind}", cache_dir())
+    quantize(source, made, kind, force=force)
+    return made
 
 
 def connect(

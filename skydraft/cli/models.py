@@ -3,19 +3,19 @@ from typing import Any
 
 import click
 
+from skydraft import api
 from skydraft.characters import json_line
 from skydraft.cli.pair_options import SOURCE_OPTION
 from skydraft.cli.progress import downloads
 from skydraft.cli.sections import Command, loose, option
 from skydraft.cli.terminal import console_for
-from skydraft.engines.quantize import TYPES, quantize
 from skydraft.errors import UnknownModel
 from skydraft.models.adapters import all_adapters
-from skydraft.models.cache import cache_dir, made_path, present
+from skydraft.models.cache import cache_dir, present
 from skydraft.models.fetch import fetch_model, present_path, remove, verify
 from skydraft.models.found import StoredModel, models_here, places
 from skydraft.models.manifest import KNOWN, known_model
-from skydraft.models.resolve import EMBEDDED, embedded_path, resolve
+from skydraft.models.resolve import EMBEDDED, embedded_path
 
 
 def _known(context: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -116,7 +116,7 @@ def show_path(names: tuple[str, ...]) -> None:
 @models.command("quantize", cls=Command)
 @click.argument("model")
 @loose("Models", [
-    option("--type", None, "Type of all weights.", type=click.Choice([*TYPES]), default="q4_0", show_default=True),
+    option("--type", None, "Type of all weights.", type=click.Choice(["q4_0", "iq4_nl", "q8_0"]), default="q4_0"),
     option("--force", None, "Also a model that is as large as a target: it becomes another one.", is_flag=True),
 ])  # fmt: skip
 def quantize_model(model: str, type: str, force: bool) -> None:
@@ -124,11 +124,7 @@ def quantize_model(model: str, type: str, force: bool) -> None:
 
     It has no calibration or adapter yet: the mode auto needs skydraft learn.
     """
-    source = resolve(model, cache_dir()).path
-    if source is None or not source.is_file():
-        raise UnknownModel(f"{model} is not a GGUF model, and no other can be quantized.")
-    made = made_path(f"{source.stem if source == Path(model) else model}-{type}", cache_dir())
-    quantize(source, made, type, force=force)
+    made = api.quantize(model, type, force=force)
     click.echo(f"{made.stem}  {made.stat().st_size / 1e6:.0f} MB  {made}")
 
 

@@ -61,7 +61,7 @@ class Turns:
     def observe(self, done: Round) -> None:
         """Take in a committed round. A correction begins the target's turn."""
         record, self._opening = done.record, self._k
-        if record.num_draft and not done.block.is_copied:
+        if record.num_draft:
             is_over = record.num_accepted < record.num_draft or self._streams
             is_corrected = record.outcome == "verified" and is_over
             self._is_targets, self._num_written, self._num_agreed, self._num_unread = is_corrected, 0, 0, 0

@@ -360,7 +360,7 @@ class Model(ABC):
 
     @property
     def forward_ms(self) -> tuple[float, ...]:
-        """Times of forwards of 1, 2, … rows: a row more does not save time, so what took longer met a busy moment."""
+        """Times of 1, 2, … rows. A row more does not save time, so what took longer met a busy moment."""
         return tuple(np.minimum.accumulate(self.profile.forward_ms[::-1])[::-1].tolist())
 
     def shapes(self, feeds: Feeds) -> list[Hashable]:

@@ -37,7 +37,7 @@ FOLLOWED_IN: dict[str, dict[str, Any]] = {
     "chat/completions": {
         "continue_final_message": False, "logprobs": True, "max_completion_tokens": 2, "messages": ASKED, "n": 2,
         "parallel_tool_calls": False, "response_format": {"type": "text"}, "tool_choice": "none", "tools": [TOOL],
-        "top_logprobs": 0,
+        "top_logprobs": 0, "prediction": {"type": "content", "content": "a"},
     },
     "completions": {"echo": True, "logprobs": 1, "n": 2, "prompt": "a"},
     "responses": {
@@ -52,7 +52,7 @@ FOLLOWED_IN: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 # Hints, names and figures, of any value: no word of the answer depends on them, or what they ask for is done anyway.
 HARMLESS = """
-    access_programs background_options context_management image max_tool_calls metadata moderation prediction
+    access_programs background_options context_management image max_tool_calls metadata moderation
     prompt_cache_key prompt_cache_options prompt_cache_retention reasoning safety_identifier service_tier store user
     verbosity cache_control inference_geo output_config thinking betas length_penalty priority keep_alive
 """
