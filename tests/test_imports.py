@@ -35,7 +35,10 @@ ALLOWED: dict[str, set[str]] = {
     "decoding": _CONTRACT | {"choosing", "gating", "prompts"},
     "edge": _CONTRACT | {"choosing", "decoding", "protocol"},
     "cloud": _CONTRACT | {"access", "choosing", "decoding", "protocol", "__version__"},
-    "api": _CONTRACT | _QUESTIONS | _MACHINERY | {"engines.fitting", "engines.probe", "engines.registry"},
+    "api": _CONTRACT
+    | _QUESTIONS
+    | _MACHINERY
+    | {"engines.fitting", "engines.llama_weights", "engines.probe", "engines.registry"},
     "evaluation": _USERS | {"engines.probe", "engines.toy", "origins", "__version__"},
     "gateway": _USERS | {"access"},
     "learning": _USERS | {"engines.adapter", "engines.trainable"},

@@ -142,3 +142,17 @@ def test_what_the_gateway_was_started_with_holds_where_a_client_says_nothing() -
         assert said["choices"][0]["message"]["content"] == want.text
         schema = body | {"response_format": {"type": "json_object"}, "skydraft": {}}  # which decides where it ends
         assert running.client.post(f"{running.v1}/chat/completions", json=schema).status_code == 200
+
+
+def test_a_prediction_is_drafted_and_changes_no_token(client: openai.OpenAI) -> None:
+    options = {"model": "skydraft-lossless", "messages": ASKED, "max_tokens": 60, "extra_body": {"skydraft": {"k": 4}}}
+    plain = client.chat.completions.create(**options)
+    text = plain.choices[0].message.content
+    for content in (text, [{"type": "text", "text": text[:40]}, {"type": "text", "text": text[40:]}]):
+        done = client.chat.completions.create(**options, prediction={"type": "content", "content": content})
+        details = done.usage.completion_tokens_details
+        assert done.choices[0].message.content == text and details.accepted_prediction_tokens > 20
+        assert details.rejected_prediction_tokens >= 0
+    assert plain.usage.completion_tokens_details.accepted_prediction_tokens is None
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(**options, prediction={"type": "diff", "content": "a"})  # type: ignore[call-overload]
