@@ -56,7 +56,6 @@ class CaptionTable:
         if self._is_csv:
             self._file.write(_BOM)
             self._csv.writeheader()
-            self._file.flush()
 
     def holds(self, path: Path) -> bool:
         """Whether the table has a caption of it; with `redo` one that the server is known to have taken part in."""
@@ -78,12 +77,11 @@ class CaptionTable:
         self._file.flush()
 
     def _name(self, path: Path | str) -> str:
-        return _cell(str(path)).encode(errors=_ESCAPED).decode() if self._is_csv else str(path)
+        return str(_cell(str(path))).encode(errors=_ESCAPED).decode() if self._is_csv else str(path)
 
 
-def _cell(value: Any) -> str:
-    text = "" if value is None else str(value)
-    return f"'{text}" if isinstance(value, str) and text.startswith(_FORMULA) else text
+def _cell(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
 def _keep_rows(path: Path, is_csv: bool, *, failures: bool = False) -> list[Row]:

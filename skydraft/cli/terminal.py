@@ -29,7 +29,7 @@ class Terminal:
     def __init__(self) -> None:
         self._is_open = False  # the last line has text and no line break yet
         self._is_thought = False  # what was written last comes before an answer
-        self._clear: Callable[[], None] = _nothing  # removes the shown state, if any
+        self._clear: Callable[[], object] = lambda: None  # removes the shown state, if any
 
     def write(self, text: str, *, is_thought: bool = False) -> None:
         """Write a text, with an empty line between what was thought and what is said."""
@@ -54,12 +54,12 @@ class Terminal:
         """Show a state within the block, if stderr is a terminal; yields a function that removes it sooner."""
         console = Console(stderr=True)
         if quiet or not sys.stderr.isatty():
-            yield _nothing
+            yield lambda: None
             return
 
         def clear() -> None:
             if self._clear is clear:
-                self._clear = _nothing
+                self._clear = lambda: None
                 click.echo("" if console.is_dumb_terminal else "\r\x1b[K", err=True, nl=False)
 
         self._clear = clear
@@ -69,10 +69,6 @@ class Terminal:
             yield clear
         finally:
             clear()
-
-
-def _nothing() -> None:
-    return None
 
 
 TERMINAL = Terminal()

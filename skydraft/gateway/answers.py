@@ -124,7 +124,6 @@ class Answer(ABC):
             choice.num_prompt_tokens = event.num_prompt_tokens
             choice.begins = event.begins
             choice.scores += self._wanted(event.prompt_scores)
-            yield from self._began(index, event)
         elif isinstance(event, Wrote):
             for run in self._runs(choice, event):
                 yield from self._write(index, run)
@@ -136,17 +135,10 @@ class Answer(ABC):
                 choice.both = {"logprobs": both_logprobs(self._vocab, event.scores, num_tokens, num_best)}
             if event.pieces:
                 yield from self._write(index, Run(event.pieces))
-            yield from self._ended(index)
-
-    def _began(self, index: int, event: Began) -> Iterator[dict[str, Any]]:
-        return iter(())
 
     @abstractmethod
     def _write(self, index: int, run: Run) -> Iterator[dict[str, Any]]:
         """Add a run to its choice; returns its chunks, in the order of its pieces."""
-
-    def _ended(self, index: int) -> Iterator[dict[str, Any]]:
-        return iter(())
 
     def _runs(self, choice: Choice, event: Wrote) -> Iterator[Run]:
         """The runs of a round. Their tokens are added to the choice."""
@@ -264,9 +256,11 @@ class ChatAnswer(Answer):
         logprobs = self._logprobs(run.scores, len(choice.prefix) + len(choice.text)) if run.ours else None
         yield self._chunk(index, _delta(choice, run), None, run.ours, logprobs)
 
-    def _ended(self, index: int) -> Iterator[dict[str, Any]]:
-        choice = self.choices[index]
-        yield self._chunk(index, {}, choice.finish_reason, choice.figures | self._left_out)
+    def take(self, index: int, event: Event) -> Iterator[dict[str, Any]]:
+        yield from super().take(index, event)
+        if isinstance(event, Ended):
+            choice = self.choices[index]
+            yield self._chunk(index, {}, choice.finish_reason, choice.figures | self._left_out)
 
     def _logprobs(self, scores: Seq[Score], offset: int) -> dict[str, Any] | None:
         """The log-probabilities of tokens after `offset` characters of text and prompt; None if they are not wanted."""

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -235,7 +236,7 @@ class Gateway:
         return JSONResponse({"status": "ok", "cloud": state} | audits | reading)
 
     async def _metrics(self, request: Request) -> Response:
-        return Response(self.metrics.text(), media_type=self.metrics.content_type)
+        return Response(self.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
 class _Writing:

@@ -5,7 +5,7 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 from skydraft.gateway.answers import ChatAnswer, Choice
-from skydraft.gateway.desk import Began
+from skydraft.gateway.desk import Began, Event
 from skydraft.gateway.logprobs import text_logprobs
 from skydraft.gateway.schema import TextRequest
 from skydraft.types import Score
@@ -21,8 +21,9 @@ class TextAnswer(ChatAnswer):
             if choice.prefix and self._body.num_best is None:
                 yield self._chunk(index, {"content": choice.prefix})
 
-    def _began(self, index: int, event: Began) -> Iterator[dict[str, Any]]:
-        if event.prompt_scores:
+    def take(self, index: int, event: Event) -> Iterator[dict[str, Any]]:
+        yield from super().take(index, event)
+        if isinstance(event, Began) and event.prompt_scores:
             logprobs = self._logprobs(event.prompt_scores, 0)
             yield self._chunk(index, {"content": self.choices[index].prefix}, logprobs=logprobs)
 

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import takewhile
 from typing import Any, TypeAlias
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from skydraft.access.shares import Shares
 from skydraft.decoding.generation import Generation
@@ -241,8 +241,6 @@ class Desk:
 
 
 class GatewayMetrics:
-    content_type = CONTENT_TYPE_LATEST
-
     def __init__(self, desk: Desk, pair: Pair) -> None:
         self._auditor, self._registry, cloud = pair.auditor, CollectorRegistry(), pair.far
         model = pair.cloud_name or pair.edge.name

@@ -68,6 +68,9 @@ class ModelNames:
     def __init__(self, pair: Pair) -> None:
         self._pair = pair
         self._is_calibrated: bool | None = None  # None: not known yet
+        # The modes that a request may name. What `auto` needs may be there by now, or be an adapter's own.
+        self._taken = ("edge",) if pair.cloud is None else tuple(MODES)
+        self.default_mode = "edge" if pair.cloud is None else DEFAULT_MODE
 
     @property
     def modes(self) -> list[str]:
@@ -76,11 +79,6 @@ class ModelNames:
         left_out = {mode for mode in MODES if is_chat and make_plan(mode).is_gated}
         left_out |= {"auto"} if self._is_calibrated is False else set()
         return [mode for mode in self._taken if mode not in left_out]
-
-    @property
-    def _taken(self) -> tuple[str, ...]:
-        """The modes that a request may name. What `auto` needs may be there by now, or be an adapter's own."""
-        return ("edge",) if self._pair.cloud is None else tuple(MODES)
 
     @property
     def all(self) -> list[str]:
@@ -114,10 +112,6 @@ class ModelNames:
             return make_plan("edge")
         message = f"The mode '{mode}' needs the cloud for each token, and local_only keeps the text here."
         raise Refusal(400, message, param="skydraft.local_only")
-
-    @property
-    def default_mode(self) -> str:
-        return "edge" if self._pair.cloud is None else DEFAULT_MODE
 
     def look(self) -> None:
         """Find out whether the pair is calibrated, unless the cloud is unreachable. Raises TargetChanged."""

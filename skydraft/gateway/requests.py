@@ -309,8 +309,7 @@ def _messages(given: list[ChatMessage], edge: Engine) -> list[Message]:
     left_s, turn = _MAX_SPEECH_S, _last_turn(given)
     for number, message in enumerate(given):
         text, speech = _content(message, number, edge, is_last=number in turn)
-        if speech:
-            text = text if text.strip() else CAPTION_PROMPT
+        text = CAPTION_PROMPT if speech and not text.strip() else text
         recordings: list[Audio] = []
         for part in speech:
             recordings.append(_audio(part, f"messages.{number}.content"))
