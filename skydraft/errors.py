@@ -201,8 +201,7 @@ class BaseMismatch(SkydraftError):
 
     def __init__(self, base: int, length: int) -> None:
         super().__init__(f"A block or verdict follows {base} generated tokens, but the text has {length}.")
-        self.base = base
-        self.length = length
+        self.base, self.length = base, length
 
 
 class Cancelled(SkydraftError):
