@@ -30,12 +30,8 @@ AABB = (
 
 DOUBLED = (re.sub(r"(.)", r"\1\1 ", AA) + re.sub(r"(.)(.)", r"\1\1\2\2 ", AABB)).split()
 _DOUBLES = re.compile("|".join(sorted((f"{word}+" for word in DOUBLED), key=len, reverse=True)))
-_CJK_RANGES = (
-    (0x3400, 0x4DBF),  # extension A
-    (0x4E00, 0x9FFF),  # unified ideographs
-    (0xF900, 0xFAFF),  # compatibility ideographs
-    (0x20000, 0x323AF),  # extensions B to H
-)
+# Ideographs: of extension A, unified ones, for compatibility, of extensions B to H.
+_CJK_RANGES = (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x323AF)
 
 # A terminal obeys these characters: text of others could move the cursor, or change earlier output.
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
@@ -89,8 +85,7 @@ def rounded(value: Any, num_digits: int) -> Any:
 def is_whole(*values: Any) -> bool:
     """Whether no text in these values has half of a character (U+D800 to U+DFFF): nothing can encode that."""
     with suppress(TypeError, ValueError, RecursionError):  # no JSON, or too deep: others say so
-        text = json.dumps(values, ensure_ascii=False, default=str)
-        return re.search("[\ud800-\udfff]", text) is None
+        return not re.search("[\ud800-\udfff]", json.dumps(values, ensure_ascii=False, default=str))
     return True
 
 

@@ -149,8 +149,7 @@ def decoding_params(style: str | None = None, **given: Any) -> DecodingParams:
         chosen["stop"] = (chosen["stop"],) if isinstance(chosen["stop"], str) else tuple(chosen["stop"])
     if "stop_token_ids" in chosen:
         chosen["stop_token_ids"] = tuple(sorted(set(chosen["stop_token_ids"])))
-    temperature = chosen.get("temperature")
-    if isinstance(temperature, float) and 0 < temperature < _LOWEST_TEMPERATURE:
+    if isinstance(temperature := chosen.get("temperature"), float) and 0 < temperature < _LOWEST_TEMPERATURE:
         chosen["temperature"] = 0.0
     if "logit_bias" in chosen:
         chosen["logit_bias"] = tuple(sorted((int(token_id), float(bias)) for token_id, bias in chosen["logit_bias"]))

@@ -76,11 +76,14 @@ class SkydraftError(Exception):
 
     exit_status: ClassVar[int] = 1
     grpc_status: ClassVar[str] = "INTERNAL"
-    retryable: ClassVar[bool] = False
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(_clear(str(message)))
         self._hint = _clear(hint)
+
+    @property
+    def retryable(self) -> bool:
+        return self.grpc_status in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED")
 
     @property
     def message(self) -> str:
@@ -154,7 +157,6 @@ class NotEnoughDisk(ModelFilesError): ...
 
 class NetworkUnavailable(ModelFilesError):
     grpc_status = "UNAVAILABLE"
-    retryable = True
 
 
 class MissingDependency(SkydraftError):
@@ -193,7 +195,6 @@ class EngineError(SkydraftError): ...
 
 class EngineBusy(EngineError):
     grpc_status = "UNAVAILABLE"
-    retryable = True
 
 
 class BaseMismatch(SkydraftError):
@@ -201,8 +202,7 @@ class BaseMismatch(SkydraftError):
 
     def __init__(self, base: int, length: int) -> None:
         super().__init__(f"A block or verdict follows {base} generated tokens, but the text has {length}.")
-        self.base = base
-        self.length = length
+        self.base, self.length = base, length
 
 
 class Cancelled(SkydraftError):
@@ -217,7 +217,6 @@ class CloudError(SkydraftError):
 
 class CloudLost(CloudError):
     grpc_status = "UNAVAILABLE"
-    retryable = True
 
 
 class CloudTimeout(CloudLost):
@@ -232,12 +231,10 @@ class CloudDraining(CloudLost): ...
 
 class CloudBusy(CloudError):
     grpc_status = "UNAVAILABLE"
-    retryable = True
 
 
 class RateLimited(CloudError):
     grpc_status = "RESOURCE_EXHAUSTED"
-    retryable = True
 
     def __init__(self, message: str, *, hint: str = "", retry_after_s: float = 1.0) -> None:
         super().__init__(message, hint=hint)

@@ -41,8 +41,7 @@ class Job:
         self, call: OpenCall | VerifyCall, owner: str, deliver: Deliver, arrived: float,
         charge: Callable[[int], float] = lambda num_rows: 0.0,
     ) -> None:  # fmt: skip
-        self.call = call
-        self.owner = owner
+        self.call, self.owner = call, owner
         self.key = call.session, owner
         self.due = self._arrived = arrived
         self.num_to_write = call.write if isinstance(call, VerifyCall) else 0
@@ -53,8 +52,7 @@ class Job:
         self.session: CloudSession | None = None
         self.work: Verification | None = None  # the block under judgement, once the prompt is in the cache
         self.cost = Cost()  # so far, of the answer under way
-        self._charge = charge
-        self.delivers = [deliver]
+        self._charge, self.delivers = charge, [deliver]
 
     @property
     def target(self) -> TargetSession:

@@ -10,11 +10,8 @@ _STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "taskName"}
 
 class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        line = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "event": record.getMessage(),
-        }
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = {"time": time, "level": record.levelname.lower(), "event": record.getMessage()}
         line |= {name: value for name, value in vars(record).items() if name not in _STANDARD}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)

@@ -15,9 +15,8 @@ class Metrics:
     """The metrics of one server, in a registry of their own: nothing is global."""
 
     def __init__(self, model: str) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = own = CollectorRegistry()
         spec, labels = "skydraft_spec_decode_num_", ("model",)
-        own = self.registry
         seconds = partial(Histogram, buckets=_LATENCY_S, registry=own)
         self._drafts = Counter(f"{spec}drafts", "Blocks judged", labels, registry=own).labels(model)
         self._draft_tokens = Counter(f"{spec}draft_tokens", "Tokens drafted", labels, registry=own).labels(model)

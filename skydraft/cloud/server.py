@@ -28,8 +28,7 @@ class CloudServer:
     """Serves one worker on one port; call `start`, then `stop`, on one event loop. `listener` may listen already."""
 
     def __init__(self, worker: Worker, options: ServeOptions, listener: Listener | None = None) -> None:
-        self._worker = worker
-        self._options = options
+        self._worker, self._options = worker, options
         self._listener = listener or Listener(options, takes_audio=worker.served.engine.takes_audio)
         self._metrics = _metrics(worker.served.engine.name, options) if options.metrics_port else None
         self._thread = threading.Thread(target=self._work, name="worker", daemon=True)

@@ -35,12 +35,10 @@ class VerifierService:
         limits = options.limits
         self._worker, self._docket = worker, worker.docket
         self._context_len = worker.served.engine.context_len
-        self._keyring = keyring
-        self._limits = limits
+        self._keyring, self._limits = keyring, limits
         self._budget = RowBudget(limits.rows_per_s)
         self._streams = Streams(keyring, limits, worker.clock)
-        self._log_prompts = options.log_prompts
-        self._count = count
+        self._log_prompts, self._count = options.log_prompts, count
         self._places = Shares(limits.max_queue, apart=keyring.has_tokens)  # one a request, until its last answer
         self._compiling: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by owner
         self.drain = self._streams.drain

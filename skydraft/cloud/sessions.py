@@ -69,10 +69,8 @@ class Sessions:
     """Only this class opens, evicts and closes sessions."""
 
     def __init__(self, served: ServedModel, limits: Limits, clock: Callable[[], float]) -> None:
-        self._served = served
-        self._engine = served.engine
-        self._limits = limits
-        self._clock = clock
+        self._served, self._engine = served, served.engine
+        self._limits, self._clock = limits, clock
         self._fingerprint = short_fingerprint(served.engine.vocab.fingerprint)
         self._table: dict[int, CloudSession] = {}
         self.num_evicted = self.num_expired = 0

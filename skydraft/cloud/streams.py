@@ -37,9 +37,8 @@ class Streams:
     """All open streams of a server; used only on the server's event loop. `clock` is in seconds."""
 
     def __init__(self, keyring: Keyring, limits: Limits, clock: Callable[[], float]) -> None:
-        self._keyring = keyring
+        self._keyring, self._clock = keyring, clock
         self._most = _STREAMS_PER_PLACE * limits.max_queue
-        self._clock = clock
         self._open: set[Stream] = set()
         self.is_draining = False
 

@@ -35,8 +35,7 @@ class Worker:
         self.served = ServedModel(engine, execution or engine.default_execution)
         self.max_rows = engine.max_rows(execution)
         self.docket = Docket(self.served, limits, clock)
-        self._engine = engine
-        self.clock = clock
+        self._engine, self.clock = engine, clock
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.post = self._inbox.put  # work that is run on the worker's thread before the next step
 

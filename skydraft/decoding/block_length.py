@@ -195,8 +195,7 @@ class AutoTurns(Turns):
         if 0 < record.draft.num_rows < 2 * record.draft.num_passes:  # many rows at once are no steps
             # A slow step includes the draft model's prefill.
             step_ms = (record.draft.forward_ms - record.draft.prefill_ms) / record.draft.num_passes
-            draft_ms = _moved(costs.draft_ms, min(step_ms, 3 * costs.draft_ms), _SMOOTHING)
-            costs = replace(costs, draft_ms=draft_ms)
+            costs = replace(costs, draft_ms=_moved(costs.draft_ms, min(step_ms, 3 * costs.draft_ms), _SMOOTHING))
         if target.num_passes:
             expected_ms = target.num_passes * costs.pass_ms(max(1, round(target.num_rows / target.num_passes)))
             slowdown = costs.slowdown * (target.forward_ms - target.prefill_ms) / expected_ms

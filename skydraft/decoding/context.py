@@ -19,8 +19,7 @@ class Context:
         self, prompt: Prompt, *, scores: Scores | None = None, finish: FinishReason | None = None,
         begun: Seq[int] = (),
     ) -> None:  # fmt: skip
-        self.scores = scores
-        self.finish = finish
+        self.scores, self.finish = scores, finish
         self.num_seen = len(begun)
         self._tokens = TokenBuffer((*prompt.token_ids, *begun))
         self._prompt_len = len(prompt.token_ids)

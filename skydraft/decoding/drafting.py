@@ -42,10 +42,7 @@ class Drafter:
         reuse: Reuse | None = None, scores: Scores | None = None, execution: Execution | None = None,
     ) -> None:  # fmt: skip
         self._engine, self._max_rows = engine, min(engine.max_rows(execution), _MANY_ROWS)
-        self._longest = longest
-        self._reuse = reuse
-        self._scores = scores
-        self._prompt = prompt
+        self._prompt, self._longest, self._reuse, self._scores = prompt, longest, reuse, scores
         self._chooser = Chooser(params, engine.vocab, len(prompt.token_ids))
         self._stopping = Stopping(params, engine.vocab, max_new_tokens)
         self._ends_blocks = ends_blocks

@@ -72,13 +72,8 @@ class Generation(AbstractContextManager["Generation"]):
         self, loop: SpeculativeLoop, request: GenerateRequest, prompts: PromptPair, edge: Engine | None,
         target: Target | None, watch: Watch,
     ) -> None:  # fmt: skip
-        self.request = request
-        self.prompts = prompts
-        self.edge = edge
-        self.target = target
-        self._watch = watch
-        self._loop = loop
-        self._context = loop.context
+        self.request, self.prompts, self.edge, self.target = request, prompts, edge, target
+        self._watch, self._loop, self._context = watch, loop, loop.context
         goes_on = request.begun_is_prompt or (bool(request.messages) and request.messages[-1].is_open)
         self._stream = TextStream(loop.vocab, request.params.stop, tags_of(request.params), goes_on=goes_on)
         self._rounds: list[Round] = []

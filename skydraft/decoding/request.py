@@ -79,7 +79,6 @@ class GenerateRequest:
             raise OptionError("--raw continues a single text, without a system prompt or earlier messages.", hint=hint)
         if self.execution is not None:
             check_execution(self.execution)
-        has_audio = any(message.audio for message in self.messages)
-        if has_audio and self.share_audio == "none" and self.plan.verifies:
+        if self.share_audio == "none" and self.plan.verifies and any(message.audio for message in self.messages):
             hint = "Give --share-audio features, or --mode edge."
             raise OptionError("A target that does not hear a recording cannot check a text about it.", hint=hint)

@@ -31,8 +31,7 @@ class Scores:
     """
 
     def __init__(self, num_best: int, first: int = 0) -> None:
-        self.num_best = num_best
-        self._first = first
+        self.num_best, self._first = num_best, first
         self._rows: dict[int, Any] = {}  # the draft model's, of places that are not settled
         self._draft: dict[int, Score] = {}
         self._target: dict[int, Score] = {}

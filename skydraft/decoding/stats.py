@@ -2,6 +2,7 @@ import itertools
 import statistics
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Any
 
 from skydraft.decoding.prices import Prices
 from skydraft.types import Cost, LinkCost, StepRecord
@@ -93,33 +94,32 @@ def stats_of(
     records: Seq[StepRecord], *, is_exact: bool = True, prices: Prices | None = None, adapter: str | None = None
 ) -> Stats:
     escalated = [record for record in records if record.outcome == "verified"]
-    num_tokens = sum(record.num_committed for record in records)
     num_draft = sum(record.num_draft for record in escalated)
     num_accepted = sum(record.num_accepted for record in escalated)
-    gaps = token_gaps(records)
+    num_tokens, gaps = sum(record.num_committed for record in records), token_gaps(records)
     draft, target = sum((r.draft for r in records), Cost()), sum((r.target for r in records), Cost())
     link = sum((r.link for r in records), LinkCost())
-    agreed, audited = (sum(getattr(record, name) for record in records) for name in ("num_agreed", "num_audited"))
+
+    def total(name: str) -> Any:
+        return sum(getattr(record, name) for record in records)
+
     return Stats(
         num_tokens=num_tokens, num_rounds=len(records), num_escalated=len(escalated),
-        num_draft_tokens=num_draft, num_accepted_tokens=num_accepted,
-        acceptance_rate=_ratio(num_accepted, num_draft),
+        num_draft_tokens=num_draft, num_accepted_tokens=num_accepted, acceptance_rate=_ratio(num_accepted, num_draft),
         mean_acceptance_length=_ratio(sum(record.num_committed for record in escalated), len(escalated)),
         cloud_calls_per_token=_ratio(len(escalated), num_tokens),
-        target_written_per_token=_ratio(sum(record.num_written for record in records), num_tokens),
+        target_written_per_token=_ratio(total("num_written"), num_tokens),
         target_passes_per_token=_ratio(target.num_passes, num_tokens),
         target_rows_per_token=_ratio(target.num_rows, num_tokens),
         ttft_ms=round(records[0].ended_ms, 3) if records else None,
         itl_ms_p50=percentile(gaps, 50), itl_ms_p95=percentile(gaps, 95),
         tokens_per_s=_ratio(num_tokens * 1e3, records[-1].ended_ms) if records else None,
         draft_ms=round(draft.forward_ms, 3), target_ms=round(target.forward_ms, 3),
-        overhead_ms=round(sum(record.overhead_ms for record in records), 3),
+        overhead_ms=round(total("overhead_ms"), 3),
         bytes_up=link.bytes_up, bytes_down=link.bytes_down, shared_bytes=link.shared_bytes,
-        audited_agreement=_ratio(agreed, audited),
         num_fallback_tokens=sum(record.num_committed for record in records if record.outcome == "fallback"),
-        num_forced_tokens=sum(record.num_forced for record in records),
-        num_reasoning_tokens=sum(record.num_reasoning for record in records),
-        num_broken_loops=sum(record.num_broken for record in records),
+        num_forced_tokens=total("num_forced"), num_reasoning_tokens=total("num_reasoning"),
+        num_broken_loops=total("num_broken"), audited_agreement=_ratio(total("num_agreed"), total("num_audited")),
         num_copied_tokens=sum(record.num_copied for record in escalated),
         num_right_copies=sum(record.num_accepted for record in escalated if record.num_copied),
         draft_prefill_ms=round(draft.prefill_ms, 3), draft_encode_ms=round(draft.encode_ms, 3),

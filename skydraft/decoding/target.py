@@ -112,11 +112,9 @@ class LocalVerifier(TargetSession):
         reuse: Reuse | None = None, num_best: int | None = None, committed: Seq[int] = (),
     ) -> None:  # fmt: skip
         super().__init__(engine, prompt, params, committed=committed, num_best=num_best)
-        self._reuse = reuse
-        self._max_rows = max_rows
+        self._reuse, self._max_rows = reuse, max_rows
         self._num_to_write = 0
-        self._is_closed = False
-        self.called = False
+        self._is_closed = self.called = False
         self.sent, self.link = Sent(), LinkCost()  # nothing leaves this process
 
     def verify(self, block: DraftBlock, catch_up: Seq[int], write: int = 0) -> Verdict:

@@ -17,10 +17,8 @@ class Turns:
     def __init__(
         self, k: int, hand_back: HandBack, length: Turns | None = None, opening: int = 0, *, streams: bool = False
     ) -> None:
-        self._k = k
-        self._opening = max(opening, k)
-        self._hand_back = hand_back
-        self._length = length
+        self._k, self._opening = k, max(opening, k)
+        self._hand_back, self._length = hand_back, length
         self._is_targets = self._streams = streams
         self._num_written = self._num_agreed = 0  # in the target's turn; agreed: the last ones, without a gap
         self._num_unread = 0

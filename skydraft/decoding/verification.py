@@ -67,10 +67,8 @@ class Verification:
     def __init__(
         self, rules: Rules, seen: TokenIds, block: DraftBlock, catch_up: Seq[int] = (), sequence: Sequence | None = None
     ) -> None:
-        self.block = block
-        self.catch_up = tuple(catch_up)
-        self._rules = rules
-        self._sequence = sequence
+        self.block, self.catch_up = block, tuple(catch_up)
+        self._rules, self._sequence = rules, sequence
         # Tokens past the length limit can never be accepted, and may not fit into the context.
         draft = block.token_ids[: rules.stopping.max_new_tokens - block.base]
         self._extended: TokenIds = np.concatenate([seen, np.array([*catch_up, *draft], np.int32)])
@@ -143,7 +141,7 @@ class TargetSession:
         self, engine: Engine, prompt: Prompt, params: DecodingParams, *,
         committed: Seq[int] = (), num_best: int | None = None,
     ) -> None:  # fmt: skip
-        self._prompt = prompt
+        self._engine, self._prompt = engine, prompt
         room, prompt_len = engine.room(prompt.token_ids, prompt.media), len(prompt.token_ids)
         stopping = Stopping(params, engine.vocab, min(params.max_new_tokens, room))
         self._rules = Rules(prompt_len, Chooser(params, engine.vocab, prompt_len), stopping, num_best)
@@ -152,7 +150,6 @@ class TargetSession:
         self.finish: FinishReason | None = None
         if self.base >= self._rules.stopping.max_new_tokens:
             raise LimitExceeded(f"A generation of {self.base} tokens has reached its end.")
-        self._engine = engine
         self._sequence: Sequence | None = None
 
     @property

@@ -227,8 +227,7 @@ class Channel:
         if self.options.tls_name:
             settings.append(("grpc.ssl_target_name_override", self.options.tls_name))
         if self.options.uses_tls:
-            credentials = grpc.ssl_channel_credentials(self.options.tls_ca)
-            return grpc.aio.secure_channel(self.address, credentials, settings)
+            return grpc.aio.secure_channel(self.address, grpc.ssl_channel_credentials(self.options.tls_ca), settings)
         return grpc.aio.insecure_channel(self.address, settings)
 
     async def renew(self, wire: grpc.aio.Channel | None = None) -> None:
@@ -302,8 +301,7 @@ class SessionStream:
 
     async def receive(self, waiting: Waiting, message: bytes | None = None) -> bytes:
         """The next message, after sending one. Raises a SkydraftError, which ends the stream."""
-        loop = asyncio.get_running_loop()
-        late = loop.call_later(waiting.quick_s, self._watch, waiting, shared_loop().now())
+        late = asyncio.get_running_loop().call_later(waiting.quick_s, self._watch, waiting, shared_loop().now())
         try:
             if message is not None and self._has_replied:
                 await self._write(message)  # a task of its own would begin later

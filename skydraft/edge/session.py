@@ -37,19 +37,15 @@ class OwnText:
     def __init__(
         self, server: OwnServer, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest
     ) -> None:
-        self.number = new_number()
-        self.epoch = 0
+        self.number, self.epoch = new_number(), 0
         self.target: TargetId | None = None
-        self.sent = Sent()
-        self.spent = LinkCost()  # in all
-        self._context = context
+        self.sent, self.spent = Sent(), LinkCost()  # in all
+        self._server, self._context, self._vocab_size = server, context, vocab.size
         self._opening = Opening(
             codec.short_fingerprint(vocab.fingerprint), prompt,
             params=request.params, cache_scope=request.cache_scope, num_best=request.num_best,
         )  # fmt: skip
         self._prompt_ids = np.array(prompt.token_ids, np.int32)
-        self._vocab_size = vocab.size
-        self._server = server
         self._is_open = False  # the server has this epoch
         self._was_sent = False  # so the server may have it open, even without a reply
         self._stream: SessionStream | None = None
@@ -70,8 +66,7 @@ class OwnText:
         if renumber:
             self.number = new_number()
         self.epoch += 1
-        self._is_open = False
-        self._cost = None
+        self._is_open, self._cost = False, None
 
     def break_off(self) -> None:
         """Drop the stream; the session stays. Tokens that the target was writing are not read any more."""

@@ -62,7 +62,7 @@ class RemoteVerifier:
         self, servers: Servers, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest,
         waiting: Waiting, notices: Notices, *, falls_back: bool,
     ) -> None:  # fmt: skip
-        self.called = False
+        self.called = self._is_closed = False
         self._servers, self._context, self._notices = servers, context, notices
         self._waiting, self._falls_back = waiting, falls_back
         self._loop = shared_loop()
@@ -78,7 +78,6 @@ class RemoteVerifier:
         self._outage: CloudError | None = None  # the reason why the text continues alone
         self._probing: asyncio.Task[None] | None = None
         self._unsaid: list[str] = []  # lines for the user, which the generation's thread says
-        self._is_closed = False
         self._waits = Waits()
         self.cancel = self._waits.cancel
         self._rtt_ms = 0.0

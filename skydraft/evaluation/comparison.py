@@ -218,10 +218,8 @@ def _describe(
     return RunLine(
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=f"{cpu_model()}, {os.cpu_count()} threads, {platform.system()}, Python {platform.python_version()}",
-        versions=_versions(),
-        command=request.command,
+        versions=_versions(), command=request.command, target=target, vocab_fingerprint=edge.vocab.fingerprint,
         draft=_entry(edge.name, edge.fingerprint, edge.invariant_rows, edge.forward_ms),
-        target=target, vocab_fingerprint=edge.vocab.fingerprint,
         execution=execution, modes=request.modes, repetitions=request.repetitions,
         workload=workload.name, workload_sha256=workload.sha256, prompts=workload.prompts,
         emulated_rtt_ms=request.emulated_rtt_ms, think=request.think,

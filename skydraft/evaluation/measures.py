@@ -69,11 +69,6 @@ def _agreement(case: Case) -> Fraction:
     return sum(map(int.__eq__, case.score.choices, case.score.token_ids)), case.num_tokens
 
 
-def _ttft(case: Case) -> Fraction:
-    records = case.generation.records
-    return (records[0].ended_ms, 1) if records else (0, 0)
-
-
 def _gaps(case: Case) -> Fraction:
     gaps = token_gaps(case.generation.records)
     return sum(gaps), len(gaps)
@@ -150,7 +145,8 @@ MEASURES = (
     Measure("tokens_per_s", "speed", "tokens/s", "generated tokens / wall time, prefill of both sides included",
             lambda case: (1e3 * case.num_tokens, case.generation.wall_ms), 2),
     Measure("ttft_ms", "time to first token", "ms",
-            "start to the first committed round, mean over generations", _ttft, 0),
+            "start to the first committed round, mean over generations",
+            lambda case: (case.generation.records[0].ended_ms, 1) if case.generation.records else (0, 0), 0),
     Measure("itl_ms", "inter-token latency", "ms",
             "mean gap between tokens after the first round; the gap before a round is shared by its tokens", _gaps, 1),
     Measure("draft_ms_per_token", "draft model", "ms/token",

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, TextIO
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from skydraft.characters import from_json, rounded
 from skydraft.config import Execution
@@ -85,20 +85,19 @@ class RunLine(Line):
     prompts: tuple[PromptEntry, ...]
 
 
+def _checked(record: StepRecord) -> StepRecord:
+    if record.num_committed < 1:
+        raise ValueError("a round commits at least one token")
+    return record
+
+
 class RoundEntry(Line):
     """`signals` of a drafted token are entropy, margin and top probability."""
 
-    record: StepRecord
+    record: Annotated[StepRecord, AfterValidator(_checked)]
     ended_by: EndedBy
     draft_ids: tuple[int, ...]
     signals: tuple[tuple[float, float, float], ...]
-
-    @field_validator("record")
-    @classmethod
-    def _check(cls, record: StepRecord) -> StepRecord:
-        if record.num_committed < 1:
-            raise ValueError("a round commits at least one token")
-        return record
 
 
 class GenerationLine(Line):

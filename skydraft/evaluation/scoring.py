@@ -29,11 +29,9 @@ def scores(
         for token_ids in texts:
             drafted, judged = drafting.read(token_ids), judging.read(token_ids)
             yield ScoreLine(
-                prompt=prompt, style=style, token_ids=token_ids,
-                choices=tuple(choice for choice, _ in judged),
+                prompt=prompt, style=style, token_ids=token_ids, choices=tuple(choice for choice, _ in judged),
                 choice_pieces=tuple(target.vocab.written([choice]) for choice, _ in judged),
-                nll=tuple(nll for _, nll in judged),
-                signals=tuple(signals for _, signals in drafted),
+                nll=tuple(nll for _, nll in judged), signals=tuple(signals for _, signals in drafted),
                 drafted=tuple(choice for choice, _ in drafted),
             )  # fmt: skip
 
