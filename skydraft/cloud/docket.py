@@ -150,11 +150,10 @@ class Docket:
         self.metrics: Metrics | None = None
         self.is_stopping = False
         self.num_sessions = 0  # with KV memory, as of the last `admit`; other threads may read it
-        self._clock = clock
+        self._clock, self._next_tick = clock, 0.0
         self._waiting: list[Job] = []
         self._active: list[Job] = []
         self.work_done = WorkShares()  # rows, by owner
-        self._next_tick = 0.0
 
     @property
     def jobs(self) -> tuple[Job, ...]:

@@ -63,8 +63,7 @@ class AutoTurns(Turns):
         self.costs = costs
         self._risk = counted_risks(_RISK_MEMORY)
         self._by_run = RunAcceptance(PRIOR_BY_RUN, _PRIOR_WEIGHT, _MEMORY)
-        self._run = 0
-        self._may_stream = may_stream
+        self._run, self._may_stream = 0, may_stream
         self._prompt_ms, self._read_ms = prompt_ms, min(read_ms, costs.draft_ms)
         self._lost_ms = self._streamed_ms = self._queue_ms = 0.0
         typical = PRIOR_BY_RUN[len(PRIOR_BY_RUN) // 2]

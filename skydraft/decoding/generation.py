@@ -258,8 +258,7 @@ class TextStream:
         self._thought = replace(tags.begin, has_said=goes_on)  # no blank at the beginning is left out of what goes on
         self._stop = tuple(stop)
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")  # a wrong byte stops nothing
-        self._held = ""
-        self.stopped_by = ""
+        self._held = self.stopped_by = ""
 
     def push(self, token_id: int) -> tuple[str, str]:
         """What is certain now of thinking and of the answer."""

@@ -6,7 +6,7 @@ import numpy as np
 from skydraft.choosing.chooser import Chooser
 from skydraft.config import DecodingParams
 from skydraft.engines.base import Engine
-from skydraft.engines.vocab import TokenIds, num_shared
+from skydraft.engines.vocab import num_shared
 from skydraft.types import Prompt
 
 T = TypeVar("T")
@@ -24,8 +24,7 @@ class TextReader(Generic[T]):
     def __init__(self, engine: Engine, prompt: Prompt, params: DecodingParams, look: Callable[[Any, int], T]) -> None:
         self._engine, self._look = engine, look
         self._chooser = Chooser(params, engine.vocab, len(prompt.token_ids))
-        self._prompt: TokenIds = np.array(prompt.token_ids, np.int32)
-        self._last = self._prompt
+        self._last = self._prompt = np.array(prompt.token_ids, np.int32)
         self._found: list[tuple[int, T]] = []
         self._sequence = engine.open(prompt.token_ids, prompt.media)
 

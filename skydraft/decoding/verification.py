@@ -77,12 +77,11 @@ class Verification:
         if sequence is not None:
             sequence.align(seen)  # not further: every catch-up token is audited, even after a failed forward
             self._fed_len = sequence.length
-        self._num_accepted = 0
+        self._num_accepted, self._done = 0, False
         self._token_id: int | None = None
         self._finish: FinishReason | None = None
         self._audit: list[bool] = []
         self._scores: list[Score] = []
-        self._done = False
 
     @property
     def sequence(self) -> Sequence:

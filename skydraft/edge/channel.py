@@ -47,8 +47,7 @@ class Awaited(Generic[T]):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
         self._loop, self._work = loop, work
-        self._is_cancelled = False
-        self._done = threading.Event()
+        self._is_cancelled, self._done = False, threading.Event()
         self.wait = self._done.wait
         try:
             loop.call_soon_threadsafe(self._start)
@@ -105,8 +104,7 @@ class EventLoop:
     """An event loop in a daemon thread, for callers that block."""
 
     def __init__(self) -> None:
-        self._pid = os.getpid()
-        self._loop = asyncio.new_event_loop()
+        self._pid, self._loop = os.getpid(), asyncio.new_event_loop()
         self._ran_s, self._ticked = 0.0, time.monotonic()
         self._loop.call_soon(self._tick)
         self._thread = threading.Thread(target=self._loop.run_forever, name="skydraft edge", daemon=True)

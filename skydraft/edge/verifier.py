@@ -65,8 +65,7 @@ class RemoteVerifier:
         self.called = self._is_closed = False
         self._servers, self._context, self._notices = servers, context, notices
         self._waiting, self._falls_back = waiting, falls_back
-        self._loop = shared_loop()
-        self._key = random.random()
+        self._loop, self._key = shared_loop(), random.random()
         self._server = servers.in_order(self._key)[0]
         self._met: Server | None = None  # the server that has the text, once it has answered
         self._text = self._server.begin(context, prompt, vocab, request)

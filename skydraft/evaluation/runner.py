@@ -32,7 +32,6 @@ from skydraft.evaluation.records import (
 from skydraft.files import lock_file, open_named
 
 RECORDS = "records.jsonl"
-_LOCK = ".lock"
 # The fields, besides the models, that must be equal to continue an earlier run.
 _SAME = ("modes", "repetitions", "workload_sha256", "prompts", "emulated_rtt_ms", "execution", "think",
          "share_audio", "calibration", "engine_options", "machine")  # fmt: skip
@@ -82,7 +81,7 @@ def alone_in(folder: Path) -> AbstractContextManager[object]:
     busy = OptionError(f"Another comparison is writing to {folder}.", hint=hint)
     with telling(OptionError, f"--out {folder} cannot be written", "Choose another folder."):
         folder.mkdir(parents=True, exist_ok=True)
-        return lock_file(folder / _LOCK, busy)
+        return lock_file(folder / ".lock", busy)
 
 
 class Comparison:

@@ -55,9 +55,8 @@ def summarize(findings: Findings) -> Summary:
     return Summary(
         run=run | {"num_prompts": len(findings.run.prompts)},
         bootstrap={"resamples": NUM_RESAMPLES, "level": LEVEL, "unit": "prompt"},
-        settings=tuple(_setting(findings, setting) for setting in findings.settings),
-        tasks=tuple(task_sets(findings)),
-    )
+        settings=tuple(_setting(findings, each) for each in findings.settings), tasks=tuple(task_sets(findings)),
+    )  # fmt: skip
 
 
 def _setting(findings: Findings, setting: Setting) -> SettingFigures:
