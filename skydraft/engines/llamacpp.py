@@ -220,11 +220,15 @@ class LlamaCppEngine(Engine):
             ]
             stretches = [_Stretch(sequence.slot, sequence.length + done, token_ids) for sequence, token_ids in fed]
             stretches = self._padded(stretches, num_rows) if want_logits else stretches
+            owner = dict(zip((stretch.place.number for stretch in stretches), numbers, strict=False))
+            # llama.cpp computes those together whose numbers follow each other.
+            stretches.sort(key=lambda stretch: stretch.place.number)
             logits, at = self._decode(stretches, want_logits=want_logits), 0
-            for number, stretch in zip(numbers, stretches, strict=False):
-                # Valid until the next forward of the context.
-                part = logits[at : at + len(stretch.token_ids)]
-                rows[number].append(part.copy() if self._grows or len(passes) > 1 else part)
+            for stretch in stretches:
+                if len(stretch.token_ids):
+                    # Valid until the next forward of the context.
+                    part = logits[at : at + len(stretch.token_ids)]
+                    rows[owner[stretch.place.number]].append(part.copy() if self._grows or len(passes) > 1 else part)
                 at += stretch.num_rows
             done += num_rows
         return [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in rows] if want_logits else []
@@ -239,6 +243,7 @@ class LlamaCppEngine(Engine):
             num_more = wanted // num_rows - len(stretches)
         fed = [stretch.place for stretch in stretches]
         others = [place for place in self._places if place.context is fed[0].context and place not in fed]
+        others.sort(key=lambda place: abs(place.number - fed[0].number))  # so that few numbers are left out between
         stretches = stretches + [_Stretch(place, self._kv_length(place), ()) for place in others[:num_more]]
         return [stretch.of(num_rows) for stretch in stretches]
 
