@@ -33,11 +33,9 @@ class Chooser:
     """
 
     def __init__(self, params: DecodingParams, vocab: Vocab, prompt_len: int) -> None:
-        self.params = params
-        self._prompt_len = prompt_len
-        self._grammar: GrammarAlong | None = None
-        if params.grammar:
-            self._grammar = GrammarAlong(compile_grammar(params.grammar, vocab), vocab, prompt_len)
+        self.params, self._prompt_len = params, prompt_len
+        compiled = compile_grammar(params.grammar, vocab) if params.grammar else None
+        self._grammar = GrammarAlong(compiled, vocab, prompt_len) if compiled else None
         self._constraints = constraints_of(params, vocab)
         self._thinking = ThinkingAlong(params, vocab) if params.think_end else None
 

@@ -89,8 +89,7 @@ def _share(row: npt.NDArray[Any], token_ids: npt.NDArray[Any] | list[int]) -> fl
 def _unsure(row: npt.NDArray[Any], token_ids: TokenIds) -> TokenIds:
     """These tokens without the one that the model is sure of, if there is one: it may be the rest of a word."""
     best = int(row.argmax())
-    is_sure = best in token_ids and _share(row, [best]) > _SURE
-    return token_ids[token_ids != best] if is_sure else token_ids
+    return token_ids[token_ids != best] if best in token_ids and _share(row, [best]) > _SURE else token_ids
 
 
 def _penalty(penalty: float, window: int, content: Mask | None = None) -> Constraint:

@@ -113,9 +113,7 @@ class CompiledGrammar:
     """A grammar compiled for a vocabulary; any thread may ask it for matchers. `marks` are tokens by their bytes."""
 
     def __init__(self, matcher: Any, marks: dict[bytes, int]) -> None:
-        self.marks = marks
-        self._matcher = matcher
-        self._lock = threading.Lock()
+        self.marks, self._matcher, self._lock = marks, matcher, threading.Lock()
 
     def matcher(self) -> Any:
         with self._lock:
@@ -141,9 +139,8 @@ class _Grammars:
         if reason := complaint(grammar):
             raise _refused(text, reason)
         limits = self._library.LLParserLimits(**LIMITS)
-        matcher = _on_a_large_stack(
-            lambda: self._library.LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
-        )
+        make = self._library.LLMatcher
+        matcher = _on_a_large_stack(lambda: make(self._tokenizer, grammar, log_level=0, limits=limits))
         if matcher.is_error():
             raise _refused(text, matcher.get_error())
         return CompiledGrammar(matcher, self._marks)
@@ -221,11 +218,8 @@ class GrammarAlong(Follower):
 
     def __init__(self, compiled: CompiledGrammar, vocab: Vocab, prompt_len: int) -> None:
         super().__init__()
-        self._compiled = compiled
-        self._matcher = compiled.matcher()
-        self._prompt_len = prompt_len
-        self._size = vocab.size
-        self._end_ids = np.array(sorted(vocab.end_ids))
+        self._compiled, self._matcher, self._prompt_len = compiled, compiled.matcher(), prompt_len
+        self._size, self._end_ids = vocab.size, np.array(sorted(vocab.end_ids))
         self._num_matched = 0  # tokens that the matcher has taken: all, until the text leaves the grammar
         self._mask: Mask | None = None
 

@@ -47,8 +47,7 @@ class Along(Follower, Generic[S]):
 
     def __init__(self, start: S, step: Callable[[S, int], S]) -> None:
         super().__init__()
-        self._step = step
-        self._states = [start]  # after each number of tokens
+        self._step, self._states = step, [start]  # after each number of tokens
 
     def at(self, prefix: TokenIds) -> S:
         self.follow(prefix)
@@ -68,8 +67,7 @@ class Tally(Follower):
 
     def __init__(self, window: int = 0) -> None:
         super().__init__()
-        self._window = window
-        self._counts = Counter[int]()
+        self._window, self._counts = window, Counter[int]()
 
     def counts(self, prefix: TokenIds) -> tuple[TokenIds, npt.NDArray[np.int64]]:
         if self._window:
@@ -101,8 +99,8 @@ class Repeats(Follower):
         return np.fromiter(after, np.int32, len(after))
 
     def _key(self, token_ids: TokenIds, end: int) -> bytes:
-        run = token_ids[end - self._run_len : end].tobytes()
-        return hashlib.blake2b(run, digest_size=16).digest()  # a run may be long
+        # A run may be long.
+        return hashlib.blake2b(token_ids[end - self._run_len : end].tobytes(), digest_size=16).digest()
 
     def _back(self, length: int) -> None:
         known = self._read.view

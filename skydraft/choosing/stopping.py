@@ -46,9 +46,8 @@ class Said:
 
     @property
     def num_sentences(self) -> int:
-        last = self._length - 1
         is_end = bool(self._tail) and _is_sentence_end(self._tail, len(self._tail) - 1, self._has_words)
-        return self._count + (is_end and last != self._last_end + 1)
+        return self._count + (is_end and self._length - 1 != self._last_end + 1)
 
     def has(self, sentences: int) -> bool:
         return self.ends_sentence and self.num_sentences >= sentences
@@ -100,8 +99,7 @@ def _is_sentence_end(text: str, index: int, has_words_before: bool) -> bool:
         return False
     if before[-1:].isdigit():
         return after.isspace() or bool(after and not after.isascii())
-    word = before[len(before.rstrip(_LETTERS)) :]
-    letters = word.lower().strip(".")
+    letters = before[len(before.rstrip(_LETTERS)) :].lower().strip(".")
     is_initial = len(letters) == 1 and before[-1:].isupper()
     says_something = has_words_before or bool(text[:index].strip())
     return says_something and letters not in _ABBREVIATIONS and not is_initial
@@ -114,8 +112,7 @@ class Stopping:
     """
 
     def __init__(self, params: DecodingParams, vocab: Vocab, max_new_tokens: int) -> None:
-        self._end_ids = vocab.end_ids | set(params.stop_token_ids)
-        self.max_new_tokens = max_new_tokens
+        self._end_ids, self.max_new_tokens = vocab.end_ids | set(params.stop_token_ids), max_new_tokens
         self._stop, tags = [text.encode().decode("latin-1") for text in params.stop], tags_of(params)
         self._num_before = max(map(len, self._stop), default=1) - 1  # bytes that a token may complete to a stop string
         self._pieces = tagged_pieces(vocab, tags)

@@ -41,8 +41,7 @@ class ThinkingAlong:
         return self._along.at(text)
 
     def _then(self, place: Place, token_id: int) -> Place:
-        piece = self._pieces[token_id].decode("latin-1")
-        thought, _, _ = place.thought.then(piece)
+        thought, _, _ = place.thought.then(self._pieces[token_id].decode("latin-1"))
         num, before, now = place.num_tokens + 1, place.thought.phase, thought.phase
         if now == "gap":
             return Place(thought, num, num, place.num_gap + (before == "gap"))

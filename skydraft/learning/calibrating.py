@@ -43,8 +43,7 @@ def labelled(edge: Engine, lesson: Lesson) -> LabelledText:
     choices = _read(edge, Prompt(lesson.prompt_ids), lesson.token_ids, lesson.decoding)
     judged = [index for index, mark in enumerate(lesson.marks) if mark in KNOWN or mark == WRONG]
     disagrees = (lesson.marks[index] == WRONG or choices[index][0] != lesson.token_ids[index] for index in judged)
-    signals = tuple(choices[index][1] for index in judged)
-    return LabelledText("target", signals, tuple(disagrees))
+    return LabelledText("target", tuple(choices[index][1] for index in judged), tuple(disagrees))
 
 
 def label_texts(
@@ -59,9 +58,8 @@ def label_texts(
             request = GenerateRequest(messages, make_plan(mode), params, adapter="none")  # than `edge` has already
             token_ids = api.start(request, edge=edge, cloud=cloud).run().token_ids
             drafted = _read(edge, prompts.edge, token_ids, params)
-            wanted = token_ids
-            if path == "draft":
-                wanted = tuple(choice for choice, _ in _read(cloud, prompts.target, token_ids, params))
+            read = _read(cloud, prompts.target, token_ids, params) if path == "draft" else ()
+            wanted = [choice for choice, _ in read] or token_ids
             disagrees = tuple(mine != theirs for (mine, _), theirs in zip(drafted, wanted, strict=True))
             texts.append(LabelledText(path, tuple(signals for _, signals in drafted), disagrees))
         on_done()
@@ -89,8 +87,8 @@ def calibrate_lessons(
     `learned_from` are digests of the prompts that it was trained on. Returns the calibration and the texts of all other
     prompts, which its limits come from. Raises RecordsError or PromptError for too few of them.
     """
-    pairs = zip(lessons, texts, strict=True)
-    unseen = [text for lesson, text in pairs if digest(lesson.prompt_ids) not in learned_from]
+    read = zip(lessons, texts, strict=True)
+    unseen = [text for lesson, text in read if digest(lesson.prompt_ids) not in learned_from]
     if not unseen:
         message = "The adapter was trained on all these answers, so none can tell how well it does on others."
         raise RecordsError(message, hint="Collect some more with --learn DIR.")
@@ -104,8 +102,7 @@ def gain_over(
 ) -> Gain | None:
     """How α on the newest lessons would change from the draft model `used` to the one that read the `texts` of all.
     `seen` are digests of the prompts that `used` was trained on, which say nothing; None where there are no others."""
-    pairs = zip(lessons, texts, strict=True)
-    newest = [each for each in pairs if digest(each[0].prompt_ids) not in seen][-_NEWEST:]
+    newest = [each for each in zip(lessons, texts, strict=True) if digest(each[0].prompt_ids) not in seen][-_NEWEST:]
     if not newest:
         return None
     after = [(text.disagrees.count(False), len(text.disagrees)) for _, text in newest]

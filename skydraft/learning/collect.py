@@ -3,6 +3,7 @@
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -54,11 +55,9 @@ def lesson_of(generation: Generation, draft: str, target: str, vocab: str, audit
         marks = marks[:-1] + UNJUDGED  # no model chose the end
     if not set(marks) - {UNJUDGED}:
         return None
-    prompt = generation.prompts.edge
     return Lesson(
-        draft=draft, target=target, vocab=vocab, prompt_ids=prompt.token_ids,
-        token_ids=generation.token_ids, marks=marks,
-        params=params_entry(generation.request.params),
+        draft=draft, target=target, vocab=vocab, prompt_ids=generation.prompts.edge.token_ids, marks=marks,
+        token_ids=generation.token_ids, params=params_entry(generation.request.params),
     )  # fmt: skip
 
 
@@ -72,8 +71,7 @@ class Collector:
     def __init__(self, folder: Path | str, *, notify: Callable[[str], None] = lambda line: None) -> None:
         self.store = Store(Path(folder))
         self.store.prepare()
-        self._notify = notify
-        self._lock = threading.Lock()
+        self._notify, self._lock = notify, threading.Lock()
         self._lost = Counter[str]()  # by why
 
     def begins(self, request: GenerateRequest) -> GenerateRequest:
@@ -93,10 +91,9 @@ class Collector:
             return False
         if generation.prompts.edge.media:
             return self._lose("Answers to speech are not kept: nothing is learned from them.")
-        try:
+        facts = None
+        with suppress(CloudError):
             facts = target.facts(_FACTS_S)
-        except CloudError:
-            facts = None
         if facts is None or not facts.weights:
             why = "The server does not tell which model it runs" if facts else "The cloud is gone"
             return self._lose(f"{why}, so the model that judged this answer is not known: it is not kept.")

@@ -62,11 +62,10 @@ def choose(
             newest.append(lesson)
     left_out = ", ".join(f"{number} {what}" for what, number in sorted(skipped.items()))
     if (missing := MIN_GENERATIONS - len(newest)) > 0:
-        raise RecordsError(
-            f"{store.folder} has {len(newest)} usable answers, and {MIN_GENERATIONS} are needed: {missing} are missing"
-            f"{left_out and f', and left out: {left_out}'}.",
-            hint=f"Collect more, or add prompts; skydraft learn status {store.folder} says what is there.",
-        )
+        also = f", and left out: {left_out}" if left_out else ""
+        needed = f"{len(newest)} usable answers, and {MIN_GENERATIONS} are needed: {missing} are missing{also}."
+        hint = f"Collect more, or add prompts; skydraft learn status {store.folder} says what is there."
+        raise RecordsError(f"{store.folder} has {needed}", hint=hint)
     return list(newest), left_out
 
 
@@ -161,12 +160,8 @@ class TrainingTask:
     left_out: str = ""
 
     def digest(self) -> str:
-        total = hashlib.sha256()
-        for part in (self.trained, self.held_out):
-            for lesson in part:
-                total.update(encode(lesson))
-            total.update(b"|")
-        return total.hexdigest()
+        lines = (line for part in (self.trained, self.held_out) for line in (*map(encode, part), b"|"))
+        return hashlib.sha256(b"".join(lines)).hexdigest()
 
 
 def trainable_file(engine: Engine) -> Path:
@@ -176,8 +171,9 @@ def trainable_file(engine: Engine) -> Path:
         raise OptionError(f"{engine.name} takes speech, and only models of text are trained.", hint=hint)
     path = getattr(engine, "path", None)
     if not isinstance(path, Path):
-        hint = "Name a .gguf file or a checkpoint."
-        raise OptionError(f"{engine.name} has no weights that can be trained.", hint=hint)
+        raise OptionError(
+            f"{engine.name} has no weights that can be trained.", hint="Name a .gguf file or a checkpoint."
+        )
     check_trainable()
     return path
 

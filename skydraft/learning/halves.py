@@ -1,5 +1,6 @@
 """Splits the draft model into lower layers, which run once a text, and upper layers, which are trained."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,9 +34,7 @@ class Halves:
     def __init__(self, trainable: TrainableModel, num_upper: int, vocab_size: int) -> None:
         import torch
 
-        self._torch = torch
-        self._trainable = trainable
-        self._vocab_size = vocab_size
+        self._torch, self._trainable, self._vocab_size = torch, trainable, vocab_size
         self.first = max(len(trainable.decoder.layers) - num_upper, 0)
 
     def activations(self, lesson: Lesson) -> Activations:
@@ -50,14 +49,9 @@ class Halves:
             raise _Stop
 
         handle = self._trainable.decoder.layers[self.first].register_forward_pre_hook(catch, with_kwargs=True)
-        try:
-            with torch.no_grad():
-                ids = torch.tensor([[*lesson.prompt_ids, *lesson.token_ids[:-1]]], device=weight.device)
-                self._trainable.decoder(input_ids=ids, use_cache=False)
-        except _Stop:
-            pass
-        finally:
-            handle.remove()
+        with handle, suppress(_Stop), torch.no_grad():
+            ids = torch.tensor([[*lesson.prompt_ids, *lesson.token_ids[:-1]]], device=weight.device)
+            self._trainable.decoder(input_ids=ids, use_cache=False)
         known, base = lesson.known, len(lesson.prompt_ids) - 1
         at = torch.tensor([base + index for index in known], device=weight.device)
         labels = torch.tensor([lesson.token_ids[index] for index in known], device=weight.device)

@@ -112,8 +112,7 @@ class Store:
     """The lessons in a folder, which need not exist before something is added."""
 
     def __init__(self, folder: Path, max_bytes: int = MAX_BYTES) -> None:
-        self.folder = folder
-        self._max_bytes = max_bytes
+        self.folder, self._max_bytes = folder, max_bytes
 
     def files(self) -> list[Path]:
         """The files of the store, the oldest first: no links, no pipes, and no files that only look like them."""

@@ -206,8 +206,7 @@ class Training:
         return counts
 
     def _order(self, number: int, epoch: int) -> list[int]:
-        generator = self._torch.Generator().manual_seed(epoch)
-        return list(self._torch.randperm(number, generator=generator).tolist())
+        return list(self._torch.randperm(number, generator=self._torch.Generator().manual_seed(epoch)).tolist())
 
     def _step(self, texts: Sequence[Activations], vocab: Any, rate: float) -> None:
         torch, optimizer = self._torch, self._optimizer
@@ -234,8 +233,7 @@ class Training:
         trained_on = tuple(sorted({digest(lesson.prompt_ids) for lesson in self._task.trained}))
         changes = {"architecture": self._trainable.model.config.model_type, "trained_on": trained_on}
         card = self._task.card.model_copy(update=changes)
-        pairs = {name: (low, high) for name, (low, high) in sides.items()}
-        return Adapter(card, _SCALE * self._settings.rank, pairs)
+        return Adapter(card, _SCALE * self._settings.rank, {name: (low, high) for name, (low, high) in sides.items()})
 
 
 def key_of(task: TrainingTask, settings: TrainSettings) -> str:
