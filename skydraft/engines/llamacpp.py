@@ -114,8 +114,11 @@ class LlamaCppEngine(Engine):
             self.profile = profile_of(self, self._profile_key(options), options)
         self._costs = RowCosts(self.profile, self._measure_again)
         self._lib.model_desc(self._model, kind := ctypes.create_string_buffer(128), 128)
-        few = self.invariant_rows < MAX_PROBED_ROWS and not options.gpu_layers
-        more = f"; a file in Q4_0 or IQ4_NL keeps those of {MAX_PROBED_ROWS}" if few else ""
+        more = (
+            f"; a file in Q4_0 or IQ4_NL keeps those of {MAX_PROBED_ROWS}"
+            if self.invariant_rows < MAX_PROBED_ROWS
+            else ""
+        )
         self.about_rows = f"{kind.value.decode()} keeps the bits of {self.invariant_rows} rows a forward here{more}"
 
     def open_adapted(self, adapter: Path) -> LlamaCppEngine:
@@ -215,9 +218,7 @@ class LlamaCppEngine(Engine):
         rows: list[list[Rows]] = [[] for _ in feeds]
         passes, done = self._passes(feeds, want_logits=want_logits), 0
         for numbers, num_rows in passes:
-            fed = [
-                (sequence, token_ids[done : done + num_rows]) for sequence, token_ids in map(feeds.__getitem__, numbers)
-            ]
+            fed = [(feeds[i][0], feeds[i][1][done : done + num_rows]) for i in numbers]
             stretches = [_Stretch(sequence.slot, sequence.length + done, token_ids) for sequence, token_ids in fed]
             stretches = self._padded(stretches, num_rows) if want_logits else stretches
             owner = dict(zip((stretch.place.number for stretch in stretches), numbers, strict=False))

@@ -42,7 +42,6 @@ class RowCosts:
         self.profile, self._tell = profile, tell
         self._ms = profile.forward_ms
         self._seen: list[deque[float]] = [deque(maxlen=_KEPT) for _ in self._ms]
-        self._has_told = False
 
     @property
     def forward_ms(self) -> tuple[float, ...]:
@@ -90,6 +89,6 @@ class RowCosts:
         typical = changed[min(changed)]
         self._ms = tuple(known.get(num, typical * ms) for num, ms in enumerate(profile, 1))
         num, change = max(changed.items(), key=lambda each: max(each[1] / typical, typical / each[1]))
-        if not self._has_told and not 1 / _PARTED < change / typical < _PARTED:
-            self._has_told = True
-            self._tell(f"{num} rows take {known[num]:.0f} ms, {profile[num - 1] * typical:.0f} by the stored profile")
+        if not 1 / _PARTED < change / typical < _PARTED:
+            tell, self._tell = self._tell, lambda line: None
+            tell(f"{num} rows take {known[num]:.0f} ms, {profile[num - 1] * typical:.0f} by the stored profile")

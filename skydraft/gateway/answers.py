@@ -297,8 +297,8 @@ class ChatAnswer(Answer):
         """How many drafted tokens the prediction and the text before them gave, where a client predicts."""
         if not isinstance(self._body, ChatRequest) or not self._body.prediction:
             return {}
-        stats = [choice.stats for choice in self.choices if choice.stats]
-        right, copied = sum(each.num_right_copies for each in stats), sum(each.num_copied_tokens for each in stats)
+        stats = [(each.stats.num_right_copies, each.stats.num_copied_tokens) for each in self.choices if each.stats]
+        right, copied = map(sum, zip((0, 0), *stats, strict=True))
         return {"accepted_prediction_tokens": right, "rejected_prediction_tokens": copied - right}
 
     def whole(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def q4_0(gguf_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.fixture(scope="module", params=[(1, 0), (2, 0), (1, 9000)])
+@pytest.fixture(scope="module", params=[(2, 0), pytest.param((1, 0), marks=pytest.mark.long), (1, 9000)])
 def engine(request: pytest.FixtureRequest, q4_0: Path) -> Iterator[LlamaCppEngine]:
     num_threads, total_len = request.param
     options = EngineOptions(num_threads=num_threads, max_sequences=4, context_len=1200, total_len=total_len)
@@ -32,13 +32,13 @@ def engine(request: pytest.FixtureRequest, q4_0: Path) -> Iterator[LlamaCppEngin
         yield engine
 
 
-@pytest.mark.parametrize("length", [40, 300, 900])
+@pytest.mark.parametrize("length", [40, 300, pytest.param(900, marks=pytest.mark.long)])
 def test_rows_keep_their_bits_as_the_probe_says(engine: LlamaCppEngine, length: int) -> None:
     pick, probed_len, engine.probed_len = random.Random(length), engine.probed_len, 10**9  # none is compared
     ids = np.random.default_rng(1).integers(100, 50000, length + 40).tolist()
     sequences = [engine.open(ids[number : length + number]) for number in range(4)]
     lengths = [sequence.length for sequence in sequences]
-    for _ in range(6):
+    for _ in range(4):
         left, feeds = engine.invariant_rows, []
         for sequence in pick.sample(sequences, pick.randrange(1, 5)):
             if num_rows := min(left, pick.choice([1, 1, 2, 3, 5, 16])):
