@@ -16,6 +16,7 @@ MAX_COPIED = 16
 _LOOK_BACK, _NUM_PLACES = 64, 8  # tokens that are compared; the newest places of a run that are tried
 _PRIOR, _MEMORY = 0.9, 32.0  # the chance that a copied token is right; judged tokens after which older ones fade
 _MIN_GAIN = 1.02
+_Costs = Callable[[], CostModel]
 _END = -1  # no token: nothing is copied beyond it
 
 
@@ -24,8 +25,7 @@ class Copies:
     place, by the `prediction`. `costs`, where they are known, decide how many tokens are drafted, at most `longest`."""
 
     def __init__(
-        self, prompt: Seq[int], prediction: Seq[int] = (), longest: int = MAX_COPIED,
-        costs: Callable[[], CostModel] | None = None,
+        self, prompt: Seq[int], prediction: Seq[int] = (), longest: int = MAX_COPIED, costs: _Costs | None = None
     ) -> None:  # fmt: skip
         self._tokens: list[int] = []
         self._places: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)  # where a run ends

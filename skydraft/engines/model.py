@@ -30,8 +30,7 @@ _LOOK_S = 0.2  # of those who wait for a floor: whether its owner is still there
 
 
 class Bell:
-    """One thread waits, until another rings. Each is one step of Python: a `Condition` that Ctrl-C interrupts may
-    give its lock back twice."""
+    """One thread waits until another rings, in one step of Python each: Ctrl-C may break a `Condition`."""
 
     def __init__(self) -> None:
         self._shut = threading.Lock()
@@ -79,7 +78,6 @@ class _Taker:
 class Floor:
     """The lock of one engine, for `with`. Threads get it in the order in which they asked; its owner may take it again.
     While a thread has it no other can overwrite rows. Once it is closed, `with` raises EngineError.
-
     Ctrl-C may interrupt a thread between any two steps, also those of `__exit__`. So those who wait look now and then
     whether the owner is still there. `with` of an RLock is one step.
     """
@@ -188,7 +186,6 @@ class TokenBuffer:
 
 class Sequence:
     """Tokens with valid KV in one engine. Only `extend` adds tokens, only `truncate` removes them.
-
     `slot` is the engine's own handle: a KV sequence id or a cache object. `reuse` says which later sequences may take
     over the KV after `close`, None that none may. `media` are the recordings behind the audio tokens.
     """
@@ -273,7 +270,6 @@ Feeds = Seq[tuple[Sequence, Seq[int] | TokenIds]]
 
 class Model(ABC):
     """The part of an `Engine` that differs from kind to kind. `Engine` calls it under its lock, with valid arguments.
-
     Subclasses of `Engine` set the attributes and write the five abstract methods from `allocate` to `kv_length`.
     `fingerprint` names the weights, wherever their files lie. `vocab` does not refer to the engine.
     """
@@ -368,8 +364,7 @@ class Model(ABC):
         return [tuple(sorted((sequence.length.bit_length(), len(token_ids)) for sequence, token_ids in feeds))]
 
     def max_rows(self, execution: Execution | None = None) -> int:
-        """The most rows of one forward: those that change no bit, or as many as there can be. None is what the engine
-        does by default."""
+        """The most rows of one forward: those that change no bit, or all. None is the engine's default."""
         return self.invariant_rows if (execution or self.default_execution) == "exact" else self.max_output_rows
 
     def extend_batch(self, feeds: Feeds) -> list[Rows]:
