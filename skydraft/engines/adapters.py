@@ -105,8 +105,7 @@ class Adapters:
     def _named(self, name: str) -> _Known:
         if not name.endswith(".gguf") and name not in self.names:
             says = f"{self._base.name} has no adapter '{one_line(name[:80])}'; it has: "
-            hint = "Make one with: skydraft learn run."
-            raise OptionError(f"{says}{', '.join(self.names) or 'none'}.", hint=hint)
+            raise OptionError(f"{says}{', '.join(self.names) or 'none'}.", hint="Make one with: skydraft learn run.")
         known = self._read(name)
         known.card.check_base(self._base.fingerprint, self._base.name)
         return known

@@ -30,9 +30,7 @@ class Engine(Model, AbstractContextManager["Engine"]):
     """
 
     def __init__(self, name: str) -> None:
-        self.name = name
-        self.floor = Floor(name)
-        self.prefixes = PrefixCache()
+        self.name, self.floor, self.prefixes = name, Floor(name), PrefixCache()
         self.adapters = Adapters(self)
         self.adapter: str | None = None  # the name of its own, if it adds one
         self._is_exact: dict[Hashable, bool] = {}  # by shape, see `feed_compared`

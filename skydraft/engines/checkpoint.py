@@ -88,9 +88,8 @@ def load_checkpoint(path: Path, model_class: str, options: EngineOptions, *, unu
     try:
         with quiet(transformers):
             tokenizer = transformers.AutoTokenizer.from_pretrained(path, **_LOCAL)
-            model, loaded = getattr(transformers, model_class).from_pretrained(
-                path, output_loading_info=True, **how, **_LOCAL
-            )
+            load = getattr(transformers, model_class).from_pretrained
+            model, loaded = load(path, output_loading_info=True, **how, **_LOCAL)
     except Exception as error:
         raise failed(transformers, f"cannot load {path}", error, BrokenModel, _WANTED) from error
     # transformers would draw them at random

@@ -30,8 +30,7 @@ def interrupts_kept() -> Iterator[list[int]]:
     KeyboardInterrupt, as in servers. Nothing is done outside of the main thread, or to another handler.
     """
     seen: list[int] = []
-    in_main = threading.current_thread() is threading.main_thread()
-    ends = (signal.SIGINT, signal.SIGTERM) if in_main else ()
+    ends = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
     raising = [number for number in ends if signal.getsignal(number) is signal.default_int_handler]
     for number in raising:
         signal.signal(number, lambda number, frame: seen.append(number))
@@ -114,20 +113,17 @@ def quantize(source: Path, target: Path, kind: str, *, force: bool = False) -> N
     num_params = lib.model_n_params(model)
     lib.model_free(model)
     if num_params > _TARGET_PARAMS and not force:
-        says = (
-            f"{source.name} has {num_params / 1e9:.1f} billion parameters, as a target: in another type it is another"
-        )
+        says = f"{source.name} has {num_params / 1e9:.1f} billion parameters, as a target: in another type it is"
         hint = "A draft model may change, as the target checks it. For a target, give --force."
-        raise OptionError(f"{says} model, which writes other texts.", hint=hint)
+        raise OptionError(f"{says} another model, which writes other texts.", hint=hint)
     params = lib.model_quantize_default_params()
     params.nthread, params.ftype, params.allow_requantize, params.pure = num_cores(), TYPES[kind], True, True
     part = target.with_name(f"{target.name}.part")
     target.parent.mkdir(parents=True, exist_ok=True)
     if lib.model_quantize(os.fsencode(source), os.fsencode(part), ctypes.byref(params)):
         part.unlink(missing_ok=True)
-        raise BrokenModel(
-            f"llama.cpp cannot write {source} as {kind}.", hint="Check the free space, or choose another type."
-        )
+        hint = "Check the free space, or choose another type."
+        raise BrokenModel(f"llama.cpp cannot write {source} as {kind}.", hint=hint)
     part.replace(target)
 
 

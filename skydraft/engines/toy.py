@@ -84,9 +84,7 @@ class ToyEngine(ListEngine):
         context_len: int = 4096, name: str = "toy",
     ) -> None:  # fmt: skip
         super().__init__(name)
-        self.vocab = vocab
-        self.context_len = context_len
-        self._by_last = by_last
+        self.vocab, self.context_len, self._by_last = vocab, context_len, by_last
         self._by_previous = np.zeros_like(by_last) if by_previous is None else by_previous
         self._by_position = np.zeros((1, vocab.size), np.float32) if by_position is None else by_position
         tables = (self._by_last, self._by_previous, self._by_position)

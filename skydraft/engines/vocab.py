@@ -66,9 +66,7 @@ class Vocab:
         end_ids: Iterable[int] = (), chat_template: str | None = None, tool_template: str | None = None,
         bos_text: str = "", eos_text: str = "",
     ) -> None:  # fmt: skip
-        self._names = tuple(pieces)
-        self._encode = encode
-        self.size = len(self._names)
+        self._names, self._encode, self.size = tuple(pieces), encode, len(pieces)
         self.special_ids = frozenset(special_ids)
         # What each token adds to a text: nothing, if it is special.
         self.pieces = tuple(b"" if i in self.special_ids else name for i, name in enumerate(self._names))

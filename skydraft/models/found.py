@@ -16,6 +16,7 @@ from skydraft.models.gguf import MISSING, unfitness
 OLLAMA = "ollama:"
 _MANIFESTS = "manifests*/*/*/*/*"  # manifests-v2 since Ollama 0.40, which counts where both have a name
 _SHA256 = re.compile(r"[0-9a-f]{64}$")
+_PART = re.compile(r"\w[\w.:%-]*", re.ASCII)  # of a manifest's path
 _MAX_MANIFEST = 1 << 20
 _RUNNERS = ("llamacpp", "ggml", "ollama")  # of a manifest for each, by whose file llama.cpp reads best
 _SHADOW = re.compile(r"llamacpp:[0-9a-f]{64}")  # names that Ollama 0.40 leaves for earlier versions
@@ -75,12 +76,8 @@ def _fault_of(root: Path) -> str:
 def _manifests(root: Path) -> dict[str, Path]:
     """By the names of their models."""
     found = [] if _fault_of(root) else sorted(root.glob(_MANIFESTS), key=lambda path: path.parts)
-    named = {
-        _name_of(path): path
-        for path in found
-        if path.exists() and all(re.fullmatch(r"\w[\w.:%-]*", part, re.ASCII) for part in path.parts[-4:])
-    }
-    return {name: path for name, path in named.items() if not _SHADOW.fullmatch(name)}
+    usable = (path for path in found if path.exists() and all(map(_PART.fullmatch, path.parts[-4:])))
+    return {name: path for path in usable if not _SHADOW.fullmatch(name := _name_of(path))}
 
 
 def _name_of(manifest: Path) -> str:
@@ -100,9 +97,8 @@ def _stored(manifest: Path) -> StoredModel:
         layers = {each["mediaType"].rpartition(".")[2]: each for each in _layers(manifest, root / "blobs")}
         model = layers.get("model", {"digest": "0" * 64, "size": 0})
         sha256, size = _SHA256.findall(model["digest"])[0], model["size"]
-        fault = (
-            "it has an adapter" if "adapter" in layers else "" if "model" in layers else "no GGUF file belongs to it"
-        )
+        fault = "" if "model" in layers else "no GGUF file belongs to it"
+        fault = "it has an adapter" if "adapter" in layers else fault
     except OSError as error:
         fault = f"its manifest cannot be read ({error.strerror})"
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):

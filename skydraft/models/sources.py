@@ -105,13 +105,9 @@ def pip_wheel(part: Part, folder: Path) -> None:
     # In our own folder the size of /tmp does not matter, and an interruption leaves nothing.
     with TemporaryDirectory(dir=folder, prefix=f"{part.wheel}.") as scratch:
         done = subprocess.run(
-            [*command, f"{part.package}=={part.version}"],
-            env=os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), scratch),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-        )
+            [*command, f"{part.package}=={part.version}"], stdin=subprocess.DEVNULL, capture_output=True,
+            env=os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), scratch), text=True, errors="replace",
+        )  # fmt: skip
     if done.returncode != 0 and os.strerror(errno.ENOSPC) in done.stderr:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if done.returncode != 0 or not (folder / part.wheel).is_file():

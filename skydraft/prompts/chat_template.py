@@ -112,16 +112,11 @@ def _rendered(
         conversation[-1]["content"] += _CUT  # a template writes the end of a turn after it
     for message in conversation if in_parts else ():
         message["content"] = [{"type": "text", "text": message["content"]}]
+    # Templates ask `tools is none`, which is false of a name that was never passed.
     text = render_within(
-        _compiled(template),
-        messages=conversation,
-        tools=list(tools) or None,  # templates ask `tools is none`, which is false of a name that was never passed
-        documents=None,
-        add_generation_prompt=not is_open,
-        bos_token=vocab.bos_text,
-        eos_token=vocab.eos_text,
-        **settings,
-    )
+        _compiled(template), messages=conversation, tools=list(tools) or None, documents=None,
+        add_generation_prompt=not is_open, bos_token=vocab.bos_text, eos_token=vocab.eos_text, **settings,
+    )  # fmt: skip
     return text[: text.rindex(_CUT)] if is_open else text
 
 
@@ -276,8 +271,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(("*", "+", "**", "%"))
 
     def __init__(self) -> None:
-        extensions = [_GenerationTag, "jinja2.ext.loopcontrols"]
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"])
         del self.globals["lipsum"]  # it writes as much as it is asked for
         self.globals |= {"raise_exception": _refuse, "dict": _DictMaker(), "namespace": _PublicNamespace}
         self.globals["strftime_now"] = lambda format: _now().strftime(format)

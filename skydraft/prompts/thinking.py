@@ -98,6 +98,5 @@ def has_thought(vocab: Vocab, message: Message) -> bool | None:
 def resumed(vocab: Vocab, asked: str, thought: str, content: str, *, has_ended: bool) -> str:
     """A prompt that goes on from what was thought and said after `asked`, which asks for an answer."""
     tags = template_of(vocab.chat_template).tags
-    bare = asked.rstrip(BLANK)
-    text = asked if bare.endswith(tags.start) else f"{asked}{tags.start}\n"
+    text = asked if asked.rstrip(BLANK).endswith(tags.start) else f"{asked}{tags.start}\n"
     return f"{text}{thought}" + (f"\n{tags.end}\n\n{content}" if has_ended else "")

@@ -141,9 +141,8 @@ class Reader:
     """Splits a text, while it arrives, into calls and text. With `single` it reads nothing after the first call."""
 
     def __init__(self, *, single: bool = False) -> None:
-        self._held = ""
+        self._held, self._single = "", single
         self._num_calls = 0  # that are whole
-        self._single = single
 
     @property
     def is_done(self) -> bool:
@@ -178,8 +177,7 @@ class _Object:
     def __init__(self, start: int, closing: str) -> None:
         self.start = self.at = start
         self.closing = closing
-        self._depth = 0
-        self._is_quoted = False
+        self._depth, self._is_quoted = 0, False
 
     def ends(self, text: str) -> bool:
         """Read on in `text`; returns whether the object ends at `at`."""
