@@ -43,6 +43,7 @@ _STAT = Path("/proc/stat")
 _NUM_LOOKS, _LOOK_S, _BUSY_SHARE = 5, 0.01, 0.75
 _F16 = 1
 _U32, _F32, _STRING = 4, 6, 8  # types of values in a GGUF header
+_OPTIONAL = ("model_quantize", "model_quantize_default_params")  # ready-made builds are without
 _MAX_LAYERS = 512  # that of llama.cpp
 _AMX, _CUDA = b"AMX_INT8 = 1", b"CUDA : "
 _NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
@@ -133,7 +134,10 @@ class Library:
         with _patient_threads():
             library = ctypes.CDLL(os.fspath(path))
         for function, (result, *arguments) in _FUNCTIONS.items():
-            found = getattr(library, function if function.startswith("gguf_") else f"llama_{function}")
+            name = function if function.startswith("gguf_") else f"llama_{function}"
+            if function in _OPTIONAL and not hasattr(library, name):
+                continue
+            found = getattr(library, name)
             found.restype, found.argtypes = result, arguments
             setattr(self, function, found)
         self.log_set(_SILENT, None)  # first: a build for GPUs reports them as soon as it is asked for anything

@@ -16,7 +16,7 @@ from skydraft.engines.adapter import read_adapter
 from skydraft.engines.checkpoint import weights_fingerprint
 from skydraft.engines.llama_library import TOKEN_ATTR_UNUSED, Progress, check_gguf, load_library
 from skydraft.engines.vocab import Vocab
-from skydraft.errors import BrokenModel, EngineError, OptionError, RecordsError
+from skydraft.errors import BrokenModel, EngineError, MissingDependency, OptionError, RecordsError
 
 TYPES = {"q4_0": 2, "iq4_nl": 25, "q8_0": 7}  # of llama.h
 _TARGET_PARAMS = 1e9
@@ -106,8 +106,10 @@ class Weights:
 
 def quantize(source: Path, target: Path, kind: str, *, force: bool = False) -> None:
     """Write all matrices of `source` in one type to `target`. Raises OptionError for a model that is as large as a
-    target unless `force`, and BrokenModel for a file that llama.cpp cannot quantize."""
+    target unless `force`, MissingDependency, and BrokenModel for a file that llama.cpp cannot quantize."""
     lib = load_library()
+    if not hasattr(lib, "model_quantize"):
+        raise MissingDependency(f"{lib.name} cannot quantize.", hint="Run: pip install 'skydraft[llamacpp]'.")
     check_gguf(lib, source)
     model = load_model(lib, source, 0)
     num_params = lib.model_n_params(model)
