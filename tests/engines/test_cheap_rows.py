@@ -24,7 +24,10 @@ def q4_0(gguf_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.fixture(scope="module", params=[(2, 0), pytest.param((1, 0), marks=pytest.mark.long), (1, 9000)])
+@pytest.fixture(
+    scope="module",
+    params=[(2, 0), pytest.param((1, 0), marks=pytest.mark.long), pytest.param((1, 9000), marks=pytest.mark.long)],
+)
 def engine(request: pytest.FixtureRequest, q4_0: Path) -> Iterator[LlamaCppEngine]:
     num_threads, total_len = request.param
     options = EngineOptions(num_threads=num_threads, max_sequences=4, context_len=1200, total_len=total_len)
