@@ -59,6 +59,7 @@ def test_rows_keep_their_bits_as_the_probe_says(engine: LlamaCppEngine, length: 
     engine.probed_len = probed_len
 
 
+@pytest.mark.long
 def test_an_edit_with_a_prediction_is_the_targets_own_text(q4_0: Path, gguf_path: Path) -> None:
     code = "\n".join(f"def area_{n}(width, height):\n    return width * height + {n}\n" for n in range(6))
     ask = f"Rename width to breadth and return the whole file.\n```python\n{code}```"
@@ -66,10 +67,11 @@ def test_an_edit_with_a_prediction_is_the_targets_own_text(q4_0: Path, gguf_path
     with LlamaCppEngine(q4_0, options) as edge, LlamaCppEngine(gguf_path, options) as cloud:
         pair: dict[str, Engine] = {"edge": edge, "cloud": cloud}
         plain = skydraft.generate(ask, **pair, plan=make_plan("cloud"), params=params).run()
-        done = skydraft.generate(ask, **pair, params=params, prediction=code).run()
+        done = skydraft.generate(ask, **pair, plan=make_plan("lossless", k=4), params=params, prediction=code).run()
     assert done.token_ids == plain.token_ids and done.stats.exact and done.stats.num_right_copies > 20
 
 
+@pytest.mark.long
 def test_a_model_is_quantized_under_its_own_name_and_a_target_only_by_force(
     gguf_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
