@@ -116,7 +116,8 @@ def show_path(names: tuple[str, ...]) -> None:
 @models.command("quantize", cls=Command)
 @click.argument("model")
 @loose("Models", [
-    option("--type", None, "Type of all weights.", type=click.Choice(["q4_0", "iq4_nl", "q8_0"]), default="q4_0"),
+    option("--type", None, "Type of all weights; iq4_nl takes minutes.", default="q4_0",
+           type=click.Choice(["q4_0", "iq4_nl", "q8_0"])),
     option("--force", None, "Also a model that is as large as a target: it becomes another one.", is_flag=True),
 ])  # fmt: skip
 def quantize_model(model: str, type: str, force: bool) -> None:

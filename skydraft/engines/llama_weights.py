@@ -122,9 +122,20 @@ def quantize(source: Path, target: Path, kind: str, *, force: bool = False) -> N
     params.nthread, params.ftype, params.allow_requantize, params.pure = num_cores(), TYPES[kind], True, True
     part = target.with_name(f"{target.name}.part")
     target.parent.mkdir(parents=True, exist_ok=True)
-    if lib.model_quantize(os.fsencode(source), os.fsencode(part), ctypes.byref(params)):
-        part.unlink(missing_ok=True)
-        hint = "Check the free space, or choose another type."
+    statuses = list[int]()
+    both = os.fsencode(source), os.fsencode(part)
+    # In this thread Ctrl-C would wait for the end, which takes minutes.
+    work = threading.Thread(
+        target=lambda: statuses.append(lib.model_quantize(*both, ctypes.byref(params))), daemon=True
+    )
+    work.start()
+    try:
+        work.join()
+    finally:
+        if statuses != [0]:
+            part.unlink(missing_ok=True)
+    if statuses != [0]:
+        hint = "Choose another type, or check the free space."
         raise BrokenModel(f"llama.cpp cannot write {source} as {kind}.", hint=hint)
     part.replace(target)
 

@@ -59,7 +59,6 @@ def test_rows_keep_their_bits_as_the_probe_says(engine: LlamaCppEngine, length: 
     engine.probed_len = probed_len
 
 
-@pytest.mark.long
 def test_an_edit_with_a_prediction_is_the_targets_own_text(q4_0: Path, gguf_path: Path) -> None:
     code = "\n".join(f"def area_{n}(width, height):\n    return width * height + {n}\n" for n in range(6))
     ask = f"Rename width to breadth and return the whole file.\n```python\n{code}```"
@@ -71,16 +70,15 @@ def test_an_edit_with_a_prediction_is_the_targets_own_text(q4_0: Path, gguf_path
     assert done.token_ids == plain.token_ids and done.stats.exact and done.stats.num_right_copies > 20
 
 
-@pytest.mark.long
 def test_a_model_is_quantized_under_its_own_name_and_a_target_only_by_force(
     gguf_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path))
-    assert main(["models", "quantize", str(gguf_path), "--type", "iq4_nl"]) == 0
+    with pytest.raises(SystemExit) as ended:
+        main(["models", "quantize", str(gguf_path), "--type", "q8_0"])
+    assert ended.value.code == 0
     name, size, _, path = capsys.readouterr().out.split()
-    assert (
-        name == f"{gguf_path.stem}-iq4_nl" and Path(path) == tmp_path / "models" / f"{name}.gguf" and float(size) < 480
-    )
+    assert name == f"{gguf_path.stem}-q8_0" and Path(path) == tmp_path / "models" / f"{name}.gguf" and float(size) > 500
     with skydraft.load(name, context=64) as made, skydraft.load(gguf_path, context=64) as before:
         assert made.fingerprint != before.fingerprint and made.vocab.fingerprint == before.vocab.fingerprint
     monkeypatch.setattr("skydraft.engines.llama_weights._TARGET_PARAMS", 1e8)
