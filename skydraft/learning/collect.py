@@ -20,9 +20,9 @@ _FACTS_S = 0.5  # how long a server is asked for what it runs
 def marks_of(rounds: Iterable[Round], audit: Audit = ()) -> str:
     """A mark for each token, from the rounds of one generation.
 
-    An audit, of a later round or of the whole text, marks a token that was skipped; without one it stays unjudged.
-    Where the draft model read along, a token that the target wrote says whether it would have written it too. A token
-    that a grammar forces says nothing of either.
+    An audit, of a later round or of the whole text, marks a token that was skipped; without one it stays unjudged. What
+    was copied without the draft model says nothing of it. Where the draft model read along, a token that the target
+    wrote says whether it would have written it too. A token that a grammar forces says nothing of either.
     """
     marks, num_seen, forced = list[str](), 0, list[int]()
     for done in rounds:
@@ -38,10 +38,11 @@ def marks_of(rounds: Iterable[Round], audit: Audit = ()) -> str:
             continue
         for index, agrees in enumerate(done.audit, num_seen):
             marks[index] = AGREED if agrees else WRONG
-        num_accepted = done.record.num_accepted
-        marks += AGREED * num_accepted
+        is_copied, num_accepted = done.block.is_copied, done.record.num_accepted
+        marks += (TAUGHT if is_copied else AGREED) * num_accepted
         if num_committed > num_accepted:
-            marks.append(CORRECTED if num_accepted < len(done.block.token_ids) else TAUGHT)
+            is_taught = is_copied or num_accepted == len(done.block.token_ids)
+            marks.append(TAUGHT if is_taught else CORRECTED)
         num_seen = len(marks)
     for index in forced:
         marks[index] = UNJUDGED if marks[index] == AGREED else marks[index]
