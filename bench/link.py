@@ -59,12 +59,12 @@ class Way:
 
 
 # A gate that lets no token pass: lossless blocks, and never the target alone.
-ALWAYS_DRAFTING = make_plan(gate="entropy:0", k="auto")
+ALWAYS_DRAFTING = make_plan(gate="entropy:0")
 WAYS = [
     Way("streaming", make_plan("cloud")),
     *(Way(f"k = {k}", make_plan(k=k)) for k in FIXED),
     Way("risk", ALWAYS_DRAFTING),
-    Way("k auto", make_plan(k="auto")),
+    Way("k auto", make_plan()),
     Way("quality", make_plan("quality")),
     Way("auto", make_plan("auto"), is_lossless=False),
     Way("auto, 0", make_plan("auto", k=12, hand_back="0"), is_lossless=False),

@@ -210,7 +210,7 @@ def fitting(request: GenerateRequest, cloud: Cloud) -> GenerateRequest:
     plan = request.plan
     if not cloud.is_stock or request.execution == "throughput" or plan.is_gated or not plan.may_go_alone:
         return request
-    if plan.hand_back is not None:
+    if plan.k is not None:
         says = "A server without skydraft is not exact, so it streams where every block would be checked."
         hint = "To draft all the same: --gate always --execution throughput. To stream: --mode cloud."
         raise OptionError(says, hint=hint)

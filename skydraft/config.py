@@ -158,7 +158,8 @@ def decoding_params(style: str | None = None, **given: Any) -> DecodingParams:
 
 @dataclass(frozen=True, slots=True)
 class ModeSpec:
-    """`k` auto adapts, None is one model alone. If it `ends_early`, a block ends where the gate escalates."""
+    """`k` auto is no fixed block length, None is one model alone. If it `ends_early`, a block ends where the gate
+    escalates."""
 
     gate: str
     k: int | Literal["auto"] | None
@@ -186,13 +187,11 @@ def mode_spec(mode: str) -> ModeSpec:
     return MODES[mode]
 
 
-def parse_k(text: str | int) -> int | None:
-    """The block length: 1 to MAX_K, or None for `auto`. Raises OptionError."""
-    if text == "auto":
-        return None
+def parse_k(text: str | int) -> int:
+    """The block length: 1 to MAX_K. Raises OptionError."""
     k = int(text) if is_number(str(text)) else 0
     if not 1 <= k <= MAX_K:
-        says = f"--k must be a whole number from 1 to {MAX_K}, or auto, not {text}."
+        says = f"--k must be a whole number from 1 to {MAX_K}, not {text}."
         raise OptionError(says, hint="To draft nothing, use --mode cloud.")
     return k
 

@@ -171,7 +171,8 @@ class DraftBlock:
 
     `signals` and `forced` (a grammar or a budget of thinking allowed no other) have one entry per token, or none if not
     measured. `finish` is why the last token would end the text. `read` has one entry for each of the last tokens before
-    `base` that the draft model has just read along: whether it would have written it, or None if it was forced.
+    `base`, but for `num_unread`, that the draft model has just read along: whether it would have written it, or None if
+    it was forced.
     `num_broken` of its tokens were drawn so that they end a cycle. A block `is_copied` if no model drafted it.
     """
 
@@ -185,6 +186,7 @@ class DraftBlock:
     read: tuple[bool | None, ...] = ()
     num_broken: int = 0
     is_copied: bool = False
+    num_unread: int = 0
 
     def __post_init__(self) -> None:
         if self.base < 0:
@@ -211,6 +213,20 @@ class DraftBlock:
 
 
 @dataclass(frozen=True, slots=True)
+class Draft:
+    """Drafts that are sent while the target writes: after `base` generated tokens, with which the branch of this number
+    begins; with the number 0 those that follow the last ones."""
+
+    branch: int
+    base: int
+    token_ids: tuple[int, ...]
+
+    def at(self, base: int, num: int) -> tuple[int, ...]:
+        """So many of its tokens from a place on, fewer if it has fewer."""
+        return self.token_ids[base - self.base :][:num] if base >= self.base else ()
+
+
+@dataclass(frozen=True, slots=True)
 class Score:
     """A token's log-probability in nats, and the best tokens of its place with theirs, best first.
 
@@ -228,7 +244,8 @@ class Verdict:
 
     That is the recovered token, or the bonus token of a fully accepted block; None only if the text ended inside the
     accepted tokens (`finish`). `audit` has one entry per catch-up token: whether the target would have emitted it.
-    `scores`, if they were asked for, are those of the catch-up tokens and then of the tokens that stand.
+    `scores`, if they were asked for, are those of the catch-up tokens and then of the tokens that stand. With
+    `draft_ids` it is about these, which were sent ahead.
     """
 
     base: int
@@ -238,6 +255,7 @@ class Verdict:
     audit: tuple[bool, ...] = ()
     cost: Cost = field(default=Cost(), compare=False)
     scores: tuple[Score, ...] = ()
+    draft_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.num_accepted < 0 or self.base < 0:

@@ -36,7 +36,7 @@ from .starting import Started
 
 # What a stream says from its spoilt request on: (the sound replies, the context of the call).
 OwnFault: TypeAlias = Callable[[Iterator[bytes], Any], Iterator[bytes]]
-METHODS = {pb.ACTION_VERIFY: "verify", pb.ACTION_OPEN: "open", pb.ACTION_STOP: "stop", pb.ACTION_CLOSE: "close"}
+METHODS = {action: name.removeprefix("ACTION_").lower() for name, action in pb.Action.items()}
 PATIENCE_S = 30.0  # what must come at all comes within this, however busy the machine is
 
 

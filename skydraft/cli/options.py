@@ -138,8 +138,7 @@ gate_section = Section("gate", "Gate", _gate, [
     option("--gate", "G", "Which blocks the target checks: always, never, or by a threshold, for example "
            f"{', '.join(f'{kind}:{known.example}' for kind, known in SIGNALS.items())}. Append +start, "
            "+digits, +dates or +values (of JSON) to check these, too."),
-    option("--k", "N", "Draft N tokens at a time; auto chooses from timings, so gated texts may differ between "
-           "runs."),
+    option("--k", "N", "Draft N tokens at a time. In lossless: classic rounds, which wait for each verdict."),
     option("--hand-back", "H", "How far the target writes on after a correction: 0 (not at all), N (N tokens), "
            "agree:M (until the draft model would have written the last M tokens itself) or text (to its end). With "
            "agree:M, gated texts may differ between runs over a link (default: by the mode; without one 0)."),

@@ -4,6 +4,7 @@ Only the worker's thread uses it: it calls `expire`, `admit` and `commit` around
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,11 +13,12 @@ from typing import TYPE_CHECKING, TypeAlias
 from skydraft.access.limits import Limits
 from skydraft.access.shares import WorkShares
 from skydraft.cloud.sessions import CloudSession, ServedModel, Sessions
+from skydraft.decoding.branch import num_fed
 from skydraft.decoding.verification import TargetSession, Verification
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import CloudDraining, CloudFailure, EngineError, GrammarRefused, SessionNotFound, SkydraftError
 from skydraft.protocol.values import OpenCall, Opened, VerifyCall, Written
-from skydraft.types import Cost, DraftBlock, Verdict
+from skydraft.types import Cost, Draft, DraftBlock, Verdict
 
 if TYPE_CHECKING:
     from skydraft.cloud.metrics import Metrics
@@ -34,12 +36,12 @@ class Job:
 
     `deliver` gets each answer. The job is `due` from that second on; one that writes queues again for each token.
     `charge` takes the rows of a token and returns the seconds until the next token: a text beyond its owner's rate is
-    slowed, not ended, since opening it again would cost more.
+    slowed, not ended, since opening it again would cost more. `drafts` come while it writes; any thread may add some.
     """
 
     def __init__(
         self, call: OpenCall | VerifyCall, owner: str, deliver: Deliver, arrived: float,
-        charge: Callable[[int], float] = lambda num_rows: 0.0,
+        charge: Callable[[int], float] = lambda num_rows: 0.0, drafts: deque[Draft] | None = None,
     ) -> None:  # fmt: skip
         self.call, self.owner = call, owner
         self.key = call.session, owner
@@ -52,7 +54,8 @@ class Job:
         self.session: CloudSession | None = None
         self.work: Verification | None = None  # the block under judgement, once the prompt is in the cache
         self.cost = Cost()  # so far, of the answer under way
-        self._charge, self.delivers = charge, [deliver]
+        self._charge, self.delivers, self._drafts = charge, [deliver], deque[Draft]() if drafts is None else drafts
+        self._is_slowed = False  # its owner has no rows to spare
 
     @property
     def target(self) -> TargetSession:
@@ -105,6 +108,22 @@ class Job:
             self.work = target.begin(self.call.block, self.call.catch_up_ids)
         return None
 
+    def drafts(self) -> tuple[int, ...]:
+        """The drafts that a forward may judge with the next token that the target writes."""
+        assert self.session is not None
+        branch, text = self.session.branch, self.target.generated
+        while self._drafts:
+            branch.take(self._drafts.popleft(), text)
+        waiting = branch.after(text)
+        return waiting[: self.num_to_write - 1] if self.has_verdict and not self._is_slowed else ()
+
+    def with_drafts(self, token_ids: tuple[int, ...]) -> tuple["Job", Verification, TokenIds]:
+        """The feed of the next token that the target writes, with drafts after it."""
+        self.work = work = self.target.begin(DraftBlock(self.target.base, token_ids), ())
+        feed = work.next_feed(len(token_ids) + 1)
+        assert feed is not None  # nothing is judged yet
+        return self, work, feed
+
     def account(self, num_rows: int, seconds: float, now: float) -> None:
         before, self.cost = self.cost, self.cost + Cost(1, num_rows, forward_ms=seconds * 1e3)
         if before.num_rows // _TURN_ROWS < self.cost.num_rows // _TURN_ROWS:
@@ -119,10 +138,14 @@ class Job:
         if verdict.finish:
             self.target.close()  # a finished text gives its seat back
         if self.has_verdict:
-            token_ids = verdict.commits(done.block)
+            token_ids, drafts = verdict.commits(done.block), done.block.token_ids
             self.num_written += len(token_ids)
-            pause_s = self._charge(len(done.block.token_ids) + 1)
-            written = Written(verdict.base, token_ids, verdict.finish, cost=verdict.cost, scores=verdict.scores)
+            pause_s = self._charge(len(drafts) + 1)
+            self._is_slowed = pause_s > 0
+            written = Written(
+                verdict.base, token_ids, verdict.finish, cost=verdict.cost, scores=verdict.scores,
+                branch=self.session.branch.number if drafts else 0, draft_ids=drafts, num_accepted=verdict.num_accepted,
+            )  # fmt: skip
             return self._say_written(written) or self._go_on(now + pause_s)
         self.verdict = verdict
         self.session.last = (self.call, verdict)
@@ -256,15 +279,27 @@ class Docket:
         again_s = _LOOK_AGAIN_S if self._waiting else float("inf")
         return max(min(due - self._clock(), again_s), 0.0)
 
-    def batch(self, max_rows: int) -> Batch:
-        """Feeds for the next forward: at most `max_rows` in all, each job once, in the order of their turns."""
+    def batch(self, max_rows: int, ms: Callable[[int], float]) -> Batch:
+        """Feeds for the next forward: at most `max_rows` in all, each job once, in the order of their turns. Drafts
+        get the rows that are left over, as far as they are worth the time `ms` of these."""
         feeds: Batch = []
-        now = self._clock()
+        now, num_rows = self._clock(), 0
         for job in sorted((job for job in self._active if job.due <= now), key=self._order):
-            if max_rows > 0 and job.work is not None and (feed := job.work.next_feed(max_rows)) is not None:
+            left = max_rows - num_rows
+            if left > 0 and job.work is not None and (feed := job.work.next_feed(left)) is not None:
                 feeds.append((job, job.work, feed))
-                max_rows -= len(feed)
-        return feeds
+                num_rows += len(feed)
+        drafts = [job.drafts() for job, *_ in feeds]
+        if not any(drafts):
+            return feeds
+        branches = [job.session.branch for job, *_ in feeds if job.session]
+        waiting = [(branch.worth.share, len(ids)) for branch, ids in zip(branches, drafts, strict=True)]
+        may_delay = all(branch.has_begun for branch in branches)
+        counts = num_fed(num_rows, waiting, max_rows, ms, may_delay=may_delay)
+        return [
+            job.with_drafts(ids[:count]) if count else feed
+            for feed, job, ids, count in zip(feeds, (job for job, *_ in feeds), drafts, counts, strict=True)
+        ]
 
     def commit(self, done: Iterable[Job]) -> None:
         for job in done:

@@ -16,11 +16,13 @@ from skydraft.cloud.docket import Answer, Job
 from skydraft.cloud.options import ServeOptions
 from skydraft.cloud.streams import Stream, Streams
 from skydraft.cloud.worker import Worker
+from skydraft.decoding.branch import MAX_AHEAD, MAX_KEPT
 from skydraft.protocol import codec
 from skydraft.protocol.values import SESSION, CloseCall, OpenCall, Opened, Opening, VerifyCall, Written
-from skydraft.types import Verdict
+from skydraft.types import Draft, Verdict
 
 log = logging.getLogger("skydraft.cloud")
+_MAX_DRAFTS = MAX_KEPT + MAX_AHEAD  # messages that wait, before the target has written a token for them
 Answers = asyncio.Queue[tuple[Answer, bool]]  # each with a flag: this is the last one
 
 
@@ -78,17 +80,30 @@ class VerifierService:
 
     async def _read(self, stream: Stream, context: RpcContext) -> None:
         """Put the requests of a stream into its queue, one ahead of the answers at most, and None at the end. A stop of
-        the verify under way, or a further request, ends the target's writing; another stop came too late."""
+        the verify under way, or a further request, ends the target's writing; another stop came too late. Drafts wait
+        beside the queue until a forward has rows for them."""
         try:
             while isinstance(data := await context.read(), bytes):
-                base, job = codec.stopped_base(data), stream.job
-                if job and isinstance(job.call, VerifyCall) and base in (None, job.call.base):
+                aside, job = codec.decode_aside(data), stream.job
+                if isinstance(aside, Draft):
+                    self._take_draft(aside, stream)
+                    continue
+                if job and isinstance(job.call, VerifyCall) and aside in (None, job.call.base):
                     self._worker.post(partial(self._docket.stop_writing, job))
-                if base is None:
+                if aside is None:
                     stream.requests.put_nowait(data)
                     await stream.requests.join()  # until what it asks for is under way
         finally:
             stream.requests.put_nowait(None)
+
+    def _take_draft(self, draft: Draft, stream: Stream) -> None:
+        """Keep drafts for the worker. A device that sends many more than a text can use is a flood."""
+        stream.num_drafts += 1
+        if stream.num_drafts > _MAX_DRAFTS:
+            error = errors.RateLimited("There are more drafts than the text can use.", retry_after_s=1.0)
+            self._streams.end(stream, error)
+        elif max(draft.token_ids) < self._worker.served.engine.vocab.size:
+            stream.drafts.append(draft)
 
     async def _answer(self, data: bytes, stream: Stream, context: RpcContext) -> bool:
         """Answer a request; False if it closes the session."""
@@ -133,6 +148,7 @@ class VerifierService:
                     raise written
                 assert isinstance(written, Written)
                 self._keyring.label(stream.authorization)  # the token may have been revoked meanwhile
+                stream.num_drafts = max(stream.num_drafts - MAX_AHEAD * len(written.token_ids), 0)
                 await context.write(codec.encode_written(written))
         finally:
             if not stream.job.is_answered:
@@ -153,7 +169,7 @@ class VerifierService:
             loop.call_soon_threadsafe(take, answer, is_last)
 
         self._take_place(owner)
-        job = Job(call, owner, deliver, self._worker.clock(), partial(self._budget.charge, owner))
+        job = Job(call, owner, deliver, self._worker.clock(), partial(self._budget.charge, owner), stream.drafts)
         self._worker.post(partial(self._docket.take, job))
         stream.requests.task_done()  # the next one may be read
         return job, answers

@@ -5,13 +5,14 @@ An evicted or expired session costs its owner time, never tokens: the client ope
 
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from skydraft.access.limits import Limits
 from skydraft.access.shares import Shares
 from skydraft.config import Execution
+from skydraft.decoding.branch import Branch, Worth
 from skydraft.decoding.verification import TargetSession
 from skydraft.engines.base import Engine
 from skydraft.errors import Diverged, ProtocolError, SessionNotFound, SessionTaken, TargetChanged, VocabularyMismatch
@@ -44,6 +45,7 @@ class CloudSession:
     target: TargetSession
     used_at: float = 0.0  # by its last request or answer
     last: tuple[VerifyCall, Verdict] | None = None  # kept, as the answer may get lost on the way
+    branch: Branch = field(default_factory=lambda: Branch(Worth()))
 
     def recall(self, call: VerifyCall) -> Verdict | None:
         if self.last is None:

@@ -4,6 +4,7 @@ The server may end an idle stream at any time: the session stays, and the client
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,13 +15,15 @@ from skydraft.access.limits import Limits
 from skydraft.access.shares import Shares
 from skydraft.cloud.docket import Job
 from skydraft.errors import CloudBusy, CloudDraining, CloudLost, SkydraftError
+from skydraft.types import Draft
 
 _STREAMS_PER_PLACE = 4  # of the queue: a client that is drafting has a stream without a request
 
 
 @dataclass(eq=False, slots=True)
 class Stream:
-    """`is_busy` is set during a request, `used_at` after it. `requests` end with None; `job` is under way."""
+    """`is_busy` is set during a request, `used_at` after it. `requests` end with None; `job` is under way, and takes
+    `drafts`."""
 
     owner: str
     authorization: str
@@ -29,6 +32,8 @@ class Stream:
     requests: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
     session: int = 0
     job: Job | None = None
+    drafts: deque[Draft] = field(default_factory=deque)
+    num_drafts: int = 0  # messages with drafts that the tokens written since have not used up
     is_busy: bool = False
     ended_by: SkydraftError | None = None
 
@@ -72,9 +77,9 @@ class Streams:
         if not idle:
             raise CloudBusy(f"{len(self._open)} streams are open already.", hint="Try again later.")
         idle.sort(key=lambda each: each.used_at)
-        self._end(shares.largest_first(idle, lambda each: each.owner)[0], CloudLost("The stream made way for another."))
+        self.end(shares.largest_first(idle, lambda each: each.owner)[0], CloudLost("The stream made way for another."))
 
-    def _end(self, stream: Stream, error: SkydraftError) -> None:
+    def end(self, stream: Stream, error: SkydraftError) -> None:
         stream.ended_by = error
         stream.task.cancel()
         self._open.discard(stream)
@@ -84,5 +89,5 @@ class Streams:
         tasks = {stream.task for stream in self._open}
         self.is_draining = True
         for stream in [stream for stream in self._open if not stream.is_busy]:
-            self._end(stream, CloudDraining("The server is shutting down."))
+            self.end(stream, CloudDraining("The server is shutting down."))
         return tasks

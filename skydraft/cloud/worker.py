@@ -15,6 +15,7 @@ from skydraft.access.limits import Limits
 from skydraft.cloud.docket import TICK_S, Batch, Docket, Job
 from skydraft.cloud.sessions import ServedModel
 from skydraft.config import Execution
+from skydraft.decoding.cost_model import row_ms
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Rows
 
@@ -66,7 +67,10 @@ class Worker:
         self.docket.expire()
         self.docket.admit()
         self._prefill()
-        self.docket.commit(self._forward(self.docket.batch(self.max_rows)))
+        self.docket.commit(self._forward(self.docket.batch(self.max_rows, self._ms)))
+
+    def _ms(self, num_rows: int) -> float:
+        return row_ms(self._engine.forward_ms, num_rows)
 
     def _prefill(self) -> None:
         """Feed one part of the next prompt that is not in the cache yet; other jobs get turns between the parts."""
@@ -101,7 +105,8 @@ class Worker:
             metrics.forward(len(batch), sum(len(feed) for *_, feed in batch), seconds)
         done = []
         for (job, work, feed), fed in zip(batch, rows, strict=True):
-            self.docket.work_done.serve(job.owner, len(feed))
+            # Drafts get rows that are left over: nobody's turn comes later for them.
+            self.docket.work_done.serve(job.owner, 1 if job.has_verdict else len(feed))
             job.account(len(feed), seconds, self.clock())
             with self.docket.failing(job):
                 work.absorb(fed)

@@ -9,7 +9,8 @@ from skydraft.choosing.chooser import Chooser
 from skydraft.choosing.stopping import Stopping
 from skydraft.choosing.thinking import ThinkingAlong
 from skydraft.config import DEFAULT_K, MAX_K, OPENING, DecodingParams
-from skydraft.decoding.block_length import MAX_AUTO_K, AutoTurns
+from skydraft.decoding.ahead import Ahead
+from skydraft.decoding.block_length import Blocks
 from skydraft.decoding.context import Context
 from skydraft.decoding.copying import Copies
 from skydraft.decoding.cost_model import CostModel
@@ -27,12 +28,12 @@ from skydraft.errors import CloudError, OptionError
 from skydraft.gating.allowance import Allowance
 from skydraft.gating.calibration import MAX_BLOCK, find_calibration
 from skydraft.gating.gates import START, Gate
-from skydraft.gating.hand_back import HandBack
 from skydraft.prompts.pair import PromptPair, read_prompt
 from skydraft.prompts.systems import readable
 from skydraft.prompts.thinking import settings, tags_after, template_of
 from skydraft.types import Prompt, Signals
 
+_READING = 0.3  # of the time of a draft step, a token of the prompt takes
 _QUICK_S, _PATIENT_S = 0.5, 3.0  # timeouts for facts about the target: a text that may continue alone waits less
 
 
@@ -46,6 +47,8 @@ def start_generation(
     """
     plan = request.plan
     draft, verifying, reader = _sides(plan, edge, target)
+    if verifying and verifying.takes_drafts and plan.k is None:
+        plan = plan.streaming()
     local = verifying.engine if verifying else None
     vocab = (local or reader).vocab  # a local target decodes its text, with any draft model
     request, prompts = prompted(request, reader)
@@ -54,12 +57,13 @@ def start_generation(
     draft, gate = _drafting(request, draft, prompts.edge, facts, calibrations)
     context, max_new_tokens = _context(request, prompts, draft, verifying, vocab)
     opens = plan.k and START in plan.gate.content_rules and not context.base and not request.params.think_end
-    turns, length = _turns(plan, draft, facts, len(prompts.edge.token_ids), OPENING if opens else 0)
+    costs = _costs(plan, draft, local, facts)
+    turns = _turns(plan, costs, facts, len(prompts.edge.token_ids), OPENING if opens else 0)
     drafter = verifier = None
     if draft:
         drafter = Drafter(
-            draft, prompts.edge, request.params, max_new_tokens, ends_blocks=_end_of_blocks(plan, gate, length, turns),
-            with_signals=request.with_signals or plan.gate.needs_signals or plan.k is None,
+            draft, prompts.edge, request.params, max_new_tokens, ends_blocks=_end_of_blocks(plan, gate, turns),
+            with_signals=request.with_signals or plan.gate.needs_signals,
             longest=facts.max_block if facts else 0 if verifying else MAX_K, reuse=request.reuse, scores=context.scores,
             execution=request.execution,
         )  # fmt: skip
@@ -70,15 +74,26 @@ def start_generation(
     falls_back = bool(verifying and verifying.falls_back(plan))
     thinking = ThinkingAlong(request.params, vocab) if request.params.think_end else None
     breaks_loops = request.breaks_loops and not request.params.grammar  # a list of equal values is no loop
+    copies, ahead = _copies(request, prompts, facts, costs, vocab), None
+    if drafter and verifying and verifier and verifying.takes_drafts and _writes_on(request):
+        copies, ahead = None, Ahead(drafter, prompts.edge, verifier.draft, copies)
+        verifier.came = ahead.came
     loop = SpeculativeLoop(
-        context, drafter, gate, verifier, turns, vocab, falls_back, breaks_loops, thinking,
-        _copies(request, prompts, facts, length, vocab), Seats((draft, local)),
+        context, drafter, gate, verifier, turns, vocab, falls_back, breaks_loops, thinking, copies, ahead,
+        Seats((draft, local)),
     )  # fmt: skip
     return Generation(loop, request, prompts, draft or edge, target, watch)
 
 
+def _writes_on(request: GenerateRequest) -> bool:
+    """Whether the target writes several tokens in a row, so that drafts may come meanwhile. Scores of drafts that do
+    not stand would be kept for nothing."""
+    plan = request.plan
+    return (plan.k is None or plan.back.num_tokens > 0) and request.num_best is None
+
+
 def _copies(
-    request: GenerateRequest, prompts: PromptPair, facts: TargetFacts | None, length: AutoTurns | None, vocab: Vocab
+    request: GenerateRequest, prompts: PromptPair, facts: TargetFacts | None, costs: CostModel | None, vocab: Vocab
 ) -> Copies | None:
     """Drafts without a model, where each block is checked: what a gate skips has to be the draft model's."""
     plan = request.plan
@@ -86,7 +101,7 @@ def _copies(
         return None
     longest = facts.max_block if facts else MAX_K
     prediction = vocab.encode(request.prediction) if request.prediction else ()
-    return Copies(prompts.edge.token_ids, prediction, longest, (lambda: length.costs) if length else None)
+    return Copies(prompts.edge.token_ids, prediction, longest, costs)
 
 
 def _sides(plan: Plan, edge: Engine | None, target: Target | None) -> tuple[Engine | None, Target | None, Engine]:
@@ -187,46 +202,31 @@ def _gate(request: GenerateRequest, draft: Engine | None, facts: TargetFacts | N
     names = f"{draft.name} and {facts.name if facts else 'a target that cannot be reached'}"
     weights = facts.weights if facts else None
     calibration = find_calibration(folders, draft.fingerprint, weights, names, request.calibration)
-    limit = calibration.limit(plan.gate.threshold, plan.k or MAX_BLOCK, plan.hand_back or HandBack())
+    limit = calibration.limit(plan.gate.threshold, plan.k or MAX_BLOCK, plan.back)
     return Gate(plan.gate, Allowance(calibration, plan.gate.threshold, limit))
 
 
-def _end_of_blocks(
-    plan: Plan, gate: Gate, length: AutoTurns | None, turns: Turns
-) -> Callable[[Seq[Signals]], bool] | None:
-    """What ends a block early. A skipped block costs no round: if the gate may skip, only what it sends is compared."""
+def _end_of_blocks(plan: Plan, gate: Gate, turns: Turns) -> Callable[[Seq[Signals]], bool] | None:
+    """What ends a block early."""
     if plan.ends_early:
         return gate.is_unsure
-    if turns.opens:
-        return turns.end_of_opening(gate.is_unsure)
-    if length is None:
+    return turns.end_of_opening(gate.is_unsure) if turns.opens else None
+
+
+def _costs(plan: Plan, draft: Engine | None, local: Engine | None, facts: TargetFacts | None) -> CostModel | None:
+    """Costs of both models in this process, where they decide about blocks."""
+    if plan.k is not None or draft is None or local is None or facts is None:
         return None
-    if not plan.is_gated:
-        return length.is_enough
-    return lambda signals: gate.is_unsure(signals) and length.is_enough(signals)
+    return CostModel(draft.forward_ms[0], facts.forward_ms, facts.max_rows)
 
 
-def _turns(
-    plan: Plan, draft: Engine | None, facts: TargetFacts | None, prompt_len: int, opening: int
-) -> tuple[Turns, AutoTurns | None]:
-    """Who writes when; and what decides the length of blocks, if it is not fixed and costs are known."""
-    hand_back, decides = plan.hand_back or HandBack(), plan.hand_back is None
-    if plan.k is not None or draft is None or facts is None:
-        longest = facts.max_block if facts else MAX_K
-        k, opening = min(plan.k or DEFAULT_K, longest), min(opening, longest)
-        return Turns(k, hand_back, opening=opening, streams=plan.streams), None
-    draft_ms = draft.forward_ms
-    costs = CostModel(draft_ms[0], facts.forward_ms, facts.max_rows, wire_ms=facts.wire_ms, streams=facts.streams)
-    # Two machines read the prompt at the same time.
-    prompt_ms = prompt_len * max(_read_ms(draft_ms) - (_read_ms(facts.forward_ms) if facts.streams else 0.0), 0.0)
-    read_ms = _read_ms(draft_ms[: draft.max_rows(None)])
-    length = AutoTurns(costs, may_stream=decides, max_k=facts.max_block, prompt_ms=prompt_ms, read_ms=read_ms)
-    return (length if decides else Turns(min(MAX_AUTO_K, facts.max_block), hand_back, length)), length
-
-
-def _read_ms(forward_ms: Seq[float]) -> float:
-    """Time to read a token in forwards of the most rows that were measured."""
-    return forward_ms[-1] / len(forward_ms) if forward_ms else 0.0
+def _turns(plan: Plan, costs: CostModel | None, facts: TargetFacts | None, prompt_len: int, opening: int) -> Turns:
+    """Who writes when."""
+    if costs:
+        return Blocks(costs, prompt_len * costs.draft_ms * _READING)
+    longest = facts.max_block if facts else MAX_K
+    k, opening = min(plan.k or DEFAULT_K, longest), min(opening, longest)
+    return Turns(k, plan.back, opening, streams=plan.streams)
 
 
 def _missing(side: str) -> OptionError:

@@ -4,19 +4,18 @@ Prompt lookup (github.com/apoorvumang/prompt-lookup-decoding) with a length that
 """
 
 from collections import defaultdict
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
+from skydraft.decoding.branch import Worth
 from skydraft.decoding.cost_model import CostModel
 from skydraft.engines.vocab import TokenIds
 
 MIN_MATCH = 8  # tokens; a shorter run stands in many places
 MAX_COPIED = 16
 _LOOK_BACK, _NUM_PLACES = 64, 8  # tokens that are compared; the newest places of a run that are tried
-_PRIOR, _MEMORY = 0.9, 32.0  # the chance that a copied token is right; judged tokens after which older ones fade
+_PRIOR = 0.9  # the chance that a copied token is right
 _MIN_GAIN = 1.02
-_Costs = Callable[[], CostModel]
 _END = -1  # no token: nothing is copied beyond it
 
 
@@ -25,12 +24,12 @@ class Copies:
     place, by the `prediction`. `costs`, where they are known, decide how many tokens are drafted, at most `longest`."""
 
     def __init__(
-        self, prompt: Seq[int], prediction: Seq[int] = (), longest: int = MAX_COPIED, costs: _Costs | None = None
+        self, prompt: Seq[int], prediction: Seq[int] = (), longest: int = MAX_COPIED, costs: CostModel | None = None
     ) -> None:  # fmt: skip
         self._tokens: list[int] = []
         self._places: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)  # where a run ends
-        self._longest, self._costs = min(longest, MAX_COPIED), costs
-        self._num_right, self._num_judged = _PRIOR * MIN_MATCH, float(MIN_MATCH)
+        self._longest, self._costs = min(longest, MAX_COPIED), costs and replace(costs, draft_ms=0.0)
+        self._worth = Worth(_PRIOR)
         if prediction:
             self._add([*prompt[-MIN_MATCH:], *prediction, _END])
         self._begin = len(self._tokens)  # of the text
@@ -44,20 +43,15 @@ class Copies:
             place for place in places[-_NUM_PLACES:] + places[:1] if tokens[place : place + 1] not in ([], [_END])
         ]
         if not places or not (length := self._length()):
-            self._count(0.1, _PRIOR)  # what was wrong there need not be wrong here
+            self._worth.note(_PRIOR, 0.1)  # what was wrong there need not be wrong here
             return ()
         place = max(places, key=self._match)
         found = tokens[place : place + length]
         return tuple(found[: found.index(_END)] if _END in found else found)
 
     def observe(self, num_accepted: int, num_drafted: int) -> None:
-        judged = min(num_accepted + 1, num_drafted)  # judging ends at the first difference
-        self._count(judged, num_accepted / max(judged, 1))
-
-    def _count(self, num_judged: float, share: float) -> None:
-        keeps = max(1 - num_judged / _MEMORY, 0.0)
-        self._num_right = self._num_right * keeps + share * num_judged
-        self._num_judged = self._num_judged * keeps + num_judged
+        for index in range(min(num_accepted + 1, num_drafted)):  # judging ends at the first difference
+            self._worth.note(index < num_accepted)
 
     def _add(self, token_ids: Seq[int]) -> None:
         for token_id in token_ids:
@@ -76,7 +70,5 @@ class Copies:
     def _length(self) -> int:
         if self._costs is None:
             return self._longest
-        costs, alpha = replace(self._costs(), draft_ms=0.0), min(self._num_right / self._num_judged, 0.99)
-        speeds = [costs.tokens_per_s(alpha, k) for k in range(self._longest + 1)]
-        best = max(range(len(speeds)), key=speeds.__getitem__)
-        return best if speeds[best] >= _MIN_GAIN * speeds[0] else 0
+        k, gain = self._costs.best(min(self._worth.share, 0.99), self._longest)
+        return k if gain >= _MIN_GAIN else 0

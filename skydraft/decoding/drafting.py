@@ -27,6 +27,13 @@ class _Step(NamedTuple):
     is_other: bool = False  # than the model would have chosen, which went round in a cycle
 
 
+class Text(NamedTuple):
+    """A text as a drafter reads it: its prompt and `base` tokens."""
+
+    token_ids: TokenIds
+    base: int
+
+
 class Drafter:
     """The draft model's side of one generation; its sequence is opened at the first block.
 
@@ -49,18 +56,22 @@ class Drafter:
         self._with_signals = with_signals or ends_blocks is not None
         self._sequence: Sequence | None = None
         self._is_cancelled = False
+        self.compares: Callable[[int, bool | None], None] | None = None  # called with each place that is read
         self._agrees: list[bool | None] = []  # of the tokens read so far, where others are still to be read
 
-    def room(self, context: Context) -> int:
+    def room(self, context: Context | Text) -> int:
         """Number of tokens after `context` that fit into the draft model's context."""
         prompt_len, context_len = len(self._prompt.token_ids), self._engine.context_len
         # A sequence cannot be opened with a prompt that fills the context.
         return max(context_len - prompt_len - context.base + 1, 0) if prompt_len < context_len else 0
 
-    def draft(self, context: Context, k: int, *, breaks_loops: bool = False) -> DraftBlock:
+    def draft(
+        self, context: Context | Text, k: int, *, begun: DraftBlock | None = None, breaks_loops: bool = False
+    ) -> DraftBlock:
         """The next tokens of the draft model alone: at most `k`, beside those that a grammar forces, which are free.
 
-        With `breaks_loops` a token that would go on with a cycle is replaced by another.
+        Those of `begun`, which it has drafted already, come first. With `breaks_loops` a token that would go on with a
+        cycle is replaced by another.
         """
         sequence = self._open()
         cost = sequence.take_prefill_cost()
@@ -68,12 +79,17 @@ class Drafter:
         longest = min(max(self._longest, k) if self._chooser.has_grammar else k, self.room(context))
         text, steps = TokenBuffer(context.token_ids), list[_Step]()
         ended_by: EndedBy = "k"
+        known = _steps_of(begun)[:longest] if begun and begun.base == context.base and not breaks_loops else []
         cost += self._catch_up(sequence, text.view)
         with self._engine.floor:
             sequence.align(text.view)
             while ended_by == "k" and len(steps) < longest:
-                num_chosen = sum(not step.is_forced for step in steps)
-                step = self._next(sequence, text, may_choose=num_chosen < k, breaks_loops=breaks_loops)
+                may_choose = sum(not step.is_forced for step in steps) < k
+                if known and (may_choose or known[0].is_forced):
+                    step: _Step | None = known.pop(0)
+                    text.extend([step.token_id] if step else ())
+                else:
+                    step = self._next(sequence, text, may_choose=may_choose, breaks_loops=breaks_loops)
                 if step is None:
                     break
                 steps.append(step)
@@ -92,7 +108,7 @@ class Drafter:
             return "k"
         return "gate" if self._ends_blocks([step.signals for step in steps if not step.is_forced]) else "k"
 
-    def read(self, context: Context) -> DraftBlock:
+    def read(self, context: Context | Text) -> DraftBlock:
         """An empty block that says which of the last tokens, not read before, this model would have written itself.
 
         One forward is made, so a stream never waits for long; until all tokens but the last one are read, the block
@@ -170,9 +186,12 @@ class Drafter:
         began, start = time.perf_counter(), sequence.length
         pending = prefix[start : start + self._max_rows]
         rows = sequence.extend(pending)
-        if self._scores:
-            for row, after in zip(rows, range(start + 1, len(prefix)), strict=False):
-                self._scores.read(self._chooser.position(prefix[:after]), row, int(prefix[after]))
+        for row, after in zip(rows, range(start + 1, len(prefix)), strict=False):
+            place = self._chooser.position(prefix[:after])
+            if self._scores:
+                self._scores.read(place, row, int(prefix[after]))
+            if self.compares:
+                self.compares(place, self._agrees_with(prefix[: after + 1], row))
         return rows, Cost(1, len(pending), forward_ms=(time.perf_counter() - began) * 1e3)
 
     def cancel(self) -> None:
@@ -183,3 +202,14 @@ class Drafter:
     def close(self) -> None:
         if self._sequence is not None:
             self._sequence.close()
+
+
+def _steps_of(block: DraftBlock) -> list[_Step]:
+    last = len(block.token_ids) - 1
+    return [
+        _Step(
+            token_id, block.signals[index] if block.signals else CERTAIN, block.finish if index == last else None,
+            is_forced=block.is_forced(index),
+        )
+        for index, token_id in enumerate(block.token_ids)
+    ]  # fmt: skip

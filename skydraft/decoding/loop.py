@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from skydraft.choosing.thinking import ThinkingAlong
+from skydraft.decoding.ahead import Ahead
 from skydraft.decoding.context import Context
 from skydraft.decoding.copying import Copies
 from skydraft.decoding.drafting import Drafter
@@ -28,7 +29,7 @@ class SpeculativeLoop:
     Without a drafter every block is empty and the target writes alone; without a verifier the gate must skip each.
     With `falls_back`, a block whose verifier is lost is committed as drafted, with the origin edge-fallback. With
     `breaks_loops` the draft model leaves a cycle where nobody checks it. `copies` draft without the model
-    where the text repeats itself.
+    where the text repeats itself. With `ahead` the target writes, and drafts go to it meanwhile.
     """
 
     context: Context
@@ -41,6 +42,7 @@ class SpeculativeLoop:
     breaks_loops: bool = False
     thinking: ThinkingAlong | None = None
     copies: Copies | None = None
+    ahead: Ahead | None = None
     seats: Seats = field(default_factory=lambda: Seats(()))
     _num_rounds: int = field(default=0, init=False)
     _started: float = field(default=0.0, init=False)  # the first round
@@ -69,20 +71,26 @@ class SpeculativeLoop:
     def _draft(self) -> DraftBlock:
         """A block of the drafter; in the target's turn an empty one, with what the drafter has read along."""
         drafter, empty = self.drafter, DraftBlock(self.context.base, ())
+        if self.ahead and not self.turns.longest():
+            empty = self.ahead.go(self.context)
+            self.turns.read(empty.read)
         if self.copies and self.verifier and not self._is_alone:
             token_ids = self.copies.draft(self.context.token_ids)
             if token_ids and self.verifier.stop():
                 return replace(empty, token_ids=token_ids, is_copied=True)
         if drafter is None or not (room := drafter.room(self.context)):
             return empty
-        if self.turns.reads:
+        if self.turns.reads and not self.ahead:
             empty = drafter.read(self.context)
             self.turns.read(empty.read)
         k = min(self.turns.longest(), room)
         if not k or (self.verifier is not None and not self.verifier.stop()):  # what it wrote is committed first
             return empty
-        block = drafter.draft(self.context, k, breaks_loops=self.breaks_loops and (self._is_alone or not self.verifier))
-        return replace(block, cost=empty.cost + block.cost, read=empty.read) if empty.read else block
+        block = drafter.draft(
+            self.context, k, begun=self.ahead.pause() if self.ahead else None,
+            breaks_loops=self.breaks_loops and (self._is_alone or not self.verifier),
+        )  # fmt: skip
+        return replace(block, cost=empty.cost + block.cost, read=empty.read, num_unread=empty.num_unread)
 
     def _num_to_write(self) -> int:
         """How many tokens the target may write after its next verdict; all, if the draft model cannot go on."""
@@ -99,7 +107,12 @@ class SpeculativeLoop:
                 raise
             return self._commit(self._block_without(block, error), None, "fallback", reason, began)
         judged = block.first(self.verifier.max_block)  # what comes after it is a bonus
-        return self._commit(judged, verdict, "verified" if self.verifier.called else "written", reason, began)
+        num_copied = len(judged.token_ids) if judged.is_copied else 0
+        if verdict.draft_ids and self.ahead:
+            judged, num_copied = self.ahead.judged(block.base, verdict.draft_ids)
+            judged = replace(judged, cost=block.cost, read=block.read, num_unread=block.num_unread)
+        outcome: Outcome = "verified" if self.verifier.called else "written"
+        return self._commit(judged, verdict, outcome, reason, began, num_copied)
 
     def _block_without(self, block: DraftBlock, error: CloudError) -> DraftBlock:
         """The block to commit without a verdict. If it is empty or goes round in a cycle, draft one now."""
@@ -117,8 +130,9 @@ class SpeculativeLoop:
         return any(is_looping(text[:end], self.vocab) for end in range(block.base + 1, len(text) + 1))
 
     def _commit(
-        self, block: DraftBlock, verdict: Verdict | None, outcome: Outcome, reason: Reason, began: float
-    ) -> Round:
+        self, block: DraftBlock, verdict: Verdict | None, outcome: Outcome, reason: Reason, began: float,
+        num_copied: int = 0,
+    ) -> Round:  # fmt: skip
         """Commit what a verdict says, or the block as drafted, and close the round. Drafting ends a block at the first
         stop, so only its last token can finish the text."""
         num_thinking = self._count_thinking()
@@ -138,7 +152,7 @@ class SpeculativeLoop:
             num_audited=len(audit), num_agreed=sum(audit), draft=block.cost, target=verdict.cost if verdict else Cost(),
             num_forced=sum(block.forced[: num_accepted if verdict else None]),
             num_reasoning=self._count_thinking() - num_thinking, num_broken=block.num_broken,
-            num_copied=len(block.token_ids) if block.is_copied else 0,
+            num_copied=num_copied,
         )  # fmt: skip
         self._num_rounds += 1
         done = Round(record, block, token_ids, origins, audit)
@@ -155,11 +169,15 @@ class SpeculativeLoop:
         """Begin no other round, and end a long prefill or wait. Any thread may call this."""
         self.is_cancelled = True
         self.seats.end_wait()
+        if self.ahead:
+            self.ahead.close()
         for side in (self.drafter, self.verifier):
             if side is not None:
                 side.cancel()
 
     def close(self) -> None:
+        if self.ahead:
+            self.ahead.close()
         try:  # no ExitStack: an interrupt within it would stay in a circle of references, and keep the sequences
             try:
                 if self.drafter is not None:

@@ -11,11 +11,12 @@ from skydraft.types import WRITE_ALL
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a text is decoded. `k` None means adaptive; `mode` names the preset, if any.
+    """How a text is decoded. `mode` names the preset, if any.
 
-    `hand_back` None means that measured costs decide when the target writes on; it needs an adaptive `k`. A plan that
-    does not draft uses the target alone. With `ends_early` a block ends where the gate escalates. With `streams` the
-    draft model writes only where the target is lost. `make_plan` makes plans whose parts fit.
+    Without `k` there are no rounds: the target writes, and the draft model drafts ahead of it; where both compute in
+    turn there are blocks while they pay. A plan that does not draft uses the target alone. With `ends_early` a block
+    ends where the gate escalates. With `streams` the draft model writes only where the target is lost. `make_plan`
+    makes plans whose parts fit.
     """
 
     gate: GateSpec
@@ -31,6 +32,10 @@ class Plan:
             parse_k(self.k)
         assert self.drafts or self.gate.kind == "always"
         assert self.hand_back is not None or (self.k is None and self.gate.kind == "always")
+
+    @property
+    def back(self) -> HandBack:
+        return self.hand_back or HandBack()
 
     @property
     def verifies(self) -> bool:
@@ -83,9 +88,9 @@ def make_plan(
         hint = "Use --mode quality, or give --gate (--gate always to check every block) and no --mode."
         raise OptionError(f"--gate {gate} is lossy, and mode lossless is not.", hint=hint)
     chosen_gate = parse_gate(gate or spec.gate)
-    chosen_k = given_k if k is not None else parse_k(spec.k)
     takes_own = hand_back is None and chosen_gate.kind != "never"
-    back: HandBack | None = parse_hand_back(spec.hand_back) if takes_own else given_back
-    if hand_back is None and chosen_k is None and chosen_gate.kind == "always":
-        back = None  # every block is checked, and costs choose its length
+    back = parse_hand_back(spec.hand_back) if takes_own else given_back
+    if spec.k == "auto" and k is None and hand_back is None:
+        return Plan(chosen_gate, None, mode=name, hand_back=None)
+    chosen_k = given_k if k is not None or spec.k == "auto" else spec.k
     return Plan(chosen_gate, chosen_k, True, spec.ends_early and chosen_gate.needs_signals, name, back)

@@ -94,8 +94,8 @@ def stats_of(
     records: Seq[StepRecord], *, is_exact: bool = True, prices: Prices | None = None, adapter: str | None = None
 ) -> Stats:
     escalated = [record for record in records if record.outcome == "verified"]
-    num_draft = sum(record.num_draft for record in escalated)
-    num_accepted = sum(record.num_accepted for record in escalated)
+    judged = [r for r in records if r.outcome == "verified" or (r.outcome == "written" and r.num_draft)]
+    num_draft, num_accepted = (sum(getattr(r, name) for r in judged) for name in ("num_draft", "num_accepted"))
     num_tokens, gaps = sum(record.num_committed for record in records), token_gaps(records)
     draft, target = sum((r.draft for r in records), Cost()), sum((r.target for r in records), Cost())
     link = sum((r.link for r in records), LinkCost())
@@ -106,7 +106,7 @@ def stats_of(
     return Stats(
         num_tokens=num_tokens, num_rounds=len(records), num_escalated=len(escalated),
         num_draft_tokens=num_draft, num_accepted_tokens=num_accepted, acceptance_rate=_ratio(num_accepted, num_draft),
-        mean_acceptance_length=_ratio(sum(record.num_committed for record in escalated), len(escalated)),
+        mean_acceptance_length=_ratio(sum(record.num_committed for record in judged), len(judged)),
         cloud_calls_per_token=_ratio(len(escalated), num_tokens),
         target_written_per_token=_ratio(total("num_written"), num_tokens),
         target_passes_per_token=_ratio(target.num_passes, num_tokens),
@@ -120,8 +120,8 @@ def stats_of(
         num_fallback_tokens=sum(record.num_committed for record in records if record.outcome == "fallback"),
         num_forced_tokens=total("num_forced"), num_reasoning_tokens=total("num_reasoning"),
         num_broken_loops=total("num_broken"), audited_agreement=_ratio(total("num_agreed"), total("num_audited")),
-        num_copied_tokens=sum(record.num_copied for record in escalated),
-        num_right_copies=sum(record.num_accepted for record in escalated if record.num_copied),
+        num_copied_tokens=sum(record.num_copied for record in judged),
+        num_right_copies=sum(min(record.num_accepted, record.num_copied) for record in judged),
         draft_prefill_ms=round(draft.prefill_ms, 3), draft_encode_ms=round(draft.encode_ms, 3),
         target_prefill_ms=round(target.prefill_ms, 3), target_encode_ms=round(target.encode_ms, 3),
         cached_tokens=CachedTokens(draft.num_cached, target.num_cached),

@@ -1,4 +1,5 @@
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,7 +14,7 @@ from skydraft.decoding.verification import TargetSession, Verifier
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import CloudError
-from skydraft.types import Cost, DraftBlock, LinkCost, Prompt, Reuse, Verdict
+from skydraft.types import Cost, Draft, DraftBlock, LinkCost, Prompt, Reuse, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +22,13 @@ class TargetFacts:
     """Facts about a target before a text begins: its name, the fingerprint of its weights, and its costs.
 
     A server without skydraft tells no fingerprint: `weights` is then `named_weights` of its model, "" if it names none.
-    `forward_ms`, `max_rows`, `wire_ms` and `streams` are as in `CostModel`; `max_block` is the longest block it takes.
+    `forward_ms` and `max_rows` are as in `CostModel`; `max_block` is the longest block it takes.
     """
 
     name: str
     weights: str
     forward_ms: tuple[float, ...]
     max_rows: int
-    wire_ms: float = 0.0
-    streams: bool = False
     max_block: int = MAX_K
 
 
@@ -46,6 +45,10 @@ class Target(Protocol):
 
     @property
     def is_exact(self) -> bool: ...
+
+    @property
+    def takes_drafts(self) -> bool:
+        """Whether drafts may come while it writes."""
 
     @property
     def prices(self) -> Prices | None: ...
@@ -70,7 +73,7 @@ class Target(Protocol):
 
 
 class LocalTarget:
-    prices = None
+    prices, takes_drafts = None, False
 
     def __init__(self, engine: Engine, execution: Execution | None = None) -> None:
         self.engine, self._max_rows = engine, engine.max_rows(execution)
@@ -116,6 +119,7 @@ class LocalVerifier(TargetSession):
         self._num_to_write = 0
         self._is_closed = self.called = False
         self.sent, self.link = Sent(), LinkCost()  # nothing leaves this process
+        self.came: Callable[[int, Seq[int], int], None] = lambda base, token_ids, num_accepted: None
 
     def verify(self, block: DraftBlock, catch_up: Seq[int], write: int = 0) -> Verdict:
         """The verdict. What the target writes after it is computed when it is asked for. Raises as `check` does."""
@@ -142,6 +146,9 @@ class LocalVerifier(TargetSession):
             super().close()
         self._engine.fill(sequence, self._prompt.token_ids)
         return sequence.take_prefill_cost()
+
+    def draft(self, draft: Draft) -> None:
+        """It waits for none: both compute in turn."""
 
     def stop(self) -> bool:
         self._num_to_write = 0

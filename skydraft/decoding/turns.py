@@ -11,14 +11,11 @@ from skydraft.types import Round, Signals
 
 class Turns:
     """Blocks of at most `k` tokens, the first one of at most `opening`; after a correction the target writes on as
-    `hand_back` says. `length`, if given, learns from the rounds where blocks should end. With `streams` it is the
-    target's turn at first, and after each verdict."""
+    `hand_back` says. With `streams` it is the target's turn at first, and after each verdict."""
 
-    def __init__(
-        self, k: int, hand_back: HandBack, length: Turns | None = None, opening: int = 0, *, streams: bool = False
-    ) -> None:
+    def __init__(self, k: int, hand_back: HandBack, opening: int = 0, *, streams: bool = False) -> None:
         self._k, self._opening = k, max(opening, k)
-        self._hand_back, self._length = hand_back, length
+        self._hand_back = hand_back
         self._is_targets = self._streams = streams
         self._num_written = self._num_agreed = 0  # in the target's turn; agreed: the last ones, without a gap
         self._num_unread = 0
@@ -49,8 +46,9 @@ class Turns:
         """Take in which of the last tokens the draft model would have written itself; none until all are read."""
         if agrees:
             self._num_unread = 0
-        self._num_agreed = run_of(agrees, self._num_agreed)
-        self._end_if_over()
+        for each in agrees:
+            self._num_agreed = run_of([each], self._num_agreed)
+            self._end_if_over()
 
     def hand_back(self) -> None:
         """End the target's turn."""
@@ -59,7 +57,7 @@ class Turns:
     def observe(self, done: Round) -> None:
         """Take in a committed round. A correction begins the target's turn."""
         record, self._opening = done.record, self._k
-        if record.num_draft:
+        if record.num_draft and record.outcome != "written":
             is_over = record.num_accepted < record.num_draft or self._streams
             is_corrected = record.outcome == "verified" and is_over
             self._is_targets, self._num_written, self._num_agreed, self._num_unread = is_corrected, 0, 0, 0
@@ -67,8 +65,6 @@ class Turns:
             self._num_written += record.num_committed
             self._num_unread += record.num_committed
         self._end_if_over()
-        if self._length is not None:
-            self._length.observe(done)
 
     def _end_if_over(self) -> None:
         if self._hand_back.is_over(self._num_written, self._num_agreed):

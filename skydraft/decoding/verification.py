@@ -1,5 +1,6 @@
 """The target accepts the drafted tokens that it would have written itself, and adds one: by the prefix alone."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,7 +15,7 @@ from skydraft.decoding.scoring import score
 from skydraft.engines.base import Engine, Sequence, TokenBuffer
 from skydraft.engines.vocab import Rows, TokenIds
 from skydraft.errors import BaseMismatch, EngineError, LimitExceeded
-from skydraft.types import Cost, DraftBlock, FinishReason, LinkCost, Prompt, Score, Verdict
+from skydraft.types import Cost, Draft, DraftBlock, FinishReason, LinkCost, Prompt, Score, Verdict
 
 
 class Verifier(Protocol):
@@ -22,6 +23,7 @@ class Verifier(Protocol):
     `link` what that cost in all."""
 
     max_block: int | None  # of a longer block only so many tokens are judged; None: no limit is known
+    came: Callable[[int, Seq[int], int], None]  # called with what the target writes: the base, tokens, accepted drafts
     called: bool  # whether the last `verify` called the target, and did not only take a token that it had written
     sent: Sent
 
@@ -31,6 +33,9 @@ class Verifier(Protocol):
         If it corrects the block, or the block is empty, the target may write `write` more tokens after it; they are the
         verdicts on the next empty blocks.
         """
+
+    def draft(self, draft: Draft) -> None:
+        """Send drafts beside what the target writes. Any thread may call this."""
 
     def stop(self) -> bool:
         """Stop the target's writing. False while empty blocks must still take written tokens."""
@@ -158,6 +163,11 @@ class TargetSession:
     @property
     def token_ids(self) -> TokenIds:
         return self._tokens.view
+
+    @property
+    def generated(self) -> TokenIds:
+        """Read-only view of the tokens after the prompt, [base]."""
+        return self._tokens.view[len(self._prompt.token_ids) :]
 
     @property
     def is_seated(self) -> bool:

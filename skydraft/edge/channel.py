@@ -45,8 +45,8 @@ class Awaited(Generic[T]):
     """Work on the event loop, for which a thread waits: the two chained futures of concurrent.futures take 0.03 ms more
     in every round."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
-        self._loop, self._work = loop, work
+    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], is_over: threading.Event) -> None:
+        self._loop, self._work, self._is_over = loop, work, is_over
         self._is_cancelled, self._done = False, threading.Event()
         self.wait = self._done.wait
         try:
@@ -61,7 +61,8 @@ class Awaited(Generic[T]):
 
     def _end(self, task: asyncio.Task[T]) -> None:
         seen(task)  # the result may never be asked for
-        self._done.set()
+        if not self._is_over.is_set():  # else its thread ends with the interpreter, without a word
+            self._done.set()
 
     def cancel(self) -> None:
         """Make `result` raise Cancelled. Any thread may call this; it never waits."""
@@ -106,6 +107,7 @@ class EventLoop:
     def __init__(self) -> None:
         self._pid, self._loop = os.getpid(), asyncio.new_event_loop()
         self._ran_s, self._ticked = 0.0, time.monotonic()
+        self._is_over = threading.Event()
         self._loop.call_soon(self._tick)
         self._thread = threading.Thread(target=self._loop.run_forever, name="skydraft edge", daemon=True)
         self._thread.start()
@@ -125,7 +127,7 @@ class EventLoop:
             work.close()
             hint = "Start processes with the method spawn, or use the cloud in them alone."
             raise OptionError("This process was forked after a cloud was used, so it cannot use a cloud.", hint=hint)
-        return Awaited(self._loop, work)
+        return Awaited(self._loop, work, self._is_over)
 
     def post(self, work: Callable[[], Any]) -> None:
         """Run `work` on the loop, unless the interpreter is ending. Never waits, so a finalizer may call this."""
@@ -142,6 +144,7 @@ class EventLoop:
         """End what is under way: what is left over would be complained about."""
         others = asyncio.all_tasks() - {asyncio.current_task()}
         _, late = await asyncio.wait(others, timeout=_END_S) if others else ((), ())
+        self._is_over.set()
         for task in late:
             task.cancel()
         await asyncio.gather(*late, return_exceptions=True)
@@ -273,7 +276,8 @@ class SessionStream:
         self._channel, self._wire, self._call = channel, wire, call
         self._broken_by: SkydraftError | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._sending: asyncio.Task[None] | None = None
+        self._sending = set[asyncio.Task[None]]()
+        self._turn = asyncio.Lock()  # gRPC takes one message at a time
         self._has_replied = self._has_written = False
 
     @property
@@ -287,21 +291,27 @@ class SessionStream:
 
     def send(self, message: bytes) -> None:
         """Send a message that has no reply of its own; if that fails, the stream is over."""
-        self._sending = asyncio.ensure_future(self._write(message))
+        task = asyncio.ensure_future(self._write(message))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def write(self, message: bytes) -> None:
+        """As `send`, and wait until it is sent, after what `send` was given before."""
+        if self._sending:
+            await asyncio.wait(self._sending)
+        await self._write(message)
 
     async def _write(self, message: bytes) -> None:
-        if self._sending is not None and self._sending is not asyncio.current_task():
-            await asyncio.wait((self._sending,))  # gRPC takes one message at a time
-            self._sending = None
-        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # `receive` raises the cause
-            await self._call.write(message)
-            self._has_written = True
+        async with self._turn:
+            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # `receive` raises the cause
+                await self._call.write(message)
+                self._has_written = True
 
     async def receive(self, waiting: Waiting, message: bytes | None = None) -> bytes:
         """The next message, after sending one. Raises a SkydraftError, which ends the stream."""
         late = asyncio.get_running_loop().call_later(waiting.quick_s, self._watch, waiting, shared_loop().now())
         try:
-            if message is not None and self._has_replied:
+            if message is not None and self._has_replied and not self._sending:
                 await self._write(message)  # a task of its own would begin later
             elif message is not None:
                 self.send(message)  # a write waits for ever if no connection comes, whatever is cancelled
@@ -347,13 +357,13 @@ class SessionStream:
 
     def cancel(self) -> None:
         self._call.cancel()
-        if self._sending is not None:
-            self._sending.cancel()
+        for task in self._sending:
+            task.cancel()
 
     async def finish(self, last: bytes) -> None:
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
             async with asyncio.timeout(_CLOSE_S):
-                await self._write(last)
+                await self.write(last)
                 while isinstance(await self._call.read(), bytes):
                     pass
         self.cancel()

@@ -100,6 +100,10 @@ class Cloud:
     def is_stock(self) -> bool:
         return self.kind != OURS
 
+    @property
+    def takes_drafts(self) -> bool:
+        return not self.is_stock
+
     def info(self) -> ServerInfo:
         """The description of servers of ours. Tries until `timeout_s` is over. Raises CloudError."""
         wait_s = min(self.timeout_s, _ONE_OF_MANY_S) if self.servers.has_others else self.timeout_s

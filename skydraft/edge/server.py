@@ -15,7 +15,7 @@ from skydraft.edge.channel import Waiting
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import OptionError
 from skydraft.protocol.values import TargetId, Written
-from skydraft.types import DraftBlock, LinkCost, Prompt, Verdict
+from skydraft.types import Draft, DraftBlock, LinkCost, Prompt, Verdict
 
 OURS, CHAT = "skydraft", "chat"
 
@@ -95,6 +95,9 @@ class RemoteText(Protocol):
         """The verdict on a block after the committed tokens and `catch_up`; with `write`, the target writes on."""
 
     async def next_written(self, waiting: Waiting) -> Written: ...
+
+    def draft(self, draft: Draft) -> None:
+        """Send drafts beside what the target writes. A server that takes none is not asked for it."""
 
     def stop(self) -> None:
         """Stop the target's writing; what it wrote until then is still read."""

@@ -4,6 +4,7 @@ server has a copy.
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -24,10 +25,10 @@ from skydraft.engines.vocab import Vocab
 from skydraft.errors import CloudFailure, Diverged, ProtocolError, SkydraftError, VocabularyMismatch
 from skydraft.protocol import codec, values
 from skydraft.protocol.values import Opening, ServerInfo, TargetId, Written
-from skydraft.types import Cost, DraftBlock, LinkCost, Prompt, Verdict
+from skydraft.types import Cost, Draft, DraftBlock, LinkCost, Prompt, Verdict
 
 T = TypeVar("T")
-_NUM_PINGS = 2  # the shorter one counts
+_NUM_BRANCHES = 64  # that are kept: a verdict may be about drafts of some time ago
 _ONE_FAMILY = "Choose two models of one family."
 
 
@@ -52,6 +53,11 @@ class OwnText:
         self._last: SessionStream | None = None  # the last used stream, perhaps still in use
         self._is_named = False  # the stream has named its session
         self._writing: tuple[int, int, int] | None = None  # bases: of its verify, of the next token, of the limit
+        self._drafts: dict[int, Draft] = {}  # the newest branches, by number
+        self._told = 0, 0  # the branch whose drafts this stream has sent, and up to which place
+        self._base = 0  # of what the target writes next
+        self._takes_drafts = False  # the target writes, or will when it has read its message
+        self._sending: asyncio.Task[None] | None = None  # the last message with drafts
         self._cost: Cost | None = None  # of an opening ahead, for the first verdict
         self._was_ahead = False  # the last call was an opening, so the next one belongs to it
 
@@ -70,7 +76,7 @@ class OwnText:
 
     def break_off(self) -> None:
         """Drop the stream; the session stays. Tokens that the target was writing are not read any more."""
-        self._writing = None
+        self._writing, self._takes_drafts = None, False
         if self._stream is not None:
             self._stream.cancel()
             self._stream = None
@@ -98,6 +104,8 @@ class OwnText:
         sent_ids = (*catch_up, *block.token_ids)
         number = 0 if self._is_named else self.number  # a stream is about one session, which its first message names
         call = values.VerifyCall(number, self.epoch, block.base, catch_up, block.token_ids, checksum, opening, write)
+        self._base, self._takes_drafts = block.base, write > 0
+        asyncio.get_running_loop().call_soon(self._send_drafts)  # behind the message
         reply = await self._exchange(stream, codec.encode_verify(call), waiting, opening, call)
         verdict, is_last, target = self._read(lambda data: codec.decode_verdict(data, len(catch_up), sent_ids), reply)
         self._check(verdict, block)
@@ -107,6 +115,7 @@ class OwnText:
         has_more = write > 0 and not is_last and verdict.hands_over(block)
         base = block.base + verdict.num_tokens
         self._writing = (block.base, base, base + write) if has_more else None
+        self._base, self._takes_drafts = base, has_more
         cost, self._cost = self._cost, None
         return replace(verdict, cost=cost + verdict.cost) if cost else verdict
 
@@ -116,18 +125,54 @@ class OwnText:
         with or_else(self.break_off):
             reply = await self._stream.receive(waiting)
             self._count(bytes_down=len(reply))
-            written = self._read(codec.decode_written, reply)
+            written = self._read(lambda data: codec.decode_written(data, self._drafts), reply)
             self._check_written(written, next_base, limit)
             self._count(tokens_out=len(written.token_ids))
         next_base += len(written.token_ids)
         has_more = not (written.is_last or written.finish) and next_base < limit
         self._writing = (base, next_base, limit) if has_more else None
+        self._base, self._takes_drafts = next_base, has_more
+        if written.branch:
+            self._drafts = {number: each for number, each in self._drafts.items() if number >= written.branch}
         return written
+
+    def draft(self, draft: Draft) -> None:
+        """Send drafts beside what the target writes. One message is under way; the next has all that came meanwhile."""
+        known = self._drafts.get(draft.branch)
+        self._drafts[draft.branch] = replace(known, token_ids=known.token_ids + draft.token_ids) if known else draft
+        for number in sorted(self._drafts)[:-_NUM_BRANCHES]:
+            del self._drafts[number]
+        self._send_drafts()
+
+    def _send_drafts(self) -> None:
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.ensure_future(self._send_all_drafts())
+
+    async def _send_all_drafts(self) -> None:
+        while (stream := self._stream) is not None and (message := self._next_drafts()):
+            await stream.write(message)
+
+    def _next_drafts(self) -> bytes:
+        """The message with the drafts that are still to be sent; empty without any."""
+        if not self._takes_drafts or not self._drafts:
+            return b""
+        newest = self._drafts[max(self._drafts)]
+        number, place = self._told
+        is_named = number == newest.branch
+        place = place if is_named else max(newest.base, self._base)
+        if not (token_ids := newest.at(place, len(newest.token_ids))):
+            return b""
+        self._told = newest.branch, place + len(token_ids)
+        message = codec.encode_draft(Draft(0, 0, token_ids) if is_named else Draft(newest.branch, place, token_ids))
+        self._count(bytes_up=len(message), tokens_in=len(token_ids))
+        self.sent.blocks.append((place, token_ids))
+        return message
 
     def stop(self) -> None:
         if self._writing is not None and self._stream is not None:
             message = codec.encode_stop(self._writing[0])
             self._count(bytes_up=len(message))
+            self._takes_drafts = False
             self._stream.send(message)
 
     async def close(self) -> None:
@@ -146,7 +191,7 @@ class OwnText:
     def _stream_now(self) -> SessionStream:
         if self._stream is None or self._stream.is_over:
             self._stream = self._last = self._server.stream()
-            self._is_named = False
+            self._is_named, self._told = False, (0, 0)
         return self._stream
 
     async def _exchange(
@@ -265,11 +310,7 @@ class OwnServer(Channel):
 
     async def learn(self, timeout_s: float) -> TargetFacts:
         info = await self.info(timeout_s)
-        wire_ms = min([await self.ping(timeout_s) for _ in range(_NUM_PINGS)])
-        return TargetFacts(
-            info.model, info.weights, info.forward_ms, info.max_rows, wire_ms=wire_ms, streams=True,
-            max_block=info.max_block,
-        )  # fmt: skip
+        return TargetFacts(info.model, info.weights, info.forward_ms, info.max_rows, info.max_block)
 
     def begin(self, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest) -> OwnText:
         return OwnText(self, context, prompt, vocab, request)

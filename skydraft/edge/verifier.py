@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import replace
@@ -13,22 +13,27 @@ from typing import Any, NoReturn, TypeVar
 from skydraft import errors
 from skydraft.decoding.context import Context
 from skydraft.decoding.request import GenerateRequest
-from skydraft.edge.channel import Awaited, Waiting, Waits, shared_loop
+from skydraft.edge.channel import Awaited, Waiting, Waits, seen, shared_loop
 from skydraft.edge.recovery import Recovery, Situation, recover
 from skydraft.edge.server import Server
 from skydraft.edge.servers import Servers, of_each
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import CloudError, CloudFailure, CloudLost, CloudTimeout, SkydraftError
-from skydraft.types import Cost, DraftBlock, LinkCost, Prompt, Verdict
+from skydraft.protocol.values import Written
+from skydraft.types import Cost, Draft, DraftBlock, LinkCost, Prompt, Verdict
 
 T = TypeVar("T")
 Notify = Callable[[str], None]
+Came = Callable[[int, Seq[int], int], None]
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0  # between two probes of a lost cloud
 _PROBE_S, SILENT_S = 3.0, 1.0  # for one ping; after the latter a text that waits for the cloud says so
 _QUIET_S = 30.0  # of a server that comes and goes, one outage in so many seconds is told
 
 
 def silent(line: str) -> None: ...
+
+
+def ignored(base: int, token_ids: Seq[int], num_accepted: int) -> None: ...
 
 
 class Notices:
@@ -73,6 +78,9 @@ class RemoteVerifier:
         self.sent = self._text.sent
         self.max_block: int | None = None  # what the server accepts, after it refused a longer one
         self._written: deque[Verdict] = deque()  # written tokens that the text does not have yet
+        self._reading: asyncio.Task[None] | None = None  # what the target writes on
+        self._has_come = asyncio.Event()  # something that it wrote, or its end
+        self.came: Came = ignored
         self._ahead: Awaited[None] | None = None  # an opening under way
         self._outage: CloudError | None = None  # the reason why the text continues alone
         self._probing: asyncio.Task[None] | None = None
@@ -128,10 +136,11 @@ class RemoteVerifier:
     async def _end(self) -> None:
         if self._probing is not None:
             self._probing.cancel()
-        for pending in (self._waits.current, self._ahead):
-            if pending is not None and not pending.task.done():
-                pending.task.cancel()
-                await asyncio.wait((pending.task,))
+        others = [each.task for each in (self._waits.current, self._ahead) if each is not None]
+        for task in (self._reading, *others):
+            if task is not None and not task.done():
+                task.cancel()
+                await asyncio.wait((task,))
         await self._text.close()
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
@@ -251,10 +260,25 @@ class RemoteVerifier:
     async def _next(self, block: DraftBlock, catch_up: tuple[int, ...], write: int) -> Verdict:
         """The next token that the target wrote, or the verdict on a block: of one that is longer than the server
         accepts, on its first part."""
-        while self._text.is_writing:
-            if await self._read_written():
+        while self._reading is not None:
+            self._has_come.clear()
+            if self._written:
                 return self._written.popleft()
+            if self._reading.done():
+                reading, self._reading = self._reading, None
+                reading.result()
+            else:
+                await self._has_come.wait()
         self.called = True
+        verdict = await self._judge(block, catch_up, write)
+        judged = block.first(self.max_block)
+        self.came(block.base, verdict.commits(judged), 0)
+        if self._text.is_writing:
+            self._reading = asyncio.ensure_future(self._read_on())
+            self._reading.add_done_callback(seen)
+        return verdict
+
+    async def _judge(self, block: DraftBlock, catch_up: tuple[int, ...], write: int) -> Verdict:
         try:
             return await self._text.verify(block.first(self.max_block), catch_up, write, self._waiting)
         except errors.LimitExceeded:
@@ -264,29 +288,53 @@ class RemoteVerifier:
             self.max_block = facts.max_block
             return await self._text.verify(block.first(self.max_block), catch_up, write, self._waiting)
 
-    async def _read_written(self) -> bool:
-        written = await self._text.next_written(self._waiting)
-        last = len(written.token_ids) - 1
-        for index, token_id in enumerate(written.token_ids):
-            finish, cost = (written.finish if index == last else None), (written.cost if index == 0 else Cost())
-            scores = written.scores[index : index + 1]
-            self._written.append(Verdict(written.base + index, 0, token_id, finish, cost=cost, scores=scores))
-        return bool(written.token_ids)
+    async def _read_on(self) -> None:
+        """Read what the target writes until it stops, however slow the text's reader is."""
+        try:
+            while self._text.is_writing:
+                written = await self._text.next_written(self._waiting)
+                self._written += verdicts_of(written)
+                self.came(written.base, written.token_ids, written.num_accepted)
+                self._has_come.set()
+        finally:
+            self._has_come.set()
+
+    def draft(self, draft: Draft) -> None:
+        """Send drafts beside what the target writes. Any thread may call this."""
+        self._loop.post(lambda: self._text.draft(draft))
 
     async def _stop(self) -> None:
         """Read all tokens that the target has written. If that fails, the next verification reopens the session."""
         began = self._loop.now()
         self._text.stop()
         try:
-            while self._text.is_writing:
-                if self._loop.now() - began > self._waiting.timeout_s:
+            if self._reading is not None:
+                await asyncio.wait((self._reading,), timeout=self._waiting.timeout_s)
+                reading, self._reading = self._reading, None
+                if not reading.done():
+                    reading.cancel()
                     raise CloudFailure(f"The cloud at {self._server.address} goes on after it was stopped.")
-                await self._read_written()
+                reading.result()
         except SkydraftError as error:
             self._text.break_off()
             if isinstance(error, CloudLost):  # noticed once: the text does not wait for a second sign of it
                 with suppress(SkydraftError):
                     await self._mend(error, Situation(self._waiting.timeout_s, self._falls_back, began=began))
+
+
+def verdicts_of(written: Written) -> Iterator[Verdict]:
+    """One about the drafts that were judged with it, or one for each token."""
+    if written.draft_ids:
+        num, token_ids = written.num_accepted, written.token_ids
+        yield Verdict(
+            written.base, num, token_ids[num] if len(token_ids) > num else None, written.finish, cost=written.cost,
+            scores=written.scores, draft_ids=written.draft_ids,
+        )  # fmt: skip
+        return
+    last = len(written.token_ids) - 1
+    for index, token_id in enumerate(written.token_ids):
+        finish, cost = (written.finish if index == last else None), (written.cost if index == 0 else Cost())
+        yield Verdict(written.base + index, 0, token_id, finish, cost=cost, scores=written.scores[index : index + 1])
 
 
 def too_late(name: str, error: SkydraftError, waited_s: float) -> CloudTimeout:

@@ -77,7 +77,7 @@ class ToyEngine(ListEngine):
     """
 
     can_copy = True
-    profile = RowProfile(invariant_rows=64, forward_ms=(0.01,))
+    profile = RowProfile(invariant_rows=64, forward_ms=(0.01,) * 64)
 
     def __init__(
         self, vocab: Vocab, by_last: Table, *, by_previous: Table | None = None, by_position: Table | None = None,

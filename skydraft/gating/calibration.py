@@ -7,7 +7,6 @@ blocks by the risk that it counts: that changes how many tokens are drafted, nev
 
 from __future__ import annotations
 
-import math
 from bisect import bisect
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -202,22 +201,20 @@ def risks_of(risks: Sequence[float], signals: Iterable[Signals]) -> list[float]:
 
 
 class BinShares:
-    """The share of tokens of which something holds, in bins: `priors` at first, which stand for `weight` tokens. Of
-    more than `memory` tokens in a bin older ones fade, since a text may change its kind."""
+    """The share of tokens of which something holds, in bins: `priors` at first, which stand for `weight` tokens."""
 
-    def __init__(self, priors: Sequence[float], weight: float, memory: float = math.inf) -> None:
-        self._nums, self._memory = [weight] * len(priors), memory
+    def __init__(self, priors: Sequence[float], weight: float) -> None:
+        self._nums = [weight] * len(priors)
         self._holding = [weight * prior for prior in priors]
 
     def of(self, at: int) -> float:
         return self._holding[at] / self._nums[at]
 
     def count(self, at: int, holds: bool) -> None:
-        fading = min(1.0, self._memory / (self._nums[at] + 1))
-        self._nums[at] = (self._nums[at] + 1) * fading
-        self._holding[at] = (self._holding[at] + holds) * fading
+        self._nums[at] += 1
+        self._holding[at] += holds
 
 
-def counted_risks(memory: float = math.inf) -> BinShares:
+def counted_risks() -> BinShares:
     """The share of wrong tokens by `bin_of`, before any is counted."""
-    return BinShares([(1 - middle) * 0.8 for middle in _MIDDLES], _PRIOR, memory)
+    return BinShares([(1 - middle) * 0.8 for middle in _MIDDLES], _PRIOR)

@@ -28,7 +28,7 @@ def marks_of(rounds: Iterable[Round], audit: Audit = ()) -> str:
     for done in rounds:
         committed = done.block.forced[: len(done.token_ids)]
         forced += [index for index, is_forced in enumerate(committed, done.block.base) if is_forced]
-        for index, agrees in enumerate(done.block.read, done.block.base - len(done.block.read)):
+        for index, agrees in enumerate(done.block.read, done.block.base - done.block.num_unread - len(done.block.read)):
             if marks[index] == TAUGHT:
                 marks[index] = UNJUDGED if agrees is None else AGREED if agrees else CORRECTED
         num_committed = len(done.token_ids)

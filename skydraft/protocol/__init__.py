@@ -1,4 +1,4 @@
-"""`skydraft.verifier.v3`: the messages between edge and cloud, as values and as bytes."""
+"""`skydraft.verifier.v4`: the messages between edge and cloud, as values and as bytes."""
 
 import os
 

@@ -3,9 +3,10 @@
 import functools
 import hashlib
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,17 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from skydraft.config import DecodingParams, Execution
 from skydraft.errors import GrammarRefused, LimitExceeded, OptionError, ProtocolError
 from skydraft.protocol import verifier_pb2 as pb
-from skydraft.protocol.values import CloseCall, OpenCall, Opened, Opening, ServerInfo, TargetId, VerifyCall, Written
-from skydraft.types import Cost, FinishReason, Media, Prompt, Score, Verdict
+from skydraft.protocol.values import (
+    CloseCall,
+    OpenCall,
+    Opened,
+    Opening,
+    ServerInfo,
+    TargetId,
+    VerifyCall,
+    Written,
+)  # fmt: skip
+from skydraft.types import Cost, Draft, FinishReason, Media, Prompt, Score, Verdict
 
 _MAX_ID = 2**31 - 1
 _MAX_BEST = 20
@@ -178,9 +188,13 @@ def encode_open(call: OpenCall) -> bytes:
 def encode_verify(call: VerifyCall) -> bytes:
     return pb.SessionRequest(
         session=call.session, epoch=call.epoch, base=call.base, catch_up_ids=call.catch_up_ids,
-        draft_ids=call.draft_ids, digest=call.digest, write=call.write,
+        draft_ids=call.draft_ids, digest=call.digest, write=call.write, action=pb.ACTION_VERIFY,
         opening=_opening_message(call.opening) if call.opening else None,
     ).SerializeToString()  # fmt: skip
+
+
+def encode_draft(draft: Draft) -> bytes:
+    return pb.SessionRequest(branch=draft.branch, base=draft.base, draft_ids=draft.token_ids).SerializeToString()
 
 
 def encode_stop(base: int) -> bytes:
@@ -223,12 +237,14 @@ def _read_verify(message: pb.SessionRequest, session: int, most: int) -> VerifyC
     return call
 
 
-def stopped_base(data: bytes) -> int | None:
-    """The base of a stop message; None for any other message, also a malformed one."""
+def decode_aside(data: bytes) -> Draft | int | None:
+    """Drafts, or the base of a stop message: what has no reply. None for any other message, also a malformed one."""
     try:
         message = pb.SessionRequest.FromString(data)
     except DecodeError:
         return None
+    if message.action == pb.ACTION_DRAFT and message.draft_ids:
+        return Draft(message.branch, message.base, tuple(message.draft_ids))
     return message.base if message.action == pb.ACTION_STOP else None
 
 
@@ -271,7 +287,10 @@ def decode_verdict(
 
 
 def encode_written(written: Written) -> bytes:
-    return _reply(written, written_ids=written.token_ids, last=written.is_last)
+    return _reply(
+        written, written_ids=written.token_ids[written.num_accepted :], last=written.is_last,
+        branch=written.branch, num_fed=len(written.draft_ids), num_accepted=written.num_accepted,
+    )  # fmt: skip
 
 
 def _reply(answer: Verdict | Written, **more: Any) -> bytes:
@@ -282,14 +301,21 @@ def _reply(answer: Verdict | Written, **more: Any) -> bytes:
 
 
 @reading("SessionReply")
-def decode_written(data: bytes) -> Written:
-    """Tokens that the target wrote after a verdict; only the last reply may hold none."""
+def decode_written(data: bytes, sent: Mapping[int, Draft] = MappingProxyType({})) -> Written:
+    """Tokens that the target wrote after a verdict; only the last reply may hold none. `sent` are the drafts that it
+    may have judged, by branch."""
     message = pb.SessionReply.FromString(data)
-    if not message.written_ids and not message.last:
+    drafts = sent[message.branch].at(message.base, message.num_fed) if message.num_fed else ()
+    if len(drafts) != message.num_fed or message.num_accepted > message.num_fed:
+        raise ValueError(f"it judges {message.num_fed} drafts, of which {len(drafts)} were sent")
+    token_ids, cost = (*drafts[: message.num_accepted], *_checked(message.written_ids)), _read_cost(message.cost)
+    if not token_ids and not message.last:
         raise ValueError("it holds no tokens")
-    token_ids, cost = _checked(message.written_ids), _read_cost(message.cost)
     scores = _read_scores(message.scores, token_ids)
-    return Written(message.base, token_ids, _FINISHES[message.finish], message.last, cost, scores)
+    return Written(
+        message.base, token_ids, _FINISHES[message.finish], message.last, cost, scores,
+        message.branch if drafts else 0, drafts, message.num_accepted,
+    )  # fmt: skip
 
 
 def encode_info(info: ServerInfo) -> bytes:

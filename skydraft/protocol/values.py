@@ -8,7 +8,7 @@ from typing import ClassVar
 from skydraft.config import DecodingParams, Execution
 from skydraft.types import Cost, DraftBlock, FinishReason, Prompt, Score
 
-SERVICE = "skydraft.verifier.v3.Verifier"
+SERVICE = "skydraft.verifier.v4.Verifier"
 SESSION, GET_INFO, HEALTH = f"/{SERVICE}/Session", f"/{SERVICE}/GetInfo", "/grpc.health.v1.Health/Check"
 SERVING = b"\x08\x01"  # HealthCheckResponse(status=SERVING)
 MAX_SESSION = 2**21 - 1  # three bytes on the wire
@@ -108,7 +108,10 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Tokens that the target wrote after a verdict; they follow `base` generated tokens."""
+    """Tokens that the target wrote after a verdict; they follow `base` generated tokens.
+
+    The target judged `draft_ids` of a branch, of which the first `num_accepted` stand: `token_ids` begin with them.
+    """
 
     base: int
     token_ids: tuple[int, ...]
@@ -116,6 +119,9 @@ class Written:
     is_last: bool = False
     cost: Cost = field(default_factory=Cost)
     scores: tuple[Score, ...] = ()
+    branch: int = 0
+    draft_ids: tuple[int, ...] = ()
+    num_accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

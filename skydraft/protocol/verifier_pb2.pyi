@@ -9,6 +9,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 class Action(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
+    ACTION_DRAFT: _ClassVar[Action]
     ACTION_VERIFY: _ClassVar[Action]
     ACTION_OPEN: _ClassVar[Action]
     ACTION_STOP: _ClassVar[Action]
@@ -27,6 +28,7 @@ class Execution(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EXECUTION_UNSPECIFIED: _ClassVar[Execution]
     EXECUTION_EXACT: _ClassVar[Execution]
     EXECUTION_THROUGHPUT: _ClassVar[Execution]
+ACTION_DRAFT: Action
 ACTION_VERIFY: Action
 ACTION_OPEN: Action
 ACTION_STOP: Action
@@ -153,7 +155,7 @@ class Score(_message.Message):
     def __init__(self, logprob: _Optional[float] = ..., best_ids: _Optional[_Iterable[int]] = ..., best_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class SessionRequest(_message.Message):
-    __slots__ = ("session", "epoch", "base", "catch_up_ids", "draft_ids", "digest", "opening", "action", "write")
+    __slots__ = ("session", "epoch", "base", "catch_up_ids", "draft_ids", "digest", "opening", "action", "write", "branch")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
@@ -163,6 +165,7 @@ class SessionRequest(_message.Message):
     OPENING_FIELD_NUMBER: _ClassVar[int]
     ACTION_FIELD_NUMBER: _ClassVar[int]
     WRITE_FIELD_NUMBER: _ClassVar[int]
+    BRANCH_FIELD_NUMBER: _ClassVar[int]
     session: int
     epoch: int
     base: int
@@ -172,10 +175,11 @@ class SessionRequest(_message.Message):
     opening: Opening
     action: Action
     write: int
-    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., base: _Optional[int] = ..., catch_up_ids: _Optional[_Iterable[int]] = ..., draft_ids: _Optional[_Iterable[int]] = ..., digest: _Optional[int] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., action: _Optional[_Union[Action, str]] = ..., write: _Optional[int] = ...) -> None: ...
+    branch: int
+    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., base: _Optional[int] = ..., catch_up_ids: _Optional[_Iterable[int]] = ..., draft_ids: _Optional[_Iterable[int]] = ..., digest: _Optional[int] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., action: _Optional[_Union[Action, str]] = ..., write: _Optional[int] = ..., branch: _Optional[int] = ...) -> None: ...
 
 class SessionReply(_message.Message):
-    __slots__ = ("base", "num_accepted", "token_id", "finish", "audit", "cost", "target", "written_ids", "last", "scores")
+    __slots__ = ("base", "num_accepted", "token_id", "finish", "audit", "cost", "target", "written_ids", "last", "scores", "branch", "num_fed")
     BASE_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -186,6 +190,8 @@ class SessionReply(_message.Message):
     WRITTEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     SCORES_FIELD_NUMBER: _ClassVar[int]
+    BRANCH_FIELD_NUMBER: _ClassVar[int]
+    NUM_FED_FIELD_NUMBER: _ClassVar[int]
     base: int
     num_accepted: int
     token_id: int
@@ -196,7 +202,9 @@ class SessionReply(_message.Message):
     written_ids: _containers.RepeatedScalarFieldContainer[int]
     last: bool
     scores: _containers.RepeatedCompositeFieldContainer[Score]
-    def __init__(self, base: _Optional[int] = ..., num_accepted: _Optional[int] = ..., token_id: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., audit: _Optional[bytes] = ..., cost: _Optional[_Iterable[int]] = ..., target: _Optional[_Union[TargetId, _Mapping]] = ..., written_ids: _Optional[_Iterable[int]] = ..., last: _Optional[bool] = ..., scores: _Optional[_Iterable[_Union[Score, _Mapping]]] = ...) -> None: ...
+    branch: int
+    num_fed: int
+    def __init__(self, base: _Optional[int] = ..., num_accepted: _Optional[int] = ..., token_id: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., audit: _Optional[bytes] = ..., cost: _Optional[_Iterable[int]] = ..., target: _Optional[_Union[TargetId, _Mapping]] = ..., written_ids: _Optional[_Iterable[int]] = ..., last: _Optional[bool] = ..., scores: _Optional[_Iterable[_Union[Score, _Mapping]]] = ..., branch: _Optional[int] = ..., num_fed: _Optional[int] = ...) -> None: ...
 
 class GetInfoRequest(_message.Message):
     __slots__ = ()

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from skydraft.engines.toy import ToyEngine, open_toy
 from skydraft.protocol import codec
 from skydraft.protocol.codec import digest, short_fingerprint
 from skydraft.protocol.values import OpenCall, Opening, VerifyCall, Written
-from skydraft.types import DraftBlock, Prompt, Verdict
+from skydraft.types import Draft, DraftBlock, Prompt, Verdict
 from tests import reference, toys
 from tests.serving import PATIENCE_S, RawSession, waiting
 from tests.toys import VOCAB
@@ -86,6 +87,7 @@ class Asked:
 
     job: Job
     said: list[tuple[Answer, bool]] = field(default_factory=list)
+    drafts: deque[Draft] = field(default_factory=deque)
 
     @property
     def answers(self) -> list[Answer]:
@@ -121,8 +123,9 @@ class Desk:
         return len(self.docket.sessions)
 
     def ask(self, call: OpenCall | VerifyCall, owner: str = "ann", **options: Any) -> Asked:
-        said: list[tuple[Answer, bool]] = []
-        asked = Asked(Job(call, owner, lambda *answer: said.append(answer), self.clock(), **options), said)
+        said, drafts = list[tuple[Answer, bool]](), deque[Draft]()
+        job = Job(call, owner, lambda *answer: said.append(answer), self.clock(), drafts=drafts, **options)
+        asked = Asked(job, said, drafts)
         self.all_asked.append(asked)
         self.worker.post(partial(self.docket.take, asked.job))
         return asked

@@ -29,7 +29,7 @@ def test_a_forward_is_filled_by_the_oldest_each_once_and_the_last_may_be_cut(
     asked = {number: desk.ask(edges[number].call(draft=(1,) * num_drafts[number])) for number in order}
     desk.worker.receive()
     desk.docket.admit()
-    batch = desk.docket.batch(max_rows)
+    batch = desk.docket.batch(max_rows, lambda num_rows: 1.0)
     assert [job for job, *_ in batch] == [asked[number].job for number in order[: len(batch)]]
     num_wanted = [num_drafts[number] + 1 for number in order]
     num_fed = [len(feed) for *_, feed in batch]

@@ -49,7 +49,7 @@ def test_an_answer_may_begin_as_predicted_and_costs_decide_how_far() -> None:
     assert Copies(prompt.tolist(), prediction).draft(prompt) == tuple(range(100, 116))
     for forward_ms, length in (((1.0, 9.0, 9.0, 9.0), 0), ((1.0, 2.0, 2.0, 1.2, 4.0, 5.0, 6.0, 7.0), 3)):
         costs = CostModel(0.5, forward_ms, 16)
-        copies = Copies(prompt.tolist(), prediction, 7, lambda costs=costs: costs)  # type: ignore[misc]
+        copies = Copies(prompt.tolist(), prediction, 7, costs)
         assert len(copies.draft(prompt)) == length
     for _ in range(40):
         copies.observe(0, 3)

@@ -31,8 +31,7 @@ def turns_of(done):
     for record in done.records:
         if record.outcome == "written" or (record.outcome == "verified" and not record.num_draft):
             assert is_writing or record.outcome == "verified"
-            assert record.num_committed == 1 and record.num_draft == 0
-            turns[-1].append(record.base)
+            turns[-1] += range(record.base, record.base + record.num_committed)
         is_writing = record.outcome in ("verified", "written")
         if record.outcome == "verified" and record.num_accepted < record.num_draft:
             turns.append([])

@@ -21,7 +21,7 @@ from skydraft.types import Signals
 from .. import reference, toys
 from ..toys import PROMPT, PROMPT_IDS, law
 
-ks = st.integers(1, 12) | st.just("auto")
+ks = st.integers(1, 12) | st.none()
 executions = st.sampled_from(["exact", "throughput"])
 gates = st.one_of(
     st.builds("entropy:{}".format, st.floats(0, 3.5)),
@@ -65,7 +65,6 @@ def assert_consistent(generation: Generation, params: DecodingParams, vocab: Voc
             elif mine[-1] == "cloud":
                 assert record.num_draft == 0
             else:
-                assert record.outcome == "verified"
                 assert mine[-1] == ("bonus" if record.num_accepted == record.num_draft else "recovered")
         else:
             assert record.reason == "" and record.num_committed == record.num_draft > 0

@@ -15,7 +15,7 @@ from skydraft.types import WRITE_ALL
 ALWAYS, NEVER, MARGIN = GateSpec("always"), GateSpec("never"), GateSpec("margin", 0.0)
 RULES = ("start", "digits", "dates", "values")
 AGREE = HandBack(WRITE_ALL, 4)
-LOSSLESS = ({}, {"mode": "lossless"}, {"k": "auto"}, {"mode": "lossless", "gate": "always"})
+LOSSLESS = ({}, {"mode": "lossless"}, {"mode": "lossless", "gate": "always"})
 
 
 AUTO = Plan(GateSpec("calibrated", 0.95), 6, ends_early=True, mode="auto", hand_back=AGREE)
@@ -32,13 +32,12 @@ STARTED = Plan(GateSpec("entropy", 3.25, RULES), 16, ends_early=True, mode="answ
         ({"mode": "fluency"}, Plan(GateSpec("entropy", 5.5), 4, mode="fluency", hand_back=AGREE), True),
         ({"mode": "quality"}, IN_QUALITY, True),
         ({"mode": "quality", "gate": "never"}, replace(IN_QUALITY, gate=NEVER), False),
-        ({"mode": "quality", "gate": "margin:0", "k": "auto"}, replace(IN_QUALITY, gate=MARGIN, k=None), True),
-        ({"mode": "fluency", "gate": "always", "k": "auto"}, Plan(ALWAYS, None, mode="fluency", hand_back=None), True),
+        ({"mode": "quality", "gate": "margin:0", "k": 3}, replace(IN_QUALITY, gate=MARGIN, k=3), True),
         ({"mode": "answers"}, STARTED, True),
         ({"mode": "auto", "gate": "calibrated:0.9"}, replace(AUTO, gate=GateSpec("calibrated", 0.9)), True),
         ({"mode": "auto", "gate": "always"}, replace(AUTO, gate=ALWAYS, ends_early=False), True),
         ({"mode": "auto", "hand_back": "0"}, replace(AUTO, hand_back=HandBack()), True),
-        ({"hand_back": "text"}, Plan(ALWAYS, None, mode="lossless", hand_back=HandBack(WRITE_ALL)), True),
+        ({"hand_back": "text"}, Plan(ALWAYS, 5, mode="lossless", hand_back=HandBack(WRITE_ALL)), True),
         ({"k": 3, "hand_back": 8}, Plan(ALWAYS, 3, mode="lossless", hand_back=HandBack(8)), True),
         ({"gate": "prob:0.3", "hand_back": "agree:4"}, Plan(GateSpec("prob", 0.3), 5, hand_back=AGREE), True),
         ({"k": "7"}, Plan(ALWAYS, 7, mode="lossless"), True),
@@ -57,7 +56,7 @@ CONFLICTS: dict[str, list[dict[str, Any]]] = {
     "no mode 'turbo'": [{"mode": "turbo"}],
     "gate does not apply": [{"mode": "edge", "gate": "always"}, {"mode": "cloud", "gate": "never"}],
     "lossy": [{"mode": "lossless", "gate": gate} for gate in ("never", "entropy:3")],
-    "from 1 to": [{"k": k} for k in (0, MAX_K + 1, -1, "many", "", "４")],
+    "from 1 to": [{"k": k} for k in (0, MAX_K + 1, -1, "auto", "", "４")],
     "no hand-back": [{"hand_back": "soon"}],
     "no gate": [{"gate": "maybe"}],
 }
@@ -72,7 +71,7 @@ def test_conflicts_are_refused_with_a_reason(options, says):
 
 @pytest.mark.parametrize("mode", ["edge", "cloud"])
 def test_one_model_alone_has_no_use_for_a_block_length_or_a_hand_back(mode):
-    assert make_plan(mode, k=3, hand_back="agree:2") == make_plan(mode, k="auto") == make_plan(mode)
+    assert make_plan(mode, k=3, hand_back="agree:2") == make_plan(mode)
 
 
 def test_a_good_plan_cannot_be_turned_into_a_bad_one():

@@ -25,7 +25,7 @@ from ..hostile.own import refuses
 from ..serving import Relay, Serving, ran_s, serving
 from .texts import begin
 
-AUTO = make_plan("lossless", k="auto")
+AUTO = make_plan("lossless")
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_what_a_gated_plan_asks_before_it_begins_takes_a_second_at_most(
     monkeypatch.setattr(Channel, "ping", silent)
     with closing(skydraft.connect(server.address)) as cloud:
         began = ran_s()
-        generation = begin(cloud, make_plan(gate="entropy:0.3", k="auto"))
+        generation = begin(cloud, make_plan(gate="entropy:0.3"))
         assert ran_s() - began < 2
         generation.close()
         assert cloud.facts(0) is None
@@ -95,10 +95,8 @@ def test_what_a_server_costs_is_asked_once(server: Serving, monkeypatch: pytest.
         def num_asked() -> int:
             return sum(name == "GetInfo" for name, _ in relay.requests)
 
-        assert {write(cloud) for _ in range(3)} == {
-            write(open_toy("toy"))
-        } and num_asked() == 2  # who it is, and its costs
+        assert {write(cloud) for _ in range(3)} == {write(open_toy("toy"))} and num_asked() == 1  # who it is
         now = time.monotonic
         monkeypatch.setattr("skydraft.edge.cloud.time", SimpleNamespace(monotonic=lambda: now() + 3600))
         write(cloud)
-        assert num_asked() == 3
+        assert num_asked() == 1

@@ -129,7 +129,8 @@ def at(moment: str, number: int, fault: Fault, leash: Leash) -> Iterator[list[st
             if is_now("after the stop" if state["stopped"] else passed):
                 fault()
             reply = await sound_receive(self, waiting)
-            leash.read(len(codec.decode_written(reply).token_ids))
+            said = pb.SessionReply.FromString(reply)
+            leash.read(said.num_accepted + len(said.written_ids))
             state["written"] += 1
             is_last = state["stopped"] and pb.SessionReply.FromString(reply).last
             lost = is_now("a token is lost", *["the last is lost"] * is_last) and (is_last or "token" in moment)
@@ -140,7 +141,7 @@ def at(moment: str, number: int, fault: Fault, leash: Leash) -> Iterator[list[st
         return reply
 
     def send(self: SessionStream, message: bytes) -> None:
-        is_stop = codec.stopped_base(message) is not None
+        is_stop = isinstance(codec.decode_aside(message), int)
         if is_stop and is_now("at the stop"):
             fault()
         state["stopped"] = state["stopped"] or is_stop
@@ -213,7 +214,7 @@ def test_a_lossless_text_is_the_targets_whatever_happens_while_it_writes(
     ):
         generation = decode(LOSSLESS, PARAMS, drafter(), cloud)
     assert generation.token_ids == expected and done == [moment]
-    assert len([turn for turn in turns_of(generation) if turn]) > 2
+    assert len([turn for turn in turns_of(generation) if turn]) > 1
 
 
 GATED_FAULTS = [*product(MOMENTS, ("cut", "killed", "draining", "made way", "down"))]

@@ -14,7 +14,7 @@ from skydraft import DecodingParams, Generation, make_plan
 from skydraft.decoding.receipt import Receipt
 from skydraft.engines.toy import open_toy
 from skydraft.errors import OptionError
-from skydraft.protocol.codec import encode_stop
+from skydraft.protocol import verifier_pb2 as pb
 from skydraft.protocol.values import OpenCall, VerifyCall
 
 from ..serving import Relay, Serving, asked, free_port, serving
@@ -23,9 +23,8 @@ from .texts import begin
 PARAMS = DecodingParams(max_new_tokens=48, min_new_tokens=48, temperature=0.8, seed=3)
 PLANS = {
     "gated": make_plan(gate="entropy:2.8", k=4), "handed back": make_plan("quality"), "lossless": make_plan(k=4),
-    "auto k": make_plan("lossless"), "cloud": make_plan("cloud"), "edge": make_plan("edge"),
+    "drafts ahead": make_plan("lossless"), "cloud": make_plan("cloud"), "edge": make_plan("edge"),
 }  # fmt: skip
-STOP_BYTES = {len(encode_stop(base)) for base in range(48)}
 
 
 @pytest.fixture
@@ -53,6 +52,11 @@ def recomputed(messages: list[tuple[str, bytes]], generation: Generation) -> dic
             got |= set(enumerate(call.opening.committed_ids))
         if isinstance(call, VerifyCall):
             got |= set(enumerate((*call.catch_up_ids, *call.draft_ids), call.base - len(call.catch_up_ids)))
+    base = 0
+    for message in (pb.SessionRequest.FromString(data) for name, data in messages if name == "draft"):
+        base = message.base if message.branch else base
+        got |= set(enumerate(message.draft_ids, base))
+        base += len(message.draft_ids)
     return of_what_came(generation, num_prompt, got, sum(isinstance(call, VerifyCall) for call in calls))
 
 
@@ -81,13 +85,15 @@ def test_a_receipt_is_what_the_server_got(relay: Relay, plan: Any) -> None:
             relay.requests.clear()
             generation = run(cloud, plan, seed)
             receipts.append(receipt := generation.receipt)
-            assert figures(receipt) == recomputed(relay.requests, generation)
+            # Drafts just before the end of the text may be cancelled on their way: sent, and never seen there.
+            crosses = plan.verifies and (plan.k is None or plan.back.num_tokens > 0)
+            told, came = figures(receipt), recomputed(relay.requests, generation)
+            assert told == came or (crosses and told["calls"] == came["calls"])
+            assert all({*came[name]} <= {*told[name]} for name in ("seen", "rejected"))
             assert receipt.servers == ((relay.address,) if plan.verifies else ())
-            num_bytes = sum(len(message) for name, message in relay.requests if name in ("open", "verify", "stop"))
-            # A stop just before the end of the text may be cancelled on its way: sent, and never seen there.
-            stops = plan.hand_back is None or plan.hand_back.reads
-            time.sleep(0.1 * stops)  # else a late one would be taken for one of the next text
-            assert receipt.bytes_up - num_bytes in ({0, *STOP_BYTES} if stops else {0})
+            num_bytes = sum(len(message) for name, message in relay.requests if name != "close")
+            time.sleep(0.1 * crosses)  # else a late one would be taken for one of the next text
+            assert 0 <= receipt.bytes_up - num_bytes <= (200 if crosses else 0)
             for span in receipt.seen:
                 text = generation.text[slice(*span.chars)]
                 shown = [token.text for token in generation]

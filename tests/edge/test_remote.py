@@ -1,23 +1,22 @@
 """Remote equals local: whatever a generation does over a link, it does in one process, and the other way round."""
 
+import time
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import skydraft
 from skydraft import DecodingParams, Generation, make_plan
-from skydraft.engines.row_costs import RowProfile
-from skydraft.engines.toy import ToyEngine, open_toy
+from skydraft.engines.toy import open_toy
 from skydraft.types import LinkCost
 
 from .. import reference, toys
-from ..decoding.test_laws import decode
+from ..decoding.test_laws import assert_consistent, decode
 from ..decoding.test_laws import gates as some_gates
-from ..serving import serving
+from ..serving import serving, waiting
 from ..toys import PROMPT_IDS, law
 from .conftest import SEEDS
 
@@ -26,8 +25,16 @@ gates = st.just("always") | some_gates
 
 def assert_same(remote: Generation, local: Generation) -> None:
     """Round by round; the rows of what the target writes on only in all."""
-    assert (remote.token_ids, remote.origins, remote.text) == (local.token_ids, local.origins, local.text)
+    assert (remote.token_ids, remote.text) == (local.token_ids, local.text)
     assert remote.finish_reason == local.finish_reason
+    if remote.request.plan.back.num_tokens:  # drafts may come while the target writes
+        far, near = (
+            [(each.block.token_ids, each.token_ids) for each in done.rounds_so_far if each.record.outcome != "written"]
+            for done in (remote, local)
+        )
+        assert far == near or local.stats.num_copied_tokens  # copies come as drafts, too
+        return
+    assert remote.origins == local.origins
     names = (
         "base", "outcome", "reason", "num_draft", "num_accepted", "num_committed", "num_forced", "num_audited",
         "num_agreed",
@@ -61,25 +68,14 @@ def test_remote_is_local(
     assert_same(decode(plan, params, edge, clouds[seed]), decode(plan, params, edge, toys.toy(seed)))
 
 
-@pytest.mark.parametrize(
-    ("draft_ms", "target_ms", "origin"),
-    [pytest.param(1000.0, 1.0, "cloud", id="streams"), pytest.param(0.01, 50.0, "accepted", id="drafts")],
-)
-def test_an_adaptive_k_over_a_link_is_lossless_and_streams_where_drafting_does_not_pay(
-    draft_ms: float, target_ms: float, origin: str
-) -> None:
-    class Drafter(ToyEngine):
-        profile = RowProfile(1, (draft_ms,))
-
-    class Target(ToyEngine):
-        profile = RowProfile(64, (target_ms,) * 8)
-
-    params = DecodingParams(max_new_tokens=40, min_new_tokens=40)
-    edge, target = toys.toy(4, kind=Drafter), toys.toy(4, kind=Target)
-    with serving(target) as server, closing(skydraft.connect(server.address)) as cloud:
-        generation = decode(make_plan(k="auto"), params, edge, cloud)
+def test_the_draft_model_drafts_ahead_while_the_target_writes() -> None:
+    """With a step that takes half as long as the target's, about every other token comes as an accepted draft."""
+    params, slow = DecodingParams(max_new_tokens=40, min_new_tokens=40), waiting(toys.toy(4), lambda: time.sleep(0.02))
+    with serving(slow) as server, closing(skydraft.connect(server.address)) as cloud:
+        generation = decode(make_plan(), params, waiting(toys.toy(4), lambda: time.sleep(0.01)), cloud)
         assert (generation.token_ids, generation.finish_reason) == reference.plain(toys.toy(4), PROMPT_IDS, params)
-        assert generation.origins[0] == origin
+    assert generation.origins.count("accepted") > 8 and len(generation.records) < 32
+    assert_consistent(generation, params)
 
 
 def test_the_servers_context_ends_the_text_where_it_would_in_one_process() -> None:

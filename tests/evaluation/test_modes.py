@@ -16,7 +16,7 @@ from .lines import modes
         *((name, {"mode": name}, None) for name in MODES),
         *((text, {"mode": "quality", "k": "2"}, None) for text in ("mode=quality;k=2", " quality ; k = 2 ")),
         ("gate=entropy:2;k=8", {"gate": "entropy:2", "k": "8"}, None),
-        ("edge;style=zh-short", {"mode": "edge"}, "zh-short"), ("auto;k=auto", {"mode": "auto", "k": "auto"}, None),
+        ("edge;style=zh-short", {"mode": "edge"}, "zh-short"), ("auto;k=9", {"mode": "auto", "k": 9}, None),
         ("gate=entropy:2+digits", {"gate": "entropy:2+digits"}, None),
     ],
 )  # fmt: skip

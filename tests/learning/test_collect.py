@@ -143,7 +143,7 @@ def test_what_a_server_says_is_kept_like_what_is_said_here(tmp_path: Path, hand_
             done = skydraft.generate(PROMPT, edge=edge, cloud=side, plan=plan, params=params, raw=True).run()
             assert Collector(tmp_path / folder).keep(done)
             assert_marks_are_true(done, (edge, cloud))
-    if hand_back != "agree:2":  # there a server has written more before it can be stopped
+    if hand_back == "0":  # else drafts may come while a server writes, which say more
         assert read(tmp_path / "here") == read(tmp_path / "there")
 
 

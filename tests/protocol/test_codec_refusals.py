@@ -40,7 +40,7 @@ READERS: list[Reader] = [
 
 def read_all(data: bytes) -> int:
     """Let every decoder read `data`; returns how many took it. Fails on an error that says something else."""
-    codec.stopped_base(data)
+    codec.decode_aside(data)
     num_taken = 0
     for decode, encode in READERS:
         try:
@@ -95,7 +95,9 @@ def heard(**fields: Any) -> bytes:
 
 
 def call_with(**fields: Any) -> bytes:
-    return pb.SessionRequest(**{"session": 1, "epoch": 1, "base": 9, "digest": 5, **fields}).SerializeToString()
+    return pb.SessionRequest(
+        **{"session": 1, "epoch": 1, "base": 9, "digest": 5, "action": pb.ACTION_VERIFY, **fields}
+    ).SerializeToString()
 
 
 def reply_with(**fields: Any) -> bytes:

@@ -81,9 +81,9 @@ def test_a_peer_of_another_version_is_refused_with_one_line_on_either_side() -> 
         old = channel.stream_stream("/skydraft.verifier.v2.Verifier/GetInfo")(iter([b""]))
         with pytest.raises(grpc.RpcError):
             next(old)
-    assert old.code() is grpc.StatusCode.UNIMPLEMENTED and "skydraft.verifier.v3" in old.details()
+    assert old.code() is grpc.StatusCode.UNIMPLEMENTED and "skydraft.verifier.v4" in old.details()
     error = from_rpc(ended(grpc.StatusCode.UNIMPLEMENTED, "There is no such method."))
-    assert "speaks no skydraft.verifier.v3" in str(error) and "one version of skydraft" in str(error)
+    assert "speaks no skydraft.verifier.v4" in str(error) and "one version of skydraft" in str(error)
 
 
 def packed(message: Any) -> AnyMessage:

@@ -63,5 +63,5 @@ def test_a_receipt_is_what_the_server_was_asked(dialect: str, plan: str) -> None
 def test_a_first_contact_costs_nothing(dialect: str) -> None:
     with fake(dialect, TARGET) as server, closing(skydraft.connect(server.url, price="1,2,3", max_cost=1.0)) as cloud:
         facts = cloud.facts(None)
-        assert facts is not None and facts.name == "toy" and facts.wire_ms > 0
+        assert facts is not None and facts.name == "toy"
         assert not server.model.num_written and cloud.servers.all[0].budget.cost == 0  # type: ignore[attr-defined]

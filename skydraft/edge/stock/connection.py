@@ -172,7 +172,7 @@ class StockConnection:
             await self.ping(timeout_s)
         asking = self._ask(timeout_s, self.wire, self._pool.num_connections)
         info = await self.wire.patiently(asking, _LIFE, Waiting(timeout_s, timeout_s, timeout_s))
-        return TargetFacts(info.model, named_weights(info.model), (_WRITE_MS,), 1, wire_ms=self.rtt_ms, streams=True)
+        return TargetFacts(info.model, named_weights(info.model), (_WRITE_MS,), 1)
 
     async def renew(self) -> None:
         """Make new connections for what is asked next; texts under way keep theirs."""

@@ -34,7 +34,7 @@ from skydraft.errors import (
     TargetChanged,
 )
 from skydraft.protocol.values import TargetId, Written
-from skydraft.types import Cost, DraftBlock, LinkCost, Prompt, Verdict
+from skydraft.types import Cost, Draft, DraftBlock, LinkCost, Prompt, Verdict
 
 _MAX_DRAWS, _MAX_CHAR = 16, 4  # for a token that a stream did not tell; tokens that a character may have
 _LOOK_S = 3.0  # for a sign of life of a host far away
@@ -178,6 +178,9 @@ class StockText:
     async def _has_arrived(self, waiting: Waiting) -> bool:
         writing = self._writing
         return writing is not None and writing.continues(self._text) and await writing.arrived(waiting)
+
+    def draft(self, draft: Draft) -> None:
+        """It takes none."""
 
     def stop(self) -> None:
         self._is_stopped = True

@@ -1,0 +1,99 @@
+"""Drafts that come while the target writes: which of them still fit the text, and how many a forward takes."""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+from skydraft.engines.vocab import TokenIds
+from skydraft.types import Draft
+
+MAX_AHEAD, MAX_KEPT = 32, 64  # drafts beyond the text that a device makes; and that a target keeps
+_PRIOR, _PRIOR_WEIGHT, _MEMORY = 0.7, 8.0, 64.0  # judged drafts, after which older ones fade
+_MAY_DELAY = 1.1  # how much longer a forward may take by drafts, if a text in it sends none
+
+
+class Worth:
+    """The share of drafts that were right lately, at first `share`."""
+
+    def __init__(self, share: float = _PRIOR) -> None:
+        self._num_right, self._num_judged = share * _PRIOR_WEIGHT, _PRIOR_WEIGHT
+
+    @property
+    def share(self) -> float:
+        return self._num_right / self._num_judged
+
+    def note(self, share: float, num: float = 1) -> None:
+        """So many drafts were judged, of which this share was right."""
+        keeps = 1 - num / _MEMORY
+        self._num_right = self._num_right * keeps + num * share
+        self._num_judged = self._num_judged * keeps + num
+
+
+class Branch:
+    """The drafts of one text: those of its newest branch, a run of drafts that continue each other.
+
+    Whatever does not fit is dropped, never an error: a draft is nothing that could be lost. Drafts for places that are
+    written meanwhile are compared with the text; the first that differs ends its branch.
+    """
+
+    def __init__(self, worth: Worth) -> None:
+        self.worth, self.number = worth, 0
+        self.has_begun = False  # the device has sent a draft
+        self._base, self._token_ids = 0, list[int]()
+        self._num_compared = 0  # of its drafts
+        self._is_dead = True  # nothing continues it
+
+    def take(self, draft: Draft, text: TokenIds) -> None:
+        """Take in drafts that arrive while `text` are the generated tokens."""
+        self.has_begun = True
+        if draft.branch:
+            is_old = draft.branch < self.number or (draft.branch == self.number and self._is_dead)
+            self._is_dead = is_old or draft.base > len(text)
+            if self._is_dead:
+                return
+            self.number, self._base, self._token_ids, self._num_compared = draft.branch, draft.base, [], 0
+        if not self._is_dead:
+            self._token_ids += draft.token_ids
+            if len(self.after(text)) > MAX_KEPT:
+                self._end()
+
+    def after(self, text: TokenIds) -> tuple[int, ...]:
+        """The drafts that may follow the generated tokens `text`."""
+        end = len(text) - self._base
+        compared = self._token_ids[self._num_compared : end]
+        for token_id, written in zip(compared, text[self._base + self._num_compared :].tolist(), strict=False):
+            self.worth.note(token_id == written)
+            if token_id != written:
+                self._end()
+                return ()
+        self._num_compared += len(compared)
+        if end > len(self._token_ids) and self._token_ids:
+            self._end()  # what continues it would leave a gap
+        return tuple(self._token_ids[end:]) if end >= 0 else ()
+
+    def _end(self) -> None:
+        self._token_ids.clear()
+        self._is_dead, self._num_compared = True, 0
+
+
+def num_fed(
+    num_rows: int, waiting: Seq[tuple[float, int]], max_rows: int, ms: Callable[[int], float], *, may_delay: bool
+) -> list[int]:
+    """How many drafts of each text a forward takes beside `num_rows` rows of its own, for the most tokens a second.
+
+    `waiting` are the worth and the number of each text's drafts; a draft counts only if all before it are right. Unless
+    it `may_delay`, texts without drafts wait for these rows: the forward takes a tenth more at most.
+    """
+    gains = sorted(
+        ((worth**place, index) for index, (worth, num) in enumerate(waiting) for place in range(1, num + 1)),
+        key=lambda gain: -gain[0],
+    )
+    plain_ms, tokens = ms(num_rows), float(num_rows)
+    best, num_best = tokens / plain_ms, 0
+    for num_more, (gain, _) in enumerate(gains[: max_rows - num_rows], 1):
+        tokens, took_ms = tokens + gain, ms(num_rows + num_more)
+        if tokens / took_ms > best and (may_delay or took_ms <= _MAY_DELAY * plain_ms):
+            best, num_best = tokens / took_ms, num_more
+    counts = [0] * len(waiting)
+    for _, index in gains[:num_best]:
+        counts[index] += 1
+    return counts

@@ -1,0 +1,119 @@
+"""Whatever drafts come while the target writes, and whenever: the text is the stream's, token for token."""
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skydraft.access.limits import RowBudget
+from skydraft.decoding.branch import MAX_AHEAD
+from skydraft.protocol.values import Written
+from skydraft.types import Draft
+from tests import reference, toys
+from tests.cloud.driver import ENDLESS, Desk, Edge, desk_of
+from tests.toys import law
+
+Row = list[Any]
+
+
+def written_after(asked: Any) -> list[int]:
+    """The text of a stream so far, its first token included."""
+    verdict, *parts = asked.answers
+    return [verdict.token_id, *(token_id for part in parts for token_id in part.token_ids)]
+
+
+class Device:
+    """Drafts what the target would write, or something else, at any time, as an honest device or as a liar."""
+
+    def __init__(self, right: tuple[int, ...], seed: int, lies: float) -> None:
+        self.right, self.random, self.lies = right, random.Random(seed), lies
+        self.branch = 0
+
+    def drafts(self, num_written: int) -> list[Draft]:
+        rng, said = self.random, list[Draft]()
+        for _ in range(rng.randrange(3)):
+            base = max(num_written + rng.randint(-6, 2 if rng.random() < self.lies else 0), 0)
+            self.branch += rng.randint(0, 2)
+            ids = list(self.right[base : base + rng.randint(1, 12)]) or [1]
+            if rng.random() < self.lies:
+                ids[rng.randrange(len(ids))] = rng.randrange(len(toys.PIECES))
+            cut = rng.randint(0, len(ids))
+            said += [Draft(self.branch, base, tuple(ids[:cut])), Draft(0, 0, tuple(ids[cut:]))]
+        rng.shuffle(said) if rng.random() < self.lies else None
+        return [draft for draft in said if draft.token_ids]
+
+
+@law(60)
+@given(toys.seeds, toys.params(max_new_tokens=40), st.integers(0, 999), st.sampled_from([0.0, 0.3, 1.0]),
+       st.sampled_from([1, 2, 5, 64]), st.integers(1, 3))  # fmt: skip
+def test_any_schedule_of_drafts_leaves_each_text_as_it_is(seed, params, draw, lies, max_rows, num_texts) -> None:  # type: ignore[no-untyped-def]
+    edges = [Edge(number, seed, replace(params, seed=number)) for number in range(1, num_texts + 1)]
+    desk = desk_of(seed, max_rows=max_rows)
+    alone = [reference.plain(toys.toy(seed), edge.prompt, edge.params) for edge in edges]
+    asked = [desk.ask(edge.stream()) for edge in edges]
+    devices = [Device(text, draw + index, lies) for index, (text, _) in enumerate(alone)]
+    for _ in range(400):
+        for each, device in zip(asked, devices, strict=True):
+            if each.answers and not each.is_answered:
+                each.drafts.extend(device.drafts(len(written_after(each))))
+        desk.step()
+    desk.check_answers()
+    desk.check_batches()
+    for each, (token_ids, finish) in zip(asked, alone, strict=True):
+        assert tuple(written_after(each)) == token_ids and each.last.finish == finish
+
+
+def racing(desk: Desk, edge: Edge, right: tuple[int, ...], **options: Any) -> Any:
+    """A stream whose drafts are all there in time."""
+    asked = desk.ask(edge.stream(), **options)
+    desk.step(2)
+    branch = 0
+    while not asked.is_answered and len(written_after(asked)) < 30:
+        branch, base = branch + 1, len(written_after(asked))
+        asked.drafts.append(Draft(branch, base, right[base : base + MAX_AHEAD]))
+        desk.step()
+    return asked
+
+
+def test_right_drafts_save_forwards_and_none_is_fed_twice() -> None:
+    params = replace(ENDLESS, max_new_tokens=30, min_new_tokens=30)
+    desk, edge = desk_of(4, max_rows=4), Edge(0, 4, params)
+    asked = racing(desk, edge, edge.likely(30))
+    parts = [part for part in asked.answers if isinstance(part, Written)]
+    assert [part.num_accepted for part in parts] == [len(part.draft_ids) for part in parts] == [0] + [3] * 7
+    assert desk.engine.num_rows == 30  # one for each token
+
+
+def test_a_text_beyond_its_owner_s_rate_takes_no_drafts() -> None:
+    """It would be slower than its stream: rows of drafts that are wrong count, too."""
+    desk, edge = desk_of(4, max_rows=4), Edge(0, 4, replace(ENDLESS, max_new_tokens=300))
+    budget = RowBudget(1.0, desk.clock)
+    budget.charge("ann", 80)
+    asked = desk.ask(edge.stream(), charge=lambda num_rows: budget.charge("ann", num_rows))
+    for _ in range(20):
+        if asked.answers:
+            asked.drafts.append(Draft(len(asked.answers), len(written_after(asked)), edge.likely(9)))
+        desk.clock.now += 1
+        desk.step()
+    assert all(not part.draft_ids for part in asked.answers[2:])
+
+
+@pytest.mark.parametrize("is_replayed", [False, True])
+def test_drafts_of_a_session_that_was_opened_again_begin_anew(is_replayed: bool) -> None:
+    params = replace(ENDLESS, max_new_tokens=30, min_new_tokens=30)
+    desk, edge = desk_of(4, max_rows=4), Edge(0, 4, params)
+    right = edge.likely(30)
+    first = desk.ask(call := edge.stream())
+    desk.step(2)
+    first.drafts.append(Draft(7, 1, right[1:9]))
+    desk.step(2)
+    desk.stop_writing(first)
+    desk.finish()
+    again = desk.ask(call if is_replayed else edge.reopened(call))
+    desk.step(2)
+    again.drafts.append(Draft(8, len(written_after(again)), right[len(written_after(again)) :][:9]))
+    desk.finish()
+    assert tuple(written_after(again)) == right and any(part.num_accepted > 1 for part in again.answers[1:])
