@@ -150,7 +150,7 @@ class LlamaCppEngine(Engine):
     def _profile_key(self, options: EngineOptions) -> str:
         system = (self._lib.name, cpu_model(), self._lib.print_system_info().decode())
         how = (False, self._num_threads, options.gpu_layers)  # False: earlier versions had caches that were shared
-        return "|".join(map(str, (self.fingerprint, *system, *how)))
+        return "|".join(map(str, (self._weights.fingerprint, *system, *how)))
 
     def _measure_again(self, what: str) -> None:
         log.warning(f"{self.name}: {what}; the next start measures again.")
