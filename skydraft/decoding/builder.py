@@ -33,6 +33,7 @@ from skydraft.prompts.systems import readable
 from skydraft.prompts.thinking import settings, tags_after, template_of
 from skydraft.types import Prompt, Signals
 
+_CHARS_READ = 8  # of a prediction, for each token of the context: a text of megabytes takes minutes
 _QUICK_S, _PATIENT_S = 0.5, 3.0  # timeouts for facts about the target: a text that may continue alone waits less
 
 
@@ -72,20 +73,20 @@ def start_generation(
     breaks_loops = request.breaks_loops and not request.params.grammar  # a list of equal values is no loop
     loop = SpeculativeLoop(
         context, drafter, gate, verifier, turns, vocab, falls_back, breaks_loops, thinking,
-        _copies(request, prompts, facts, length, vocab), Seats((draft, local)),
+        _copies(request, prompts, facts, length, draft), Seats((draft, local)),
     )  # fmt: skip
     return Generation(loop, request, prompts, draft or edge, target, watch)
 
 
 def _copies(
-    request: GenerateRequest, prompts: PromptPair, facts: TargetFacts | None, length: AutoTurns | None, vocab: Vocab
-) -> Copies | None:
+    request: GenerateRequest, prompts: PromptPair, facts: TargetFacts | None, length: AutoTurns | None,
+    draft: Engine | None,
+) -> Copies | None:  # fmt: skip
     """Drafts without a model, where each block is checked: what a gate skips has to be the draft model's."""
-    plan = request.plan
-    if not plan.drafts or plan.is_lossy or plan.streams:
+    if draft is None or request.plan.is_lossy or request.plan.streams:
         return None
-    longest = facts.max_block if facts else MAX_K
-    prediction = vocab.encode(request.prediction) if request.prediction else ()
+    longest, most = facts.max_block if facts else MAX_K, draft.context_len
+    prediction = draft.vocab.literal((request.prediction or "")[: _CHARS_READ * most])[:most]
     return Copies(prompts.edge.token_ids, prediction, longest, (lambda: length.costs) if length else None)
 
 

@@ -74,6 +74,20 @@ def test_copies_change_no_token(options: dict[str, Any], is_remote: bool) -> Non
         assert done.stats.num_right_copies > 40 and len(done.records) < 15
 
 
+def test_a_prediction_is_text_and_read_no_further_than_a_context_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, encode, eos = list[int](), VOCAB._encode, VOCAB.size - 1
+
+    def encode_special(text: str) -> list[int]:
+        read.append(len(text))
+        return [token_id for part in text.split("<eos>") for token_id in (eos, *encode(part))][1:]
+
+    monkeypatch.setattr(VOCAB, "_encode", encode_special)
+    edge, target, said = follower("我们去", VOCAB), follower(LONG, VOCAB), f"{LONG}<eos>{'我' * 40_000}"
+    generation = skydraft.generate("今天", edge=edge, cloud=target, plan=make_plan("lossless", k=4), prediction=said)
+    drafted = [token_id for done, _ in generation.rounds() if done.record.num_copied for token_id in done.block.token_ids]
+    assert drafted and eos not in drafted and max(read) < 9 * edge.context_len < len(said)
+
+
 def test_a_gate_is_never_asked_of_a_copy_and_a_lost_server_leaves_none_unchecked() -> None:
     edge, target = follower("我们去", VOCAB), follower(LONG, VOCAB)
     gated = written(edge, target, plan=make_plan("quality"))
