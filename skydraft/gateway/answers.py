@@ -286,12 +286,10 @@ class ChatAnswer(Answer):
     def _used(self) -> dict[str, Any]:
         num_read, cached, written = self.usage
         return {
-            "prompt_tokens": num_read,
-            "completion_tokens": written,
-            "total_tokens": num_read + written,
+            "prompt_tokens": num_read, "completion_tokens": written, "total_tokens": num_read + written,
             "prompt_tokens_details": {"cached_tokens": cached},
             "completion_tokens_details": {"reasoning_tokens": self.num_reasoning} | self._predicted(),
-        }
+        }  # fmt: skip
 
     def _predicted(self) -> dict[str, int]:
         """How many drafted tokens the prediction and the text before them gave, where a client predicts."""

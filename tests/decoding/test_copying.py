@@ -84,7 +84,9 @@ def test_a_prediction_is_text_and_read_no_further_than_a_context_goes(monkeypatc
     monkeypatch.setattr(VOCAB, "_encode", encode_special)
     edge, target, said = follower("我们去", VOCAB), follower(LONG, VOCAB), f"{LONG}<eos>{'我' * 40_000}"
     generation = skydraft.generate("今天", edge=edge, cloud=target, plan=make_plan("lossless", k=4), prediction=said)
-    drafted = [token_id for done, _ in generation.rounds() if done.record.num_copied for token_id in done.block.token_ids]
+    drafted = [
+        token_id for done, _ in generation.rounds() if done.record.num_copied for token_id in done.block.token_ids
+    ]
     assert drafted and eos not in drafted and max(read) < 9 * edge.context_len < len(said)
 
 
