@@ -136,6 +136,8 @@ def quantize(source: Path, target: Path, kind: str, *, force: bool = False) -> N
         if statuses != [0]:
             hint = "Choose another type, or check the free space."
             raise BrokenModel(f"llama.cpp cannot write {source} as {kind}.", hint=hint)
+        with part.open("rb+") as file:  # else a power cut may leave the name and not the bytes
+            os.fsync(file.fileno())
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)

@@ -88,10 +88,9 @@ class Choice:
         assert stats and receipt
         num_cloud = sum(origin in ITS_OWN for origin in self.origins)
         read = {"tokens_in": stats.tokens_in, "tokens_hit": stats.tokens_hit, "tokens_out": stats.tokens_out}
-        usage = {
-            "edge": {"completion_tokens": len(self.origins) - num_cloud, "cost": 0.0},
-            "cloud": {"completion_tokens": num_cloud, **read, "cost": stats.cost},
-        }
+        edge = {"completion_tokens": len(self.origins) - num_cloud, "cost": 0.0}
+        cloud = {"completion_tokens": num_cloud, **read, "cost": stats.cost}
+        usage = {"edge": edge, "cloud": cloud}
         return {"stats": asdict(stats), "receipt": asdict(receipt), "usage": usage} | self.both
 
 

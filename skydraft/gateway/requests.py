@@ -265,10 +265,8 @@ def _text_order(body: TextRequest, edge: Engine, names: ModelNames, defaults: De
     params = replace(params, think_budget=body.choice.think_budget or 0)  # the operator's is for chats
     make = partial(GenerateRequest, plan=plan, params=params, raw=True, think=body.choice.think or "auto")
     make = partial(make, scores_prompt=bool(body.echo), writes=body.max_tokens != 0)
-    requests = [
-        make((Message("user", prompt),)) if isinstance(prompt, str) else make((), prompt_ids=tuple(prompt))
-        for prompt in body.prompt
-    ]
+    asked = [((Message("user", text),), ()) if isinstance(text, str) else ((), tuple(text)) for text in body.prompt]
+    requests = [make(messages, prompt_ids=prompt_ids) for messages, prompt_ids in asked]
     left_out = ["thinking"] if body.reasoning_effort not in (None, "none") else []  # a text has no chat template
     return Order(requests, left_out=left_out)
 

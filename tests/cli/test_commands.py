@@ -48,8 +48,7 @@ def test_what_was_quantized_is_listed_and_removed_also_what_was_left_unfinished(
     made = named_path("a/b:1-q4_0", cache_dir())
     made.parent.mkdir(parents=True)
     made.write_bytes(bytes(20_000_000))
-    partial = named_path("c-iq4_nl", cache_dir(), ".partial")
-    partial.touch()
+    (partial := named_path("c-iq4_nl", cache_dir(), ".partial")).touch()
     assert f"a-b-1-q4_0 20 MB q4_0 {made}" in " ".join(invoke("models", "list")[1].replace("\n", "").split())
     assert invoke("models", "path", "a-b-1-q4_0") == (0, f"{made}\n", "")
     with FileLock(f"{made}.lock"):

