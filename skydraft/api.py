@@ -20,9 +20,10 @@ from skydraft.engines.options import EngineOptions
 from skydraft.engines.registry import open_engine
 from skydraft.errors import CloudLost, OptionError, RecordsError, UnknownModel
 from skydraft.gating.calibration import Calibration, find_calibration
-from skydraft.models import Progress, SourceName, cache_dir, no_progress, resolve
+from skydraft.models import KNOWN, Progress, SourceName, cache_dir, no_progress, resolve
 from skydraft.models.adapters import folder_of
-from skydraft.models.cache import made_path
+from skydraft.models.cache import disk_errors_named, locked, named_path
+from skydraft.models.found import OLLAMA
 from skydraft.prompts.audio import Audio
 from skydraft.prompts.messages import Message, asked, conversation, spoken
 from skydraft.prompts.pair import ShareAudio, beginning_ids
@@ -85,16 +86,24 @@ def fitting_context(
     return fitting(paths, num_sequences) if len(paths) == len(found) else None
 
 
-def quantize(model: str, kind: str = "q4_0", *, force: bool = False) -> Path:
+def quantize(model: str, kind: str = "q4_0", *, force: bool = False, progress: Progress = no_progress) -> Path:
     """Write a GGUF model in another type, as the model `MODEL-TYPE`; returns its file. Raises OptionError for a model
-    that is as large as a target unless `force`, UnknownModel and BrokenModel."""
+    that is as large as a target unless `force`, and where that model is here; UnknownModel, ModelFilesError and
+    BrokenModel."""
     from skydraft.engines.llama_weights import quantize
 
-    source = resolve(model, cache_dir()).path
+    cache = cache_dir()
+    source = resolve(model, cache, progress=progress).path
     if source is None or not source.is_file():
         raise UnknownModel(f"{model} is not a GGUF model, and no other can be quantized.")
-    made = made_path(f"{source.stem if source == Path(model) else model}-{kind}", cache_dir())
-    quantize(source, made, kind, force=force)
+    is_named = model in KNOWN or model.startswith(OLLAMA)
+    name = f"{model if is_named else source.stem}-{kind}"
+    made, lock = named_path(name, cache), named_path(name, cache, ".lock")
+    with disk_errors_named(cache), locked(lock, f"{made.stem} is being made by another process."):
+        if made.exists():
+            hint = f"Use it, or run: skydraft models remove {made.stem}"
+            raise OptionError(f"{made.stem} is here already.", hint=hint)
+        quantize(source, made, kind, force=force)
     return made
 
 

@@ -11,19 +11,20 @@ from skydraft.cli.sections import Command, loose, option
 from skydraft.cli.terminal import console_for
 from skydraft.errors import UnknownModel
 from skydraft.models.adapters import all_adapters
-from skydraft.models.cache import cache_dir, present
-from skydraft.models.fetch import fetch_model, present_path, remove, verify
+from skydraft.models.cache import cache_dir, made_models, present
+from skydraft.models.fetch import fetch_model, leftovers, present_path, remove, verify
 from skydraft.models.found import StoredModel, models_here, places
 from skydraft.models.manifest import KNOWN, known_model
 from skydraft.models.resolve import EMBEDDED, embedded_path
 
 
 def _known(context: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The names, all checked before the first is used."""
+    """The names, all checked before the first is used. What was made here can be removed, too."""
     for name in names:
         if name in EMBEDDED:
             raise UnknownModel(f"{name} comes with skydraft: it is always here and cannot be removed.")
-        known_model(name)
+        if context.command.name != "remove" or not leftovers(name, cache_dir()):
+            known_model(name)
     return names
 
 
@@ -42,7 +43,7 @@ def models(context: click.Context) -> None:
 @models.command("list", cls=Command)
 @loose("Output", [option("--json", None, "Print one JSON object: the folder, and a list of models.", is_flag=True)])
 def list_models(json: bool) -> None:
-    """Show the known models, those of Ollama, and what they have learned."""
+    """Show the known and the quantized models, those of Ollama, and what they have learned."""
     folder, rows = cache_dir(), _rows(models_here(places()))
     if json:
         click.echo(json_line({"folder": str(folder), "models": rows}))
@@ -51,14 +52,14 @@ def list_models(json: bool) -> None:
     console = console_for("auto")
     for row in rows:
         size = f"{row['bytes'] / 1e6:.{0 if row['bytes'] > 1e7 else 1}f} MB"
-        console.print(f"{row['name']:<{wide}}  {size:>8}  {row['license']:<12}  {_state(row)}")
+        console.print(f"{row['name']:<{wide}}  {size:>8}  {row.get('type', row['license']):<12}  {_state(row)}")
     console.print(
         f"\nOur own files are in {folder}, {_bytes_in(folder) / 1e6:.0f} MB; SKYDRAFT_HOME names another folder."
     )
 
 
 def _rows(here: list[StoredModel]) -> list[dict[str, Any]]:
-    """Each known or included model, those of Ollama, and others that have adapters, with the names of these."""
+    """Each known, included or quantized model, those of Ollama, and others that have adapters, with their names."""
     adapters = all_adapters(cache_dir())
 
     def row(name: str, size: int, license: str, path: Path | None, kind: str) -> dict[str, Any]:
@@ -69,6 +70,8 @@ def _rows(here: list[StoredModel]) -> list[dict[str, Any]]:
     rows = [row(each.name, each.bytes, each.license, present(each, cache_dir()), "known") for each in known]
     for name in EMBEDDED:
         rows.append(row(name, _bytes_in(embedded_path(name)), "Apache-2.0", embedded_path(name), "included"))
+    for name, path in made_models(cache_dir()).items():
+        rows.append(row(name, _bytes_in(path), "-", path, "made") | {"type": name.rpartition("-")[2]})
     for found in here:
         about = row(found.spec, found.bytes, "Ollama", found.path, "found")
         rows.append(about | {"unfit": found.unfit or None})
@@ -125,14 +128,15 @@ def quantize_model(model: str, type: str, force: bool) -> None:
 
     It has no calibration or adapter yet: the mode auto needs skydraft learn.
     """
-    made = api.quantize(model, type, force=force)
+    with downloads() as progress:
+        made = api.quantize(model, type, force=force, progress=progress)
     click.echo(f"{made.stem}  {made.stat().st_size / 1e6:.0f} MB  {made}")
 
 
 @models.command("remove", cls=Command)
 @_names
 def remove_models(names: tuple[str, ...]) -> None:
-    """Delete known models from this machine."""
+    """Delete known or quantized models from this machine."""
     for name in names:
         for path in remove(name, cache_dir()):
             click.echo(f"Removed {path}")

@@ -34,6 +34,7 @@ from skydraft.prompts.thinking import settings, tags_after, template_of
 from skydraft.types import Prompt, Signals
 
 _READING = 0.3  # of the time of a draft step, a token of the prompt takes
+_CHARS_READ = 8  # of a prediction, for each token of the context: a text of megabytes takes minutes
 _QUICK_S, _PATIENT_S = 0.5, 3.0  # timeouts for facts about the target: a text that may continue alone waits less
 
 
@@ -74,7 +75,7 @@ def start_generation(
     falls_back = bool(verifying and verifying.falls_back(plan))
     thinking = ThinkingAlong(request.params, vocab) if request.params.think_end else None
     breaks_loops = request.breaks_loops and not request.params.grammar  # a list of equal values is no loop
-    copies, ahead = _copies(request, prompts, facts, costs, vocab), None
+    copies, ahead = _copies(request, prompts, facts, costs, draft), None
     if drafter and verifying and verifier and verifying.takes_drafts and _writes_on(request):
         copies, ahead = None, Ahead(drafter, prompts.edge, verifier.draft, copies)
         verifier.came = ahead.came
@@ -93,14 +94,14 @@ def _writes_on(request: GenerateRequest) -> bool:
 
 
 def _copies(
-    request: GenerateRequest, prompts: PromptPair, facts: TargetFacts | None, costs: CostModel | None, vocab: Vocab
-) -> Copies | None:
+    request: GenerateRequest, prompts: PromptPair, facts: TargetFacts | None, costs: CostModel | None,
+    draft: Engine | None,
+) -> Copies | None:  # fmt: skip
     """Drafts without a model, where each block is checked: what a gate skips has to be the draft model's."""
-    plan = request.plan
-    if not plan.drafts or plan.is_lossy or plan.streams:
+    if draft is None or request.plan.is_lossy or request.plan.streams:
         return None
-    longest = facts.max_block if facts else MAX_K
-    prediction = vocab.encode(request.prediction) if request.prediction else ()
+    longest, most = facts.max_block if facts else MAX_K, draft.context_len
+    prediction = draft.vocab.literal((request.prediction or "")[: _CHARS_READ * most])[:most]
     return Copies(prompts.edge.token_ids, prediction, longest, costs)
 
 

@@ -107,6 +107,8 @@ class Weights:
 def quantize(source: Path, target: Path, kind: str, *, force: bool = False) -> None:
     """Write all matrices of `source` in one type to `target`. Raises OptionError for a model that is as large as a
     target unless `force`, MissingDependency, and BrokenModel for a file that llama.cpp cannot quantize."""
+    if kind not in TYPES:
+        raise OptionError(f"A type is {', '.join(TYPES)}, not {kind!r}.")
     lib = load_library()
     if not hasattr(lib, "model_quantize"):
         raise MissingDependency(f"{lib.name} cannot quantize.", hint="Run: pip install 'skydraft[llamacpp]'.")
@@ -120,7 +122,7 @@ def quantize(source: Path, target: Path, kind: str, *, force: bool = False) -> N
         raise OptionError(f"{says} another model, which writes other texts.", hint=hint)
     params = lib.model_quantize_default_params()
     params.nthread, params.ftype, params.allow_requantize, params.pure = num_cores(), TYPES[kind], True, True
-    part = target.with_name(f"{target.name}.part")
+    part = target.with_name(f"{target.name}.partial")
     target.parent.mkdir(parents=True, exist_ok=True)
     statuses = list[int]()
     both = os.fsencode(source), os.fsencode(part)
@@ -131,13 +133,14 @@ def quantize(source: Path, target: Path, kind: str, *, force: bool = False) -> N
     work.start()
     try:
         work.join()
-    finally:
         if statuses != [0]:
-            part.unlink(missing_ok=True)
-    if statuses != [0]:
-        hint = "Choose another type, or check the free space."
-        raise BrokenModel(f"llama.cpp cannot write {source} as {kind}.", hint=hint)
-    part.replace(target)
+            hint = "Choose another type, or check the free space."
+            raise BrokenModel(f"llama.cpp cannot write {source} as {kind}.", hint=hint)
+        with part.open("rb+") as file:  # else a power cut may leave the name and not the bytes
+            os.fsync(file.fileno())
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _forget_mapped_pages(path: Path) -> None:

@@ -114,11 +114,7 @@ class LlamaCppEngine(Engine):
             self.profile = profile_of(self, self._profile_key(options), options)
         self._costs = RowCosts(self.profile, self._measure_again)
         self._lib.model_desc(self._model, kind := ctypes.create_string_buffer(128), 128)
-        more = (
-            f"; a file in Q4_0 or IQ4_NL keeps those of {MAX_PROBED_ROWS}"
-            if self.invariant_rows < MAX_PROBED_ROWS
-            else ""
-        )
+        more = "; one of `skydraft models quantize` may keep more" if self.invariant_rows < MAX_PROBED_ROWS else ""
         self.about_rows = f"{kind.value.decode()} keeps the bits of {self.invariant_rows} rows a forward here{more}"
 
     def open_adapted(self, adapter: Path) -> LlamaCppEngine:
@@ -150,7 +146,7 @@ class LlamaCppEngine(Engine):
     def _profile_key(self, options: EngineOptions) -> str:
         system = (self._lib.name, cpu_model(), self._lib.print_system_info().decode())
         how = (False, self._num_threads, options.gpu_layers)  # False: earlier versions had caches that were shared
-        return "|".join(map(str, (self.fingerprint, *system, *how)))
+        return "|".join(map(str, (self._weights.fingerprint, *system, *how)))
 
     def _measure_again(self, what: str) -> None:
         log.warning(f"{self.name}: {what}; the next start measures again.")

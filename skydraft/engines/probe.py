@@ -87,7 +87,7 @@ def profile_of(engine: Engine, key: str, options: EngineOptions) -> RowProfile:
 def _read(path: Path) -> dict[str, RowProfile]:
     with suppress(OSError, ValueError):
         known = _PROFILES.validate_json(read_file(path))
-        return {key: profile for key, profile in known.items() if profile.forward_ms}
+        return {key: profile for key, profile in known.items() if profile.is_sound}
     return {}
 
 

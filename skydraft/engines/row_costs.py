@@ -1,5 +1,6 @@
 """What forwards of n rows cost on this machine: which to pad with rows that are thrown away, and how to part feeds."""
 
+import math
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -15,6 +16,11 @@ class RowProfile:
 
     invariant_rows: int
     forward_ms: tuple[float, ...]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether a probe may have measured it: a file may hold anything."""
+        return 0 < self.invariant_rows <= len(self.forward_ms) and all(0 < ms < math.inf for ms in self.forward_ms)
 
     def limit(self, num_rows: int) -> int:
         """Up to how many rows that many may be padded: they keep their bits if they had them."""

@@ -88,10 +88,9 @@ class Choice:
         assert stats and receipt
         num_cloud = sum(origin in ITS_OWN for origin in self.origins)
         read = {"tokens_in": stats.tokens_in, "tokens_hit": stats.tokens_hit, "tokens_out": stats.tokens_out}
-        usage = {
-            "edge": {"completion_tokens": len(self.origins) - num_cloud, "cost": 0.0},
-            "cloud": {"completion_tokens": num_cloud, **read, "cost": stats.cost},
-        }
+        edge = {"completion_tokens": len(self.origins) - num_cloud, "cost": 0.0}
+        cloud = {"completion_tokens": num_cloud, **read, "cost": stats.cost}
+        usage = {"edge": edge, "cloud": cloud}
         return {"stats": asdict(stats), "receipt": asdict(receipt), "usage": usage} | self.both
 
 
@@ -286,12 +285,10 @@ class ChatAnswer(Answer):
     def _used(self) -> dict[str, Any]:
         num_read, cached, written = self.usage
         return {
-            "prompt_tokens": num_read,
-            "completion_tokens": written,
-            "total_tokens": num_read + written,
+            "prompt_tokens": num_read, "completion_tokens": written, "total_tokens": num_read + written,
             "prompt_tokens_details": {"cached_tokens": cached},
             "completion_tokens_details": {"reasoning_tokens": self.num_reasoning} | self._predicted(),
-        }
+        }  # fmt: skip
 
     def _predicted(self) -> dict[str, int]:
         """How many drafted tokens the prediction and the text before them gave, where a client predicts."""

@@ -141,10 +141,8 @@ def order_of(
     body: ChatRequest | TextRequest, edge: Engine, names: ModelNames, defaults: Defaults, **more: Any
 ) -> Order:
     """What a body asks for. `more` holds further fields of each request."""
-    if isinstance(body, ChatRequest):
-        order = _chat_order(body, edge, names, defaults)
-    else:
-        order = _text_order(body, edge, names, defaults)
+    how = edge, names, defaults
+    order = _chat_order(body, *how) if isinstance(body, ChatRequest) else _text_order(body, *how)
     scored = [num for num in (body.num_best, body.choice.logprobs) if num is not None]
     more |= {"num_best": max(scored, default=None), "local_only": body.choice.local_only}
     more |= {"breaks_loops": body.choice.break_loops}
@@ -189,17 +187,11 @@ def _chat_order(body: ChatRequest, edge: Engine, names: ModelNames, defaults: De
         raise Refusal(400, message, param="messages")
     tools = (tool.model_dump(exclude_unset=True) for tool in body.described_tools)
     request = GenerateRequest(
-        tuple(messages),
-        plan=plan,
-        params=params,
-        tools=tuple(tools) if body.callable_tools else (),
-        think=body.choice.think or thinking.think,
-        settings=tuple(thinking.settings.items()),
-        share_audio=defaults.share_audio,
-        begun=begun,
-        begun_is_prompt=is_prompt,
+        tuple(messages), plan, params, tools=tuple(tools) if body.callable_tools else (),
+        think=body.choice.think or thinking.think, settings=tuple(thinking.settings.items()),
+        share_audio=defaults.share_audio, begun=begun, begun_is_prompt=is_prompt,
         prediction=body.prediction.text if body.prediction else "",
-    )
+    )  # fmt: skip
     left_out = sorted(unfollowed.union(tool.type for tool in body.tools or () if isinstance(tool, OtherTool)))
     left_out += ["thinking"] * thinking.is_unmet
     return Order([request], partial(reader_of, body), left_out)
@@ -273,10 +265,8 @@ def _text_order(body: TextRequest, edge: Engine, names: ModelNames, defaults: De
     params = replace(params, think_budget=body.choice.think_budget or 0)  # the operator's is for chats
     make = partial(GenerateRequest, plan=plan, params=params, raw=True, think=body.choice.think or "auto")
     make = partial(make, scores_prompt=bool(body.echo), writes=body.max_tokens != 0)
-    requests = [
-        make((Message("user", prompt),)) if isinstance(prompt, str) else make((), prompt_ids=tuple(prompt))
-        for prompt in body.prompt
-    ]
+    asked = [((Message("user", text),), ()) if isinstance(text, str) else ((), tuple(text)) for text in body.prompt]
+    requests = [make(messages, prompt_ids=prompt_ids) for messages, prompt_ids in asked]
     left_out = ["thinking"] if body.reasoning_effort not in (None, "none") else []  # a text has no chat template
     return Order(requests, left_out=left_out)
 

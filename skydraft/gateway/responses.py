@@ -81,15 +81,11 @@ class ResponsesRequest(Translated):
     def chat_fields(self) -> dict[str, Any]:
         scored = _LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
         return {
-            "messages": self._messages(),
-            "max_tokens": self.max_output_tokens,
-            "tools": self.tools and self._tools(),
-            "tool_choice": self.tool_choice,
-            "parallel_tool_calls": self.parallel_tool_calls,
-            "response_format": self.text and self.text.format,
-            "logprobs": scored,
-            "top_logprobs": self.top_logprobs if scored else None,
-        }
+            "messages": self._messages(), "max_tokens": self.max_output_tokens,
+            "tools": self.tools and self._tools(), "tool_choice": self.tool_choice,
+            "parallel_tool_calls": self.parallel_tool_calls, "response_format": self.text and self.text.format,
+            "logprobs": scored, "top_logprobs": self.top_logprobs if scored else None,
+        }  # fmt: skip
 
     def functions(self) -> dict[str, tuple[str | None, _Function]]:
         """Each function and its namespace by the name that the model reads: its own, or both where that is taken."""
@@ -243,28 +239,17 @@ class ResponsesAnswer(ItemsAnswer):
         num_read, cached, written = self.usage
         is_over = status in ("completed", "incomplete")
         used = {
-            "input_tokens": num_read,
-            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
-            "output_tokens": written,
-            "output_tokens_details": {"reasoning_tokens": self.num_reasoning},
+            "input_tokens": num_read, "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+            "output_tokens": written, "output_tokens_details": {"reasoning_tokens": self.num_reasoning},
             "total_tokens": num_read + written,
-        }
+        }  # fmt: skip
         response: dict[str, Any] = body | {
-            "id": self._id,
-            "object": "response",
-            "created_at": self._created,
-            "status": status,
-            "error": None,
+            "id": self._id, "object": "response", "created_at": self._created, "status": status, "error": None,
             "incomplete_details": {"reason": _INCOMPLETE[self.choices[0].finish]} if status == "incomplete" else None,
-            "output": [] if status == "in_progress" else self._items,
-            "usage": used if is_over else None,
-            "text": body["text"] or {"format": {"type": "text"}},
-            "tools": body["tools"] or [],
+            "output": [] if status == "in_progress" else self._items, "usage": used if is_over else None,
+            "text": body["text"] or {"format": {"type": "text"}}, "tools": body["tools"] or [],
             "tool_choice": body["tool_choice"] or "auto",
-            "parallel_tool_calls": body["parallel_tool_calls"] is not False,
-            "metadata": body["metadata"] or {},
-            "previous_response_id": None,
-            "store": False,
-            "truncation": "disabled",
-        }
+            "parallel_tool_calls": body["parallel_tool_calls"] is not False, "metadata": body["metadata"] or {},
+            "previous_response_id": None, "store": False, "truncation": "disabled",
+        }  # fmt: skip
         return response | ({"skydraft": self._ours(self.choices[0])} if is_over and self._body.choice.extension else {})

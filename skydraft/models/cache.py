@@ -6,6 +6,7 @@ It is written or linked under a `.partial` name, hashed, and renamed. So later c
 import errno
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -15,7 +16,10 @@ from platformdirs import user_cache_dir
 
 from skydraft.errors import HashMismatch, ModelFilesError, NotEnoughDisk, OptionError
 from skydraft.files import lock_file
+from skydraft.models import manifest
 from skydraft.models.manifest import KnownModel
+
+_SEPARATOR = re.compile("[/:]")
 
 
 def cache_dir() -> Path:
@@ -35,9 +39,16 @@ def model_path(model: KnownModel, cache: Path, end: str = "") -> Path:
     return cache / "models" / f"{model.file}{end}"
 
 
-def made_path(name: str, cache: Path) -> Path:
-    """Where a model lies that was made here."""
-    return cache / "models" / f"{name.replace('/', '-').replace(':', '-')}.gguf"
+def named_path(name: str, cache: Path, end: str = "") -> Path:
+    """The same of a known model, or of one that was or will be made here, by name."""
+    model = manifest.KNOWN.get(name)
+    return model_path(model, cache, end) if model else cache / "models" / f"{_SEPARATOR.sub('-', name)}.gguf{end}"
+
+
+def made_models(cache: Path) -> dict[str, Path]:
+    """The models that were made here, by name."""
+    known = [model.file for model in manifest.KNOWN.values()]
+    return {path.stem: path for path in sorted((cache / "models").glob("*.gguf")) if path.name not in known}
 
 
 def present(model: KnownModel, cache: Path) -> Path | None:

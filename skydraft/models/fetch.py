@@ -11,8 +11,18 @@ from pathlib import Path
 from typing import get_args
 
 from skydraft.errors import HashMismatch, ModelFilesError, NetworkUnavailable, NotEnoughDisk, OptionError, UnknownModel
-from skydraft.models import sources
-from skydraft.models.cache import adopt, disk_errors_named, locked, model_path, present, settle, sha256_of
+from skydraft.models import manifest, sources
+from skydraft.models.cache import (
+    adopt,
+    disk_errors_named,
+    locked,
+    made_models,
+    model_path,
+    named_path,
+    present,
+    settle,
+    sha256_of,
+)
 from skydraft.models.manifest import KnownModel, Part, known_model
 from skydraft.models.sources import Progress, SourceName, no_progress
 
@@ -176,8 +186,7 @@ def _absence(model: KnownModel, cache: Path) -> str:
 
 def present_path(name: str, cache: Path) -> Path:
     """Looks at its size only. Raises UnknownModel if it is not known or not here."""
-    model = known_model(name)
-    if path := present(model, cache):
+    if path := made_models(cache).get(name) or present(model := known_model(name), cache):
         return path
     raise UnknownModel(f"{_absence(model, cache)}.", hint=f"Run `skydraft models fetch {name}`.")
 
@@ -190,22 +199,23 @@ def verify(model: KnownModel, path: Path) -> None:
 
 
 def remove(name: str, cache: Path) -> tuple[Path, ...]:
-    """Delete a model's files in `cache`; returns their paths. Copies elsewhere, as in the hub's cache, stay.
+    """Delete the files in `cache` of a model that is known or was made here; returns their paths. Copies elsewhere, as
+    in the hub's cache, stay.
 
-    Raises UnknownModel if it is not known or not here, ModelFilesError while it is being fetched.
+    Raises UnknownModel if it is not here, ModelFilesError while it is being fetched or made.
     """
-    model = known_model(name)
-    if not _leftovers(model, cache):
+    if not leftovers(name, cache):
         raise UnknownModel(f"{name} is not on this machine, so there is nothing to remove.")
-    busy = f"{model.name} is being fetched by another process."
-    with disk_errors_named(cache), locked(model_path(model, cache, ".lock"), busy):
-        paths = _leftovers(model, cache)
+    busy = f"{name} is being fetched or made by another process."
+    with disk_errors_named(cache), locked(named_path(name, cache, ".lock"), busy):
+        paths = leftovers(name, cache)
         for path in paths:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     return tuple(paths)
 
 
-def _leftovers(model: KnownModel, cache: Path) -> list[Path]:
+def leftovers(name: str, cache: Path) -> list[Path]:
     """The existing files of a model: the file, its unfinished copy, and pieces, also of downloads that were killed."""
-    files = [path for end in ("", ".partial") if (path := model_path(model, cache, end)).exists()]
-    return files + [path for part in model.parts for path in (cache / "pieces").glob(f"{part.wheel}*")]
+    files = [path for end in ("", ".partial") if (path := named_path(name, cache, end)).exists()]
+    parts = manifest.KNOWN[name].parts if name in manifest.KNOWN else ()
+    return files + [path for part in parts for path in (cache / "pieces").glob(f"{part.wheel}*")]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from skydraft.errors import BrokenModel, NetworkUnavailable, UnknownModel, telling
 from skydraft.models import manifest, sources
-from skydraft.models.cache import made_path
+from skydraft.models.cache import made_models
 from skydraft.models.fetch import fetch_model
 from skydraft.models.found import OLLAMA, ollama_file, places
 from skydraft.models.gguf import GGUF_MAGIC
@@ -49,7 +49,7 @@ def resolve(
         path = fetch_model(manifest.KNOWN[spec], cache, progress=progress, offline=offline, source=source)
         return ResolvedModel(spec, "gguf", path)
     with telling(UnknownModel, f"{spec!r} cannot be read", "Check its name."):
-        if (made := made_path(spec, cache)).is_file() and made.stem == spec:
+        if made := made_models(cache).get(spec):
             return _from_gguf(spec, made)
         if spec and local.is_dir():
             return _from_folder(spec, local)

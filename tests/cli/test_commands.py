@@ -9,11 +9,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from skydraft.errors import NetworkUnavailable
 from skydraft.models import KNOWN, cache_dir
 from skydraft.models.adapters import keep
-from skydraft.models.cache import model_path
+from skydraft.models.cache import model_path, named_path
 
 from ..cloud.test_starting import signals_as_before
 from ..models.test_found import Home, gguf
@@ -41,6 +42,21 @@ def test_a_model_is_listed_named_by_its_path_and_removed(invoke: Invoke) -> None
     assert invoke("models", "remove", SMALL) == (0, f"Removed {path}\n", "") and not path.exists()
     says = f"skydraft: {SMALL} is not on this machine, so there is nothing to remove.\n"
     assert invoke("models", "remove", SMALL) == (2, "", says)
+
+
+def test_what_was_quantized_is_listed_and_removed_also_what_was_left_unfinished(invoke: Invoke) -> None:
+    made = named_path("a/b:1-q4_0", cache_dir())
+    made.parent.mkdir(parents=True)
+    made.write_bytes(bytes(20_000_000))
+    (partial := named_path("c-iq4_nl", cache_dir(), ".partial")).touch()
+    assert f"a-b-1-q4_0 20 MB q4_0 {made}" in " ".join(invoke("models", "list")[1].replace("\n", "").split())
+    assert invoke("models", "path", "a-b-1-q4_0") == (0, f"{made}\n", "")
+    with FileLock(f"{made}.lock"):
+        assert "is being fetched or made" in invoke("models", "remove", "a-b-1-q4_0")[2]
+    assert invoke("models", "remove", "a-b-1-q4_0", "nothing")[0] == 2 and made.exists()  # all names are checked first
+    assert invoke("models", "remove", "a-b-1-q4_0", "c-iq4_nl") == (0, f"Removed {made}\nRemoved {partial}\n", "")
+    for command in ("path", "fetch", "remove"):
+        assert "no known model 'a-b-1-q4_0'" in invoke("models", command, "a-b-1-q4_0")[2]
 
 
 def test_models_also_those_of_ollama_are_listed_as_json_and_one_a_line(

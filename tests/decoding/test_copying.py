@@ -57,33 +57,43 @@ def test_an_answer_may_begin_as_predicted_and_costs_decide_how_far() -> None:
     assert any(copies.draft(prompt) for _ in range(300))  # but may be again
 
 
-def written(edge: Engine, cloud: Any, **options: Any) -> Generation:
+def writing(edge: Engine, cloud: Any, prediction: str = LONG * 3, **options: Any) -> Generation:
     plan, params = options.pop("plan", make_plan("lossless", k=4)), DecodingParams(max_new_tokens=80, **options)
-    return skydraft.generate("今天", edge=edge, cloud=cloud, plan=plan, params=params, prediction=LONG * 3).run()
+    return skydraft.generate("今天", edge=edge, cloud=cloud, plan=plan, params=params, prediction=prediction)
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "seed": 5}, {"no_repeat_ngram_size": 3}])
 @pytest.mark.parametrize("is_remote", [False, True])
 def test_copies_change_no_token(options: dict[str, Any], is_remote: bool) -> None:
     edge, target = follower("我们去", VOCAB), follower(LONG, VOCAB)
-    plain = written(edge, target, plan=make_plan("cloud"), **options)
+    plain = writing(edge, target, plan=make_plan("cloud"), **options).run()
     with serving(follower(LONG, VOCAB)) as server:
-        done = written(edge, skydraft.connect(server.address) if is_remote else target, **options)
+        done = writing(edge, skydraft.connect(server.address) if is_remote else target, **options).run()
     assert done.token_ids == plain.token_ids and done.stats.num_copied_tokens > 0 and done.stats.exact
     if not options:
         assert done.stats.num_right_copies > 40 and len(done.records) < 15
 
 
+def test_a_prediction_is_text_and_read_no_further_than_a_context_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, encode, eos = list[int](), VOCAB._encode, VOCAB.size - 1
+
+    def encode_special(text: str) -> list[int]:
+        read.append(len(text))
+        return [token_id for part in text.split("<eos>") for token_id in (eos, *encode(part))][1:]
+
+    monkeypatch.setattr(VOCAB, "_encode", encode_special)
+    edge, said = follower("我们去", VOCAB), f"{LONG}<eos>{'我' * 40_000}"
+    rounds = [done for done, _ in writing(edge, follower(LONG, VOCAB), said).rounds() if done.record.num_copied]
+    assert rounds and not any(eos in done.block.token_ids for done in rounds)
+    assert max(read) < 9 * edge.context_len < len(said)
+
+
 def test_a_gate_is_never_asked_of_a_copy_and_a_lost_server_leaves_none_unchecked() -> None:
     edge, target = follower("我们去", VOCAB), follower(LONG, VOCAB)
-    gated = written(edge, target, plan=make_plan("quality"))
+    gated = writing(edge, target, plan=make_plan("quality")).run()
     assert gated.stats.num_copied_tokens == 0
     with serving(follower(LONG, VOCAB)) as server:
-        cloud = skydraft.connect(server.address, timeout_s=0.3)
-        generation = skydraft.generate(
-            "今天", edge=edge, cloud=cloud, plan=make_plan("lossless", k=4),
-            params=DecodingParams(max_new_tokens=80), prediction=LONG * 3,
-        )  # fmt: skip
+        generation = writing(edge, skydraft.connect(server.address, timeout_s=0.3))
         for done, _ in generation.rounds():
             if done.record.num_copied:
                 server.stop()

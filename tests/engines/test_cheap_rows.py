@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
 import skydraft
-from skydraft import DecodingParams, make_plan
+from skydraft import DecodingParams, api, make_plan
 from skydraft.cli.main import main
 from skydraft.engines.base import Engine
 from skydraft.engines.llama_weights import quantize
@@ -24,10 +25,10 @@ def q4_0(gguf_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.fixture(
-    scope="module",
-    params=[(2, 0), pytest.param((1, 0), marks=pytest.mark.long), pytest.param((1, 9000), marks=pytest.mark.long)],
-)
+LATER = [pytest.param(each, marks=pytest.mark.long) for each in ((1, 0), (1, 9000))]
+
+
+@pytest.fixture(scope="module", params=[(2, 0), *LATER])
 def engine(request: pytest.FixtureRequest, q4_0: Path) -> Iterator[LlamaCppEngine]:
     num_threads, total_len = request.param
     options = EngineOptions(num_threads=num_threads, max_sequences=4, context_len=1200, total_len=total_len)
@@ -73,18 +74,31 @@ def test_an_edit_with_a_prediction_is_the_targets_own_text(q4_0: Path, gguf_path
     assert done.token_ids == plain.token_ids and done.stats.exact and done.stats.num_right_copies > 20
 
 
-def test_a_model_is_quantized_under_its_own_name_and_a_target_only_by_force(
-    gguf_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_model_is_quantized_once_under_its_own_name_and_a_target_only_by_force(
+    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path))
-    with pytest.raises(SystemExit) as ended:
-        main(["models", "quantize", str(gguf_path), "--type", "q8_0"])
-    assert ended.value.code == 0
-    name, size, _, path = capsys.readouterr().out.split()
-    assert name == f"{gguf_path.stem}-q8_0" and Path(path) == tmp_path / "models" / f"{name}.gguf" and float(size) > 500
-    with skydraft.load(name, context=64) as made, skydraft.load(gguf_path, context=64) as before:
-        assert made.fingerprint != before.fingerprint and made.vocab.fingerprint == before.vocab.fingerprint
-    monkeypatch.setattr("skydraft.engines.llama_weights._TARGET_PARAMS", 1e8)
+    monkeypatch.setenv("HOME", str(tiny_gguf.parent))
+    made = tmp_path / "models" / "tiny-q8_0.gguf"
+
+    def run(model: str, kind: str) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main(["models", "quantize", model, "--type", kind])
+        out, err = capsys.readouterr()
+        assert bool(ended.value.code) == bool(err)
+        return out + err
+
+    with FileLock(made.with_name("tiny-q8_0.gguf.lock")):
+        assert "tiny-q8_0 is being made by another process" in run(str(tiny_gguf), "q8_0")
+    for model, kind in ((str(tiny_gguf.parent), "q8_0"), ("~/tiny.gguf", "q4_0")):  # neither is named by its folder
+        assert run(model, kind).split() == [f"tiny-{kind}", "0", "MB", str(made.with_name(f"tiny-{kind}.gguf"))]
+    assert "tiny-q8_0 is here already" in run(str(tiny_gguf), "q8_0")  # of what file, nobody knows
+    with skydraft.load("tiny-q8_0", context=64) as q8_0, skydraft.load(tiny_gguf, context=64) as plain:
+        assert q8_0.fingerprint != plain.fingerprint and q8_0.vocab.fingerprint == plain.vocab.fingerprint
+        assert "Q8_0 keeps the bits of" in q8_0.about_rows
+    with pytest.raises(OptionError, match="A type is q4_0, iq4_nl, q8_0, not 'q5_0'"):
+        api.quantize(str(tiny_gguf), "q5_0")
+    monkeypatch.setattr("skydraft.engines.llama_weights._TARGET_PARAMS", 1e3)
     with pytest.raises(OptionError, match="another model, which writes other texts"):
-        quantize(gguf_path, tmp_path / "x.gguf", "q4_0")
-    assert not (tmp_path / "x.gguf").exists()
+        quantize(tiny_gguf, made, "q4_0")
+    assert not list(made.parent.glob("*.partial"))

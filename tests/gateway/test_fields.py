@@ -45,10 +45,8 @@ FOLLOWED_IN: dict[str, dict[str, Any]] = {
         "parallel_tool_calls": False, "text": {"format": {"type": "text"}}, "tool_choice": "none", "tools": [],
         "top_logprobs": 0, "metadata": {"a": "b"},
     },
-    "messages": {
-        "max_tokens": 2, "messages": ASKED, "stop_sequences": ["x"], "system": "b", "tool_choice": {"type": "none"},
-        "tools": [],
-    },
+    "messages": {"max_tokens": 2, "messages": ASKED, "stop_sequences": ["x"], "system": "b",
+                 "tool_choice": {"type": "none"}, "tools": []},
 }  # fmt: skip
 # Hints, names and figures, of any value: no word of the answer depends on them, or what they ask for is done anyway.
 HARMLESS = """
@@ -64,16 +62,11 @@ NEUTRAL: dict[str, Any] = {  # values besides null and what is empty
     "prompt_logprobs": None, "repeat_penalty": 1.0, "skip_special_tokens": True, "t_max_predict_ms": -1, "tfs": 1,
     "top_n_sigma": -1, "truncate_prompt_tokens": -1, "truncation": "disabled", "typical_p": 1.0,
 }  # fmt: skip
+_JSON: dict[str, Any] = {"response_format": {"type": "json_object"}}
 REFUSED_IN: dict[str, dict[str, Any]] = {
-    "chat/completions": {},
-    "completions": {"response_format": {"type": "json_object"}, "top_logprobs": 1},
-    "responses": {
-        "max_completion_tokens": 2, "max_tokens": 2, "prompt": {"id": "a"}, "response_format": {"type": "json_object"},
-    },
-    "messages": {
-        "logprobs": True, "max_completion_tokens": 2, "response_format": {"type": "json_object"}, "stop": ["a"],
-        "top_logprobs": 1,
-    },
+    "chat/completions": {}, "completions": {**_JSON, "top_logprobs": 1},
+    "responses": {"max_completion_tokens": 2, "max_tokens": 2, "prompt": {"id": "a"}, **_JSON},
+    "messages": {"logprobs": True, "max_completion_tokens": 2, **_JSON, "stop": ["a"], "top_logprobs": 1},
 }  # fmt: skip
 
 
@@ -111,11 +104,8 @@ def test_fields_that_are_not_served_are_refused_by_name(path: str) -> None:
 
 @pytest.mark.parametrize("path", ["chat/completions", "completions", "responses"])
 def test_every_field_of_the_sdk_is_in_a_table(path: str) -> None:
-    kind = {
-        "chat/completions": lambda: chats.CompletionCreateParamsBase,
-        "completions": lambda: texts.CompletionCreateParamsBase,
-        "responses": lambda: responses.ResponseCreateParamsBase,
-    }[path]()
+    module = {"chat/completions": chats, "completions": texts, "responses": responses}[path]
+    kind = getattr(module, f"{'Response' if path == 'responses' else 'Completion'}CreateParamsBase")
     known = {*FOLLOWED, *FOLLOWED_IN[path], *HARMLESS.split(), *REFUSED, *REFUSED_IN[path]}
     assert get_type_hints(kind).keys() <= known
 
@@ -276,6 +266,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "a role": (CHAT, {"messages": [{"role": "bot", "content": "a"}]}, "messages.0.role", "user"),
     "an id beyond the vocabulary, echoed": ("completions", {"prompt": [5, 99999], "echo": True}, "prompt", "487"),
     "the best tokens alone": (CHAT, {"top_logprobs": 2}, "top_logprobs", "logprobs"),
+    "a prediction of another type": (CHAT, {"prediction": {"type": "diff", "content": "a"}}, "prediction.type", ""),
     "any tool of none": ("messages", {"tool_choice": {"type": "any"}}, "tool_choice", "no tools"),
     "an effort": ("messages", {"output_config": {"effort": "huge"}}, "output_config.effort", "low"),
     "a part of a result": (

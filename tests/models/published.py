@@ -92,9 +92,8 @@ class FakeWorld:
             "hub_cached": lambda repo, file: self.hub_cache.get(f"{repo}/{file}"),
             "hub_file": lambda repo, file: self._hub(self.hub, f"{repo}/{file}", f"{repo}/{file}"),
             "hub_folder": lambda repo, offline: self._hub(self.folders, repo, f"{repo} offline={offline}"),
-            "pip_wheel": self.wheel,
-            "free_bytes": lambda folder: self.free_bytes,
-        }.items():
+            "pip_wheel": self.wheel, "free_bytes": lambda folder: self.free_bytes,
+        }.items():  # fmt: skip
             patch.setattr(sources, name, instead)
         patch.setattr(manifest, "KNOWN", self.known)
 

@@ -134,11 +134,8 @@ def test_models_of_a_newer_ollama_are_found(home: Home) -> None:
         path.unlink()
     home.pull(f"{NEW}/plain/1b", gguf(9))
     linked(home, f"{NEW}/a/latest", [other, inline[2]])  # it counts, not what is left for earlier versions
-    linked(
-        home,
-        f"{NEW}/list/latest",
-        [inline[0], other, {"runner": "llamacpp", "digest": child.name.replace("-", ":", 1)}],
-    )
+    for_ours = {"runner": "llamacpp", "digest": child.name.replace("-", ":", 1)}
+    linked(home, f"{NEW}/list/latest", [inline[0], other, for_ours])
     linked(home, f"{NEW}/mlx/latest", [other])
     linked(home, "../manifests-v2/localhost%3A5000/me/own/latest", [inline[0]])
     linked(home, f"{NEW}/lost/latest", [{"runner": "ggml", "digest": f"sha256:{'5' * 64}"}])
@@ -166,9 +163,8 @@ def test_no_name_leads_elsewhere(name: str, home: Home, world: FakeWorld) -> Non
     home.put("secret", gguf())
     with pytest.raises(UnknownModel, match="Ollama has no model") as raised:
         resolve(f"ollama:{name}", world.cache)
-    assert (
-        "It has qwen:latest" in raised.value.hint and str(raised.value).isprintable() and len(str(raised.value)) < 400
-    )
+    assert "It has qwen:latest" in raised.value.hint
+    assert str(raised.value).isprintable() and len(str(raised.value)) < 400
 
 
 def layer(**changes: Any) -> list[Any]:

@@ -19,12 +19,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "empty.gguf").touch()
     os.mkfifo(folder / "pipe.gguf")
     for name, files in {
-        "checkpoint": ["config.json", "model.gguf"],
-        "single": ["only.gguf", "README.md"],
-        "many": ["a.gguf", "b.gguf"],
-        "nothing": ["README.md"],
-        "tiny": ["config.json"],
-    }.items():
+        "checkpoint": ["config.json", "model.gguf"], "single": ["only.gguf", "README.md"],
+        "many": ["a.gguf", "b.gguf"], "nothing": ["README.md"], "tiny": ["config.json"],
+    }.items():  # fmt: skip
         (folder / name).mkdir()
         for file in files:
             (folder / name / file).write_bytes(b"GGUF" if file.endswith("gguf") else b"{}")
@@ -47,19 +44,13 @@ def test_local_specs(place: Path, world: FakeWorld, spec: str, kind: str, path: 
 
 
 @pytest.mark.parametrize(("spec", "error", "match"), [
-    ("gone.gguf", UnknownModel, "no file gone.gguf"),
-    ("many/sub/gone.gguf", UnknownModel, "no file"),
-    ("pipe.gguf", BrokenModel, "not a regular file"),
-    ("bad.gguf", BrokenModel, "does not start with GGUF"),
-    ("empty.gguf", BrokenModel, "is empty"),
-    ("many", BrokenModel, r"2 \.gguf files.*a\.gguf"),
-    ("nothing", BrokenModel, r"no config\.json"),
-    ("tinny", UnknownModel, r"Did you mean tiny\? Known: tiny"),
+    ("gone.gguf", UnknownModel, "no file gone.gguf"), ("many/sub/gone.gguf", UnknownModel, "no file"),
+    ("pipe.gguf", BrokenModel, "not a regular file"), ("bad.gguf", BrokenModel, "does not start with GGUF"),
+    ("empty.gguf", BrokenModel, "is empty"), ("many", BrokenModel, r"2 \.gguf files.*a\.gguf"),
+    ("nothing", BrokenModel, r"no config\.json"), ("tinny", UnknownModel, r"Did you mean tiny\? Known: tiny"),
     ("toys", UnknownModel, r"Known: tiny\. Or give .*tiny-omni-cloud, toy, a \.gguf file"),
-    ("other:x", UnknownModel, "not a known model"),
-    ("", UnknownModel, "Known"),
-    ("a/b/c", UnknownModel, "not a known model"),
-    ("https://example.org/x.gguf", UnknownModel, "no file https://"),
+    ("other:x", UnknownModel, "not a known model"), ("", UnknownModel, "Known"),
+    ("a/b/c", UnknownModel, "not a known model"), ("https://example.org/x.gguf", UnknownModel, "no file https://"),
 ])  # fmt: skip
 def test_specs_of_nothing(place: Path, world: FakeWorld, spec: str, error: type[SkydraftError], match: str) -> None:
     with pytest.raises(error, match=match) as raised:
