@@ -33,7 +33,7 @@ from skydraft.prompts.systems import readable
 from skydraft.prompts.thinking import settings, tags_after, template_of
 from skydraft.types import Prompt, Signals
 
-_READING = 0.3  # of the time of a draft step, a token of the prompt takes
+_READ_ROWS = 16  # of one forward, when the draft model reads along
 _CHARS_READ = 8  # of a prediction, for each token of the context: a text of megabytes takes minutes
 _QUICK_S, _PATIENT_S = 0.5, 3.0  # timeouts for facts about the target: a text that may continue alone waits less
 
@@ -59,7 +59,7 @@ def start_generation(
     context, max_new_tokens = _context(request, prompts, draft, verifying, vocab)
     opens = plan.k and START in plan.gate.content_rules and not context.base and not request.params.think_end
     costs = _costs(plan, draft, local, facts)
-    turns = _turns(plan, costs, facts, len(prompts.edge.token_ids), OPENING if opens else 0)
+    turns = _turns(plan, draft, costs, facts, len(prompts.edge.token_ids), OPENING if opens else 0)
     drafter = verifier = None
     if draft:
         drafter = Drafter(
@@ -97,8 +97,8 @@ def _copies(
     request: GenerateRequest, prompts: PromptPair, facts: TargetFacts | None, costs: CostModel | None,
     draft: Engine | None,
 ) -> Copies | None:  # fmt: skip
-    """Drafts without a model, where each block is checked: what a gate skips has to be the draft model's."""
-    if draft is None or request.plan.is_lossy or request.plan.streams:
+    """Drafts without a model, where the target writes. `--k` is the rounds of the literature, which have none."""
+    if draft is None or request.plan.k is not None:
         return None
     longest, most = facts.max_block if facts else MAX_K, draft.context_len
     prediction = draft.vocab.literal((request.prediction or "")[: _CHARS_READ * most])[:most]
@@ -221,10 +221,13 @@ def _costs(plan: Plan, draft: Engine | None, local: Engine | None, facts: Target
     return CostModel(draft.forward_ms[0], facts.forward_ms, facts.max_rows)
 
 
-def _turns(plan: Plan, costs: CostModel | None, facts: TargetFacts | None, prompt_len: int, opening: int) -> Turns:
+def _turns(
+    plan: Plan, draft: Engine | None, costs: CostModel | None, facts: TargetFacts | None, prompt_len: int, opening: int
+) -> Turns:
     """Who writes when."""
-    if costs:
-        return Blocks(costs, prompt_len * costs.draft_ms * _READING)
+    if costs and draft:
+        read_ms = draft.forward_ms[: draft.max_rows(None)][:_READ_ROWS]
+        return Blocks(costs, read_ms[-1] / len(read_ms), prompt_len)
     longest = facts.max_block if facts else MAX_K
     k, opening = min(plan.k or DEFAULT_K, longest), min(opening, longest)
     return Turns(k, plan.back, opening, streams=plan.streams)
