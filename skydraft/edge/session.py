@@ -303,6 +303,14 @@ class OwnServer(Channel):
         self.is_exact = info.execution == "exact"
         return replace(info, model=one_line(info.model)[:200], version=one_line(info.version)[:200])
 
+    async def vocabulary(self, timeout_s: float) -> bytes:
+        """As a GGUF file without matrices; empty if it gives none."""
+        reply = await self.call(values.GET_INFO, timeout_s, codec.VOCABULARY_WANTED)
+        try:
+            return codec.decode_vocabulary(reply)
+        except ProtocolError as error:
+            raise CloudFailure(f"The cloud at {self.address} sent an invalid vocabulary.") from error
+
     async def greet(self, vocab: Vocab, timeout_s: float) -> None:
         info = await self.info(timeout_s)
         if info.fingerprint != codec.short_fingerprint(vocab.fingerprint):

@@ -31,6 +31,7 @@ from skydraft.types import Cost, Draft, FinishReason, Media, Prompt, Score, Verd
 
 _MAX_ID = 2**31 - 1
 _MAX_BEST = 20
+_MOST_VOCABULARY = 64 << 20  # bytes
 _FINISHES: dict[int, FinishReason | None] = {0: None, 1: "eos", 2: "stop_string", 3: "sentences", 4: "length"}
 _EXECUTIONS: dict[int, Execution] = {1: "exact", 2: "throughput"}
 _AS_THEY_ARE = {each.name for each in fields(ServerInfo)} - {"fingerprint", "execution", "forward_ms"}
@@ -52,7 +53,7 @@ def reading(kind: str) -> Iterator[None]:
         yield
     except GrammarRefused:
         raise
-    except (DecodeError, ValueError, KeyError, OverflowError, OptionError) as error:
+    except (DecodeError, ValueError, KeyError, OverflowError, OptionError, zlib.error) as error:
         raise ProtocolError(f"This is no valid {kind}: {error}") from error
 
 
@@ -318,8 +319,12 @@ def decode_written(data: bytes, sent: Mapping[int, Draft] = MappingProxyType({})
     )  # fmt: skip
 
 
-def encode_info(info: ServerInfo) -> bytes:
+VOCABULARY_WANTED = pb.GetInfoRequest(vocabulary=True).SerializeToString()
+
+
+def encode_info(info: ServerInfo, vocabulary: bytes = b"") -> bytes:
     return pb.GetInfoReply(
+        vocabulary=zlib.compress(vocabulary) if vocabulary else b"",
         fingerprint=bytes.fromhex(info.fingerprint),
         execution=f"EXECUTION_{info.execution}".upper(),
         forward_us=[round(ms * 1e3) for ms in info.forward_ms],
@@ -336,3 +341,13 @@ def decode_info(data: bytes) -> ServerInfo:
     same = {name: getattr(message, name) for name in _AS_THEY_ARE}
     execution, forward_ms = _EXECUTIONS[message.execution], tuple(us / 1e3 for us in message.forward_us)
     return ServerInfo(fingerprint=message.fingerprint.hex(), execution=execution, forward_ms=forward_ms, **same)
+
+
+@reading("GetInfoReply")
+def decode_vocabulary(data: bytes) -> bytes:
+    """A GGUF file without matrices; empty if the server gives none."""
+    packed = zlib.decompressobj()
+    vocabulary = packed.decompress(pb.GetInfoReply.FromString(data).vocabulary, _MOST_VOCABULARY)
+    if packed.unconsumed_tail:
+        raise ValueError("its vocabulary is too large")
+    return vocabulary

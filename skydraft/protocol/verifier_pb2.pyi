@@ -207,11 +207,13 @@ class SessionReply(_message.Message):
     def __init__(self, base: _Optional[int] = ..., num_accepted: _Optional[int] = ..., token_id: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., audit: _Optional[bytes] = ..., cost: _Optional[_Iterable[int]] = ..., target: _Optional[_Union[TargetId, _Mapping]] = ..., written_ids: _Optional[_Iterable[int]] = ..., last: _Optional[bool] = ..., scores: _Optional[_Iterable[_Union[Score, _Mapping]]] = ..., branch: _Optional[int] = ..., num_fed: _Optional[int] = ...) -> None: ...
 
 class GetInfoRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("vocabulary",)
+    VOCABULARY_FIELD_NUMBER: _ClassVar[int]
+    vocabulary: bool
+    def __init__(self, vocabulary: _Optional[bool] = ...) -> None: ...
 
 class GetInfoReply(_message.Message):
-    __slots__ = ("version", "model", "fingerprint", "vocab_size", "context_len", "execution", "max_rows", "max_block", "max_sessions", "num_sessions", "invariant_rows", "forward_us", "weights")
+    __slots__ = ("version", "model", "fingerprint", "vocab_size", "context_len", "execution", "max_rows", "max_block", "max_sessions", "num_sessions", "invariant_rows", "forward_us", "weights", "vocabulary")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -225,6 +227,7 @@ class GetInfoReply(_message.Message):
     INVARIANT_ROWS_FIELD_NUMBER: _ClassVar[int]
     FORWARD_US_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     version: str
     model: str
     fingerprint: bytes
@@ -238,4 +241,5 @@ class GetInfoReply(_message.Message):
     invariant_rows: int
     forward_us: _containers.RepeatedScalarFieldContainer[int]
     weights: str
-    def __init__(self, version: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., vocab_size: _Optional[int] = ..., context_len: _Optional[int] = ..., execution: _Optional[_Union[Execution, str]] = ..., max_rows: _Optional[int] = ..., max_block: _Optional[int] = ..., max_sessions: _Optional[int] = ..., num_sessions: _Optional[int] = ..., invariant_rows: _Optional[int] = ..., forward_us: _Optional[_Iterable[int]] = ..., weights: _Optional[str] = ...) -> None: ...
+    vocabulary: bytes
+    def __init__(self, version: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., vocab_size: _Optional[int] = ..., context_len: _Optional[int] = ..., execution: _Optional[_Union[Execution, str]] = ..., max_rows: _Optional[int] = ..., max_block: _Optional[int] = ..., max_sessions: _Optional[int] = ..., num_sessions: _Optional[int] = ..., invariant_rows: _Optional[int] = ..., forward_us: _Optional[_Iterable[int]] = ..., weights: _Optional[str] = ..., vocabulary: _Optional[bytes] = ...) -> None: ...

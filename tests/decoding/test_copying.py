@@ -14,7 +14,8 @@ from skydraft.decoding.copying import MAX_COPIED, MIN_MATCH, Copies
 from skydraft.decoding.cost_model import CostModel
 from skydraft.decoding.generation import Generation
 from skydraft.engines.base import Engine
-from skydraft.engines.toy import character_vocab
+from skydraft.engines.toy import VocabularyOnly, character_vocab
+from skydraft.errors import CloudLost, OptionError
 
 from ..choosing.test_stopping import follower
 from ..serving import serving, waiting
@@ -102,3 +103,23 @@ def test_a_gate_is_never_asked_of_a_copy_and_a_lost_server_leaves_none_unchecked
         generation.run()
     alone = [record for record in generation.records if record.outcome == "fallback"]
     assert alone and not any(record.num_copied for record in alone)
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_device_without_a_model_drafts_copies_and_waits_for_a_lost_server(is_remote: bool) -> None:
+    target, edge = follower(LONG, VOCAB), VocabularyOnly(VOCAB)
+    plain = writing(edge, target, plan=make_plan("cloud")).run()
+    with serving(waiting(follower(LONG, VOCAB), lambda: time.sleep(0.01))) as server:
+        cloud = skydraft.connect(server.address, timeout_s=3)
+        done = writing(edge, cloud if is_remote else target).run()
+        assert done.token_ids == plain.token_ids and done.stats.num_right_copies > 20
+        for plan in (make_plan("quality"), make_plan("edge"), make_plan("lossless", k=3)):
+            with pytest.raises(OptionError, match="no mode but lossless"):
+                writing(edge, cloud if is_remote else target, plan=plan)
+        with pytest.raises(OptionError, match="gives no vocabulary"):  # a toy is no GGUF file
+            skydraft.without_model(cloud)
+        rounds = writing(edge, cloud).rounds()
+        next(rounds)
+        server.stop()
+        with pytest.raises(CloudLost):
+            list(rounds)
