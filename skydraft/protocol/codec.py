@@ -310,8 +310,9 @@ def decode_written(data: bytes, sent: Mapping[int, Draft] = MappingProxyType({})
     if len(drafts) != message.num_fed or message.num_accepted > message.num_fed:
         raise ValueError(f"it judges {message.num_fed} drafts, of which {len(drafts)} were sent")
     token_ids, cost = (*drafts[: message.num_accepted], *_checked(message.written_ids)), _read_cost(message.cost)
-    if not token_ids and not message.last:
-        raise ValueError("it holds no tokens")
+    ends_early = message.finish and message.num_accepted  # the end is an accepted draft
+    if (not token_ids and not message.last) or (drafts and len(message.written_ids) not in (1, 1 - bool(ends_early))):
+        raise ValueError(f"it holds {len(message.written_ids)} tokens of its own")
     scores = _read_scores(message.scores, token_ids)
     return Written(
         message.base, token_ids, _FINISHES[message.finish], message.last, cost, scores,

@@ -14,7 +14,7 @@ from skydraft.protocol import codec
 from skydraft.protocol import verifier_pb2 as pb
 from skydraft.protocol.codec import decode_info, encode_info
 from skydraft.protocol.values import OpenCall, Opened, Opening, ServerInfo, VerifyCall, Written
-from skydraft.types import Cost, Media, Prompt, Verdict
+from skydraft.types import Cost, Draft, Media, Prompt, Verdict
 from tests.mutating import flipped
 from tests.protocol.any_message import UINT32, encoded
 
@@ -130,6 +130,11 @@ REFUSED: list[tuple[str, Callable[[bytes], Any], bytes]] = [
     ("nothing written in the middle", codec.decode_written, pb.SessionReply(base=3).SerializeToString()),
     ("an id of 32 bits that was written", codec.decode_written,
      pb.SessionReply(written_ids=[2**31]).SerializeToString()),
+    *((f"a draft judged, {says}", partial(codec.decode_written, sent={1: Draft(1, 3, (5, 6))}),
+       pb.SessionReply(base=3, branch=1, num_fed=2, **fields).SerializeToString()) for says, fields in [
+        ("and no token", {"num_accepted": 2}), ("and nothing at the end", {"last": True, "finish": 1}),
+        ("and two tokens", {"num_accepted": 1, "written_ids": [7, 8]}), ("twice", {"num_accepted": 3, "last": True}),
+    ]),
     ("a cost of nine parts", codec.decode_opened, pb.SessionReply(cost=[1] * 9).SerializeToString()),
     ("an unknown execution", decode_info, pb.GetInfoReply(execution=3).SerializeToString()),
 ]  # fmt: skip
