@@ -50,7 +50,7 @@ class Job:
         self.is_answered = False
         self.has_verdict = False  # the verdict was sent; the target writes now
         self.verdict: Verdict | None = None  # computed for this job, not remembered from an earlier one
-        self.num_written = 0  # tokens after the verdict
+        self.num_written = self.num_fed = self.num_right = 0  # tokens after the verdict; drafts judged with these
         self.session: CloudSession | None = None
         self.work: Verification | None = None  # the block under judgement, once the prompt is in the cache
         self.cost = Cost()  # so far, of the answer under way
@@ -140,6 +140,8 @@ class Job:
         if self.has_verdict:
             drafts = done.block.token_ids
             self.num_written += verdict.num_tokens
+            self.num_fed += len(drafts)
+            self.num_right += verdict.num_accepted
             pause_s = self._charge(len(drafts) + 1)
             self._is_slowed = pause_s > 0
             verdict = replace(verdict, draft_ids=drafts, branch=self.session.branch.number if drafts else 0)
@@ -312,7 +314,7 @@ class Docket:
             job.session.used_at = self._clock()
         job.answer(answer)
         if self.metrics and isinstance(job.call, VerifyCall):
-            self.metrics.judged(job.verdict, len(job.call.draft_ids), job.num_written)
+            self.metrics.judged(job.verdict, len(job.call.draft_ids), job.num_written, job.num_fed, job.num_right)
 
     @contextmanager
     def failing(self, job: Job) -> Iterator[None]:

@@ -83,6 +83,7 @@ def test_right_drafts_save_forwards_and_none_is_fed_twice() -> None:
     parts = asked.answers[1:]
     assert [part.num_accepted for part in parts] == [len(part.draft_ids) for part in parts] == [0] + [3] * 7
     assert desk.engine.num_rows == 30  # one for each token
+    assert (asked.job.num_fed, asked.job.num_right) == (21, 21)
 
 
 def test_a_text_beyond_its_owner_s_rate_takes_no_drafts() -> None:
