@@ -54,8 +54,8 @@ class Metrics:
     def judged(
         self, verdict: Verdict | None, num_draft: int, num_written: int, num_fed: int = 0, num_right: int = 0
     ) -> None:
-        """Count a job that got its last answer. `verdict` is None if none was computed for it. While the target wrote on,
-        it judged `num_fed` drafts, of which `num_right` stand."""
+        """Count a job that got its last answer. `verdict` is None if none was computed for it. While the target wrote
+        on, it judged `num_fed` drafts, of which `num_right` stand."""
         self._draft_tokens.inc(num_fed)
         self._accepted.inc(num_right)
         if verdict is not None:
