@@ -225,11 +225,12 @@ class Ahead:
     def _has_work(self) -> bool:
         if self._copies is not None and self._num_searched < self.base:
             self._copy(self._copies)
-        if self._drafter is None or self._is_ended:
+        end = self._begin + len(self._drafts)
+        if self._drafter is None or self._is_ended or not self._drafter.room(Text(self._text.view, end)):
             return False
         if self._pace.is_idle:
             return self._pace.may_begin and self.base - self._num_read >= _NUM_READ
-        return self._begin + len(self._drafts) - self.base < MAX_AHEAD
+        return end - self.base < MAX_AHEAD
 
     def _copy(self, copies: Copies) -> None:
         self._num_searched = self.base
