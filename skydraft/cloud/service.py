@@ -98,7 +98,7 @@ class VerifierService:
 
     def _take_draft(self, draft: Draft, stream: Stream) -> None:
         """Keep drafts for the worker. A device that sends many more than a text can use is a flood."""
-        stream.num_drafts += 1
+        stream.num_drafts += 1 + len(draft.token_ids) // MAX_KEPT
         if stream.num_drafts > _MAX_DRAFTS:
             error = errors.RateLimited("There are more drafts than the text can use.", retry_after_s=1.0)
             self._streams.end(stream, error)
