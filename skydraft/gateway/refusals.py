@@ -3,6 +3,7 @@
 import itertools
 import logging
 import time
+from collections.abc import Collection
 from typing import Any
 
 from pydantic import ValidationError
@@ -39,19 +40,17 @@ class Refusal(Exception):
         return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
 
-def refusal_of(error: Exception) -> Refusal:
+def refusal_of(error: Exception, prompt_field: str = "messages") -> Refusal:
     """An unexpected error is logged, and the client does not see its message."""
     if isinstance(error, Refusal):
         return error
-    if isinstance(error, ValidationError):
-        return _invalid(error)
     if isinstance(error, errors.ContextExceeded):
         # LangChain and LiteLLM recognise this error by these words, and Claude Code compacts by the two numbers.
         said = f"the prompt is too long: {error.num_tokens} tokens > {error.most} maximum."
         message = f"This model's maximum context length is exceeded: {said}"
-        return Refusal(400, message, param="messages", code=TOO_LONG)
+        return Refusal(400, message, param=prompt_field, code=TOO_LONG)
     if isinstance(error, errors.LimitExceeded):
-        return Refusal(400, error.message, param="messages", code=TOO_LONG)
+        return Refusal(400, error.message, param=prompt_field, code=TOO_LONG)
     if isinstance(error, errors.UsageError) and not isinstance(error, _OPERATORS):
         return Refusal(400, error.message)  # its hint is for the command line
     if isinstance(error, errors.BudgetSpent):
@@ -125,15 +124,15 @@ _SAID = {"missing": "It is missing.", "too_short": "It is empty.", "union_tag_no
 _ALTERNATIVES = {"str", "int", "list", "text", "NamedTool", "message", "function_call", "function_call_output"}
 
 
-def _invalid(error: ValidationError) -> Refusal:
+def invalid(error: ValidationError, kinds: Collection[str] = ()) -> Refusal:
+    """What is wrong with a body. The location of an error also holds names of alternatives and `kinds`: no fields."""
     # The client probably meant the alternative of a union whose error lies deepest, or that has the value's type.
     found = error.errors(include_url=False, include_input=False)
     first = max(found, key=lambda each: (len(each["loc"]), not each["type"].endswith("_type")))
     if first["type"] == "json_invalid":
         return Refusal(400, f"The body is not valid JSON: {first['ctx']['error']}.")
-    # The location of an error also holds names of alternatives, which are not fields.
     place = [str(part) for part in first["loc"] if isinstance(part, int) or str(part).isidentifier()]
-    fields = [part for part in place[1:] if part not in _ALTERNATIVES]
+    fields = [part for part in place[1:] if part not in _ALTERNATIVES and part not in kinds]
     param = ".".join(part for part, _ in itertools.groupby([*place[:1], *fields])) or None
     return Refusal(400, f"{param or 'The body'}: {_said(first, place)}", param=param)
 
