@@ -11,14 +11,14 @@ from skydraft.gateway.chats import ChatAnswer
 from skydraft.gateway.desk import Began, Event
 from skydraft.gateway.items import Some
 from skydraft.gateway.logprobs import text_logprobs
-from skydraft.gateway.refusals import NOT_SERVED
+from skydraft.gateway.refusals import NOT_SERVED, instead
 from skydraft.gateway.schema import MAX_CHOICES, MAX_LOGPROBS, Ask, Body, MaxTokens, TokenIds
 from skydraft.types import Score
 
 
 class TextRequest(Body):
-    not_served: ClassVar[Mapping[str, str]] = NOT_SERVED | {
-        "response_format": "Use skydraft.grammar instead.", "top_logprobs": "Use logprobs instead.",
+    not_served: ClassVar[Mapping[str, str]] = {
+        **NOT_SERVED, **instead(skydraft__grammar="response_format", logprobs="top_logprobs")
     }  # fmt: skip
     prompt_field: ClassVar[str] = "prompt"
 

@@ -32,14 +32,13 @@ from skydraft.gateway.items import (
     calling_of,
     said,
 )
-from skydraft.gateway.refusals import NOT_SERVED, Refusal
+from skydraft.gateway.refusals import NOT_SERVED, Refusal, instead
 from skydraft.gateway.schema import MAX_TURNS, Ask, Body, Effort, ResponseFormat, Stops, check_served
 from skydraft.prompts.tool_calls import CallText
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
           429: "rate_limit_error", 503: "overloaded_error"}  # fmt: skip
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
-_FORMAT = "Use output_config.format instead."
 _SIGNATURE = "skydraft"  # it says who thought; nothing is checked when it comes back
 _MOST = sys.float_info.max  # JSON has no infinity
 # Claude Code's first words; parts of the line change with each request. A proxy may join other words to it.
@@ -93,14 +92,11 @@ class _Output(Checked):
 class MessagesRequest(Body):
     """An answer goes on from a last message of the assistant, unless the body says that it begins a new one."""
 
-    not_served: ClassVar[Mapping[str, str]] = NOT_SERVED | {
-        "stop": "Use stop_sequences instead.",
-        "max_completion_tokens": "Use max_tokens instead.",
-        "response_format": _FORMAT,
-        "output_format": _FORMAT,
-        "logprobs": _NO_PLACE,
-        "top_logprobs": _NO_PLACE,
-    }
+    not_served: ClassVar[Mapping[str, str]] = {
+        **NOT_SERVED, "logprobs": _NO_PLACE, "top_logprobs": _NO_PLACE,
+        **instead(stop_sequences="stop", max_tokens="max_completion_tokens"),
+        **instead(output_config__format="response_format output_format"),
+    }  # fmt: skip
     kinds: ClassVar[frozenset[str]] = frozenset(("json_schema",))
     format_field: ClassVar[str] = "output_config.format"
 

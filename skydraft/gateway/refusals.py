@@ -77,17 +77,8 @@ _FORMAT = "Use response_format (of a response: text.format) or skydraft.grammar 
 _NOT_SERVED = {
     "GBNF is not read. Give a Lark grammar or a pattern as skydraft.grammar.": "grammar",
     _FORMAT: "json_schema guided_json structured_outputs output_format",
-    "Use skydraft.grammar instead.": "guided_regex guided_choice guided_grammar structural_tag regex ebnf",
-    "Use tools instead.": "functions function_call",
     "Answers are text.": "audio modalities",
     "Pictures are not read.": "image_data multimodal_data",
-    "Use n instead.": "best_of n_cmpl",
-    "Use max_tokens instead.": "n_predict max_new_tokens",
-    "Use min_tokens instead.": "min_new_tokens",
-    "Use logprobs instead.": "n_probs",
-    "Use repetition_penalty instead.": "repeat_penalty",
-    "Use skydraft.token_ids instead.": "return_token_ids return_tokens return_tokens_as_token_ids",
-    "Use stop instead.": "stop_regex",
     'Write it as "skydraft": {"local_only": true}.': "local_only",  # passed over, the text would be sent
     "Its fields belong into the body itself.": "extra_body",
     "Text can be continued at its end only.": "suffix",
@@ -106,7 +97,19 @@ _NOT_SERVED = {
         t_max_predict_ms mirostat typical_p tfs top_a top_n_sigma xtc_probability dynatemp_range dry_multiplier
         adaptive_target post_sampling_probs min_keep response_fields return_hidden_states""",
 }
-NOT_SERVED = {name: why for why, names in _NOT_SERVED.items() for name in names.split()}
+
+
+def instead(**fields: str) -> dict[str, str]:
+    """Fields that are not served, by what says so: those that are, with the names that others give them."""
+    return {name: f"Use {own.replace('__', '.')} instead." for own, names in fields.items() for name in names.split()}
+
+
+NOT_SERVED = {name: why for why, names in _NOT_SERVED.items() for name in names.split()} | instead(
+    n="best_of n_cmpl", max_tokens="n_predict max_new_tokens", min_tokens="min_new_tokens", logprobs="n_probs",
+    repetition_penalty="repeat_penalty", stop="stop_regex", tools="functions function_call",
+    skydraft__token_ids="return_token_ids return_tokens return_tokens_as_token_ids",
+    skydraft__grammar="guided_regex guided_choice guided_grammar structural_tag regex ebnf",
+)  # fmt: skip
 # What asks for nothing, besides null, false, 0 and what is empty.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"), "modalities": (["text"],), "best_of": (1,), "n_cmpl": (1,), "n_predict": (-1,),

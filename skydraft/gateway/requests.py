@@ -6,11 +6,11 @@ import json
 import logging
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
-from typing import Any, NamedTuple, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 from skydraft.config import CAPTION_PROMPT, MIN_CALL_PROB, DecodingParams, decoding_params
 from skydraft.decoding.request import GenerateRequest
@@ -26,7 +26,7 @@ from skydraft.prompts import tool_calls
 from skydraft.prompts.audio import Audio, audio_from_bytes
 from skydraft.prompts.messages import Message, as_objects
 from skydraft.prompts.pair import ShareAudio
-from skydraft.prompts.thinking import REASONING, Template, Think, template_of
+from skydraft.prompts.thinking import REASONING, Think, template_of
 
 log = logging.getLogger("skydraft.gateway")
 T = TypeVar("T")
@@ -100,8 +100,8 @@ def _chat_order(ask: Ask, edge: Engine, names: ModelNames, defaults: Defaults) -
         messages = tool_calls.results_before_questions(messages)
     unfollowed = set[str]()
     params = _params(ask, defaults, max_tokens, _grammar(ask, unfollowed))
-    thinking = _thinking(ask, edge.vocab, defaults.think)
-    params = replace(params, think_budget=ours.think_budget or thinking.budget or params.think_budget)
+    think, settings, budget, is_unmet = _thinking(ask, edge.vocab, defaults.think)
+    params = replace(params, think_budget=ours.think_budget or budget or params.think_budget)
     plan = names.plan_of(ask.body.model, ours)
     if messages and calling.functions and not params.grammar:
         messages = tool_calls.may_answer(messages)
@@ -114,11 +114,11 @@ def _chat_order(ask: Ask, edge: Engine, names: ModelNames, defaults: Defaults) -
         raise Refusal(400, message, param=ask.body.prompt_field)
     tools = [{"type": "function", "function": each} for each in calling.described] if calling.functions else ()
     request = GenerateRequest(
-        tuple(messages), plan, params, tools=tuple(tools), think=ours.think or thinking.think,
-        settings=tuple(thinking.settings.items()), share_audio=defaults.share_audio, begun=begun,
+        tuple(messages), plan, params, tools=tuple(tools), think=ours.think or think,
+        settings=tuple(settings.items()), share_audio=defaults.share_audio, begun=begun,
         begun_is_prompt=bool(ours.continue_as_prompt), prediction=ask.prediction or "",
     )  # fmt: skip
-    return Order(ask, [request], [*sorted(unfollowed.union(calling.others)), *["thinking"] * thinking.is_unmet])
+    return Order(ask, [request], [*sorted(unfollowed.union(calling.others)), *["thinking"] * is_unmet])
 
 
 def _begun(ask: Ask, edge: Engine) -> tuple[int, ...]:
@@ -259,19 +259,17 @@ def _audio(part: AudioPart, param: str) -> Audio:
     return audio_from_bytes(data)
 
 
-class _Thinking(NamedTuple):
-    """`settings` are what the template is given; the budget 0 is none. `is_unmet`: the model cannot think as wished."""
-
-    think: Think
-    settings: dict[str, Any]
-    budget: int
-    is_unmet: bool = False
-
-
-def _thinking(ask: Ask, vocab: Vocab, default: Think) -> _Thinking:
-    """What a client says, in its own words, as this model can follow it. Raises Refusal for what cannot apply."""
+def _thinking(ask: Ask, vocab: Vocab, default: Think) -> tuple[Think, dict[str, Any], int, bool]:
+    """What a client says, in its own words, as this model can follow it: whether to think, what the template is given,
+    the budget (0 is none), and whether the model cannot do as it says. Raises Refusal for what cannot apply.
+    """
     template, kwargs = template_of(vocab.chat_template), ask.body.chat_template_kwargs or {}
-    _check_kwargs(kwargs, template, vocab.chat_template or "")
+    for name, value in kwargs.items():
+        param = f"chat_template_kwargs.{name}"
+        if name not in template.names and re.search(rf"\b{re.escape(name)}\b", vocab.chat_template or ""):
+            raise Refusal(400, f"{param}: The chat template uses it, but it cannot be set here.", param=param)
+        if name in ("enable_thinking", "thinking") and value and not template.thinks:
+            raise Refusal(400, f"{param}: This model's chat template knows no thinking.", param=param)
     settings = {name: value for name, value in kwargs.items() if name in template.names}
     wanted, effort, budget, is_hint = _wanted(ask)
     has_level = bool(effort) and "reasoning_effort" in template.names
@@ -279,10 +277,10 @@ def _thinking(ask: Ask, vocab: Vocab, default: Think) -> _Thinking:
         settings = {"reasoning_effort": effort, **settings}
     if not template.thinks:
         is_unmet = (wanted == "on" and not has_level) or (is_hint and budget > 0)  # an effort is sent to any model
-        return _Thinking(default, settings, 0 if is_hint else budget, is_unmet)
+        return default, settings, 0 if is_hint else budget, is_unmet
     cannot_choose = not template.switch and (wanted == "on" or is_hint)
     is_unmet = wanted == "off" and not (template.switch or has_level)
-    return _Thinking(default if wanted == "auto" or cannot_choose else wanted, settings, budget, is_unmet)
+    return default if wanted == "auto" or cannot_choose else wanted, settings, budget, is_unmet
 
 
 def _wanted(ask: Ask) -> tuple[Think, str, int, bool]:
@@ -303,15 +301,6 @@ def _wanted(ask: Ask) -> tuple[Think, str, int, bool]:
     wanted = _TYPES.get(str(hint.get("type", hint.get("enabled"))), by_effort)
     budget = asked or _budget(hint.get("budget_tokens")) or _budget(hint.get("max_tokens"))
     return wanted, effort, budget, not asked and own != "none"
-
-
-def _check_kwargs(kwargs: Mapping[str, Any], template: Template, text: str) -> None:
-    for name, value in kwargs.items():
-        param = f"chat_template_kwargs.{name}"
-        if name not in template.names and re.search(rf"\b{re.escape(name)}\b", text):
-            raise Refusal(400, f"{param}: The chat template uses it, but it cannot be set here.", param=param)
-        if name in ("enable_thinking", "thinking") and value and not template.thinks:
-            raise Refusal(400, f"{param}: This model's chat template knows no thinking.", param=param)
 
 
 def _budget(value: Any) -> int:

@@ -28,7 +28,7 @@ from skydraft.gateway.items import (
     said,
 )
 from skydraft.gateway.logprobs import token_logprobs
-from skydraft.gateway.refusals import NOT_SERVED, SPENT, TOO_LONG, Refusal
+from skydraft.gateway.refusals import NOT_SERVED, SPENT, TOO_LONG, Refusal, instead
 from skydraft.gateway.schema import MAX_LOGPROBS, MAX_TURNS, Ask, Body, MaxTokens, ResponseFormat
 from skydraft.prompts.tool_calls import CallText
 
@@ -75,12 +75,10 @@ class _TextOptions(BaseModel):
 
 
 class ResponsesRequest(Body):
-    not_served: ClassVar[Mapping[str, str]] = NOT_SERVED | {
-        "max_tokens": "Use max_output_tokens instead.",
-        "max_completion_tokens": "Use max_output_tokens instead.",
-        "response_format": "Use text.format instead.",
-        "prompt": "Use instructions and input instead; prompts are not kept here.",
-    }
+    not_served: ClassVar[Mapping[str, str]] = {
+        **NOT_SERVED, "prompt": "Use instructions and input instead; prompts are not kept here.",
+        **instead(max_output_tokens="max_tokens max_completion_tokens", text__format="response_format"),
+    }  # fmt: skip
     kinds: ClassVar[frozenset[str]] = frozenset(("function", "json_schema"))
     prompt_field: ClassVar[str] = "input"
     format_field: ClassVar[str] = "text.format"

@@ -28,6 +28,7 @@ MAX_BIASES = 1024  # and stop tokens
 MAX_LOGPROBS = 20  # of one place
 _MAX_TEXT = 2 * 1024 * 1024  # bytes beside recordings: each choice encodes all of it before it can be refused
 _MAX_ITEMS = 200_000  # brackets and commas, each of which can become an object
+_OBJECT: Json = {"type": "object"}
 _RECORDING = re.compile(rb'"data"\s*:\s*"')
 _LOCAL_ONLY = re.compile(rb'"local_only"\s*:\s*(?:true|1|")')
 _CLIENTS_OWN = {"arguments", "input", "parameters", "input_schema", "schema"}
@@ -64,25 +65,19 @@ class _Format(Checked):
 
 class TextFormat(_Format):
     type: Literal["text"]
-    wanted: ClassVar[Json | None] = None
+    schema_: ClassVar[Json | None] = None
 
 
 class ObjectFormat(_Format):
     type: Literal["json_object"]
-    schema_: Json | None = Field(None, alias="schema")  # otherwise any object
-
-    @property
-    def wanted(self) -> Json:
-        return {"type": "object"} if self.schema_ is None else self.schema_
+    schema_: Annotated[Json, BeforeValidator(lambda given: _OBJECT if given is None else given)] = Field(
+        _OBJECT, alias="schema"
+    )
 
 
 class SchemaFormat(_Format):
     type: Literal["json_schema"]
     schema_: Json = Field(alias="schema")  # it is followed with `strict` or without
-
-    @property
-    def wanted(self) -> Json:
-        return self.schema_
 
 
 ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type"), BeforeValidator(flat)]
@@ -215,7 +210,7 @@ class Ask:
     @property
     def schema(self) -> Json | None:
         """Of the answer."""
-        return self.form.wanted if self.form else None
+        return self.form.schema_ if self.form else None
 
     @property
     def grammar_field(self) -> str:
