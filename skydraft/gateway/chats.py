@@ -76,10 +76,8 @@ class ChatAnswer(Answer):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        kind, options = (
-            {"id": f"{self.kinds[2]}-{uuid.uuid4().hex}", "object": self.kinds[1]},
-            self._body.stream_options,
-        )
+        kind = {"id": f"{self.kinds[2]}-{uuid.uuid4().hex}", "object": self.kinds[1]}
+        options = self._body.stream_options
         self._wants_usage = bool(options and options.include_usage)
         self._head = {**kind, "created": int(time.time()), "model": self._body.model}
 

@@ -228,19 +228,12 @@ AnyTool = Annotated[Annotated[Tool, Tag("a function")] | Annotated[OtherTool, Ta
 class NamedTool(Checked):
     type: Literal["function"]
     name: str
-    mode: ClassVar[str] = "required"
-
-    def names(self) -> list[str]:
-        return [self.name]
 
 
 class AllowedTools(Checked):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
     tools: Annotated[Some[dict[str, Any]], Field(max_length=MAX_TOOLS)]  # those that are no functions are passed over
-
-    def names(self) -> list[str]:
-        return [str(flat(tool).get("name")) for tool in self.tools if tool.get("type") == "function"]
 
 
 def _as_choice(choice: Any) -> Any:
@@ -277,15 +270,16 @@ NO_CALLS = Calling()
 def calling_of(functions: Seq[Json], tools: Iterable[Any], choice: Any, parallel: bool | None) -> Calling:
     """What a ToolChoice leaves of the functions among `tools`; a named one is called once. Raises Refusal."""
     others = [tool.type for tool in tools if isinstance(tool, OtherTool)]
-    chosen, allowed = functions, functions if choice != "none" else ()
+    chosen, allowed, is_named = functions, functions if choice != "none" else (), isinstance(choice, NamedTool)
     if isinstance(choice, NamedTool | AllowedTools):
-        names, known = choice.names(), {each["name"] for each in functions}
+        known, listed = {each["name"] for each in functions}, getattr(choice, "tools", [choice.model_dump()])
+        names = [str(flat(tool).get("name")) for tool in listed if tool.get("type") == "function"]
         if unknown := [name for name in names if name not in known]:
             says = f"no function is called '{unknown[0][:64]}', and other tools are not run here"
             raise Refusal(400, f"tool_choice: {says}", param="tool_choice")
         allowed = [each for each in functions if each["name"] in names]
-        chosen = functions if isinstance(choice, NamedTool) else allowed
-    must = "required" in (choice, getattr(choice, "mode", None))
+        chosen = functions if is_named else allowed
+    must = is_named or "required" in (choice, getattr(choice, "mode", None))
     if must and not allowed:
         raise Refusal(400, "tool_choice: there are no tools", param="tool_choice")
-    return Calling(chosen, allowed, must, parallel is not False and not isinstance(choice, NamedTool), others)
+    return Calling(chosen, allowed, must, parallel is not False and not is_named, others)

@@ -80,7 +80,7 @@ class _Choice(BaseModel):
         if self.type != "tool":
             return "required" if self.type == "any" else self.type
         if self.name is None:
-            raise Refusal(400, "tool_choice.name: It is missing.", param="tool_choice.name")
+            raise Refusal(400, "tool_choice.name: Input should be a valid string", param="tool_choice.name")
         return NamedTool(type="function", name=self.name)
 
 
@@ -104,8 +104,8 @@ class MessagesRequest(Body):
     system: Annotated[Some[Annotated[TextPart, BY_KIND]], Field(max_length=256), IN_PARTS] | None = None
     stop_sequences: Stops | None = None
     tools: Annotated[Some[_AnyTool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: _Choice = _Choice(type="auto")
-    output_config: _Output = _Output()
+    tool_choice: _Choice | None = None
+    output_config: _Output | None = None
     n: Literal[1] | None = None
     continue_final_message: bool | None = None
 
@@ -119,14 +119,12 @@ class MessagesRequest(Body):
             is_after = each.role == "system" and bool(turns) and turns[-1].role == "user"
             turns.insert(len(turns) - is_after, each)
         is_begun = bool(turns) and turns[-1].role == "assistant" and not turns[-1].tool_calls
+        tools, functions = self.tools or (), [tool.function for tool in self.tools or () if isinstance(tool, _Tool)]
         chosen, output = self.tool_choice or _Choice(type="auto"), self.output_config or _Output()
         return Ask(
             self, turns, max_tokens=self.max_tokens, stop=self.stop_sequences,
             effort=self.reasoning_effort or output.effort, form=output.format,
-            calling=calling_of(
-                [tool.function for tool in self.tools or () if isinstance(tool, _Tool)], self.tools or (),
-                chosen.meant, not chosen.disable_parallel_tool_use,
-            ),
+            calling=calling_of(functions, tools, chosen.meant, not chosen.disable_parallel_tool_use),
             goes_on=is_begun if self.continue_final_message is None else self.continue_final_message,
         )  # fmt: skip
 

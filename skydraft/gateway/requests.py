@@ -84,8 +84,8 @@ def order_of(ask: Ask, edge: Engine, names: ModelNames, defaults: Defaults, **mo
 
 def _chat_order(ask: Ask, edge: Engine, names: ModelNames, defaults: Defaults) -> Order:
     """The order of one choice."""
-    calling, ours, writes_calls = ask.calling, ask.body.choice, tool_calls.writes_calls(edge.vocab)
-    if calling.functions and not writes_calls:
+    calling, ours = ask.calling, ask.body.choice
+    if calling.functions and not tool_calls.writes_calls(edge.vocab):
         message = "This model's chat template does not write calls as <tool_call>, so it cannot use tools."
         raise Refusal(400, message, param="tools")
     messages = _messages(ask, edge)
@@ -96,7 +96,8 @@ def _chat_order(ask: Ask, edge: Engine, names: ModelNames, defaults: Defaults) -
     begun = _begun(ask, edge)
     max_tokens = ask.max_tokens or defaults.max_new_tokens(edge.context_len)
     max_tokens = min(max_tokens + (0 if ours.continue_as_prompt else len(begun)), 2**31 - 1)
-    if not calling.functions and writes_calls and any(message.role == "tool" for message in messages):
+    has_results = any(message.role == "tool" for message in messages)
+    if has_results and not calling.functions and tool_calls.writes_calls(edge.vocab):
         messages = tool_calls.results_before_questions(messages)
     unfollowed = set[str]()
     params = _params(ask, defaults, max_tokens, _grammar(ask, unfollowed))
@@ -207,18 +208,26 @@ def _params(ask: Ask, defaults: Defaults, max_new_tokens: int, grammar: str = ""
 
 
 def _messages(ask: Ask, edge: Engine) -> list[Message]:
+    """What a model cannot take is refused in the user's last turn, and words before."""
     messages: list[Message] = []
-    left_s, last = _MAX_SPEECH_S, _last_turn(ask.turns)
+    left_s, last, place = _MAX_SPEECH_S, _last_turn(ask.turns), ask.body.place
     for number, turn in enumerate(ask.turns):
-        text, speech = _content(ask, number, edge, is_last=number in last)
-        text = CAPTION_PROMPT if speech and not text.strip() else text
-        recordings: list[Audio] = []
-        for part in speech:
-            recordings.append(_audio(part, ask.body.place(number)))
-            left_s -= recordings[-1].duration_s
-            if left_s < 0:
-                message = f"All recordings together last more than {_MAX_SPEECH_S:g} s."
-                raise Refusal(400, message, param=ask.body.prompt_field)
+        texts, recordings = list[str](), list[Audio]()
+        for at, part in enumerate(turn.content or ()):
+            if isinstance(part, AudioPart) and edge.takes_audio and turn.role == "user":
+                recordings.append(_audio(part, place(number)))
+                left_s -= recordings[-1].duration_s
+                if left_s < 0:
+                    message = f"All recordings together last more than {_MAX_SPEECH_S:g} s."
+                    raise Refusal(400, message, param=ask.body.prompt_field)
+            elif isinstance(part, AudioPart | Unread) and number in last:
+                takes = "text and recordings (input_audio), no" if edge.takes_audio else "only text: no audio,"
+                message = f"{place(number, at)}: The model {edge.name} takes {takes} pictures or files."
+                raise Refusal(400, message, param=place(number, at))
+            elif not isinstance(part, Skipped):
+                texts.append(part.text)
+        text = "\n".join(texts)
+        text = CAPTION_PROMPT if recordings and not text.strip() else text
         if turn.role == "system" and not text.strip():
             continue  # some clients always send an empty one
         calls = as_objects(call.as_chat() for call in turn.tool_calls or ())
@@ -234,21 +243,6 @@ def _last_turn(turns: Seq[Turn]) -> range:
     end = max((number + 1 for number, turn in enumerate(turns) if turn.role == "user"), default=0)
     others = (number + 1 for number in range(end) if turns[number].role not in ("user", "system"))
     return range(max(others, default=0), end)
-
-
-def _content(ask: Ask, number: int, edge: Engine, *, is_last: bool) -> tuple[str, list[AudioPart]]:
-    """The words and the recordings. What a model cannot take is refused in the user's last turn, and words before."""
-    texts, recordings, turn = list[str](), list[AudioPart](), ask.turns[number]
-    for at, part in enumerate(turn.content or ()):
-        if isinstance(part, AudioPart) and edge.takes_audio and turn.role == "user":
-            recordings.append(part)
-        elif isinstance(part, AudioPart | Unread) and is_last:
-            takes = "text and recordings (input_audio), no" if edge.takes_audio else "only text: no audio,"
-            param = ask.body.place(number, at)
-            raise Refusal(400, f"{param}: The model {edge.name} takes {takes} pictures or files.", param=param)
-        elif not isinstance(part, Skipped):
-            texts.append(part.text)
-    return "\n".join(texts), recordings
 
 
 def _audio(part: AudioPart, param: str) -> Audio:
