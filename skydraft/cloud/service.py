@@ -139,6 +139,7 @@ class VerifierService:
             if isinstance(answer, Opened):
                 await context.write(codec.encode_opened(answer, target))
                 return
+            is_first = True
             while True:
                 if isinstance(answer, errors.SkydraftError):
                     raise answer
@@ -146,12 +147,12 @@ class VerifierService:
                 if isinstance(answer, Verdict):
                     stream.num_drafts = max(stream.num_drafts - MAX_AHEAD * answer.num_tokens, 0)
                     marked = is_last and isinstance(call, VerifyCall) and call.write > 0
-                    await context.write(codec.encode_verdict(answer, target, is_last=marked))
+                    await context.write(codec.encode_verdict(answer, target, is_last=marked, is_first=is_first))
                 elif isinstance(answer, Stopped):
                     await context.write(codec.encode_stopped(answer))
                 if is_last:
                     return
-                target = None
+                target, is_first = None, False
                 answer, is_last = await answers.get()
         finally:
             if not stream.job.is_answered:

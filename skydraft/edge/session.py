@@ -126,7 +126,9 @@ class OwnText:
         with or_else(self.break_off):
             reply = await self._stream.receive(waiting)
             self._count(bytes_down=len(reply))
-            verdict, is_last, _ = self._read(lambda data: codec.decode_verdict(data, drafts=self._drafts), reply)
+            verdict, is_last, _ = self._read(
+                lambda data: codec.decode_verdict(data, drafts=self._drafts, is_first=False), reply
+            )
             if verdict is not None:
                 self._check_written(verdict, next_base, limit)
         if verdict is not None:

@@ -97,6 +97,7 @@ class RemoteVerifier:
         """The cloud's verdict. Raises CloudError if the cloud is lost for good, or for now if the text falls back."""
         self.called = False
         if self._written:
+            self._loop.check_process()
             return self._written.popleft()
         self._say()
         if (gone := self._outage) is not None:

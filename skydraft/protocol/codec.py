@@ -261,9 +261,13 @@ def decode_opened(data: bytes) -> tuple[Opened, TargetId | None]:
     return Opened(message.base, _read_cost(message.cost)), _read_target(message)
 
 
-def encode_verdict(verdict: Verdict, target: TargetId | None = None, *, is_last: bool = False) -> bytes:
-    """`target` is as in `encode_opened`. `is_last` marks a verdict after which the target might have written."""
+def encode_verdict(
+    verdict: Verdict, target: TargetId | None = None, *, is_last: bool = False, is_first: bool = True
+) -> bytes:
+    """`target` is as in `encode_opened`. `is_last` marks a verdict after which the target might have written. What it
+    writes on `is_first` no more."""
     return pb.SessionReply(
+        first=is_first,
         base=verdict.base, num_accepted=verdict.num_accepted, token_id=verdict.token_id,
         finish=f"FINISH_{verdict.finish}".upper(), audit=np.packbits(np.array(verdict.audit, bool)).tobytes(),
         cost=_cost_list(verdict.cost), target=_target_message(target), last=is_last,
@@ -277,14 +281,17 @@ def encode_stopped(stopped: Stopped) -> bytes:
 
 @reading("SessionReply")
 def decode_verdict(
-    data: bytes, num_audited: int = 0, sent_ids: Sequence[int] = (), drafts: Mapping[int, Draft] = MappingProxyType({})
-) -> tuple[Verdict | None, bool, TargetId | None]:
+    data: bytes, num_audited: int = 0, sent_ids: Sequence[int] = (),
+    drafts: Mapping[int, Draft] = MappingProxyType({}), *, is_first: bool = True,
+) -> tuple[Verdict | None, bool, TargetId | None]:  # fmt: skip
     """(verdict, whether it is marked as the last reply, the target), in answer to a block with `num_audited` catch-up
     ids; no verdict where the target was stopped. `sent_ids`, those and the draft's, are needed where scores may come.
     `drafts` are those that may be judged instead, by branch."""
     message = pb.SessionReply.FromString(data)
     if message.last and not (message.num_accepted or message.HasField("token_id")):
         return None, True, None
+    if message.first != is_first:
+        raise ValueError("it answers something else")
     bits = np.unpackbits(np.frombuffer(message.audit, np.uint8)).astype(bool)
     if len(message.audit) != -(-num_audited // 8) or bits[num_audited:].any():
         raise ValueError(f"it has {len(message.audit)} bytes of audit for {num_audited} tokens")

@@ -179,7 +179,7 @@ class SessionRequest(_message.Message):
     def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., base: _Optional[int] = ..., catch_up_ids: _Optional[_Iterable[int]] = ..., draft_ids: _Optional[_Iterable[int]] = ..., digest: _Optional[int] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., action: _Optional[_Union[Action, str]] = ..., write: _Optional[int] = ..., branch: _Optional[int] = ...) -> None: ...
 
 class SessionReply(_message.Message):
-    __slots__ = ("base", "num_accepted", "token_id", "finish", "audit", "cost", "target", "last", "scores", "branch", "num_fed")
+    __slots__ = ("base", "num_accepted", "token_id", "finish", "audit", "cost", "target", "last", "scores", "first", "branch", "num_fed")
     BASE_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -189,6 +189,7 @@ class SessionReply(_message.Message):
     TARGET_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     SCORES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
     BRANCH_FIELD_NUMBER: _ClassVar[int]
     NUM_FED_FIELD_NUMBER: _ClassVar[int]
     base: int
@@ -200,9 +201,10 @@ class SessionReply(_message.Message):
     target: TargetId
     last: bool
     scores: _containers.RepeatedCompositeFieldContainer[Score]
+    first: bool
     branch: int
     num_fed: int
-    def __init__(self, base: _Optional[int] = ..., num_accepted: _Optional[int] = ..., token_id: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., audit: _Optional[bytes] = ..., cost: _Optional[_Iterable[int]] = ..., target: _Optional[_Union[TargetId, _Mapping]] = ..., last: _Optional[bool] = ..., scores: _Optional[_Iterable[_Union[Score, _Mapping]]] = ..., branch: _Optional[int] = ..., num_fed: _Optional[int] = ...) -> None: ...
+    def __init__(self, base: _Optional[int] = ..., num_accepted: _Optional[int] = ..., token_id: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., audit: _Optional[bytes] = ..., cost: _Optional[_Iterable[int]] = ..., target: _Optional[_Union[TargetId, _Mapping]] = ..., last: _Optional[bool] = ..., scores: _Optional[_Iterable[_Union[Score, _Mapping]]] = ..., first: _Optional[bool] = ..., branch: _Optional[int] = ..., num_fed: _Optional[int] = ...) -> None: ...
 
 class GetInfoRequest(_message.Message):
     __slots__ = ("vocabulary",)

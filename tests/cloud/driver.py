@@ -321,7 +321,7 @@ def tokens_written(stream: RawSession) -> tuple[int, ...]:
     """What the target writes after a verdict, to the reply that is marked; each reply follows the one before."""
     parts, is_last = list[Verdict](), False
     while not is_last:
-        part, is_last, _ = codec.decode_verdict(stream.answer())
+        part, is_last, _ = codec.decode_verdict(stream.answer(), is_first=False)
         assert not part or not parts or part.base == parts[-1].base + parts[-1].num_tokens
         parts += [part] if part else []
     return tuple(token_id for part in parts for token_id in part.commits())

@@ -50,7 +50,7 @@ def verdict(call: VerifyCall, *, num_accepted: int = 0, is_last: bool = False) -
 
 def test_a_stream_that_nobody_reads_yet_is_not_kept_without_bound() -> None:
     """The edge takes one token and thinks: what the server sends meanwhile has to wait at the server."""
-    message = codec.encode_verdict(Verdict(1, 0, 3)) + b"\xba\x3e" + b"\xa0\x9c\x01" + bytes(20_000)
+    message = codec.encode_verdict(Verdict(1, 0, 3), is_first=False) + b"\xba\x3e" + b"\xa0\x9c\x01" + bytes(20_000)
 
     num_sent = 0
 
@@ -77,7 +77,7 @@ LIE = toys.TOOL  # a token that stands where none may come
 
 
 def on(call: VerifyCall, after: int, token_id: int, *, is_last: bool = False) -> bytes:
-    return codec.encode_verdict(Verdict(call.base + after, 0, token_id), is_last=is_last)
+    return codec.encode_verdict(Verdict(call.base + after, 0, token_id), is_last=is_last, is_first=False)
 
 
 WRITTEN: dict[str, Callable[[VerifyCall], list[bytes]]] = {

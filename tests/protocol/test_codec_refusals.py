@@ -13,7 +13,7 @@ from skydraft.errors import GrammarRefused, LimitExceeded, ProtocolError
 from skydraft.protocol import codec
 from skydraft.protocol import verifier_pb2 as pb
 from skydraft.protocol.codec import decode_info, encode_info
-from skydraft.protocol.values import OpenCall, Opened, Opening, ServerInfo, VerifyCall
+from skydraft.protocol.values import OpenCall, Opened, Opening, ServerInfo, Stopped, VerifyCall
 from skydraft.types import Cost, Draft, Media, Prompt, Verdict
 from tests.mutating import flipped
 from tests.protocol.any_message import UINT32, encoded
@@ -24,7 +24,8 @@ Reader = tuple[Callable[[bytes], Any], Callable[[Any], bytes]]
 
 def verdict_on(num_audited: int) -> Reader:
     decode = partial(codec.decode_verdict, num_audited=num_audited)
-    return decode, lambda read: codec.encode_verdict(read[0], read[2], is_last=read[1])
+    stopped = codec.encode_stopped(Stopped(0))
+    return decode, lambda read: codec.encode_verdict(read[0], read[2], is_last=read[1]) if read[0] else stopped
 
 
 READERS: list[Reader] = [
@@ -100,7 +101,7 @@ def call_with(**fields: Any) -> bytes:
 
 
 def reply_with(**fields: Any) -> bytes:
-    return pb.SessionReply(**{"base": 9, "token_id": 5, **fields}).SerializeToString()
+    return pb.SessionReply(**{"base": 9, "token_id": 5, "first": True, **fields}).SerializeToString()
 
 
 verdict_on_9 = partial(codec.decode_verdict, num_audited=9)
@@ -123,9 +124,9 @@ REFUSED: list[tuple[str, Callable[[bytes], Any], bytes]] = [
     ("a bit of audit too many", verdict_on_9, reply_with(audit=b"\xff\xc0")),
     ("an unknown finish", verdict_on_9, reply_with(audit=b"\xff\x80", finish=5)),
     ("a token beyond 31 bits", verdict_on_9, reply_with(audit=b"\xff\x80", token_id=2**31)),
-    ("neither token nor finish", verdict_on_9, pb.SessionReply(base=9, audit=b"\xff\x80").SerializeToString()),
+    ("neither token nor finish", verdict_on_9, reply_with(audit=b"\xff\x80", token_id=None)),
     *((f"a draft judged, {says}", partial(codec.decode_verdict, drafts={1: Draft(1, 3, (5, 6))}),
-       pb.SessionReply(base=3, num_fed=2, **fields).SerializeToString()) for says, fields in [
+       pb.SessionReply(base=3, num_fed=2, first=True, **fields).SerializeToString()) for says, fields in [
         ("and no token", {"branch": 1, "num_accepted": 2}), ("twice", {"branch": 1, "num_accepted": 3, "token_id": 1}),
         ("of no branch", {"branch": 2, "token_id": 1}),
     ]),
