@@ -150,12 +150,12 @@ class Ahead:
         is_copied = any(each.is_copied for each in steps)
         return DraftBlock(base, token_ids, forced=forced if any(forced) else (), is_copied=is_copied)
 
-    def pause(self) -> list[Step]:
-        """Draft no more until `go`; returns the draft model's own drafts after what has come."""
+    def pause(self, base: int) -> list[Step]:
+        """Draft no more until `go`; returns the draft model's own drafts after `base` tokens, if these have come."""
         with self._changed:
             self._may_draft = False
             self._changed.wait_for(lambda: not self._is_busy)
-            ahead = self._drafts[self.base - self._begin :]
+            ahead = self._drafts[self.base - self._begin :] if self.base == base else []
             self._begin_branch()
             return [*itertools.takewhile(lambda each: not each.is_copied, ahead)]
 

@@ -87,7 +87,7 @@ class SpeculativeLoop:
         if not k or (self.verifier is not None and not self.verifier.stop()):  # what it wrote is committed first
             return empty
         block = drafter.draft(
-            self.context, k, begun=self.ahead.pause() if self.ahead else (),
+            self.context, k, begun=self.ahead.pause(self.context.base) if self.ahead else (),
             breaks_loops=self.breaks_loops and (self._is_alone or not self.verifier),
         )  # fmt: skip
         return replace(block, cost=empty.cost + block.cost, read=empty.read, num_unread=empty.num_unread)
