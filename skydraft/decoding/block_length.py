@@ -13,6 +13,7 @@ TYPICAL, EASY = 0.75, 0.95  # share of right drafts where nothing is known of a 
 _MIN_GAIN = 1.02
 _SAMPLE = 16  # tokens of the target that tell how well the draft model knows a text
 _MAY_LOSE, _FREE_TOKENS = 0.03, 4.0  # a share of the target's time, and that of so many tokens
+_BLOCKS_MAY_LOSE = 2.0  # tokens more, so that one bad block after reading does not end them
 _MOST_SAVED = 20.0  # tokens of the target; what was gained beyond that does not pay for later losses
 
 
@@ -57,7 +58,7 @@ class Blocks(Turns):
 
     def _decide(self) -> None:
         self._k, gain = self._costs.best(self._worth.share, self._max_k)
-        self._is_targets = gain < _MIN_GAIN or not self._may_lose(0.0)
+        self._is_targets = gain < _MIN_GAIN or not self._may_lose(-_BLOCKS_MAY_LOSE * self._costs.plain_ms)
 
     def observe(self, done: Round) -> None:
         record, costs = done.record, self._costs

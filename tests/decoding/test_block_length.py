@@ -1,6 +1,7 @@
 """Blocks of two models on one processor: they begin where they pay, and what they lose is bounded."""
 
 import random
+from statistics import mean
 
 import pytest
 from hypothesis import given
@@ -17,9 +18,9 @@ FOURS = (100.0, 130.0, 130.0, 130.0, *[220.0] * 4, *[360.0] * 8)
 READ_MS = 9.0
 
 
-def speed(alpha: float, costs: CostModel, num_prompt: int = 30, num_tokens: int = 1000) -> float:
+def speed(alpha: float, costs: CostModel, num_prompt: int = 30, num_tokens: int = 1000, seed: int = 1) -> float:
     """Times the speed of the target alone, where each draft is right with the chance `alpha`; simulated."""
-    turns, rng = Blocks(costs, READ_MS, num_prompt), random.Random(1)
+    turns, rng = Blocks(costs, READ_MS, num_prompt), random.Random(seed)
     base, spent_ms, num_unread = 0, 0.0, num_prompt
     while base < num_tokens:
         if turns.reads:
@@ -47,7 +48,8 @@ def speed(alpha: float, costs: CostModel, num_prompt: int = 30, num_tokens: int 
 def test_blocks_pay_or_lose_little(
     alpha: float, draft_ms: float, forward_ms: tuple[float, ...], least: float, most: float
 ) -> None:
-    assert least <= speed(alpha, CostModel(draft_ms, forward_ms, 16)) <= most
+    speeds = [speed(alpha, CostModel(draft_ms, forward_ms, 16), seed=seed) for seed in range(20)]
+    assert min(speeds) >= 0.95 and least <= mean(speeds) <= most
 
 
 def test_a_short_text_after_a_long_prompt_never_waits_for_the_draft_model() -> None:
