@@ -1,5 +1,5 @@
 # make demo | llamacpp | demo-speech | test | test-long | test-browser | test-conformance | test-stock | lint | docs
-#    | screenshots | report | tasks.
+#    | screenshots | report | bench-race | tasks.
 # Each sets up what it needs.
 VENV ?= .venv
 PYTHON ?= python3
@@ -12,7 +12,7 @@ PROTOC := $(BIN)/python -m grpc_tools.protoc -I .
 FRESH := $(VENV)/protocol
 
 .PHONY: test-installs setup models demo llamacpp test test-long test-browser test-conformance stock test-stock lint protocol docs screenshots \
-	demo-speech report tasks
+	demo-speech report bench-race tasks
 
 setup: $(READY)
 
@@ -137,6 +137,10 @@ screenshots: models
 # The page under docs/: all dev prompts on the demo pair, half an hour on two cores.
 report: models
 	$(BIN)/python -m bench report
+
+# lossless against the stream, the draft model and the target on a core each.
+bench-race: models
+	$(BIN)/python -m bench race
 
 # Speech on the embedded toy pair; no download.
 demo-speech: $(READY)

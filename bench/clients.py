@@ -77,15 +77,12 @@ def agreement_of(records: Seq[StepRecord]) -> float | None:
     return 1 - skipped * (1 - agreed / audited) / num_tokens if audited else 1.0
 
 
-def row_curve(model: str, execution: str, gpu_layers: int, num_sequences: int) -> dict[int, float]:
-    """Milliseconds of a forward of n rows of so many sequences, by the engine alone, as the server will open it."""
-    shared = execution == "throughput"
-    options = EngineOptions(1024, num_sequences, gpu_layers=gpu_layers)
-    engine = skydraft.load(model, options)
+def row_curve(model: str, options: EngineOptions, steps: Seq[int]) -> dict[int, float]:
+    """Milliseconds of a forward of n rows of all sequences, by the engine alone, as a server would open it."""
+    engine, num_sequences = skydraft.load(model, options), options.max_sequences
     rng = np.random.default_rng(0)
     sequences = [engine.open(rng.integers(0, 1000, 40 + index % 40).tolist()) for index in range(num_sequences)]
     curve = {}
-    steps = (1, 2, 3) if not shared else (1, 3, 6, 12, 16, 24, 32, 48, 64, 96, 128)
     for num_rows in (rows for rows in steps if rows <= engine.max_rows("throughput")):
         split = [num_rows // num_sequences + (i < num_rows % num_sequences) for i in range(num_sequences)]
         times = []
@@ -211,7 +208,9 @@ def main() -> None:
     print(machine())
     for execution in given.execution or ["exact", "throughput"]:
         if given.curve:
-            print(execution, row_curve(given.model, execution, given.gpu_layers, given.curve))
+            steps = (1, 2, 3) if execution == "exact" else (1, 3, 6, 12, 16, 24, 32, 48, 64, 96, 128)
+            opened = EngineOptions(1024, given.curve, gpu_layers=given.gpu_layers)
+            print(execution, row_curve(given.model, opened, steps))
             continue
         texts, counts = given.texts or [*LENGTHS], given.clients or NUM_CLIENTS
         carried(given.modes, texts, execution, given.step, given.out, counts, given.gpu_layers)

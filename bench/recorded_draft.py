@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -81,18 +82,29 @@ class KeptRows:
             self._open.pop().close()
 
 
-class RecordedDraft(ListEngine):
-    """The draft model of one device: what was recorded, with `step_ms` for each forward, a prompt's too."""
+class Kept(Protocol):
+    """What a draft model says after any text; `real` is the model."""
 
-    def __init__(self, kept: KeptRows, step_ms: float) -> None:
+    real: Engine
+
+    def after(self, token_ids: TokenIds) -> KeptRow: ...
+
+
+class RecordedDraft(ListEngine):
+    """The draft model of one device: what was recorded, with `step_ms` for each forward, a prompt's too. Each further
+    row takes `row_ms` more, each further token of a prompt `prompt_ms`."""
+
+    def __init__(self, kept: Kept, step_ms: float, row_ms: float = 0.0, prompt_ms: float = 0.0) -> None:
         real = kept.real
         super().__init__(real.name)
         self.vocab, self.context_len, self.fingerprint = real.vocab, real.context_len, real.fingerprint
-        self._kept, self._step_s = kept, step_ms / 1e3
+        self._kept, self._step_ms, self._row_ms, self._prompt_ms = kept, step_ms, row_ms, prompt_ms
         self.profile = RowProfile(invariant_rows=real.invariant_rows, forward_ms=(step_ms,))
 
     def forward(self, feeds: Seq[tuple[Sequence, Seq[int] | TokenIds]], *, want_logits: bool) -> list[Rows]:
-        until, found = time.perf_counter() + self._step_s, list[Rows]()
+        num_more = sum(len(token_ids) for _, token_ids in feeds) - 1
+        took_ms = self._step_ms + num_more * (self._row_ms if want_logits else self._prompt_ms)
+        until, found = time.perf_counter() + took_ms / 1e3, list[Rows]()
         for sequence, token_ids in feeds:
             rows = np.empty((len(token_ids) if want_logits else 0, self.vocab.size), np.float32)
             for index, token_id in enumerate(token_ids):

@@ -1,122 +1,112 @@
-"""A target that waits instead of computing: what it says was recorded, and each forward takes what is stated.
+"""A target that waits instead of computing: what it says was recorded, and a forward of n rows takes what is stated.
 
-    python -m bench recorded_target --forward-ms 45     # serves it on a free port, and says which
+    python -m bench recorded_target --texts FILE --costs 45,45,45     # serves it on a free port, and says which
 
-For measurements of the edge and the link on one machine, where a second model would slow the first. What the table does
-not know, the model of the demo pair computes once, which takes longer than stated; so what is timed is run before.
+For measurements of the edge and the link on one machine, where a second model would slow the first. A text is recorded
+as the target wrote it, with the draft model's own choice in each place. After a wrong token both go on by place: a
+target looks at nothing behind the first difference.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
+import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import skydraft
+from bench.recorded_draft import KeptRow
+from skydraft.access.limits import Limits
 from skydraft.cloud.options import ServeOptions
 from skydraft.cloud.server import serve
 from skydraft.cloud.worker import Worker
+from skydraft.decoding.cost_model import row_ms
 from skydraft.engines.base import Engine, Sequence
-from skydraft.engines.options import EngineOptions
 from skydraft.engines.row_costs import RowProfile
 from skydraft.engines.toy import ListEngine
-from skydraft.engines.vocab import Rows, TokenIds, Vocab
+from skydraft.engines.vocab import Rows, TokenIds
 from skydraft.models import default_pair
 
-MAX_ROWS = 32
-Table = dict[str, int]
+
+@dataclass(frozen=True, slots=True)
+class RecordedText:
+    """`draft_ids[n]` is the draft model's choice after the prompt and `target_ids[:n]`."""
+
+    kind: str
+    prompt: str
+    prompt_ids: list[int]
+    target_ids: list[int]
+    draft_ids: list[int]
 
 
-def key_of(token_ids: Seq[int] | TokenIds) -> str:
-    """A name for prompt and text."""
-    return hashlib.sha256(np.asarray(token_ids, np.int32).tobytes()).hexdigest()[:20]
+class Recording:
+    """Recorded texts, by their prompts."""
+
+    def __init__(self, texts: Iterable[RecordedText]) -> None:
+        self._texts = {tuple(text.prompt_ids): text for text in texts}
+        self._lengths = sorted(set(map(len, self._texts)))
+
+    def at(self, token_ids: Seq[int]) -> tuple[RecordedText, int]:
+        """The text that begins with these tokens, and the place after them; beyond its end it is the last one."""
+        for length in self._lengths:
+            if text := self._texts.get(tuple(token_ids[:length])):
+                return text, min(len(token_ids) - length, len(text.target_ids) - 1)
+        raise LookupError("no such prompt was recorded")
 
 
-def record(engine: Engine, table: Table) -> None:
-    """Have an engine note the best token of each row that it computes."""
-    forward = engine.forward
+class KeptChoices:
+    """As `KeptRows`, of a recording: all of the weight is on the recorded choice. With `is_wrong` on another token."""
 
-    def noted(feeds: Seq[tuple[Sequence, Seq[int] | TokenIds]], *, want_logits: bool) -> list[Rows]:
-        found = forward(feeds, want_logits=want_logits)
-        for (sequence, token_ids), rows in zip(feeds, found, strict=True):
-            before = [*sequence.token_ids[: sequence.length].tolist()]
-            for index, row in enumerate(rows if want_logits else ()):
-                table[key_of([*before, *map(int, token_ids[: index + 1])])] = int(np.argmax(row))
-        return found
+    def __init__(self, real: Engine, recording: Recording, *, is_wrong: bool = False) -> None:
+        self.real, self._recording, self._is_wrong = real, recording, is_wrong
 
-    engine.forward = noted  # type: ignore[method-assign]
+    def after(self, token_ids: TokenIds) -> KeptRow:
+        text, place = self._recording.at(token_ids.tolist())
+        chosen = text.target_ids[place] ^ 1 if self._is_wrong else text.draft_ids[place]
+        return KeptRow(np.array([chosen], np.int32), np.zeros(1, np.float32), -200.0)
 
 
 class RecordedModel(ListEngine):
-    """An engine over a table. A slot is the list of its tokens."""
+    """The target of a recording. A forward of n rows takes `costs[n - 1]` ms, and one over a prompt as one row."""
 
-    has_kernels = True  # as the engine that it stands for
+    has_kernels = False  # none whose rows would have to be compared
 
-    def __init__(
-        self, vocab: Vocab, fingerprint: str, table: Table, forward_ms: float, real: Engine | None = None
-    ) -> None:
+    def __init__(self, real: Engine, recording: Recording, costs: Seq[float], max_sequences: int) -> None:
         super().__init__("recorded")
-        self.vocab = vocab
-        self.context_len = 4096
-        self.max_sequences = 8
-        self.fingerprint = fingerprint  # of the one that was recorded: a calibration is for that
-        self.num_unknown = 0
-        self._table = table
-        self._real = real
-        self._reading: Sequence | None = None
-        self._forward_s = forward_ms / 1e3
-        self.profile = RowProfile(invariant_rows=MAX_ROWS, forward_ms=(forward_ms,) * MAX_ROWS)
+        self.vocab, self.fingerprint, self.context_len = real.vocab, "recorded", 4096
+        self.max_sequences, self.max_output_rows = max_sequences, len(costs)
+        self.profile = RowProfile(len(costs), tuple(costs))
+        self._recording = recording
 
     def forward(self, feeds: Seq[tuple[Sequence, Seq[int] | TokenIds]], *, want_logits: bool) -> list[Rows]:
-        until = time.perf_counter() + self._forward_s
-        found: list[Rows] = []
+        num_rows = sum(len(token_ids) for _, token_ids in feeds) if want_logits else 1
+        until, found = time.perf_counter() + row_ms(self.profile.forward_ms, num_rows) / 1e3, list[Rows]()
         for sequence, token_ids in feeds:
             rows = np.zeros((len(token_ids) if want_logits else 0, self.vocab.size), np.float32)
             for index, token_id in enumerate(token_ids):
                 sequence.slot.append(int(token_id))
                 if want_logits:
-                    self.write_row(rows[index], sequence.slot)
+                    text, place = self._recording.at(sequence.slot)
+                    rows[index, text.target_ids[place]] = 1.0
             found.append(rows)
         time.sleep(max(until - time.perf_counter(), 0.0))
         return found
-
-    def write_row(self, row: Rows, token_ids: list[int]) -> None:
-        """Make the recorded token the best one of a row of zeros."""
-        row[self._token_after(token_ids)] = 1.0
-
-    def _token_after(self, token_ids: list[int]) -> int:
-        token = self._table.get(key := key_of(token_ids))
-        if token is None:
-            self.num_unknown += 1
-            token = self._table[key] = self._computed(token_ids)
-        return token
-
-    def _computed(self, token_ids: list[int]) -> int:
-        """The real model's choice; 0 without one. Several conversations share its one sequence."""
-        if self._real is None:
-            return 0
-        whole = np.array(token_ids, np.int32)
-        if self._reading is None or not np.array_equal(self._reading.token_ids[:8], whole[:8]):
-            if self._reading is not None:
-                self._reading.close()
-            self._reading = self._real.open(token_ids[:-1])
-        self._reading.align(whole[:-1])
-        for start in range(self._reading.length, len(whole), self._real.invariant_rows):
-            rows = self._reading.extend(whole[start : start + self._real.invariant_rows])
-        return int(np.argmax(rows[-1]))
 
 
 class RecordedServer:
     """`main` in a process of its own, for as long as the `with` block lasts. `port` is where it listens."""
 
-    def __init__(self, forward_ms: float) -> None:
-        self._command = [sys.executable, "-m", "bench", "recorded_target", "--forward-ms", str(forward_ms)]
+    def __init__(self, texts: Path, costs: Seq[float], num_sessions: int = 4) -> None:
+        self._command = [sys.executable, "-m", "bench", "recorded_target", "--texts", str(texts)]
+        self._command += ["--sessions", str(num_sessions), "--costs", ",".join(map(str, costs))]
 
     def __enter__(self) -> RecordedServer:
         self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
@@ -129,11 +119,19 @@ class RecordedServer:
         self._process.communicate()
 
 
+def read_texts(path: Path) -> list[RecordedText]:
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [RecordedText(**json.loads(line)) for line in lines]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--forward-ms", type=float, default=45.0)
-    asked = parser.parse_args()
-    target = skydraft.load(default_pair().target, EngineOptions(num_threads=1))
-    engine = RecordedModel(target.vocab, target.fingerprint, {}, asked.forward_ms, target)
-    options = ServeOptions(port=0)
+    parser.add_argument("--texts", type=Path, required=True, help="as `python -m bench link` records them")
+    parser.add_argument("--costs", default="45", help="ms of a forward of 1, 2, … rows")
+    parser.add_argument("--sessions", type=int, default=4)
+    given = parser.parse_args()
+    costs, recording = [*map(float, given.costs.split(","))], Recording(read_texts(given.texts))
+    real = skydraft.load(default_pair().draft, threads=1)  # for its vocabulary, which is the target's
+    engine = RecordedModel(real, recording, costs, given.sessions)
+    options = ServeOptions(port=0, limits=Limits(max_sessions=given.sessions))
     serve(lambda: Worker(engine, options.limits), options, lambda worker, port: print(port, flush=True))

@@ -25,9 +25,9 @@ def load_pair(options: EngineOptions | None = None) -> tuple[skydraft.Engine, sk
     return skydraft.load(pair.draft, options), skydraft.load(pair.target, options)
 
 
-def machine() -> str:
+def machine(weights: str = "Q4_K_M") -> str:
     """One line that says where a figure was measured."""
     import llama_cpp
 
     threads = num_cores()
-    return f"{cpu_model()}, {threads} threads, {platform.system()}, llama-cpp-python {llama_cpp.__version__}, Q4_K_M"
+    return f"{cpu_model()}, {threads} threads, {platform.system()}, llama-cpp-python {llama_cpp.__version__}, {weights}"

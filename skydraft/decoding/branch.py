@@ -66,8 +66,6 @@ class Branch:
                 self._end()
                 return ()
         self._num_compared += len(compared)
-        if end > len(self._token_ids) and self._token_ids:
-            self._end()  # what continues it would leave a gap
         return tuple(self._token_ids[end:]) if end >= 0 else ()
 
     def _end(self) -> None:

@@ -123,11 +123,18 @@ class EventLoop:
 
     def begin(self, work: Coroutine[Any, Any, T]) -> Awaited[T]:
         """Start work on the loop. Raises CloudLost while the interpreter ends, OptionError in a forked process."""
-        if self._pid != os.getpid():  # the thread stayed behind, and gRPC runs on no other loop
+        try:
+            self.check_process()
+        except OptionError:
             work.close()
+            raise
+        return Awaited(self._loop, work, self._is_over)
+
+    def check_process(self) -> None:
+        """Raise OptionError in a forked process."""
+        if self._pid != os.getpid():  # the thread stayed behind, and gRPC runs on no other loop
             hint = "Start processes with the method spawn, or use the cloud in them alone."
             raise OptionError("This process was forked after a cloud was used, so it cannot use a cloud.", hint=hint)
-        return Awaited(self._loop, work, self._is_over)
 
     def post(self, work: Callable[[], Any]) -> None:
         """Run `work` on the loop, unless the interpreter is ending. Never waits, so a finalizer may call this."""
@@ -240,10 +247,10 @@ class Channel:
 
     close = renew
 
-    async def call(self, path: str, timeout_s: float) -> bytes:
+    async def call(self, path: str, timeout_s: float, message: bytes = b"") -> bytes:
         try:
             method: Any = self.wire.unary_unary(path)
-            reply: bytes = await method(b"", timeout=timeout_s, metadata=self._authorization)
+            reply: bytes = await method(message, timeout=timeout_s, metadata=self._authorization)
         except grpc.aio.AioRpcError as error:
             raise await self.reason(error) from error
         except (asyncio.CancelledError, grpc.aio.UsageError) as error:

@@ -33,9 +33,9 @@ def test_a_stop_ends_the_writing_and_the_session_stays_for_the_next_block(slow: 
     server, stream = slow
     verdict = verdict_of(stream.ask(long_text()))
     stream.send(codec.encode_stop(9))  # of another verify
-    first = codec.decode_written(stream.answer())
+    first, _, _ = codec.decode_verdict(stream.answer(), is_first=False)
     stream.send(STOP)
-    written = (verdict.token_id, *first.token_ids, *tokens_written(stream))
+    written = (verdict.token_id, *first.commits(), *tokens_written(stream))
     assert written == LONG_TEXT[: len(written)]
     stream.send(STOP)  # after the end, so that it means nothing
     verdict = verdict_of(stream.ask(later(*written, draft=LONG_TEXT[len(written) : len(written) + 3])))

@@ -118,7 +118,7 @@ def test_it_stops_while_a_body_is_read(monkeypatch: pytest.MonkeyPatch, caplog: 
         begun.set()
         end.wait(20)
 
-    monkeypatch.setattr(app, "read_body", read)
+    monkeypatch.setattr(app, "read_ask", read)
     with gateway() as running, caplog.at_level(logging.ERROR):
         clients = [client(running.port, b" " * 100_000) for _ in range(2)]
         assert begun.wait(10)
