@@ -21,6 +21,7 @@ from ..toys import PROMPT_IDS, law
 from .conftest import SEEDS
 
 gates = st.just("always") | some_gates
+RACE = make_plan("lossless")  # made here, where no `fixed_k` changes it
 
 
 def assert_same(remote: Generation, local: Generation) -> None:
@@ -72,7 +73,7 @@ def test_the_draft_model_drafts_ahead_while_the_target_writes() -> None:
     """With a step that takes half as long as the target's, about every other token comes as an accepted draft."""
     params, slow = DecodingParams(max_new_tokens=40, min_new_tokens=40), waiting(toys.toy(4), lambda: time.sleep(0.02))
     with serving(slow) as server, closing(skydraft.connect(server.address)) as cloud:
-        generation = decode(make_plan(), params, waiting(toys.toy(4), lambda: time.sleep(0.01)), cloud)
+        generation = decode(RACE, params, waiting(toys.toy(4), lambda: time.sleep(0.01)), cloud)
         assert (generation.token_ids, generation.finish_reason) == reference.plain(toys.toy(4), PROMPT_IDS, params)
     assert generation.origins.count("accepted") > 8 and len(generation.records) < 32
     assert_consistent(generation, params)
