@@ -37,11 +37,13 @@ class Job:
     `deliver` gets each answer. The job is `due` from that second on; one that writes queues again for each token.
     `charge` takes the rows of a token and returns the seconds until the next token: a text beyond its owner's rate is
     slowed, not ended, since opening it again would cost more. `drafts` come while it writes; any thread may add some.
+    Their rows are used while the owner `has_spare` ones, so that no text gets slower by its drafts.
     """
 
     def __init__(
         self, call: OpenCall | VerifyCall, owner: str, deliver: Deliver, arrived: float,
         charge: Callable[[int], float] = lambda num_rows: 0.0, drafts: deque[Draft] | None = None,
+        has_spare: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
         self.call, self.owner = call, owner
         self.key = call.session, owner
@@ -55,7 +57,7 @@ class Job:
         self.work: Verification | None = None  # the block under judgement, once the prompt is in the cache
         self.cost = Cost()  # so far, of the answer under way
         self._charge, self.delivers, self._drafts = charge, [deliver], deque[Draft]() if drafts is None else drafts
-        self._is_slowed = False  # its owner has no rows to spare
+        self._has_spare = has_spare
 
     @property
     def target(self) -> TargetSession:
@@ -115,7 +117,7 @@ class Job:
         while self._drafts:
             branch.take(self._drafts.popleft(), text)
         waiting = branch.after(text)
-        return waiting[: self.num_to_write - 1] if self.has_verdict and not self._is_slowed else ()
+        return waiting[: self.num_to_write - 1] if self.has_verdict and waiting and self._has_spare() else ()
 
     def with_drafts(self, token_ids: tuple[int, ...]) -> tuple["Job", Verification, TokenIds]:
         """The feed of the next token that the target writes, with drafts after it."""
@@ -143,7 +145,6 @@ class Job:
             self.num_fed += len(drafts)
             self.num_right += verdict.num_accepted
             pause_s = self._charge(len(drafts) + 1)
-            self._is_slowed = pause_s > 0
             verdict = replace(verdict, draft_ids=drafts, branch=self.session.branch.number if drafts else 0)
             return self._say([verdict]) or self._go_on(now + pause_s)
         self.verdict = verdict

@@ -173,7 +173,8 @@ class VerifierService:
             loop.call_soon_threadsafe(take, answer, is_last)
 
         self._take_place(owner)
-        job = Job(call, owner, deliver, self._worker.clock(), partial(self._budget.charge, owner), stream.drafts)
+        charge, has_spare = partial(self._budget.charge, owner), partial(self._budget.has_spare, owner)
+        job = Job(call, owner, deliver, self._worker.clock(), charge, stream.drafts, has_spare)
         self._worker.post(partial(self._docket.take, job))
         stream.requests.task_done()  # the next one may be read
         return job, answers

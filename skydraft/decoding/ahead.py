@@ -165,6 +165,8 @@ class Ahead:
 
     def _run(self) -> None:
         try:
+            if self._copies is not None:
+                self._copies.draft(self._text.view)  # reads the prompt, while `came` need not wait
             while self._work():
                 pass
         except BaseException as error:

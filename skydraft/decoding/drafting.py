@@ -59,7 +59,7 @@ class Drafter:
         self._ends_blocks = ends_blocks
         self._with_signals = with_signals or ends_blocks is not None
         self._sequence: Sequence | None = None
-        self._is_cancelled = False
+        self._is_closed = False
         self.compares: Callable[[int, bool | None], None] | None = None  # called with each place that is read
         self._agrees: list[bool | None] = []  # of the tokens read so far, where others are still to be read
 
@@ -168,7 +168,7 @@ class Drafter:
     def _open(self) -> Sequence:
         if self._sequence is None:
             self._sequence = self._engine.begin(self._prompt.token_ids, self._prompt.media, self._reuse)
-            if self._is_cancelled:
+            if self._is_closed:  # meanwhile
                 self.close()
             self._engine.fill(self._sequence, self._prompt.token_ids)
         return self._sequence
@@ -203,11 +203,10 @@ class Drafter:
                 self.compares(place, self._agrees_with(prefix[: after + 1], row))
         return rows, Cost(1, len(pending), forward_ms=(time.perf_counter() - began) * 1e3)
 
-    def cancel(self) -> None:
-        """End a running prefill or draft with an error. Any thread may call this."""
-        self._is_cancelled = True
-        self.close()
-
     def close(self) -> None:
+        """End a running prefill or draft with an error. Any thread may call this."""
+        self._is_closed = True
         if self._sequence is not None:
             self._sequence.close()
+
+    cancel = close

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -86,18 +87,19 @@ def test_right_drafts_save_forwards_and_none_is_fed_twice() -> None:
     assert (asked.job.num_fed, asked.job.num_right) == (21, 21)
 
 
-def test_a_text_beyond_its_owner_s_rate_takes_no_drafts() -> None:
-    """It would be slower than its stream: rows of drafts that are wrong count, too."""
+@pytest.mark.parametrize(("num_spent", "takes"), [(0, True), (40, False), (80, False)])
+def test_a_text_takes_drafts_while_more_than_half_of_its_owner_s_rows_are_left(num_spent: int, takes: bool) -> None:
+    """Else it would be slower than its stream: rows of drafts that are wrong count, too."""
     desk, edge = desk_of(4, max_rows=4), Edge(0, 4, replace(ENDLESS, max_new_tokens=300))
-    budget = RowBudget(1.0, desk.clock)
-    budget.charge("ann", 80)
-    asked = desk.ask(edge.stream(), charge=lambda num_rows: budget.charge("ann", num_rows))
+    budget = RowBudget(1.0, desk.clock)  # 64 at most
+    budget.charge("ann", num_spent)
+    asked = desk.ask(edge.stream(), charge=partial(budget.charge, "ann"), has_spare=partial(budget.has_spare, "ann"))
     for _ in range(20):
         if asked.answers:
             asked.drafts.append(Draft(len(asked.answers), len(written_after(asked)), edge.likely(9)))
         desk.clock.now += 1
         desk.step()
-    assert all(not part.draft_ids for part in asked.answers[2:])
+    assert any(part.draft_ids for part in asked.answers[2:]) == takes
 
 
 @pytest.mark.parametrize("is_replayed", [False, True])

@@ -1,5 +1,6 @@
 """Remote equals local: whatever a generation does over a link, it does in one process, and the other way round."""
 
+import threading
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -14,13 +15,15 @@ from skydraft.engines.toy import open_toy
 from skydraft.types import LinkCost
 
 from .. import reference, toys
+from ..cloud.driver import Watched
 from ..decoding.test_laws import assert_consistent, decode
 from ..decoding.test_laws import gates as some_gates
-from ..serving import serving, waiting
-from ..toys import PROMPT_IDS, law
+from ..serving import Serving, serving, waiting
+from ..toys import PROMPT, PROMPT_IDS, law
 from .conftest import SEEDS
 
 gates = st.just("always") | some_gates
+RACE = make_plan("lossless")  # made here, where no `fixed_k` changes it
 
 
 def assert_same(remote: Generation, local: Generation) -> None:
@@ -72,10 +75,21 @@ def test_the_draft_model_drafts_ahead_while_the_target_writes() -> None:
     """With a step that takes half as long as the target's, about every other token comes as an accepted draft."""
     params, slow = DecodingParams(max_new_tokens=40, min_new_tokens=40), waiting(toys.toy(4), lambda: time.sleep(0.02))
     with serving(slow) as server, closing(skydraft.connect(server.address)) as cloud:
-        generation = decode(make_plan(), params, waiting(toys.toy(4), lambda: time.sleep(0.01)), cloud)
+        generation = decode(RACE, params, waiting(toys.toy(4), lambda: time.sleep(0.01)), cloud)
         assert (generation.token_ids, generation.finish_reason) == reference.plain(toys.toy(4), PROMPT_IDS, params)
     assert generation.origins.count("accepted") > 8 and len(generation.records) < 32
     assert_consistent(generation, params)
+
+
+def test_a_text_that_is_closed_before_its_first_draft_leaves_no_sequence(clouds: dict[int, Any]) -> None:
+    edge = toys.toy(4, kind=Watched)
+    with edge.floor:  # which its thread waits for
+        generation = skydraft.generate(PROMPT, edge=edge, cloud=clouds[4], plan=RACE, raw=True)
+        next(iter(generation))
+        time.sleep(0.05)
+        generation.close()
+    Serving.wait_until(lambda: not any(each.name == "skydraft drafts" for each in threading.enumerate()))
+    assert not edge.num_open
 
 
 def test_the_servers_context_ends_the_text_where_it_would_in_one_process() -> None:

@@ -26,6 +26,7 @@ from skydraft.types import Prompt, Round
 from .. import reference, toys
 from ..serving import RawSession, Serving, serving
 from ..toys import PROMPT, PROMPT_IDS, VOCAB, law
+from .test_remote import RACE
 
 SEED, FINGERPRINT = 4, codec.short_fingerprint(VOCAB.fingerprint)
 FATES = ["pass", "pass", "pass", "lose request", "lose reply", "late reply", "twice", "old again", "forget", "restart"]
@@ -143,13 +144,13 @@ def test_lossless_over_an_unreliable_link_is_the_target(
 
 
 @law(40)
-@given(toys.params(), fates, st.sampled_from(toys.DRAFTERS), st.sampled_from(["cloud", "lossless"]))
+@given(toys.params(), fates, st.sampled_from(toys.DRAFTERS), st.sampled_from([make_plan("cloud"), RACE]))
 def test_so_is_what_the_target_writes_alone_or_while_drafts_come(
-    server: Serving, params: DecodingParams, fates: list[str], drafter: tuple[float, int], mode: str
+    server: Serving, params: DecodingParams, fates: list[str], drafter: tuple[float, int], plan: Plan
 ) -> None:
     """The stream breaks while the target writes on."""
     edge = toys.toy(SEED, drafter[0], sign=drafter[1])
-    generation, _ = decode(server, make_plan(mode), params, edge, fates)
+    generation, _ = decode(server, plan, params, edge, fates)
     assert (generation.token_ids, generation.finish_reason) == reference.plain(toys.toy(SEED), PROMPT_IDS, params)
 
 
