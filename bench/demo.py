@@ -26,6 +26,7 @@ MODES = {
     "quality": "checked where the small one is unsure",
     "auto": "checked where a calibration says so",
     "lossless": "the default: the large one's text, drafted where that is faster",
+    "cloud": "the large one alone",
 }
 PROMPTS = {"zh": "什么是哈希表？它为什么快？", "en": "What is the difference between TCP and UDP?"}
 _LANGUAGE = next(filter(None, map(os.environ.get, ("LC_ALL", "LC_MESSAGES", "LANG"))), "")

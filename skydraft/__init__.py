@@ -1,6 +1,6 @@
 """skydraft: edge-cloud speculative decoding. A small model drafts, a gate decides, a large model checks."""
 
-from skydraft.api import connect, generate, load, start
+from skydraft.api import connect, generate, load, start, without_model
 from skydraft.config import DecodingParams, decoding_params
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.plan import Plan, make_plan
@@ -19,5 +19,5 @@ __version__ = "0.2.0"
 __all__ = [
     "DecodingParams", "Engine", "EngineOptions", "GenerateRequest", "Generation", "Plan", "SkydraftError", "Stats",
     "StepRecord", "Token", "connect", "decoding_params", "generate", "json_schema", "lark", "load", "load_audio",
-    "make_plan", "regex", "register_gate", "start",
+    "make_plan", "regex", "register_gate", "start", "without_model",
 ]  # fmt: skip

@@ -245,7 +245,7 @@ class Verdict:
     That is the recovered token, or the bonus token of a fully accepted block; None only if the text ended inside the
     accepted tokens (`finish`). `audit` has one entry per catch-up token: whether the target would have emitted it.
     `scores`, if they were asked for, are those of the catch-up tokens and then of the tokens that stand. With
-    `draft_ids` it is about these, which were sent ahead.
+    `draft_ids` it is about these, which were sent ahead, in a branch.
     """
 
     base: int
@@ -256,6 +256,7 @@ class Verdict:
     cost: Cost = field(default=Cost(), compare=False)
     scores: tuple[Score, ...] = ()
     draft_ids: tuple[int, ...] = ()
+    branch: int = 0
 
     def __post_init__(self) -> None:
         if self.num_accepted < 0 or self.base < 0:
@@ -271,8 +272,10 @@ class Verdict:
     def num_tokens(self) -> int:
         return self.num_accepted + (self.token_id is not None)
 
-    def commits(self, block: DraftBlock) -> tuple[int, ...]:
-        return block.token_ids[: self.num_accepted] + (() if self.token_id is None else (self.token_id,))
+    def commits(self, block: DraftBlock | None = None) -> tuple[int, ...]:
+        """The tokens that stand; `block` is needed where the verdict does not name its drafts."""
+        drafts = block.token_ids if block and not self.draft_ids else self.draft_ids
+        return drafts[: self.num_accepted] + (() if self.token_id is None else (self.token_id,))
 
 
 @dataclass(frozen=True, slots=True)

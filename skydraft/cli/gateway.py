@@ -104,7 +104,10 @@ def _open(
 ) -> Pair:
     from skydraft.gateway.pair import Pair
 
-    here = [models.edge_model, *([] if cloud.address or edge_only else [models.target_name])]
+    here = [
+        *([] if models.edge_model == "none" else [models.edge_model]),
+        *([] if cloud.address or edge_only else [models.target_name]),
+    ]
     options = models.fitted(here, num_sequences).options
     if not options.gpu_layers:  # there each context has its buffers in the memory of the GPU
         options = replace(options, total_len=options.total_len or num_sequences * options.context_len)

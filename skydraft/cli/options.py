@@ -130,9 +130,9 @@ def _gate(
 
 gate_section = Section("gate", "Gate", _gate, [
     option("-m --mode", "M",
-           "edge: the small model alone. cloud: the large one alone. lossless: the text of cloud, drafted where that "
-           "is faster; the small one goes on where the cloud is lost. fluency, quality, auto: the large one checks "
-           "where the small one is unsure. answers: also how a text begins, numbers and JSON "
+           "lossless: the large model's text, as fast as the two can together; the small one goes on where the cloud "
+           "is lost. auto: the large one checks where the small one is unsure. edge: the small model alone. cloud: the "
+           "large one alone. fluency, quality: as auto, with fixed limits. answers: also numbers and JSON "
            f"(default: {DEFAULT_MODE}, or just the gate if one is given).",
            shell_complete=lambda context, param, begun: [mode for mode in MODES if mode.startswith(begun)]),
     option("--gate", "G", "Which blocks the target checks: always, never, or by a threshold, for example "

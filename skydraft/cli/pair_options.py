@@ -63,12 +63,19 @@ class ModelChoice:
         TERMINAL.say(line)
         return replace(self, options=replace(self.options, context_len=context_len, total_len=total_len))
 
-    def load_edge(self) -> Engine:
-        return self.load(self.edge_model, self.adapter, "edge")
+    def load_edge(self, cloud: Engine | Cloud | None = None) -> Engine:
+        """Open the draft model; without one the vocabulary is that of `cloud`. Raises OptionError."""
+        if self.edge_model != "none":
+            return self.load(self.edge_model, self.adapter, "edge")
+        if cloud is None:
+            raise OptionError("Without a draft model nothing is drafted, calibrated or learned.", hint="Name one.")
+        return api.without_model(cloud)
 
     def load_pair(self) -> tuple[Engine, Engine]:
         """Open both models. Raises VocabularyMismatch."""
-        edge, target = self.load_edge(), self.load(self.target_name)
+        target = None if self.edge_model != "none" else self.load(self.target_name)
+        edge = self.load_edge(target)
+        target = target or self.load(self.target_name)
         check_same(edge.vocab, target.vocab)
         return edge, target
 
@@ -111,7 +118,8 @@ _FITTING = option("--context context_len", "N", "Most tokens of prompt and answe
                   "trained, where the free memory holds that).", type=int)  # fmt: skip
 _RUN_NAMES = [each.name or "" for each in _RUN[:-2]]  # what an engine is told
 _PAIR_OPTIONS = [
-    option("--edge-model", "MODEL", "Draft model: a known name, ollama:NAME, a .gguf file, a folder or hub id.",
+    option("--edge-model", "MODEL", "Draft model: a known name, ollama:NAME, a .gguf file, a folder, a hub id, or "
+           "none: lossless then drafts what stood in the text before.",
            default=_PAIR.draft),
     option("--adapter", "NAME", "What the draft model has learned: a name (see: skydraft learn), a .gguf file, none, "
            "or auto, the one for conversations that begin as this one does.", default="auto"),
@@ -159,12 +167,13 @@ class CloudChoice:
             plan, models = None, replace(models, options=room)
         if self.address is not None:
             with closing(self.connect(models.cloud_model)) as remote:
-                yield models.load_edge(), remote  # for its tokenizer, if it does not draft
+                yield models.load_edge(remote), remote  # for its tokenizer, if it does not draft
         elif plan is None:
             yield models.load_pair()
         else:
-            edge = models.load_edge() if plan.drafts else None
-            yield edge, models.load(models.target_name) if plan.verifies else None
+            edge = models.load_edge() if plan.drafts and (not plan.verifies or models.edge_model != "none") else None
+            target = models.load(models.target_name) if plan.verifies else None
+            yield edge or (api.without_model(target) if target and plan.drafts else None), target
 
 
 def _cloud(address: str | None, **values: Any) -> CloudChoice:

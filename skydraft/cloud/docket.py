@@ -17,7 +17,7 @@ from skydraft.decoding.branch import num_fed
 from skydraft.decoding.verification import TargetSession, Verification
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import CloudDraining, CloudFailure, EngineError, GrammarRefused, SessionNotFound, SkydraftError
-from skydraft.protocol.values import OpenCall, Opened, VerifyCall, Written
+from skydraft.protocol.values import OpenCall, Opened, Stopped, VerifyCall
 from skydraft.types import Cost, Draft, DraftBlock, Verdict
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ log = logging.getLogger("skydraft.cloud")
 TICK_S = 0.5  # how often idle sessions are checked
 _LOOK_AGAIN_S = 0.01  # how often jobs without a seat try again while no other job needs work
 _TURN_ROWS = 16  # a job queues again after this many rows, so a long catch-up does not delay other jobs
-Answer: TypeAlias = Opened | Verdict | Written | SkydraftError
+Answer: TypeAlias = Opened | Verdict | Stopped | SkydraftError
 Deliver: TypeAlias = Callable[[Answer, bool], None]  # an answer, and whether it is the last one
 
 
@@ -50,7 +50,7 @@ class Job:
         self.is_answered = False
         self.has_verdict = False  # the verdict was sent; the target writes now
         self.verdict: Verdict | None = None  # computed for this job, not remembered from an earlier one
-        self.num_written = 0  # tokens after the verdict
+        self.num_written = self.num_fed = self.num_right = 0  # tokens after the verdict; drafts judged with these
         self.session: CloudSession | None = None
         self.work: Verification | None = None  # the block under judgement, once the prompt is in the cache
         self.cost = Cost()  # so far, of the answer under way
@@ -75,7 +75,7 @@ class Job:
             if (known := session.recall(self.call)) is not None:
                 if not self._writes_after(known, self.call.block):
                     return known
-                return self._say_written(session.written_after(self.call.base + known.num_tokens))
+                return self._say(session.written_after(self.call.base + known.num_tokens))
             session.check(self.call)
         self.cost += session.target.take_prefill_cost()  # mostly of tokens that were in the cache
         return None
@@ -88,13 +88,13 @@ class Job:
             self.answer(verdict, is_last=False)
         return self.has_verdict
 
-    def _say_written(self, written: Written) -> Written | None:
-        """Deliver tokens that the target wrote; the final tokens are returned, as the last answer."""
-        self.num_to_write = max(self.num_to_write - len(written.token_ids), 0)
-        if written.finish is not None or not self.num_to_write:
-            return replace(written, is_last=True)
-        if written.token_ids:
-            self.answer(written, is_last=False)
+    def _say(self, verdicts: Iterable[Verdict]) -> Verdict | None:
+        """Deliver what the target wrote after the verdict; the last answer is returned."""
+        for verdict in verdicts:
+            self.num_to_write = max(self.num_to_write - verdict.num_tokens, 0)
+            if verdict.finish is not None or not self.num_to_write:
+                return verdict
+            self.answer(verdict, is_last=False)
         return None
 
     def ready(self) -> Answer | None:
@@ -138,15 +138,14 @@ class Job:
         if verdict.finish:
             self.target.close()  # a finished text gives its seat back
         if self.has_verdict:
-            token_ids, drafts = verdict.commits(done.block), done.block.token_ids
-            self.num_written += len(token_ids)
+            drafts = done.block.token_ids
+            self.num_written += verdict.num_tokens
+            self.num_fed += len(drafts)
+            self.num_right += verdict.num_accepted
             pause_s = self._charge(len(drafts) + 1)
             self._is_slowed = pause_s > 0
-            written = Written(
-                verdict.base, token_ids, verdict.finish, cost=verdict.cost, scores=verdict.scores,
-                branch=self.session.branch.number if drafts else 0, draft_ids=drafts, num_accepted=verdict.num_accepted,
-            )  # fmt: skip
-            return self._say_written(written) or self._go_on(now + pause_s)
+            verdict = replace(verdict, draft_ids=drafts, branch=self.session.branch.number if drafts else 0)
+            return self._say([verdict]) or self._go_on(now + pause_s)
         self.verdict = verdict
         self.session.last = (self.call, verdict)
         # The rows of the verdict were charged with the request.
@@ -208,7 +207,7 @@ class Docket:
         """The client wants no more, or is gone. The session stays; a verdict is computed: it may be asked for again."""
         job.num_to_write = 0
         if job.has_verdict and not job.is_answered:
-            self.end(job, Written(job.target.base, (), is_last=True))
+            self.end(job, Stopped(job.target.base))
 
     def close(self, number: int, owner: str) -> None:
         """End a session and its open jobs."""
@@ -315,7 +314,7 @@ class Docket:
             job.session.used_at = self._clock()
         job.answer(answer)
         if self.metrics and isinstance(job.call, VerifyCall):
-            self.metrics.judged(job.verdict, len(job.call.draft_ids), job.num_written)
+            self.metrics.judged(job.verdict, len(job.call.draft_ids), job.num_written, job.num_fed, job.num_right)
 
     @contextmanager
     def failing(self, job: Job) -> Iterator[None]:

@@ -51,8 +51,13 @@ class Metrics:
     def asked(self, kind: str, error: Exception | None) -> None:
         self._requests.labels(kind, type(error).__name__ if error else "ok").inc()
 
-    def judged(self, verdict: Verdict | None, num_draft: int, num_written: int) -> None:
-        """Count a job that got its last answer. `verdict` is None if none was computed for it."""
+    def judged(
+        self, verdict: Verdict | None, num_draft: int, num_written: int, num_fed: int = 0, num_right: int = 0
+    ) -> None:
+        """Count a job that got its last answer. `verdict` is None if none was computed for it. While the target wrote
+        on, it judged `num_fed` drafts, of which `num_right` stand."""
+        self._draft_tokens.inc(num_fed)
+        self._accepted.inc(num_right)
         if verdict is not None:
             self._drafts.inc()
             self._draft_tokens.inc(num_draft)

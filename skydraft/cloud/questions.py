@@ -12,7 +12,7 @@ import grpc
 from skydraft.access.keys import Keyring
 from skydraft.cloud.calls import Count, Method, RpcContext, abort, authorization
 from skydraft.errors import CloudTimeout, NotAuthorized
-from skydraft.protocol.codec import encode_info
+from skydraft.protocol.codec import VOCABULARY_WANTED, encode_info
 from skydraft.protocol.values import GET_INFO, HEALTH, SERVICE, SERVING, ServerInfo
 
 QUESTION_S = 3.0  # for a question and its answer; a server that stops waits for them
@@ -20,7 +20,9 @@ QUESTION_S = 3.0  # for a question and its answer; a server that stops waits for
 _NAMES = (b"", b"\n\0", b"\n" + bytes((len(SERVICE),)) + SERVICE.encode())
 
 
-def questions(info: Callable[[], ServerInfo], keyring: Keyring, count: Count) -> dict[str, Method]:
+def questions(
+    info: Callable[[], ServerInfo], vocabulary: Callable[[], bytes], keyring: Keyring, count: Count
+) -> dict[str, Method]:
     """The methods that answer questions about a server, by their paths."""
 
     async def get_info(asked: bytes, context: RpcContext) -> bytes:
@@ -30,7 +32,8 @@ def questions(info: Callable[[], ServerInfo], keyring: Keyring, count: Count) ->
             count("info", error)
             raise
         count("info", None)
-        return encode_info(info())
+        told = await asyncio.to_thread(vocabulary) if asked == VOCABULARY_WANTED else b""
+        return await asyncio.to_thread(encode_info, info(), told) if told else encode_info(info())
 
     return {GET_INFO: _answering(get_info), HEALTH: _answering(_check)}
 

@@ -35,7 +35,9 @@ class CloudServer:
         keyring = self._listener.keyring
         count = self._metrics.asked if self._metrics else uncounted
         self._service = VerifierService(worker, keyring, options, count)
-        self._listener.calls.add(questions(self.info, keyring, count) | self._service.methods)
+        self._listener.calls.add(
+            questions(self.info, worker.served.engine.vocabulary_file, keyring, count) | self._service.methods
+        )
 
     def info(self) -> ServerInfo:
         engine, limits = self._worker.served.engine, self._options.limits

@@ -18,7 +18,7 @@ from skydraft.cloud.streams import Stream, Streams
 from skydraft.cloud.worker import Worker
 from skydraft.decoding.branch import MAX_AHEAD, MAX_KEPT
 from skydraft.protocol import codec
-from skydraft.protocol.values import SESSION, CloseCall, OpenCall, Opened, Opening, VerifyCall, Written
+from skydraft.protocol.values import SESSION, CloseCall, OpenCall, Opened, Opening, Stopped, VerifyCall
 from skydraft.types import Draft, Verdict
 
 log = logging.getLogger("skydraft.cloud")
@@ -98,7 +98,7 @@ class VerifierService:
 
     def _take_draft(self, draft: Draft, stream: Stream) -> None:
         """Keep drafts for the worker. A device that sends many more than a text can use is a flood."""
-        stream.num_drafts += 1
+        stream.num_drafts += 1 + len(draft.token_ids) // MAX_KEPT
         if stream.num_drafts > _MAX_DRAFTS:
             error = errors.RateLimited("There are more drafts than the text can use.", retry_after_s=1.0)
             self._streams.end(stream, error)
@@ -137,19 +137,22 @@ class VerifierService:
             # The target is named to who does not name it.
             target = self._worker.served.target_id if call.opening and call.opening.target is None else None
             if isinstance(answer, Opened):
-                message = codec.encode_opened(answer, target)
-            else:
-                assert isinstance(answer, Verdict) and isinstance(call, VerifyCall)  # writing begins with a verdict
-                message = codec.encode_verdict(answer, target, is_last=is_last and call.write > 0)
-            await context.write(message)
-            while not is_last:
-                written, is_last = await answers.get()
-                if isinstance(written, errors.SkydraftError):
-                    raise written
-                assert isinstance(written, Written)
+                await context.write(codec.encode_opened(answer, target))
+                return
+            while True:
+                if isinstance(answer, errors.SkydraftError):
+                    raise answer
                 self._keyring.label(stream.authorization)  # the token may have been revoked meanwhile
-                stream.num_drafts = max(stream.num_drafts - MAX_AHEAD * len(written.token_ids), 0)
-                await context.write(codec.encode_written(written))
+                if isinstance(answer, Verdict):
+                    stream.num_drafts = max(stream.num_drafts - MAX_AHEAD * answer.num_tokens, 0)
+                    marked = is_last and isinstance(call, VerifyCall) and call.write > 0
+                    await context.write(codec.encode_verdict(answer, target, is_last=marked))
+                elif isinstance(answer, Stopped):
+                    await context.write(codec.encode_stopped(answer))
+                if is_last:
+                    return
+                target = None
+                answer, is_last = await answers.get()
         finally:
             if not stream.job.is_answered:
                 self._worker.post(partial(self._docket.stop_writing, stream.job))

@@ -17,7 +17,7 @@ from skydraft.decoding.verification import TargetSession
 from skydraft.engines.base import Engine
 from skydraft.errors import Diverged, ProtocolError, SessionNotFound, SessionTaken, TargetChanged, VocabularyMismatch
 from skydraft.protocol.codec import digest, short_fingerprint, target_id
-from skydraft.protocol.values import OpenCall, Opening, TargetId, VerifyCall, Written
+from skydraft.protocol.values import OpenCall, Opening, TargetId, VerifyCall
 from skydraft.types import Reuse, Verdict
 
 _LEFT_S = 10.0  # seconds after which an idle session counts as abandoned
@@ -54,11 +54,15 @@ class CloudSession:
         same = (last.base, last.catch_up_ids, last.draft_ids, last.digest)
         return verdict if same == (call.base, call.catch_up_ids, call.draft_ids, call.digest) else None
 
-    def written_after(self, base: int) -> Written:
+    def written_after(self, base: int) -> list[Verdict]:
+        """The tokens after so many, one by one, as the target wrote them."""
         target = self.target
-        token_ids = target.token_ids[len(target.token_ids) - target.base + base :].tolist()
-        scores = target.scores[len(target.scores) - len(token_ids) :] if target.scores else ()
-        return Written(base, tuple(token_ids), target.finish, scores=tuple(scores))
+        token_ids, finishes = target.generated[base:].tolist(), {target.base: target.finish}
+        scores = target.scores[len(target.scores) - len(token_ids) :]
+        return [
+            Verdict(at, 0, token_id, finishes.get(at + 1), scores=tuple(scores[at - base : at - base + 1]))
+            for at, token_id in enumerate(token_ids, base)
+        ]
 
     def check(self, call: VerifyCall) -> None:
         """Raise BaseMismatch, Diverged or LimitExceeded unless the block extends exactly the committed tokens."""

@@ -5,30 +5,21 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import NamedTuple
 
 import numpy as np
 
 from skydraft.decoding.branch import MAX_AHEAD, MAX_KEPT
 from skydraft.decoding.context import Context
 from skydraft.decoding.copying import Copies
-from skydraft.decoding.drafting import Drafter, Text
+from skydraft.decoding.drafting import Drafter, Step, Text
 from skydraft.decoding.turns import run_of
 from skydraft.engines.base import TokenBuffer
-from skydraft.gating.gates import CERTAIN
-from skydraft.types import Cost, Draft, DraftBlock, FinishReason, Prompt, Signals
+from skydraft.types import Cost, Draft, DraftBlock, Prompt
 
 _WINDOW, _LEAST = 32, 3  # of so many tokens that came, so many have to be accepted drafts
 _FIRST_RUN, _LONGEST_RUN, _LONGER = 3, 64, 1.5  # agreements after which an idle device drafts again
 _NUM_READ, _LOOK_S = 16, 0.1  # tokens that an idle device reads at once; of whether it is closed
 _Send = Callable[[Draft], None]
-
-
-class _Drafted(NamedTuple):
-    token_id: int
-    signals: Signals = CERTAIN
-    is_forced: bool = False
-    is_copied: bool = False  # no model made it
 
 
 class Pace:
@@ -85,14 +76,11 @@ class Ahead:
         self._drafter, self._send, self._copies = drafter, send, copies
         self._changed = threading.Condition()  # guards all that follows
         self._text, self._prompt_len = TokenBuffer(prompt.token_ids), len(prompt.token_ids)
-        self._branch, self._begin, self._drafts = 1, 0, list[_Drafted]()  # which follow so many tokens
-        self._past = deque[tuple[int, list[_Drafted]]](maxlen=MAX_KEPT)  # older branches
-        self._agrees: dict[
-            int, bool | None
-        ] = {}  # by place: whether the draft model would have written it; None: forced
+        self._branch, self._begin, self._drafts = 1, 0, list[Step]()  # which follow so many tokens
+        self._past = deque[tuple[int, list[Step]]](maxlen=MAX_KEPT)  # older branches
+        self._agrees: dict[int, bool | None] = {}  # by place: would the draft model have written it? None: it had to
         self._num_told = 0  # tokens of which that is known to the caller, or that the target did not write
         self._is_ended = False  # the drafts end the text, or fill the draft model's context
-        self._finish: FinishReason | None = None  # with the last draft
         self._num_read = self._num_searched = -1  # tokens that the draft model has seen; and the copies
         self._pace, self._cost = Pace(), Cost()
         self._may_draft = self._is_busy = self._is_closed = False
@@ -150,32 +138,26 @@ class Ahead:
         if self._drafts:
             self._branch += 1
             self._past.append((self._begin, self._drafts))
-        self._begin, self._drafts, self._is_ended, self._finish = self.base, [], False, None
+        self._begin, self._drafts, self._is_ended = self.base, [], False
 
-    def judged(self, base: int, token_ids: tuple[int, ...]) -> tuple[DraftBlock, int]:
-        """The block of drafts that the target has judged, and how many of them were copied."""
+    def judged(self, base: int, token_ids: tuple[int, ...]) -> DraftBlock:
+        """The block of drafts that the target has judged."""
         with self._changed:
             branches = [*self._past, (self._begin, self._drafts)]
-        for begin, drafts in reversed(branches):
-            part = drafts[base - begin :][: len(token_ids)] if base >= begin else []
-            if tuple(each.token_id for each in part) == token_ids:
-                num_copied = sum(each.is_copied for each in part)
-                forced = tuple(each.is_forced for each in part)
-                forced = forced if any(forced) else ()
-                return DraftBlock(base, token_ids, forced=forced, is_copied=num_copied > 0), num_copied
-        return DraftBlock(base, token_ids, is_copied=True), 0
+        parts = (drafts[base - begin :][: len(token_ids)] for begin, drafts in reversed(branches) if begin <= base)
+        steps = next((part for part in parts if tuple(each.token_id for each in part) == token_ids), ())
+        forced = tuple(each.is_forced for each in steps)
+        is_copied = any(each.is_copied for each in steps)
+        return DraftBlock(base, token_ids, forced=forced if any(forced) else (), is_copied=is_copied)
 
-    def pause(self) -> DraftBlock:
+    def pause(self) -> list[Step]:
         """Draft no more until `go`; returns the draft model's own drafts after what has come."""
         with self._changed:
             self._may_draft = False
             self._changed.wait_for(lambda: not self._is_busy)
             ahead = self._drafts[self.base - self._begin :]
-            drafts = [*itertools.takewhile(lambda each: not each.is_copied, ahead)]
-            finish = self._finish if drafts == ahead else None
             self._begin_branch()
-            token_ids, signals, forced, _ = zip(*drafts, strict=True) if drafts else ((), (), (), ())
-            return DraftBlock(self.base, token_ids, signals, finish=finish, forced=forced)
+            return [*itertools.takewhile(lambda each: not each.is_copied, ahead)]
 
     def close(self) -> None:
         """Draft no more. Never waits."""
@@ -204,49 +186,45 @@ class Ahead:
             token_ids = np.concatenate((self._text.view, np.array(ahead, np.int32)))
         text = Text(token_ids, len(token_ids) - self._prompt_len)
         assert self._drafter is not None  # there was work for it
-        block = self._drafter.read(text) if reads else self._drafter.draft(text, 1)
+        read: tuple[bool | None, ...] = ()
+        steps = list[Step]()
+        if reads:
+            read, cost = (block := self._drafter.read(text)).read, block.cost
+        else:
+            steps, _, cost = self._drafter.steps(text, 1)
         with self._changed:
-            self._is_busy, self._cost, self._num_read = False, self._cost + block.cost, text.base
+            self._is_busy, self._cost, self._num_read = False, self._cost + cost, text.base
             if reads:
-                self._pace.read(block.read)
+                self._pace.read(read)
             elif branch == (self._branch, self._begin, len(self._drafts)):
-                self._add(drafted(block))
-                self._finish, self._is_ended = block.finish, block.finish is not None or not block.token_ids
+                self._add(steps)
+                self._is_ended = not steps or steps[-1].finish is not None
                 self._pace.drafted()
-            elif block.token_ids and np.array_equal(self._text.view[: len(token_ids)], token_ids):
-                self._agrees.setdefault(text.base, self._would_write(block, text.base))
+            elif steps and np.array_equal(self._text.view[: len(token_ids)], token_ids):  # it came too late
+                written = int(self._text.view[len(token_ids)])
+                self._agrees.setdefault(text.base, None if steps[0].is_forced else steps[0].token_id == written)
             self._changed.notify_all()
         return True
-
-    def _would_write(self, block: DraftBlock, place: int) -> bool | None:
-        """Whether a draft that came too late is what was written there."""
-        return None if block.is_forced(0) else block.token_ids[0] == int(self._text.view[self._prompt_len + place])
 
     def _has_work(self) -> bool:
         if self._copies is not None and self._num_searched < self.base:
             self._copy(self._copies)
-        if self._drafter is None or self._is_ended:
+        end = self._begin + len(self._drafts)
+        if self._drafter is None or self._is_ended or not self._drafter.room(Text(self._text.view, end)):
             return False
         if self._pace.is_idle:
             return self._pace.may_begin and self.base - self._num_read >= _NUM_READ
-        return self._begin + len(self._drafts) - self.base < MAX_AHEAD
+        return end - self.base < MAX_AHEAD
 
     def _copy(self, copies: Copies) -> None:
         self._num_searched = self.base
         ahead = tuple(each.token_id for each in self._drafts[self.base - self._begin :])
         found = copies.draft(self._text.view)
         if len(found) > len(ahead) and found[: len(ahead)] == ahead:
-            self._add([_Drafted(token_id, is_copied=True) for token_id in found[len(ahead) :]])
+            self._add([Step(token_id, is_copied=True) for token_id in found[len(ahead) :]])
 
-    def _add(self, drafts: list[_Drafted]) -> None:
+    def _add(self, drafts: list[Step]) -> None:
         if drafts:
             place = self._begin + len(self._drafts)
             self._drafts += drafts
             self._send(Draft(self._branch, place, tuple(each.token_id for each in drafts)))
-
-
-def drafted(block: DraftBlock) -> list[_Drafted]:
-    return [
-        _Drafted(token_id, block.signals[index] if block.signals else CERTAIN, block.is_forced(index))
-        for index, token_id in enumerate(block.token_ids)
-    ]

@@ -1,54 +1,74 @@
 """Rounds of two models that compute in turn, on the same processor: blocks only while they beat the target alone."""
 
+from collections.abc import Sequence as Seq
+
 from skydraft.decoding.branch import Worth
 from skydraft.decoding.cost_model import CostModel
 from skydraft.decoding.turns import Turns
 from skydraft.gating.hand_back import HandBack
-from skydraft.types import Round
+from skydraft.types import WRITE_ALL, Round
 
 MAX_BLOCK_LEN = 16
-TYPICAL = 0.75  # of drafts are right, where nothing is known of a text
+TYPICAL, EASY = 0.75, 0.95  # share of right drafts where nothing is known of a text; and of a text that repeats itself
 _MIN_GAIN = 1.02
-_FIRST_PAUSE, _LONGEST_PAUSE = 32, 512  # tokens that the target writes alone after blocks did not pay
+_SAMPLE = 16  # tokens of the target that tell how well the draft model knows a text
+_MAY_LOSE, _FREE_TOKENS = 0.03, 4.0  # a share of the target's time, and that of so many tokens
+_MOST_SAVED = 20.0  # tokens of the target; what was gained beyond that does not pay for later losses
 
 
 class Blocks(Turns):
-    """Blocks of the length that `costs` promise most of, by the share of drafts that were right so far.
+    """Blocks of the length that `costs` promise most of, by the share of tokens that the draft model knows.
 
-    Where none promises more than the target alone, the target writes, and a block is tried again after some tokens.
-    Before its first block the draft model has to read the prompt, in `prompt_ms`: the target writes until the text is
-    long enough for that to pay.
+    At first the target writes; then the draft model reads its prompt, of `num_prompt` tokens, and what was written. It
+    drafts while that promises more than the target alone. What reading and blocks lose by these costs is bounded by a
+    share of the target's time.
     """
 
-    def __init__(self, costs: CostModel, prompt_ms: float, max_k: int = MAX_BLOCK_LEN) -> None:
-        self._costs, self._max_k = costs, max(min(max_k, MAX_BLOCK_LEN), 1)
-        self._worth, self._pause = Worth(TYPICAL), _FIRST_PAUSE
-        _, gain = costs.best(TYPICAL, self._max_k)
-        saved_ms = costs.plain_ms * (1 - 1 / gain)  # by each token
-        self._num_left = round(prompt_ms / saved_ms) if gain >= _MIN_GAIN else _LONGEST_PAUSE
-        super().__init__(self._length(), HandBack())
-        self._is_targets = self._num_left > 0
-
-    def _length(self) -> int:
-        k, gain = self._costs.best(self._worth.share, self._max_k)
-        return k if gain >= _MIN_GAIN else 0
+    def __init__(self, costs: CostModel, read_ms: float, num_prompt: int, max_k: int = MAX_BLOCK_LEN) -> None:
+        super().__init__(1, HandBack())
+        self._costs, self._read_ms, self._max_k = costs, read_ms, max(min(max_k, MAX_BLOCK_LEN), 1)
+        self._worth, self._is_targets = Worth(TYPICAL), True
+        self._num_unread, self._num_fresh = num_prompt, 0  # fresh: since the model has read
+        self._lost_ms, self._num_streamed = 0.0, 0
+        self._may_pay = costs.best(EASY, self._max_k)[1] >= _MIN_GAIN
 
     def longest(self) -> int:
         return 0 if self._is_targets else self._k
 
     def to_write(self) -> int:
-        return max(self._num_left - 1, 0) if self._is_targets else 0
+        return WRITE_ALL if self._is_targets else 0
+
+    def _may_lose(self, ms: float) -> bool:
+        return self._lost_ms + ms <= self._costs.plain_ms * (_FREE_TOKENS + _MAY_LOSE * self._num_streamed)
+
+    @property
+    def reads(self) -> bool:
+        wants = self._is_targets and self._may_pay and self._num_fresh >= _SAMPLE
+        return wants and self._may_lose(self._num_unread * self._read_ms)
+
+    def read(self, agrees: Seq[bool | None]) -> None:
+        if not agrees:
+            return
+        self._lost_ms += self._num_unread * self._read_ms
+        self._num_unread = self._num_fresh = 0
+        for each in agrees[-2 * _SAMPLE :]:
+            self._worth.note(bool(each), each is not None)
+        self._decide()
+
+    def _decide(self) -> None:
+        self._k, gain = self._costs.best(self._worth.share, self._max_k)
+        self._is_targets = gain < _MIN_GAIN or not self._may_lose(0.0)
 
     def observe(self, done: Round) -> None:
-        record = done.record
-        if self._is_targets:
-            self._num_left -= record.num_committed
-            self._is_targets = self._num_left > 0
-        elif record.num_draft and not done.block.is_copied and record.outcome == "verified":
-            for index in range(min(record.num_accepted + 1, record.num_draft)):
-                self._worth.note(index < record.num_accepted)
-        if not self._is_targets and not (length := self._length()):
-            self._is_targets, self._num_left = True, self._pause
-            self._pause, self._worth = min(2 * self._pause, _LONGEST_PAUSE), Worth(TYPICAL)
-        elif not self._is_targets:
-            self._k = length
+        record, costs = done.record, self._costs
+        if not record.num_draft or done.block.is_copied:
+            self._num_streamed += record.num_committed
+            self._num_unread += record.num_committed
+            self._num_fresh += record.num_committed
+            return
+        for index in range(min(record.num_accepted + 1, record.num_draft)):
+            self._worth.note(index < record.num_accepted)
+        spent_ms = record.num_draft * costs.draft_ms + costs.verify_ms(self._worth.share, record.num_draft)
+        self._lost_ms += spent_ms - record.num_committed * costs.plain_ms
+        self._lost_ms = max(self._lost_ms, -_MOST_SAVED * costs.plain_ms)
+        self._decide()

@@ -59,15 +59,13 @@ class Branch:
     def after(self, text: TokenIds) -> tuple[int, ...]:
         """The drafts that may follow the generated tokens `text`."""
         end = len(text) - self._base
-        compared = self._token_ids[self._num_compared : end]
-        for token_id, written in zip(compared, text[self._base + self._num_compared :].tolist(), strict=False):
+        begin, compared = self._base + self._num_compared, self._token_ids[self._num_compared : end]
+        for token_id, written in zip(compared, text[begin : begin + len(compared)].tolist(), strict=False):
             self.worth.note(token_id == written)
             if token_id != written:
                 self._end()
                 return ()
         self._num_compared += len(compared)
-        if end > len(self._token_ids) and self._token_ids:
-            self._end()  # what continues it would leave a gap
         return tuple(self._token_ids[end:]) if end >= 0 else ()
 
     def _end(self) -> None:

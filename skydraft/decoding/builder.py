@@ -33,7 +33,8 @@ from skydraft.prompts.systems import readable
 from skydraft.prompts.thinking import settings, tags_after, template_of
 from skydraft.types import Prompt, Signals
 
-_READING = 0.3  # of the time of a draft step, a token of the prompt takes
+_READ_ROWS = 16  # of one forward, when the draft model reads along
+_MOST_PREDICTED = 1 << 17  # tokens
 _CHARS_READ = 8  # of a prediction, for each token of the context: a text of megabytes takes minutes
 _QUICK_S, _PATIENT_S = 0.5, 3.0  # timeouts for facts about the target: a text that may continue alone waits less
 
@@ -48,6 +49,9 @@ def start_generation(
     """
     plan = request.plan
     draft, verifying, reader = _sides(plan, edge, target)
+    if plan.drafts and draft is None:  # nothing could go on alone
+        plan = replace(plan, drafts=False)
+        request = replace(request, plan=plan)
     if verifying and verifying.takes_drafts and plan.k is None:
         plan = plan.streaming()
     local = verifying.engine if verifying else None
@@ -59,7 +63,7 @@ def start_generation(
     context, max_new_tokens = _context(request, prompts, draft, verifying, vocab)
     opens = plan.k and START in plan.gate.content_rules and not context.base and not request.params.think_end
     costs = _costs(plan, draft, local, facts)
-    turns = _turns(plan, costs, facts, len(prompts.edge.token_ids), OPENING if opens else 0)
+    turns = _turns(plan, draft, costs, facts, len(prompts.edge.token_ids), OPENING if opens else 0)
     drafter = verifier = None
     if draft:
         drafter = Drafter(
@@ -75,8 +79,8 @@ def start_generation(
     falls_back = bool(verifying and verifying.falls_back(plan))
     thinking = ThinkingAlong(request.params, vocab) if request.params.think_end else None
     breaks_loops = request.breaks_loops and not request.params.grammar  # a list of equal values is no loop
-    copies, ahead = _copies(request, prompts, facts, costs, draft), None
-    if drafter and verifying and verifier and verifying.takes_drafts and _writes_on(request):
+    copies, ahead = _copies(request, prompts, facts, costs, draft or edge), None
+    if (drafter or copies) and verifying and verifier and verifying.takes_drafts and _writes_on(request):
         copies, ahead = None, Ahead(drafter, prompts.edge, verifier.draft, copies)
         verifier.came = ahead.came
     loop = SpeculativeLoop(
@@ -95,24 +99,28 @@ def _writes_on(request: GenerateRequest) -> bool:
 
 def _copies(
     request: GenerateRequest, prompts: PromptPair, facts: TargetFacts | None, costs: CostModel | None,
-    draft: Engine | None,
+    reader: Engine | None,
 ) -> Copies | None:  # fmt: skip
-    """Drafts without a model, where each block is checked: what a gate skips has to be the draft model's."""
-    if draft is None or request.plan.is_lossy or request.plan.streams:
+    """Drafts without a model, where the target writes. `--k` is the rounds of the literature, which have none."""
+    if reader is None or request.plan.k is not None:
         return None
-    longest, most = facts.max_block if facts else MAX_K, draft.context_len
-    prediction = draft.vocab.literal((request.prediction or "")[: _CHARS_READ * most])[:most]
+    longest, most = facts.max_block if facts else MAX_K, min(reader.context_len, _MOST_PREDICTED)
+    prediction = reader.vocab.literal((request.prediction or "")[: _CHARS_READ * most])[:most]
     return Copies(prompts.edge.token_ids, prediction, longest, costs)
 
 
 def _sides(plan: Plan, edge: Engine | None, target: Target | None) -> tuple[Engine | None, Target | None, Engine]:
     """The draft model and the target, where the plan has them; and the model that encodes the prompt."""
     draft, verifying = (edge if plan.drafts else None), (target if plan.verifies else None)
+    if plan.drafts and edge is not None and not edge.drafts:
+        if plan.is_lossy or plan.k is not None:
+            raise OptionError("Without a draft model there is no mode but lossless.", hint="Name one: --edge-model.")
+        draft = None
     local = verifying.engine if verifying else None
     if plan.verifies and not verifying:
         raise _missing("cloud")
     reader = draft or local or edge
-    if reader is None or (plan.drafts and not draft):
+    if reader is None or (plan.drafts and edge is None):
         raise _missing("edge")
     if draft and local:
         check_same(draft.vocab, local.vocab)
@@ -216,15 +224,18 @@ def _end_of_blocks(plan: Plan, gate: Gate, turns: Turns) -> Callable[[Seq[Signal
 
 def _costs(plan: Plan, draft: Engine | None, local: Engine | None, facts: TargetFacts | None) -> CostModel | None:
     """Costs of both models in this process, where they decide about blocks."""
-    if plan.k is not None or draft is None or local is None or facts is None:
+    if plan.k is not None or local is None or facts is None:
         return None
-    return CostModel(draft.forward_ms[0], facts.forward_ms, facts.max_rows)
+    return CostModel(draft.forward_ms[0] if draft else 0.0, facts.forward_ms, facts.max_rows)
 
 
-def _turns(plan: Plan, costs: CostModel | None, facts: TargetFacts | None, prompt_len: int, opening: int) -> Turns:
+def _turns(
+    plan: Plan, draft: Engine | None, costs: CostModel | None, facts: TargetFacts | None, prompt_len: int, opening: int
+) -> Turns:
     """Who writes when."""
-    if costs:
-        return Blocks(costs, prompt_len * costs.draft_ms * _READING)
+    if costs and draft:
+        read_ms = draft.forward_ms[: draft.max_rows(None)][:_READ_ROWS]
+        return Blocks(costs, read_ms[-1] / len(read_ms), prompt_len)
     longest = facts.max_block if facts else MAX_K
     k, opening = min(plan.k or DEFAULT_K, longest), min(opening, longest)
     return Turns(k, plan.back, opening, streams=plan.streams)

@@ -1,4 +1,5 @@
 import time
+from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
@@ -18,13 +19,16 @@ from skydraft.types import Cost, DraftBlock, EndedBy, FinishReason, Prompt, Reus
 _MANY_ROWS = 16  # more than one round leaves to read
 
 
-class _Step(NamedTuple):
+class Step(NamedTuple):
+    """A drafted token."""
+
     token_id: int
-    signals: Signals
-    finish: FinishReason | None
+    signals: Signals = CERTAIN
+    finish: FinishReason | None = None
     cost: Cost = Cost()
     is_forced: bool = False
     is_other: bool = False  # than the model would have chosen, which went round in a cycle
+    is_copied: bool = False  # no model made it
 
 
 class Text(NamedTuple):
@@ -66,42 +70,47 @@ class Drafter:
         return max(context_len - prompt_len - context.base + 1, 0) if prompt_len < context_len else 0
 
     def draft(
-        self, context: Context | Text, k: int, *, begun: DraftBlock | None = None, breaks_loops: bool = False
+        self, context: Context | Text, k: int, *, begun: Seq[Step] = (), breaks_loops: bool = False
     ) -> DraftBlock:
         """The next tokens of the draft model alone: at most `k`, beside those that a grammar forces, which are free.
 
         Those of `begun`, which it has drafted already, come first. With `breaks_loops` a token that would go on with a
         cycle is replaced by another.
         """
+        steps, ended_by, cost = self.steps(context, k, () if breaks_loops else begun, breaks_loops=breaks_loops)
+        token_ids, forced = tuple(step.token_id for step in steps), tuple(step.is_forced for step in steps)
+        forced = forced if self._chooser.has_grammar or any(forced) else ()  # a budget of thinking forces its end tag
+        signals = tuple(step.signals for step in steps) if self._with_signals else ()
+        finish, num_broken = steps[-1].finish if steps else None, sum(step.is_other for step in steps)
+        return DraftBlock(context.base, token_ids, signals, ended_by, finish, cost, forced, num_broken=num_broken)
+
+    def steps(
+        self, context: Context | Text, k: int, begun: Seq[Step] = (), *, breaks_loops: bool = False
+    ) -> tuple[list[Step], EndedBy, Cost]:
+        """The same, token by token: (tokens, what ended them, their cost)."""
         sequence = self._open()
         cost = sequence.take_prefill_cost()
         self._agrees.clear()  # of a text that was to be read to its end
         longest = min(max(self._longest, k) if self._chooser.has_grammar else k, self.room(context))
-        text, steps = TokenBuffer(context.token_ids), list[_Step]()
+        text, steps, known = TokenBuffer(context.token_ids), list[Step](), deque(begun)
         ended_by: EndedBy = "k"
-        known = _steps_of(begun)[:longest] if begun and begun.base == context.base and not breaks_loops else []
         cost += self._catch_up(sequence, text.view)
         with self._engine.floor:
             sequence.align(text.view)
             while ended_by == "k" and len(steps) < longest:
                 may_choose = sum(not step.is_forced for step in steps) < k
                 if known and (may_choose or known[0].is_forced):
-                    step: _Step | None = known.pop(0)
-                    text.extend([step.token_id] if step else ())
+                    step: Step | None = known[0]._replace(cost=Cost())
+                    text.extend([known.popleft().token_id])
                 else:
                     step = self._next(sequence, text, may_choose=may_choose, breaks_loops=breaks_loops)
                 if step is None:
                     break
                 steps.append(step)
                 ended_by = self._ended_by(steps)
-        token_ids, forced = tuple(step.token_id for step in steps), tuple(step.is_forced for step in steps)
-        forced = forced if self._chooser.has_grammar or any(forced) else ()  # a budget of thinking forces its end tag
-        signals = tuple(step.signals for step in steps) if self._with_signals else ()
-        cost = sum((step.cost for step in steps), cost)
-        finish, num_broken = steps[-1].finish if steps else None, sum(step.is_other for step in steps)
-        return DraftBlock(context.base, token_ids, signals, ended_by, finish, cost, forced, num_broken=num_broken)
+        return steps, ended_by, sum((step.cost for step in steps), cost)
 
-    def _ended_by(self, steps: list[_Step]) -> EndedBy:
+    def _ended_by(self, steps: list[Step]) -> EndedBy:
         if steps[-1].finish:
             return "stop"
         if self._ends_blocks is None or steps[-1].is_forced:
@@ -135,7 +144,7 @@ class Drafter:
             return None
         return self._chooser.choose(row, prefix) == int(text[-1])
 
-    def _next(self, sequence: Sequence, text: TokenBuffer, *, may_choose: bool, breaks_loops: bool) -> _Step | None:
+    def _next(self, sequence: Sequence, text: TokenBuffer, *, may_choose: bool, breaks_loops: bool) -> Step | None:
         """Add the next token, unless none may be chosen; a forced one is fed with the next, unless it is scored."""
         prefix, signals, cost = text.view, CERTAIN, Cost()
         forced = self._chooser.forced(prefix)
@@ -154,7 +163,7 @@ class Drafter:
             is_other = token_id != usual
         text.extend([token_id])
         finish = self._stopping.finish(text.view[prompt_len:])
-        return _Step(token_id, signals, finish, cost, forced is not None, is_other)
+        return Step(token_id, signals, finish, cost, forced is not None, is_other)
 
     def _open(self) -> Sequence:
         if self._sequence is None:
@@ -202,14 +211,3 @@ class Drafter:
     def close(self) -> None:
         if self._sequence is not None:
             self._sequence.close()
-
-
-def _steps_of(block: DraftBlock) -> list[_Step]:
-    last = len(block.token_ids) - 1
-    return [
-        _Step(
-            token_id, block.signals[index] if block.signals else CERTAIN, block.finish if index == last else None,
-            is_forced=block.is_forced(index),
-        )
-        for index, token_id in enumerate(block.token_ids)
-    ]  # fmt: skip

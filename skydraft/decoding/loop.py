@@ -87,7 +87,7 @@ class SpeculativeLoop:
         if not k or (self.verifier is not None and not self.verifier.stop()):  # what it wrote is committed first
             return empty
         block = drafter.draft(
-            self.context, k, begun=self.ahead.pause() if self.ahead else None,
+            self.context, k, begun=self.ahead.pause() if self.ahead else (),
             breaks_loops=self.breaks_loops and (self._is_alone or not self.verifier),
         )  # fmt: skip
         return replace(block, cost=empty.cost + block.cost, read=empty.read, num_unread=empty.num_unread)
@@ -107,12 +107,11 @@ class SpeculativeLoop:
                 raise
             return self._commit(self._block_without(block, error), None, "fallback", reason, began)
         judged = block.first(self.verifier.max_block)  # what comes after it is a bonus
-        num_copied = len(judged.token_ids) if judged.is_copied else 0
         if verdict.draft_ids and self.ahead:
-            judged, num_copied = self.ahead.judged(block.base, verdict.draft_ids)
+            judged = self.ahead.judged(block.base, verdict.draft_ids)
             judged = replace(judged, cost=block.cost, read=block.read, num_unread=block.num_unread)
         outcome: Outcome = "verified" if self.verifier.called else "written"
-        return self._commit(judged, verdict, outcome, reason, began, num_copied)
+        return self._commit(judged, verdict, outcome, reason, began)
 
     def _block_without(self, block: DraftBlock, error: CloudError) -> DraftBlock:
         """The block to commit without a verdict. If it is empty or goes round in a cycle, draft one now."""
@@ -130,9 +129,8 @@ class SpeculativeLoop:
         return any(is_looping(text[:end], self.vocab) for end in range(block.base + 1, len(text) + 1))
 
     def _commit(
-        self, block: DraftBlock, verdict: Verdict | None, outcome: Outcome, reason: Reason, began: float,
-        num_copied: int = 0,
-    ) -> Round:  # fmt: skip
+        self, block: DraftBlock, verdict: Verdict | None, outcome: Outcome, reason: Reason, began: float
+    ) -> Round:
         """Commit what a verdict says, or the block as drafted, and close the round. Drafting ends a block at the first
         stop, so only its last token can finish the text."""
         num_thinking = self._count_thinking()
@@ -152,7 +150,7 @@ class SpeculativeLoop:
             num_audited=len(audit), num_agreed=sum(audit), draft=block.cost, target=verdict.cost if verdict else Cost(),
             num_forced=sum(block.forced[: num_accepted if verdict else None]),
             num_reasoning=self._count_thinking() - num_thinking, num_broken=block.num_broken,
-            num_copied=num_copied,
+            num_copied=len(block.token_ids) if block.is_copied else 0,
         )  # fmt: skip
         self._num_rounds += 1
         done = Round(record, block, token_ids, origins, audit)

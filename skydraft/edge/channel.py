@@ -240,10 +240,10 @@ class Channel:
 
     close = renew
 
-    async def call(self, path: str, timeout_s: float) -> bytes:
+    async def call(self, path: str, timeout_s: float, message: bytes = b"") -> bytes:
         try:
             method: Any = self.wire.unary_unary(path)
-            reply: bytes = await method(b"", timeout=timeout_s, metadata=self._authorization)
+            reply: bytes = await method(message, timeout=timeout_s, metadata=self._authorization)
         except grpc.aio.AioRpcError as error:
             raise await self.reason(error) from error
         except (asyncio.CancelledError, grpc.aio.UsageError) as error:

@@ -116,6 +116,14 @@ class Cloud:
 
         return self._run(self._patiently(ask))
 
+    def vocabulary(self) -> bytes:
+        """That of servers of ours, as a GGUF file without matrices; empty if they give none. Raises CloudError."""
+
+        async def ask(server: Server) -> bytes:
+            return await server.vocabulary(self.timeout_s) if isinstance(server, OwnServer) else b""
+
+        return self._run(self._patiently(ask))
+
     def ping(self, timeout_s: float) -> float:
         return self._run(self.servers.ask(self._key, lambda server: server.ping(timeout_s)))
 

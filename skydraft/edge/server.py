@@ -14,7 +14,7 @@ from skydraft.edge.budget import Budget
 from skydraft.edge.channel import Waiting
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import OptionError
-from skydraft.protocol.values import TargetId, Written
+from skydraft.protocol.values import TargetId
 from skydraft.types import Draft, DraftBlock, LinkCost, Prompt, Verdict
 
 OURS, CHAT = "skydraft", "chat"
@@ -94,7 +94,8 @@ class RemoteText(Protocol):
     async def verify(self, block: DraftBlock, catch_up: tuple[int, ...], write: int, waiting: Waiting) -> Verdict:
         """The verdict on a block after the committed tokens and `catch_up`; with `write`, the target writes on."""
 
-    async def next_written(self, waiting: Waiting) -> Written: ...
+    async def next_written(self, waiting: Waiting) -> list[Verdict]:
+        """What the target wrote next; nothing at its end."""
 
     def draft(self, draft: Draft) -> None:
         """Send drafts beside what the target writes. A server that takes none is not asked for it."""

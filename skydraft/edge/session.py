@@ -24,7 +24,7 @@ from skydraft.edge.tls import ServerOptions
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import CloudFailure, Diverged, ProtocolError, SkydraftError, VocabularyMismatch
 from skydraft.protocol import codec, values
-from skydraft.protocol.values import Opening, ServerInfo, TargetId, Written
+from skydraft.protocol.values import Opening, ServerInfo, TargetId
 from skydraft.types import Cost, Draft, DraftBlock, LinkCost, Prompt, Verdict
 
 T = TypeVar("T")
@@ -108,8 +108,9 @@ class OwnText:
         asyncio.get_running_loop().call_soon(self._send_drafts)  # behind the message
         reply = await self._exchange(stream, codec.encode_verify(call), waiting, opening, call)
         verdict, is_last, target = self._read(lambda data: codec.decode_verdict(data, len(catch_up), sent_ids), reply)
-        self._check(verdict, block)
-        self._count(tokens_hit=verdict.cost.num_cached, tokens_out=int(verdict.token_id is not None))
+        if verdict is None or verdict.base != block.base or verdict.num_accepted > len(block.token_ids):
+            raise self._failed("an answer to another request")
+        self._check(verdict, verdict.commits(block))
         if opening is not None:
             self._note_opened(target)
         has_more = write > 0 and not is_last and verdict.hands_over(block)
@@ -119,22 +120,23 @@ class OwnText:
         cost, self._cost = self._cost, None
         return replace(verdict, cost=cost + verdict.cost) if cost else verdict
 
-    async def next_written(self, waiting: Waiting) -> Written:
+    async def next_written(self, waiting: Waiting) -> list[Verdict]:
         assert self._stream is not None and self._writing is not None
         base, next_base, limit = self._writing
         with or_else(self.break_off):
             reply = await self._stream.receive(waiting)
             self._count(bytes_down=len(reply))
-            written = self._read(lambda data: codec.decode_written(data, self._drafts), reply)
-            self._check_written(written, next_base, limit)
-            self._count(tokens_out=len(written.token_ids))
-        next_base += len(written.token_ids)
-        has_more = not (written.is_last or written.finish) and next_base < limit
-        self._writing = (base, next_base, limit) if has_more else None
-        self._base, self._takes_drafts = next_base, has_more
-        if written.branch:
-            self._drafts = {number: each for number, each in self._drafts.items() if number >= written.branch}
-        return written
+            verdict, is_last, _ = self._read(lambda data: codec.decode_verdict(data, drafts=self._drafts), reply)
+            if verdict is not None:
+                self._check_written(verdict, next_base, limit)
+        if verdict is not None:
+            next_base += verdict.num_tokens
+            is_last = is_last or verdict.finish is not None or next_base >= limit
+            if verdict.branch:
+                self._drafts = {number: each for number, each in self._drafts.items() if number >= verdict.branch}
+        self._writing = None if is_last else (base, next_base, limit)
+        self._base, self._takes_drafts = next_base, not is_last
+        return [] if verdict is None else [verdict]
 
     def draft(self, draft: Draft) -> None:
         """Send drafts beside what the target writes. One message is under way; the next has all that came meanwhile."""
@@ -243,35 +245,27 @@ class OwnText:
         except ProtocolError as error:
             raise self._failed("an answer that cannot be read") from error
 
-    def _check(self, verdict: Verdict, block: DraftBlock) -> None:
-        """Raise CloudFailure for a verdict that cannot belong to this block: a commit could not be undone."""
-        if verdict.base != block.base or verdict.num_accepted > len(block.token_ids):
+    def _check_written(self, verdict: Verdict, base: int, limit: int) -> None:
+        if verdict.base != base:
+            raise Diverged(f"The target writes at {verdict.base}, and the text is at {base}.")
+        if verdict.num_accepted > len(verdict.draft_ids):
             raise self._failed("an answer to another request")
-        self._check_tokens(verdict.commits(block), block.base + verdict.num_tokens, verdict.finish is not None)
-        self._check_scores(verdict)
-
-    def _check_written(self, written: Written, base: int, limit: int) -> None:
-        if written.base != base:
-            raise Diverged(f"The target writes at {written.base}, and the text is at {base}.")
-        end = base + len(written.token_ids)
-        if end > limit:
+        if (end := base + verdict.num_tokens) > limit:
             raise self._failed(f"{end - limit} tokens more than it was to write")
-        self._check_tokens(written.token_ids, end, written.finish is not None)
-        if written.token_ids:
-            self._check_scores(written)
+        self._check(verdict, verdict.commits())
 
-    def _check_scores(self, told: Verdict | Written) -> None:
-        if self._opening.num_best is not None and not told.scores:
-            raise self._failed("no log-probabilities")
-        if any(token_id >= self._vocab_size for each in told.scores for token_id, _ in each.best):
-            raise self._failed("log-probabilities of tokens that the vocabulary does not have")
-
-    def _check_tokens(self, token_ids: tuple[int, ...], end: int, has_finish: bool) -> None:
-        limit = self._opening.params.max_new_tokens
-        if (highest := max(token_ids, default=0)) >= self._vocab_size:
+    def _check(self, verdict: Verdict, token_ids: tuple[int, ...]) -> None:
+        """Raise CloudFailure for tokens and scores that cannot be the target's: a commit could not be undone."""
+        end, limit = verdict.base + len(token_ids), self._opening.params.max_new_tokens
+        if (highest := max(token_ids)) >= self._vocab_size:
             raise self._failed(f"the token {highest}, which the vocabulary does not have")
-        if token_ids and (end > limit or (end == limit and not has_finish)):
+        if end > limit or (end == limit and verdict.finish is None):
             raise self._failed(f"tokens beyond the {limit} that were asked for")
+        if self._opening.num_best is not None and not verdict.scores:
+            raise self._failed("no log-probabilities")
+        if any(token_id >= self._vocab_size for each in verdict.scores for token_id, _ in each.best):
+            raise self._failed("log-probabilities of tokens that the vocabulary does not have")
+        self._count(tokens_hit=verdict.cost.num_cached, tokens_out=int(verdict.token_id is not None))
 
     def _failed(self, says: str) -> SkydraftError:
         return CloudFailure(f"The cloud at {self._server.address} sent {says}.")
@@ -302,6 +296,14 @@ class OwnServer(Channel):
         self.runs = codec.target_id(info.weights, info.execution, info.context_len)
         self.is_exact = info.execution == "exact"
         return replace(info, model=one_line(info.model)[:200], version=one_line(info.version)[:200])
+
+    async def vocabulary(self, timeout_s: float) -> bytes:
+        """As a GGUF file without matrices; empty if it gives none."""
+        reply = await self.call(values.GET_INFO, timeout_s, codec.VOCABULARY_WANTED)
+        try:
+            return codec.decode_vocabulary(reply)
+        except ProtocolError as error:
+            raise CloudFailure(f"The cloud at {self.address} sent an invalid vocabulary.") from error
 
     async def greet(self, vocab: Vocab, timeout_s: float) -> None:
         info = await self.info(timeout_s)

@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import replace
@@ -19,8 +19,7 @@ from skydraft.edge.server import Server
 from skydraft.edge.servers import Servers, of_each
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import CloudError, CloudFailure, CloudLost, CloudTimeout, SkydraftError
-from skydraft.protocol.values import Written
-from skydraft.types import Cost, Draft, DraftBlock, LinkCost, Prompt, Verdict
+from skydraft.types import Draft, DraftBlock, LinkCost, Prompt, Verdict
 
 T = TypeVar("T")
 Notify = Callable[[str], None]
@@ -292,9 +291,9 @@ class RemoteVerifier:
         """Read what the target writes until it stops, however slow the text's reader is."""
         try:
             while self._text.is_writing:
-                written = await self._text.next_written(self._waiting)
-                self._written += verdicts_of(written)
-                self.came(written.base, written.token_ids, written.num_accepted)
+                for verdict in await self._text.next_written(self._waiting):
+                    self._written.append(verdict)
+                    self.came(verdict.base, verdict.commits(), verdict.num_accepted)
                 self._has_come.set()
         finally:
             self._has_come.set()
@@ -320,21 +319,6 @@ class RemoteVerifier:
             if isinstance(error, CloudLost):  # noticed once: the text does not wait for a second sign of it
                 with suppress(SkydraftError):
                     await self._mend(error, Situation(self._waiting.timeout_s, self._falls_back, began=began))
-
-
-def verdicts_of(written: Written) -> Iterator[Verdict]:
-    """One about the drafts that were judged with it, or one for each token."""
-    if written.draft_ids:
-        num, token_ids = written.num_accepted, written.token_ids
-        yield Verdict(
-            written.base, num, token_ids[num] if len(token_ids) > num else None, written.finish, cost=written.cost,
-            scores=written.scores, draft_ids=written.draft_ids,
-        )  # fmt: skip
-        return
-    last = len(written.token_ids) - 1
-    for index, token_id in enumerate(written.token_ids):
-        finish, cost = (written.finish if index == last else None), (written.cost if index == 0 else Cost())
-        yield Verdict(written.base + index, 0, token_id, finish, cost=cost, scores=written.scores[index : index + 1])
 
 
 def too_late(name: str, error: SkydraftError, waited_s: float) -> CloudTimeout:

@@ -29,12 +29,18 @@ class Engine(Model, AbstractContextManager["Engine"]):
     while others use the engine holds `floor` from the feed to the last row. Calls on a closed engine raise EngineError.
     """
 
+    drafts = True  # it is a model
+
     def __init__(self, name: str) -> None:
         self.name, self.floor, self.prefixes = name, Floor(name), PrefixCache()
         self.adapters = Adapters(self)
         self.adapter: str | None = None  # the name of its own, if it adds one
         self._is_exact: dict[Hashable, bool] = {}  # by shape, see `feed_compared`
         self.is_local_only = False  # whether its texts must stay on this device
+
+    def vocabulary_file(self) -> bytes:
+        """A GGUF file of its vocabulary, without matrices; empty for other kinds of models."""
+        return b""
 
     def open_adapted(self, adapter: Path) -> Engine:
         """Another engine on the same weights, which adds this adapter to them. Raises OptionError or RecordsError."""

@@ -10,6 +10,7 @@ import importlib.util
 import os
 import platform
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,7 +44,13 @@ _STAT = Path("/proc/stat")
 _NUM_LOOKS, _LOOK_S, _BUSY_SHARE = 5, 0.01, 0.75
 _F16 = 1
 _U32, _F32, _STRING = 4, 6, 8  # types of values in a GGUF header
-_OPTIONAL = ("model_quantize", "model_quantize_default_params")  # ready-made builds are without
+_OPTIONAL = (
+    "model_quantize",
+    "model_quantize_default_params",
+    "gguf_init_empty",
+    "gguf_set_kv",
+    "gguf_write_to_file",
+)  # some ready-made builds are without
 _MAX_LAYERS = 512  # that of llama.cpp
 _AMX, _CUDA = b"AMX_INT8 = 1", b"CUDA : "
 _NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
@@ -58,7 +65,7 @@ class ModelParams(ctypes.Structure):
         ("devices", c_void_p), ("tensor_buft_overrides", c_void_p), ("n_gpu_layers", c_int32),
         ("split_mode", c_int32), ("load_mode", c_int32), ("lazy_mode", c_int32), ("main_gpu", c_int32),
         ("tensor_split", c_void_p), ("progress_callback", Progress), ("progress_callback_user_data", c_void_p),
-        ("rest", c_uint8 * 192),
+        ("kv_overrides", c_void_p), ("vocab_only", c_bool), ("rest", c_uint8 * 183),
     )  # fmt: skip
 
 
@@ -122,7 +129,8 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # what it returns, what it takes
     "gguf_init_from_file": (c_void_p, c_char_p, GgufParams), "gguf_free": (None, c_void_p),
     "gguf_find_key": (c_int64, c_void_p, c_char_p), "gguf_get_kv_type": (c_int32, c_void_p, c_int64),
     "gguf_get_val_u32": (c_uint32, c_void_p, c_int64), "gguf_get_val_f32": (c_float, c_void_p, c_int64),
-    "gguf_get_val_str": (c_char_p, c_void_p, c_int64),
+    "gguf_get_val_str": (c_char_p, c_void_p, c_int64), "gguf_init_empty": (c_void_p,),
+    "gguf_set_kv": (None, c_void_p, c_void_p), "gguf_write_to_file": (c_bool, c_void_p, c_char_p, c_bool),
 }  # fmt: skip
 
 
@@ -240,6 +248,20 @@ def check_gguf(lib: Library, path: Path) -> None:
     """Raise BrokenModel for a file that llama.cpp must not load."""
     with _header(lib, path):
         pass
+
+
+def without_matrices(lib: Library, path: Path) -> bytes:
+    """A file of the same header, without matrices; empty where this build cannot write it. Raises BrokenModel."""
+    if not hasattr(lib, "gguf_set_kv"):
+        return b""
+    with _header(lib, path) as header, tempfile.TemporaryDirectory() as folder:
+        copy, file = lib.gguf_init_empty(), Path(folder) / "header.gguf"
+        try:
+            lib.gguf_set_kv(copy, header)
+            lib.gguf_write_to_file(copy, os.fsencode(file), True)
+            return file.read_bytes()
+        finally:
+            lib.gguf_free(copy)
 
 
 def kv_facts(lib: Library, path: Path) -> tuple[int, int]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,10 +45,10 @@ def interrupts_kept() -> Iterator[list[int]]:
             raise KeyboardInterrupt
 
 
-def load_model(lib: Any, path: Path, gpu_layers: int) -> Any:
+def load_model(lib: Any, path: Path, gpu_layers: int, *, vocab_only: bool = False) -> Any:
     """Ctrl-C ends the loading. Raises BrokenModel."""
     params = lib.model_default_params()
-    params.n_gpu_layers = gpu_layers
+    params.n_gpu_layers, params.vocab_only = gpu_layers, vocab_only
     with interrupts_kept() as interrupts:
         params.progress_callback = Progress(lambda *_: not interrupts)
         model = lib.model_load_from_file(os.fsencode(path), params)
@@ -102,6 +104,18 @@ class Weights:
             if not self._num_users:
                 self._lib.model_free(self.model)
                 self.model = None
+
+
+def read_vocabulary(content: bytes) -> Vocab:
+    """The vocabulary of a GGUF file without matrices. Raises BrokenModel and MissingDependency."""
+    lib = load_library()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "vocabulary.gguf"
+        path.write_bytes(content)
+        model = load_model(lib, path, 0, vocab_only=True)
+    vocab = _read_vocab(lib, model, lambda: None)
+    weakref.finalize(vocab, lib.model_free, model)
+    return vocab
 
 
 def quantize(source: Path, target: Path, kind: str, *, force: bool = False) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from skydraft.config import num_cores
 from skydraft.engines.base import Engine, Feeds, Sequence
-from skydraft.engines.llama_library import load_library, rope_depends
+from skydraft.engines.llama_library import load_library, rope_depends, without_matrices
 from skydraft.engines.llama_weights import Weights, interrupts_kept
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.probe import MAX_PROBED_ROWS, cpu_model, forget_profile, profile_of
@@ -151,6 +151,9 @@ class LlamaCppEngine(Engine):
     def _measure_again(self, what: str) -> None:
         log.warning(f"{self.name}: {what}; the next start measures again.")
         forget_profile(self._profile_key(self._options), self._options)
+
+    def vocabulary_file(self) -> bytes:
+        return without_matrices(self._lib, self.path)
 
     @property
     def forward_ms(self) -> tuple[float, ...]:

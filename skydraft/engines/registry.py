@@ -7,7 +7,8 @@ from pathlib import Path
 
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
-from skydraft.engines.toy import open_toy
+from skydraft.engines.toy import VocabularyOnly, open_toy
+from skydraft.engines.vocab import Vocab
 from skydraft.errors import BrokenModel
 
 _MODULES = ("llamacpp", "transformers_omni", "transformers_text")
@@ -35,3 +36,7 @@ def open_engine(spec: str, path: Path | None, options: EngineOptions) -> Engine:
         if kind.claims(path):
             return kind.open(spec, path, options)
     raise BrokenModel(f"No engine opens {spec}.", hint="Give a .gguf file or a transformers checkpoint's folder.")
+
+
+def without_weights(vocab: Vocab) -> Engine:
+    return VocabularyOnly(vocab)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from skydraft.engines.base import Engine, Feeds, Sequence
 from skydraft.engines.row_costs import RowProfile
 from skydraft.engines.vocab import Rows, Vocab
-from skydraft.errors import OptionError
+from skydraft.errors import EngineError, OptionError
 
 Table: TypeAlias = npt.NDArray[np.float32]
 
@@ -67,6 +67,19 @@ class ListEngine(Engine):
 
     def kv_length(self, sequence: Sequence) -> int:
         return len(sequence.slot)
+
+
+class VocabularyOnly(ListEngine):
+    """No model: what a device needs that drafts without one."""
+
+    drafts, context_len = False, 1 << 30
+
+    def __init__(self, vocab: Vocab) -> None:
+        super().__init__("none")
+        self.vocab, self.fingerprint = vocab, "none"
+
+    def forward(self, feeds: Feeds, *, want_logits: bool) -> list[Rows]:
+        raise EngineError("There is no draft model.")
 
 
 class ToyEngine(ListEngine):

@@ -1,8 +1,7 @@
-"""Answers from the events of a desk, whole or as server-sent events; and those of OpenAI's chats."""
+"""Answers from the events of a desk, whole or as server-sent events, whatever the interface."""
 
 import itertools
 import json
-import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -15,10 +14,10 @@ from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.stats import Stats
 from skydraft.engines.vocab import Vocab
 from skydraft.gateway.desk import Began, Ended, Event, Wrote
-from skydraft.gateway.logprobs import both_logprobs, named_tokens, token_logprobs
+from skydraft.gateway.logprobs import both_logprobs, named_tokens
 from skydraft.gateway.refusals import Refusal
 from skydraft.gateway.requests import Order
-from skydraft.gateway.schema import ChatRequest, Sent, TextRequest
+from skydraft.gateway.schema import Body
 from skydraft.prompts.tool_calls import CallText, Piece, ThoughtText
 from skydraft.types import FinishReason, Score, StepRecord
 
@@ -95,15 +94,16 @@ class Choice:
 
 
 class Answer(ABC):
-    """One answer under way to a body, which its client wrote as `own`. `ending` follows the last chunk of a stream."""
+    """One answer under way. `ending` follows the last chunk of a stream."""
 
     ending = b""
-    reads: ClassVar[type[Sent]]
+    reads: ClassVar[type[Body]]
     tells_length_in_stream: ClassVar[bool] = False  # that a prompt is too long; else by the status
     scores_thoughts: ClassVar[bool] = True  # log-probabilities of what is thought, too
 
-    def __init__(self, own: Any, body: ChatRequest | TextRequest, order: Order, vocab: Vocab) -> None:
-        self._own, self._body, self._vocab = own, body, vocab
+    def __init__(self, order: Order, vocab: Vocab) -> None:
+        self._ask, self._vocab = order.ask, vocab
+        self._body: Any = order.ask.body
         self._left_out = {"left_out": order.left_out} if order.left_out else {}
         self.choices = [Choice(_echoed(request, vocab)) for request in order.requests]
 
@@ -166,7 +166,7 @@ class Answer(ABC):
 
     def _wanted(self, scores: Iterable[Score]) -> list[Score]:
         """With as many of the best tokens as the client's own field asks for; none if it asks for none."""
-        best, scores = self._body.num_best, list(scores)
+        best, scores = self._ask.num_best, list(scores)
         return [] if best is None else [replace(each, best=each.best[:best]) for each in scores]
 
     @abstractmethod
@@ -232,120 +232,10 @@ class ItemsAnswer(Answer):
     def _call(self, call: WrittenCall, piece: CallText) -> Iterator[dict[str, Any]]: ...
 
 
-class ChatAnswer(Answer):
-    """The choices of a chat completion. `kinds` are the names of a whole one, of a chunk and of ids."""
-
-    reads: ClassVar[type[Sent]] = ChatRequest
-    ending = b"data: [DONE]\n\n"
-    kinds = "chat.completion", "chat.completion.chunk", "chatcmpl"
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        kind = {"id": f"{self.kinds[2]}-{uuid.uuid4().hex}", "object": self.kinds[1]}
-        self._head = {**kind, "created": int(time.time()), "model": self._body.model}
-
-    def first(self) -> Iterator[dict[str, Any]]:
-        assert isinstance(self._body, ChatRequest)
-        for index, choice in enumerate(self.choices):
-            may_only_call = self._body.callable_tools and not choice.text
-            yield self._chunk(index, {"role": "assistant", "content": None if may_only_call else ""})
-
-    def _write(self, index: int, run: Run) -> Iterator[dict[str, Any]]:
-        choice = self.choices[index]
-        logprobs = self._logprobs(run.scores, len(choice.prefix) + len(choice.text)) if run.ours else None
-        yield self._chunk(index, _delta(choice, run), None, run.ours, logprobs)
-
-    def take(self, index: int, event: Event) -> Iterator[dict[str, Any]]:
-        yield from super().take(index, event)
-        if isinstance(event, Ended):
-            choice = self.choices[index]
-            yield self._chunk(index, {}, choice.finish_reason, choice.figures | self._left_out)
-
-    def _logprobs(self, scores: Seq[Score], offset: int) -> dict[str, Any] | None:
-        """The log-probabilities of tokens after `offset` characters of text and prompt; None if they are not wanted."""
-        wanted = self._body.num_best is not None
-        return {"content": token_logprobs(self._vocab, scores), "refusal": None} if wanted else None
-
-    def _chunk(
-        self, index: int, delta: dict[str, Any], finish: str | None = None, ours: dict[str, Any] | None = None,
-        logprobs: dict[str, Any] | None = None,
-    ) -> dict[str, Any]:  # fmt: skip
-        choice = {"index": index, **self._part(delta, logprobs), "finish_reason": finish}
-        chunk: dict[str, Any] = {**self._head, "choices": [choice]}
-        chunk |= {"usage": None} if self._body.wants_usage else {}
-        return chunk | ({"skydraft": ours} if ours and self._body.choice.extension else {})
-
-    def _part(self, delta: dict[str, Any], logprobs: dict[str, Any] | None) -> dict[str, Any]:
-        return {"delta": delta} | ({"logprobs": logprobs} if logprobs else {})
-
-    def last(self) -> Iterator[dict[str, Any]]:
-        if self._body.wants_usage:
-            yield {**self._head, "choices": [], "usage": self._used()}
-
-    def _used(self) -> dict[str, Any]:
-        num_read, cached, written = self.usage
-        return {
-            "prompt_tokens": num_read, "completion_tokens": written, "total_tokens": num_read + written,
-            "prompt_tokens_details": {"cached_tokens": cached},
-            "completion_tokens_details": {"reasoning_tokens": self.num_reasoning} | self._predicted(),
-        }  # fmt: skip
-
-    def _predicted(self) -> dict[str, int]:
-        """How many drafted tokens the prediction and the text before them gave, where a client predicts."""
-        if not isinstance(self._body, ChatRequest) or not self._body.prediction:
-            return {}
-        stats = [(each.stats.num_right_copies, each.stats.num_copied_tokens) for each in self.choices if each.stats]
-        right, copied = map(sum, zip((0, 0), *stats, strict=True))
-        return {"accepted_prediction_tokens": right, "rejected_prediction_tokens": copied - right}
-
-    def whole(self) -> dict[str, Any]:
-        choices = []
-        for index, choice in enumerate(self.choices):
-            ending = {"logprobs": self._logprobs(choice.scores, 0), "finish_reason": choice.finish_reason}
-            choices.append({"index": index, **self._text(choice), **ending})
-        body: dict[str, Any] = {**self._head, "object": self.kinds[0], "choices": choices, "usage": self._used()}
-        if self._body.choice.extension:
-            body["skydraft"] = self._ours(self.choices[0])
-            if len(self.choices) > 1:
-                body["skydraft"]["choices"] = [self._ours(choice) for choice in self.choices]
-        return body
-
-    def _text(self, choice: Choice) -> dict[str, Any]:
-        content = choice.text if choice.text or not choice.calls else None
-        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-        message |= _thought(choice.thought)
-        return {"message": message | ({"tool_calls": list(map(_as_chats, choice.calls))} if choice.calls else {})}
-
-
 def _echoed(request: GenerateRequest, vocab: Vocab) -> str:
     if not request.scores_prompt:
         return ""
     return vocab.written(request.prompt_ids) if request.prompt_ids else request.messages[-1].content
-
-
-def _delta(choice: Choice, run: Run) -> dict[str, Any]:
-    """The run is added to its choice."""
-    text = "".join(piece for piece in run.pieces if isinstance(piece, str))
-    thought = "".join(piece.text for piece in run.pieces if isinstance(piece, ThoughtText))
-    calls = list[dict[str, Any]]()
-    for piece in (piece for piece in run.pieces if isinstance(piece, CallText)):
-        call = choice.take(piece)
-        more = {"function": {"arguments": piece.arguments}}
-        calls.append({"index": len(choice.calls) - 1, **(_as_chats(call) if piece.name else more)})
-    choice.text += text
-    choice.thought += thought
-    delta: dict[str, Any] = {"content": text} if text or not (calls or thought) else {}
-    delta |= _thought(thought)
-    return delta | ({"tool_calls": calls} if calls else {})
-
-
-def _thought(text: str) -> dict[str, str]:
-    """By DeepSeek's name, which most clients read, and by that of vLLM and OpenRouter."""
-    return {"reasoning_content": text, "reasoning": text} if text else {}
-
-
-def _as_chats(call: WrittenCall) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _shown(record: StepRecord) -> dict[str, Any]:

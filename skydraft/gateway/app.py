@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -24,21 +23,21 @@ from starlette.staticfiles import StaticFiles
 from skydraft.decoding.builder import prompted
 from skydraft.decoding.request import GenerateRequest
 from skydraft.errors import ContextExceeded, GrammarRefused
-from skydraft.gateway.answers import Answer, ChatAnswer
+from skydraft.gateway.answers import Answer
+from skydraft.gateway.chats import ChatAnswer
 from skydraft.gateway.completions import TextAnswer
 from skydraft.gateway.desk import Desk, Event, Events, GatewayMetrics, Ticket
 from skydraft.gateway.doorkeeper import Authorize, Doorkeeper, Visit
 from skydraft.gateway.messages import MessagesAnswer
 from skydraft.gateway.pair import CloudHealth, ModelNames, Pair, model_card
 from skydraft.gateway.refusals import Refusal, refusal_of
-from skydraft.gateway.requests import Defaults, Order, check_sent, in_words_of, order_of, read_body
+from skydraft.gateway.requests import Defaults, Order, order_of
 from skydraft.gateway.responses import ResponsesAnswer
-from skydraft.gateway.schema import ChatRequest, Sent, TextRequest, Translated
+from skydraft.gateway.schema import read_ask, read_body
 from skydraft.gateway.tokens import DetokenizeRequest, TokenizeRequest
 from skydraft.prompts.messages import asked
 
 T = TypeVar("T")
-B = TypeVar("B", bound=BaseModel)
 log = logging.getLogger("skydraft.gateway")
 _PAGE_HEADERS = {  # that keep other sites from using the page
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -136,59 +135,49 @@ class Gateway:
             try:
                 return await answer(request)
             except Exception as error:
-                refusal = self.refuse(error)
+                refusal = self.refuse(error, kind.reads.prompt_field)
                 return JSONResponse(kind.refused(refusal), refusal.status, refusal.headers)
 
         return endpoint
 
-    async def _order(self, request: Request, own: Sent) -> tuple[ChatRequest | TextRequest, Order]:
-        """What a body is as one of OpenAI's completions, and what it asks for. Raises Refusal or UsageError."""
+    async def _order(self, request: Request, kind: type[Answer]) -> Order:
+        """What a body asks for. Raises Refusal or UsageError."""
         visit: Visit = request.state.visit
-        body = await self._reading(visit, own.as_chat) if isinstance(own, Translated) else own
-        await self._reading(visit, check_sent, visit.body, body)
-        is_long, visit.body = visit.is_long or bool(body.recordings), bytearray()
+        ask = await self._reading(visit, read_ask, visit.body, kind.reads)
+        is_long, visit.body = visit.is_long or bool(ask.recordings), bytearray()
         # Of a label's conversations; a hash, since the cloud must not learn the label.
-        scope = hashlib.sha256(repr((visit.label, body.cache_salt)).encode()).hexdigest()[:16]
+        scope = hashlib.sha256(repr((visit.label, ask.body.cache_salt)).encode()).hexdigest()[:16]
         make = partial(order_of, cache_scope=scope, shares_target=self._is_shared())
-        order = await self._reading(visit, make, body, self.pair.edge, self.names, self._defaults, takes_long=is_long)
+        order = await self._reading(visit, make, ask, self.pair.edge, self.names, self._defaults, takes_long=is_long)
         # What the recordings are unpacked to; all choices share them.
         visit.take(sum(audio.samples.nbytes for message in order.requests[0].messages for audio in message.audio))
-        return body, order
+        return order
 
     async def _count(self, request: Request, kind: type[Answer]) -> Response:
-        own = await self._body(request, kind.reads)
-        with in_words_of(own.names):
-            _, order = await self._order(request, own)
-            visit = request.state.visit
-            _, prompts = await self._reading(visit, prompted, order.requests[0], self.pair.edge, takes_long=True)
+        order, visit = await self._order(request, kind), request.state.visit
+        _, prompts = await self._reading(visit, prompted, order.requests[0], self.pair.edge, takes_long=True)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompts.edge.token_ids)})
 
-    async def _body(self, request: Request, kind: type[B]) -> B:
-        visit: Visit = request.state.visit
-        return await self._reading(visit, read_body, visit.body, kind)
-
     async def _convert(self, request: Request, body_of: type[TokenizeRequest | DetokenizeRequest]) -> Response:
-        body, edge, visit = await self._body(request, body_of), self.pair.edge, request.state.visit
+        visit, edge = request.state.visit, self.pair.edge
+        body = await self._reading(visit, read_body, visit.body, body_of)
         return JSONResponse(await self._reading(visit, body.answer, edge.vocab, edge.context_len, takes_long=True))
 
     async def _answer(self, request: Request, kind: type[Answer]) -> Response:
-        own, label = await self._body(request, kind.reads), request.state.visit.label
-        with in_words_of(own.names):
-            body, order = await self._order(request, own)
-            answer = kind(own, body, order, self.pair.edge.vocab)
-            tickets, events = self.desk.submit(order, label, streams=bool(own.stream))
-            for ticket in tickets:
-                request.state.visit.at_end.callback(self.desk.cancel, ticket)
-            extra: dict[str, Any] = {"model": body.model, "label": label, "choices": len(order.requests)}
-            if self._options.logs_prompts:
-                extra["prompt"] = [message.content for message in order.requests[0].messages]
-            log.info("asked", extra=extra)
-            try:
-                return await _Writing(self, answer, tickets, events).reply(request, streams=bool(own.stream))
-            except GrammarRefused as error:
-                refusal = refusal_of(error)
-                refusal.param = body.grammar_field
-                raise refusal from error
+        order, visit = await self._order(request, kind), request.state.visit
+        body, streams = order.ask.body, bool(order.ask.body.stream)
+        tickets, events = self.desk.submit(order.requests, visit.label, order.ask.reader, streams=streams)
+        for ticket in tickets:
+            visit.at_end.callback(self.desk.cancel, ticket)
+        extra: dict[str, Any] = {"model": body.model, "label": visit.label, "choices": len(tickets)}
+        if self._options.logs_prompts:
+            extra["prompt"] = [message.content for message in order.requests[0].messages]
+        log.info("asked", extra=extra)
+        try:
+            answer = kind(order, self.pair.edge.vocab)
+            return await _Writing(self, answer, tickets, events).reply(request, streams=streams)
+        except GrammarRefused as error:
+            raise Refusal(400, error.message, param=order.ask.grammar_field) from error
 
     async def _reading(self, visit: Visit, read: Callable[..., T], *given: Any, takes_long: bool = False) -> T:
         """Call `read`, in a thread where it `takes_long` or the body is: then keys take turns."""
@@ -197,8 +186,8 @@ class Gateway:
         async with self._reads[visit.label]:
             return await asyncio.get_running_loop().run_in_executor(self._reader, read, *given)
 
-    def refuse(self, error: Exception) -> Refusal:
-        refusal = refusal_of(error)
+    def refuse(self, error: Exception, prompt_field: str = "messages") -> Refusal:
+        refusal = refusal_of(error, prompt_field)
         self.metrics.refused(refusal.status)
         return refusal
 

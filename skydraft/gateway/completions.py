@@ -1,14 +1,51 @@
-"""Answers to OpenAI's completions, whole or as server-sent events."""
+"""OpenAI's `/v1/completions`: its body, and answers whole or as server-sent events."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
-from skydraft.gateway.answers import ChatAnswer, Choice
+from pydantic import BeforeValidator, Field, field_validator
+
+from skydraft.gateway.answers import Choice
+from skydraft.gateway.chats import ChatAnswer
 from skydraft.gateway.desk import Began, Event
+from skydraft.gateway.items import Some
 from skydraft.gateway.logprobs import text_logprobs
-from skydraft.gateway.schema import TextRequest
+from skydraft.gateway.refusals import NOT_SERVED, instead
+from skydraft.gateway.schema import MAX_CHOICES, MAX_LOGPROBS, Ask, Body, MaxTokens, TokenIds
 from skydraft.types import Score
+
+
+class TextRequest(Body):
+    not_served: ClassVar[Mapping[str, str]] = {
+        **NOT_SERVED, **instead(skydraft__grammar="response_format", logprobs="top_logprobs")
+    }  # fmt: skip
+    prompt_field: ClassVar[str] = "prompt"
+
+    prompt: Annotated[Some[Annotated[str, Field(strict=True)] | TokenIds], Field(min_length=1, max_length=MAX_CHOICES)]
+    max_tokens: MaxTokens | Literal[0] = None
+    echo: bool | None = None
+    # False asks for none; 0 asks for those of the chosen tokens.
+    logprobs: Annotated[
+        Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None,
+        BeforeValidator(lambda value: None if value is False else value),
+    ] = None
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _check_prompt(cls, prompt: Any) -> Any:
+        """One prompt, a text or token ids, is a list of one."""
+        if not isinstance(prompt, list) or (prompt and isinstance(prompt[0], int)):
+            return [prompt]
+        if len(prompt) > MAX_CHOICES:
+            raise ValueError(f"1 to {MAX_CHOICES} prompts at once")
+        return prompt
+
+    def to_ask(self) -> Ask:
+        return Ask(
+            self, prompts=self.prompt, max_tokens=self.max_tokens, stop=self.stop, effort=self.reasoning_effort,
+            num_best=self.logprobs, echoes=bool(self.echo),
+        )  # fmt: skip
 
 
 class TextAnswer(ChatAnswer):
@@ -18,7 +55,7 @@ class TextAnswer(ChatAnswer):
     def first(self) -> Iterator[dict[str, Any]]:
         """The echoed prompt. With log-probabilities it comes when it was read."""
         for index, choice in enumerate(self.choices):
-            if choice.prefix and self._body.num_best is None:
+            if choice.prefix and self._ask.num_best is None:
                 yield self._chunk(index, {"content": choice.prefix})
 
     def take(self, index: int, event: Event) -> Iterator[dict[str, Any]]:
@@ -28,7 +65,7 @@ class TextAnswer(ChatAnswer):
             yield self._chunk(index, {"content": self.choices[index].prefix}, logprobs=logprobs)
 
     def _logprobs(self, scores: Seq[Score], offset: int) -> dict[str, Any] | None:
-        return None if self._body.num_best is None else text_logprobs(self._vocab, scores, offset)
+        return None if self._ask.num_best is None else text_logprobs(self._vocab, scores, offset)
 
     def _part(self, delta: dict[str, Any], logprobs: dict[str, Any] | None) -> dict[str, Any]:
         return {"text": delta.get("content", ""), "logprobs": logprobs}

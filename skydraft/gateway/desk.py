@@ -6,7 +6,7 @@ its place, its sequence and its seat in the cloud are freed; other clients notic
 
 import asyncio
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -25,7 +25,6 @@ from skydraft.decoding.stats import Stats
 from skydraft.errors import CloudLost, SkydraftError
 from skydraft.gateway.pair import Pair
 from skydraft.gateway.refusals import RETRY_AFTER_S, Refusal
-from skydraft.gateway.requests import Order
 from skydraft.prompts.tool_calls import Piece, Reader, ThoughtText
 from skydraft.types import FinishReason, Round, Score, Token
 
@@ -134,24 +133,26 @@ class Desk:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    def submit(self, order: Order, label: str = "", *, streams: bool = False) -> tuple[list[Ticket], Events]:
+    def submit(
+        self, requests: Seq[GenerateRequest], label: str = "", reader: Callable[[], Reader | None] = lambda: None, *,
+        streams: bool = False,
+    ) -> tuple[list[Ticket], Events]:  # fmt: skip
         """Queue all choices or none; returns the queue of their events. Raises Refusal if there is no room,
         and CloudLost once the gateway stops.
 
-        If the client `streams`, its first token is sent before the second round begins.
+        `reader` makes what finds the calls in one choice, if it can have any. If the client `streams`, its first token
+        is sent before the second round begins.
         """
         if self._is_stopping:
             raise CloudLost("The gateway is shutting down.")
-        num_choices = len(order.requests)
+        num_choices = len(requests)
         if num_choices > self._num_places:
             raise Refusal(400, f"There is room for {self._num_places} choices at most.", param="n")
         if not self._places.may_take(label, num_choices):
             raise Refusal(503, "The gateway is busy. Try again later.", code="busy", retry_after_s=RETRY_AFTER_S)
         self._places.take(label, num_choices)
         events: Events = asyncio.Queue()  # bounded by the length of the answers
-        tickets = [
-            Ticket(request, label, index, events, order.reader()) for index, request in enumerate(order.requests)
-        ]
+        tickets = [Ticket(request, label, index, events, reader()) for index, request in enumerate(requests)]
         if not streams:
             for ticket in tickets:
                 ticket.has_begun.set()

@@ -1,12 +1,21 @@
-"""What a conversation is made of, in requests of all interfaces. One table says what becomes of each kind."""
+"""Turns and tools, in requests of all interfaces. One table says what becomes of each kind of part."""
 
 import json
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
-from pydantic import AliasChoices, BeforeValidator, Field, field_validator
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator
 
-from skydraft.gateway.tools import Checked, Some, flat
+from skydraft.gateway.refusals import Refusal
+from skydraft.prompts.messages import Role
+
+T = TypeVar("T")
+Json: TypeAlias = dict[str, Any]
+MAX_TOOLS = 512  # agents with many servers of tools have more than the 128 that OpenAI takes
+Some = Annotated[list[T], Field(fail_fast=True)]  # an error takes a kilobyte: a list ends with its first one
 
 # Types by the kind that they are read as: words, calls and their results. Of those under "thinking" the thoughts are
 # read, and nothing else.
@@ -47,6 +56,17 @@ def _by_kind(item: Any) -> Any:
 
 
 BY_KIND = BeforeValidator(_by_kind)
+
+
+class Checked(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+def flat(item: Any) -> Any:
+    """A tool, a call or choice of one, or a format, in the shape of chat completions as in that of responses."""
+    kind = item.get("type", "function") if isinstance(item, dict) else ""
+    given = item.get(kind) if kind in ("function", "custom", "json_schema", "allowed_tools") else None
+    return {**{key: item[key] for key in item if key != kind}, **given} if isinstance(given, dict) else item
 
 
 class TextPart(Checked):
@@ -135,3 +155,131 @@ class Result(Checked):
         parts = output if isinstance(output, list) and output else [None]
         is_words = isinstance(output, str) or all(isinstance(part, dict) and "type" in part for part in parts)
         return output if is_words or output is None else json.dumps(output, ensure_ascii=False)
+
+
+def as_role(given: Any) -> Any:
+    return "system" if given == "developer" else given
+
+
+# What clients send back as they got it, in whatever form others write it.
+Thought = Annotated[str | None, BeforeValidator(lambda value: value if isinstance(value, str) else None)]
+
+
+class Turn(Checked):
+    """A message, or what another interface has instead. One that only called tools has no content."""
+
+    role: Annotated[Role, BeforeValidator(as_role)]
+    content: Content | None = None
+    name: str | None = None
+    tool_calls: Annotated[Some[ChatCall], Field(max_length=256)] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: Thought = None
+    reasoning: Thought = None  # the same, as others call it
+
+    @property
+    def thought(self) -> str | None:
+        skipped = (part for part in self.content or () if isinstance(part, Skipped))
+        told = "\n".join(part.thought for part in skipped if part.thought)
+        return self.reasoning_content or self.reasoning or told or None
+
+
+def said(role: str, *parts: Any, calls: Iterable[CalledTool] = (), call_id: str | None = None) -> Turn:
+    """A turn of parts that were checked."""
+    return Turn.model_construct(role=as_role(role), content=[*parts], tool_calls=[*calls], tool_call_id=call_id)
+
+
+ToolName = Annotated[str, Field(pattern=r"^[\w.:/-]{1,128}$")]
+
+
+class Function(Checked):
+    model_config = ConfigDict(extra="allow", frozen=True)  # the chat template is given all, these first
+
+    name: ToolName
+    description: Any = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(Checked):
+    type: Literal["function"]
+    function: Function
+
+
+class OtherTool(Checked):
+    """A tool that only its maker's server can run, or that takes no JSON. It is left out."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    type: str = Field(max_length=64)
+
+
+def by_kind(*known: str) -> Discriminator:
+    """A tool of another kind than these is `another`; one without a kind is read as the first."""
+
+    def tag(tool: Any) -> str:
+        kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+        return "another" if isinstance(kind, str) and kind not in known else f"a {kind if kind in known else known[0]}"
+
+    return Discriminator(tag)
+
+
+AnyTool = Annotated[Annotated[Tool, Tag("a function")] | Annotated[OtherTool, Tag("another")], by_kind("function")]
+
+
+class NamedTool(Checked):
+    type: Literal["function"]
+    name: str
+
+
+class AllowedTools(Checked):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[Some[dict[str, Any]], Field(max_length=MAX_TOOLS)]  # those that are no functions are passed over
+
+
+def _as_choice(choice: Any) -> Any:
+    """Some clients write a word as the type of an object."""
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if isinstance(kind, str) and kind not in (*_WORDS, "function", "allowed_tools"):
+        raise ValueError(f"the tool '{kind[:64]}' is not run here; only functions can be called")
+    return kind if kind in _WORDS else flat(choice)
+
+
+_WORDS = ("none", "auto", "required")
+
+
+ToolChoice = Annotated[
+    Literal["none", "auto", "required"] | Annotated[NamedTool | AllowedTools, Field(discriminator="type")] | None,
+    BeforeValidator(_as_choice),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Calling:
+    """The functions that a model reads about, and those that it may or must call; the kinds of other tools."""
+
+    described: Seq[Json] = ()
+    functions: Seq[Json] = ()
+    must: bool = False
+    parallel: bool = True
+    others: Seq[str] = ()
+
+
+NO_CALLS = Calling()
+
+
+def calling_of(functions: Seq[Json], tools: Iterable[Any], choice: Any, parallel: bool | None) -> Calling:
+    """What a ToolChoice leaves of the functions among `tools`; a named one is called once. Raises Refusal."""
+    others = [tool.type for tool in tools if isinstance(tool, OtherTool)]
+    chosen, allowed, is_named = functions, functions if choice != "none" else (), isinstance(choice, NamedTool)
+    if isinstance(choice, NamedTool | AllowedTools):
+        known, listed = {each["name"] for each in functions}, getattr(choice, "tools", [choice.model_dump()])
+        names = [str(flat(tool).get("name")) for tool in listed if tool.get("type") == "function"]
+        if unknown := [name for name in names if name not in known]:
+            says = f"no function is called '{unknown[0][:64]}', and other tools are not run here"
+            raise Refusal(400, f"tool_choice: {says}", param="tool_choice")
+        allowed = [each for each in functions if each["name"] in names]
+        chosen = functions if is_named else allowed
+    must = is_named or "required" in (choice, getattr(choice, "mode", None))
+    if must and not allowed:
+        raise Refusal(400, "tool_choice: there are no tools", param="tool_choice")
+    return Calling(chosen, allowed, must, parallel is not False and not is_named, others)

@@ -1,4 +1,4 @@
-"""Anthropic's `/v1/messages` over chat completions: text and tools."""
+"""Anthropic's `/v1/messages`: its body of text and tools, and answers whole or as server-sent events."""
 
 import json
 import re
@@ -8,19 +8,37 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, Tag
+from pydantic import BaseModel, BeforeValidator, Field, Tag
 
 from skydraft.gateway.answers import ItemsAnswer, WrittenCall
-from skydraft.gateway.items import BY_KIND, IN_PARTS, CalledTool, Result, Skipped, TextPart, Unread
-from skydraft.gateway.refusals import NOT_SERVED, Refusal
-from skydraft.gateway.schema import MAX_STOPS, Translated, check_served
-from skydraft.gateway.tools import MAX_TOOLS, OtherTool, Some, ToolName, by_kind
+from skydraft.gateway.items import (
+    BY_KIND,
+    IN_PARTS,
+    MAX_TOOLS,
+    CalledTool,
+    Checked,
+    Json,
+    NamedTool,
+    OtherTool,
+    Result,
+    Skipped,
+    Some,
+    TextPart,
+    ToolChoice,
+    ToolName,
+    Turn,
+    Unread,
+    by_kind,
+    calling_of,
+    said,
+)
+from skydraft.gateway.refusals import NOT_SERVED, Refusal, instead
+from skydraft.gateway.schema import MAX_TURNS, Ask, Body, Effort, ResponseFormat, Stops, check_served
 from skydraft.prompts.tool_calls import CallText
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
           429: "rate_limit_error", 503: "overloaded_error"}  # fmt: skip
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
-_FORMAT = "Use output_config.format instead."
 _SIGNATURE = "skydraft"  # it says who thought; nothing is checked when it comes back
 _MOST = sys.float_info.max  # JSON has no infinity
 # Claude Code's first words; parts of the line change with each request. A proxy may join other words to it.
@@ -42,6 +60,11 @@ class _Tool(BaseModel):
     description: str | None = None
     input_schema: dict[str, Any]
 
+    @property
+    def function(self) -> Json:
+        more = {"description": self.description} if self.description is not None else {}
+        return {"name": self.name, **more, "parameters": self.input_schema}
+
 
 _AnyTool = Annotated[Annotated[_Tool, Tag("a custom")] | Annotated[OtherTool, Tag("another")], by_kind("custom")]
 
@@ -51,89 +74,87 @@ class _Choice(BaseModel):
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
+    @property
+    def meant(self) -> ToolChoice:
+        """Raises Refusal."""
+        if self.type != "tool":
+            return "required" if self.type == "any" else self.type
+        if self.name is None:
+            raise Refusal(400, "tool_choice.name: Input should be a valid string", param="tool_choice.name")
+        return NamedTool(type="function", name=self.name)
 
-class MessagesRequest(Translated):
+
+class _Output(Checked):
+    format: Annotated[ResponseFormat | None, BeforeValidator(lambda given: given or None)] = None
+    effort: Effort | None = None
+
+
+class MessagesRequest(Body):
     """An answer goes on from a last message of the assistant, unless the body says that it begins a new one."""
 
-    not_served: ClassVar[Mapping[str, str]] = NOT_SERVED | {
-        "stop": "Use stop_sequences instead.",
-        "max_completion_tokens": "Use max_tokens instead.",
-        "response_format": _FORMAT,
-        "output_format": _FORMAT,
-        "logprobs": _NO_PLACE,
-        "top_logprobs": _NO_PLACE,
-    }
-    names: ClassVar[Mapping[str, str]] = {
-        "response_format.json_schema": "output_config.format", "response_format": "output_config.format",
-        "reasoning_effort": "output_config.effort", "stop": "stop_sequences", "tool_choice.function": "tool_choice",
-        "messages": "messages",  # without numbers
+    not_served: ClassVar[Mapping[str, str]] = {
+        **NOT_SERVED, "logprobs": _NO_PLACE, "top_logprobs": _NO_PLACE,
+        **instead(stop_sequences="stop", max_tokens="max_completion_tokens"),
+        **instead(output_config__format="response_format output_format"),
     }  # fmt: skip
+    kinds: ClassVar[frozenset[str]] = frozenset(("json_schema",))
+    format_field: ClassVar[str] = "output_config.format"
 
-    messages: Annotated[Some[_Message], Field(min_length=1, max_length=4096)]
-    system: str | Annotated[Some[Annotated[TextPart, BY_KIND]], Field(max_length=256)] | None = None
-    stop_sequences: Annotated[Some[str], Field(max_length=MAX_STOPS)] | None = None
+    messages: Annotated[Some[_Message], Field(min_length=1, max_length=MAX_TURNS)]
+    system: Annotated[Some[Annotated[TextPart, BY_KIND]], Field(max_length=256), IN_PARTS] | None = None
+    stop_sequences: Stops | None = None
     tools: Annotated[Some[_AnyTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: _Choice | None = None
-    output_config: dict[str, Any] | None = None
+    output_config: _Output | None = None
+    n: Literal[1] | None = None
+    continue_final_message: bool | None = None
 
-    def chat_fields(self) -> dict[str, Any]:
+    def to_ask(self) -> Ask:
         ours = {f"skydraft.{name}": getattr(self.choice, name) for name in ("logprobs", "token_ids")}
         check_served(ours, dict.fromkeys(ours, _NO_PLACE))
-        output = self.output_config or {}
-        chosen = self.tool_choice or _Choice(type="auto")
-        choice = {"any": "required", "tool": {"type": "function", "name": chosen.name}}
-        turns: list[dict[str, Any]] = []
-        told = _Message.model_validate({"role": "system", "content": self.system or []})
+        turns: list[Turn] = []
+        told = _Message.model_construct(role="system", content=self.system or [])
         for each in (each for message in (told, *self.messages) for each in _turns(message)):
             # A system message after the user's words holds for their answer; models expect to answer these words.
-            is_after = each["role"] == "system" and bool(turns) and turns[-1]["role"] == "user"
+            is_after = each.role == "system" and bool(turns) and turns[-1].role == "user"
             turns.insert(len(turns) - is_after, each)
-        is_begun = bool(turns) and turns[-1]["role"] == "assistant" and not turns[-1]["tool_calls"]
-        goes_on = is_begun if self.continue_final_message is None else self.continue_final_message
-        return {
-            "messages": turns,
-            "reasoning_effort": self.reasoning_effort or output.get("effort"),
-            "continue_final_message": goes_on,
-            "response_format": output.get("format") or None,
-            "stop": self.stop_sequences,
-            "tools": self.tools and [_as_chats(tool) for tool in self.tools],
-            "tool_choice": choice.get(chosen.type, chosen.type),
-            "parallel_tool_calls": not chosen.disable_parallel_tool_use,
-        }
+        is_begun = bool(turns) and turns[-1].role == "assistant" and not turns[-1].tool_calls
+        tools, functions = self.tools or (), [tool.function for tool in self.tools or () if isinstance(tool, _Tool)]
+        chosen, output = self.tool_choice or _Choice(type="auto"), self.output_config or _Output()
+        return Ask(
+            self, turns, max_tokens=self.max_tokens, stop=self.stop_sequences,
+            effort=self.reasoning_effort or output.effort, form=output.format,
+            calling=calling_of(functions, tools, chosen.meant, not chosen.disable_parallel_tool_use),
+            goes_on=is_begun if self.continue_final_message is None else self.continue_final_message,
+        )  # fmt: skip
 
 
-def _as_chats(tool: _Tool | OtherTool) -> dict[str, Any]:
-    if isinstance(tool, OtherTool):
-        return {"type": tool.type}
-    said = {"description": tool.description} if tool.description is not None else {}
-    return {"type": "function", "function": {"name": tool.name, **said, "parameters": tool.input_schema}}
-
-
-def _turns(message: _Message) -> Iterator[dict[str, Any]]:
-    """One of Anthropic's messages as OpenAI's: results are messages of their own, the user's before the words."""
+def _turns(message: _Message) -> Iterator[Turn]:
+    """What one of Anthropic's messages says: results are turns of their own, the user's before the words."""
     blocks: list[Any] = message.content
     if message.role == "user":
         blocks = sorted(blocks, key=lambda block: not isinstance(block, Result))
     for is_result, group in groupby(blocks, key=lambda block: isinstance(block, Result)):
-        said = list(group)
+        told = list(group)
         if is_result:
-            yield from ({"role": "tool", "tool_call_id": each.call_id, "content": each.output} for each in said)
+            yield from (said("tool", *each.output or (), call_id=each.call_id) for each in told)
             continue
-        texts = [block for block in said if isinstance(block, TextPart | Unread)]
+        texts = [block for block in told if isinstance(block, TextPart | Unread)]
         if message.role == "system":
             texts = [TextPart(text=words) for part in texts if (words := _BILL.sub("", part.text))]
-        calls = [block for block in said if isinstance(block, CalledTool)]
-        thoughts = [block for block in said if isinstance(block, Skipped) and block.thought]
+        calls = [block for block in told if isinstance(block, CalledTool)]
+        thoughts = [block for block in told if isinstance(block, Skipped) and block.thought]
         if texts or calls or (thoughts and message.role == "assistant"):
-            yield {"role": message.role, "content": [*thoughts, *texts], "tool_calls": calls or None}
+            yield said(message.role, *thoughts, *texts, calls=calls)
 
 
 class MessagesAnswer(ItemsAnswer):
     reads = MessagesRequest
 
-    def __init__(self, own: MessagesRequest, *given: Any) -> None:
-        super().__init__(own, *given)
-        self._frame = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "model": own.model}
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        kind = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant"}
+        self._frame = {**kind, "model": self._body.model}
 
     def first(self) -> Iterator[dict[str, Any]]:
         usage = {"input_tokens": self.choices[0].num_prompt_tokens, "output_tokens": 0}

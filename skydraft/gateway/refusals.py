@@ -3,6 +3,7 @@
 import itertools
 import logging
 import time
+from collections.abc import Collection
 from typing import Any
 
 from pydantic import ValidationError
@@ -39,19 +40,17 @@ class Refusal(Exception):
         return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
 
-def refusal_of(error: Exception) -> Refusal:
+def refusal_of(error: Exception, prompt_field: str = "messages") -> Refusal:
     """An unexpected error is logged, and the client does not see its message."""
     if isinstance(error, Refusal):
         return error
-    if isinstance(error, ValidationError):
-        return _invalid(error)
     if isinstance(error, errors.ContextExceeded):
         # LangChain and LiteLLM recognise this error by these words, and Claude Code compacts by the two numbers.
         said = f"the prompt is too long: {error.num_tokens} tokens > {error.most} maximum."
         message = f"This model's maximum context length is exceeded: {said}"
-        return Refusal(400, message, param="messages", code=TOO_LONG)
+        return Refusal(400, message, param=prompt_field, code=TOO_LONG)
     if isinstance(error, errors.LimitExceeded):
-        return Refusal(400, error.message, param="messages", code=TOO_LONG)
+        return Refusal(400, error.message, param=prompt_field, code=TOO_LONG)
     if isinstance(error, errors.UsageError) and not isinstance(error, _OPERATORS):
         return Refusal(400, error.message)  # its hint is for the command line
     if isinstance(error, errors.BudgetSpent):
@@ -78,17 +77,8 @@ _FORMAT = "Use response_format (of a response: text.format) or skydraft.grammar 
 _NOT_SERVED = {
     "GBNF is not read. Give a Lark grammar or a pattern as skydraft.grammar.": "grammar",
     _FORMAT: "json_schema guided_json structured_outputs output_format",
-    "Use skydraft.grammar instead.": "guided_regex guided_choice guided_grammar structural_tag regex ebnf",
-    "Use tools instead.": "functions function_call",
     "Answers are text.": "audio modalities",
     "Pictures are not read.": "image_data multimodal_data",
-    "Use n instead.": "best_of n_cmpl",
-    "Use max_tokens instead.": "n_predict max_new_tokens",
-    "Use min_tokens instead.": "min_new_tokens",
-    "Use logprobs instead.": "n_probs",
-    "Use repetition_penalty instead.": "repeat_penalty",
-    "Use skydraft.token_ids instead.": "return_token_ids return_tokens return_tokens_as_token_ids",
-    "Use stop instead.": "stop_regex",
     'Write it as "skydraft": {"local_only": true}.': "local_only",  # passed over, the text would be sent
     "Its fields belong into the body itself.": "extra_body",
     "Text can be continued at its end only.": "suffix",
@@ -107,7 +97,19 @@ _NOT_SERVED = {
         t_max_predict_ms mirostat typical_p tfs top_a top_n_sigma xtc_probability dynatemp_range dry_multiplier
         adaptive_target post_sampling_probs min_keep response_fields return_hidden_states""",
 }
-NOT_SERVED = {name: why for why, names in _NOT_SERVED.items() for name in names.split()}
+
+
+def instead(**fields: str) -> dict[str, str]:
+    """Fields that are not served, by what says so: those that are, with the names that others give them."""
+    return {name: f"Use {own.replace('__', '.')} instead." for own, names in fields.items() for name in names.split()}
+
+
+NOT_SERVED = {name: why for why, names in _NOT_SERVED.items() for name in names.split()} | instead(
+    n="best_of n_cmpl", max_tokens="n_predict max_new_tokens", min_tokens="min_new_tokens", logprobs="n_probs",
+    repetition_penalty="repeat_penalty", stop="stop_regex", tools="functions function_call",
+    skydraft__token_ids="return_token_ids return_tokens return_tokens_as_token_ids",
+    skydraft__grammar="guided_regex guided_choice guided_grammar structural_tag regex ebnf",
+)  # fmt: skip
 # What asks for nothing, besides null, false, 0 and what is empty.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"), "modalities": (["text"],), "best_of": (1,), "n_cmpl": (1,), "n_predict": (-1,),
@@ -125,15 +127,15 @@ _SAID = {"missing": "It is missing.", "too_short": "It is empty.", "union_tag_no
 _ALTERNATIVES = {"str", "int", "list", "text", "NamedTool", "message", "function_call", "function_call_output"}
 
 
-def _invalid(error: ValidationError) -> Refusal:
+def invalid(error: ValidationError, kinds: Collection[str] = ()) -> Refusal:
+    """What is wrong with a body. The location of an error also holds names of alternatives and `kinds`: no fields."""
     # The client probably meant the alternative of a union whose error lies deepest, or that has the value's type.
     found = error.errors(include_url=False, include_input=False)
     first = max(found, key=lambda each: (len(each["loc"]), not each["type"].endswith("_type")))
     if first["type"] == "json_invalid":
         return Refusal(400, f"The body is not valid JSON: {first['ctx']['error']}.")
-    # The location of an error also holds names of alternatives, which are not fields.
     place = [str(part) for part in first["loc"] if isinstance(part, int) or str(part).isidentifier()]
-    fields = [part for part in place[1:] if part not in _ALTERNATIVES]
+    fields = [part for part in place[1:] if part not in _ALTERNATIVES and part not in kinds]
     param = ".".join(part for part, _ in itertools.groupby([*place[:1], *fields])) or None
     return Refusal(400, f"{param or 'The body'}: {_said(first, place)}", param=param)
 

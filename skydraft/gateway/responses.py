@@ -1,4 +1,4 @@
-"""OpenAI's `/v1/responses` over chat completions: nothing is kept between requests."""
+"""OpenAI's `/v1/responses` : its body, and answers whole or as server-sent events. Nothing is kept between requests."""
 
 import itertools
 import time
@@ -9,16 +9,32 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Tag
 
 from skydraft.gateway.answers import ItemsAnswer, Run, WrittenCall
-from skydraft.gateway.items import BY_KIND, CalledTool, Content, Result, Skipped
+from skydraft.gateway.items import (
+    BY_KIND,
+    MAX_TOOLS,
+    CalledTool,
+    Content,
+    Function,
+    OtherTool,
+    Result,
+    Skipped,
+    Some,
+    TextPart,
+    ToolChoice,
+    Turn,
+    by_kind,
+    calling_of,
+    flat,
+    said,
+)
 from skydraft.gateway.logprobs import token_logprobs
-from skydraft.gateway.refusals import NOT_SERVED, SPENT, TOO_LONG, Refusal
-from skydraft.gateway.schema import MAX_LOGPROBS, MaxTokens, Translated
-from skydraft.gateway.tools import MAX_TOOLS, Function, OtherTool, Some, by_kind, flat
+from skydraft.gateway.refusals import NOT_SERVED, SPENT, TOO_LONG, Refusal, instead
+from skydraft.gateway.schema import MAX_LOGPROBS, MAX_TURNS, Ask, Body, MaxTokens, ResponseFormat
 from skydraft.prompts.tool_calls import CallText
 
 _INCOMPLETE: dict[str | None, str] = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _LOGPROBS = "message.output_text.logprobs"
-_COPIED = {"model", "instructions", "max_output_tokens", "temperature", "top_p", "text", "tools", "tool_choice",
+_COPIED = {"model", "instructions", "max_output_tokens", "temperature", "top_p", "tools", "tool_choice",
            "parallel_tool_calls", "metadata"}  # fmt: skip
 
 
@@ -28,6 +44,9 @@ class _Message(BaseModel):
     content: Content
 
 
+_ONE_MESSAGE = BeforeValidator(
+    lambda given: [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else given
+)
 _Item = Annotated[_Message | CalledTool | Result | Skipped, Field(discriminator="type"), BY_KIND]
 
 
@@ -52,40 +71,44 @@ _AnyTool = Annotated[
 
 
 class _TextOptions(BaseModel):
-    format: dict[str, Any] | None = None
+    format: ResponseFormat | None = None
 
 
-class ResponsesRequest(Translated):
-    not_served: ClassVar[Mapping[str, str]] = NOT_SERVED | {
-        "max_tokens": "Use max_output_tokens instead.",
-        "max_completion_tokens": "Use max_output_tokens instead.",
-        "response_format": "Use text.format instead.",
-        "prompt": "Use instructions and input instead; prompts are not kept here.",
-    }
-    names: ClassVar[Mapping[str, str]] = {
-        "messages": "input", "response_format.json_schema": "text.format", "response_format": "text.format",
-        "tool_choice.function": "tool_choice",
+class ResponsesRequest(Body):
+    not_served: ClassVar[Mapping[str, str]] = {
+        **NOT_SERVED, "prompt": "Use instructions and input instead; prompts are not kept here.",
+        **instead(max_output_tokens="max_tokens max_completion_tokens", text__format="response_format"),
     }  # fmt: skip
+    kinds: ClassVar[frozenset[str]] = frozenset(("function", "json_schema"))
+    prompt_field: ClassVar[str] = "input"
+    format_field: ClassVar[str] = "text.format"
 
-    input: str | Annotated[Some[_Item], Field(min_length=1, max_length=4096)]
+    input: Annotated[Some[_Item], Field(min_length=1, max_length=MAX_TURNS), _ONE_MESSAGE]
     instructions: str | None = None
     max_output_tokens: MaxTokens = None
     tools: Annotated[Some[_AnyTool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     text: _TextOptions | None = None
     include: Annotated[Some[str], Field(max_length=32)] | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     metadata: dict[str, Any] | None = None
+    n: Literal[1] | None = None
+    continue_final_message: bool | None = None
 
-    def chat_fields(self) -> dict[str, Any]:
+    def to_ask(self) -> Ask:
+        spaces = [space.tools if isinstance(space, _Namespace) else [space] for space in self.tools or ()]
+        functions = [
+            tool.model_dump(exclude={"type"}, exclude_unset=True) | {"name": name}
+            for name, (_, tool) in self.functions().items()
+        ]
+        calling = calling_of(functions, itertools.chain(*spaces), self.tool_choice, self.parallel_tool_calls)
         scored = _LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
-        return {
-            "messages": self._messages(), "max_tokens": self.max_output_tokens,
-            "tools": self.tools and self._tools(), "tool_choice": self.tool_choice,
-            "parallel_tool_calls": self.parallel_tool_calls, "response_format": self.text and self.text.format,
-            "logprobs": scored, "top_logprobs": self.top_logprobs if scored else None,
-        }  # fmt: skip
+        return Ask(
+            self, self._turns(), max_tokens=self.max_output_tokens, stop=self.stop, effort=self.reasoning_effort,
+            num_best=(self.top_logprobs or 0) if scored else None, calling=calling,
+            form=self.text.format if self.text else None, goes_on=bool(self.continue_final_message),
+        )  # fmt: skip
 
     def functions(self) -> dict[str, tuple[str | None, _Function]]:
         """Each function and its namespace by the name that the model reads: its own, or both where that is taken."""
@@ -97,39 +120,27 @@ class ResponsesRequest(Translated):
                     known[f"{namespace}.{tool.name}" if tool.name in known else tool.name] = namespace, tool
         return known
 
-    def _tools(self) -> list[dict[str, Any]]:
-        spaces = [space.tools for space in self.tools or () if isinstance(space, _Namespace)]
-        others = [tool for tools in (self.tools or (), *spaces) for tool in tools if isinstance(tool, OtherTool)]
-        functions = [
-            {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_unset=True) | {"name": name}}
-            for name, (_, tool) in self.functions().items()
-        ]
-        return [*functions, *({"type": tool.type} for tool in others)]
-
-    def _messages(self) -> list[dict[str, Any]]:
-        """Calls belong to the assistant's message before them, and thoughts to the one after them."""
-        messages: list[dict[str, Any]] = []
-        if self.instructions:
-            messages.append({"role": "system", "content": self.instructions})
-        if isinstance(self.input, str):
-            return [*messages, {"role": "user", "content": self.input}]
+    def _turns(self) -> list[Turn]:
+        """Calls belong to the assistant's turn before them, and thoughts to the one after them."""
+        turns: list[Any] = [said("system", TextPart(text=self.instructions))] if self.instructions else []
         thoughts: list[Skipped] = []
         known_as = {(space, tool.name): name for name, (space, tool) in self.functions().items()}
         for item in self.input:
             if isinstance(item, Skipped):
                 thoughts += [item] if item.thought else []
             elif isinstance(item, _Message):
-                messages.append({"role": item.role, "content": [*thoughts, *item.content]})
+                turns.append(said(item.role, *thoughts, *item.content))
                 thoughts = []
             elif isinstance(item, CalledTool):
-                if not messages or messages[-1]["role"] != "assistant":
-                    messages.append({"role": "assistant", "content": []})
-                messages[-1]["content"] += thoughts
+                if not turns or turns[-1].role != "assistant":
+                    turns.append(said("assistant"))
+                turns[-1].content.extend(thoughts)
                 name, thoughts = known_as.get((item.namespace, item.name), item.name), []
-                messages[-1].setdefault("tool_calls", []).append(item.model_copy(update={"name": name}))
+                turns[-1].tool_calls.append(item.model_copy(update={"name": name}))
             if isinstance(item, Result) or (isinstance(item, CalledTool) and item.output is not None):
-                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.output})
-        return messages
+                parts = [TextPart(text=item.output)] if isinstance(item.output, str) else item.output or ()
+                turns.append(said("tool", *parts, call_id=item.call_id))
+        return turns
 
 
 class ResponsesAnswer(ItemsAnswer):
@@ -137,9 +148,9 @@ class ResponsesAnswer(ItemsAnswer):
     tells_length_in_stream = True  # Codex makes room for itself only then
     scores_thoughts = False
 
-    def __init__(self, own: ResponsesRequest, *given: Any) -> None:
-        super().__init__(own, *given)
-        self._functions = own.functions()
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._functions = self._body.functions()
         self._id, self._created = f"resp_{uuid.uuid4().hex}", int(time.time())
         self._scored: list[dict[str, Any]] = []  # log-probabilities of tokens whose text is held back
         self._numbers = itertools.count()
@@ -149,7 +160,7 @@ class ResponsesAnswer(ItemsAnswer):
             yield self._event(name, response=self._response("in_progress"))
 
     def _write(self, index: int, run: Run) -> Iterator[dict[str, Any]]:
-        if self._body.num_best is not None:
+        if self._ask.num_best is not None:
             self._scored += token_logprobs(self._vocab, run.scores)
         return super()._write(index, run)
 
@@ -235,7 +246,9 @@ class ResponsesAnswer(ItemsAnswer):
         return self._event("failed", response=self._response("failed") | {"error": error})
 
     def _response(self, status: str) -> dict[str, Any]:
-        body = self._own.model_dump(include=_COPIED, mode="json")  # NaN, which some clients send, is no JSON
+        body = self._body.model_dump(include=_COPIED, mode="json")  # NaN, which some clients send, is no JSON
+        form = self._body.text and self._body.text.format
+        told = form.model_dump(mode="json", by_alias=True, exclude_unset=True) if form else {"type": "text"}
         num_read, cached, written = self.usage
         is_over = status in ("completed", "incomplete")
         used = {
@@ -247,8 +260,7 @@ class ResponsesAnswer(ItemsAnswer):
             "id": self._id, "object": "response", "created_at": self._created, "status": status, "error": None,
             "incomplete_details": {"reason": _INCOMPLETE[self.choices[0].finish]} if status == "incomplete" else None,
             "output": [] if status == "in_progress" else self._items, "usage": used if is_over else None,
-            "text": body["text"] or {"format": {"type": "text"}}, "tools": body["tools"] or [],
-            "tool_choice": body["tool_choice"] or "auto",
+            "text": {"format": told}, "tools": body["tools"] or [], "tool_choice": body["tool_choice"] or "auto",
             "parallel_tool_calls": body["parallel_tool_calls"] is not False, "metadata": body["metadata"] or {},
             "previous_response_id": None, "store": False, "truncation": "disabled",
         }  # fmt: skip

@@ -1,37 +1,46 @@
-"""Bodies of OpenAI's requests. Known fields are checked, and unknown ones passed over (an error under `skydraft`)."""
+"""Bodies of requests: what all interfaces have, how much of one is read, and what its client asks for.
 
+Known fields are checked, and unknown ones passed over (an error under `skydraft`).
+"""
+
+import codecs
+import json
+import re
+from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import fields
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BeforeValidator, ConfigDict, Field, create_model, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
 from skydraft.config import MAX_K, STYLES, DecodingParams
-from skydraft.gateway.items import AudioPart, ChatCall, Content, Skipped, TextPart
-from skydraft.gateway.refusals import NEUTRAL, NOT_SERVED, OWN_FIELDS, Refusal
-from skydraft.gateway.tools import (
-    MAX_TOOLS,
-    AllowedTools,
-    AnyTool,
-    Checked,
-    Function,
-    NamedTool,
-    Some,
-    Tool,
-    ToolChoice,
-    flat,
-)
-from skydraft.prompts.messages import Role
+from skydraft.gateway.items import NO_CALLS, AudioPart, Calling, Checked, Json, Some, Turn, flat
+from skydraft.gateway.refusals import NEUTRAL, NOT_SERVED, OWN_FIELDS, TOO_LONG, Refusal, invalid
+from skydraft.prompts import tool_calls
 from skydraft.prompts.thinking import Think
 
+B = TypeVar("B", bound=BaseModel)
 MAX_CHOICES = 8
+MAX_TURNS = 4096
 MAX_STOPS = 16
 MAX_BIASES = 1024  # and stop tokens
 MAX_LOGPROBS = 20  # of one place
+_MAX_TEXT = 2 * 1024 * 1024  # bytes beside recordings: each choice encodes all of it before it can be refused
+_MAX_ITEMS = 200_000  # brackets and commas, each of which can become an object
+_OBJECT: Json = {"type": "object"}
+_RECORDING = re.compile(rb'"data"\s*:\s*"')
+_LOCAL_ONLY = re.compile(rb'"local_only"\s*:\s*(?:true|1|")')
+_CLIENTS_OWN = {"arguments", "input", "parameters", "input_schema", "schema"}
+_MEANT_IF_FALSE = ("prompt_logprobs", "skip_special_tokens")
 
 Stop = Annotated[str, Field(max_length=256)]
+Stops = Annotated[Some[Stop], Field(max_length=MAX_STOPS)]
 TokenId = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
+TokenIds = Annotated[Some[TokenId], Field(min_length=1)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+# Some clients write -1 for no limit.
+MaxTokens = Annotated[Count | None, BeforeValidator(lambda value: None if value == -1 else value)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -46,44 +55,29 @@ def at_most(num_items: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-# What clients send back as they got it, in whatever form others write it.
-Thought = Annotated[str | None, BeforeValidator(lambda value: value if isinstance(value, str) else None)]
-
-
-class ChatMessage(Checked):
-    """A turn that only called tools has no content."""
-
-    role: Annotated[Role, BeforeValidator(lambda role: "system" if role == "developer" else role)]
-    content: Content | None = None
-    name: str | None = None
-    tool_calls: Annotated[Some[ChatCall], Field(max_length=256)] | None = None
-    tool_call_id: str | None = None
-    reasoning_content: Thought = None
-    reasoning: Thought = None  # the same, as others call it
-
-    @property
-    def thought(self) -> str | None:
-        skipped = (part for part in self.content or () if isinstance(part, Skipped))
-        told = "\n".join(part.thought for part in skipped if part.thought)
-        return self.reasoning_content or self.reasoning or told or None
-
-
 class StreamOptions(Checked):
     include_usage: bool | None = None
 
 
-class TextFormat(Checked):
+class _Format(Checked):
+    model_config = ConfigDict(extra="allow", frozen=True)  # a response repeats all of it
+
+
+class TextFormat(_Format):
     type: Literal["text"]
+    schema_: ClassVar[Json | None] = None
 
 
-class ObjectFormat(Checked):
+class ObjectFormat(_Format):
     type: Literal["json_object"]
-    schema_: dict[str, Any] | None = Field(None, alias="schema")  # otherwise any object
+    schema_: Annotated[Json, BeforeValidator(lambda given: _OBJECT if given is None else given)] = Field(
+        _OBJECT, alias="schema"
+    )
 
 
-class SchemaFormat(Checked):
+class SchemaFormat(_Format):
     type: Literal["json_schema"]
-    schema_: dict[str, Any] = Field(alias="schema")  # it is followed with `strict` or without
+    schema_: Json = Field(alias="schema")  # it is followed with `strict` or without
 
 
 ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type"), BeforeValidator(flat)]
@@ -106,22 +100,16 @@ class _Choice(Checked):
     local_only: bool = False
     break_loops: bool = True
 
-    def decoding(self) -> dict[str, Any]:
+    def decoding(self) -> Json:
         options = self.model_fields_set & {known.name for known in fields(DecodingParams)}
         return {name: getattr(self, name) for name in options}
 
 
-_OPTIONS: dict[str, Any] = {
+_OPTIONS: Json = {
     known.name: (type(known.default) | None, None) for known in fields(DecodingParams)
     if known.name not in {*OWN_FIELDS, "think_start", "think_end"}
 }  # fmt: skip
 Extension: type[_Choice] = create_model("Extension", __base__=_Choice, **_OPTIONS)
-
-
-_MEANT_IF_FALSE = ("prompt_logprobs", "skip_special_tokens")
-TokenIds = Annotated[Some[TokenId], Field(min_length=1)]
-# Some clients write -1 for no limit.
-MaxTokens = Annotated[Count | None, BeforeValidator(lambda value: None if value == -1 else value)]
 
 
 def check_served(fields: Mapping[str, Any], not_served: Mapping[str, str]) -> None:
@@ -133,12 +121,14 @@ def check_served(fields: Mapping[str, Any], not_served: Mapping[str, str]) -> No
             raise Refusal(400, f"{name}: {not_served[name]}", param=name)
 
 
-class AnyRequest(Checked):
+class Body(Checked):
     """Fields of all interfaces. Those that are `not_served` are refused, and other unknown ones passed over."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     not_served: ClassVar[Mapping[str, str]] = NOT_SERVED
-    names: ClassVar[Mapping[str, str]] = {}  # of fields, where those of chat completions are called otherwise
+    kinds: ClassVar[frozenset[str]] = frozenset()  # of what is in a place of the body, which are no fields of it
+    prompt_field: ClassVar[str] = "messages"
+    format_field: ClassVar[str] = "response_format"
 
     model: str = Field(max_length=256)
     stream: bool | None = None
@@ -150,7 +140,7 @@ class AnyRequest(Checked):
     top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
     min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
-    stop: Stop | Annotated[Some[Stop], Field(max_length=MAX_STOPS)] | None = None  # "" is none
+    stop: Stop | Stops | None = None  # "" is none
     stop_token_ids: Annotated[Some[TokenId], Field(max_length=MAX_BIASES)] | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     repetition_penalty: float | None = Field(None, gt=0, le=1e6)
@@ -158,7 +148,7 @@ class AnyRequest(Checked):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]] | None, at_most(MAX_BIASES)] = None
     cache_salt: str | None = Field(None, max_length=1024)  # what is kept is shared by requests of one salt alone
-    chat_template_kwargs: Annotated[dict[str, Any] | None, at_most(64)] = None
+    chat_template_kwargs: Annotated[Json | None, at_most(64)] = None
     reasoning_effort: Effort | None = None
     reasoning: Any = None
     thinking: Any = None
@@ -178,141 +168,107 @@ class AnyRequest(Checked):
         """Our extension, an empty one if there is none."""
         return self.skydraft or Extension()
 
-    @property
-    def wants_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
-
-
-class Prediction(Checked):
-    """What the answer may repeat. Its parts are texts."""
-
-    type: Literal["content"]
-    content: str | Annotated[Some[TextPart], Field(max_length=4096)]
-
-    @property
-    def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-
-
-class ChatRequest(AnyRequest):
-    messages: Annotated[Some[ChatMessage], Field(min_length=1, max_length=4096)]
-    max_completion_tokens: MaxTokens = None
-    tools: Annotated[Some[AnyTool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: ToolChoice = None
-    parallel_tool_calls: bool | None = None
-    response_format: ResponseFormat | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    continue_final_message: bool | None = None
-    prediction: Prediction | None = None
-
-    def model_post_init(self, context: object) -> None:
+    @abstractmethod
+    def to_ask(self) -> "Ask":
         """Raises Refusal for fields that do not fit each other."""
-        if self.top_logprobs and not self.logprobs:
-            raise Refusal(400, "top_logprobs: it needs logprobs: true", param="top_logprobs")
-        asked = self.tool_choice.names() if isinstance(self.tool_choice, NamedTool | AllowedTools) else []
-        names = [tool.function.name for tool in self.tools or () if isinstance(tool, Tool)]
-        if unknown := [name for name in asked if name not in names]:
-            says = f"no function is called '{unknown[0][:64]}', and other tools are not run here"
-            raise Refusal(400, f"tool_choice: {says}", param="tool_choice")
-        if self.must_call and not self.callable_tools:
-            raise Refusal(400, "tool_choice: there are no tools", param="tool_choice")
-        super().model_post_init(context)
+
+    def place(self, *numbers: int) -> str:
+        """What the client calls a turn, or a part of its content."""
+        return self.prompt_field
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a client wants, in no interface's words. What all say alike is in the `body`.
+
+    A text has `prompts`, words or tokens, in the place of turns. Raises Refusal.
+    """
+
+    body: Body
+    turns: Seq[Turn] = ()
+    prompts: Seq[str | list[int]] = ()
+    max_tokens: int | None = None  # 0: nothing is written
+    stop: str | Seq[str] | None = None
+    effort: str | None = None
+    num_best: int | None = None
+    calling: Calling = NO_CALLS
+    form: TextFormat | ObjectFormat | SchemaFormat | None = None
+    goes_on: bool = False  # with the last turn
+    echoes: bool = False
+    prediction: str | None = None
+
+    def __post_init__(self) -> None:
+        num, field = len(self.turns or self.prompts), self.body.prompt_field
+        if not 0 < num <= MAX_TURNS:
+            says = f"It has more than {MAX_TURNS} turns." if num else "It is empty."
+            raise Refusal(400, f"{field}: {says}", param=field)
 
     @property
     def recordings(self) -> list[AudioPart]:
-        parts = (part for message in self.messages for part in message.content or ())
-        return [part for part in parts if isinstance(part, AudioPart)]
+        return [part for turn in self.turns for part in turn.content or () if isinstance(part, AudioPart)]
 
     @property
-    def num_best(self) -> int | None:
-        return (self.top_logprobs or 0) if self.logprobs else None
-
-    @property
-    def described_tools(self) -> list[Tool]:
-        tools = [tool for tool in self.tools or () if isinstance(tool, Tool)]
-        if not isinstance(self.tool_choice, AllowedTools):
-            return tools
-        names = self.tool_choice.names()
-        return [tool for tool in tools if tool.function.name in names]
-
-    @property
-    def callable_tools(self) -> list[Function]:
-        functions = [tool.function for tool in self.described_tools]
-        if isinstance(self.tool_choice, NamedTool):
-            return [function for function in functions if function.name == self.tool_choice.name]
-        return functions if self.tool_choice != "none" else []
-
-    @property
-    def calls_in_parallel(self) -> bool:
-        """A named tool is called once."""
-        return self.parallel_tool_calls is not False and not isinstance(self.tool_choice, NamedTool)
-
-    @property
-    def schema_of_answer(self) -> dict[str, Any] | None:
-        wanted = self.response_format
-        if isinstance(wanted, ObjectFormat):
-            return {"type": "object"} if wanted.schema_ is None else wanted.schema_
-        return wanted.schema_ if isinstance(wanted, SchemaFormat) else None
+    def schema(self) -> Json | None:
+        """Of the answer."""
+        return self.form.schema_ if self.form else None
 
     @property
     def grammar_field(self) -> str:
-        if self.must_call:
+        if self.calling.must:
             return "tools"
-        return "skydraft.grammar" if self.response_format is None else "response_format"
+        return "skydraft.grammar" if self.form is None else self.body.format_field
 
-    @property
-    def must_call(self) -> bool:
-        return "required" in (self.tool_choice, getattr(self.tool_choice, "mode", None))
-
-
-class TextRequest(AnyRequest):
-    not_served: ClassVar[Mapping[str, str]] = NOT_SERVED | {
-        "response_format": "Use skydraft.grammar instead.", "top_logprobs": "Use logprobs instead.",
-    }  # fmt: skip
-    names: ClassVar[Mapping[str, str]] = {"messages": "prompt"}
-    # What only chats have.
-    recordings: ClassVar[list[AudioPart]] = []
-    grammar_field: ClassVar[str] = "skydraft.grammar"
-
-    prompt: Annotated[Some[Annotated[str, Field(strict=True)] | TokenIds], Field(min_length=1, max_length=MAX_CHOICES)]
-    max_tokens: MaxTokens | Literal[0] = None
-    echo: bool | None = None
-    # False asks for none; 0 asks for those of the chosen tokens.
-    logprobs: Annotated[
-        Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None,
-        BeforeValidator(lambda value: None if value is False else value),
-    ] = None
-
-    @field_validator("prompt", mode="before")
-    @classmethod
-    def _check_prompt(cls, prompt: Any) -> Any:
-        """One prompt, a text or token ids, is a list of one."""
-        if not isinstance(prompt, list) or (prompt and isinstance(prompt[0], int)):
-            return [prompt]
-        if len(prompt) > MAX_CHOICES:
-            raise ValueError(f"1 to {MAX_CHOICES} prompts at once")
-        return prompt
-
-    @property
-    def num_best(self) -> int | None:
-        return self.logprobs
+    def reader(self) -> tool_calls.Reader | None:
+        """What finds the calls in one choice. None if it can have none."""
+        calling = self.calling
+        if not calling.functions:
+            return None
+        if calling.must or self.schema is not None:
+            return tool_calls.EnforcedReader(single=not calling.parallel)
+        tools = {each["name"]: each.get("parameters") for each in calling.functions}
+        return tool_calls.CallReader(tools, single=not calling.parallel)
 
 
-class Translated(AnyRequest):
-    """A body of another interface, which is answered as a chat completion. Fields of chats mean the same in it."""
-
-    n: Literal[1] | None = None
-    continue_final_message: bool | None = None
-
-    def as_chat(self) -> ChatRequest:
-        """Raises ValidationError."""
-        return ChatRequest.model_validate(
-            {name: getattr(self, name) for name in Translated.model_fields} | self.chat_fields()
-        )
-
-    def chat_fields(self) -> dict[str, Any]:
-        raise NotImplementedError
+def read_body(data: bytes | bytearray, kind: type[B]) -> B:
+    """Parse and check a body. Raises Refusal. The interpreter is held meanwhile, so all that costs time is bounded."""
+    if data.startswith(codecs.BOM_UTF8):  # `removeprefix` would copy each body
+        data = data[len(codecs.BOM_UTF8) :]
+    _check_text(len(data) - (_num_recorded(data) if len(data) > _MAX_TEXT else 0))
+    if sum(map(data.count, (b"[", b"{", b","))) > _MAX_ITEMS:
+        raise Refusal(413, f"The body has more than {_MAX_ITEMS} brackets and commas.", code="body_too_long")
+    try:
+        return kind.model_validate_json(data)
+    except ValidationError as error:
+        raise invalid(error, getattr(kind, "kinds", ())) from None
 
 
-Sent: TypeAlias = ChatRequest | TextRequest | Translated  # a body as its client wrote it
+def read_ask(data: bytes | bytearray, kind: type[Body]) -> Ask:
+    """What a body asks for. Raises Refusal, also for too much beside the recordings that were found in it, and for a
+    misplaced `local_only`: it would be passed over, and the text sent."""
+    body = read_body(data, kind)
+    ask = body.to_ask()
+    _check_text(len(data) - sum(len(each.input_audio.data) for each in ask.recordings))
+    if "local_only" not in body.choice.model_fields_set and _LOCAL_ONLY.search(data) and _asks(json.loads(data)):
+        raise Refusal(400, 'Write it as "skydraft": {"local_only": true}.', param="local_only")
+    return ask
+
+
+def _num_recorded(data: bytes | bytearray) -> int:
+    """Bytes in the places of recordings, where they may be some: these alone are cheap to parse."""
+    places = ((found.end(), data.find(b'"', found.end())) for found in _RECORDING.finditer(data))
+    return sum(end - start for start, end in places if data[start:end].isascii())
+
+
+def _check_text(num_bytes: int) -> None:
+    if num_bytes > _MAX_TEXT:
+        message = f"There are {num_bytes} bytes beside recordings; at most {_MAX_TEXT} are read."
+        raise Refusal(400, message, code=TOO_LONG)
+
+
+def _asks(part: Any) -> bool:
+    """Whether a part of a body has `local_only`, arguments and schemas of tools apart, which are the client's own."""
+    if isinstance(part, list):
+        return any(map(_asks, part))
+    if not isinstance(part, dict):
+        return False
+    return bool(part.get("local_only")) or any(_asks(part[name]) for name in part.keys() - _CLIENTS_OWN)

@@ -23,14 +23,15 @@ from skydraft.protocol.values import (
     Opened,
     Opening,
     ServerInfo,
+    Stopped,
     TargetId,
     VerifyCall,
-    Written,
 )  # fmt: skip
 from skydraft.types import Cost, Draft, FinishReason, Media, Prompt, Score, Verdict
 
 _MAX_ID = 2**31 - 1
 _MAX_BEST = 20
+_MOST_VOCABULARY = 64 << 20  # bytes
 _FINISHES: dict[int, FinishReason | None] = {0: None, 1: "eos", 2: "stop_string", 3: "sentences", 4: "length"}
 _EXECUTIONS: dict[int, Execution] = {1: "exact", 2: "throughput"}
 _AS_THEY_ARE = {each.name for each in fields(ServerInfo)} - {"fingerprint", "execution", "forward_ms"}
@@ -52,7 +53,7 @@ def reading(kind: str) -> Iterator[None]:
         yield
     except GrammarRefused:
         raise
-    except (DecodeError, ValueError, KeyError, OverflowError, OptionError) as error:
+    except (DecodeError, ValueError, KeyError, OverflowError, OptionError, zlib.error) as error:
         raise ProtocolError(f"This is no valid {kind}: {error}") from error
 
 
@@ -262,64 +263,50 @@ def decode_opened(data: bytes) -> tuple[Opened, TargetId | None]:
 
 def encode_verdict(verdict: Verdict, target: TargetId | None = None, *, is_last: bool = False) -> bytes:
     """`target` is as in `encode_opened`. `is_last` marks a verdict after which the target might have written."""
-    return _reply(
-        verdict, num_accepted=verdict.num_accepted, token_id=verdict.token_id, target=_target_message(target),
-        audit=np.packbits(np.array(verdict.audit, bool)).tobytes(), last=is_last,
-    )  # fmt: skip
+    return pb.SessionReply(
+        base=verdict.base, num_accepted=verdict.num_accepted, token_id=verdict.token_id,
+        finish=f"FINISH_{verdict.finish}".upper(), audit=np.packbits(np.array(verdict.audit, bool)).tobytes(),
+        cost=_cost_list(verdict.cost), target=_target_message(target), last=is_last,
+        scores=map(_score_message, verdict.scores), branch=verdict.branch, num_fed=len(verdict.draft_ids),
+    ).SerializeToString()  # fmt: skip
+
+
+def encode_stopped(stopped: Stopped) -> bytes:
+    return pb.SessionReply(base=stopped.base, last=True).SerializeToString()
 
 
 @reading("SessionReply")
 def decode_verdict(
-    data: bytes, num_audited: int, sent_ids: Sequence[int] = ()
-) -> tuple[Verdict, bool, TargetId | None]:
+    data: bytes, num_audited: int = 0, sent_ids: Sequence[int] = (), drafts: Mapping[int, Draft] = MappingProxyType({})
+) -> tuple[Verdict | None, bool, TargetId | None]:
     """(verdict, whether it is marked as the last reply, the target), in answer to a block with `num_audited` catch-up
-    ids. `sent_ids`, those and the draft's, are needed where scores may come."""
+    ids; no verdict where the target was stopped. `sent_ids`, those and the draft's, are needed where scores may come.
+    `drafts` are those that may be judged instead, by branch."""
     message = pb.SessionReply.FromString(data)
+    if message.last and not (message.num_accepted or message.HasField("token_id")):
+        return None, True, None
     bits = np.unpackbits(np.frombuffer(message.audit, np.uint8)).astype(bool)
     if len(message.audit) != -(-num_audited // 8) or bits[num_audited:].any():
         raise ValueError(f"it has {len(message.audit)} bytes of audit for {num_audited} tokens")
+    judged = drafts[message.branch].at(message.base, message.num_fed) if message.num_fed else ()
+    if len(judged) != message.num_fed or (judged and message.num_accepted > len(judged)):
+        raise ValueError(f"it judges {message.num_fed} drafts, of which {len(judged)} were sent")
     token_id = _checked([message.token_id])[0] if message.HasField("token_id") else None
     audit, cost = tuple(bits[:num_audited].tolist()), _read_cost(message.cost)
-    judged = (*sent_ids[: num_audited + message.num_accepted], *(() if token_id is None else (token_id,)))
-    scores = _read_scores(message.scores, judged)
-    verdict = Verdict(message.base, message.num_accepted, token_id, _FINISHES[message.finish], audit, cost, scores)
+    stands = (*(judged or sent_ids)[: num_audited + message.num_accepted], *(() if token_id is None else (token_id,)))
+    verdict = Verdict(
+        message.base, message.num_accepted, token_id, _FINISHES[message.finish], audit, cost,
+        _read_scores(message.scores, stands), judged, message.branch if judged else 0,
+    )  # fmt: skip
     return verdict, message.last, _read_target(message)
 
 
-def encode_written(written: Written) -> bytes:
-    return _reply(
-        written, written_ids=written.token_ids[written.num_accepted :], last=written.is_last,
-        branch=written.branch, num_fed=len(written.draft_ids), num_accepted=written.num_accepted,
-    )  # fmt: skip
+VOCABULARY_WANTED = pb.GetInfoRequest(vocabulary=True).SerializeToString()
 
 
-def _reply(answer: Verdict | Written, **more: Any) -> bytes:
-    return pb.SessionReply(
-        base=answer.base, finish=f"FINISH_{answer.finish}".upper(), cost=_cost_list(answer.cost),
-        scores=map(_score_message, answer.scores), **more,
-    ).SerializeToString()  # fmt: skip
-
-
-@reading("SessionReply")
-def decode_written(data: bytes, sent: Mapping[int, Draft] = MappingProxyType({})) -> Written:
-    """Tokens that the target wrote after a verdict; only the last reply may hold none. `sent` are the drafts that it
-    may have judged, by branch."""
-    message = pb.SessionReply.FromString(data)
-    drafts = sent[message.branch].at(message.base, message.num_fed) if message.num_fed else ()
-    if len(drafts) != message.num_fed or message.num_accepted > message.num_fed:
-        raise ValueError(f"it judges {message.num_fed} drafts, of which {len(drafts)} were sent")
-    token_ids, cost = (*drafts[: message.num_accepted], *_checked(message.written_ids)), _read_cost(message.cost)
-    if not token_ids and not message.last:
-        raise ValueError("it holds no tokens")
-    scores = _read_scores(message.scores, token_ids)
-    return Written(
-        message.base, token_ids, _FINISHES[message.finish], message.last, cost, scores,
-        message.branch if drafts else 0, drafts, message.num_accepted,
-    )  # fmt: skip
-
-
-def encode_info(info: ServerInfo) -> bytes:
+def encode_info(info: ServerInfo, vocabulary: bytes = b"") -> bytes:
     return pb.GetInfoReply(
+        vocabulary=zlib.compress(vocabulary) if vocabulary else b"",
         fingerprint=bytes.fromhex(info.fingerprint),
         execution=f"EXECUTION_{info.execution}".upper(),
         forward_us=[round(ms * 1e3) for ms in info.forward_ms],
@@ -336,3 +323,13 @@ def decode_info(data: bytes) -> ServerInfo:
     same = {name: getattr(message, name) for name in _AS_THEY_ARE}
     execution, forward_ms = _EXECUTIONS[message.execution], tuple(us / 1e3 for us in message.forward_us)
     return ServerInfo(fingerprint=message.fingerprint.hex(), execution=execution, forward_ms=forward_ms, **same)
+
+
+@reading("GetInfoReply")
+def decode_vocabulary(data: bytes) -> bytes:
+    """A GGUF file without matrices; empty if the server gives none."""
+    packed = zlib.decompressobj()
+    vocabulary = packed.decompress(pb.GetInfoReply.FromString(data).vocabulary, _MOST_VOCABULARY)
+    if packed.unconsumed_tail:
+        raise ValueError("its vocabulary is too large")
+    return vocabulary

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from skydraft.config import DecodingParams, Execution
-from skydraft.types import Cost, DraftBlock, FinishReason, Prompt, Score
+from skydraft.types import Cost, DraftBlock, Prompt
 
 SERVICE = "skydraft.verifier.v4.Verifier"
 SESSION, GET_INFO, HEALTH = f"/{SERVICE}/Session", f"/{SERVICE}/GetInfo", "/grpc.health.v1.Health/Check"
@@ -107,21 +107,10 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """Tokens that the target wrote after a verdict; they follow `base` generated tokens.
-
-    The target judged `draft_ids` of a branch, of which the first `num_accepted` stand: `token_ids` begin with them.
-    """
+class Stopped:
+    """The last answer to a verify whose target was stopped: the session holds `base` generated tokens."""
 
     base: int
-    token_ids: tuple[int, ...]
-    finish: FinishReason | None = None
-    is_last: bool = False
-    cost: Cost = field(default_factory=Cost)
-    scores: tuple[Score, ...] = ()
-    branch: int = 0
-    draft_ids: tuple[int, ...] = ()
-    num_accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,7 +179,7 @@ class SessionRequest(_message.Message):
     def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., base: _Optional[int] = ..., catch_up_ids: _Optional[_Iterable[int]] = ..., draft_ids: _Optional[_Iterable[int]] = ..., digest: _Optional[int] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., action: _Optional[_Union[Action, str]] = ..., write: _Optional[int] = ..., branch: _Optional[int] = ...) -> None: ...
 
 class SessionReply(_message.Message):
-    __slots__ = ("base", "num_accepted", "token_id", "finish", "audit", "cost", "target", "written_ids", "last", "scores", "branch", "num_fed")
+    __slots__ = ("base", "num_accepted", "token_id", "finish", "audit", "cost", "target", "last", "scores", "branch", "num_fed")
     BASE_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -187,7 +187,6 @@ class SessionReply(_message.Message):
     AUDIT_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
-    WRITTEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     SCORES_FIELD_NUMBER: _ClassVar[int]
     BRANCH_FIELD_NUMBER: _ClassVar[int]
@@ -199,19 +198,20 @@ class SessionReply(_message.Message):
     audit: bytes
     cost: _containers.RepeatedScalarFieldContainer[int]
     target: TargetId
-    written_ids: _containers.RepeatedScalarFieldContainer[int]
     last: bool
     scores: _containers.RepeatedCompositeFieldContainer[Score]
     branch: int
     num_fed: int
-    def __init__(self, base: _Optional[int] = ..., num_accepted: _Optional[int] = ..., token_id: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., audit: _Optional[bytes] = ..., cost: _Optional[_Iterable[int]] = ..., target: _Optional[_Union[TargetId, _Mapping]] = ..., written_ids: _Optional[_Iterable[int]] = ..., last: _Optional[bool] = ..., scores: _Optional[_Iterable[_Union[Score, _Mapping]]] = ..., branch: _Optional[int] = ..., num_fed: _Optional[int] = ...) -> None: ...
+    def __init__(self, base: _Optional[int] = ..., num_accepted: _Optional[int] = ..., token_id: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., audit: _Optional[bytes] = ..., cost: _Optional[_Iterable[int]] = ..., target: _Optional[_Union[TargetId, _Mapping]] = ..., last: _Optional[bool] = ..., scores: _Optional[_Iterable[_Union[Score, _Mapping]]] = ..., branch: _Optional[int] = ..., num_fed: _Optional[int] = ...) -> None: ...
 
 class GetInfoRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("vocabulary",)
+    VOCABULARY_FIELD_NUMBER: _ClassVar[int]
+    vocabulary: bool
+    def __init__(self, vocabulary: _Optional[bool] = ...) -> None: ...
 
 class GetInfoReply(_message.Message):
-    __slots__ = ("version", "model", "fingerprint", "vocab_size", "context_len", "execution", "max_rows", "max_block", "max_sessions", "num_sessions", "invariant_rows", "forward_us", "weights")
+    __slots__ = ("version", "model", "fingerprint", "vocab_size", "context_len", "execution", "max_rows", "max_block", "max_sessions", "num_sessions", "invariant_rows", "forward_us", "weights", "vocabulary")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -225,6 +225,7 @@ class GetInfoReply(_message.Message):
     INVARIANT_ROWS_FIELD_NUMBER: _ClassVar[int]
     FORWARD_US_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     version: str
     model: str
     fingerprint: bytes
@@ -238,4 +239,5 @@ class GetInfoReply(_message.Message):
     invariant_rows: int
     forward_us: _containers.RepeatedScalarFieldContainer[int]
     weights: str
-    def __init__(self, version: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., vocab_size: _Optional[int] = ..., context_len: _Optional[int] = ..., execution: _Optional[_Union[Execution, str]] = ..., max_rows: _Optional[int] = ..., max_block: _Optional[int] = ..., max_sessions: _Optional[int] = ..., num_sessions: _Optional[int] = ..., invariant_rows: _Optional[int] = ..., forward_us: _Optional[_Iterable[int]] = ..., weights: _Optional[str] = ...) -> None: ...
+    vocabulary: bytes
+    def __init__(self, version: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., vocab_size: _Optional[int] = ..., context_len: _Optional[int] = ..., execution: _Optional[_Union[Execution, str]] = ..., max_rows: _Optional[int] = ..., max_block: _Optional[int] = ..., max_sessions: _Optional[int] = ..., num_sessions: _Optional[int] = ..., invariant_rows: _Optional[int] = ..., forward_us: _Optional[_Iterable[int]] = ..., weights: _Optional[str] = ..., vocabulary: _Optional[bytes] = ...) -> None: ...

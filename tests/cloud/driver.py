@@ -23,7 +23,7 @@ from skydraft.decoding.target import LocalVerifier
 from skydraft.engines.toy import ToyEngine, open_toy
 from skydraft.protocol import codec
 from skydraft.protocol.codec import digest, short_fingerprint
-from skydraft.protocol.values import OpenCall, Opening, VerifyCall, Written
+from skydraft.protocol.values import OpenCall, Opening, VerifyCall
 from skydraft.types import Draft, DraftBlock, Prompt, Verdict
 from tests import reference, toys
 from tests.serving import PATIENCE_S, RawSession, waiting
@@ -103,7 +103,8 @@ class Asked:
 
     @property
     def written(self) -> tuple[int, ...]:
-        return tuple(i for answer in self.answers if isinstance(answer, Written) for i in answer.token_ids)
+        """What came after the verdict."""
+        return tuple(i for answer in self.answers[1:] if isinstance(answer, Verdict) for i in answer.commits())
 
 
 class Desk:
@@ -166,12 +167,10 @@ class Desk:
         """Each job has one last answer, and before it a verdict and tokens at most, one after the other."""
         for asked in self.all_asked:
             assert [is_last for _, is_last in asked.said] == [False] * (len(asked.said) - 1) + [True]
-            kinds = [type(answer) for answer in asked.answers[:-1]]
-            assert kinds in ([], [Verdict, *[Written] * (len(kinds) - 1)])
-            parts = [answer for answer in asked.answers if isinstance(answer, Written)]
+            assert all(isinstance(answer, Verdict) for answer in asked.answers[:-1])
+            parts = [answer for answer in asked.answers[1:] if isinstance(answer, Verdict)]
             for before, after in itertools.pairwise(parts):
-                assert after.base == before.base + len(before.token_ids)
-            assert [part.is_last for part in parts] == [part is asked.last for part in parts]
+                assert after.base == before.base + before.num_tokens
 
     def answer(self, call: OpenCall | VerifyCall, owner: str = "ann") -> Any:
         asked = self.ask(call, owner)
@@ -313,16 +312,19 @@ def later(*generated: int, session: int = 0, **changes: Any) -> bytes:
 
 
 def verdict_of(reply: bytes, num_audited: int = 0) -> Verdict:
-    return codec.decode_verdict(reply, num_audited)[0]
+    verdict, _, _ = codec.decode_verdict(reply, num_audited)
+    assert verdict is not None
+    return verdict
 
 
 def tokens_written(stream: RawSession) -> tuple[int, ...]:
     """What the target writes after a verdict, to the reply that is marked; each reply follows the one before."""
-    parts = [codec.decode_written(stream.answer())]
-    while not parts[-1].is_last:
-        parts.append(codec.decode_written(stream.answer()))
-        assert parts[-1].base == parts[-2].base + len(parts[-2].token_ids)
-    return tuple(token_id for part in parts for token_id in part.token_ids)
+    parts, is_last = list[Verdict](), False
+    while not is_last:
+        part, is_last, _ = codec.decode_verdict(stream.answer())
+        assert not part or not parts or part.base == parts[-1].base + parts[-1].num_tokens
+        parts += [part] if part else []
+    return tuple(token_id for part in parts for token_id in part.commits())
 
 
 def text(params: DecodingParams) -> tuple[int, ...]:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from skydraft.access.limits import RowBudget
 from skydraft.decoding.branch import MAX_AHEAD
-from skydraft.protocol.values import Written
 from skydraft.types import Draft
 from tests import reference, toys
 from tests.cloud.driver import ENDLESS, Desk, Edge, desk_of
@@ -21,8 +20,7 @@ Row = list[Any]
 
 def written_after(asked: Any) -> list[int]:
     """The text of a stream so far, its first token included."""
-    verdict, *parts = asked.answers
-    return [verdict.token_id, *(token_id for part in parts for token_id in part.token_ids)]
+    return [asked.answers[0].token_id, *asked.written]
 
 
 class Device:
@@ -82,9 +80,10 @@ def test_right_drafts_save_forwards_and_none_is_fed_twice() -> None:
     params = replace(ENDLESS, max_new_tokens=30, min_new_tokens=30)
     desk, edge = desk_of(4, max_rows=4), Edge(0, 4, params)
     asked = racing(desk, edge, edge.likely(30))
-    parts = [part for part in asked.answers if isinstance(part, Written)]
+    parts = asked.answers[1:]
     assert [part.num_accepted for part in parts] == [len(part.draft_ids) for part in parts] == [0] + [3] * 7
     assert desk.engine.num_rows == 30  # one for each token
+    assert (asked.job.num_fed, asked.job.num_right) == (21, 21)
 
 
 def test_a_text_beyond_its_owner_s_rate_takes_no_drafts() -> None:

@@ -10,8 +10,9 @@ import grpc
 import pytest
 
 from skydraft import DecodingParams
-from skydraft.errors import BaseMismatch, ProtocolError
+from skydraft.errors import BaseMismatch, ProtocolError, RateLimited
 from skydraft.protocol import codec
+from skydraft.types import Draft
 
 from ..serving import RawSession, Serving, free_port, serving
 from .driver import assert_serves, later, long_text, slow_toy, text, tokens_written, verdict_of, verify_message
@@ -32,9 +33,9 @@ def test_a_stop_ends_the_writing_and_the_session_stays_for_the_next_block(slow: 
     server, stream = slow
     verdict = verdict_of(stream.ask(long_text()))
     stream.send(codec.encode_stop(9))  # of another verify
-    first = codec.decode_written(stream.answer())
+    first = verdict_of(stream.answer())
     stream.send(STOP)
-    written = (verdict.token_id, *first.token_ids, *tokens_written(stream))
+    written = (verdict.token_id, *first.commits(), *tokens_written(stream))
     assert written == LONG_TEXT[: len(written)]
     stream.send(STOP)  # after the end, so that it means nothing
     verdict = verdict_of(stream.ask(later(*written, draft=LONG_TEXT[len(written) : len(written) + 3])))
@@ -86,6 +87,16 @@ def test_a_stream_is_about_one_session(new: New) -> None:
     with pytest.raises(ProtocolError, match="about session 7"):
         stream.ask(verify_message(8))
     assert verdict_of(new().ask(verify_message(8))).base == 0
+
+
+@pytest.mark.parametrize("drafts", [[Draft(1, 0, (3,))] * 150, [Draft(0, 0, (3,) * 9000)]], ids=["messages", "tokens"])
+def test_a_flood_of_drafts_ends_its_stream_and_no_session(new: New, drafts: list[Draft]) -> None:
+    stream = new()
+    verdict = verdict_of(stream.ask(verify_message(7)))
+    stream.send(*map(codec.encode_draft, drafts))
+    with pytest.raises(RateLimited, match="more drafts than the text can use"):
+        stream.answer()
+    assert verdict_of(new().ask(verify_message(7))) == verdict
 
 
 def test_clients_that_leave_at_any_moment_leave_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from skydraft.cloud.docket import Answer
 from skydraft.errors import CloudFailure, EngineError, SessionNotFound
-from skydraft.protocol.values import OpenCall, VerifyCall, Written
+from skydraft.protocol.values import OpenCall, VerifyCall
 from skydraft.types import Cost, Verdict
 from tests import toys
 from tests.cloud.driver import ENDLESS, Asked, Desk, Edge, desk_of
@@ -170,9 +170,7 @@ def test_each_answer_says_what_it_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     desk.finish()
     asked = desk.ask(other.stream(2))
     desk.finish()
-    costs = [
-        answer.cost for each in (judged, asked) for answer in each.answers if isinstance(answer, Verdict | Written)
-    ]
+    costs = [answer.cost for each in (judged, asked) for answer in each.answers if isinstance(answer, Verdict)]
     assert [(cost.num_passes, cost.num_rows) for cost in costs] == [(3, 5), (1, 1), (1, 1), (1, 1)]
     assert [cost.prefill_ms for cost in costs] == pytest.approx([20, 20, 0, 0], abs=0.1)
     assert [cost.forward_ms for cost in costs] == pytest.approx([50, 30, 10, 10], abs=0.1)

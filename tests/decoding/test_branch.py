@@ -21,6 +21,7 @@ def branch_after(*drafts: Draft, written: int = 0) -> tuple[Branch, tuple[int, .
     branch = Branch(Worth())
     for draft in drafts:
         branch.take(draft, array(TEXT[:written]))
+        branch.after(array(TEXT[:written]))
     return branch, branch.after(array(TEXT[:written]))
 
 
@@ -33,7 +34,8 @@ def branch_after(*drafts: Draft, written: int = 0) -> tuple[Branch, tuple[int, .
         pytest.param([Draft(1, 0, (100, 7, 102))], 2, (), id="late and wrong"),
         pytest.param([Draft(1, 0, (100, 7)), Draft(0, 0, (102,))], 2, (), id="continues what was wrong"),
         pytest.param([Draft(1, 0, (100,)), Draft(0, 0, (101,))], 3, (), id="fell behind"),
-        pytest.param([Draft(1, 0, (100,)), Draft(0, 0, (101, 102, 103))], 3, (), id="behind, then a gap"),
+        pytest.param([Draft(1, 0, (100,)), Draft(0, 0, (101, 102, 103))], 3, (103,), id="behind, and past the text"),
+        pytest.param([Draft(1, 0, (100,)), Draft(0, 0, (7, 102, 103))], 3, (), id="behind and wrong"),
         pytest.param([Draft(1, 3, (103,))], 2, (), id="a gap"),
         pytest.param([Draft(1, 3, (103,)), Draft(0, 0, (104,))], 2, (), id="continues a gap"),
         pytest.param([Draft(2, 1, (7, 8)), Draft(1, 1, (101, 102))], 1, (7, 8), id="an older branch"),

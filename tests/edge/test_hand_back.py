@@ -130,7 +130,7 @@ def at(moment: str, number: int, fault: Fault, leash: Leash) -> Iterator[list[st
                 fault()
             reply = await sound_receive(self, waiting)
             said = pb.SessionReply.FromString(reply)
-            leash.read(said.num_accepted + len(said.written_ids))
+            leash.read(said.num_accepted + said.HasField("token_id"))
             state["written"] += 1
             is_last = state["stopped"] and pb.SessionReply.FromString(reply).last
             lost = is_now("a token is lost", *["the last is lost"] * is_last) and (is_last or "token" in moment)

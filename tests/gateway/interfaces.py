@@ -9,7 +9,8 @@ from typing import Any, Literal
 import httpx2 as httpx
 import pydantic
 
-from skydraft.gateway.answers import Answer, ChatAnswer
+from skydraft.gateway.answers import Answer
+from skydraft.gateway.chats import ChatAnswer
 from skydraft.gateway.completions import TextAnswer
 from skydraft.gateway.messages import MessagesAnswer
 from skydraft.gateway.responses import ResponsesAnswer

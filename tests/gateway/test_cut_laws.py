@@ -16,8 +16,8 @@ from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.stats import stats_of
 from skydraft.engines.toy import open_toy
 from skydraft.gateway.desk import Began, Ended, Event, Wrote
-from skydraft.gateway.requests import Order, reader_of
-from skydraft.gateway.schema import ChatRequest, TextRequest, Translated
+from skydraft.gateway.requests import Order
+from skydraft.gateway.schema import Ask
 from skydraft.prompts.messages import asked
 from skydraft.prompts.tool_calls import Piece, Reader
 from skydraft.types import DraftBlock, FinishReason, LinkCost, Round, StepRecord, Token
@@ -64,9 +64,8 @@ def pieces_of(text: str, length: int) -> list[str]:
     return [text[start:end] for start, end in itertools.pairwise([0, *ends])]
 
 
-def written(body: ChatRequest | TextRequest, pieces: Seq[str], finish: FinishReason) -> Iterator[Event]:
-    reader = reader_of(body) if isinstance(body, ChatRequest) else None
-    reader, record = reader or Plain(), StepRecord(0, 0, 0, 0, 1, "written", "", 1.0, 1.0)
+def written(ask: Ask, pieces: Seq[str], finish: FinishReason) -> Iterator[Event]:
+    reader, record = ask.reader() or Plain(), StepRecord(0, 0, 0, 0, 1, "written", "", 1.0, 1.0)
     yield Began(3, "")
     for number, piece in enumerate(pieces):
         if not reader.is_done:
@@ -80,10 +79,9 @@ def written(body: ChatRequest | TextRequest, pieces: Seq[str], finish: FinishRea
 def told_of(path: str, body: dict[str, Any], pieces: Seq[str], finish: FinishReason) -> Told:
     """What a client has of them, which is the same whole and streamed."""
     answer: Any = KINDS[path]
-    given: Any = answer.reads.model_validate(body)
-    chat = given.as_chat() if isinstance(given, Translated) else given
-    whole, streamed = (answer(given, chat, Order([GenerateRequest(asked("a"))]), VOCAB) for _ in range(2))
-    events = list(written(chat, pieces, finish))
+    ask: Ask = answer.reads.model_validate(body).to_ask()
+    whole, streamed = (answer(Order(ask, [GenerateRequest(asked("a"))]), VOCAB) for _ in range(2))
+    events = list(written(ask, pieces, finish))
     for event in events:
         list(whole.take(0, event))
     chunks = [*streamed.first(), *(chunk for event in events for chunk in streamed.take(0, event)), *streamed.last()]

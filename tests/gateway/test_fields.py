@@ -9,8 +9,7 @@ import pytest
 from skydraft.engines.toy import open_toy
 from skydraft.gateway.pair import Pair
 from skydraft.gateway.refusals import NOT_SERVED, Refusal
-from skydraft.gateway.requests import read_body
-from skydraft.gateway.schema import Translated
+from skydraft.gateway.schema import read_ask
 
 from ..later import later
 from .interfaces import ALL_WHOLE, KINDS, forced, plain
@@ -85,7 +84,7 @@ def test_harmless_fields_and_those_that_ask_for_nothing_are_taken(served: Runnin
     fields = {name: value for name, value in fields.items() if name not in REFUSED_IN[path]}
     fields |= {"output_config": {"effort": "low"}, "top_logprobs": 0} if path == "messages" else {}
     empty = [{name: NEUTRAL.get(name, value) for name in REFUSED} for value in (None, 0, "", [])]
-    for body in (fields, dict.fromkeys(REFUSED), *empty):
+    for body in (fields, dict.fromkeys(fields.keys() - plain(path)), dict.fromkeys(REFUSED), *empty):
         answer = post(served, path, **body)
         assert answer.status_code == 200, answer.text
 
@@ -95,8 +94,7 @@ def test_fields_that_are_not_served_are_refused_by_name(path: str) -> None:
     for name, value in (dict.fromkeys(REFUSED, "x") | ASKS | REFUSED_IN[path]).items():
         body = plain(path, **{name: value})
         with pytest.raises(Refusal) as caught:
-            own = read_body(json.dumps(body).encode(), KINDS[path].reads)
-            assert isinstance(own, Translated) and own.as_chat()
+            read_ask(json.dumps(body).encode(), KINDS[path].reads)
         refusal = caught.value
         assert (refusal.status, (refusal.param or "").split(".")[0]) == (400, name)
         assert refusal.message.startswith(name) and len(refusal.message) > len(name) + 10

@@ -12,7 +12,6 @@ from skydraft.decoding.request import GenerateRequest
 from skydraft.errors import TargetChanged
 from skydraft.gateway.desk import Desk, Ended
 from skydraft.gateway.refusals import Refusal
-from skydraft.gateway.requests import Order
 from skydraft.prompts.messages import asked
 
 from ..gateway.running import Running, gateway, toy_pair
@@ -28,9 +27,9 @@ def test_one_key_leaves_places_and_turns_to_the_others() -> None:
         desk = Desk(pair, 3, 29, has_keys=True)
         with pytest.raises(Refusal):
             for _ in range(9):
-                desk.submit(Order([request] * 4), "eve")
+                desk.submit([request] * 4, "eve")
         assert desk.num_running == 2 and desk.num_waiting <= 18  # whose answers may never end
-        _, events = desk.submit(Order([request] * 8), "ann")
+        _, events = desk.submit([request] * 8, "ann")
         assert desk.num_running == 3
         go.set()
         ended = 0

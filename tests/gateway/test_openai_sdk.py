@@ -142,7 +142,7 @@ def test_what_the_gateway_was_started_with_holds_where_a_client_says_nothing() -
 
 
 def test_a_prediction_is_drafted_and_changes_no_token(client: openai.OpenAI) -> None:
-    options = {"model": "skydraft-lossless", "messages": ASKED, "max_tokens": 60, "extra_body": {"skydraft": {"k": 4}}}
+    options = {"model": "skydraft-lossless", "messages": ASKED, "max_tokens": 60}
     plain = client.chat.completions.create(**options)
     text = plain.choices[0].message.content
     for content in (text, [{"type": "text", "text": text[:40]}, {"type": "text", "text": text[40:]}]):

@@ -13,10 +13,10 @@ import skydraft
 from skydraft import DecodingParams, EngineOptions
 from skydraft.config import CAPTION_PROMPT
 from skydraft.gateway import requests
+from skydraft.gateway.chats import ChatRequest
 from skydraft.gateway.pair import Pair
 from skydraft.gateway.refusals import Refusal
 from skydraft.gateway.requests import Defaults
-from skydraft.gateway.schema import ChatRequest
 from skydraft.prompts.audio import load_audio
 
 from ..serving import serving
@@ -97,7 +97,7 @@ def test_recordings_of_one_request_last_a_quarter_of_an_hour_at_most(monkeypatch
     body = ChatRequest.model_validate({"model": "skydraft", "messages": [{"role": "user", "content": [part()] * 80}]})
     hears: Any = SimpleNamespace(takes_audio=True)
     with pytest.raises(Refusal, match="more than 900 s"):
-        requests.order_of(body, hears, hears, Defaults(DecodingParams()))
+        requests.order_of(body.to_ask(), hears, hears, Defaults(DecodingParams()))
     assert len(read) == 4
 
 

@@ -59,7 +59,7 @@ def alters(change: Callable[[pb.SessionReply], Any]) -> OwnFault:
     def fault(replies: Iterator[bytes], context: Any) -> Iterator[bytes]:
         for message in replies:
             reply = pb.SessionReply.FromString(message)
-            if reply.written_ids or reply.HasField("token_id") or reply.num_accepted:
+            if reply.HasField("token_id") or reply.num_accepted:
                 change(reply)
             yield reply.SerializeToString()
 
@@ -68,7 +68,7 @@ def alters(change: Callable[[pb.SessionReply], Any]) -> OwnFault:
 
 def unending(reply: pb.SessionReply) -> None:
     reply.finish = pb.FINISH_NONE
-    if not (reply.written_ids or reply.HasField("token_id")):
+    if not reply.HasField("token_id"):
         reply.token_id = 3
 
 
@@ -76,9 +76,7 @@ def token(token_id: int) -> OwnFault:
     """Another id in place of each that it wrote."""
 
     def change(reply: pb.SessionReply) -> None:
-        reply.written_ids[:] = [token_id] * len(reply.written_ids)
-        if not reply.written_ids:
-            reply.token_id = token_id
+        reply.token_id = token_id
 
     return alters(change)
 

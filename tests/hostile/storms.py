@@ -55,7 +55,7 @@ LATER: dict[str, tuple[Any, Any]] = {
     "cut within a token": (None, faults.cut(3, 20)),
     "headers and silence": (None, faults.stalls(0)),
     "silent after three answers": (own.stalls(3), faults.stalls(3)),
-    "more tokens than were asked for": (own.alters(lambda reply: reply.written_ids.extend(range(60))), faults.ENDLESS),
+    "more tokens than were asked for": (own.alters(lambda reply: setattr(reply, "num_accepted", 60)), faults.ENDLESS),
     "silent about this text": (own.stalls(0), faults.silent()),
 }
 ONCE = {"full": (own.refuses(CloudBusy), None), "forgetful": (own.refuses(SessionNotFound), None)} | STORMS | LATER

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from skydraft.config import DecodingParams
 from skydraft.protocol import codec
-from skydraft.protocol.values import CloseCall, OpenCall, Opening, ServerInfo, TargetId, VerifyCall, Written
+from skydraft.protocol.values import CloseCall, OpenCall, Opening, ServerInfo, TargetId, VerifyCall
 from skydraft.types import Cost, Media, Prompt, Verdict
 from tests.grammars import GRAMMARS
 
@@ -76,9 +76,6 @@ costs = st.one_of(
     st.builds(Cost, num_passes=st.just(0) | numbers, num_cached=st.just(0) | numbers, **times),
     st.builds(Cost, num_passes=st.integers(1, 2**32), num_rows=numbers.filter(bool), **times),
 )
-written = st.builds(
-    Written, base=numbers, token_ids=few_ids.filter(bool), finish=finishes, is_last=st.booleans(), cost=costs
-) | st.builds(Written, base=numbers, token_ids=st.just(()), is_last=st.just(True))
 sizes = numbers.filter(bool)
 infos = st.builds(
     ServerInfo,

@@ -14,20 +14,9 @@ from skydraft.errors import ProtocolError
 from skydraft.protocol import codec
 from skydraft.protocol import verifier_pb2 as pb
 from skydraft.protocol.codec import decode_info, encode_info
-from skydraft.protocol.values import OpenCall, Opening, ServerInfo, TargetId, VerifyCall, Written
+from skydraft.protocol.values import OpenCall, Opening, ServerInfo, Stopped, TargetId, VerifyCall
 from skydraft.types import Cost, Prompt, Verdict
-from tests.protocol.any_message import (
-    MAX_ID,
-    Call,
-    as_sent,
-    calls,
-    encoded,
-    infos,
-    sessions,
-    targets,
-    verdicts,
-    written,
-)
+from tests.protocol.any_message import MAX_ID, Call, as_sent, calls, encoded, infos, sessions, targets, verdicts
 from tests.toys import law
 
 
@@ -65,9 +54,9 @@ def test_a_verdict_comes_back_with_its_audit_its_cost_and_its_mark(
 
 
 @law(75)
-@given(written, infos)
-def test_what_was_written_and_server_info_come_back(part: Written, info: ServerInfo) -> None:
-    assert codec.decode_written(codec.encode_written(part)) == dataclasses.replace(part, cost=as_sent(part.cost))
+@given(infos)
+def test_server_info_and_the_end_of_writing_come_back(info: ServerInfo) -> None:
+    assert codec.decode_verdict(codec.encode_stopped(Stopped(info.num_sessions))) == (None, True, None)
     forward_ms = tuple(round(ms * 1e3) / 1e3 for ms in info.forward_ms)
     assert decode_info(encode_info(info)) == dataclasses.replace(info, forward_ms=forward_ms)
 
@@ -94,8 +83,8 @@ PROMPT = Opening("0123456789abcdef", Prompt(tuple(range(100_000, 100_040))))
 def test_a_typical_message_has_this_many_bytes() -> None:
     calls = typical_call(catch_up_ids=(100_000,) * 8), typical_call(base=0, opening=PROMPT), typical_call(write=64)
     assert [len(call) for call in calls] == [56, 162, 32]
-    part = Written(260, (100_001,), cost=Cost(1, 1, 71.2))
-    others = codec.encode_written(part), codec.encode_stop(260), codec.encode_close(2_000_000)
+    part = Verdict(260, 0, 100_001, cost=Cost(1, 1, 71.2))
+    others = codec.encode_verdict(part), codec.encode_stop(260), codec.encode_close(2_000_000)
     assert [len(other) for other in (typical_verdict(), *others)] == [16, 14, 5, 6]
 
 

@@ -13,8 +13,8 @@ from skydraft.errors import GrammarRefused, LimitExceeded, ProtocolError
 from skydraft.protocol import codec
 from skydraft.protocol import verifier_pb2 as pb
 from skydraft.protocol.codec import decode_info, encode_info
-from skydraft.protocol.values import OpenCall, Opened, Opening, ServerInfo, VerifyCall, Written
-from skydraft.types import Cost, Media, Prompt, Verdict
+from skydraft.protocol.values import OpenCall, Opened, Opening, ServerInfo, VerifyCall
+from skydraft.types import Cost, Draft, Media, Prompt, Verdict
 from tests.mutating import flipped
 from tests.protocol.any_message import UINT32, encoded
 
@@ -32,7 +32,6 @@ READERS: list[Reader] = [
     (partial(codec.decode_call, session=2_000_000), encoded),
     verdict_on(0),
     verdict_on(11),
-    (codec.decode_written, codec.encode_written),
     (decode_info, encode_info),
     (codec.decode_opened, lambda read: codec.encode_opened(*read)),
 ]
@@ -66,7 +65,7 @@ def messages() -> Iterator[bytes]:
     yield codec.encode_close(2_000_000)
     yield codec.encode_verdict(Verdict(400, 3, 151_643, "sentences", audit, cost), is_last=True)
     yield codec.encode_verdict(Verdict(400, 3, None, "stop_string", cost=cost))
-    yield codec.encode_written(Written(300, (5, 70_000), "eos", True, cost))
+    yield codec.encode_verdict(Verdict(300, 0, 70_000, "eos", cost=cost), is_last=True)
     info = ServerInfo("0.1", "toy", "0123456789abcdef", 9, 4096, "throughput", 8, 32, 8, 1, 2, (0.5, 7.125), "aa")
     yield encode_info(info)
     yield codec.encode_opened(Opened(300, cost))
@@ -125,11 +124,11 @@ REFUSED: list[tuple[str, Callable[[bytes], Any], bytes]] = [
     ("an unknown finish", verdict_on_9, reply_with(audit=b"\xff\x80", finish=5)),
     ("a token beyond 31 bits", verdict_on_9, reply_with(audit=b"\xff\x80", token_id=2**31)),
     ("neither token nor finish", verdict_on_9, pb.SessionReply(base=9, audit=b"\xff\x80").SerializeToString()),
-    ("an unknown finish of what was written", codec.decode_written,
-     pb.SessionReply(written_ids=[1], finish=77).SerializeToString()),
-    ("nothing written in the middle", codec.decode_written, pb.SessionReply(base=3).SerializeToString()),
-    ("an id of 32 bits that was written", codec.decode_written,
-     pb.SessionReply(written_ids=[2**31]).SerializeToString()),
+    *((f"a draft judged, {says}", partial(codec.decode_verdict, drafts={1: Draft(1, 3, (5, 6))}),
+       pb.SessionReply(base=3, num_fed=2, **fields).SerializeToString()) for says, fields in [
+        ("and no token", {"branch": 1, "num_accepted": 2}), ("twice", {"branch": 1, "num_accepted": 3, "token_id": 1}),
+        ("of no branch", {"branch": 2, "token_id": 1}),
+    ]),
     ("a cost of nine parts", codec.decode_opened, pb.SessionReply(cost=[1] * 9).SerializeToString()),
     ("an unknown execution", decode_info, pb.GetInfoReply(execution=3).SerializeToString()),
 ]  # fmt: skip

@@ -33,7 +33,7 @@ from skydraft.errors import (
     SkydraftError,
     TargetChanged,
 )
-from skydraft.protocol.values import TargetId, Written
+from skydraft.protocol.values import TargetId
 from skydraft.types import Cost, Draft, DraftBlock, LinkCost, Prompt, Verdict
 
 _MAX_DRAWS, _MAX_CHAR = 16, 4  # for a token that a stream did not tell; tokens that a character may have
@@ -146,30 +146,31 @@ class StockText:
             num_rows += 1
         return row.ends(work.verdict(Cost())), num_rows
 
-    async def next_written(self, waiting: Waiting) -> Written:
+    async def next_written(self, waiting: Waiting) -> list[Verdict]:
         assert self._limit is not None
-        base, token_ids, verdict = len(self._text) - len(self._prompt), list[int](), None
+        base, verdicts = len(self._text) - len(self._prompt), list[Verdict]()
         with or_else(self.break_off):
-            while len(self._text) < self._limit and not (verdict and verdict.finish):
-                if (token_ids or self._is_stopped) and not await self._has_arrived(waiting):
+            while len(self._text) < self._limit and not (verdicts and verdicts[-1].finish):
+                if (verdicts or self._is_stopped) and not await self._has_arrived(waiting):
                     break
-                block = DraftBlock(base + len(token_ids), ())
+                block = DraftBlock(base + len(verdicts), ())
                 try:
                     verdict, _ = await self._judge(self._text, block, self._limit - len(self._text) - 1, waiting)
                 except LeftGrammar:
-                    if not token_ids:
+                    if not verdicts:
                         raise
                     self._limit = len(self._text)
                     break
-                token_ids += verdict.commits(block)
-                self._text = np.append(self._text, np.int32(token_ids[-1]))
-        await self._read_rest(verdict)
-        finish = verdict.finish if verdict else None
-        is_last = bool(finish) or len(self._text) >= self._limit or (self._is_stopped and not token_ids)
-        if is_last:
+                verdicts.append(verdict)
+                self._text = np.append(self._text, np.int32(verdict.commits()[-1]))
+        last = verdicts[-1] if verdicts else None
+        await self._read_rest(last)
+        if (last and last.finish) or len(self._text) >= self._limit or (self._is_stopped and not verdicts):
             self.break_off()
-        cost = Cost(len(token_ids), len(token_ids), num_cached=self._ledger.take_cached())
-        return Written(base, tuple(token_ids), finish, is_last, cost)
+        if verdicts:
+            cost = Cost(len(verdicts), len(verdicts), num_cached=self._ledger.take_cached())
+            verdicts[0] = replace(verdicts[0], cost=cost)
+        return verdicts
 
     async def _read_rest(self, verdict: Verdict | None) -> None:
         if verdict is not None and verdict.finish and self._writing is not None:

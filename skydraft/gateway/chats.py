@@ -1,0 +1,178 @@
+"""OpenAI's `/v1/chat/completions`: its body, and answers whole or as server-sent events."""
+
+import time
+import uuid
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from skydraft.gateway.answers import Answer, Choice, Run, WrittenCall
+from skydraft.gateway.desk import Ended, Event
+from skydraft.gateway.items import (
+    IN_PARTS,
+    MAX_TOOLS,
+    AnyTool,
+    Checked,
+    Some,
+    TextPart,
+    Tool,
+    ToolChoice,
+    Turn,
+    calling_of,
+)
+from skydraft.gateway.logprobs import token_logprobs
+from skydraft.gateway.refusals import Refusal
+from skydraft.gateway.schema import MAX_LOGPROBS, MAX_TURNS, Ask, Body, MaxTokens, ResponseFormat
+from skydraft.prompts.tool_calls import CallText, ThoughtText
+from skydraft.types import Score
+
+
+class _Prediction(Checked):
+    """What the answer may repeat. Its parts are texts."""
+
+    type: Literal["content"]
+    content: Annotated[Some[TextPart], Field(max_length=4096), IN_PARTS]
+
+
+class ChatRequest(Body):
+    messages: Annotated[Some[Turn], Field(min_length=1, max_length=MAX_TURNS)]
+    max_completion_tokens: MaxTokens = None
+    tools: Annotated[Some[AnyTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    continue_final_message: bool | None = None
+    prediction: _Prediction | None = None
+
+    def to_ask(self) -> Ask:
+        if self.top_logprobs and not self.logprobs:
+            raise Refusal(400, "top_logprobs: it needs logprobs: true", param="top_logprobs")
+        tools, predicted = self.tools or (), self.prediction
+        functions = [tool.function.model_dump(exclude_unset=True) for tool in tools if isinstance(tool, Tool)]
+        return Ask(
+            self, self.messages, max_tokens=self.max_completion_tokens or self.max_tokens, stop=self.stop,
+            effort=self.reasoning_effort, num_best=(self.top_logprobs or 0) if self.logprobs else None,
+            calling=calling_of(functions, tools, self.tool_choice, self.parallel_tool_calls),
+            form=self.response_format, goes_on=bool(self.continue_final_message),
+            prediction="".join(part.text for part in predicted.content) if predicted else None,
+        )  # fmt: skip
+
+    def place(self, *numbers: int) -> str:
+        """What the client calls the content of a turn, or a part of it."""
+        number, *part = numbers
+        return ".".join(map(str, ("messages", number, "content", *part)))
+
+
+class ChatAnswer(Answer):
+    """The choices of a chat completion. `kinds` are the names of a whole one, of a chunk and of ids."""
+
+    reads: ClassVar[type[Body]] = ChatRequest
+    ending = b"data: [DONE]\n\n"
+    kinds = "chat.completion", "chat.completion.chunk", "chatcmpl"
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        kind = {"id": f"{self.kinds[2]}-{uuid.uuid4().hex}", "object": self.kinds[1]}
+        options = self._body.stream_options
+        self._wants_usage = bool(options and options.include_usage)
+        self._head = {**kind, "created": int(time.time()), "model": self._body.model}
+
+    def first(self) -> Iterator[dict[str, Any]]:
+        for index, choice in enumerate(self.choices):
+            may_only_call = self._ask.calling.functions and not choice.text
+            yield self._chunk(index, {"role": "assistant", "content": None if may_only_call else ""})
+
+    def _write(self, index: int, run: Run) -> Iterator[dict[str, Any]]:
+        choice = self.choices[index]
+        logprobs = self._logprobs(run.scores, len(choice.prefix) + len(choice.text)) if run.ours else None
+        yield self._chunk(index, _delta(choice, run), None, run.ours, logprobs)
+
+    def take(self, index: int, event: Event) -> Iterator[dict[str, Any]]:
+        yield from super().take(index, event)
+        if isinstance(event, Ended):
+            choice = self.choices[index]
+            yield self._chunk(index, {}, choice.finish_reason, choice.figures | self._left_out)
+
+    def _logprobs(self, scores: Seq[Score], offset: int) -> dict[str, Any] | None:
+        """The log-probabilities of tokens after `offset` characters of text and prompt; None if they are not wanted."""
+        wanted = self._ask.num_best is not None
+        return {"content": token_logprobs(self._vocab, scores), "refusal": None} if wanted else None
+
+    def _chunk(
+        self, index: int, delta: dict[str, Any], finish: str | None = None, ours: dict[str, Any] | None = None,
+        logprobs: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        choice = {"index": index, **self._part(delta, logprobs), "finish_reason": finish}
+        chunk: dict[str, Any] = {**self._head, "choices": [choice]}
+        chunk |= {"usage": None} if self._wants_usage else {}
+        return chunk | ({"skydraft": ours} if ours and self._body.choice.extension else {})
+
+    def _part(self, delta: dict[str, Any], logprobs: dict[str, Any] | None) -> dict[str, Any]:
+        return {"delta": delta} | ({"logprobs": logprobs} if logprobs else {})
+
+    def last(self) -> Iterator[dict[str, Any]]:
+        if self._wants_usage:
+            yield {**self._head, "choices": [], "usage": self._used()}
+
+    def _used(self) -> dict[str, Any]:
+        num_read, cached, written = self.usage
+        return {
+            "prompt_tokens": num_read, "completion_tokens": written, "total_tokens": num_read + written,
+            "prompt_tokens_details": {"cached_tokens": cached},
+            "completion_tokens_details": {"reasoning_tokens": self.num_reasoning} | self._predicted(),
+        }  # fmt: skip
+
+    def _predicted(self) -> dict[str, int]:
+        """How many drafted tokens the prediction and the text before them gave, where a client predicts."""
+        if self._ask.prediction is None:
+            return {}
+        stats = [(each.stats.num_right_copies, each.stats.num_copied_tokens) for each in self.choices if each.stats]
+        right, copied = map(sum, zip((0, 0), *stats, strict=True))
+        return {"accepted_prediction_tokens": right, "rejected_prediction_tokens": copied - right}
+
+    def whole(self) -> dict[str, Any]:
+        choices = []
+        for index, choice in enumerate(self.choices):
+            ending = {"logprobs": self._logprobs(choice.scores, 0), "finish_reason": choice.finish_reason}
+            choices.append({"index": index, **self._text(choice), **ending})
+        body: dict[str, Any] = {**self._head, "object": self.kinds[0], "choices": choices, "usage": self._used()}
+        if self._body.choice.extension:
+            body["skydraft"] = self._ours(self.choices[0])
+            if len(self.choices) > 1:
+                body["skydraft"]["choices"] = [self._ours(choice) for choice in self.choices]
+        return body
+
+    def _text(self, choice: Choice) -> dict[str, Any]:
+        content = choice.text if choice.text or not choice.calls else None
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        message |= _thought(choice.thought)
+        return {"message": message | ({"tool_calls": list(map(_as_chats, choice.calls))} if choice.calls else {})}
+
+
+def _delta(choice: Choice, run: Run) -> dict[str, Any]:
+    """The run is added to its choice."""
+    text = "".join(piece for piece in run.pieces if isinstance(piece, str))
+    thought = "".join(piece.text for piece in run.pieces if isinstance(piece, ThoughtText))
+    calls = list[dict[str, Any]]()
+    for piece in (piece for piece in run.pieces if isinstance(piece, CallText)):
+        call = choice.take(piece)
+        more = {"function": {"arguments": piece.arguments}}
+        calls.append({"index": len(choice.calls) - 1, **(_as_chats(call) if piece.name else more)})
+    choice.text += text
+    choice.thought += thought
+    delta: dict[str, Any] = {"content": text} if text or not (calls or thought) else {}
+    delta |= _thought(thought)
+    return delta | ({"tool_calls": calls} if calls else {})
+
+
+def _thought(text: str) -> dict[str, str]:
+    """By DeepSeek's name, which most clients read, and by that of vLLM and OpenRouter."""
+    return {"reasoning_content": text, "reasoning": text} if text else {}
+
+
+def _as_chats(call: WrittenCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
