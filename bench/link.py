@@ -1,6 +1,6 @@
 """The race over a link against the stream of the same target: by kind of work, round trip, and models' speed.
 
-    python -m bench link [--rtt 0,20,80,150] [--speeds 25:45,8:35] [--rows free] [--prompts 4] [--out FILE]
+    python -m bench link [--rtt 0,20,80,150] [--speeds 25:45,8:35] [--rows free] [--prompts 10] [--out FILE]
     python -m bench link --many 16      # devices at one target, in units of as many streams
 
 Server, link and edge are real, in two processes; both models only wait: what they say was recorded before, by the demo
@@ -72,8 +72,8 @@ def asked() -> dict[str, list[str]]:
 
     long = partial(of, "prompts_long_dev.jsonl")
     return {
-        "zh": of(PROMPTS_FILE.name)[::6][:10], "everyday": of("prompts_everyday.jsonl")[::5][:10],
-        "code": long("long-code")[::2][:8], "zh-long": long("long")[::3][:6], "edits": [*COPYING],
+        "zh": of(PROMPTS_FILE.name)[::6][:10], "everyday": of("prompts_everyday.jsonl")[::5][:6],
+        "code": long("long-code")[::2][:4], "zh-long": long("long")[::3][:3], "edits": [*COPYING],
     }  # fmt: skip
 
 
@@ -270,7 +270,7 @@ def row_ms_of(name: str, target_ms: float, num_rows: int) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, default=4, help="of each kind")
+    parser.add_argument("--prompts", type=int, default=10, help="of each kind, at most")
     parser.add_argument("--kinds", default=",".join(LENGTHS))
     parser.add_argument("--rtt", default="0,20,80,150", help="round trips, ms")
     parser.add_argument("--speeds", default="25:45,8:35", help="ms of a draft step and of a target's forward")

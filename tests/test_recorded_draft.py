@@ -1,6 +1,7 @@
 """The clients of `python -m bench clients`: what was recorded writes what its model writes, and costs nothing again."""
 
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,9 @@ import pytest
 
 import skydraft
 from bench.clients import agreement_of, drive, requests_of
+from bench.link import record, rounds_ms
 from bench.recorded_draft import KeptRows, RecordedDraft
+from bench.recorded_target import KeptChoices, RecordedModel, Recording
 from skydraft.config import DecodingParams
 from skydraft.engines.toy import open_toy
 from skydraft.evaluation.modes import parse_mode
@@ -46,6 +49,22 @@ def test_all_clients_write_the_text_of_the_target() -> None:
     alone = [skydraft.generate(t, cloud=target, plan=skydraft.make_plan("cloud"), params=PARAMS).run() for t in TEXTS]
     first, second, third = (each.token_ids for each in alone)
     assert [each.token_ids for each in done] == [first, second, third, second, third, first]
+
+
+def test_a_recorded_pair_writes_its_text_in_the_rounds_of_the_pair_that_was_recorded() -> None:
+    draft, target, plan = open_toy("toy:drift=0.3"), open_toy("toy"), skydraft.make_plan(k=4)
+    text = record("zh", "语速", draft, target)
+    text = replace(text, target_ids=text.target_ids[:20], draft_ids=text.draft_ids[:20])  # which repeats nothing yet
+    recording, params = Recording([text]), DecodingParams(max_new_tokens=len(text.target_ids))
+    model = RecordedModel(draft, recording, [0.0] * 8, 1)
+    kept, wrong = KeptChoices(draft, recording), KeptChoices(draft, recording, is_wrong=True)
+    rounds = []
+    for edge, cloud in ((draft, target), (RecordedDraft(kept, 0.0), model), (RecordedDraft(wrong, 0.0), model)):
+        done = skydraft.generate("语速", edge=edge, cloud=cloud, plan=plan, params=params).run()
+        assert [*done.token_ids] == text.target_ids
+        rounds.append([(each.num_draft, each.num_accepted) for each in done.records])
+    assert rounds[0] == rounds[1] and not sum(accepted for _, accepted in rounds[2])
+    assert rounds_ms(text, 4, 1.0, 0.0, [0.0] * 5) == sum(drafted for drafted, _ in rounds[0])
 
 
 def test_the_agreement_is_that_of_the_audited_part_of_what_was_skipped() -> None:
