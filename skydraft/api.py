@@ -57,8 +57,8 @@ def load(
         "profile_path": options.profile_path or cache / "profiles.json",
     }  # fmt: skip
     options = replace(options, **{name: value for name, value in given.items() if value is not None})
-    resolved = resolve(os.fspath(model), cache, offline=offline or local_only, source=source, progress=progress)
-    engine = open_engine(resolved.spec, resolved.path, options)
+    path = resolve(os.fspath(model), cache, offline=offline or local_only, source=source, progress=progress)
+    engine = open_engine(os.fspath(model), path, options)
     engine.is_local_only = local_only
     engine.prefixes.share(beginning_ids(engine.vocab))
     engine.adapters.folder, engine.adapters.default = folder_of(os.fspath(model), cache), adapter
@@ -82,7 +82,7 @@ def fitting_context(
     from skydraft.engines.fitting import fitting_context as fitting
 
     found = [resolve(model, cache_dir(), offline=offline, source=source, progress=progress) for model in models]
-    paths = [each.path for each in found if each.kind == "gguf" and each.path]
+    paths = [each for each in found if each and each.is_file()]
     return fitting(paths, num_sequences) if len(paths) == len(found) else None
 
 
@@ -93,7 +93,7 @@ def quantize(model: str, kind: str = "q4_0", *, force: bool = False, progress: P
     from skydraft.engines.llama_weights import quantize
 
     cache = cache_dir()
-    source = resolve(model, cache, progress=progress).path
+    source = resolve(model, cache, progress=progress)
     if source is None or not source.is_file():
         raise UnknownModel(f"{model} is not a GGUF model, and no other can be quantized.")
     is_named = model in KNOWN or model.startswith(OLLAMA)

@@ -140,7 +140,7 @@ def _loaded(models: ModelChoice, side: str) -> Generator[str, None, Engine | Non
     name, *how = edge if side == "draft" else cloud
     size, room = 0, free_bytes()
     with suppress(SkydraftError):  # the load says what is wrong
-        path = resolve(name, cache_dir(), offline=True).path
+        path = resolve(name, cache_dir(), offline=True)
         size = path.stat().st_size if path and path.is_file() else 0
     if room is not None and size > room and not models.options.gpu_layers:
         needs = f"{size / 1e9:.1f} GB of memory, and {room / 1e9:.1f} GB are free"

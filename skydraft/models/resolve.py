@@ -2,7 +2,6 @@
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from skydraft.errors import BrokenModel, NetworkUnavailable, UnknownModel, telling
@@ -20,19 +19,10 @@ HUB_FILE = re.compile(rf"({HUB_ID.pattern})/([\w.-]+(?:/[\w.-]+)*\.gguf)")
 EMBEDDED = {"tiny-omni-edge": "tiny_omni/edge", "tiny-omni-cloud": "tiny_omni/cloud"}
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedModel:
-    """A .gguf file ("gguf"), a checkpoint's "folder", or a "toy", which has no path."""
-
-    spec: str
-    kind: str
-    path: Path | None
-
-
 def resolve(
     spec: str, cache: Path, *, offline: bool = False, source: SourceName = "auto", progress: Progress = no_progress
-) -> ResolvedModel:  # fmt: skip
-    """Find the model of `spec`, and download it if needed; afterwards its path exists.
+) -> Path | None:  # fmt: skip
+    """The .gguf file or the checkpoint's folder of `spec`, downloaded if needed; None for a toy, which has neither.
 
     In this order: a toy, as toy:drift=0.4; `ollama:NAME[:TAG]`; an embedded model; a known name; a model that was
     quantized here; a file or folder that exists; a hub file `org/name/file.gguf`; a hub checkpoint `org/name`. Raises
@@ -40,27 +30,26 @@ def resolve(
     """
     local = Path(os.path.expanduser(spec))  # which leaves a ~ that it does not know
     if spec.partition(":")[0] == "toy":
-        return ResolvedModel(spec, "toy", None)
+        return None
     if spec.startswith(OLLAMA):
-        return _from_gguf(spec, ollama_file(spec.removeprefix(OLLAMA), places()))
+        return _gguf(ollama_file(spec.removeprefix(OLLAMA), places()))
     if spec in EMBEDDED:
-        return ResolvedModel(spec, "folder", embedded_path(spec))
+        return embedded_path(spec)
     if spec in manifest.KNOWN:
-        path = fetch_model(manifest.KNOWN[spec], cache, progress=progress, offline=offline, source=source)
-        return ResolvedModel(spec, "gguf", path)
+        return fetch_model(manifest.KNOWN[spec], cache, progress=progress, offline=offline, source=source)
     with telling(UnknownModel, f"{spec!r} cannot be read", "Check its name."):
         if made := made_models(cache).get(spec):
-            return _from_gguf(spec, made)
+            return _gguf(made)
         if spec and local.is_dir():
-            return _from_folder(spec, local)
+            return _from_folder(local)
         if spec and local.exists():
-            return _from_gguf(spec, local)
+            return _gguf(local)
         # If the folder exists here, a missing file in it is a typing mistake, not a file on the hub.
         match = None if local.parent.is_dir() else HUB_FILE.fullmatch(spec)
     if match:
-        return _from_gguf(spec, _fetch_hub_file(match[1], match[2], offline))
+        return _gguf(_fetch_hub_file(match[1], match[2], offline))
     if HUB_ID.fullmatch(spec) and local.suffix != ".gguf":
-        return _from_folder(spec, sources.hub_folder(spec, offline))
+        return _from_folder(sources.hub_folder(spec, offline))
     raise _unknown(spec, local)
 
 
@@ -77,7 +66,8 @@ def _fetch_hub_file(repo: str, file: str, offline: bool) -> Path:
     return sources.hub_file(repo, file)
 
 
-def _from_gguf(spec: str, path: Path) -> ResolvedModel:
+def _gguf(path: Path) -> Path:
+    """The same path. Raises BrokenModel for a file that is none."""
     if not path.is_file():  # a pipe would be waited for
         raise BrokenModel(f"{path} is not a regular file.", hint="Give the path of a .gguf file.")
     try:
@@ -88,15 +78,15 @@ def _from_gguf(spec: str, path: Path) -> ResolvedModel:
     if magic != GGUF_MAGIC:
         what = "is empty" if not magic else "does not start with GGUF"
         raise BrokenModel(f"{path} {what}, so it is not a GGUF model.", hint="Download it again, or give another file.")
-    return ResolvedModel(spec, "gguf", path)
+    return path
 
 
-def _from_folder(spec: str, folder: Path) -> ResolvedModel:
+def _from_folder(folder: Path) -> Path:
     if (folder / "config.json").is_file():
-        return ResolvedModel(spec, "folder", folder)
+        return folder
     gguf = sorted(folder.glob("*.gguf"))
     if len(gguf) == 1:
-        return _from_gguf(spec, gguf[0])
+        return _gguf(gguf[0])
     if gguf:
         raise BrokenModel(f"{folder} has {len(gguf)} .gguf files.", hint=f"Name one of them, for example {gguf[0]}.")
     hint = "Give a transformers checkpoint's folder or a .gguf file; on the hub, org/name/file.gguf."

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from skydraft.errors import BrokenModel, NetworkUnavailable, SkydraftError, UnknownModel
-from skydraft.models.resolve import ResolvedModel, resolve
+from skydraft.models.resolve import resolve
 
 from .published import FakeWorld
 
@@ -30,16 +30,16 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("spec", "kind", "path"), [
-    ("toy", "toy", None), ("toy:drift=0.4", "toy", None), ("toy:{place}/good.gguf", "toy", None),
-    ("good.gguf", "gguf", "good.gguf"),
-    ("./good.gguf", "gguf", "good.gguf"), ("{place}/good.gguf", "gguf", "{place}/good.gguf"),
-    ("checkpoint", "folder", "checkpoint"), ("./tiny", "folder", "tiny"), ("single/", "gguf", "single/only.gguf"),
+@pytest.mark.parametrize(("spec", "path"), [
+    ("toy", None), ("toy:drift=0.4", None), ("toy:{place}/good.gguf", None),
+    ("good.gguf", "good.gguf"),
+    ("./good.gguf", "good.gguf"), ("{place}/good.gguf", "{place}/good.gguf"),
+    ("checkpoint", "checkpoint"), ("./tiny", "tiny"), ("single/", "single/only.gguf"),
 ])  # fmt: skip
-def test_local_specs(place: Path, world: FakeWorld, spec: str, kind: str, path: str | None) -> None:
+def test_local_specs(place: Path, world: FakeWorld, spec: str, path: str | None) -> None:
     spec = spec.format(place=place)
     expected = None if path is None else Path(path.format(place=place))
-    assert resolve(spec, world.cache) == ResolvedModel(spec, kind, expected)
+    assert resolve(spec, world.cache) == expected
     assert world.asked == []
 
 
@@ -61,15 +61,15 @@ def test_specs_of_nothing(place: Path, world: FakeWorld, spec: str, error: type[
 
 def test_a_known_name_is_fetched_even_beside_a_folder_of_that_name(place: Path, world: FakeWorld) -> None:
     resolved = resolve("tiny", world.cache)
-    assert resolved == ResolvedModel("tiny", "gguf", world.cache / "models" / "tiny.gguf")
-    assert resolved.path is not None and resolved.path.read_bytes() == world.published.content
+    assert resolved == world.cache / "models" / "tiny.gguf"
+    assert resolved is not None and resolved.read_bytes() == world.published.content
 
 
 @pytest.mark.parametrize("offline", [False, True])
 def test_a_hub_checkpoint(place: Path, world: FakeWorld, offline: bool) -> None:
     world.folders |= {"org/name": place / "checkpoint", "org/name-GGUF": place / "nothing"}
     resolved = resolve("org/name", world.cache, offline=offline)
-    assert resolved == ResolvedModel("org/name", "folder", place / "checkpoint")
+    assert resolved == place / "checkpoint"
     assert world.asked == [f"org/name offline={offline}"]
     with pytest.raises(BrokenModel, match=r"org/name/file\.gguf"):
         resolve("org/name-GGUF", world.cache)
@@ -86,11 +86,11 @@ def test_an_unreachable_hub(world: FakeWorld, spec: str, offline: bool) -> None:
 @pytest.mark.parametrize("file", ["org/name/good.gguf", "org/name/sub/good.gguf"])
 def test_a_hub_file(place: Path, world: FakeWorld, file: str) -> None:
     world.hub |= {file: place / "good.gguf", "org/name/bad.gguf": place / "bad.gguf"}
-    assert resolve(file, world.cache).path == place / "good.gguf"
+    assert resolve(file, world.cache) == place / "good.gguf"
     assert world.asked == [file]
     with pytest.raises(BrokenModel):
         resolve("org/name/bad.gguf", world.cache)
     world.asked.clear()
     world.hub_cache[file] = place / "good.gguf"
-    assert resolve(file, world.cache, offline=True).path == place / "good.gguf"
+    assert resolve(file, world.cache, offline=True) == place / "good.gguf"
     assert world.asked == []

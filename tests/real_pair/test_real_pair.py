@@ -44,7 +44,7 @@ def test_lossless_gives_the_tokens_of_cloud(case: str, edge: Engine, cloud: Engi
 
 
 def test_f14_edge_is_a_plain_llama_cpp_loop(edge: Engine, cloud: Engine) -> None:
-    path = resolve(default_pair().draft, cache_dir(), offline=True).path
+    path = resolve(default_pair().draft, cache_dir(), offline=True)
     assert path is not None
     with closing(BareLoop(path, OPTIONS.num_threads)) as bare:
         cut = len(beginning_ids(edge.vocab))
@@ -57,7 +57,7 @@ def test_f14_edge_is_a_plain_llama_cpp_loop(edge: Engine, cloud: Engine) -> None
 def test_peak_memory_is_the_two_files_and_a_gigabyte(edge: Engine, cloud: Engine, tmp_path: Path) -> None:
     if not Path("/proc/self/status").exists():
         pytest.skip("peak memory is read from /proc")
-    paths = [resolve(name, cache_dir(), offline=True).path for name in (default_pair().draft, default_pair().target)]
+    paths = [resolve(name, cache_dir(), offline=True) for name in (default_pair().draft, default_pair().target)]
     allowed = sum(path.stat().st_size for path in paths if path) + 1e9
     prompt = "今天天气很好。" * 20
     link_models(tmp_path)
