@@ -193,13 +193,8 @@ class LlamaCppEngine(Engine):
         for sequence, token_ids in feeds:
             if (length := sequence.length + len(token_ids)) > sequence.slot.length:
                 self._grow(sequence, length)
-        try:
-            together = [[each] for each in feeds] if self._grows else [feeds]
-            return [rows for each in together for rows in self._compute(each, want_logits=want_logits)]
-        except EngineError:
-            for sequence, _ in feeds:
-                self.roll_back(sequence, sequence.length)
-            raise
+        together = [[each] for each in feeds] if self._grows else [feeds]
+        return [rows for each in together for rows in self._compute(each, want_logits=want_logits)]
 
     def _passes(self, feeds: Feeds, *, want_logits: bool = True) -> list[Pass]:
         sizes = [len(token_ids) for _, token_ids in feeds]

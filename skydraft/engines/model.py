@@ -79,8 +79,7 @@ class Floor:
     """The lock of one engine, for `with`. Threads get it in the order in which they asked; its owner may take it again.
     While a thread has it no other can overwrite rows. Once it is closed, `with` raises EngineError.
     Ctrl-C may interrupt a thread between any two steps, also those of `__exit__`. So those who wait look now and then
-    whether the owner is still there. `with` of an RLock is one step.
-    """
+    whether the owner is still there. `with` of an RLock is one step."""
 
     def __init__(self, name: str) -> None:
         self.is_closed = False  # only `close` changes it
@@ -179,8 +178,7 @@ class TokenBuffer:
         self._len = new_len
 
     def truncate(self, length: int) -> None:
-        if not 0 <= length <= self._len:
-            raise ValueError(f"cannot cut {self._len} tokens to {length}")
+        assert 0 <= length <= self._len, f"{self._len} tokens cannot be cut to {length}"
         self._len = length
 
 
@@ -298,7 +296,7 @@ class Model(ABC):
 
     @abstractmethod
     def forward(self, feeds: Feeds, *, want_logits: bool) -> list[Rows]:
-        """Run the model and write KV; on failure all KV is as before. Rows per feed, not read without `want_logits`."""
+        """Run the model and write KV, on failure some or none. Rows per feed, not read without `want_logits`."""
 
     @abstractmethod
     def roll_back(self, sequence: Sequence, length: int) -> None:
@@ -338,9 +336,14 @@ class Model(ABC):
         hint = "Use a Qwen2.5-Omni model, such as Qwen/Qwen2.5-Omni-3B; tiny-omni-edge is a toy of that kind."
         return PromptError(f"The model {self.name} takes no audio.", hint=hint)
 
-    def feed(self, feeds: Feeds) -> list[Rows]:
-        """One forward of all feeds, and their tokens noted. Only `Engine` calls this."""
-        rows = self.forward(feeds, want_logits=True)
+    def feed(self, feeds: Feeds, *, want_logits: bool = True) -> list[Rows]:
+        """One forward of all feeds, and their tokens noted; on failure all KV is as before. For `Engine` alone."""
+        try:
+            rows = self.forward(feeds, want_logits=want_logits)
+        except BaseException:
+            for sequence, _ in feeds:
+                self.roll_back(sequence, sequence.length)
+            raise
         for sequence, token_ids in feeds:
             sequence.record(token_ids)
         return rows
@@ -374,21 +377,18 @@ class Model(ABC):
             if len({id(sequence) for sequence, _ in feeds}) < len(feeds):
                 raise EngineError("A sequence may occur only once in a batch.")
             for sequence, token_ids in feeds:
-                self._check_feed(sequence, token_ids)
+                sequence.check_open()
+                if len(token_ids) == 0:
+                    raise EngineError("Nothing to feed.")
+                if (length := sequence.length + len(token_ids)) > self.context_len:
+                    raise EngineError(f"{length} tokens do not fit in a context of {self.context_len}.")
+                self.check_ids(token_ids)
             if (num_rows := sum(len(token_ids) for _, token_ids in feeds)) > self.max_output_rows:
                 raise EngineError(f"{num_rows} rows are too many for one forward.")
             longest = max(sequence.length for sequence, _ in feeds)
             if self.has_kernels and longest > self.probed_len and 1 < num_rows <= self.invariant_rows:
                 return self.feed_compared(feeds)
             return self.feed(feeds)
-
-    def _check_feed(self, sequence: Sequence, token_ids: Seq[int] | TokenIds) -> None:
-        sequence.check_open()
-        if len(token_ids) == 0:
-            raise EngineError("Nothing to feed.")
-        if (length := sequence.length + len(token_ids)) > self.context_len:
-            raise EngineError(f"{length} tokens do not fit in a context of {self.context_len}.")
-        self.check_ids(token_ids)
 
     def check_ids(self, token_ids: Seq[int] | TokenIds, kind: type[SkydraftError] = EngineError) -> None:
         ids: npt.NDArray[np.int64] = np.asarray(token_ids, np.int64)

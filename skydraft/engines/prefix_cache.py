@@ -168,8 +168,7 @@ class PrefixCache:
         if len(chunk):
             began = time.perf_counter()
             try:
-                engine.forward([(sequence, chunk)], want_logits=False)
-                sequence.record(chunk)
+                engine.feed([(sequence, chunk)], want_logits=False)
                 if sequence.length == part_end and sequence.whole_len == start == parts.last_end(prompt[:start]):
                     sequence.whole_len = part_end
                     if begins and not self._begun and part_end >= len(self.beginning):

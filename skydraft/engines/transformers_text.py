@@ -129,11 +129,7 @@ class TransformersEngine(Engine):
                 rows = self._run_all(feeds, want_logits)
                 # 16 bits become float32, which is exact. Where no row is wanted, its time is taken all the same.
                 return [each[:, : self.vocab.size].float().cpu().numpy() for each in rows]
-        except BaseException as error:
-            for sequence, _ in feeds:
-                self.roll_back(sequence, sequence.length)
-            if not isinstance(error, Exception):
-                raise
+        except Exception as error:
             raise failed(self._transformers, f"refused a forward of {num_rows} rows", error, EngineError) from error
 
     def _run_all(self, feeds: Feeds, want_logits: bool) -> list[Any]:
