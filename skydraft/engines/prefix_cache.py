@@ -141,27 +141,26 @@ class PrefixCache:
         length = max(shared, default=0)
         return (found[shared.index(length)], length) if length >= parts.part_len else (None, 0)
 
-    def _give(self, engine: Engine, source: Sequence, sequence: Sequence, token_ids: TokenIds, whole_len: int) -> None:
+    @staticmethod
+    def _give(
+        engine: Engine, source: Sequence, sequence: Sequence, token_ids: Seq[int] | TokenIds, whole_len: int
+    ) -> None:
         """Copy the KV of these tokens into an empty sequence. Where that fails it stays empty, and they are read."""
         with suppress(EngineError, MemoryError):
             engine.copy(source, sequence, len(token_ids))
             if engine.kv_length(sequence) == len(token_ids):
-                return self._note(sequence, token_ids, whole_len)
+                sequence.record(token_ids)
+                sequence.whole_len = whole_len
+                sequence.prefill_cost += Cost(num_cached=len(token_ids))
+                return
         engine.roll_back(sequence, 0)
-
-    @staticmethod
-    def _note(sequence: Sequence, token_ids: Seq[int] | TokenIds, whole_len: int) -> None:
-        """It was given the KV of these tokens."""
-        sequence.record(token_ids)
-        sequence.whole_len = whole_len
-        sequence.prefill_cost += Cost(num_cached=len(token_ids))
 
     def feed(self, engine: Engine, sequence: Sequence, prompt: Seq[int] | TokenIds) -> bool:
         """Feed the next part; returns whether there is more. Parts end at the same places whatever was reused."""
         parts = Parts(engine.max_batch_rows, self.beginning)
         begins = parts.begins(prompt[:-1])
         if self._begun and not sequence.length and begins:
-            self._copy_beginning(engine, self._begun, sequence)
+            self._give(engine, self._begun, sequence, self.beginning, len(self.beginning))
         start, end = sequence.length, len(prompt) - 1
         part_end = parts.next_end(start, prompt)
         chunk = prompt[start : min(part_end, end)]
@@ -182,15 +181,11 @@ class PrefixCache:
             self._progress.pop(id(sequence), None)
         return has_more
 
-    def _copy_beginning(self, engine: Engine, source: Sequence, target: Sequence) -> None:
-        engine.copy(source, target, len(self.beginning))
-        self._note(target, self.beginning, len(self.beginning))
-
     def _keep_beginning(self, engine: Engine, sequence: Sequence) -> None:
         if (slot := engine.allocate_beginning(len(self.beginning))) is not None:
             begun = Sequence(engine, slot)
-            self._copy_beginning(engine, sequence, begun)
-            self._begun = begun
+            self._give(engine, sequence, begun, self.beginning, len(self.beginning))
+            self._begun = begun if begun.length else None
 
     def drop(self, sequence: Sequence) -> None:
         self._progress.pop(id(sequence), None)
