@@ -46,7 +46,6 @@ class Adapters:
         self.wait_s = 300.0  # for so long a text that has chosen one may wait for its turn
         self._of = weakref.ref(base)  # which owns this
         self._known: dict[str, _Known] = {}
-        self._faults: dict[str, tuple[tuple[int, ...], SkydraftError]] = {}  # of damaged files, by their stamps
         self._replaced: dict[Engine, float] = {}  # and when
         self._lock = threading.Lock()
         self._opening = threading.Lock()  # apart, so that texts with other adapters go on meanwhile
@@ -120,20 +119,10 @@ class Adapters:
         stamp = stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size
         before = self._known.get(name)
         if before is None or before.stamp != stamp:
-            self._known[name] = _Known(path, stamp, self._read_card(name, path, stamp))
+            self._known[name] = _Known(path, stamp, read_adapter(path).card)
             if before and before.engine:
                 self._replace(before.engine)
         return self._known[name]
-
-    def _read_card(self, name: str, path: Path, stamp: tuple[int, ...]) -> AdapterCard:
-        found_at, fault = self._faults.get(name, ((), None))
-        if fault and found_at == stamp:
-            raise fault.with_traceback(None)
-        try:
-            return read_adapter(path).card
-        except SkydraftError as error:
-            self._faults[name] = stamp, error
-            raise
 
     def _replace(self, engine: Engine) -> None:
         self._replaced[engine] = time.monotonic()
