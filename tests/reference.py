@@ -133,7 +133,7 @@ def follow_grammar(row: Any, prefix: Seq[int], prompt_len: int, params: Decoding
 def _spoken(token_ids: Seq[int], params: DecodingParams, vocab: Vocab) -> bytes:
     tags = (params.think_start.encode(), params.think_end.encode())
     names = map(vocab.name_bytes, token_ids)
-    both = zip(names, map(vocab.token_bytes, token_ids), strict=True)
+    both = zip(names, map(vocab.pieces.__getitem__, token_ids), strict=True)
     return b"".join(name if name and name in tags else text for name, text in both)
 
 
@@ -253,7 +253,7 @@ def _num_cjk(piece: bytes) -> int:
 
 
 def _text(vocab: Vocab, token_id: int) -> str:
-    return vocab.token_bytes(token_id).decode(errors="ignore")
+    return vocab.pieces[token_id].decode(errors="ignore")
 
 
 def _is_content(vocab: Vocab, token_id: int) -> bool:

@@ -83,7 +83,7 @@ class Said:
 
 
 def said_along(vocab: Vocab) -> Along[Said]:
-    return Along(Said(), lambda said, token_id: said.then(vocab.token_bytes(token_id)))
+    return Along(Said(), lambda said, token_id: said.then(vocab.pieces[token_id]))
 
 
 def _is_sentence_end(text: str, index: int, has_words_before: bool) -> bool:

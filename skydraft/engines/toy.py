@@ -139,7 +139,7 @@ def random_toy(
     own, other = _drawn(seed, size, scale), _drawn(drift_seed, size, scale)
     last, previous, position = (mine + np.float32(drift) * theirs for mine, theirs in zip(own, other, strict=True))
     # Bare bytes would make broken characters, and an early end makes every test short.
-    rare = np.array([len(vocab.token_bytes(i)) == 1 and vocab.token_bytes(i)[0] >= 0x80 for i in range(size)])
+    rare = np.array([len(piece) == 1 and piece[0] >= 0x80 for piece in vocab.pieces])
     last[:, rare | np.isin(np.arange(size), list(vocab.end_ids))] -= 4 * scale
     return ToyEngine(
         vocab, last, by_previous=previous * np.float32(0.5), by_position=position * np.float32(0.3),

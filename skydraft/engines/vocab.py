@@ -89,9 +89,6 @@ class Vocab:
         parts = (text[begin:end] for begin, end in pairwise((0, *ends, len(text))))
         return tuple(token_id for part in parts for token_id in self.encode_within(part))
 
-    def token_bytes(self, token_id: int) -> bytes:
-        return self.pieces[token_id]
-
     def name_bytes(self, token_id: int) -> bytes:
         """The bytes with which a token is written in a prompt: the name of a special token."""
         return self._names[token_id]

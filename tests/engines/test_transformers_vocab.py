@@ -42,7 +42,7 @@ def test_special_tokens_are_read_and_not_shown(target: Engine) -> None:
     assert vocab.decode(token_ids) == "今天"
     assert (vocab.end_ids, vocab.eos_text, vocab.bos_text, vocab.chat_template) == ({0}, END, "", TEMPLATE)
     assert vocab.decode(vocab.encode("".join(TEXT) * 200)) == "".join(TEXT) * 200
-    assert "天" in {vocab.token_bytes(i).decode(errors="ignore") for i in np.flatnonzero(vocab.classes.content)}
+    assert "天" in {vocab.pieces[i].decode(errors="ignore") for i in np.flatnonzero(vocab.classes.content)}
 
 
 def sentence_piece_tokenizer(*, adds_bos: bool) -> Any:

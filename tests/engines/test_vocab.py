@@ -99,7 +99,7 @@ def test_a_character_vocabulary_gives_back_any_text(text):
     token_ids = vocab.encode(text)
     assert vocab.text_bytes(np.array(token_ids, np.int32)) == text.encode()
     (eos,) = vocab.end_ids
-    assert vocab.decode([eos, *token_ids]) == text and vocab.token_bytes(eos) == b"", "a special token adds nothing"
+    assert vocab.decode([eos, *token_ids]) == text and vocab.pieces[eos] == b"", "a special token adds nothing"
 
 
 def test_a_chinese_vocabulary_has_chinese_tokens():

@@ -130,7 +130,7 @@ class Model:
                 asked.num_written += 1
                 is_end = token_id in vocab.end_ids and not how.ignore_eos
                 ends = "stop" if is_end else "length" if index + 1 == num else ""
-                text = decoder.decode(vocab.token_bytes(token_id), final=bool(ends))
+                text = decoder.decode(vocab.pieces[token_id], final=bool(ends))
                 yield Token(token_id, text, ends)
                 if is_end:
                     return

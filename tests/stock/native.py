@@ -74,9 +74,7 @@ class LlamaServer(Vllm):
 
     def _is_cut(self, tokens: list[Token]) -> bool:
         """Whether their text ends within a character: a byte that begins one, and too few after it."""
-        text = b"".join(
-            self.model.engine.vocab.token_bytes(token.id) for token in tokens[-4:] if isinstance(token.id, int)
-        )
+        text = b"".join(self.model.engine.vocab.pieces[token.id] for token in tokens[-4:] if isinstance(token.id, int))
         for num, byte in enumerate(reversed(text[-4:]), 1):
             if byte & 0xC0 != 0x80:
                 return num < 2 * (byte >= 0xC0) + (byte >= 0xE0) + (byte >= 0xF0)
