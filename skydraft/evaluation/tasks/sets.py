@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
-
-from pydantic import BaseModel, ConfigDict
+from typing import Any, Literal
 
 from skydraft.characters import from_json
 from skydraft.config import CAPTION_PROMPT
@@ -25,17 +23,13 @@ _LAST_LINE = "\n\nThink step by step, but briefly. Write your final answer alone
 Lines = Iterator[dict[str, Any]]
 
 
-class _Line(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _Line(Task):
+    """A task, and the prompt that it is a task of; its set has the file's name."""
 
+    set: Literal[""] = ""
     id: str = ""
     prompt: str = ""
-    messages: tuple[dict[str, Any], ...] = ()
     audio: str | None = None
-    check: dict[str, Any]
-    max_new_tokens: int | None = None
-    grammar: str = ""
-    tools: tuple[Any, ...] = ()
 
 
 def _human_eval(dev: bool) -> Lines:
@@ -115,7 +109,7 @@ def _entry(name: str, folder: Path, fallback_id: str, where: str, line: str | di
     hint = 'It needs at least {"prompt": "…", "check": {"kind": "number", "answer": 3}}; see docs/tasks.md.'
     with naming(f"{where} is not a task", hint):
         given = _Line.model_validate(from_json(line) if isinstance(line, str) else line)
-        task = Task(set=name, **given.model_dump(exclude={"id", "prompt", "audio"}))
+        task = Task.model_construct(**{each: getattr(given, each) for each in Task.model_fields} | {"set": name})
         if task.grammar:
             check_grammar(task.grammar)
         turns = conversation(task.messages)
