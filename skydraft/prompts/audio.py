@@ -1,7 +1,6 @@
 """Reads recordings as samples for engines that take speech. soundfile reads, soxr resamples."""
 
 import io
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,40 +44,38 @@ def load_library() -> tuple[Any, Any]:
     return soundfile, soxr
 
 
-def load_audio(path: str | Path, *, max_duration_s: float = MAX_DURATION_S) -> Audio:
+def load_audio(path: str | Path) -> Audio:
     """Read a recording of any sample rate, in blocks; channels are averaged.
 
-    Raises PromptError for a file that is none, and for one that is shorter than 0.1 s, longer than `max_duration_s`
+    Raises PromptError for a file that is none, and for one that is shorter than 0.1 s, longer than 300 s
     (by its header, before decoding), silent, or has samples that are not numbers, or too many.
     """
     try:
         with Path(path).open("rb") as file:
-            return _read(file, str(path), max_duration_s)
+            return _read(file, str(path))
     except (OSError, ValueError) as error:  # or no name of a file
         raise PromptError(f"There is no readable file {str(path)[:300]}.", hint="Check its name.") from error
 
 
 def audio_from_bytes(data: bytes) -> Audio:
     """`load_audio` for the bytes of a file."""
-    return _read(io.BytesIO(data), "The recording", MAX_DURATION_S)
+    return _read(io.BytesIO(data), "The recording")
 
 
-def _read(file: BinaryIO, name: str, max_duration_s: float) -> Audio:
-    if not 0 < max_duration_s < math.inf:
-        raise PromptError(f"The longest recording is a number of seconds above 0, not {max_duration_s:g}.")
+def _read(file: BinaryIO, name: str) -> Audio:
     soundfile, soxr = load_library()
     try:
         with soundfile.SoundFile(file) as source:
             _check_kind(name, source)
-            _check_length(name, source.frames, source, max_duration_s)
+            _check_length(name, source.frames, source)
             resampled = soxr.ResampleStream(source.samplerate, SAMPLE_RATE, 1, dtype="float32")
             parts, num_frames, peak = [], 0, 0.0
             for mono in _blocks(name, source):
                 num_frames += len(mono)
-                _check_length(name, max(num_frames, source.frames), source, max_duration_s)  # the header may lie
+                _check_length(name, max(num_frames, source.frames), source)  # the header may lie
                 peak = max(peak, float(np.abs(mono).max()))
                 parts.append(resampled.resample_chunk(mono))
-            _check_length(name, num_frames, source, max_duration_s)
+            _check_length(name, num_frames, source)
     except (soundfile.LibsndfileError, OSError, TypeError, ValueError) as error:
         said = str(getattr(error, "error_string", None) or getattr(error, "strerror", None) or error)
         reason = (said.splitlines() or [type(error).__name__])[0].strip().rstrip(".")
@@ -105,12 +102,12 @@ def _check_kind(name: str, source: Any) -> None:
         raise PromptError(message, hint="Convert it, for example to 16000.")
 
 
-def _check_length(name: str, num_frames: int, source: Any, max_duration_s: float) -> None:
-    duration_s, most = num_frames / source.samplerate, int(_MAX_SAMPLES_S * max_duration_s)
+def _check_length(name: str, num_frames: int, source: Any) -> None:
+    duration_s, most = num_frames / source.samplerate, int(_MAX_SAMPLES_S * MAX_DURATION_S)
     if duration_s < _MIN_DURATION_S:
         told, hint = f"lasts {duration_s:.3g} s, less than {_MIN_DURATION_S} s", "Give a longer recording."
-    elif duration_s > max_duration_s:
-        told, hint = f"lasts more than {max_duration_s:g} s", "Cut it into shorter recordings."
+    elif duration_s > MAX_DURATION_S:
+        told, hint = f"lasts more than {MAX_DURATION_S:g} s", "Cut it into shorter recordings."
     elif num_frames * source.channels > most:
         told, hint = f"has more than {most} samples", "Record or convert it at 48000 Hz or less."
     else:

@@ -60,15 +60,16 @@ def test_what_is_too_long_or_unpacks_to_too_much_is_told_from_the_header(
     seconds = 2 if rate == 8000 else 1
     path = save(tmp_path / "a.flac", np.full((seconds * rate, channels), 0.5, np.float32), rate)
     monkeypatch.setattr(soundfile.SoundFile, "read", lambda *_, **__: pytest.fail("it was decoded"))
+    monkeypatch.setattr("skydraft.prompts.audio.MAX_DURATION_S", 1.0)
     with pytest.raises(PromptError, match=says):
-        load_audio(path, max_duration_s=1.0)
+        load_audio(path)
 
 
 def test_the_longest_recording_takes_the_memory_of_its_samples(tmp_path: Path) -> None:
     path = save(tmp_path / "a.flac", np.full((4_800_000, 2), 0.5, np.float32), 48_000)
     tracemalloc.start()
     try:
-        audio = load_audio(path, max_duration_s=100.0)
+        audio = load_audio(path)
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
