@@ -205,7 +205,7 @@ def calibrate(workload: Workload, max_new_tokens: int, out: Path | None, models:
     compared with the target's choice. Use prompts like your later ones.
     """
     from skydraft.gating.fitting import agreement, fit
-    from skydraft.learning.calibrating import label_texts, side_of, write_calibration
+    from skydraft.learning.calibrating import label_texts, side_of
 
     base, cloud = models.load_pair()
     edge = base.adapters.choose(None, ())
@@ -213,25 +213,25 @@ def calibrate(workload: Workload, max_new_tokens: int, out: Path | None, models:
     with counted(len(workload.prompts), "prompts") as done:
         texts = label_texts(edge, cloud, questions, max_new_tokens, done)
     result = fit(texts, side_of(edge), side_of(cloud), workload.name, max_new_tokens, sha256=workload.sha256)
-    out = write_calibration(result, cache_dir(), out)
     share, num_tokens = agreement(text for text in texts if text.path == "draft")
     click.echo(f"{edge.name} alone agrees with {cloud.name} on {share:.3f} of {num_tokens} tokens.")
-    show_limits(result)
-    click.echo(f"Written to {out}")
+    keep_calibration(result, out)
 
 
-def show_limits(calibration: Calibration) -> None:
-    """Print what some agreements take with each hand-back, in blocks as long as those of mode auto."""
-    k = make_plan("auto").k or MAX_BLOCK
+def keep_calibration(calibration: Calibration, out: Path | None = None) -> None:
+    """Write it, and print what some agreements take with each hand-back, in blocks as long as those of mode auto."""
+    from skydraft.learning.calibrating import write_calibration
+
+    out, k = write_calibration(calibration, cache_dir(), out), make_plan("auto").k or MAX_BLOCK
     alone = calibration.curve(k, HandBack()).points[-1].agreement
     shown = [wanted for wanted in _SHOWN if wanted > alone]
-    if not shown:
-        return
-    how = f"with blocks of up to {k}, before the gate adapts to a text"
-    click.echo(f"Replayed {how}: calls a token, written by the target:")
-    click.echo(f"  {'hand-back':<9}" + "".join(f"{f'calibrated:{wanted:g}':>18}" for wanted in shown))
-    for name in calibration.hand_backs:
+    if shown:
+        how = f"with blocks of up to {k}, before the gate adapts to a text"
+        click.echo(f"Replayed {how}: calls a token, written by the target:")
+        click.echo(f"  {'hand-back':<9}" + "".join(f"{f'calibrated:{wanted:g}':>18}" for wanted in shown))
+    for name in calibration.hand_backs if shown else ():
         points = calibration.curve(k, parse_hand_back(name)).points
         at = [[point for point in points if point.agreement >= wanted][-1] for wanted in shown]
         costs = (f"{point.calls_per_token:>10.3f}{point.written_per_token:>8.3f}" for point in at)
         click.echo(f"  {name:<9}{''.join(costs)}")
+    click.echo(f"Written to {out}")

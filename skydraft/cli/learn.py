@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from skydraft.characters import json_line, one_line
-from skydraft.cli.compare import show_limits
+from skydraft.cli.compare import keep_calibration
 from skydraft.cli.pair_options import ModelChoice, models_section
 from skydraft.cli.progress import counted
 from skydraft.cli.sections import Command
@@ -14,7 +14,7 @@ from skydraft.cli.terminal import TERMINAL
 from skydraft.errors import OptionError
 from skydraft.files import is_adapter_name
 from skydraft.gating.fitting import agreement
-from skydraft.learning.calibrating import calibrate_lessons, read_lessons, write_calibration
+from skydraft.learning.calibrating import calibrate_lessons, read_lessons
 from skydraft.learning.dataset import MIN_GENERATIONS, choose
 from skydraft.learning.lessons import AGREED, KNOWN, OPINIONS, UNJUDGED, WRONG, Store, summaries
 from skydraft.models import adapters, cache_dir
@@ -37,8 +37,8 @@ def learn() -> None:
 def status(folder: Path) -> None:
     """Show the answers collected in DIR, and how many can be used."""
     store, skipped = _store(folder), Counter[str]()
-    (num_files, num_bytes), by_pair = store.size(), summaries(store, skipped)
-    click.echo(f"{folder}: {num_bytes / 1e6:.1f} MB in {_files(num_files)}.")
+    by_pair = summaries(store, skipped)
+    click.echo(f"{folder}: {_written_out(*store.size())}.")
     for (target, draft), taught in sorted(by_pair.items(), key=lambda item: -len(item[1])):
         click.echo(_line(target, draft, len(taught), sum(taught, Counter())))
         if (missing := MIN_GENERATIONS - len(taught)) > 0:
@@ -68,8 +68,8 @@ def _line(target: str, draft: str, number: int, marks: Counter[str]) -> str:
     return line
 
 
-def _files(number: int) -> str:
-    return "1 file" if number == 1 else f"{number} files"
+def _written_out(num_files: int, num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:.1f} MB in {num_files} {'file' if num_files == 1 else 'files'}"
 
 
 @learn.command(cls=Command)
@@ -100,8 +100,7 @@ def forget(folder: Path, models: ModelChoice) -> None:
         folder = home
     if not folder.is_dir():
         raise OptionError(f"There is nothing to forget: {folder} is not there.", hint="Check its name.")
-    num_files, num_bytes = Store(folder).forget()
-    click.echo(f"{num_bytes / 1e6:.1f} MB in {_files(num_files)} deleted.")
+    click.echo(f"{_written_out(*Store(folder).forget())} deleted.")
     click.echo("What was learned from them stays. To take it back: skydraft learn revert NAME")
 
 
@@ -137,6 +136,4 @@ def calibrate(folder: Path, models: ModelChoice) -> None:
         calibration, unseen = calibrate_lessons(lessons, texts, edge, folder.name, learned_from)
     share, num_tokens = agreement(unseen)
     click.echo(f"On {len(unseen)} answers {calibration.draft.name} agrees on {share:.3f} of {num_tokens} tokens.")
-    out = write_calibration(calibration, cache_dir())
-    show_limits(calibration)
-    click.echo(f"Written to {out}")
+    keep_calibration(calibration)
