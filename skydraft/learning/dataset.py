@@ -111,17 +111,13 @@ def _conversations(lessons: Sequence[Lesson]) -> dict[tuple[int, ...], bytes]:
     for prompt in sorted({lesson.prompt_ids for lesson in lessons}):  # after a prompt come those that begin with it
         if not first or prompt[: len(first)] != first:
             first = prompt
-        found[prompt] = _digest(*first)
+        found[prompt] = hashlib.sha256(np.array(first, "<i8").tobytes()).digest()
     return found
 
 
 def answer_digest(lesson: Lesson) -> str:
     """What names a lesson's prompt with its answer."""
-    return _digest(*lesson.prompt_ids, -1, *lesson.token_ids).hex()
-
-
-def _digest(*token_ids: int) -> bytes:
-    return hashlib.sha256(np.array(token_ids, "<i8").tobytes()).digest()
+    return digest((*lesson.prompt_ids, -1, *lesson.token_ids))
 
 
 def weights_of(cloud: Engine | Cloud) -> str:

@@ -63,12 +63,8 @@ class Gain:
     high: float
     num_tokens: int
 
-    @property
-    def difference(self) -> float:
-        return self.after - self.before
-
     def __str__(self) -> str:
-        change = f"{self.difference:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
+        change = f"{self.after - self.before:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
         return f"{self.before:.3f} → {self.after:.3f} ({change}, {self.num_tokens} tokens)"
 
 
