@@ -44,13 +44,7 @@ _STAT = Path("/proc/stat")
 _NUM_LOOKS, _LOOK_S, _BUSY_SHARE = 5, 0.01, 0.75
 _F16 = 1
 _U32, _F32, _STRING = 4, 6, 8  # types of values in a GGUF header
-_OPTIONAL = (
-    "model_quantize",
-    "model_quantize_default_params",
-    "gguf_init_empty",
-    "gguf_set_kv",
-    "gguf_write_to_file",
-)  # some ready-made builds are without
+_OPTIONAL = ("model_quantize", "gguf_init_empty", "gguf_set_kv", "gguf_write")  # some ready-made builds are without
 _MAX_LAYERS = 512  # that of llama.cpp
 _AMX, _CUDA = b"AMX_INT8 = 1", b"CUDA : "
 _NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
@@ -143,7 +137,7 @@ class Library:
             library = ctypes.CDLL(os.fspath(path))
         for function, (result, *arguments) in _FUNCTIONS.items():
             name = function if function.startswith("gguf_") else f"llama_{function}"
-            if function in _OPTIONAL and not hasattr(library, name):
+            if function.startswith(_OPTIONAL) and not hasattr(library, name):
                 continue
             found = getattr(library, name)
             found.restype, found.argtypes = result, arguments
