@@ -25,6 +25,7 @@ from skydraft.edge.server import OURS
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import check_same
 from skydraft.errors import SkydraftError
+from skydraft.evaluation.comparison import installed
 from skydraft.models import KNOWN, cache_dir, present, resolve
 from skydraft.models.fetch import verify
 from skydraft.protocol.address import is_url, parse_addresses
@@ -82,7 +83,7 @@ def _packages(console: Console) -> Iterator[str]:
     requirements = [*map(Requirement, importlib.metadata.requires("skydraft") or ())]
     for extra, purpose in PURPOSES.items():
         needed = [each for each in requirements if each.marker and each.marker.evaluate({"extra": extra})]
-        found = {each: version for each in needed if (version := _version(each.name))}
+        found = {each: version for each in needed if (version := installed(each.name))}
         for each, version in found.items() if extra != "tasks" else ():
             if not each.specifier.contains(version, prereleases=True):
                 fits = f"pip install '{each.name}{each.specifier}'"
@@ -93,17 +94,10 @@ def _packages(console: Console) -> Iterator[str]:
             console.print(f"  {extra:<12} installed: {versions}")
             continue
         command = f"pip install 'skydraft[{extra}]'"
-        if extra == "prebuilt" and _version("llama-cpp-python") is None:  # the default pair needs one of them
+        if extra == "prebuilt" and installed("llama-cpp-python") is None:  # the default pair needs one of them
             yield f"llama.cpp is missing, which runs {purpose}: {command}"
         console.print(f"  {extra:<12} missing {', '.join(missing)}; for {purpose}: {command}")
     console.print()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _models(console: Console) -> Iterator[str]:

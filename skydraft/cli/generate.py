@@ -25,7 +25,7 @@ from skydraft.decoding.request import GenerateRequest
 from skydraft.errors import PromptError
 from skydraft.prompts.messages import asked
 
-_INTERRUPTED = 130
+INTERRUPTED = 130  # the shells' status of a process ended by Ctrl-C
 _MAX_NEW_TOKENS = 512  # of a text; a caption has the general default
 _SILENT_S = 2.0  # how long to wait for the first byte of a pipe
 _RAW = option("--raw", None, "Continue PROMPT as it is, without the model's chat template.", is_flag=True)
@@ -77,7 +77,7 @@ def generate(
             keep.auditor.finish()
             if keep.auditor.counts["lost"]:
                 TERMINAL.say("the answer was not audited: the cloud did not read it.")
-    return _INTERRUPTED if generation.finish_reason == "interrupted" else int(is_cut)
+    return INTERRUPTED if generation.finish_reason == "interrupted" else int(is_cut)
 
 
 def _show(generation: Generation, output: options.OutputChoice, trace: TextIO | None) -> None:

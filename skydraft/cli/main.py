@@ -16,14 +16,12 @@ from skydraft.cli.chat import chat
 from skydraft.cli.compare import calibrate, compare, report
 from skydraft.cli.doctor import doctor
 from skydraft.cli.gateway import gateway
-from skydraft.cli.generate import generate
+from skydraft.cli.generate import INTERRUPTED, generate
 from skydraft.cli.learn import learn
 from skydraft.cli.models import models
 from skydraft.cli.serve import serve
 from skydraft.cli.terminal import TERMINAL
 from skydraft.errors import SkydraftError
-
-INTERRUPTED = 130  # the shells' status of a process ended by Ctrl-C
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

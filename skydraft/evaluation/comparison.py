@@ -218,7 +218,8 @@ def _describe(
     return RunLine(
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=f"{cpu_model()}, {os.cpu_count()} threads, {platform.system()}, Python {platform.python_version()}",
-        versions=_versions(), command=request.command, target=target, vocab_fingerprint=edge.vocab.fingerprint,
+        versions={"skydraft": __version__} | {name: found for name in _PACKAGES if (found := installed(name))},
+        command=request.command, target=target, vocab_fingerprint=edge.vocab.fingerprint,
         draft=_entry(edge.name, edge.fingerprint, edge.invariant_rows, edge.forward_ms),
         execution=execution, modes=request.modes, repetitions=request.repetitions,
         workload=workload.name, workload_sha256=workload.sha256, prompts=workload.prompts,
@@ -235,9 +236,8 @@ def _entry(name: str, fingerprint: str, max_rows: int, forward_ms: Iterable[floa
     return ModelEntry(name=name, fingerprint=fingerprint, invariant_rows=max_rows, forward_ms=times)
 
 
-def _versions() -> dict[str, str]:
-    found = {"skydraft": __version__}
-    for package in _PACKAGES:
-        with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+def installed(package: str) -> str | None:
+    """Its version, if it is."""
+    with suppress(PackageNotFoundError):
+        return version(package)
+    return None

@@ -31,7 +31,7 @@ def test_doctor_knows_every_extra_and_how_to_get_it(invoke: Invoke, monkeypatch:
     assert set(PURPOSES) == set(extras) - {"all", "conformance", "dev"}  # one names the others, two are ours
     here = {"torch": "2.9.0", "transformers": "5.20.0", "soundfile": "0.13"}
 
-    monkeypatch.setattr("skydraft.cli.doctor._version", here.get)
+    monkeypatch.setattr("skydraft.cli.doctor.installed", here.get)
     status, out, _ = invoke("doctor", "--cloud-model", "toy")
     missing = f"To do: the draft model does not load: {SMALL} is not on this machine"
     assert status == 1 and missing in " ".join(out.split()) and f"skydraft models fetch {SMALL}" in out
