@@ -34,13 +34,10 @@ class Progress:
                 self._bars.update(before.id, visible=before.finished)
             self._task = self._bars.add_task(step, total=total or None)
         self._bars.update(self._task, description=f"{step} {note}".strip(), completed=done, total=total or None)
-        if self._bars.disable and not total and now >= self._due:
-            self._due = float("inf")
-            click.echo(step, err=True)
-        elif self._bars.disable and now >= self._due:
-            self._due = now + _LINE_EVERY_S
-            much = f"{done // num_a_unit} of {total // num_a_unit}{unit}"
-            click.echo(f"{step}: {much}{self._left(done, total, now)}{note and f', {note}'}", err=True)
+        if self._bars.disable and now >= self._due:
+            self._due = now + (_LINE_EVERY_S if total else float("inf"))
+            much = f": {done // num_a_unit} of {total // num_a_unit}{unit}{self._left(done, total, now)}"
+            click.echo(f"{step}{much if total else ''}{note and f', {note}'}", err=True)
 
     def _left(self, done: int, total: int, now: float) -> str:
         if done <= self._first or done - self._first < min(_FEW, total / 10):

@@ -45,8 +45,7 @@ class Terminal:
         self._clear()
         is_one_screen = sys.stdout.isatty() and sys.stderr.isatty()
         begin = "\n" if self._is_open and is_one_screen else ""
-        if is_one_screen:
-            self._is_open = False
+        self._is_open = self._is_open and not is_one_screen
         click.echo(f"{begin}skydraft: {one_line(message)}", err=True)
 
     @contextmanager
@@ -129,28 +128,23 @@ def _summary(generation: Generation, audits: AuditFigures | None) -> str:
     stats, calls = generation.stats, generation.stats.num_escalated
     speed = stats.tokens_per_s
     shown = "–" if speed is None else f"{speed:.3g}" if speed < 100 else f"{speed:.0f}"
-    parts = [f"{stats.num_tokens} tokens", f"{shown} tokens/s"]
-    parts.append("one call" if calls == 1 else f"{calls or 'no'} calls")
-    if stats.target_written_per_token:
-        parts.append(f"large model wrote {100 * stats.target_written_per_token:.0f} %")
-    if stats.num_fallback_tokens:
-        parts.append(f"{stats.num_fallback_tokens} tokens without the cloud")
-    if stats.num_reasoning_tokens:
-        parts.append(f"{stats.num_reasoning_tokens} of them thinking")
-    if cached := max(stats.cached_tokens.edge, stats.cached_tokens.cloud):
-        parts.append(f"{cached} of {generation.num_prompt_tokens} prompt tokens cached")
-    if stats.adapter:
-        parts.append(f"drafted with {stats.adapter}")
-    if stats.cost is not None:
-        parts.append(f"cost {stats.cost:.3g}")
-    if audits:
-        parts.append(f"audited agreement {audits.agreement:.2f} over {audits.num_answers}")
+    written, cached = stats.target_written_per_token, max(stats.cached_tokens.edge, stats.cached_tokens.cloud)
     ended = f"ended by {generation.finish_reason}"
     if generation.finish_reason == "length":
         is_loop = is_copying(np.array(generation.token_ids, np.int32))
         ended += ", in words that it had said before" if is_loop else " (-n allows more)"
-    parts.append(ended)
-    return " · ".join(parts)
+    parts = (
+        f"{stats.num_tokens} tokens", f"{shown} tokens/s", "one call" if calls == 1 else f"{calls or 'no'} calls",
+        written and f"large model wrote {100 * written:.0f} %",
+        stats.num_fallback_tokens and f"{stats.num_fallback_tokens} tokens without the cloud",
+        stats.num_reasoning_tokens and f"{stats.num_reasoning_tokens} of them thinking",
+        cached and f"{cached} of {generation.num_prompt_tokens} prompt tokens cached",
+        stats.adapter and f"drafted with {stats.adapter}",
+        stats.cost is not None and f"cost {stats.cost:.3g}",
+        audits and f"audited agreement {audits.agreement:.2f} over {audits.num_answers}",
+        ended,
+    )  # fmt: skip
+    return " · ".join(str(part) for part in parts if part)
 
 
 def trace_line(done: Round, tokens: Sequence[Token]) -> str:
