@@ -17,7 +17,8 @@ from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import target_of
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
-from skydraft.engines.registry import open_engine, without_weights
+from skydraft.engines.registry import open_engine
+from skydraft.engines.toy import VocabularyOnly
 from skydraft.errors import CloudLost, OptionError, RecordsError, UnknownModel
 from skydraft.gating.calibration import Calibration, find_calibration
 from skydraft.models import KNOWN, Progress, SourceName, cache_dir, no_progress, resolve
@@ -160,13 +161,13 @@ def without_model(cloud: Engine | Cloud) -> Engine:
     vocabulary is that of `cloud`, a GGUF model here or on a server of ours. Raises OptionError for others, CloudError.
     """
     if isinstance(cloud, Engine):
-        return without_weights(cloud.vocab)
+        return VocabularyOnly(cloud.vocab)
     from skydraft.engines.llama_weights import read_vocabulary
 
     if not (content := cloud.vocabulary()):
         says = f"{cloud.name} gives no vocabulary, which a device without a model needs."
         raise OptionError(says, hint="Name a draft model with --edge-model.")
-    return without_weights(read_vocabulary(content))
+    return VocabularyOnly(read_vocabulary(content))
 
 
 def generate(

@@ -38,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "api": _CONTRACT
     | _QUESTIONS
     | _MACHINERY
-    | {"engines.fitting", "engines.llama_weights", "engines.probe", "engines.registry"},
+    | {"engines.fitting", "engines.llama_weights", "engines.probe", "engines.registry", "engines.toy"},
     "evaluation": _USERS | {"engines.probe", "engines.toy", "origins", "__version__"},
     "gateway": _USERS | {"access"},
     "learning": _USERS | {"engines.adapter", "engines.trainable"},

@@ -19,7 +19,6 @@ from skydraft.engines.llama_library import load_library, rope_depends, without_m
 from skydraft.engines.llama_weights import Weights, interrupts_kept
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.probe import MAX_PROBED_ROWS, cpu_model, forget_profile, profile_of
-from skydraft.engines.registry import EngineKind
 from skydraft.engines.row_costs import NOT_PROBED, Pass, RowCosts
 from skydraft.engines.slots import Slots
 from skydraft.engines.vocab import Rows, TokenIds
@@ -310,6 +309,3 @@ class LlamaCppEngine(Engine):
         for context in dict.fromkeys(place.context for place in self._places):
             self._lib.free(context)
         self._weights.give_back()
-
-
-KIND = EngineKind(lambda spec, path, options: LlamaCppEngine(path, options, name=spec), claims=Path.is_file)

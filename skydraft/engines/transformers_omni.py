@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from skydraft.engines.base import Sequence
-from skydraft.engines.checkpoint import failed, is_omni, load_library
+from skydraft.engines.checkpoint import failed, load_library
 from skydraft.engines.options import EngineOptions
-from skydraft.engines.registry import EngineKind
 from skydraft.engines.transformers_text import Slot, TransformersEngine, cache_argument
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import BrokenModel, PromptError
@@ -155,6 +154,3 @@ def _load_extractor(path: Path) -> Any:
     except Exception as error:
         does, hint = f"cannot load the audio settings in {path}", "Add its preprocessor_config.json."
         raise failed(transformers, does, error, BrokenModel, hint) from error
-
-
-KIND = EngineKind(lambda spec, path, options: OmniEngine(path, options, name=spec), claims=is_omni)

@@ -25,7 +25,6 @@ from skydraft.engines.checkpoint import (
 )
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.probe import cpu_model, profile_of
-from skydraft.engines.registry import EngineKind
 from skydraft.engines.side_by_side import Stretch, side_by_side
 from skydraft.engines.vocab import Rows, TokenIds, Vocab
 from skydraft.errors import BrokenModel, EngineError
@@ -234,6 +233,3 @@ def cache_argument(model: Callable[..., Any]) -> str:
 
 def _written(slot: Slot) -> list[Any]:
     return [layer for layer in slot.cache.layers if getattr(layer, "keys", None) is not None]
-
-
-KIND = EngineKind(lambda spec, path, options: TransformersEngine(path, options, name=spec), claims=Path.is_dir)
