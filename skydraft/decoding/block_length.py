@@ -12,7 +12,7 @@ MAX_BLOCK_LEN = 16
 TYPICAL, EASY = 0.75, 0.95  # share of right drafts where nothing is known of a text; and of a text that repeats itself
 _MIN_GAIN = 1.02
 _SAMPLE = 16  # tokens of the target that tell how well the draft model knows a text
-_MAY_LOSE, _FREE_TOKENS = 0.03, 4.0  # a share of the target's time, and that of so many tokens
+_MAY_LOSE, _FREE_TOKENS = 0.03, 6.0  # a share of the target's time, and that of so many tokens
 _BLOCKS_MAY_LOSE = 2.0  # tokens more, so that one bad block after reading does not end them
 _MOST_SAVED = 20.0  # tokens of the target; what was gained beyond that does not pay for later losses
 

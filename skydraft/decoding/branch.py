@@ -2,13 +2,19 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from typing import TypeAlias
 
 from skydraft.engines.vocab import TokenIds
 from skydraft.types import Draft
 
+Came: TypeAlias = Callable[[int, Seq[int], int], None]  # what the target wrote: base, tokens, how many were drafts
 MAX_AHEAD, MAX_KEPT = 32, 64  # drafts beyond the text that a device makes; and that a target keeps
 _PRIOR, _PRIOR_WEIGHT, _MEMORY = 0.7, 8.0, 64.0  # judged drafts, after which older ones fade
 _MAY_DELAY = 1.1  # how much longer a forward may take by drafts, if a text in it sends none
+
+
+def ignored(base: int, token_ids: Seq[int], num_accepted: int) -> None:
+    """A `Came` of nobody."""
 
 
 class Worth:

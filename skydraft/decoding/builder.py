@@ -52,8 +52,8 @@ def start_generation(
     if plan.drafts and draft is None:  # nothing could go on alone
         plan = replace(plan, drafts=False)
         request = replace(request, plan=plan)
-    if verifying and verifying.takes_drafts and plan.k is None:
-        plan = plan.streaming()
+    races = verifying is not None and verifying.takes_drafts_of(draft)
+    plan = plan.streaming() if races and plan.k is None else plan
     local = verifying.engine if verifying else None
     vocab = (local or reader).vocab  # a local target decodes its text, with any draft model
     request, prompts = prompted(request, reader)
@@ -62,7 +62,7 @@ def start_generation(
     draft, gate = _drafting(request, draft, prompts.edge, facts, calibrations)
     context, max_new_tokens = _context(request, prompts, draft, verifying, vocab)
     opens = plan.k and START in plan.gate.content_rules and not context.base and not request.params.think_end
-    costs = _costs(plan, draft, local, facts)
+    costs = None if races else _costs(plan, draft, local, facts)
     turns = _turns(plan, draft, costs, facts, len(prompts.edge.token_ids), OPENING if opens else 0)
     drafter = verifier = None
     if draft:
@@ -80,9 +80,9 @@ def start_generation(
     thinking = ThinkingAlong(request.params, vocab) if request.params.think_end else None
     breaks_loops = request.breaks_loops and not request.params.grammar  # a list of equal values is no loop
     copies, ahead = _copies(request, prompts, facts, costs, draft or edge), None
-    if (drafter or copies) and verifying and verifier and verifying.takes_drafts and _writes_on(request):
+    if (drafter or copies) and verifier and races and _writes_on(request):
         copies, ahead = None, Ahead(drafter, prompts.edge, verifier.draft, copies)
-        verifier.came = ahead.came
+        verifier.hear(ahead.came)
     loop = SpeculativeLoop(
         context, drafter, gate, verifier, turns, vocab, falls_back, breaks_loops, thinking, copies, ahead,
         Seats((draft, local)),

@@ -1,11 +1,13 @@
 import time
-from collections.abc import Callable
+from collections import deque
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from skydraft.config import MAX_K, DecodingParams, Execution
+from skydraft.decoding.branch import Branch, Came, Worth, ignored, num_fed
 from skydraft.decoding.context import Context
+from skydraft.decoding.cost_model import row_ms
 from skydraft.decoding.plan import Plan
 from skydraft.decoding.prices import Prices
 from skydraft.decoding.receipt import Sent
@@ -46,9 +48,8 @@ class Target(Protocol):
     @property
     def is_exact(self) -> bool: ...
 
-    @property
-    def takes_drafts(self) -> bool:
-        """Whether drafts may come while it writes."""
+    def takes_drafts_of(self, draft: Engine | None) -> bool:
+        """Whether drafts of this model, or copies without one, may come while it writes: it computes elsewhere."""
 
     @property
     def prices(self) -> Prices | None: ...
@@ -73,7 +74,7 @@ class Target(Protocol):
 
 
 class LocalTarget:
-    prices, takes_drafts = None, False
+    prices = None
 
     def __init__(self, engine: Engine, execution: Execution | None = None) -> None:
         self.engine, self._max_rows = engine, engine.max_rows(execution)
@@ -82,6 +83,9 @@ class LocalTarget:
     def facts(self, wait_s: float | None) -> TargetFacts:
         engine = self.engine
         return TargetFacts(engine.name, engine.fingerprint, engine.forward_ms, self._max_rows)
+
+    def takes_drafts_of(self, draft: Engine | None) -> bool:
+        return draft is not None and draft.on_gpu != self.engine.on_gpu
 
     def falls_back(self, plan: Plan) -> bool:
         return False
@@ -119,11 +123,17 @@ class LocalVerifier(TargetSession):
         self._num_to_write = 0
         self._is_closed = self.called = False
         self.sent, self.link = Sent(), LinkCost()  # nothing leaves this process
-        self.came: Callable[[int, Seq[int], int], None] = lambda base, token_ids, num_accepted: None
+        self._branch, self._drafts = Branch(Worth()), deque[Draft]()
+        self.hear(ignored)
+
+    def hear(self, came: Came) -> None:
+        self._came = came
 
     def verify(self, block: DraftBlock, catch_up: Seq[int], write: int = 0) -> Verdict:
         """The verdict. What the target writes after it is computed when it is asked for. Raises as `check` does."""
         self.check(block, catch_up)
+        self.called = bool(block.token_ids) or not self._num_to_write
+        block = block if self.called else DraftBlock(block.base, self._drafts_that_pay())
         cost = Cost() if self.is_seated else self._open()
         work = self.begin(block, catch_up)
         while (token_ids := work.next_feed(self._max_rows)) is not None:
@@ -133,10 +143,20 @@ class LocalVerifier(TargetSession):
                 cost += Cost(1, len(token_ids), forward_ms=(time.perf_counter() - began) * 1e3)
                 work.absorb(rows)
         verdict = self.commit(work, cost)
-        self.called = bool(block.token_ids) or not self._num_to_write
-        left = write if self.called else self._num_to_write - 1
-        self._num_to_write = left if verdict.hands_over(block) else 0
-        return verdict
+        left = write if self.called else self._num_to_write - verdict.num_tokens
+        goes_on = verdict.hands_over(block) if self.called else verdict.finish is None
+        self._num_to_write = left if goes_on else 0
+        self._came(block.base, verdict.commits(block), 0 if self.called else verdict.num_accepted)
+        return verdict if self.called else replace(verdict, draft_ids=block.token_ids, branch=self._branch.number)
+
+    def _drafts_that_pay(self) -> tuple[int, ...]:
+        """Those that may follow the text, and are worth their rows."""
+        while self._drafts:
+            self._branch.take(self._drafts.popleft(), self.generated)
+        token_ids = self._branch.after(self.generated)[: self._num_to_write - 1]
+        waiting, forward_ms = [(self._branch.worth.share, len(token_ids))], self._engine.forward_ms
+        (num,) = num_fed(1, waiting, self._max_rows, lambda num: row_ms(forward_ms, num), may_delay=True)
+        return token_ids[:num]
 
     def _open(self) -> Cost:
         """Put the prompt into the cache; returns the cost."""
@@ -148,7 +168,7 @@ class LocalVerifier(TargetSession):
         return sequence.take_prefill_cost()
 
     def draft(self, draft: Draft) -> None:
-        """It waits for none: both compute in turn."""
+        self._drafts.append(draft)
 
     def stop(self) -> bool:
         self._num_to_write = 0

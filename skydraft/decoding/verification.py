@@ -1,6 +1,5 @@
 """The target accepts the drafted tokens that it would have written itself, and adds one: by the prefix alone."""
 
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,6 +9,7 @@ import numpy as np
 from skydraft.choosing.chooser import Chooser
 from skydraft.choosing.stopping import Stopping
 from skydraft.config import DecodingParams
+from skydraft.decoding.branch import Came
 from skydraft.decoding.receipt import Sent
 from skydraft.decoding.scoring import score
 from skydraft.engines.base import Engine, Sequence, TokenBuffer
@@ -22,10 +22,12 @@ class Verifier(Protocol):
     """The interface between the loop on the edge and the target. `sent` is what left this device of the text, and
     `link` what that cost in all."""
 
-    max_block: int | None  # of a longer block only so many tokens are judged; None: no limit is known
-    came: Callable[[int, Seq[int], int], None]  # called with what the target writes: the base, tokens, accepted drafts
     called: bool  # whether the last `verify` called the target, and did not only take a token that it had written
     sent: Sent
+
+    @property
+    def max_block(self) -> int | None:
+        """Of a longer block only so many tokens are judged; None: no limit is known."""
 
     def verify(self, block: DraftBlock, catch_up: Seq[int], write: int = 0) -> Verdict:
         """Judge `block`, which follows the judged tokens and `catch_up`. The target's side commits the verdict.
@@ -33,6 +35,9 @@ class Verifier(Protocol):
         If it corrects the block, or the block is empty, the target may write `write` more tokens after it; they are the
         verdicts on the next empty blocks.
         """
+
+    def hear(self, came: Came) -> None:
+        """Let `came` be called, in any thread, with what the target writes."""
 
     def draft(self, draft: Draft) -> None:
         """Send drafts beside what the target writes. Any thread may call this."""

@@ -130,6 +130,14 @@ class EventLoop:
             raise
         return Awaited(self._loop, work, self._is_over)
 
+    def call(self, work: Callable[[], Any]) -> None:
+        """Run `work` on the loop. Raises as `begin` does."""
+        self.check_process()
+        try:
+            self._loop.call_soon_threadsafe(work)
+        except RuntimeError as error:
+            raise CloudLost("The interpreter is ending.") from error
+
     def check_process(self) -> None:
         """Raise OptionError in a forked process."""
         if self._pid != os.getpid():  # the thread stayed behind, and gRPC runs on no other loop
@@ -140,6 +148,10 @@ class EventLoop:
         """Run `work` on the loop, unless the interpreter is ending. Never waits, so a finalizer may call this."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(work)
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_over.is_set()
 
     def _stop(self) -> None:
         self.post(lambda: self._loop.create_task(self._wind_up()))

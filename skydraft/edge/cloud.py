@@ -18,7 +18,9 @@ from skydraft.edge.channel import Waits, shared_loop
 from skydraft.edge.server import OURS, Server, check_drafts
 from skydraft.edge.servers import Servers
 from skydraft.edge.session import OwnServer
-from skydraft.edge.verifier import SILENT_S, Notices, Notify, RemoteVerifier, silent, too_late, waiting_for
+from skydraft.edge.text import SILENT_S, Outages, too_late
+from skydraft.edge.verifier import Notify, RemoteVerifier, silent, waiting_for
+from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import (
     CloudError,
@@ -68,7 +70,7 @@ class Cloud:
             raise OptionError("--fallback is lost or start, and start does not go with --require-cloud.")
         self.name, self.prices = self.servers.name, self.servers.all[0].budget.prices
         self.uses_tls = all(server.uses_tls for server in self.servers.all)
-        self._notices = Notices(self.notify)
+        self._outages = Outages()
         self._key = random.random()  # orders the servers for what belongs to no text
         self._waits = Waits()
         self.cancel = self._waits.cancel  # ends waits for facts
@@ -100,8 +102,7 @@ class Cloud:
     def is_stock(self) -> bool:
         return self.kind != OURS
 
-    @property
-    def takes_drafts(self) -> bool:
+    def takes_drafts_of(self, draft: Engine | None) -> bool:
         return not self.is_stock
 
     def info(self) -> ServerInfo:
@@ -240,7 +241,7 @@ class Cloud:
         plan, falls_back = request.plan, self.falls_back(request.plan)
         waiting = waiting_for(self.timeout_s, falls_back=falls_back, has_others=self.servers.has_others)
         verifier = RemoteVerifier(
-            self.servers, context, prompt, vocab, request, waiting, self._notices, falls_back=falls_back
+            self.servers, context, prompt, vocab, request, waiting, self._outages, self.notify, falls_back=falls_back
         )
         if outage:
             verifier.go_alone(outage)

@@ -64,11 +64,11 @@ class Server(Protocol):
 
     async def close(self) -> None: ...
 
-    def begin(self, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest) -> RemoteText:
+    def begin(self, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest) -> ServerText:
         """A text here. Raises OptionError for what the server cannot follow."""
 
 
-class RemoteText(Protocol):
+class ServerText(Protocol):
     """One text at one server. Its asynchronous methods run on the event loop, one at a time, and each tries once.
 
     Only `target` may go on with it, None before one has begun it. `is_writing` says that the target writes, so that

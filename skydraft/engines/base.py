@@ -30,6 +30,7 @@ class Engine(Model, AbstractContextManager["Engine"]):
     """
 
     drafts = True  # it is a model
+    on_gpu = False
 
     def __init__(self, name: str) -> None:
         self.name, self.floor, self.prefixes = name, Floor(name), PrefixCache()

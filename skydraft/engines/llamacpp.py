@@ -80,7 +80,7 @@ class LlamaCppEngine(Engine):
         # A row of each sequence, at least: on a GPU a forward of 64 takes 1.7 times as long as one of 16 (NOTES.md).
         self.max_output_rows = min(max(_OUTPUT_ROWS, options.max_sequences), self.max_batch_rows)
         self.path, self._options = path, options
-        self._num_threads = options.num_threads or num_cores()
+        self._num_threads, self.on_gpu = options.num_threads or num_cores(), bool(options.gpu_layers)
         weights = base._weights if base else Weights(self._lib, path, options.gpu_layers, self.name)
         self._weights: Weights = weights.lend()
         self._model, self.vocab, self.fingerprint = self._weights.model, self._weights.vocab, self._weights.fingerprint

@@ -68,6 +68,7 @@ class TransformersEngine(Engine):
         if adapter:
             self._label, self.fingerprint = self._adapted.add(adapter, self.name)
         model, self._device = self._model, self._model.device
+        self.on_gpu = self._device.type == "cuda"
         config = model.config.get_text_config(decoder=True)
         if config.vocab_size < self.vocab.size:
             says = f"The tokenizer in {path} has {self.vocab.size} tokens, the model only {config.vocab_size}."

@@ -91,8 +91,8 @@ def test_a_receipt_is_what_the_server_got(relay: Relay, plan: Any) -> None:
             assert told == came or (crosses and told["calls"] == came["calls"])
             assert all({*came[name]} <= {*told[name]} for name in ("seen", "rejected"))
             assert receipt.servers == ((relay.address,) if plan.verifies else ())
-            num_bytes = sum(len(message) for name, message in relay.requests if name != "close")
             time.sleep(0.1 * crosses)  # else a late one would be taken for one of the next text
+            num_bytes = sum(len(message) for name, message in relay.requests if name != "close")
             assert 0 <= receipt.bytes_up - num_bytes <= (200 if crosses else 0)
             for span in receipt.seen:
                 text = generation.text[slice(*span.chars)]
