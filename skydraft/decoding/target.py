@@ -123,7 +123,7 @@ class LocalVerifier(TargetSession):
         self._num_to_write = 0
         self._is_closed = self.called = False
         self.sent, self.link = Sent(), LinkCost()  # nothing leaves this process
-        self._branch, self._drafts = Branch(Worth()), deque[Draft]()
+        self._branch, self._drafts, self._num_branches = Branch(Worth()), deque[Draft](), 0
         self.hear(ignored)
 
     def hear(self, came: Came) -> None:
@@ -168,7 +168,8 @@ class LocalVerifier(TargetSession):
         return sequence.take_prefill_cost()
 
     def draft(self, draft: Draft) -> None:
-        self._drafts.append(draft)
+        goes_on, self._num_branches = draft.branch == self._num_branches, draft.branch
+        self._drafts.append(Draft(0, 0, draft.token_ids) if goes_on else draft)
 
     def stop(self) -> bool:
         self._num_to_write = 0

@@ -1,0 +1,53 @@
+"""A target on a GPU and a draft model on the CPU, in one process: drafts come while the target computes."""
+
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import skydraft
+from skydraft.config import DecodingParams
+from skydraft.decoding.plan import make_plan
+from skydraft.engines.toy import ToyEngine
+
+from .. import toys
+
+PARAMS = DecodingParams(max_new_tokens=64, min_new_tokens=64)
+
+
+def waiting(engine: ToyEngine, ms: float, *, on_gpu: bool = False) -> ToyEngine:
+    """A toy whose forwards take `ms` of no processor."""
+    forward = engine.forward
+
+    def waits(*given: Any, **named: Any) -> Any:
+        time.sleep(ms / 1e3)
+        return forward(*given, **named)
+
+    setattr(engine, "forward", waits)  # noqa: B010
+    engine.on_gpu = on_gpu
+    return engine
+
+
+def run(edge: ToyEngine, cloud: ToyEngine, mode: str, params: DecodingParams = PARAMS) -> Any:
+    generation = skydraft.generate("ab", edge=edge, cloud=cloud, plan=make_plan(mode), params=params, raw=True)
+    generation.run()
+    return generation
+
+
+@pytest.mark.parametrize(("drift", "least"), [(0.0, 2.0), (0.7, 1.1), (8.0, 0.9)])
+def test_the_target_never_waits_for_a_draft_model_elsewhere(drift: float, least: float) -> None:
+    edge, cloud = waiting(toys.toy(4, drift), 5), waiting(toys.toy(4), 20, on_gpu=True)
+    stream, race = (run(edge, cloud, mode) for mode in ("cloud", "lossless"))
+    assert race.token_ids == stream.token_ids
+    assert stream.records[-1].ended_ms / race.records[-1].ended_ms >= least
+
+
+@toys.law(40)
+@given(toys.pairs(), toys.params(), st.floats(0, 2))
+def test_the_text_is_the_targets(pair: tuple[ToyEngine, ToyEngine], params: DecodingParams, ms: float) -> None:
+    edge, cloud = pair
+    plain = run(edge, cloud, "cloud", params)
+    race = run(waiting(edge, ms), waiting(cloud, ms, on_gpu=True), "lossless", params)
+    assert (race.token_ids, race.finish_reason) == (plain.token_ids, plain.finish_reason)
