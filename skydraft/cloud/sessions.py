@@ -3,9 +3,10 @@
 An evicted or expired session costs its owner time, never tokens: the client opens it again with all committed tokens.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -43,9 +44,9 @@ class CloudSession:
     epoch: int
     opening: Opening
     target: TargetSession
+    branch: Branch
     used_at: float = 0.0  # by its last request or answer
     last: tuple[VerifyCall, Verdict] | None = None  # kept, as the answer may get lost on the way
-    branch: Branch = field(default_factory=lambda: Branch(Worth()))
 
     def recall(self, call: VerifyCall) -> Verdict | None:
         if self.last is None:
@@ -79,6 +80,7 @@ class Sessions:
         self._limits, self._clock = limits, clock
         self._fingerprint = short_fingerprint(served.engine.vocab.fingerprint)
         self._table: dict[int, CloudSession] = {}
+        self._worths = defaultdict[str, Worth](Worth)  # of drafts, by owner: a new session buys no new trust
         self.num_evicted = self.num_expired = 0
 
     def __len__(self) -> int:
@@ -131,7 +133,8 @@ class Sessions:
             prompt = opening.prompt
             target.adopt(self._engine.begin(prompt.token_ids, prompt.media, self._reuse(opening, owner)))
         self._table.pop(call.session, None)
-        session = self._table[call.session] = CloudSession(call.session, owner, call.epoch, opening, target)
+        branch = Branch(Worth((theirs := self._worths[owner]).share, theirs))
+        session = self._table[call.session] = CloudSession(call.session, owner, call.epoch, opening, target, branch)
         finished = [number for number, each in self._table.items() if not each.target.is_seated]
         for number in finished[: -_FINISHED_KEPT * self._limits.max_sessions]:
             self.close(number)

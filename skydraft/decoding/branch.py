@@ -18,10 +18,10 @@ def ignored(base: int, token_ids: Seq[int], num_accepted: int) -> None:
 
 
 class Worth:
-    """The share of drafts that were right lately, at first `share`."""
+    """The share of drafts that were right lately, at first `share`. What is noted of it is noted `of` all texts, too."""
 
-    def __init__(self, share: float = _PRIOR) -> None:
-        self._num_right, self._num_judged = share * _PRIOR_WEIGHT, _PRIOR_WEIGHT
+    def __init__(self, share: float = _PRIOR, of: "Worth | None" = None) -> None:
+        self._num_right, self._num_judged, self._of = share * _PRIOR_WEIGHT, _PRIOR_WEIGHT, of
 
     @property
     def share(self) -> float:
@@ -32,6 +32,8 @@ class Worth:
         keeps = 1 - num / _MEMORY
         self._num_right = self._num_right * keeps + num * share
         self._num_judged = self._num_judged * keeps + num
+        if self._of is not None:
+            self._of.note(share, num)
 
 
 class Branch:
@@ -53,10 +55,12 @@ class Branch:
         self.has_begun = True
         if draft.branch:
             is_old = draft.branch < self.number or (draft.branch == self.number and self._is_dead)
-            self._is_dead = is_old or draft.base > len(text)
-            if self._is_dead:
+            if is_old or draft.base > len(text):
+                self._is_dead = True
                 return
+            self.after(text)  # what the text says of the drafts before
             self.number, self._base, self._token_ids, self._num_compared = draft.branch, draft.base, [], 0
+            self._is_dead = False
         if not self._is_dead:
             self._token_ids += draft.token_ids
             if len(self.after(text)) > MAX_KEPT:

@@ -77,8 +77,9 @@ class LlamaCppEngine(Engine):
         super().__init__(name or path.stem)
         self._lib = load_library()
         self.max_batch_rows = _PREFILL_ROWS
-        # A row of each sequence, at least: on a GPU a forward of 64 takes 1.7 times as long as one of 16 (NOTES.md).
-        self.max_output_rows = min(max(_OUTPUT_ROWS, options.max_sequences), self.max_batch_rows)
+        # A row of each sequence, at least; on a GPU, where more rows cost little (NOTES.md), as many again for drafts.
+        rows = options.max_sequences + (2 * _OUTPUT_ROWS if options.gpu_layers else 0)
+        self.max_output_rows = min(max(_OUTPUT_ROWS, rows), self.max_batch_rows)
         self.path, self._options = path, options
         self._num_threads, self.on_gpu = options.num_threads or num_cores(), bool(options.gpu_layers)
         weights = base._weights if base else Weights(self._lib, path, options.gpu_layers, self.name)
