@@ -136,6 +136,7 @@ def _summary(generation: Generation, audits: AuditFigures | None) -> str:
     parts = (
         f"{stats.num_tokens} tokens", f"{shown} tokens/s", "one call" if calls == 1 else f"{calls or 'no'} calls",
         written and f"large model wrote {100 * written:.0f} %",
+        stats.num_draft_tokens and f"{stats.num_accepted_tokens} of {stats.num_draft_tokens} checked drafts right",
         stats.num_fallback_tokens and f"{stats.num_fallback_tokens} tokens without the cloud",
         stats.num_reasoning_tokens and f"{stats.num_reasoning_tokens} of them thinking",
         cached and f"{cached} of {generation.num_prompt_tokens} prompt tokens cached",

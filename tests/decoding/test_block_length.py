@@ -22,6 +22,8 @@ def speed(alpha: float, costs: CostModel, num_prompt: int = 30, num_tokens: int 
     """Times the speed of the target alone, where each draft is right with the chance `alpha`; simulated."""
     turns, rng = Blocks(costs, READ_MS, num_prompt), random.Random(seed)
     base, spent_ms, num_unread = 0, 0.0, num_prompt
+    if turns.longest():  # it begins with a draft
+        spent_ms, num_unread = num_prompt * READ_MS, 0
     while base < num_tokens:
         if turns.reads:
             spent_ms, num_unread = spent_ms + num_unread * READ_MS, 0
