@@ -11,7 +11,7 @@ from skydraft.types import WRITE_ALL, Round
 MAX_BLOCK_LEN = 16
 TYPICAL, EASY = 0.75, 0.95  # share of right drafts where nothing is known of a text; and of a text that repeats itself
 _MIN_GAIN = 1.02
-_SAMPLE = 16  # tokens of the target that tell how well the draft model knows a text
+_SAMPLE = 32  # tokens of the target that tell how well the draft model knows a text
 _MAY_LOSE, _FREE_TOKENS = 0.03, 8.0  # a share of the target's time, and that of so many tokens
 _BLOCKS_MAY_LOSE = 2.0  # tokens more, so that one bad block after reading does not end them
 _MOST_SAVED = 20.0  # tokens of the target; what was gained beyond that does not pay for later losses
@@ -20,9 +20,9 @@ _MOST_SAVED = 20.0  # tokens of the target; what was gained beyond that does not
 class Blocks(Turns):
     """Blocks of the length that `costs` promise most of, by the share of tokens that the draft model knows.
 
-    The draft model reads its prompt, of `num_prompt` tokens, if that takes little, and drafts while that promises more
-    than the target alone; later it reads what the target wrote, and tries again. What reading and blocks lose by these
-    costs is bounded by a share of the target's time.
+    At first the target writes; then the draft model reads its prompt, of `num_prompt` tokens, and what was written. It
+    drafts while that promises more than the target alone. What reading and blocks lose by these costs is bounded by a
+    share of the target's time.
     """
 
     def __init__(self, costs: CostModel, read_ms: float, num_prompt: int, max_k: int = MAX_BLOCK_LEN) -> None:
@@ -32,11 +32,6 @@ class Blocks(Turns):
         self._num_unread, self._num_fresh = num_prompt, 0  # fresh: since the model has read
         self._lost_ms, self._num_streamed = 0.0, 0
         self._may_pay = costs.best(EASY, self._max_k)[1] >= _MIN_GAIN
-        self._decide()
-        if self._is_targets or not self._may_lose(num_prompt * read_ms):
-            self._is_targets = True
-        else:
-            self._lost_ms, self._num_unread = num_prompt * read_ms, 0
 
     def longest(self) -> int:
         return 0 if self._is_targets else self._k
@@ -57,7 +52,7 @@ class Blocks(Turns):
             return
         self._lost_ms += self._num_unread * self._read_ms
         self._num_unread = self._num_fresh = 0
-        for each in agrees[-2 * _SAMPLE :]:
+        for each in agrees[-_SAMPLE:]:
             self._worth.note(bool(each), each is not None)
         self._decide()
 
