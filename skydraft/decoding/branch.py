@@ -18,7 +18,7 @@ def ignored(base: int, token_ids: Seq[int], num_accepted: int) -> None:
 
 
 class Worth:
-    """The share of drafts that were right lately, at first `share`. What is noted of it is noted `of` all texts, too."""
+    """The share of drafts that were right lately, at first `share`; `of` takes all notes, too."""
 
     def __init__(self, share: float = _PRIOR, of: "Worth | None" = None) -> None:
         self._num_right, self._num_judged, self._of = share * _PRIOR_WEIGHT, _PRIOR_WEIGHT, of

@@ -11,9 +11,10 @@ import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import CancelledError, Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 
@@ -41,63 +42,34 @@ class Waiting:
     ping_s: float
 
 
-class Awaited(Generic[T]):
-    """Work on the event loop, for which a thread waits: the two chained futures of concurrent.futures take 0.03 ms more
-    in every round."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], is_over: threading.Event) -> None:
-        self._loop, self._work, self._is_over = loop, work, is_over
-        self._is_cancelled, self._done = False, threading.Event()
-        self.wait = self._done.wait
-        try:
-            loop.call_soon_threadsafe(self._start)
-        except RuntimeError as error:
-            work.close()
-            raise CloudLost("The interpreter is ending.") from error
-
-    def _start(self) -> None:
-        self.task = self._loop.create_task(self._work)  # only the loop may use it
-        self.task.add_done_callback(self._end)
-
-    def _end(self, task: asyncio.Task[T]) -> None:
-        seen(task)  # the result may never be asked for
-        if not self._is_over.is_set():  # else its thread ends with the interpreter, without a word
-            self._done.set()
-
-    def cancel(self) -> None:
-        """Make `result` raise Cancelled. Any thread may call this; it never waits."""
-        self._is_cancelled = True
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(lambda: self.task.cancel())  # after `_start`, which was posted before
-
-    def result(self) -> T:
-        """Wait until the work is done. Raises the error of the work, Cancelled after `cancel`, or CloudLost where the
-        interpreter ends."""
-        with or_else(self.cancel):
-            self._done.wait()
-        try:
-            return self.task.result()
-        except asyncio.CancelledError as error:
-            raise (Cancelled if self._is_cancelled else CloudLost)("The generation was cancelled.") from error
-
-
 class Waits:
-    """What one thread waits for, one work after another, until another thread cancels them."""
+    """What threads wait for, until one cancels it."""
 
     def __init__(self) -> None:
-        self.current: Awaited[Any] | None = None  # or the last one
-        self.is_cancelled = False
+        self._pending = set[Future[Any]]()
+        self._is_cancelled = False
 
-    def begin(self, work: Coroutine[Any, Any, T]) -> Awaited[T]:
-        self.current = pending = shared_loop().begin(work)
-        if self.is_cancelled:
+    def run(self, work: Coroutine[Any, Any, T], soon_s: float | None = None, late: Callable[[], object] = int) -> T:
+        """The result of work on the event loop; `late` is called if that takes longer than `soon_s`. Raises what the
+        work raises, Cancelled after `cancel`, CloudLost where the interpreter ends, OptionError in a forked process."""
+        pending = shared_loop().begin(work)
+        self._pending.add(pending)
+        if self._is_cancelled:
             pending.cancel()
-        return pending
+        try:
+            if soon_s is not None and not wait((pending,), soon_s).done:
+                late()
+            with or_else(pending.cancel):
+                return pending.result()
+        except CancelledError as error:
+            raise (Cancelled if self._is_cancelled else CloudLost)("The generation was cancelled.") from error
+        finally:
+            self._pending.discard(pending)
 
     def cancel(self) -> None:
-        """End this wait and all later ones with Cancelled. Any thread may call this."""
-        self.is_cancelled = True
-        if (pending := self.current) is not None:
+        """End these waits and all later ones with Cancelled. Any thread may call this."""
+        self._is_cancelled = True
+        for pending in tuple(self._pending):
             pending.cancel()
 
 
@@ -121,17 +93,14 @@ class EventLoop:
         self._ran_s, self._ticked = self.now(), time.monotonic()
         self._loop.call_later(_TICK_S, self._tick)
 
-    def begin(self, work: Coroutine[Any, Any, T]) -> Awaited[T]:
-        """Start work on the loop. Raises CloudLost while the interpreter ends, OptionError in a forked process."""
-        try:
-            self.check_process()
-        except OptionError:
-            work.close()
-            raise
-        return Awaited(self._loop, work, self._is_over)
+    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start work on the loop. Raises as `call` does."""
+        with or_else(work.close):
+            self.call(lambda: None)  # raises where nothing can begin
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def call(self, work: Callable[[], Any]) -> None:
-        """Run `work` on the loop. Raises as `begin` does."""
+        """Run `work` on the loop. Raises CloudLost while the interpreter ends, OptionError in a forked process."""
         self.check_process()
         try:
             self._loop.call_soon_threadsafe(work)
@@ -183,7 +152,7 @@ def shared_loop() -> EventLoop:
 
 
 @contextmanager
-def or_else(end: Callable[[], None]) -> Iterator[None]:
+def or_else(end: Callable[[], object]) -> Iterator[None]:
     """Call `end` if anything is raised within, also where it is cancelled."""
     try:
         yield

@@ -163,10 +163,7 @@ class Cloud:
             await self.servers.renew()
 
     def _run(self, work: Coroutine[Any, Any, T], waits: str = "") -> T:
-        pending = self._waits.begin(work)
-        if waits and not pending.wait(SILENT_S):
-            self.notify(waits)
-        return pending.result()
+        return self._waits.run(work, SILENT_S if waits else None, lambda: self.notify(waits))
 
     def meet(self, vocab: Vocab) -> CloudError | None:
         """Find out whether a cloud that was never reached can be used; returns the outage, where there is one.
