@@ -18,7 +18,7 @@ from skydraft.edge.channel import Waits, shared_loop
 from skydraft.edge.server import OURS, Server, check_drafts
 from skydraft.edge.servers import Servers
 from skydraft.edge.session import OwnServer
-from skydraft.edge.text import SILENT_S, Outages, too_late
+from skydraft.edge.text import SILENT_S, RemoteText, too_late
 from skydraft.edge.verifier import Notify, RemoteVerifier, silent, waiting_for
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Vocab
@@ -70,7 +70,6 @@ class Cloud:
             raise OptionError("--fallback is lost or start, and start does not go with --require-cloud.")
         self.name, self.prices = self.servers.name, self.servers.all[0].budget.prices
         self.uses_tls = all(server.uses_tls for server in self.servers.all)
-        self._outages = Outages()
         self._key = random.random()  # orders the servers for what belongs to no text
         self._waits = Waits()
         self.cancel = self._waits.cancel  # ends waits for facts
@@ -237,9 +236,8 @@ class Cloud:
     ) -> RemoteVerifier:  # fmt: skip
         plan, falls_back = request.plan, self.falls_back(request.plan)
         waiting = waiting_for(self.timeout_s, falls_back=falls_back, has_others=self.servers.has_others)
-        verifier = RemoteVerifier(
-            self.servers, context, prompt, vocab, request, waiting, self._outages, self.notify, falls_back=falls_back
-        )
+        text = RemoteText(self.servers, context, prompt, vocab, request, waiting, falls_back=falls_back)
+        verifier = RemoteVerifier(text, self.notify)
         if outage:
             verifier.go_alone(outage)
         waits = plan.may_go_alone if self.is_stock else plan.is_gated  # a server that sells tokens is asked once

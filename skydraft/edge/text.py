@@ -23,19 +23,6 @@ from skydraft.types import Draft, DraftBlock, Prompt, Verdict
 Answers: TypeAlias = SimpleQueue[Verdict | str | Exception | None]  # verdicts and lines for the user, until an end
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0  # between two probes of a lost cloud
 _PROBE_S, SILENT_S = 3.0, 1.0  # for one ping; after the latter a text that waits for the cloud says so
-_QUIET_S = 30.0  # of a server that comes and goes, one outage in so many seconds is told
-
-
-class Outages:
-    """Of outages that follow each other, only some are told."""
-
-    def __init__(self) -> None:
-        self._said_at = -_QUIET_S
-
-    def may_tell(self, now: float) -> bool:
-        if is_new := now - self._said_at >= _QUIET_S:
-            self._said_at = now
-        return is_new
 
 
 class RemoteText:
@@ -46,11 +33,11 @@ class RemoteText:
 
     def __init__(
         self, servers: Servers, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest,
-        waiting: Waiting, outages: Outages, *, falls_back: bool,
+        waiting: Waiting, *, falls_back: bool,
     ) -> None:  # fmt: skip
         self.max_block: int | None = None  # what the server accepts, after it refused a longer one
         self.came: Came = ignored
-        self._servers, self._context, self._outages = servers, context, outages
+        self._servers, self._context = servers, context
         self._waiting, self._falls_back = waiting, falls_back
         self._loop, self._key = shared_loop(), random.random()
         self._server = servers.in_order(self._key)[0]
@@ -120,7 +107,11 @@ class RemoteText:
         if self._work is not None:
             self._work.cancel()
 
-    async def end(self) -> None:
+    def close(self) -> None:
+        """End the text at the server. Never waits; any thread may call this."""
+        self._servers.end(self._end)
+
+    async def _end(self) -> None:
         for task in (self._probing, self._work):
             if task is not None and not task.done():
                 task.cancel()
@@ -230,7 +221,7 @@ class RemoteText:
         self.outage = gone
         if isinstance(gone, CloudLost) and not is_final:
             self._servers.gone(gone)
-        if is_said := self._outages.may_tell(time.monotonic()):
+        if is_said := self._servers.may_tell_outage():
             self.lines.append(f"{self._gone(gone)}; going on alone.")
         if not is_final and self.there.resumes:
             self._probing = asyncio.ensure_future(self._probe(gone, is_said=is_said))

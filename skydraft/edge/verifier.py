@@ -7,14 +7,10 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 from skydraft.decoding.branch import Came
-from skydraft.decoding.context import Context
-from skydraft.decoding.request import GenerateRequest
 from skydraft.edge.channel import Waiting, shared_loop
-from skydraft.edge.servers import Servers
-from skydraft.edge.text import Answers, Outages, RemoteText
-from skydraft.engines.vocab import Vocab
+from skydraft.edge.text import Answers, RemoteText
 from skydraft.errors import Cancelled, CloudError
-from skydraft.types import Draft, DraftBlock, LinkCost, Prompt, Verdict
+from skydraft.types import Draft, DraftBlock, LinkCost, Verdict
 
 Notify = Callable[[str], None]
 
@@ -30,20 +26,12 @@ def waiting_for(timeout_s: float, *, falls_back: bool, has_others: bool) -> Wait
 
 
 class RemoteVerifier:
-    """`Verifier` at one of several servers, for one generation whose committed tokens are `context`.
+    """`Verifier` of a text at one of several servers. It blocks one thread at a time, which calls `notify` with lines
+    for the user."""
 
-    It blocks one thread at a time, which hears lines for the user by `notify`. Raises OptionError for what the servers
-    cannot follow.
-    """
-
-    def __init__(
-        self, servers: Servers, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest,
-        waiting: Waiting, outages: Outages, notify: Notify, *, falls_back: bool,
-    ) -> None:  # fmt: skip
+    def __init__(self, text: RemoteText, notify: Notify) -> None:
         self.called = self._is_closed = self._is_cancelled = False
-        self._servers, self._notify, self._loop = servers, notify, shared_loop()
-        self._text = RemoteText(servers, context, prompt, vocab, request, waiting, outages, falls_back=falls_back)
-        self.sent = self._text.there.sent
+        self._text, self.sent, self._notify, self._loop = text, text.there.sent, notify, shared_loop()
         self._answers: Answers | None = None  # of a call that has not ended
         self._written = deque[Verdict]()  # what came of it until the target stopped
         self._rtt_ms = 0.0
@@ -146,4 +134,4 @@ class RemoteVerifier:
         """End the text at the server. Never waits, since a finalizer may call this."""
         if not self._is_closed:
             self._is_closed = True
-            self._servers.end(self._text.end)
+            self._text.close()
