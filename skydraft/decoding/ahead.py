@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 
-from skydraft.decoding.branch import MAX_AHEAD, MAX_KEPT
+from skydraft.decoding.branch import MAX_AHEAD, MAX_KEPT, Worth
 from skydraft.decoding.context import Context
 from skydraft.decoding.copying import Copies
 from skydraft.decoding.drafting import Drafter, Step, Text
@@ -69,7 +69,7 @@ class Ahead:
 
     Its thread drafts after what has come of the text and what it has drafted since, `MAX_AHEAD` tokens beyond the text
     at most. What comes may differ from the drafts or go past them; then a new branch begins. `copies` are drafts that
-    need no step of the model. Without a `drafter` there are no others.
+    need no step of the model. They are used while they are right as often as its own, or without a `drafter`.
     """
 
     def __init__(self, drafter: Drafter | None, prompt: Prompt, send: _Send, copies: Copies | None = None) -> None:
@@ -82,6 +82,7 @@ class Ahead:
         self._num_told = 0  # tokens of which that is known to the caller, or that the target did not write
         self._is_ended = False  # the drafts end the text, or fill the draft model's context
         self._num_read = self._num_searched = -1  # tokens that the draft model has seen; and the copies
+        self._worth = Worth()  # of the draft model's own drafts
         self._pace, self._cost = Pace(), Cost()
         self._may_draft = self._is_busy = self._is_closed = False
         self._thread: threading.Thread | None = None
@@ -128,8 +129,11 @@ class Ahead:
     def _append(self, token_id: int) -> None:
         place, at = self.base, self.base - self._begin
         draft = self._drafts[at] if at < len(self._drafts) else None
-        if draft is not None and not draft.is_copied:
+        if draft is not None and draft.is_copied and self._copies:
+            self._copies.observe(int(draft.token_id == token_id), 1)
+        elif draft is not None:
             self._agrees[place] = None if draft.is_forced else draft.token_id == token_id
+            self._worth.note(draft.token_id == token_id)
         self._text.extend([token_id])
         if draft is None or draft.token_id != token_id:
             self._begin_branch()
@@ -220,6 +224,8 @@ class Ahead:
 
     def _copy(self, copies: Copies) -> None:
         self._num_searched = self.base
+        if self._drafter is not None and copies.share < self._worth.share:
+            return
         ahead = tuple(each.token_id for each in self._drafts[self.base - self._begin :])
         found = copies.draft(self._text.view)
         if len(found) > len(ahead) and found[: len(ahead)] == ahead:

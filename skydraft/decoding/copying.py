@@ -49,6 +49,11 @@ class Copies:
         found = tokens[place : place + length]
         return tuple(found[: found.index(_END)] if _END in found else found)
 
+    @property
+    def share(self) -> float:
+        """Of copied tokens that were right lately."""
+        return self._worth.share
+
     def observe(self, num_accepted: int, num_drafted: int) -> None:
         for index in range(min(num_accepted + 1, num_drafted)):  # judging ends at the first difference
             self._worth.note(index < num_accepted)
