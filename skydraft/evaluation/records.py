@@ -14,11 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, TextIO
 
-from pydantic import AfterValidator, BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, TypeAdapter
 
 from skydraft.characters import from_json, rounded
 from skydraft.config import Execution
-from skydraft.errors import OptionError, RecordsError, first_fault, telling
+from skydraft.errors import OptionError, RecordsError, telling
 from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.tasks.checks import Task
 from skydraft.files import Stored, read_file
@@ -221,20 +221,17 @@ def _parse(path: Path) -> Iterator[AnyLine]:
 
 
 def _parse_line(path: Path, number: int, line: bytes) -> AnyLine:
-    try:
+    what = f"Line {number} of {path} is not a valid record"
+    with telling(RecordsError, what, "Restore the file, or run the comparison again."):
         content = from_json(line)
-    except ValueError as error:
-        hint = "Restore the file, or run the comparison again."
-        raise RecordsError(f"Line {number} of {path} is not valid JSON: {error}.", hint=hint) from error
-    with suppress(AttributeError, KeyError, TypeError):  # validation names what is wrong
-        for mode in content.get("modes", ()):
-            mode["plan"] = {name: value for name, value in mode["plan"].items() if name not in _OLD_PLAN}
-    try:
-        return _ADAPTER.validate_python(content)
-    except (ValidationError, OptionError) as error:  # of an invalid plan, or of invalid parameters
-        says = error.message if isinstance(error, OptionError) else f"{first_fault(error)}."
-        hint = "Register it before you read the records." if "no gate" in says else ""
-        raise RecordsError(f"Line {number} of {path} is not a valid record: {says}", hint=hint) from error
+        with suppress(AttributeError, KeyError, TypeError):  # validation names what is wrong
+            for mode in content.get("modes", ()):
+                mode["plan"] = {name: value for name, value in mode["plan"].items() if name not in _OLD_PLAN}
+        try:
+            return _ADAPTER.validate_python(content)
+        except OptionError as error:  # of an invalid plan, or of invalid parameters
+            hint = "Register it before you read the records." if "no gate" in error.message else ""
+            raise RecordsError(f"{what}: {error.message}", hint=hint) from error
 
 
 def _check_references(path: Path, records: Records) -> None:

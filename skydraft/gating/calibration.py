@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
 from skydraft.characters import from_json
-from skydraft.errors import OptionError, RecordsError, first_fault, telling
+from skydraft.errors import OptionError, RecordsError, telling
 from skydraft.files import Stored, read_file
 from skydraft.gating.hand_back import HandBack
 from skydraft.types import Signals, is_named, named_weights
@@ -122,15 +122,8 @@ class Calibration(Stored):
 
 
 def read_calibration(path: Path) -> Calibration:
-    hint = "Make one with skydraft calibrate."
-    with telling(RecordsError, f"The calibration {path} cannot be read", hint):
-        data = read_file(path)
-    try:
-        return Calibration.model_validate(from_json(data.decode()))
-    except ValidationError as error:
-        raise RecordsError(f"{path} is not a calibration: {first_fault(error)}.", hint=hint) from error
-    except ValueError as error:
-        raise RecordsError(f"The calibration {path} is not JSON: {error}.", hint=hint) from error
+    with telling(RecordsError, f"The calibration {path} cannot be read", "Make one with skydraft calibrate."):
+        return Calibration.model_validate(from_json(read_file(path)))
 
 
 @lru_cache(maxsize=64)
