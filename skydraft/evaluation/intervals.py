@@ -23,11 +23,11 @@ class Figure(Stored):
     high: Rounded
 
 
-def cell(figure: Figure | None, digits: int, sign: str = "") -> tuple[str, str]:
-    """The value and the interval for a table; "" for no figure, and for an interval without width. `sign` "+" writes
-    the sign of positive numbers too."""
-    if figure is None:
-        return "", ""
+def cell(figure: Figure | float | None, digits: int, sign: str = "") -> tuple[str, str]:
+    """The value and the interval for a table; "" for no figure, and for no interval or one without width. `sign` "+"
+    writes the sign of positive numbers too."""
+    if not isinstance(figure, Figure):
+        return "" if figure is None else f"{figure:.{digits}f}", ""
     value, low, high = (f"{number:{sign}.{digits}f}" for number in (figure.value, figure.low, figure.high))
     return value, "" if value == low == high else f"{low} to {high}"
 

@@ -91,7 +91,8 @@ def _mode(setting: Setting, edge: Setting | None, cloud: Setting | None, resampl
         first = scores(edge)
         mended = int(((theirs > first) & (mine >= theirs)).sum())
         broken = int(((theirs <= first) & (mine < first)).sum())
-        recovered = _recovered(mine - first, theirs - first, resamples)
+        if np.mean(resamples.means(theirs - first) <= 0) <= (1 - LEVEL) / 2:  # else there may be no gap
+            recovered = resamples.figure(mine - first, theirs - first)
         above, below = (resamples.means(side) for side in written)
         line = mine.mean() - first.mean() - written[0].sum() / written[1].sum() * (theirs - first).mean()
         drawn = resamples.means(mine - first) - above / below * resamples.means(theirs - first)
@@ -107,9 +108,3 @@ def _per_token(setting: Setting, name: str) -> tuple[Floats, Floats]:
     """Both sides of a measure a token; an empty text counts as one token."""
     above, below = setting.sums(name)
     return above, np.maximum(below, 1)
-
-
-def _recovered(mine: Floats, theirs: Floats, resamples: Resamples) -> Figure | None:
-    """The share of the gap that is closed, by the gains of each task over `edge`; None if the gap may be none."""
-    may_be_none = np.mean(resamples.means(theirs) <= 0) > (1 - LEVEL) / 2
-    return None if may_be_none else resamples.figure(mine, theirs)
