@@ -11,7 +11,7 @@ import click
 
 from skydraft import api
 from skydraft.cli.progress import downloads
-from skydraft.cli.sections import Section, option
+from skydraft.cli.sections import option, section
 from skydraft.cli.terminal import TERMINAL
 from skydraft.decoding.plan import Plan
 from skydraft.edge.cloud import Cloud, Fallback
@@ -126,11 +126,11 @@ _PAIR_OPTIONS = [
            "models of a server without skydraft."),
     option("--local-only", None, "Let nothing leave this machine: no server, no download.", is_flag=True),
 ]  # fmt: skip
-models_section = Section("models", "Models", _models, [*_PAIR_OPTIONS, *_RUN])
-serving_models_section = Section("models", "Models", _models, [*_PAIR_OPTIONS, _FITTING, *_RUN[1:]])
+models_section = section("models", "Models", _models, [*_PAIR_OPTIONS, *_RUN])
+serving_models_section = section("models", "Models", _models, [*_PAIR_OPTIONS, _FITTING, *_RUN[1:]])
 
 # A server has a target alone.
-served_model_section = Section("models", "Models", _models, [
+served_model_section = section("models", "Models", _models, [
     option("--model cloud_model", "MODEL", "Target model: a known name, ollama:NAME, a .gguf file, a folder or hub id.",
            default=_PAIR.target),
     *_RUN,
@@ -234,5 +234,5 @@ _USE = [
            type=OpenWhen),
 ]  # fmt: skip
 
-cloud_section = Section("cloud", "Cloud", _cloud, [*_SERVER, *_USE])
-server_section = Section("cloud", "Cloud", _cloud, _SERVER)
+cloud_section = section("cloud", "Cloud", _cloud, [*_SERVER, *_USE])
+server_section = section("cloud", "Cloud", _cloud, _SERVER)

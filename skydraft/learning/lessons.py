@@ -232,11 +232,3 @@ def _errors_named(folder: Path) -> Iterator[None]:
             raise NotEnoughDisk(message, hint="Free some space, or run: skydraft learn forget.") from error
         hint = "Give --learn a folder that you can write to."
         raise OptionError(f"Lessons cannot be kept in {folder}: {reason}.", hint=hint) from error
-
-
-def summaries(store: Store, skipped: Counter[str]) -> dict[tuple[str, str], list[Counter[str]]]:
-    """The marks of each lesson, counted, by (target, draft model); in `skipped` the lines that hold no lesson."""
-    counts: dict[tuple[str, str], list[Counter[str]]] = {}
-    for lesson in store.lessons(skipped):
-        counts.setdefault((lesson.target, lesson.draft), []).append(Counter(lesson.marks))
-    return counts
