@@ -44,7 +44,7 @@ class _Job:
         self.progress(done_bytes, self.model.bytes, f"{step} {self.model.name}")
 
     def require_disk(self, num_bytes: int) -> None:
-        needed, free = num_bytes + DISK_MARGIN_BYTES, sources.free_bytes(self.cache)
+        needed, free = num_bytes + DISK_MARGIN_BYTES, shutil.disk_usage(self.cache).free
         if free < needed:
             message = f"{self.cache} needs {needed / 1e6:,.0f} MB of free space and has {free / 1e6:,.0f} MB."
             raise NotEnoughDisk(message, hint="Free some space, or set SKYDRAFT_HOME to a folder on a larger disk.")
